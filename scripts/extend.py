@@ -27,7 +27,7 @@ METRIC = """
             source="as previous_token, one token further",
             reading="near 1: the head looks at the token before the last",
             rows="three_keys",
-            asks=lambda texts: (Back(2),),
+            asks=lambda texts: (ask.Back(2),),
         ),
 """
 

@@ -15,21 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnscope.attention import questions as ask
 from attnscope.attention.operator import AttentionOperator, DenseAttention
-from attnscope.attention.questions import (
-    At,
-    Back,
-    Entropy,
-    Features,
-    Holding,
-    Key,
-    MaxWeight,
-    Question,
-    Received,
-    RowSum,
-    SumOfSquares,
-    TopK,
-)
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.visibility import Visibility
@@ -99,7 +86,7 @@ class PieceAttention(AttentionOperator):
                 found[:, queries_R[:, None], keys_RN] = rows_RHN.transpose(0, 1)
         return found[None]
 
-    def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
+    def together(self, questions: Iterable[ask.Question]) -> Mapping[ask.Question, Any]:
         asked = list(dict.fromkeys(questions))
         local = [question for question in asked if type(question) in LOCAL]
         parts = [self._of_pieces(local, *one) for one in zip(self.pieces, self.places, strict=True)]
@@ -107,7 +94,9 @@ class PieceAttention(AttentionOperator):
         return {**found, **super().together([question for question in asked if question not in found])}
 
     @staticmethod
-    def _of_pieces(questions: Sequence[Question], piece: AttentionOperator, place_WN: Tensor) -> dict[Question, Any]:
+    def _of_pieces(
+        questions: Sequence[ask.Question], piece: AttentionOperator, place_WN: Tensor
+    ) -> dict[ask.Question, Any]:
         own = {question: LOCAL[type(question)](question, place_WN) for question in questions}
         found = piece.together(own.values())
         return {question: _of_text(found[one], question, place_WN) for question, one in own.items()}
@@ -125,7 +114,7 @@ class PieceAttention(AttentionOperator):
 class RowsAttention(TiledAttention):
     """P of many short texts, known by q and k: a block of rows of all of them at once, where tiles go text by text."""
 
-    def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
+    def together(self, questions: Iterable[ask.Question]) -> Mapping[ask.Question, Any]:
         found = AttentionOperator.together(self, questions)
         self.answered_by.update({type(question).__name__: "rows" for question in found})
         return found
@@ -145,18 +134,18 @@ def _skipping(question: Any, place_WN: Tensor) -> Any:
     return replace(question, skip_key0=question.skip_key0 and bool(place_WN[0, 0] == 0))
 
 
-def _top(question: TopK, place_WN: Tensor) -> Question:
+def _top(question: ask.TopK, place_WN: Tensor) -> ask.Question:
     return replace(_skipping(question, place_WN), k=min(question.k, place_WN.shape[1]))
 
 
-def _at(key_WN: Tensor, place_WN: Tensor) -> Question:
+def _at(key_WN: Tensor, place_WN: Tensor) -> ask.Question:
     """The keys of the pieces' own queries, by their places in their piece; -1 for those of another."""
     (count, size), last = place_WN.shape, int(place_WN.max())
     spot_T = torch.full((last + 1,), -1, device=place_WN.device)
     spot_T[place_WN] = torch.arange(count * size, device=place_WN.device).view(count, size)
     spot_WN = torch.where((key_WN >= 0) & (key_WN <= last), spot_T[key_WN.clamp(0, last)], -1)
     own_W1 = torch.arange(count, device=place_WN.device)[:, None]
-    return At(torch.where(spot_WN.div(size, rounding_mode="floor") == own_W1, spot_WN % size, -1))
+    return ask.At(torch.where(spot_WN.div(size, rounding_mode="floor") == own_W1, spot_WN % size, -1))
 
 
 def _of_tokens(given_T: Tensor, place_WN: Tensor) -> Tensor:
@@ -165,21 +154,21 @@ def _of_tokens(given_T: Tensor, place_WN: Tensor) -> Tensor:
 
 
 # How a question about the text is put to its pieces; what is not here is read off rows.
-LOCAL: Mapping[type[Question], Callable[[Any, Tensor], Question]] = {
-    **dict.fromkeys((RowSum, SumOfSquares, MaxWeight, Holding), lambda question, place_WN: question),
-    Entropy: _skipping,
-    TopK: _top,
-    At: lambda question, place_WN: _at(_of_tokens(question.key_BQ[0], place_WN), place_WN),
-    Back: lambda question, place_WN: _at(place_WN - question.steps, place_WN),
-    Key: lambda question, place_WN: _at(torch.full_like(place_WN, question.position), place_WN),
-    Features: lambda question, place_WN: Features(_of_tokens(question.features.flatten(0, -2), place_WN)),
-    Received: lambda question, place_WN: Received(_of_tokens(question.query_share_BQ[0], place_WN)),
+LOCAL: Mapping[type[ask.Question], Callable[[Any, Tensor], ask.Question]] = {
+    **dict.fromkeys((ask.RowSum, ask.SumOfSquares, ask.MaxWeight, ask.Holding), lambda question, place_WN: question),
+    ask.Entropy: _skipping,
+    ask.TopK: _top,
+    ask.At: lambda question, place_WN: _at(_of_tokens(question.key_BQ[0], place_WN), place_WN),
+    ask.Back: lambda question, place_WN: _at(place_WN - question.steps, place_WN),
+    ask.Key: lambda question, place_WN: _at(torch.full_like(place_WN, question.position), place_WN),
+    ask.Features: lambda question, place_WN: ask.Features(_of_tokens(question.features.flatten(0, -2), place_WN)),
+    ask.Received: lambda question, place_WN: ask.Received(_of_tokens(question.query_share_BQ[0], place_WN)),
 }
 
 
-def _of_text(answer: Any, question: Question, place_WN: Tensor) -> Any:
+def _of_text(answer: Any, question: ask.Question, place_WN: Tensor) -> Any:
     """An answer of pieces in the text's numbers: keys where they stand, as many as were asked for."""
-    if not isinstance(question, TopK):
+    if not isinstance(question, ask.TopK):
         return answer
     weights, keys = answer
     short = (0, question.k - weights.shape[-1])

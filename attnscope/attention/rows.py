@@ -16,26 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.attention.questions import (
-    AbsoluteDistance,
-    At,
-    Back,
-    Distance,
-    Entropy,
-    EqualLabels,
-    Features,
-    GroupMass,
-    Holding,
-    Key,
-    MaxWeight,
-    Question,
-    Received,
-    RowSum,
-    Strongest,
-    SumOfSquares,
-    TopK,
-    Window,
-)
+from attnscope.attention import questions as ask
 from attnscope.attention.topk import topk
 from attnscope.attention.visibility import Visibility
 
@@ -75,66 +56,66 @@ class Block:
         return -p_ln_p[..., 0], -p_ln_p[..., 1:].sum(-1)
 
 
-def read_blocks(blocks: Iterable[Block], questions: Sequence[Question]) -> list[Any]:
+def read_blocks(blocks: Iterable[Block], questions: Sequence[ask.Question]) -> list[Any]:
     """The answer to each question for all rows, from blocks of them in order."""
     parts: list[list[Any]] = [[] for _ in questions]
     asked = list(zip(questions, parts, strict=True))
-    widest_first = sorted(asked, key=lambda one: -one[0].k if isinstance(one[0], TopK) else 0)
+    widest_first = sorted(asked, key=lambda one: -one[0].k if isinstance(one[0], ask.TopK) else 0)
     for block in blocks:
         for question, part in widest_first:
             part.append(READ[type(question)](block, question))
     return [join(question, part) for question, part in asked]
 
 
-def join(question: Question, parts: Sequence[Any]) -> Any:
+def join(question: ask.Question, parts: Sequence[Any]) -> Any:
     """The answer for all rows, from those of the blocks in order."""
-    if isinstance(question, TopK):
+    if isinstance(question, ask.TopK):
         return tuple(torch.cat(part, 2) for part in zip(*parts, strict=True))
-    if isinstance(question, Strongest):
+    if isinstance(question, ask.Strongest):
         return [tuple(torch.cat(part, 1) for part in zip(*text, strict=True)) for text in zip(*parts, strict=True)]
-    if isinstance(question, GroupMass | Received):
+    if isinstance(question, ask.GroupMass | ask.Received):
         return torch.stack(list(parts)).sum(0) if len(parts) > 1 else parts[0]
     return torch.cat(list(parts), 2) if len(parts) > 1 else parts[0]
 
 
-def asked_key(question: At | Back | Key, visible: Visibility) -> Tensor:
+def asked_key(question: ask.At | ask.Back | ask.Key, visible: Visibility) -> Tensor:
     """The key that a question asks of each query, (B or 1, Q)."""
-    if isinstance(question, At):
+    if isinstance(question, ask.At):
         return question.key_BQ
     position_Q = visible.position_Q
-    return (position_Q - question.steps if isinstance(question, Back) else position_Q * 0 + question.position)[None]
+    return (position_Q - question.steps if isinstance(question, ask.Back) else position_Q * 0 + question.position)[None]
 
 
-def _entropy(block: Block, question: Entropy) -> Tensor:
+def _entropy(block: Block, question: ask.Entropy) -> Tensor:
     key0, rest = block.minus_p_ln_p
     raw = rest if question.skip_key0 else key0 + rest
     total = (block.rest_sum if question.skip_key0 else block.row_sum).clamp_min(TINY)
     return (raw / total + total.log()).clamp_min(0.0)  # -sum (p/m) ln (p/m) = (-sum p ln p) / m + ln m
 
 
-def _distance(block: Block, question: Distance) -> Tensor:
+def _distance(block: Block, question: ask.Distance) -> Tensor:
     first_query = block.start + block.visible.keys - block.visible.queries
     return mean_distance(block.rows, block.row_sum, first_query)
 
 
-def _absolute_distance(block: Block, question: AbsoluteDistance) -> Tensor:
+def _absolute_distance(block: Block, question: ask.AbsoluteDistance) -> Tensor:
     first_query = block.start + block.visible.keys - block.visible.queries
     return mean_absolute_distance(block.rows, block.row_sum, first_query)
 
 
-def _one_key(block: Block, question: At | Back | Key) -> Tensor:
+def _one_key(block: Block, question: ask.At | ask.Back | ask.Key) -> Tensor:
     key_Br = asked_key(question, block.visible)[:, block.start : block.stop].to(block.rows.device)
     exists = (key_Br >= 0) & (key_Br < block.visible.keys)
     index = key_Br.clamp(0, block.visible.keys - 1)[:, None, :, None]
     return block.rows.gather(-1, index.expand(*block.rows.shape[:3], 1))[..., 0] * exists[:, None]
 
 
-def _equal_labels(block: Block, question: EqualLabels) -> Tensor:
+def _equal_labels(block: Block, question: ask.EqualLabels) -> Tensor:
     same = block.visible.matches(question.query_label_BQ, question.key_label_BK, question.gap, block.start, block.stop)
     return (block.rows * same[:, None]).sum(-1)
 
 
-def _window(block: Block, question: Window) -> Tensor:
+def _window(block: Block, question: ask.Window) -> Tensor:
     rows, width = block.rows, question.width
     first = block.start + block.visible.keys - block.visible.queries  # where the block's first query stands
     early = min(rows.shape[-2], max(0, width - 1 - first))  # rows with fewer than `width` keys before them
@@ -143,7 +124,7 @@ def _window(block: Block, question: Window) -> Tensor:
     return torch.cat([(start * inside).sum(-1), _band(rows, early, first, width).sum(-1)], -1)
 
 
-def _features(block: Block, question: Features) -> Tensor:
+def _features(block: Block, question: ask.Features) -> Tensor:
     rows, features = block.rows, question.features.to(block.rows)
     if features.ndim == 2:
         return rows @ features
@@ -152,18 +133,18 @@ def _features(block: Block, question: Features) -> Tensor:
     return torch.stack([rows_HrK @ features_KM for rows_HrK, features_KM in pairs])  # one for all is 4 times slower
 
 
-def _group_mass(block: Block, question: GroupMass) -> Tensor:
+def _group_mass(block: Block, question: ask.GroupMass) -> Tensor:
     mass_BHrG = block.rows @ indicator(question.key_group_BK)[:, None]
     query_BrG = indicator(question.query_group_BQ)[:, block.start : block.stop]
     return torch.einsum("brg,bhrm->bhgm", query_BrG, mass_BHrG)
 
 
-def _received(block: Block, question: Received) -> Tensor:
+def _received(block: Block, question: ask.Received) -> Tensor:
     share_Br = question.query_share_BQ[:, block.start : block.stop].to(block.rows)
     return (share_Br[:, None, None] @ block.rows)[..., 0, :]
 
 
-def _top_k(block: Block, question: TopK) -> tuple[Tensor, Tensor]:
+def _top_k(block: Block, question: ask.TopK) -> tuple[Tensor, Tensor]:
     if block.top is not None and question.k + question.skip_key0 <= block.top[0].shape[-1]:
         return of_found(block.top, question)
     found = _searched(block, question)
@@ -172,7 +153,7 @@ def _top_k(block: Block, question: TopK) -> tuple[Tensor, Tensor]:
     return found
 
 
-def of_found(found: tuple[Tensor, Tensor], question: TopK) -> tuple[Tensor, Tensor]:
+def of_found(found: tuple[Tensor, Tensor], question: ask.TopK) -> tuple[Tensor, Tensor]:
     """The k largest out of more of them, of all heads; without key 0 those behind it move up."""
     weights, keys = found if question.heads is None else (part[:, list(question.heads)] for part in found)
     if question.skip_key0:
@@ -182,7 +163,7 @@ def of_found(found: tuple[Tensor, Tensor], question: TopK) -> tuple[Tensor, Tens
     return weights[..., : question.k], keys[..., : question.k]
 
 
-def _searched(block: Block, question: TopK) -> tuple[Tensor, Tensor]:
+def _searched(block: Block, question: ask.TopK) -> tuple[Tensor, Tensor]:
     rows, count = block.rows, block.stop - block.start
     hidden = block.visible.rows(block.start, block.stop).to(rows.device).float() - 1  # faster than a masked fill
     if question.heads is not None:
@@ -197,7 +178,7 @@ def _searched(block: Block, question: TopK) -> tuple[Tensor, Tensor]:
     return torch.cat(weights, 2), torch.cat(keys, 2)
 
 
-def _largest(entries: Tensor, question: TopK) -> tuple[Tensor, Tensor]:
+def _largest(entries: Tensor, question: ask.TopK) -> tuple[Tensor, Tensor]:
     """The k largest of every row, filled up to k with NaN; what is below 0 is hidden. Writes over the entries."""
     if question.skip_key0:
         entries[..., 0] = -1.0
@@ -207,29 +188,31 @@ def _largest(entries: Tensor, question: TopK) -> tuple[Tensor, Tensor]:
     return weights, torch.nn.functional.pad(keys, short)
 
 
-def _strongest(block: Block, question: Strongest) -> list[tuple[Tensor, Tensor]]:
+def _strongest(block: Block, question: ask.Strongest) -> list[tuple[Tensor, Tensor]]:
     seen = block.visible.rows(block.start, block.stop).to(block.rows.device)
     return strongest(question, block.rows, seen, block.start)
 
 
-READ: Mapping[type[Question], Callable[[Block, Any], Any]] = {
-    RowSum: lambda block, question: block.row_sum,
-    Entropy: _entropy,
-    SumOfSquares: lambda block, question: (block.rows * block.rows).sum(-1) / block.row_sum.square().clamp_min(TINY),
-    MaxWeight: lambda block, question: block.rows.amax(-1),
-    Holding: lambda block, question: holding(block.rows, block.row_sum, question.percent),
-    Distance: _distance,
-    AbsoluteDistance: _absolute_distance,
-    At: _one_key,
-    Back: _one_key,
-    Key: _one_key,
-    EqualLabels: _equal_labels,
-    Window: _window,
-    Features: _features,
-    GroupMass: _group_mass,
-    Received: _received,
-    TopK: _top_k,
-    Strongest: _strongest,
+READ: Mapping[type[ask.Question], Callable[[Block, Any], Any]] = {
+    ask.RowSum: lambda block, question: block.row_sum,
+    ask.Entropy: _entropy,
+    ask.SumOfSquares: lambda block, question: (
+        (block.rows * block.rows).sum(-1) / block.row_sum.square().clamp_min(TINY)
+    ),
+    ask.MaxWeight: lambda block, question: block.rows.amax(-1),
+    ask.Holding: lambda block, question: holding(block.rows, block.row_sum, question.percent),
+    ask.Distance: _distance,
+    ask.AbsoluteDistance: _absolute_distance,
+    ask.At: _one_key,
+    ask.Back: _one_key,
+    ask.Key: _one_key,
+    ask.EqualLabels: _equal_labels,
+    ask.Window: _window,
+    ask.Features: _features,
+    ask.GroupMass: _group_mass,
+    ask.Received: _received,
+    ask.TopK: _top_k,
+    ask.Strongest: _strongest,
 }
 
 
@@ -267,7 +250,7 @@ def mean_absolute_distance(p: Tensor, sum_of_p: Tensor, first_query: int, first_
     return ((p * far_rn).sum(-1) / sum_of_p.clamp_min(TINY)).masked_fill(sum_of_p == 0, 0.0)
 
 
-def strongest(question: Strongest, rows: Tensor, seen: Tensor, start: int) -> list[tuple[Tensor, Tensor]]:
+def strongest(question: ask.Strongest, rows: Tensor, seen: Tensor, start: int) -> list[tuple[Tensor, Tensor]]:
     """What a block of rows from `start` on, (B, H, r, K), says of the question, and of what it sees (1 for B or H)."""
     heads, found = torch.tensor(question.heads, device=rows.device), []
     for text, (queries, keys) in enumerate(zip(question.query, question.key, strict=True)):

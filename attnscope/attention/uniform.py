@@ -12,23 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnscope.attention import questions as ask
 from attnscope.attention.operator import AttentionOperator
-from attnscope.attention.questions import (
-    At,
-    Back,
-    Distance,
-    Entropy,
-    EqualLabels,
-    Features,
-    Holding,
-    Key,
-    MaxWeight,
-    Question,
-    Received,
-    RowSum,
-    SumOfSquares,
-    Window,
-)
 from attnscope.attention.rows import asked_key
 from attnscope.attention.visibility import Visibility
 
@@ -53,41 +38,41 @@ class UniformAttention(AttentionOperator):
     def rows(self, start: int, stop: int) -> Tensor:
         return self.visible.rows(start, stop) * self._share_BHQ[..., start:stop, None]
 
-    def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
+    def together(self, questions: Iterable[ask.Question]) -> Mapping[ask.Question, Any]:
         """From the counts where they tell, else from the rows."""
         asked = list(questions)
         forms = BY_COUNT if self._run_Q2 is None else {**BY_COUNT, **BY_RUN}
         known = {question: forms[type(question)](self, question) for question in asked if type(question) in forms}
         return {**super().together([question for question in asked if question not in known]), **known}
 
-    def _row_sum(self, question: RowSum) -> Tensor:
+    def _row_sum(self, question: ask.RowSum) -> Tensor:
         return (self.visible.counts_BHQ > 0).float()
 
-    def _one_key(self, question: At | Back | Key) -> Tensor:
+    def _one_key(self, question: ask.At | ask.Back | ask.Key) -> Tensor:
         return self.visible.at(asked_key(question, self.visible).to(self.device)) * self._share_BHQ
 
-    def _entropy(self, question: Entropy) -> Tensor:
+    def _entropy(self, question: ask.Entropy) -> Tensor:
         count_BHQ = self.visible.others_BHQ if question.skip_key0 else self.visible.counts_BHQ
         return count_BHQ.float().clamp_min(1).log()
 
-    def _share(self, question: SumOfSquares | MaxWeight) -> Tensor:
+    def _share(self, question: ask.SumOfSquares | ask.MaxWeight) -> Tensor:
         return self._share_BHQ
 
-    def _holding(self, question: Holding) -> Tensor:
+    def _holding(self, question: ask.Holding) -> Tensor:
         return (-(-self.visible.counts_BHQ * question.percent // 100)).float()
 
-    def _features(self, question: Features) -> Tensor:
+    def _features(self, question: ask.Features) -> Tensor:
         features_BKM = question.features.to(self.device, torch.float64)
         features_BKM = features_BKM if features_BKM.ndim == 3 else features_BKM[None]
         sums_BKM = torch.nn.functional.pad(features_BKM.cumsum(1), (0, 0, 1, 0))
         first_Q, past_Q = self._runs
         return self._of_counts((sums_BKM[:, past_Q] - sums_BKM[:, first_Q])[:, None])
 
-    def _distance(self, question: Distance) -> Tensor:
+    def _distance(self, question: ask.Distance) -> Tensor:
         first_Q, past_Q = self._runs
         return (self.visible.position_Q - (first_Q + past_Q - 1) / 2)[None, None]
 
-    def _equal_labels(self, question: EqualLabels) -> Tensor:
+    def _equal_labels(self, question: ask.EqualLabels) -> Tensor:
         first_Q, past_Q = self._runs
         past_Q = past_Q.minimum(self.visible.position_Q - question.gap + 1).maximum(first_Q)
         K = self.keys + 1  # positions 0 to K, so that the end of a run is told from the next label's start
@@ -96,13 +81,13 @@ class UniformAttention(AttentionOperator):
         count_BQ = torch.searchsorted(sorted_BK, label_BQ + past_Q) - torch.searchsorted(sorted_BK, label_BQ + first_Q)
         return self._of_counts(count_BQ[:, None, :, None])[..., 0]
 
-    def _window(self, question: Window) -> Tensor:
+    def _window(self, question: ask.Window) -> Tensor:
         first_Q, past_Q = self._runs
         past_Q = past_Q.minimum(self.visible.position_Q + 1)
         count_Q = (past_Q - first_Q.maximum(past_Q - question.width)).clamp_min(0)
         return self._of_counts(count_Q[None, None, :, None])[..., 0]
 
-    def _received(self, question: Received) -> Tensor:
+    def _received(self, question: ask.Received) -> Tensor:
         """Every query gives its share to the keys of its run: added where the run begins, taken away past its end."""
         given_BHQ = question.query_share_BQ.to(self.device, torch.float64)[:, None] * self._share_BHQ
         steps_BHK = given_BHQ.new_zeros(*given_BHQ.shape[:2], self.keys + 1)
@@ -133,20 +118,20 @@ class UniformAttention(AttentionOperator):
 
 
 Form = Callable[[UniformAttention, Any], Tensor]
-BY_COUNT: Mapping[type[Question], Form] = {
-    RowSum: UniformAttention._row_sum,
-    At: UniformAttention._one_key,
-    Back: UniformAttention._one_key,
-    Key: UniformAttention._one_key,
-    Entropy: UniformAttention._entropy,
-    SumOfSquares: UniformAttention._share,
-    MaxWeight: UniformAttention._share,
-    Holding: UniformAttention._holding,
+BY_COUNT: Mapping[type[ask.Question], Form] = {
+    ask.RowSum: UniformAttention._row_sum,
+    ask.At: UniformAttention._one_key,
+    ask.Back: UniformAttention._one_key,
+    ask.Key: UniformAttention._one_key,
+    ask.Entropy: UniformAttention._entropy,
+    ask.SumOfSquares: UniformAttention._share,
+    ask.MaxWeight: UniformAttention._share,
+    ask.Holding: UniformAttention._holding,
 }
-BY_RUN: Mapping[type[Question], Form] = {
-    Features: UniformAttention._features,
-    Distance: UniformAttention._distance,
-    EqualLabels: UniformAttention._equal_labels,
-    Window: UniformAttention._window,
-    Received: UniformAttention._received,
+BY_RUN: Mapping[type[ask.Question], Form] = {
+    ask.Features: UniformAttention._features,
+    ask.Distance: UniformAttention._distance,
+    ask.EqualLabels: UniformAttention._equal_labels,
+    ask.Window: UniformAttention._window,
+    ask.Received: UniformAttention._received,
 }

@@ -158,9 +158,6 @@ def _where(largest: Largest, report: ParityReport) -> str:
 
 def parity_sheet(found: pa.Table) -> RichTable:
     """The rows for a person, without the columns that say nothing."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as RichTable
-
     from attnscope.parity import ATOL
 
     columns, silent = found.to_pydict(), {"call": 0, "why": "", "weights_allowed": ATOL, "stack": DECODER}
@@ -169,7 +166,7 @@ def parity_sheet(found: pa.Table) -> RichTable:
         places = zip(stacks, columns["layer"], strict=True)
         columns["layer"] = [f"{prefix(stack)}L{layer}" for stack, layer in places]
     said = {name: column for name, column in columns.items() if any(value != silent.get(name) for value in column)}
-    shown = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    shown = output.sheet()
     for name, column in said.items():
         number = all(type(value) in (int, float, NoneType) for value in column)
         shown.add_column(name, justify="right" if number else "left")

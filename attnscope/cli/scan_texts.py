@@ -27,14 +27,14 @@ def texts_cost(prompts: Sequence[Prompt], layers: int) -> str:
 
 def read_texts(loaded: LoadedModel, atlas: Atlas, prompts: Sequence[Prompt], kept: Exporting) -> OnTexts:
     """Read the texts into --out, and draw how far apart heads are on them."""
-    from attnscope.figures import About, Style
+    from attnscope.figures import Style
     from attnscope.show.atlas import HEAD_JS, save_head_js
     from attnscope.study.atlas.texts import on_texts
 
     assert kept.out is not None
     with unwinding(), output.progress("texts", len(prompts), kept.quiet) as advance:
         found = on_texts(loaded, prompts, kept.out, force=kept.force, advance=advance)
-        save_head_js(found, atlas, kept.out / f"{HEAD_JS}.png", Style(about=About(line=loaded.name, model=loaded.name)))
+        save_head_js(found, atlas, kept.out / f"{HEAD_JS}.png", Style().of_model(loaded.name))
     return found
 
 

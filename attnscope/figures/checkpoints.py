@@ -69,7 +69,8 @@ def courses_figure(
     for (ax, beside_ax), course in zip(panels, courses, strict=True):
         beside_ax.set_axis_off()
         _draw(ax, course, colours)
-        _head(ax, course)
+        name, unit = (course.name, TITLE_SIZE, 22, DARK_INK), (course.unit, MARK_SIZE, 7, layout.NOTE_COLOUR)
+        layout.say_above(ax, (name, unit))
         _ticks(ax, revisions, wide)
         _label(ax, course, [(head, heads[head], colours[head]) for head in course.named], high)
     below = layout.extent(panels[0][0].get_xticklabels())[1] + MARK_ROOM
@@ -84,8 +85,8 @@ def courses_figure(
         columns=columns,
         pitch=(NAME_ROOM + wide + LABEL_ROOM, TITLE_ROOM + high + below),
     )
-    foot = [style.about.line] if style.about.line else []
-    words = layout.Words(figure, (style.headed(said[0]), said[1], foot), HEADING_SIZE, style)
+    texts = (style.headed(said[0]), said[1], [style.about.line])
+    words = layout.Words(figure, texts, HEADING_SIZE, style)
     layout.frame(figure, panels, frame, words, EDGE)
     return figure
 
@@ -98,13 +99,6 @@ def _draw(ax: Axes, course: Course, colours: dict[int, str]) -> None:
         line.set(linewidth=NAMED_LINE if named else LINE, markersize=4 if named else 1.5)
     low = float(np.nanmin(course.values_RN)) if np.isfinite(course.values_RN).any() else 0.0
     ax.set_ylim(min(-0.02, low), 1.02)
-
-
-def _head(ax: Axes, course: Course) -> None:
-    for text, size, up in ((course.name, TITLE_SIZE, 22), (course.unit, MARK_SIZE, 7)):
-        colour = layout.NOTE_COLOUR if size == MARK_SIZE else DARK_INK
-        place = ax.annotate(text, (0, 1), (0, px(up)), xycoords="axes fraction", textcoords="offset points")
-        place.set(fontsize=size, color=colour)
 
 
 def _ticks(ax: Axes, revisions: Sequence[str], wide: float) -> None:

@@ -112,7 +112,7 @@ def foot(maps: Maps, style: Style, *, tokens: bool = True) -> tuple[str, ...]:
         signs.append(f"black line: the edge of a {maps.window.split()[0]}")
     if maps.turns and tokens:
         signs.append("thin lines: a turn begins")
-    return tuple(filter(None, (style.about.line, "; ".join(signs))))
+    return style.about.line, "; ".join(signs)
 
 
 def _axis_sink(maps: Maps) -> Axis:

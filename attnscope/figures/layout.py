@@ -6,7 +6,7 @@ Cells are whole pixels, so that none is drawn wider than its neighbour. Q query,
 import math
 import textwrap
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -105,6 +105,13 @@ def axis_room(labels: Sequence[Text], name_size: float, gap: float) -> tuple[flo
     return wide + more, high + more
 
 
+def say_above(ax: Axes, lines: Iterable[tuple[str, float, int, str]]) -> None:
+    """Lines above a panel, from its left edge: text, size, pixels above the panel, colour."""
+    for text, size, up, colour in lines:
+        line = ax.annotate(text, (0, 1), (0, px(up)), xycoords="axes fraction", textcoords="offset points")
+        line.set(fontsize=size, color=colour)
+
+
 def outside(ax: Axes) -> float:
     """Pixels that ticks, labels and name of axes take at their right."""
     box = ax.get_tightbbox()
@@ -154,7 +161,7 @@ class Words:
         self.title = figure.text(0, 0, title, fontsize=size, va="top")
         self.note, self.foot = (
             figure.text(0, 0, text, fontsize=NOTE_SIZE, color=NOTE_COLOUR, va="top", linespacing=LINE)
-            for text in (note, "\n".join(map(shown_text, foot)))
+            for text in (note, "\n".join(shown_text(line) for line in foot if line))
         )
         signs = [((SIGN, colour), (name, NOTE_COLOUR)) for name, colour in legend]
         self.legend = [

@@ -191,7 +191,7 @@ def _foot(shown: Sequence[Panel], style: Style) -> list[str]:
         ("hatched grey: no value", any(np.isnan(panel.values_LH[_with_heads(panel)]).any() for panel in shown)),
         ("grey rows: layers without attention", any(any(panel.without_L) for panel in shown)),
     ]
-    return [line for line in (style.about.line, "; ".join(text for text, there in signs if there)) if line]
+    return [style.about.line, "; ".join(text for text, there in signs if there)]
 
 
 def _with_heads(panel: Panel) -> np.ndarray:
@@ -274,10 +274,8 @@ def _head(ax: Axes, panel: Panel) -> None:
     """Name, unit, and in a third line what uniform attention scores and how many rows there are."""
     uniform = " / ".join(f"{value:.2f}" for value in panel.uniform)
     third = ", ".join(filter(None, (f"uniform {uniform}" if uniform else "", panel.support)))
-    for text, size, up in ((panel.name, TITLE_SIZE, 36), (panel.unit, MARK_SIZE, 20), (third, MARK_SIZE, 5)):
-        colour = layout.NOTE_COLOUR if size == MARK_SIZE else DARK_INK
-        place = ax.annotate(text, (0, 1), (0, px(up)), xycoords="axes fraction", textcoords="offset points")
-        place.set(fontsize=size, color=colour)
+    small = ((panel.unit, MARK_SIZE, 20, layout.NOTE_COLOUR), (third, MARK_SIZE, 5, layout.NOTE_COLOUR))
+    layout.say_above(ax, ((panel.name, TITLE_SIZE, 36, DARK_INK), *small))
 
 
 def _ticks(ax: Axes, labels: Sequence[str], heads: int, cell: tuple[float, float]) -> None:

@@ -72,8 +72,8 @@ def patches_figure(sheet: PatchSheet, style: Style, room: float = SHEET_PX) -> F
         columns=columns,
         pitch=(size[0] + BAR_GAP + BAR_PX + BAR_ROOM, TITLE_ROOM + size[1] + BELOW),
     )
-    foot = [style.about.line] if style.about.line else []
-    words = layout.Words(figure, (style.headed(sheet.title), sheet.note, foot), HEADING_SIZE, style)
+    texts = (style.headed(sheet.title), sheet.note, [style.about.line])
+    words = layout.Words(figure, texts, HEADING_SIZE, style)
     layout.frame(figure, pairs, plan, words, EDGE)
     return figure
 
@@ -114,11 +114,8 @@ def _show(ax: Axes, pixels: np.ndarray, said: tuple[str, str]) -> None:
     """A picture with a frame, a title and a line below that."""
     ax.imshow(pixels, extent=(0, 1, 1, 0), aspect="auto", interpolation="antialiased")
     ax.add_patch(Rectangle((0, 0), 1, 1, fill=False, edgecolor=DARK_INK, linewidth=px(1), clip_on=False))
-    for text, points, up, colour in zip(
-        said, (TITLE_SIZE, MARK_SIZE), (20, 5), (DARK_INK, layout.NOTE_COLOUR), strict=True
-    ):
-        place = ax.annotate(text, (0, 1), (0, px(up)), xycoords="axes fraction", textcoords="offset points")
-        place.set(fontsize=points, color=colour)
+    title, note = said
+    layout.say_above(ax, ((title, TITLE_SIZE, 20, DARK_INK), (note, MARK_SIZE, 5, layout.NOTE_COLOUR)))
     ax.set_axis_off()
 
 

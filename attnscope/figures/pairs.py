@@ -86,7 +86,7 @@ def pairs_figure(pairs: Pairs, style: Style, said: tuple[str, str, str], room: f
     )
     legend = list(pairs.legend.items())
     note += f"; every {step}th head labelled" * (step > 2)
-    texts = (style.headed(title), note, [style.about.line] if style.about.line else [])
+    texts = (style.headed(title), note, [style.about.line])
     words = layout.Words(figure, texts, HEADING_SIZE, style, legend)
     placed = layout.frame(figure, [(ax, bar_ax)], frame, words, EDGE)
     layout.place(figure, tree_ax, (placed.left, placed.top - TREE_PX - STRIP_GAP, side, TREE_PX))

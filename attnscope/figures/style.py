@@ -122,6 +122,10 @@ class Style:
         """The same of another figure."""
         return replace(self, about=about)
 
+    def of_model(self, name: str) -> Style:
+        """The same of a figure that is of a model alone, made by the same command."""
+        return self.of(About(line=name, model=name, command=self.about.command))
+
     @property
     def inches(self) -> float | None:
         """The width that was asked for; None where the figure takes what it needs."""

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from attnscope.attention.questions import Question
 from attnscope.attention.spec import AttentionSpec
-from attnscope.keep.layers import PerLayer
 from attnscope.keep.probe import Answers, Layer
 from attnscope.keep.request import Asked, Request
-from attnscope.keep.thing import FoundByLayer, Thing
+from attnscope.keep.thing import Thing, text_by_text
 from attnscope.keep.view import View
 
 
@@ -97,15 +96,11 @@ def _run(seen: Tensor) -> Tensor:
 def wanted(asked: Sequence[Asked], request: Request) -> Thing:
     """q, k and v of the heads that the request names; text and batch stay apart: B is 1."""
 
-    def of_text(kept: KeptOperands, row: int, one: Asked) -> KeptOperands:
-        queries, keys, bias = len(one.prompt), len(one.looked_at), kept.bias_BHTT
+    def of_text(kept: KeptOperands, row: int) -> KeptOperands:
+        queries, keys, bias = len(asked[row].prompt), len(asked[row].looked_at), kept.bias_BHTT
         counts = {"q_BHTD": queries, "k_BHTD": keys, "v_BHTV": keys}
         cut = {name: getattr(kept, name)[row : row + 1, :, :count] for name, count in counts.items()}
         return kept._replace(**cut, bias_BHTT=None if bias is None else bias[row : row + 1, :, :queries, :keys])
 
-    def of_texts(found: FoundByLayer) -> list[PerLayer[KeptOperands]]:
-        return [
-            PerLayer({key: of_text(kept, row, one) for key, kept in found.items()}) for row, one in enumerate(asked)
-        ]
-
-    return Thing(Operands(request.view_of(request.operands)), of_texts)
+    probe = Operands(request.view_of(request.operands))
+    return Thing(probe, lambda found: text_by_text(found, len(asked), of_text))

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from attnscope.attention.questions import Features, Question, Received
 from attnscope.attention.uniform import UniformAttention
-from attnscope.keep.layers import PerLayer
 from attnscope.keep.probe import Answers, Layer, OfMasks
 from attnscope.keep.request import Asked, Request, nothing_named
-from attnscope.keep.thing import FoundByLayer, Thing
+from attnscope.keep.thing import Thing, text_by_text
 from attnscope.keep.view import View
 
 HIDDEN = 1e-12  # below what uniform attention gives any token that is seen: 1 / (queries x keys)
@@ -78,16 +77,13 @@ def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
     if nothing_named(asked):
         return None
 
-    def of_text(one: TokenWeights, row: int, count: int) -> TokenWeights:
-        return TokenWeights(one.heads, one.weight[row, :, :count], one.uniform[row, :, :count])
+    counts = [len(one.prompt if one.chosen.keys_alone else one.looked_at) for one in asked]
 
-    def of_texts(found: FoundByLayer) -> list[PerLayer[TokenWeights]]:
-        counts = [len(one.prompt if one.chosen.keys_alone else one.looked_at) for one in asked]
-        return [
-            PerLayer({key: of_text(one, row, count) for key, one in found.items()}) for row, count in enumerate(counts)
-        ]
+    def of_text(kept: TokenWeights, row: int) -> TokenWeights:
+        return TokenWeights(kept.heads, kept.weight[row, :, : counts[row]], kept.uniform[row, :, : counts[row]])
 
-    return Thing(PerToken(_question(asked), request.view), of_texts)
+    probe = PerToken(_question(asked), request.view)
+    return Thing(probe, lambda found: text_by_text(found, len(asked), of_text))
 
 
 def _question(asked: Sequence[Asked]) -> Received | Features:

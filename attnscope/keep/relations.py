@@ -22,7 +22,7 @@ from attnscope.keep.groups import group_mass, group_question, groups_of
 from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.keep.probe import Answers, Layer
 from attnscope.keep.request import Asked, Request, nothing_named
-from attnscope.keep.thing import FoundByLayer, Thing
+from attnscope.keep.thing import Thing, text_by_text
 from attnscope.keep.view import View
 from attnscope.stacks import CROSS, STACKS
 from attnscope.tables import as_table, numbers, texts_at
@@ -168,11 +168,8 @@ def _top(entries: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
 def wanted(asked: Sequence[Asked], request: Request) -> Thing:
     """The strongest keys of all queries, or of those that are asked about; none where no text has what is named."""
     view = replace(request.view, heads={}) if nothing_named(asked) else request.view
-
-    def of_texts(found: FoundByLayer) -> list[PerLayer[KeptKeys]]:
-        return [PerLayer({key: kept[row] for key, kept in found.items()}) for row in range(len(asked))]
-
-    return Thing(_probe(asked, replace(request, view=view)), of_texts)
+    probe = _probe(asked, replace(request, view=view))
+    return Thing(probe, lambda found: text_by_text(found, len(asked), lambda kept, row: kept[row]))
 
 
 def _probe(asked: Sequence[Asked], request: Request) -> TopKeys | ChosenKeys:

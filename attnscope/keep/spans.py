@@ -17,10 +17,9 @@ from torch import Tensor
 from attnscope.attention.questions import Features, Question
 from attnscope.attention.uniform import UniformAttention
 from attnscope.keep.groups import marked
-from attnscope.keep.layers import PerLayer
 from attnscope.keep.probe import Answers, Layer, OfMasks
 from attnscope.keep.request import Asked, Request
-from attnscope.keep.thing import FoundByLayer, Thing
+from attnscope.keep.thing import Thing, text_by_text
 from attnscope.keep.view import View
 
 
@@ -92,13 +91,10 @@ def wanted(asked: Sequence[Asked], request: Request) -> Thing:
     keys = None if asked[0].keys is None else _spans(asked, request.spans, of_keys=True)
     probe = SpanMass(_spans(asked, request.spans), request.view, keys)
 
-    def of_texts(found: FoundByLayer) -> list[PerLayer[SpanPairs]]:
-        return [
-            PerLayer({key: SpanPairs(one.heads, one.mass[row], one.uniform[row]) for key, one in found.items()})
-            for row in range(len(asked))
-        ]
+    def of_text(kept: SpanPairs, row: int) -> SpanPairs:
+        return SpanPairs(kept.heads, kept.mass[row], kept.uniform[row])
 
-    return Thing(probe, of_texts)
+    return Thing(probe, lambda found: text_by_text(found, len(asked), of_text))
 
 
 def _spans(asked: Sequence[Asked], names: Sequence[str], of_keys: bool = False) -> Tensor:

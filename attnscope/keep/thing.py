@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from attnscope.keep.layers import LayerKey
+from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.keep.probe import Probe
 
+T = TypeVar("T")
 FoundByLayer = Mapping[LayerKey, Any]  # what the probe kept of each layer
 
 
@@ -16,3 +17,8 @@ class Thing(NamedTuple):
 
     probe: Probe
     of_texts: Callable[[FoundByLayer], Sequence[Any]]
+
+
+def text_by_text(found: FoundByLayer, texts: int, cut: Callable[[Any, int], T]) -> list[PerLayer[T]]:
+    """What was kept of every layer, a text each; cut: a layer's, and the number of the text -> its part."""
+    return [PerLayer({key: cut(kept, row) for key, kept in found.items()}) for row in range(texts)]

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.questions import Question
-from attnscope.keep.layers import PerLayer
 from attnscope.keep.probe import Answers, Layer
 from attnscope.keep.request import Asked, Request
-from attnscope.keep.thing import FoundByLayer, Thing
+from attnscope.keep.thing import Thing, text_by_text
 from attnscope.keep.view import View
 
 
@@ -50,15 +49,9 @@ class Weights:
 def wanted(asked: Sequence[Asked], request: Request) -> Thing:
     """The matrices of the heads that the request names."""
 
-    def of_texts(found: FoundByLayer) -> list[PerLayer[Matrices]]:
-        return [
-            PerLayer(
-                {
-                    key: Matrices(one.heads, one.weights[row, :, : len(text.prompt), : len(text.looked_at)])
-                    for key, one in found.items()
-                }
-            )
-            for row, text in enumerate(asked)
-        ]
+    def of_text(kept: Matrices, row: int) -> Matrices:
+        queries, keys = len(asked[row].prompt), len(asked[row].looked_at)
+        return Matrices(kept.heads, kept.weights[row, :, :queries, :keys])
 
-    return Thing(Weights(request.view_of(request.weights)), of_texts)
+    probe = Weights(request.view_of(request.weights))
+    return Thing(probe, lambda found: text_by_text(found, len(asked), of_text))

@@ -13,20 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnscope.attention.questions import (
-    AbsoluteDistance,
-    Back,
-    Distance,
-    Entropy,
-    EqualLabels,
-    Holding,
-    Key,
-    MaxWeight,
-    Question,
-    RowSum,
-    SumOfSquares,
-    Window,
-)
+from attnscope.attention import questions as ask
 from attnscope.errors import UsageError
 from attnscope.measure.definition import Metric
 from attnscope.measure.texts import Texts
@@ -93,7 +80,7 @@ METRICS: Mapping[str, Metric] = {
             reading="near 1: the head looks at the token just before",
             rows="previous",
             stacks=OF_TEXT,
-            asks=lambda texts: (Back(1),),
+            asks=lambda texts: (ask.Back(1),),
         ),
         Metric(
             id="self",
@@ -106,7 +93,7 @@ METRICS: Mapping[str, Metric] = {
             reading="near 1: the head looks at the token itself",
             rows="two_keys",
             stacks=ITSELF,
-            asks=lambda texts: (Back(0),),
+            asks=lambda texts: (ask.Back(0),),
         ),
         Metric(
             id="sink",
@@ -118,7 +105,7 @@ METRICS: Mapping[str, Metric] = {
             source="Gu et al. 2024, arXiv 2410.10781 (importance of key 0); Xiao et al. 2023, arXiv 2309.17453",
             reading="above 0.3 on a text of at least 64 tokens: an attention sink; the head may still do something",
             rows="all",
-            asks=lambda texts: (Key(0),),
+            asks=lambda texts: (ask.Key(0),),
         ),
         Metric(
             id="off_token_mass",
@@ -130,7 +117,7 @@ METRICS: Mapping[str, Metric] = {
             source="gpt-oss sink logits, arXiv 2508.10925",
             reading="above 0: a learned sink logit takes this share, no token gets it",
             rows="two_keys",
-            asks=lambda texts: (RowSum(),),
+            asks=lambda texts: (ask.RowSum(),),
             value=lambda P, row_sum: P.sink_share(row_sum).clamp_min(0),  # a row's sum is rounded to beside 1
         ),
         Metric(
@@ -144,7 +131,7 @@ METRICS: Mapping[str, Metric] = {
             reading="near 1: the head looks at earlier copies of the same token",
             rows="repeats",
             stacks=OF_TEXT,
-            asks=lambda texts: (EqualLabels(texts.ids_BT, texts.ids_BT, gap=1),),
+            asks=lambda texts: (ask.EqualLabels(texts.ids_BT, texts.ids_BT, gap=1),),
         ),
         Metric(
             id="induction",
@@ -158,7 +145,7 @@ METRICS: Mapping[str, Metric] = {
             "out, since a head that looks there does so without a repetition",
             rows="repeats_apart",
             stacks=CAUSAL,
-            asks=lambda texts: (EqualLabels(texts.ids_BT, texts.previous_BT, gap=2),),
+            asks=lambda texts: (ask.EqualLabels(texts.ids_BT, texts.previous_BT, gap=2),),
         ),
         Metric(
             id="entropy",
@@ -170,7 +157,7 @@ METRICS: Mapping[str, Metric] = {
             source="Clark et al. 2019, arXiv 1906.04341; Vig & Belinkov 2019, arXiv 1906.04284",
             reading="0: one key has it all; ln of the visible keys: uniform",
             rows="two_keys",
-            asks=lambda texts: (Entropy(),),
+            asks=lambda texts: (ask.Entropy(),),
         ),
         Metric(
             id="entropy_normalised",
@@ -182,7 +169,7 @@ METRICS: Mapping[str, Metric] = {
             source="entropy over its largest value for the keys that the row may see",
             reading="1: uniform over the visible keys; from 0.8 on the head is marked near_uniform",
             rows="two_keys",
-            asks=lambda texts: (Entropy(),),
+            asks=lambda texts: (ask.Entropy(),),
             value=lambda P, entropy: entropy / visible_keys(P).clamp_min(2).log(),
         ),
         Metric(
@@ -195,7 +182,7 @@ METRICS: Mapping[str, Metric] = {
             source="participation ratio (inverse Simpson index)",
             reading="how many keys really count",
             rows="two_keys",
-            asks=lambda texts: (SumOfSquares(),),
+            asks=lambda texts: (ask.SumOfSquares(),),
             value=lambda P, sum_of_squares: 1 / sum_of_squares,
         ),
         Metric(
@@ -208,7 +195,7 @@ METRICS: Mapping[str, Metric] = {
             source="Voita et al. 2019, arXiv 1905.09418 (they leave the end token out; here it stays)",
             reading="near 1: one key takes the row",
             rows="two_keys",
-            asks=lambda texts: (MaxWeight(),),
+            asks=lambda texts: (ask.MaxWeight(),),
         ),
         Metric(
             id="distance",
@@ -221,7 +208,7 @@ METRICS: Mapping[str, Metric] = {
             reading="how far back the head looks on average; in an encoder how far to either side",
             rows="two_keys",
             stacks=OF_TEXT,
-            asks=lambda texts: (Distance() if is_causal(texts.stack) else AbsoluteDistance(),),
+            asks=lambda texts: (ask.Distance() if is_causal(texts.stack) else ask.AbsoluteDistance(),),
         ),
         Metric(
             id="local_mass_32",
@@ -234,7 +221,7 @@ METRICS: Mapping[str, Metric] = {
             reading="near 1 on a text much longer than 32 tokens: the head needs no long context",
             rows="two_keys",
             stacks=CAUSAL,
-            asks=lambda texts: (Window(32),),
+            asks=lambda texts: (ask.Window(32),),
         ),
         Metric(
             id="focus",
@@ -247,7 +234,7 @@ METRICS: Mapping[str, Metric] = {
             source="attnscope",
             reading="near 1: looks sharply, and not at the sink; the default order",
             rows="three_keys",
-            asks=lambda texts: (Entropy(skip_key0=True), Key(0)),
+            asks=lambda texts: (ask.Entropy(skip_key0=True), ask.Key(0)),
             value=_focus,
         ),
     )
@@ -274,7 +261,7 @@ def _streaming(width: int) -> Metric:
         reading=f"near 1 on a text much longer than {width} tokens: the head reads sinks and recent keys alone",
         rows="two_keys",
         stacks=CAUSAL,
-        asks=lambda texts: (Window(width), *map(Key, range(SINKS))),
+        asks=lambda texts: (ask.Window(width), *map(ask.Key, range(SINKS))),
         value=value,
     )
 
@@ -292,7 +279,7 @@ LENGTHS: Mapping[str, Metric] = {  # what a head needs of a long text: measured 
             source="top-p attention, Lin et al. 2025 (Twilight), arXiv 2502.02770",
             reading="how many keys a cache must keep for this head, if it keeps the right ones",
             rows="two_keys",
-            asks=lambda texts: (Holding(95),),
+            asks=lambda texts: (ask.Holding(95),),
         ),
         *map(_streaming, (32, 128, 512)),
     )
@@ -375,19 +362,19 @@ def metrics_for(ids: Sequence[str], stack: str) -> list[str]:
     return [name for name in ids if stack in KNOWN[name].stacks]
 
 
-def questions(ids: Sequence[str], texts: Texts) -> list[Question]:
+def questions(ids: Sequence[str], texts: Texts) -> list[ask.Question]:
     """What these metrics ask of a layer; texts on the layer's device."""
     return [question for name in ids for question in _asked(texts, name)]
 
 
-def _asked(texts: Texts, name: str) -> tuple[Question, ...]:
+def _asked(texts: Texts, name: str) -> tuple[ask.Question, ...]:
     """What a metric asks, the same objects each time: their answers are then found without comparing them."""
     if name not in texts.asked:
         texts.asked[name] = KNOWN[name].asks(texts)
     return texts.asked[name]
 
 
-def row_values(P: AttentionOperator, texts: Texts, answers: Mapping[Question, Any], name: str) -> Tensor:
+def row_values(P: AttentionOperator, texts: Texts, answers: Mapping[ask.Question, Any], name: str) -> Tensor:
     """One metric before it is averaged: a value per row, broadcastable to (B, H, Q)."""
     metric = KNOWN[name]
     found = [answers[question] for question in _asked(texts, name)]
@@ -400,7 +387,9 @@ def counted_rows(P: AttentionOperator, texts: Texts, kind: str) -> Tensor:
     return ROWS[kind][1](P, texts) & texts.asked_BT[:, None]
 
 
-def means(P: AttentionOperator, texts: Texts, answers: Mapping[Question, Any], ids: Sequence[str]) -> dict[str, Tensor]:
+def means(
+    P: AttentionOperator, texts: Texts, answers: Mapping[ask.Question, Any], ids: Sequence[str]
+) -> dict[str, Tensor]:
     """Each metric of each head: its mean over the rows that count; {id: (B, H) float64}, NaN without such a row."""
     import torch
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.figures import About, Panel, Style, save_metrics
+from attnscope.figures import Panel, Style, save_metrics
 from attnscope.figures.style import Quantity
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ def save_ablation(
     task, stands_in = facts["task"], STANDS_IN[facts["replacement"]]
     unit = facts["measure"]["unit"].partition(" per ")[0]
     note = f"task {task['name']}, {task['sequences']} sequences; intact {facts['intact']:.2f} {unit}; {stands_in}"
-    name = facts["model"]["name"]
-    style = replace(style, about=About(line=name, model=name, command=style.about.command))
+    style = style.of_model(facts["model"]["name"])
     return save_effects(folder / f"{PICTURE}.{style.image}", heads, shown_of(found, atlas), style, note)
 
 

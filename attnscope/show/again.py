@@ -49,8 +49,7 @@ def _scan(folder: Path, into: Path, style: Style) -> Redrawn:
     read = kept_texts(folder)
     if read is not None:
         _check(folder, read.heads)
-        about = About(line=name, model=name, command=style.about.command)
-        paths.append(save_head_js(read, found, into / f"{HEAD_JS}.{style.image}", style.of(about)))
+        paths.append(save_head_js(read, found, into / f"{HEAD_JS}.{style.image}", style.of_model(name)))
     return Redrawn(paths)
 
 

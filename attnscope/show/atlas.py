@@ -5,14 +5,13 @@ L layer, H head, N head of all layers.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnscope.cells import head_name
-from attnscope.figures import About, Pairs, Panel, Style, save_metrics, save_pairs
+from attnscope.figures import Pairs, Panel, Style, save_metrics, save_pairs
 from attnscope.figures.style import ROLE_COLOURS, count
 from attnscope.study.atlas.clusters import clustered
 from attnscope.study.atlas.roles import LEAST
@@ -29,7 +28,6 @@ PROBES, HEAD_JS = "probes", "head_js"  # pictures, without the suffix of their k
 
 def save_probes(atlas: Atlas, folder: Path, name: str, style: Style = Style()) -> Path:
     """Draw an atlas into a folder; heads whose lower bound names nothing are behind grey. name: of the model."""
-    style = replace(style, about=About(line=name, model=name, command=style.about.command))
     layers = sorted({layer for layer, _ in atlas.heads})
     first: dict[str, Finding] = {}
     for one in atlas.findings:
@@ -40,7 +38,7 @@ def save_probes(atlas: Atlas, folder: Path, name: str, style: Style = Style()) -
     title = style.headed(f"Probes of {len(atlas.heads)} heads in {len(layers)} layers")
     note = f"effect: score minus null; greyed out: a lower bound for all heads at once below {LEAST}"
     path = folder / f"{PROBES}.{style.image}"
-    return save_metrics(path, panels, style, layer_labels=layers, title=title, note=note)
+    return save_metrics(path, panels, style.of_model(name), layer_labels=layers, title=title, note=note)
 
 
 def _kind(probe: str) -> str:

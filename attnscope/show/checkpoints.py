@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from attnscope.cells import head_name
-from attnscope.figures import About, Course, Style, save_courses
+from attnscope.figures import Course, Style, save_courses
 from attnscope.study.atlas.atlas import Atlas
 from attnscope.study.atlas.roles import LEAST
 from attnscope.tables import save, words
@@ -44,7 +43,7 @@ def draw_checkpoints(atlases: Mapping[str, Atlas], folder: Path, name: str, styl
     return save_courses(
         folder / f"{PICTURE}.{style.image}",
         courses(atlases, heads),
-        replace(style, about=About(line=name, model=name, command=style.about.command)),
+        style.of_model(name),
         heads=[head_name(*head) for head in heads],
         revisions=list(atlases),
         note=f"effect: score minus null; coloured: a lower bound for all heads at once of {LEAST} at some checkpoint",

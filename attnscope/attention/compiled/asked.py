@@ -12,28 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnscope.attention import questions as ask
 from attnscope.attention.compiled.shapes import MOST_TOP
-from attnscope.attention.questions import (
-    At,
-    Back,
-    Distance,
-    Entropy,
-    EqualLabels,
-    Features,
-    GroupMass,
-    Key,
-    MaxWeight,
-    Question,
-    Received,
-    RowSum,
-    SumOfSquares,
-    TopK,
-    Window,
-)
 from attnscope.attention.rows import asked_key
 from attnscope.attention.spec import AttentionSpec
 
-STATISTICS = (RowSum, Entropy, SumOfSquares, MaxWeight, Distance)
+STATISTICS = (ask.RowSum, ask.Entropy, ask.SumOfSquares, ask.MaxWeight, ask.Distance)
 INT32 = 2**31 - 1
 
 
@@ -41,46 +25,46 @@ INT32 = 2**31 - 1
 class SweepQuestions:
     """The questions that the sweep answers, those of each way in the order in which it notes them."""
 
-    statistics: list[Question] = field(default_factory=list)
-    places: list[At | Back | Key] = field(default_factory=list)
-    labels: list[EqualLabels] = field(default_factory=list)
-    windows: list[Window] = field(default_factory=list)
-    features: list[Features] = field(default_factory=list)
-    received: list[Received] = field(default_factory=list)
-    groups: list[GroupMass] = field(default_factory=list)
-    top: list[TopK] = field(default_factory=list)
+    statistics: list[ask.Question] = field(default_factory=list)
+    places: list[ask.At | ask.Back | ask.Key] = field(default_factory=list)
+    labels: list[ask.EqualLabels] = field(default_factory=list)
+    windows: list[ask.Window] = field(default_factory=list)
+    features: list[ask.Features] = field(default_factory=list)
+    received: list[ask.Received] = field(default_factory=list)
+    groups: list[ask.GroupMass] = field(default_factory=list)
+    top: list[ask.TopK] = field(default_factory=list)
 
     @classmethod
-    def of(cls, questions: Sequence[Question], spec: AttentionSpec) -> SweepQuestions:
+    def of(cls, questions: Sequence[ask.Question], spec: AttentionSpec) -> SweepQuestions:
         asked = cls()
         for question in questions:
             if (ways := asked._ways(question, spec)) is not None:
                 ways.append(question)
         return asked
 
-    def _ways(self, question: Question, spec: AttentionSpec) -> list[Any] | None:
+    def _ways(self, question: ask.Question, spec: AttentionSpec) -> list[Any] | None:
         """The list that a question belongs to, None where the sweep has no way for it."""
         if isinstance(question, STATISTICS):
             return self.statistics
-        if isinstance(question, TopK):
+        if isinstance(question, ask.TopK):
             return self.top if question.k + question.skip_key0 <= MOST_TOP else None
-        if isinstance(question, EqualLabels):
+        if isinstance(question, ask.EqualLabels):
             both = question.query_label_BQ, question.key_label_BK
             fits = all(part.numel() == 0 or int(part.abs().max()) <= INT32 for part in both)
             return self.labels if fits else None
-        lists: dict[type[Question], list[Any]] = {
-            At: self.places,
-            Back: self.places,
-            Key: self.places,
-            Window: self.windows,
-            Features: self.features,
-            Received: self.received,
-            GroupMass: self.groups,
+        lists: dict[type[ask.Question], list[Any]] = {
+            ask.At: self.places,
+            ask.Back: self.places,
+            ask.Key: self.places,
+            ask.Window: self.windows,
+            ask.Features: self.features,
+            ask.Received: self.received,
+            ask.GroupMass: self.groups,
         }
         return lists.get(type(question))
 
     @property
-    def known(self) -> list[Question]:
+    def known(self) -> list[ask.Question]:
         return [
             *(*self.statistics, *self.places, *self.labels, *self.windows),
             *(*self.features, *self.received, *self.groups, *self.top),

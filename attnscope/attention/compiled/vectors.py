@@ -91,53 +91,31 @@ def given(context: Any, record: Any, name: Any) -> Any:
     return types.int64(types.int64, name), emit
 
 
-@emits(f32, address)
-def number(b: Any, place: Any) -> Any:
-    return _load(b, place, FLOAT)
+def _loads(result: Any, kind: Any, align: int = 4) -> Any:
+    """A function for Numba: what lies at an address."""
+
+    @emits(result, address)
+    def load(b: Any, place: Any) -> Any:
+        return b.load(_at(b, place, kind), align=align)
+
+    return load
 
 
-@emits(types.int32, address)
-def integer(b: Any, place: Any) -> Any:
-    return _load(b, place, INT)
+def _stores(value: Any, kind: Any, align: int = 4) -> Any:
+    """A function for Numba that puts a value at an address."""
+
+    @emits(types.none, address, value)
+    def put(b: Any, place: Any, value: Any) -> Any:
+        b.store(value, _at(b, place, kind), align=align)
+        return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+    return put
 
 
-@emits(types.int64, address)
-def long(b: Any, place: Any) -> Any:
-    return b.load(_at(b, place, LONG), align=8)
-
-
-@emits(types.none, address, f32)
-def put(b: Any, place: Any, value: Any) -> Any:
-    b.store(value, _at(b, place, FLOAT), align=4)
-    return ir.Constant(ir.IntType(8).as_pointer(), None)
-
-
-@emits(types.none, address, types.int32)
-def put_integer(b: Any, place: Any, value: Any) -> Any:
-    b.store(value, _at(b, place, INT), align=4)
-    return ir.Constant(ir.IntType(8).as_pointer(), None)
-
-
-@emits(types.none, address, i64)
-def put_long(b: Any, place: Any, value: Any) -> Any:
-    b.store(value, _at(b, place, LONG), align=8)
-    return ir.Constant(ir.IntType(8).as_pointer(), None)
-
-
-@emits(Floats, address)
-def load_floats(b: Any, place: Any) -> Any:
-    return _load(b, place, FLOATS)
-
-
-@emits(Ints, address)
-def load_integers(b: Any, place: Any) -> Any:
-    return _load(b, place, INTS)
-
-
-@emits(types.none, address, Floats)
-def store(b: Any, place: Any, values: Any) -> Any:
-    b.store(values, _at(b, place, FLOATS), align=4)
-    return ir.Constant(ir.IntType(8).as_pointer(), None)
+number, integer, long = _loads(f32, FLOAT), _loads(types.int32, INT), _loads(i64, LONG, align=8)
+load_floats, load_integers = _loads(Floats, FLOATS), _loads(Ints, INTS)
+put, put_integer, put_long = _stores(f32, FLOAT), _stores(types.int32, INT), _stores(i64, LONG, align=8)
+store = _stores(Floats, FLOATS)
 
 
 @emits(Floats, f32)
@@ -161,24 +139,17 @@ def as_floats(b: Any, values: Any) -> Any:
     return b.sitofp(values, FLOATS)
 
 
-@emits(Floats, Floats, Floats)
-def plus(b: Any, x: Any, y: Any) -> Any:
-    return b.fadd(x, y)
+def _of_each_pair(instruction: str) -> Any:
+    """A function for Numba: an instruction of LLVM on each pair of numbers."""
+
+    @emits(Floats, Floats, Floats)
+    def paired(b: Any, x: Any, y: Any) -> Any:
+        return getattr(b, instruction)(x, y)
+
+    return paired
 
 
-@emits(Floats, Floats, Floats)
-def minus(b: Any, x: Any, y: Any) -> Any:
-    return b.fsub(x, y)
-
-
-@emits(Floats, Floats, Floats)
-def times(b: Any, x: Any, y: Any) -> Any:
-    return b.fmul(x, y)
-
-
-@emits(Floats, Floats, Floats)
-def over(b: Any, x: Any, y: Any) -> Any:
-    return b.fdiv(x, y)
+plus, minus, times, over = map(_of_each_pair, ("fadd", "fsub", "fmul", "fdiv"))
 
 
 @emits(Floats, Floats, Floats, Floats)

@@ -13,27 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnscope.attention import questions as ask
 from attnscope.attention.operator import AttentionOperator
-from attnscope.attention.questions import (
-    AbsoluteDistance,
-    At,
-    Back,
-    Distance,
-    Entropy,
-    EqualLabels,
-    Features,
-    GroupMass,
-    Holding,
-    Key,
-    MaxWeight,
-    Question,
-    Received,
-    RowSum,
-    Strongest,
-    SumOfSquares,
-    TopK,
-    Window,
-)
 from attnscope.attention.rows import (
     TINY,
     asked_key,
@@ -342,32 +323,32 @@ class StrongestReader(Reader):
             answer[mine, rows, : part.shape[-1]] = part
 
 
-def reader_of(question: Question, P: AttentionOperator) -> Reader | None:
+def reader_of(question: ask.Question, P: AttentionOperator) -> Reader | None:
     """A reader of the question, None where the tiles have no way for it."""
-    if isinstance(question, Features) and question.features.shape[-1] == 1:
+    if isinstance(question, ask.Features) and question.features.shape[-1] == 1:
         return FeatureReader(question, P)
     make = READERS.get(type(question))
     return make(question, P) if make else None
 
 
-READERS: Mapping[type[Question], Callable[[Any, AttentionOperator], Reader]] = {
-    RowSum: RowSumReader,
-    Entropy: EntropyReader,
-    SumOfSquares: SumOfSquaresReader,
-    MaxWeight: MaxWeightReader,
-    Holding: HoldingReader,
-    Distance: DistanceReader,
-    AbsoluteDistance: AbsoluteDistanceReader,
-    At: OneKeyReader,
-    Back: OneKeyReader,
-    Key: OneKeyReader,
-    Features: FeaturesReader,
-    EqualLabels: EqualLabelsReader,
-    Window: WindowReader,
-    GroupMass: GroupMassReader,
-    Received: ReceivedReader,
-    TopK: TopKReader,
-    Strongest: StrongestReader,
+READERS: Mapping[type[ask.Question], Callable[[Any, AttentionOperator], Reader]] = {
+    ask.RowSum: RowSumReader,
+    ask.Entropy: EntropyReader,
+    ask.SumOfSquares: SumOfSquaresReader,
+    ask.MaxWeight: MaxWeightReader,
+    ask.Holding: HoldingReader,
+    ask.Distance: DistanceReader,
+    ask.AbsoluteDistance: AbsoluteDistanceReader,
+    ask.At: OneKeyReader,
+    ask.Back: OneKeyReader,
+    ask.Key: OneKeyReader,
+    ask.Features: FeaturesReader,
+    ask.EqualLabels: EqualLabelsReader,
+    ask.Window: WindowReader,
+    ask.GroupMass: GroupMassReader,
+    ask.Received: ReceivedReader,
+    ask.TopK: TopKReader,
+    ask.Strongest: StrongestReader,
 }
 
 

@@ -14,15 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.attention.questions import (
-    At,
-    EqualLabels,
-    Features,
-    GroupMass,
-    Question,
-    Received,
-    TopK,
-)
+from attnscope.attention import questions as ask
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled.operator import TiledAttention
 from attnscope.attention.triton_kernel.blocks import FEW_ROWS
@@ -39,12 +31,12 @@ ALLOWED = {torch.float32: (1e-4, 1e-4), torch.float16: (2e-3, 1e-2), torch.bfloa
 _verdicts: dict[tuple[Any, ...], str] = {}  # why a kernel is refused, "" where it holds
 
 
-def kind(question: Question | None) -> str:
+def kind(question: ask.Question | None) -> str:
     """What a verdict is about: the kind of a question, or, with None, the output."""
     return OUTPUT if question is None else type(question).__name__
 
 
-def refused(spec: AttentionSpec, asked: Sequence[Question | None]) -> dict[str, str]:
+def refused(spec: AttentionSpec, asked: Sequence[ask.Question | None]) -> dict[str, str]:
     """Of the kinds that are asked, those that the kernels may not answer for calls like this one, and why."""
     form = _form(spec)
     new = {kind(question): question for question in asked if (*form, kind(question)) not in _verdicts}
@@ -53,7 +45,7 @@ def refused(spec: AttentionSpec, asked: Sequence[Question | None]) -> dict[str, 
     return {name: why for name in map(kind, asked) if (why := _verdicts[*form, name])}
 
 
-def refuse(spec: AttentionSpec, asked: Iterable[Question | None], why: str) -> dict[str, str]:
+def refuse(spec: AttentionSpec, asked: Iterable[ask.Question | None], why: str) -> dict[str, str]:
     """Leave these kinds to the tiles from now on, for calls like this one; said once."""
     names = list(dict.fromkeys(map(kind, asked)))
     _verdicts.update({(*_form(spec), name): why for name in names})
@@ -76,7 +68,7 @@ def _form(spec: AttentionSpec) -> tuple[Any, ...]:
     return spec.device, spec.q_BHQD.dtype, *sizes, visible.causal, visible.window is None, mask, *options
 
 
-def _prove(spec: AttentionSpec, asked: Sequence[Question | None]) -> None:
+def _prove(spec: AttentionSpec, asked: Sequence[ask.Question | None]) -> None:
     small = _slice(spec)
     cut = [None if question is None else _sliced(question, small) for question in asked]
     tiles, sweep, form = TiledAttention(small), Sweep(small), _form(spec)
@@ -98,11 +90,11 @@ def _prove(spec: AttentionSpec, asked: Sequence[Question | None]) -> None:
         refuse(spec, [question for question in asked if verdicts[kind(question)] == why], why)
 
 
-def _answered(sweep: Sweep, question: Question, expected: Any, tiles: TiledAttention) -> str:
+def _answered(sweep: Sweep, question: ask.Question, expected: Any, tiles: TiledAttention) -> str:
     """What is wrong with an answer of the kernels, "" where it holds."""
     allowed = ALLOWED[sweep.spec.q_BHQD.dtype][0]
     found = sweep.answers([question])[question]
-    if not isinstance(question, TopK):
+    if not isinstance(question, ask.TopK):
         return _differs([found], [expected], allowed)
     weights, keys = found
     at_keys = tiles.dense().gather(-1, keys.long().clamp(0, tiles.keys - 1))  # equal weights may stand in any order
@@ -138,20 +130,20 @@ def _slice(spec: AttentionSpec) -> AttentionSpec:
     return replace(spec, q_BHQD=spec.q_BHQD[:TEXTS, :H, :Q], k_BGKD=k, v_BGKV=v, visible=seen, bias=bias, sinks=sinks)
 
 
-def _sliced(question: Question, small: AttentionSpec) -> Question:
+def _sliced(question: ask.Question, small: AttentionSpec) -> ask.Question:
     """The question, asked of the slice."""
     Q, K = small.visible.queries, small.visible.keys
     match question:
-        case At(key_BQ):
-            return At(key_BQ[:TEXTS, :Q])
-        case EqualLabels(query, key, gap):
-            return EqualLabels(query[:TEXTS, :Q], key[:TEXTS, :K], gap)
-        case GroupMass(query, key):
-            return GroupMass(query[:TEXTS, :Q], key[:TEXTS, :K])
-        case Received(share):
-            return Received(share[:TEXTS, :Q])
-        case Features(features):
-            return Features(features[:K] if features.ndim == 2 else features[:TEXTS, :K])
-        case TopK(k, _, skip_key0):
-            return TopK(min(k, K), None, skip_key0)
+        case ask.At(key_BQ):
+            return ask.At(key_BQ[:TEXTS, :Q])
+        case ask.EqualLabels(query, key, gap):
+            return ask.EqualLabels(query[:TEXTS, :Q], key[:TEXTS, :K], gap)
+        case ask.GroupMass(query, key):
+            return ask.GroupMass(query[:TEXTS, :Q], key[:TEXTS, :K])
+        case ask.Received(share):
+            return ask.Received(share[:TEXTS, :Q])
+        case ask.Features(features):
+            return ask.Features(features[:K] if features.ndim == 2 else features[:TEXTS, :K])
+        case ask.TopK(k, _, skip_key0):
+            return ask.TopK(min(k, K), None, skip_key0)
     return question

@@ -13,23 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.attention.questions import (
-    At,
-    Back,
-    Distance,
-    Entropy,
-    EqualLabels,
-    Features,
-    GroupMass,
-    Key,
-    MaxWeight,
-    Question,
-    Received,
-    RowSum,
-    SumOfSquares,
-    TopK,
-    Window,
-)
+from attnscope.attention import questions as ask
 from attnscope.attention.rows import asked_key, indicator
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.triton_kernel import kernels
@@ -51,31 +35,31 @@ class Sweep:
         self.B, self.H, self.Q, self.D = spec.q_BHQD.shape
         self.K = spec.visible.keys
 
-    def knows(self, question: Question) -> bool:
+    def knows(self, question: ask.Question) -> bool:
         """Whether a kernel answers the question."""
-        if isinstance(question, Features):
+        if isinstance(question, ask.Features):
             return question.features.shape[-1] <= MOST_COLUMNS
-        if isinstance(question, GroupMass):
+        if isinstance(question, ask.GroupMass):
             return int(question.key_group_BK.max()) < MOST_COLUMNS
-        if isinstance(question, TopK):
+        if isinstance(question, ask.TopK):
             return question.k <= MOST_TOP
-        return isinstance(question, At | Back | Key | Window) or type(question) in {**ROWS, **ANSWERS}
+        return isinstance(question, ask.At | ask.Back | ask.Key | ask.Window) or type(question) in {**ROWS, **ANSWERS}
 
-    def answers(self, questions: Sequence[Question]) -> dict[Question, Any]:
+    def answers(self, questions: Sequence[ask.Question]) -> dict[ask.Question, Any]:
         """Of questions that it knows; those of one kind share a launch where they can."""
-        one = [question for question in questions if isinstance(question, At | Back | Key)]
-        near = [question for question in questions if isinstance(question, Window)]
-        found: dict[Question, Any] = dict(zip(one, self._of_one_key(one), strict=True)) if one else {}
+        one = [question for question in questions if isinstance(question, ask.At | ask.Back | ask.Key)]
+        near = [question for question in questions if isinstance(question, ask.Window)]
+        found: dict[ask.Question, Any] = dict(zip(one, self._of_one_key(one), strict=True)) if one else {}
         found |= dict(zip(near, self._recent(near), strict=True)) if near else {}
         for question in questions:
             if question not in found:
                 found[question] = self._answer(question)
         return found
 
-    def _answer(self, question: Question) -> Any:
+    def _answer(self, question: ask.Question) -> Any:
         if type(question) in ANSWERS:
             return ANSWERS[type(question)](self, question)
-        place = ENTROPY_REST if question == Entropy(True) else ROWS[type(question)]
+        place = ENTROPY_REST if question == ask.Entropy(True) else ROWS[type(question)]
         return self.rows[place]
 
     def output(self) -> Tensor:
@@ -143,7 +127,7 @@ class Sweep:
         """The statistics of every row, (7, B, H, Q)."""
         return self._found[1]
 
-    def _of_one_key(self, asked: Sequence[At | Back | Key]) -> Tensor:
+    def _of_one_key(self, asked: Sequence[ask.At | ask.Back | ask.Key]) -> Tensor:
         keys = [asked_key(question, self.spec.visible).expand(self.B, -1) for question in asked]
         keys_SBQ = torch.stack([key.to(self.spec.device, torch.int32) for key in keys])
         found, form = self._room(len(asked), self.B, self.H, self.Q), blocks(self.spec)
@@ -151,14 +135,14 @@ class Sweep:
         self._launch(kernels.one_key, self._grid(form, len(asked)), rest, form)
         return found
 
-    def _recent(self, asked: Sequence[Window]) -> Tensor:
+    def _recent(self, asked: Sequence[ask.Window]) -> Tensor:
         widths_S = torch.tensor([question.width for question in asked], dtype=torch.int32, device=self.spec.device)
         found, form = self._room(len(asked), self.B, self.H, self.Q), blocks(self.spec)
         rest = (self.known, widths_S, found, found.stride(0), self.B)
         self._launch(kernels.recent, self._grid(form, len(asked)), rest, form, N=form.N)
         return found
 
-    def _equal(self, asked: EqualLabels) -> Tensor:
+    def _equal(self, asked: ask.EqualLabels) -> Tensor:
         """Sorted by label, the keys of one label are a run: a block of rows reads those of its labels alone."""
         found, form = self._room(self.B, self.H, self.Q), blocks(self.spec)
         row_label, row_at = asked.query_label_BQ.contiguous().sort(dim=1, stable=True)
@@ -168,14 +152,14 @@ class Sweep:
         self._launch(kernels.equal, self._grid(form), (self.known, *places, asked.gap, found), form, N=form.N)
         return found
 
-    def _received(self, asked: Received) -> Tensor:
+    def _received(self, asked: ask.Received) -> Tensor:
         share, form = _rowwise(asked.query_share_BQ.to(self.spec.device, torch.float32)), blocks(self.spec)
         found, grid = self._room(self.B, self.H, self.K), (-(-self.K // form.N), self.H, self.B)
         rest = (self.known, share, share.stride(0) if len(share) > 1 else 0, found)
         self._launch(kernels.received, grid, rest, form, N=form.N)
         return found
 
-    def _largest(self, asked: TopK) -> tuple[Tensor, Tensor]:
+    def _largest(self, asked: ask.TopK) -> tuple[Tensor, Tensor]:
         heads = list(range(self.H)) if asked.heads is None else list(asked.heads)
         chosen = torch.tensor(heads, dtype=torch.int32, device=self.spec.device)
         shape, form = (self.B, len(heads), self.Q, asked.k), blocks(self.spec)
@@ -185,14 +169,14 @@ class Sweep:
         self._launch(kernels.largest, grid, (self.known, chosen, asked.k, weights, places), form, **more)
         return weights, places
 
-    def _features(self, asked: Features) -> Tensor:
+    def _features(self, asked: ask.Features) -> Tensor:
         columns = asked.features.to(self.spec.device, torch.float32)
         stride = (columns.stride(0) if columns.ndim == 3 else 0, 0, *columns.stride()[-2:])
         found = self._room(self.B, self.H, self.Q, columns.shape[-1])
         self._product(columns, stride, columns.shape[-1], found)
         return found
 
-    def _groups(self, asked: GroupMass) -> Tensor:
+    def _groups(self, asked: ask.GroupMass) -> Tensor:
         """Keys are added up in the kernel, of so many rows at a time that they fit; then those rows by their group."""
         labels = asked.key_group_BK.to(self.spec.device, torch.int32)
         member_BQg, count = indicator(asked.query_group_BQ), int(labels.max()) + 1
@@ -241,17 +225,17 @@ def _rowwise(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-ROWS: Mapping[type[Question], int] = {
-    RowSum: ROW_SUM,
-    Entropy: ENTROPY,
-    SumOfSquares: SQUARES,
-    MaxWeight: LARGEST,
-    Distance: DISTANCE,
+ROWS: Mapping[type[ask.Question], int] = {
+    ask.RowSum: ROW_SUM,
+    ask.Entropy: ENTROPY,
+    ask.SumOfSquares: SQUARES,
+    ask.MaxWeight: LARGEST,
+    ask.Distance: DISTANCE,
 }
-ANSWERS: Mapping[type[Question], Callable[[Sweep, Any], Any]] = {
-    EqualLabels: Sweep._equal,
-    Received: Sweep._received,
-    TopK: Sweep._largest,
-    Features: Sweep._features,
-    GroupMass: Sweep._groups,
+ANSWERS: Mapping[type[ask.Question], Callable[[Sweep, Any], Any]] = {
+    ask.EqualLabels: Sweep._equal,
+    ask.Received: Sweep._received,
+    ask.TopK: Sweep._largest,
+    ask.Features: Sweep._features,
+    ask.GroupMass: Sweep._groups,
 }
