@@ -6,7 +6,7 @@ started to help leaves Ctrl-C to its parent, which the terminal signals too (`be
 
 Leaving at once is the rule because an exception raised inside an import of PyTorch can abort the process, and one
 raised inside a weakref's callback is swallowed. Compiled code may make another error of it (matplotlib does, "Invalid
-affine transformation matrix"), so the signal's number is kept: `received()` says whether an error is a signal's.
+affine transformation matrix"), so the signal's number is kept: `arrived()` says whether an error is a signal's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AGAIN_SECONDS = 0.02
 busy = threading.Lock()  # of a worker: held while it writes what it does not break off
 leaving = threading.Event()  # of a worker: it is to end
 _writing = False
-_received: int | None = None
+_arrived: int | None = None
 
 
 class Stopped(BaseException):
@@ -55,10 +55,10 @@ def unwinding() -> Iterator[None]:
 
     Where something on the way up swallowed that, it is raised again by `again`, at the latest when the block ends.
     """
-    global _writing, _received
+    global _writing, _arrived
     before = _writing, sys.unraisablehook
     _writing, sys.unraisablehook = True, _deliver_again
-    _received = _received if before[0] else None
+    _arrived = _arrived if before[0] else None
     try:
         yield
         again()
@@ -68,13 +68,13 @@ def unwinding() -> Iterator[None]:
 
 def again() -> None:
     """Raise `Stopped` for a signal that arrived and was swallowed; called between the steps of long work."""
-    if _writing and _received is not None:
-        raise Stopped(_received)
+    if _writing and _arrived is not None:
+        raise Stopped(_arrived)
 
 
-def received() -> int | None:
+def arrived() -> int | None:
     """The signal that was raised as `Stopped`, whatever became of it on the way up."""
-    return _received
+    return _arrived
 
 
 def _leave(number: int) -> None:
@@ -85,9 +85,9 @@ def _leave(number: int) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    global _received
+    global _arrived
     if _writing:
-        _received = number
+        _arrived = number
         raise Stopped(number)
     _leave(number)
 

@@ -445,7 +445,7 @@ def test_a_signal_of_which_compiled_code_made_another_error(monkeypatch):
             signals._stop(signal.SIGTERM, None)
         raise ValueError("Invalid affine transformation matrix")
 
-    monkeypatch.setattr(signals, "_received", None)
+    monkeypatch.setattr(signals, "_arrived", None)
     monkeypatch.setattr(output, "wanted_format", swallowed)
     result = call("heads", "--text", SENTENCE)
     assert (result.code, result.err) == (143, "attnscope: terminated\n")

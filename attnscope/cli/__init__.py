@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     except MemoryError:
         return _say("out of memory; give a shorter text, or a smaller model or dtype", OUT_OF_MEMORY)
     except Exception as error:
-        number = signals.received()
+        number = signals.arrived()
         return _internal(error, arguments) if number is None else _stopped(number)
     except BaseException as error:
         if not is_panic(error):
