@@ -96,12 +96,17 @@ class Report:
         out.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def parser() -> argparse.ArgumentParser:
+    """The arguments of every judge: `out`, and `source` or None."""
+    made = argparse.ArgumentParser()
+    made.add_argument("out", type=Path)
+    made.add_argument("--source", type=Path)
+    return made
+
+
 def arguments() -> argparse.Namespace:
-    """The judge's own arguments: `out`, and `source` or None."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--source", type=Path)
-    return parser.parse_args()
+    """The arguments of a judge that has none of its own."""
+    return parser().parse_args()
 
 
 def project_python() -> str:
@@ -111,6 +116,9 @@ def project_python() -> str:
 
 def source_of(requirement: str, folder: Path) -> Path:
     """The unpacked source distribution of `package==version`; raises CalledProcessError where pip cannot get it."""
+    unpacked = [one for one in folder.glob("*") if one.is_dir()]
+    if unpacked:  # by an earlier run in this folder
+        return unpacked[0]
     package = requirement.partition("==")[0]
     asked = ["download", "-q", "--no-deps", "--no-binary", package, "--dest", str(folder), requirement]
     subprocess.run([sys.executable, "-m", "pip", *asked], check=True, stdout=sys.stderr)
@@ -118,5 +126,4 @@ def source_of(requirement: str, folder: Path) -> Path:
     with tarfile.open(packed) as archive:
         archive.extractall(folder, filter="data")
     packed.unlink()
-    (unpacked,) = (one for one in folder.iterdir() if one.is_dir())
-    return unpacked
+    return next(one for one in folder.iterdir() if one.is_dir())

@@ -155,6 +155,7 @@ def parsed(arguments: Sequence[str], known: dict[str, Judge]) -> argparse.Namesp
 
 def main(arguments: Sequence[str], folder: Path = HERE, page: Path = ROOT / "docs" / "external.md") -> int:
     """Run the judges that are named; 1 where one fell short, a control passed whole or a script failed."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a judge does not outlive the driver
     known = judges(folder)
     asked = parsed(arguments, known)
     bad = []

@@ -1,0 +1,201 @@
+"""transformers' own tests with attnscope's attention in the place of PyTorch's, and with a listener: see the .toml.
+
+    python -m external.transformers OUT [--source FOLDER] [--families llama,bert,t5]
+
+Each family's result is kept in the working folder, so that a run which was cut off resumes. FOLDER is an unpacked
+source distribution of the installed transformers; without it pip downloads one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from attnscope.attention.compiled import CompiledAttention
+from attnscope.attention.spec import AttentionSpec
+from attnscope.attention.tiled import TiledAttention
+from attnscope.attention.visibility import Visibility
+from attnscope.seam.engines import Engine, fastest
+from attnscope.seam.listen import listening
+from external.common import parser, source_of
+from external.transformers_suite import (
+    Family,
+    Found,
+    distance,
+    in_float64,
+    last_states,
+    own_attentions,
+    run_cases,
+    suite_in,
+)
+
+KINDS = {
+    "encoder": "albert bert deberta-v2 distilbert esm eurobert modernbert mpnet roberta",
+    "encoder-decoder": "bart blenderbot led m2m_100 marian mbart pegasus t5 t5gemma",
+    "hybrid": "bamba falcon_h1 granitemoehybrid jamba lfm2 nemotron_h olmo_hybrid qwen3_next recurrent_gemma zamba2",
+    "decoder": "bloom cohere2 deepseek_v3 exaone4 falcon gemma gemma2 gemma3_text gpt2 gpt_bigcode gpt_neox gpt_oss"
+    " gptj llama mistral mixtral olmo3 opt phi phi3 qwen2 qwen3 qwen3_moe starcoder2 cohere glm4 granite olmo2"
+    " smollm3 stablelm apertus deepseek_v2 helium nemotron",
+}
+LONG = {"llama", "mistral", "gemma3_text", "bert", "bart"}  # read at 512 tokens too
+CONTROLLED = {"llama", "mistral", "qwen3", "bart", "bert", "jamba"}
+TOKENS = 512  # a call of 7 texts and 4 heads is then large enough for the kernel that `fused` takes
+SDPA, OUTPUTS = "test_eager_matches_sdpa_inference", "test_attention_outputs"
+
+
+def scale_off(spec: AttentionSpec) -> AttentionSpec:
+    return replace(spec, scale=spec.scale * 1.01)
+
+
+def mask_off(spec: AttentionSpec) -> AttentionSpec:
+    """Every query sees the keys next to those that it should."""
+    seen = spec.visible.rows(0, spec.visible.queries).roll(1, -1)
+    return replace(spec, visible=Visibility(spec.visible.queries, spec.visible.keys, seen, device=spec.device))
+
+
+def kv_heads_off(spec: AttentionSpec) -> AttentionSpec:
+    return replace(spec, k_BGKD=spec.k_BGKD.flip(1), v_BGKV=spec.v_BGKV.flip(1))
+
+
+FAULTS: Mapping[str, tuple[str, Callable[[AttentionSpec], AttentionSpec]]] = {
+    "scale": ("the scale off by 1 %", scale_off),
+    "mask": ("the mask off by one key", mask_off),
+    "kv": ("the kv heads in reverse order", kv_heads_off),
+}
+OPERATORS: Mapping[str, Callable[[AttentionSpec], TiledAttention]] = {
+    "tiles": TiledAttention,
+    "numba": CompiledAttention,
+    "fused": fastest,
+    **{name: lambda spec, fault=fault: TiledAttention(fault(spec)) for name, (_, fault) in FAULTS.items()},
+}
+
+
+class Attending:
+    """Runs the models of one test: under sdpa with an engine's attention in its place, or with PyTorch's own.
+
+    Notes of each pair how many calls a listener heard and how many of them attnscope answered; with `exact` also how
+    far the pair is from the same model in float64, eager first.
+    """
+
+    def __init__(self, engine: Engine | None, exact: bool) -> None:
+        self.engine, self.exact = engine, exact
+        self.eager: Any = None
+
+    def __call__(self, model: Any, forward: Any, note: Any, *args: Any, **kwargs: Any) -> Any:
+        if model.config._attn_implementation != "sdpa":
+            self.eager = forward(model, *args, **kwargs)
+            return self.eager
+        calls = answered = 0
+        if self.engine is None:
+            output = forward(model, *args, **kwargs)
+        else:
+            with listening(model, lambda call: None, engine=self.engine) as report:
+                output = forward(model, *args, **kwargs)
+            calls, answered = len(report.calls), sum(check.kernel == "attnscope" for check in report.calls)
+        off: list[float] = []
+        if self.exact and self.eager is not None:
+            true = in_float64(model, forward, kwargs)
+            off = [distance(last_states(one), true, kwargs) for one in (self.eager, output)]
+        note([calls, answered, *off])
+        return output
+
+
+def hearing(seen: Callable[[Any], Any], model: Any, forward: Any, note: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a model, and again with a listener; notes for each stack whether all that was heard equals what it returned.
+
+    seen: makes of the weights of a call what is compared.
+    """
+    output, own = own_attentions(model, forward, *args, **kwargs)
+    heard: dict[str, list[Any]] = {}
+    with listening(model, lambda call: heard.setdefault(call.stack, []).append(seen(call.P.dense().clone()))):
+        forward(model, *args, **kwargs)
+    for stack, returned in own.items():
+        given = [one for one in returned if one is not None]
+        found = heard.get(stack, []) if stack else [one for calls in heard.values() for one in calls]
+        note(len(given) == len(found) and all(map(torch.equal, given, found)))
+    return output
+
+
+def plain(model: Any, forward: Any, note: Any, *args: Any, **kwargs: Any) -> Any:
+    return forward(model, *args, **kwargs)
+
+
+class Kept:
+    """Results by what was run, one line each in a file, so that nothing is run twice."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.found = {key: Found(**found) for key, found in map(json.loads, lines)}
+
+    def of(self, key: str, run: Callable[[], Found]) -> Found:
+        if key not in self.found:
+            print(key, file=sys.stderr, flush=True)
+            start = time.monotonic()
+            self.found[key] = run()
+            self.found[key].seconds = time.monotonic() - start
+            with self.path.open("a") as file:
+                file.write(json.dumps([key, self.found[key].as_json()]) + "\n")
+        return self.found[key]
+
+
+class Runs:
+    """What was run on a family, from the kept results or now."""
+
+    def __init__(self, suite: Any, kept: Kept) -> None:
+        self.suite, self.kept = suite, kept
+
+    def sdpa(self, family: Family, operator: str) -> Found:
+        """Eager against sdpa, with an operator in its place; `torch`: PyTorch's own."""
+        engine = None if operator == "torch" else Engine(operator, OPERATORS[operator], output="attnscope")
+        key = f"{family.name} {'wide' if family.wide else 'default'} {family.tokens} {operator}"
+        return self.kept.of(key, lambda: run_cases(self.suite, family, SDPA, Attending(engine, family.wide)))
+
+    def outputs(self, family: Family, how: str) -> Found:
+        """The attentions that a family returns: as it is, `heard` by a listener, or heard with heads in `reverse`."""
+        seen = {"heard": lambda weights: weights, "reverse": lambda weights: weights.flip(1)}
+        calling = plain if how == "own" else partial(hearing, seen[how])
+        return self.kept.of(f"{family.name} {how}", lambda: run_cases(self.suite, family, OUTPUTS, calling))
+
+
+def families(names: Iterable[str]) -> Iterator[Family]:
+    wanted = set(names)
+    for kind, members in KINDS.items():
+        yield from (Family(name, kind) for name in members.split() if not wanted or name in wanted)
+
+
+def main() -> None:
+    made = parser()
+    made.add_argument("--families", default="", help="names with commas between; all without")
+    asked = made.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    source = asked.source or source_of(f"transformers=={transformers.__version__}", Path("source"))
+    runs = Runs(suite_in(source), Kept(Path("kept.jsonl")))
+    for family in families(filter(None, asked.families.split(","))):
+        wide = replace(family, wide=True)
+        for one in (family, wide):
+            for operator in ("torch", "tiles", "numba"):
+                runs.sdpa(one, operator)
+        for how in ("own", "heard"):
+            runs.outputs(family, how)
+        if family.name in LONG:
+            runs.sdpa(replace(wide, tokens=TOKENS), "fused")
+        if family.name in CONTROLLED:
+            for fault in FAULTS:
+                runs.sdpa(wide, fault)
+            runs.outputs(family, "reverse")
+
+
+if __name__ == "__main__":
+    main()
