@@ -1,6 +1,7 @@
 """scripts/external.sh: which judges it runs, what it takes for a failure, and the page that it makes. No network."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -8,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from external import driver  # noqa: E402
+from external.common import source_of  # noqa: E402
 from external.document import document, fell_short  # noqa: E402
 
 SCRIPT = """
@@ -216,3 +219,21 @@ def test_the_command_runs_from_any_folder(tmp_path: Path) -> None:
     done = subprocess.run(asked, cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable}, text=True,
         capture_output=True, check=True)  # fmt: skip
     assert "--source NAME=FOLDER" in done.stdout
+
+
+@pytest.mark.slow
+def test_transformers_own_tests_hold_for_three_families(tmp_path: Path) -> None:
+    """In the tests' own environment; TRANSFORMERS_SOURCE is an unpacked source distribution for who has no network."""
+    pytest.importorskip("parameterized", reason="transformers' tests need parameterized")
+    given = os.environ.get("TRANSFORMERS_SOURCE")
+    try:
+        source = Path(given) if given else source_of(f"transformers=={transformers.__version__}", tmp_path / "source")
+    except subprocess.CalledProcessError:
+        pytest.skip("pip cannot download transformers' source distribution; TRANSFORMERS_SOURCE=FOLDER gives one")
+    command = [sys.executable, "-m", "external.transformers", str(tmp_path / "out.json"), "--source", str(source)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts"), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([*command, "--families", "llama,bert,t5"], cwd=tmp_path, env=environment, check=True)
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert fell_short(found) == []
+    assert sum(check["passed"] for check in found["checks"]) > 300
+    assert len(found["controls"]) == 4

@@ -60,13 +60,14 @@ class Check:
 
 
 class Report:
-    """What a judge found, as the driver reads it."""
+    """What a judge found, as the driver reads it. notes: what was read; not_had: what could not be, and why."""
 
     def __init__(self, packages: Sequence[str]) -> None:
         """packages: whose versions are written down."""
         self.version = {name: version(name) for name in packages}
         self.checks: list[Check] = []
         self.controls: list[Check] = []
+        self.notes: list[str] = []
         self.not_had: list[str] = []
 
     @contextmanager
@@ -91,6 +92,7 @@ class Report:
             "version": self.version,
             "checks": [asdict(one) for one in self.checks],
             "controls": [asdict(one) for one in self.controls],
+            "notes": self.notes,
             "not_had": self.not_had,
         }
         out.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -73,6 +73,7 @@ def part(judge: Any, found: Mapping[str, Any]) -> str:
     differs = [f"- {one['what']}: {why}" for one in found["checks"] for why in one.get("differs", ())]
     short = [f"- {one['what']}: {case}" for one in found["checks"] for case in one.get("short", ())]
     lists = {
+        "What was read:": [f"- {one}" for one in found.get("notes", ())],
         "What differs, and why:": differs,
         "What fell short:": short,
         "What could not be had:": [f"- {one}" for one in found["not_had"]],

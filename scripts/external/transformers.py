@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,9 @@ from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.seam.engines import Engine, fastest
 from attnscope.seam.listen import listening
-from external.common import parser, source_of
+from external.common import Report, parser, source_of
 from external.transformers_suite import (
+    ABSENT,
     Family,
     Found,
     distance,
@@ -37,18 +38,20 @@ from external.transformers_suite import (
     run_cases,
     suite_in,
 )
+from external.transformers_verdict import Tally, cases_of, counted, explanation, not_allowed, reasons, unheard
 
 KINDS = {
     "encoder": "albert bert deberta-v2 distilbert esm eurobert modernbert mpnet roberta",
     "encoder-decoder": "bart blenderbot led m2m_100 marian mbart pegasus t5 t5gemma",
     "hybrid": "bamba falcon_h1 granitemoehybrid jamba lfm2 nemotron_h olmo_hybrid qwen3_next recurrent_gemma zamba2",
-    "decoder": "bloom cohere2 deepseek_v3 exaone4 falcon gemma gemma2 gemma3_text gpt2 gpt_bigcode gpt_neox gpt_oss"
-    " gptj llama mistral mixtral olmo3 opt phi phi3 qwen2 qwen3 qwen3_moe starcoder2 cohere glm4 granite olmo2"
-    " smollm3 stablelm apertus deepseek_v2 helium nemotron",
+    "decoder": "bloom cohere cohere2 deepseek_v3 exaone4 falcon gemma gemma2 gemma3_text glm4 gpt2 gpt_bigcode gpt_neox"
+    " gpt_oss gptj granite llama mistral mixtral olmo2 olmo3 opt phi phi3 qwen2 qwen3 qwen3_moe smollm3 stablelm"
+    " starcoder2",
 }
 LONG = {"llama", "mistral", "gemma3_text", "bert", "bart"}  # read at 512 tokens too
 CONTROLLED = {"llama", "mistral", "qwen3", "bart", "bert", "jamba"}
 TOKENS = 512  # a call of 7 texts and 4 heads is then large enough for the kernel that `fused` takes
+WIDE = "`initializer_range=1.0`"
 SDPA, OUTPUTS = "test_eager_matches_sdpa_inference", "test_attention_outputs"
 
 
@@ -168,9 +171,64 @@ class Runs:
 
 
 def families(names: Iterable[str]) -> Iterator[Family]:
+    """Every family, or those that are named."""
     wanted = set(names)
     for kind, members in KINDS.items():
         yield from (Family(name, kind) for name in members.split() if not wanted or name in wanted)
+
+
+def outside(runs: Runs, family: Family) -> str:
+    """Why the sdpa test says nothing of a family; empty where it does."""
+    why = not_allowed(runs.sdpa(family, "torch"))
+    if not why and unheard(runs.sdpa(family, "tiles")):
+        why = "its attention does not call transformers' interface, where attnscope could take its place"
+    return why
+
+
+def judge_sdpa(runs: Runs, chosen: Sequence[Family], report: Report) -> None:
+    """Eager against sdpa with attnscope in its place, at both weights; at 512 tokens the kernel that `fused` takes."""
+    asked = [(wide, operator, 7, chosen) for wide in (False, True) for operator in ("tiles", "numba")]
+    asked += [(wide, "fused", TOKENS, [one for one in chosen if one.name in LONG]) for wide in (False, True)]
+    for wide, operator, tokens, members in asked:
+        weights = WIDE if wide else "default weights"
+        who = counted(family.kind for family in members)
+        with report.check(f"eager against sdpa, {operator}, {weights}, {tokens} tokens: {who}") as check:
+            tally = Tally(check)
+            for family in members:
+                one = replace(family, wide=wide, tokens=tokens)
+                torch_too = runs.sdpa(one, "torch") if tokens == family.tokens else None
+                tally.add(family.name, runs.sdpa(one, operator), torch_too)
+            tally.close()
+        check.seconds = round(tally.seconds, 1)
+
+
+def judge_outputs(runs: Runs, chosen: Sequence[Family], report: Report) -> dict[str, str]:
+    """What a listener hears against the attentions returned, bit for bit; gives whom the test leaves out, and why."""
+    own = {family: runs.outputs(family, "own") for family in chosen}
+    out = {one.name: next(iter((found.failed | found.skipped).values()), "") for one, found in own.items()}
+    allowed = [family for family in chosen if not out[family.name]]
+    with report.check(
+        f"every call heard equals the attentions returned: {counted(one.kind for one in allowed)}"
+    ) as check:
+        for family in allowed:
+            found = runs.outputs(family, "heard")
+            noted = [one for case in found.heard.values() for one in case]
+            check.hold(bool(noted) and all(noted) and not found.failed, f"{family.name}: {found.failed or noted}")
+    check.seconds = round(sum(runs.outputs(family, "heard").seconds for family in allowed), 1)
+    with report.control("every call heard with its heads in reverse order") as control:
+        for family in [one for one in allowed if one.name in CONTROLLED]:
+            control.hold(all(one for case in runs.outputs(family, "reverse").heard.values() for one in case))
+    return {name: f"`{OUTPUTS}`, which fails without attnscope too: {why}" for name, why in out.items() if why}
+
+
+def judge_faults(runs: Runs, chosen: Sequence[Family], report: Report) -> None:
+    """The same cases with a planted fault; one that the measured rounding would explain counts as passed."""
+    members = [replace(family, wide=True) for family in chosen if family.name in CONTROLLED]
+    for fault, (what, _) in FAULTS.items():
+        with report.control(f"{what}, tiles, {WIDE}: {len(members)} families") as control:
+            for found in [runs.sdpa(family, fault) for family in members]:
+                for case in cases_of(found):
+                    control.hold(case not in found.failed or bool(explanation(found, case)))
 
 
 def main() -> None:
@@ -181,20 +239,19 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     source = asked.source or source_of(f"transformers=={transformers.__version__}", Path("source"))
-    runs = Runs(suite_in(source), Kept(Path("kept.jsonl")))
-    for family in families(filter(None, asked.families.split(","))):
-        wide = replace(family, wide=True)
-        for one in (family, wide):
-            for operator in ("torch", "tiles", "numba"):
-                runs.sdpa(one, operator)
-        for how in ("own", "heard"):
-            runs.outputs(family, how)
-        if family.name in LONG:
-            runs.sdpa(replace(wide, tokens=TOKENS), "fused")
-        if family.name in CONTROLLED:
-            for fault in FAULTS:
-                runs.sdpa(wide, fault)
-            runs.outputs(family, "reverse")
+    runs, report = Runs(suite_in(source), Kept(Path("kept.jsonl"))), Report(("transformers", "torch", "numba"))
+    chosen = list(families(filter(None, asked.families.split(","))))
+    out = {family.name: why for family in chosen if (why := outside(runs, family))}
+    allowed = [family for family in chosen if family.name not in out]
+    judge_sdpa(runs, allowed, report)
+    judge_faults(runs, allowed, report)
+    report.notes.append(f"eager against sdpa: {', '.join(family.name for family in allowed)}")
+    report.not_had += [f"eager against sdpa: {line}" for line in reasons(out)]
+    report.not_had += reasons(judge_outputs(runs, chosen, report))
+    report.not_had.append(
+        f"{' and '.join(f'`{one}`' for one in ABSENT.values())}: not in the source distribution; these tests use neither"
+    )
+    report.write(asked.out)
 
 
 if __name__ == "__main__":
