@@ -248,9 +248,8 @@ def main() -> None:
     report.notes.append(f"eager against sdpa: {', '.join(family.name for family in allowed)}")
     report.not_had += [f"eager against sdpa: {line}" for line in reasons(out)]
     report.not_had += reasons(judge_outputs(runs, chosen, report))
-    report.not_had.append(
-        f"{' and '.join(f'`{one}`' for one in ABSENT.values())}: not in the source distribution; these tests use neither"
-    )
+    absent = " and ".join(f"`{one}`" for one in ABSENT.values())
+    report.not_had.append(f"{absent}: not in the source distribution; these tests use neither")
     report.write(asked.out)
 
 
