@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from external.common import Check
 from external.transformers_suite import Found
 
-FURTHER = 3  # times as far from float64 as eager is; a scale off by 1 % is 13 times as far or more, in float32
+# Times as far from float64 as eager is. PyTorch's own sdpa is up to 4 times as far; in float32 the compiled kernel, whose
+# exp is good to 2e-7, is up to 3.4 times as far, and a scale off by 1 % at least 13 times.
+FURTHER = 5
 OVERFLOW = "eager attention itself overflows float16 and gives no number to compare with"
 ROUNDING = f"both are rounded: attnscope is at most {FURTHER} times as far from the model in float64 as eager attention"
 
@@ -91,7 +93,7 @@ def not_allowed(found: Found) -> str:
 
 def unheard(found: Found) -> bool:
     """Whether no attention call of the family reached attnscope: it does not call transformers' interface."""
-    return all(calls == 0 for noted in found.heard.values() for calls, *_ in noted)
+    return all(own == 0 for noted in found.heard.values() for _, own, *_ in noted)
 
 
 def reasons(out: Mapping[str, str]) -> list[str]:
