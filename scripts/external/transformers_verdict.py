@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from external.common import Check
 from external.transformers_suite import Found
 
-# Times as far from float64 as eager is. PyTorch's own sdpa is up to 4 times as far. In float32 the compiled kernel, whose
-# exp is good to 2e-7, is up to 3.4 times as far, and a scale off by 1 % at least 13 times.
+# Times as far from float64 as eager is. PyTorch's own sdpa is up to 4 times as far. In float32 the compiled kernel,
+# whose exp is good to 2e-7, is up to 3.4 times as far, and a scale off by 1 % at least 13 times.
 FURTHER = 5
 OVERFLOW = "eager attention itself overflows float16 and gives no number to compare with"
 ROUNDING = f"both are rounded: attnscope is at most {FURTHER} times as far from the model in float64 as eager attention"
