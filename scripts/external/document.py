@@ -70,7 +70,7 @@ def part(judge: Any, found: Mapping[str, Any]) -> str:
         "| control | passed | of | seconds |\n|---|---|---|---|",
         *(table_row(one) for one in found["controls"]),
     ]
-    differs = [f"- {one['what']}: {why}" for one in found["checks"] for why in one.get("differs", ())]
+    differs = [f"- {one['what']}: {'; '.join(one['differs'])}" for one in found["checks"] if one.get("differs")]
     short = [f"- {one['what']}: {case}" for one in found["checks"] for case in one.get("short", ())]
     lists = {
         "What was read:": [f"- {one}" for one in found.get("notes", ())],

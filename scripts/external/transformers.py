@@ -38,7 +38,7 @@ from external.transformers_suite import (
     run_cases,
     suite_in,
 )
-from external.transformers_verdict import Tally, cases_of, counted, explanation, not_allowed, reasons, unheard
+from external.transformers_verdict import Tally, cases_of, counted, explanation, further, not_allowed, reasons, unheard
 
 KINDS = {
     "encoder": "albert bert deberta-v2 distilbert esm eurobert modernbert mpnet roberta",
@@ -69,6 +69,7 @@ def kv_heads_off(spec: AttentionSpec) -> AttentionSpec:
     return replace(spec, k_BGKD=spec.k_BGKD.flip(1), v_BGKV=spec.v_BGKV.flip(1))
 
 
+MEASURED = ("tiles", "numba")
 FAULTS: Mapping[str, tuple[str, Callable[[AttentionSpec], AttentionSpec]]] = {
     "scale": ("the scale off by 1 %", scale_off),
     "mask": ("the mask off by one key", mask_off),
@@ -119,10 +120,10 @@ def hearing(seen: Callable[[Any], Any], model: Any, forward: Any, note: Any, *ar
     """
     output, own = own_attentions(model, forward, *args, **kwargs)
     heard: dict[str, list[Any]] = {}
-    with listening(model, lambda call: heard.setdefault(call.stack, []).append(seen(call.P.dense().clone()))):
+    with listening(model, lambda call: heard.setdefault(call.stack, []).append(seen(call.P.dense().clone()))) as report:
+        report.tokens = kwargs["input_ids"].shape[1]  # as `listen` sets it: a family may pad them itself
         forward(model, *args, **kwargs)
-    for stack, returned in own.items():
-        given = [one for one in returned if one is not None]
+    for stack, given in own.items():
         found = heard.get(stack, []) if stack else [one for calls in heard.values() for one in calls]
         note(len(given) == len(found) and all(map(torch.equal, given, found)))
     return output
@@ -187,12 +188,12 @@ def outside(runs: Runs, family: Family) -> str:
 
 def judge_sdpa(runs: Runs, chosen: Sequence[Family], report: Report) -> None:
     """Eager against sdpa with attnscope in its place, at both weights; at 512 tokens the kernel that `fused` takes."""
-    asked = [(wide, operator, 7, chosen) for wide in (False, True) for operator in ("tiles", "numba")]
+    asked = [(wide, operator, 7, chosen) for wide in (False, True) for operator in MEASURED]
     asked += [(wide, "fused", TOKENS, [one for one in chosen if one.name in LONG]) for wide in (False, True)]
     for wide, operator, tokens, members in asked:
         weights = WIDE if wide else "default weights"
-        who = counted(family.kind for family in members)
-        with report.check(f"eager against sdpa, {operator}, {weights}, {tokens} tokens: {who}") as check:
+        what = f"eager against sdpa, {operator}, {weights}, {tokens} tokens, {len(members)} families"
+        with report.check(what) as check:
             tally = Tally(check)
             for family in members:
                 one = replace(family, wide=wide, tokens=tokens)
@@ -207,9 +208,7 @@ def judge_outputs(runs: Runs, chosen: Sequence[Family], report: Report) -> dict[
     own = {family: runs.outputs(family, "own") for family in chosen}
     out = {one.name: next(iter((found.failed | found.skipped).values()), "") for one, found in own.items()}
     allowed = [family for family in chosen if not out[family.name]]
-    with report.check(
-        f"every call heard equals the attentions returned: {counted(one.kind for one in allowed)}"
-    ) as check:
+    with report.check(f"every call heard equals the attentions returned, {len(allowed)} families") as check:
         for family in allowed:
             found = runs.outputs(family, "heard")
             noted = [one for case in found.heard.values() for one in case]
@@ -225,10 +224,28 @@ def judge_faults(runs: Runs, chosen: Sequence[Family], report: Report) -> None:
     """The same cases with a planted fault; one that the measured rounding would explain counts as passed."""
     members = [replace(family, wide=True) for family in chosen if family.name in CONTROLLED]
     for fault, (what, _) in FAULTS.items():
-        with report.control(f"{what}, tiles, {WIDE}: {len(members)} families") as control:
-            for found in [runs.sdpa(family, fault) for family in members]:
+        with report.control(f"{what}, tiles, {WIDE}, {len(members)} families") as control:
+            every = [runs.sdpa(family, fault) for family in members]
+            for found in every:
                 for case in cases_of(found):
                     control.hold(case not in found.failed or bool(explanation(found, case)))
+        control.seconds = round(sum(found.seconds for found in every), 1)
+
+
+def describe(runs: Runs, allowed: Sequence[Family], chosen: Sequence[Family], report: Report) -> None:
+    """Write down which families were read, and how far from float64 each operator is, in times of eager attention."""
+    wide = [replace(family, wide=True) for family in allowed]
+    most = {name: max(max(further(runs.sdpa(one, name)), default=0.0) for one in wide) for name in ("torch", *MEASURED)}
+    faulty = [runs.sdpa(one, "scale") for one in wide if one.name in CONTROLLED]
+    least = min((least for found in faulty for least in further(found, "fp32")), default=0.0)
+    figures = ", ".join(f"{'PyTorch' if name == 'torch' else name} {times:.1f}" for name, times in most.items())
+    named = ", ".join(f"{family.name}{'' if family in allowed else ' (listener alone)'}" for family in chosen)
+    report.notes += [
+        f"{counted(family.kind for family in chosen)}: {named}",
+        f"how far from float64 with {WIDE}, at most so many times as eager attention: {figures};"
+        f" with the scale off by 1 %, in float32, at least {least:.1f}",
+        "the columns of led's encoder, which are relative to the query, are brought to the positions of the keys first",
+    ]
 
 
 def main() -> None:
@@ -245,7 +262,7 @@ def main() -> None:
     allowed = [family for family in chosen if family.name not in out]
     judge_sdpa(runs, allowed, report)
     judge_faults(runs, allowed, report)
-    report.notes.append(f"eager against sdpa: {', '.join(family.name for family in allowed)}")
+    describe(runs, allowed, chosen, report)
     report.not_had += [f"eager against sdpa: {line}" for line in reasons(out)]
     report.not_had += reasons(judge_outputs(runs, chosen, report))
     absent = " and ".join(f"`{one}`" for one in ABSENT.values())

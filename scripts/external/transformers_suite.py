@@ -30,7 +30,7 @@ from attnscope.model.geometry import geometry_of
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from helpers.families import LAYER_COUNTS, tiny_config
-from helpers.stack_families import OVERRIDES
+from helpers.stack_families import BROUGHT, OVERRIDES
 
 TEXTS = 13  # as many as transformers' own testers have
 RANGES = ("initializer_range", "init_range", "_std", "initializer_factor")  # what configs call it
@@ -176,12 +176,17 @@ def called_by(model_class: Any, calling: Callable[..., Any], note: Callable[[Any
 
 
 def own_attentions(model: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-    """A model's output, and the attentions that it returns by the name of their stack."""
+    """A model's output, and the attentions that it returns by their stack, with columns that are positions of keys."""
     output = forward(model, *args, **copy.deepcopy(kwargs))
-    crossed = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
-    alone = {"": "attentions"}
-    names = crossed if "decoder_input_ids" in inspect.signature(model.forward).parameters else alone
-    return output, {stack: getattr(output, name, None) or () for stack, name in names.items()}
+    names = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
+    if "decoder_input_ids" not in inspect.signature(model.forward).parameters:
+        names = {"": "attentions"}
+    bring = BROUGHT.get(model.config.model_type, lambda stack, given, tokens: given)
+    tokens = kwargs["input_ids"].shape[1]
+    returned = {stack: getattr(output, name, None) or () for stack, name in names.items()}
+    return output, {
+        stack: [bring(stack, one, tokens) for one in some if one is not None] for stack, some in returned.items()
+    }
 
 
 def in_float64(model: Any, forward: Callable[..., Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
