@@ -1,4 +1,4 @@
-/* attnscope viewer, made by scripts/build_viewer.mjs of sources 775846d8b7cf30006b0efabd0ef9df54b2f0d6431556dc01ec869e9d0b780439 */
+/* attnscope viewer, made by scripts/build_viewer.mjs of sources 7b2fcb9bd14970e3bffc061b4f9bec7d5a48ca756c296844f95855bfe2aaef65 */
 /* d3-color
 Copyright 2010-2026 Mike Bostock
 
