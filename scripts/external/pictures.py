@@ -49,7 +49,7 @@ class Validator:
 
 
 VALIDATORS = {
-    "png": Validator(("pngcheck", "-q"), ("pngcheck",), wrong_crc, "a PNG with a wrong CRC"),
+    "png": Validator(("pngcheck", "-q"), ("pngcheck", "-h"), wrong_crc, "a PNG with a wrong CRC"),
     "svg": Validator(
         ("xmllint", "--noout", "--nonet"),
         ("xmllint", "--version"),

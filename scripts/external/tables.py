@@ -109,7 +109,7 @@ def same(value: Any, read: Any, text: bool) -> bool:
     if isinstance(value, str):
         return str(read) == value or (text and value == "" and read is None)
     if isinstance(value, float):
-        return math.isclose(float(read), value, rel_tol=1e-6 if text else 0.0)
+        return isinstance(read, int | float) and math.isclose(read, value, rel_tol=1e-6 if text else 0.0)
     return read is not None and not isinstance(read, str) and read == value
 
 
