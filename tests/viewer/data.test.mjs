@@ -9,7 +9,7 @@ const { Blobs, Page, WeightMap, massOn, said } = await source("data");
 const { DEFAULTS, Store, parse, write } = await source("store");
 const { find } = await source("search");
 const { leastOf, sliderOf } = await source("filters");
-const { css, diverging, inkOn, intensity, sequential, srgb } = await source("colours");
+const { css, diverging, inkOn, intensity, luminance, sequential, srgb } = await source("colours");
 const { pool } = await source("thumbs");
 
 const LABELS = ["<s>", "the", "·fin", "ancial", "·bank", "·on"];
@@ -355,5 +355,20 @@ test("colours: black and white are that, a log scale is one, the ink stands out"
   assert.equal(intensity(0.5, false)(0.25), 0.5);
   assert.ok(Math.abs(intensity(1, true, 1e-4)(1e-2) - 0.5) < 1e-9);
   const greys = { rgb: Uint8ClampedArray.from(range(768), (i) => Math.floor(i / 3)), packed: new Uint32Array(256) };
-  assert.deepEqual([inkOn(greys, 0), inkOn(greys, 1), css(greys, 2)], ["#ffffff", "#1a1c22", "rgb(255 255 255)"]);
+  assert.deepEqual([inkOn(greys, 0), inkOn(greys, 1), css(greys, 2)], ["#ffffff", "#000000", "rgb(255 255 255)"]);
 });
+
+test("the ink on any colour is read: a contrast of at least 4.5", () => {
+  for (const theme of ["light", "dark"]) {
+    globalThis.document = { documentElement: { dataset: { theme } } };
+    for (const [ramp, step] of [sequential(), diverging()].flatMap((ramp) => range(256).map((step) => [ramp, step]))) {
+      const colours = [inkOn(ramp, step / 255), css(ramp, step / 255)];
+      const [dark, light] = colours.map((colour) => luminance(bytesOf(colour))).sort((a, b) => a - b);
+      assert.ok((light + 0.05) / (dark + 0.05) >= 4.5, colours.join(" on "));
+    }
+  }
+});
+
+/** The bytes of `#rrggbb` or `rgb(r g b)`. */
+const bytesOf = (colour) =>
+  colour.startsWith("#") ? [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16)) : colour.match(/\d+/g).map(Number);

@@ -20,6 +20,9 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** Words for those who hear the page; others see what they say. @param {string} text */
+export const spoken = (text) => make("span", { class: "spoken" }, text);
+
 /**
  * Gives a canvas its size in CSS pixels and a context in which one unit is one of them.
  *

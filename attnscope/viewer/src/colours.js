@@ -137,10 +137,15 @@ export function inkOn({ rgb }, t) {
 /** @param {number} colour 0xAABBGGRR @returns {string} the ink that is read best on it */
 export const inkOnPixel = (colour) => readable([colour & 255, (colour >> 8) & 255, (colour >> 16) & 255]);
 
-/** @param {[number, number, number]} bytes of a colour; dark ink has the greater contrast above a luminance of 0.2 */
-function readable(bytes) {
-  const [r, g, b] = bytes.map((value) => (value / 255) ** 2.2);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.22 ? "#1a1c22" : "#ffffff";
+const EQUAL = Math.sqrt(1.05 * 0.05) - 0.05; // the luminance that black and white contrast with equally, 4.58 : 1
+
+/** @param {[number, number, number]} bytes of a colour; WCAG asks for a contrast of 4.5, which a softer black misses */
+const readable = (bytes) => (luminance(bytes) > EQUAL ? "#000000" : "#ffffff");
+
+/** @param {[number, number, number]} bytes of a colour @returns {number} its relative luminance (WCAG 2.2), 0 to 1 */
+export function luminance(bytes) {
+  const [r, g, b] = bytes.map((value) => (value <= 10 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 
 /**

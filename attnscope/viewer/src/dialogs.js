@@ -11,6 +11,7 @@ import { namedRanges } from "./status.js";
 const KEYS = [
   [["←", "→"], "head before, head after"],
   [["↑", "↓"], "same head, a layer up or down; also [ and ]"],
+  [["j", "k"], "next query, query before; with Shift next key, key before"],
   [["1", "…", "9"], "views, in the order of their tabs"],
   [["/"], "find a token; Enter chooses it as query, Shift Enter as key"],
   [["Esc"], "let go: the pinned query, the key, further heads"],
@@ -72,7 +73,7 @@ export class SearchDialog {
     this.chosen = 0;
     this.element = make("dialog", { class: "search", "aria-label": "Find a token" });
     this.input = make("input", {
-      type: "search",
+      type: "text",
       role: "combobox",
       placeholder: "text, or a position",
       "aria-label": "Text or position",

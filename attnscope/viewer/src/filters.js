@@ -39,7 +39,7 @@ export class Filters {
       "div",
       { class: "fields" },
       ...this.boxes.map(({ label }) => label),
-      make("label", { title: "Take out smaller weights" }, "least", this.least, this.amount),
+      make("span", { class: "least", title: "Take out smaller weights" }, make("label", {}, "least", this.least), this.amount),
       this.#parts(),
       this.#sides(),
     );

@@ -76,13 +76,11 @@ export class HeadGrid {
     const heads = side.heads.filter((head) => head.at === at);
     const canvas = make("canvas", { "aria-hidden": "true" });
     const cells = make("div", { class: "grid-cells", role: "group", "aria-label": `layer ${layer}` }, canvas);
-    for (const { head, role } of heads) {
-      const name = side.name(at, head);
-      const spoken = role === "-" ? name : `${name}, ${role}`;
+    for (const { head } of heads) {
       const button = make("button", {
         type: "button",
         "data-head": `${at}.${head}`,
-        "aria-label": spoken,
+        "aria-label": called(side, { at, head }),
         tabindex: "-1",
       });
       this.buttons.set(`${at}.${head}`, button);
@@ -139,13 +137,14 @@ export class HeadGrid {
   }
 
   /**
-   * Fills one cell; a number stands in it where there is room.
+   * Fills one cell; its number is heard, and seen where there is room.
    *
    * @param {Name} name @param {string} colour @param {string} [text] @param {string} [ink]
    */
   fill({ at, head }, colour, text = "", ink = "") {
     const button = this.buttons.get(`${at}.${head}`);
-    if (!button) return;
+    if (!button || !this.side) return;
+    button.setAttribute("aria-label", called(this.side, { at, head }, text));
     button.style.backgroundColor = colour;
     button.style.color = ink;
     button.textContent = this.width >= 34 && this.height >= 16 ? text : "";
@@ -196,6 +195,12 @@ export class HeadGrid {
     const { left, bottom } = button.getBoundingClientRect();
     tooltip.show({ clientX: left, clientY: bottom }, this.options.about(name));
   }
+}
+
+/** What a cell is called for those who hear it. @param {Side} side @param {Name} name @param {string} [text] in the cell */
+function called(side, { at, head }, text = "") {
+  const { role = "-" } = side.headAt(at, head) ?? {};
+  return [side.name(at, head), text, role === "-" ? "" : role].filter(Boolean).join(", ");
 }
 
 /**

@@ -27,10 +27,10 @@ export class Shell {
     /** @type {Map<string, View>} */
     this.views = new Map();
     this.buttons = tabs.map((tab, place) => this.#tab(tab, place));
-    this.panels = new Map(tabs.map(({ id }) => [id, this.#panel(id)]));
+    this.panels = new Map(tabs.map((tab) => [tab.id, this.#panel(tab)]));
     const list = make("div", { class: "tabs", role: "tablist", "aria-label": "Views" }, ...this.buttons);
     list.addEventListener("keydown", (event) => this.#alongTabs(event));
-    const bar = make("div", { class: "bar" }, list, this.filters.element);
+    const bar = make("section", { class: "bar", "aria-label": "Views and filters" }, list, this.filters.element);
     const main = make("main", {}, ...this.panels.values());
     app.replaceChildren(this.#header(), bar, main, this.status.element, this.help.element, this.search.element);
     document.addEventListener("keydown", (event) => this.#key(event));
@@ -93,10 +93,10 @@ export class Shell {
     return make("button", { type: "button", role: "tab", ...what, onclick }, title);
   }
 
-  /** @param {string} id */
-  #panel(id) {
+  /** @param {Tab} tab */
+  #panel({ id, title }) {
     const what = { id: `panel-${id}`, "data-view": id, "aria-labelledby": `tab-${id}`, tabindex: "-1", hidden: true };
-    return make("section", { role: "tabpanel", ...what });
+    return make("section", { role: "tabpanel", ...what }, make("h2", { class: "spoken" }, title));
   }
 
   /** Everything but the view. @param {State} state */
@@ -173,6 +173,12 @@ export class Shell {
       case "ArrowDown":
       case "]":
         return { at: at + 1, head };
+      case "j":
+      case "k":
+        return this.#step("query", key === "j" ? 1 : -1);
+      case "J":
+      case "K":
+        return this.#step("key", key === "J" ? 1 : -1);
       case "/":
         return () => this.search.open("query");
       case "?":
@@ -184,6 +190,15 @@ export class Shell {
       default:
         return null;
     }
+  }
+
+  /** The token before or after; the first key is the query itself. @param {"query"|"key"} axis @param {number} step */
+  #step(axis, step) {
+    const { state } = this.store;
+    const from = axis === "query" ? this.page.query(state) : state.key;
+    const token = from === null ? this.page.query(state) : from + step;
+    if (token < 0 || token >= this.page.side(state).count) return {};
+    return axis === "query" ? { query: token } : { key: token, keyEnd: null, group: "" };
   }
 
   /** @param {number} step @returns {Partial<State>} the head before or after, in its layer */
@@ -199,9 +214,9 @@ export class Shell {
 function typing(target, key) {
   if (!(target instanceof HTMLElement) || key === "Escape") return false;
   if (target instanceof HTMLInputElement) return target.type !== "checkbox";
-  return (
-    target.matches("select, textarea, [contenteditable]") || (key.startsWith("Arrow") && target.matches("[role=tab]"))
-  );
+  if (target.matches("select, textarea, [contenteditable]")) return true;
+  const scrolls = target.matches(".table-scroll") && target.scrollWidth > target.clientWidth;
+  return key.startsWith("Arrow") && (scrolls || target.matches("[role=tab]"));
 }
 
 /** @param {Side} side */

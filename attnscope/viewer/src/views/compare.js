@@ -45,7 +45,13 @@ class CompareView {
     this.plots = [0, 1, 2].map((place) => this.#plot(place));
     this.scales = this.plots.map(() => make("span", {}));
     this.note = make("p", { class: "note" });
-    this.list = make("div", { class: "table-scroll", "data-role": "differences" });
+    this.list = make("div", {
+      class: "table-scroll",
+      "data-role": "differences",
+      tabindex: 0,
+      role: "group",
+      "aria-label": "heads by their largest difference",
+    });
     const titles = [
       ...page.sides.map((side, place) => `${this.names[place]}: ${side.data.name}, “${excerpt(side, TITLE)}”`),
       "B − A",
@@ -208,7 +214,7 @@ class CompareView {
       "tr",
       {},
       ...["head", "difference", "query", "key"].map((name, place) =>
-        make("th", { class: place > 1 ? "words" : "" }, name),
+        make("th", { scope: "col", class: place > 1 ? "words" : "" }, name),
       ),
     );
     const rows = found.map(({ at, head, row, column, value }) => {
@@ -223,7 +229,7 @@ class CompareView {
       return make(
         "tr",
         attributes,
-        make("td", {}, this.page.sides[0].name(at, head)),
+        make("td", {}, make("button", { type: "button", class: "plain" }, this.page.sides[0].name(at, head))),
         make("td", {}, colour, signed(value)),
         ...[row, column].map((unit) => make("td", { class: "words" }, named(units, unit, 24))),
       );

@@ -46,11 +46,11 @@ class HeadView {
     this.looks = new Looks(page);
     this.legend = make("div", { class: "legend" });
     this.note = make("p", { class: "note" });
-    this.canvas = make("canvas", { class: "lines", "aria-hidden": true });
+    this.canvas = make("canvas", { class: "lines", "aria-hidden": "true" });
     this.rows = make("div", { class: "rows" });
     this.scroller = make(
       "div",
-      { class: "scroller", tabindex: 0, "aria-label": "queries and keys" },
+      { class: "scroller", tabindex: 0, role: "group", "aria-label": "queries and keys" },
       this.canvas,
       this.rows,
     );

@@ -33,7 +33,7 @@ class MetricsView {
     this.legend = make("div", { class: "legend" });
     const label = make("label", {}, "Metric ", this.metric);
     const map = make("div", { class: "metric-map" });
-    this.box = make("div", { class: "table-box", tabindex: "0", role: "region", "aria-label": "Table of heads" });
+    this.box = make("div", { class: "table-box", tabindex: "0", role: "group", "aria-label": "Table of heads" });
     element.append(
       make("div", { class: "metric-choice" }, label, this.formula),
       this.reading,

@@ -14,7 +14,7 @@
  * @property {(key: number) => string} cell
  * @property {string} [sum]
  */
-import { latest, make } from "../canvas.js";
+import { latest, make, spoken } from "../canvas.js";
 import { said } from "../data.js";
 import { length, opened, stepsOf } from "./arithmetic.js";
 import { divisor, general, number, numbers, total } from "./numbers.js";
@@ -265,10 +265,10 @@ class Explained {
     const head = make(
       "tr",
       {},
-      make("th", {}, "key"),
-      make("th", { class: "words" }, "token"),
-      ...columns.map(({ title }) => make("th", {}, title)),
-      bars && make("th", {}),
+      make("th", { scope: "col" }, "key"),
+      make("th", { scope: "col", class: "words" }, "token"),
+      ...columns.map(({ title }) => make("th", { scope: "col" }, title)),
+      bars && make("th", { scope: "col" }, spoken("weight as a bar")),
     );
     const rows = keys.map((key) => {
       const bar = make("i", { class: "share" });
@@ -290,7 +290,7 @@ class Explained {
           "tr",
           { class: "unseen" },
           make("td", {}),
-          make("td", { class: "words", colspan: columns.length + 1 }, this.#rest(rest)),
+          make("td", { class: "words", colspan: columns.length + (bars ? 2 : 1) }, this.#rest(rest)),
         ),
       );
     if (columns.some(({ sum }) => sum))
@@ -301,11 +301,12 @@ class Explained {
           make("td", {}),
           make("td", { class: "words" }, "sum"),
           ...columns.map(({ sum }) => make("td", {}, sum ?? "")),
+          bars && make("td", {}),
         ),
       );
     return make(
       "div",
-      { class: "table-scroll" },
+      { class: "table-scroll", tabindex: 0, role: "group", "aria-label": columns.map(({ title }) => title).join(", ") },
       make("table", { class: "numbers" }, make("thead", {}, head), make("tbody", {}, ...rows)),
     );
   }
@@ -326,7 +327,7 @@ class Explained {
       .filter((key) => weights[key] >= 0.01)
       .map((key) => `${short(label[key])} (${weights[key].toFixed(2)})`);
     const says = `In short: ${short(label[query])} gives most weight to ${most.join(", ")}.`;
-    return make("section", { class: "step" }, make("p", {}, says), ...(map?.bin === 1 ? this.#held(map) : []));
+    return make("div", { class: "step" }, make("p", {}, says), ...(map?.bin === 1 ? this.#held(map) : []));
   }
 
   /** The weights beside the map's, and the chosen key's. @param {import("../data.js").WeightMap} map */

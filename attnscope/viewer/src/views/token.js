@@ -1,5 +1,5 @@
 /** Which head looks from a query at a key: the mass of each head on the chosen keys, and the heads in its order. */
-import { latest, make } from "../canvas.js";
+import { latest, make, spoken } from "../canvas.js";
 import { css, inkOn, sequential } from "../colours.js";
 import { massOn } from "../data.js";
 import { HeadGrid, goTo } from "../headgrid.js";
@@ -33,7 +33,7 @@ class TokenView {
     this.key = new Strip("key", store);
     this.note = make("p", { class: "note" });
     this.legend = make("div", { class: "legend" });
-    this.ranked = make("div", { class: "ranked", role: "region", "aria-label": "Heads, strongest first" });
+    this.ranked = make("div", { class: "ranked", role: "group", "aria-label": "Heads, strongest first" });
     this.groups = make("div", { class: "groups" });
     const map = make("div", {});
     const left = make("div", {}, map, this.legend);
@@ -183,7 +183,7 @@ class TokenView {
       const selected = String(answer.at === at && answer.head === head);
       return make("tr", { "data-head": `${answer.at}.${answer.head}`, "aria-selected": selected }, ...cells);
     });
-    const headings = ["head", "", "mass", "uniform", "role"].map((name, place) =>
+    const headings = ["head", spoken("mass as a bar"), "mass", "uniform", "role"].map((name, place) =>
       make("th", { scope: "col", class: [0, 1, 4].includes(place) ? "words" : "" }, name),
     );
     const body = make("tbody", {}, ...rows);

@@ -1,0 +1,149 @@
+"""The tables that attnscope writes, read by DuckDB, polars, pandas (with Arrow) and pandas (with fastparquet)."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from external.common import Check, Report, arguments
+
+TEXT = "=1+1, \"so\" he said;\tthen\r\nnothing\r \u202e🙂 \u05e9\u05dc\u05d5\u05dd 'x' NA null nan 007"
+COMMANDS = {"heads": (), "relations": ("--top-k", "all"), "keys": ()}
+FORMATS = ("parquet", "arrow", "csv")
+BATCH = ("texts", "heads", "relations")
+Columns = Mapping[str, Sequence[Any]]
+
+
+def duckdb_reads(path: Path) -> Columns:
+    import duckdb
+
+    read = {"parquet": "read_parquet('{}')", "csv": "read_csv('{}', all_varchar=false)"}[path.suffix[1:]]
+    return duckdb.sql(f"select * from {read.format(path)}").to_arrow_table().to_pydict()
+
+
+def polars_reads(path: Path) -> Columns:
+    import polars
+
+    read = {
+        "parquet": polars.read_parquet,
+        "arrow": polars.read_ipc_stream,
+        "csv": lambda one: polars.read_csv(one, infer_schema_length=None),
+    }
+    return read[path.suffix[1:]](path).to_dict(as_series=False)
+
+
+def pandas_reads(path: Path) -> Columns:
+    import pandas
+
+    if path.suffix == ".csv":
+        table = pandas.read_csv(path, keep_default_na=False, na_values=[""], float_precision="round_trip")
+    else:
+        table = pandas.read_parquet(path)
+    return table.astype(object).where(table.notna(), None).to_dict("list")
+
+
+def fastparquet_reads(path: Path) -> Columns:
+    from fastparquet import ParquetFile
+
+    table = ParquetFile(str(path)).to_pandas()
+    return table.astype(object).where(table.notna(), None).to_dict("list")
+
+
+READERS: Mapping[str, tuple[Callable[[Path], Columns], Sequence[str]]] = {
+    "DuckDB": (duckdb_reads, ("parquet", "csv")),
+    "polars": (polars_reads, FORMATS),
+    "pandas": (pandas_reads, ("parquet", "csv")),
+    "fastparquet": (fastparquet_reads, ("parquet",)),
+}
+
+
+def own(path: Path) -> Columns:
+    """The rows as attnscope reads its own Parquet."""
+    import pyarrow.parquet as pq
+
+    from attnscope.tables import FORMATS as KNOWN
+
+    return KNOWN["parquet"].read(path, pq.read_schema(path).names, pq.read_schema(path)).to_pydict()
+
+
+def written(folder: Path) -> dict[str, dict[str, Path]]:
+    """{table: {format: path}}, as the commands write them."""
+    found: dict[str, dict[str, Path]] = {}
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text("".join(f'{{"id": "a,{n}", "text": "the bank, \\"{n}\\" is old"}}\n' for n in range(40)))
+    for format in FORMATS:
+        for name, more in COMMANDS.items():
+            path = found.setdefault(name, {})[format] = folder / f"{name}.{format}"
+            with path.open("wb") as stream:
+                attnscope(name, TEXT, *more, "--format", format, stdout=stream)
+        if format == "arrow":
+            continue  # a dataset is parquet, csv or jsonl
+        attnscope("batch", str(corpus), "--format", format, "--out", str(folder / format))
+        for name in BATCH:
+            found.setdefault(f"batch {name}", {})[format] = next((folder / format / name).glob(f"*.{format}"))
+    return found
+
+
+def attnscope(*given: str, stdout: Any = subprocess.DEVNULL) -> None:
+    subprocess.run([sys.executable, "-m", "attnscope", *given, "--quiet"], check=True, stdout=stdout)
+
+
+def compare(check: Check, name: str, expected: Columns, found: Columns, text: bool) -> None:
+    """A case for each column: its name, its number of rows, and each value with its kind."""
+    for column, values in expected.items():
+        read = list(found.get(column, ()))
+        wrong = [n for n, pair in enumerate(zip(values, read, strict=False)) if not same(*pair, text)]
+        held = len(read) == len(values) and not wrong
+        first = f"row {wrong[0]}: {values[wrong[0]]!r} is {read[wrong[0]]!r}" if wrong else ""
+        check.hold(held, f"{name}, column {column}: {len(values)} rows, read {len(read)}. {first}")
+
+
+def same(value: Any, read: Any, text: bool) -> bool:
+    """Equal, of one kind; text: of a format without types, where 32 bits and an empty text cannot be told."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return read is None or (isinstance(read, float) and math.isnan(read))
+    if isinstance(value, str):
+        return str(read) == value or (text and value == "" and read is None)
+    if isinstance(value, float):
+        return isinstance(read, int | float) and math.isclose(read, value, rel_tol=1e-6 if text else 0.0)
+    return read is not None and not isinstance(read, str) and read == value
+
+
+def main() -> None:
+    """A check for each reader and format, and one control each with damaged Parquet and another value."""
+    asked, folder = arguments(), Path.cwd()
+    report = Report(("attnscope", "duckdb", "polars", "pandas", "pyarrow", "fastparquet"))
+    tables = written(folder)
+    expected = {name: own(paths["parquet"]) for name, paths in tables.items()}
+    for reader, (read, formats) in READERS.items():
+        for format in formats:
+            with report.check(f"{reader} reads every column of {format} with the same rows and values") as check:
+                for name, paths in tables.items():
+                    if format in paths:
+                        attempt(check, name, read, paths[format], expected[name], format == "csv")
+        with report.control(f"{reader}: a Parquet file with a damaged page") as check:
+            path = folder / "damaged.parquet"
+            whole = bytearray(tables["relations"]["parquet"].read_bytes())
+            whole[4 : len(whole) // 2] = bytes(len(whole) // 2 - 4)
+            path.write_bytes(whole)
+            attempt(check, "relations", read, path, expected["relations"], False)
+    report.write(asked.out)
+
+
+def attempt(
+    check: Check, name: str, read: Callable[[Path], Columns], path: Path, expected: Columns, text: bool
+) -> None:
+    """Read and compare; a reader that gives up holds in no case."""
+    try:
+        found = read(path)
+    except Exception as error:  # whatever a reader raises of a file that it cannot read
+        return check.hold(False, f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
+    return compare(check, name, expected, found, text)
+
+
+if __name__ == "__main__":
+    main()
