@@ -28,7 +28,27 @@ TINY: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 256,
     },
     "gptj": {"n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 256, "rotary_dim": 4},
+    "bert": {
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "max_position_embeddings": 256,
+    },
+    "bart": {
+        "d_model": 48,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "encoder_attention_heads": 6,
+        "decoder_attention_heads": 6,
+        "encoder_ffn_dim": 96,
+        "decoder_ffn_dim": 96,
+        "max_position_embeddings": 256,
+        "decoder_start_token_id": 1,
+        "forced_eos_token_id": None,
+    },
 }
+MAKERS = {"bert": "AutoModelForMaskedLM", "bart": "AutoModelForSeq2SeqLM"}
 
 
 def demo_folder() -> Path:
@@ -38,15 +58,14 @@ def demo_folder() -> Path:
     return Path(attnscope.__file__).parent / "demo"
 
 
-def tiny(kind: str, folder: Path, **settings: Any) -> Path:
-    """Write a random model of a family in TINY, or of one whose sizes are in `settings`, with its tokenizer."""
+def tiny(kind: str, folder: Path) -> Path:
+    """Write a random model of a family in TINY with its tokenizer."""
     import torch
-    from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
+    import transformers
 
-    sizes = {"vocab_size": WORDS, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
-    config = CONFIG_MAPPING[kind](**{**sizes, **TINY.get(kind, {}), **settings})
-    maker = AutoModelForCausalLM if kind in TINY else AutoModel
-    model = maker.from_config(config)
+    tokens = {"vocab_size": WORDS, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
+    config = transformers.CONFIG_MAPPING[kind](**tokens, **TINY[kind])
+    model = getattr(transformers, MAKERS.get(kind, "AutoModelForCausalLM")).from_config(config)
     torch.manual_seed(0)
     with torch.no_grad():
         for name, weights in model.named_parameters():
