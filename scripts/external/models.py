@@ -19,6 +19,15 @@ TINY: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 3,
         "max_position_embeddings": 256,
     },
+    "qwen3": {
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "head_dim": 8,
+        "max_position_embeddings": 256,
+    },
     "gpt2": {"n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 256},
     "gpt_neox": {
         "hidden_size": 48,
