@@ -1,0 +1,135 @@
+"""KVPress' scores of keys against what attnscope says that keys receive.
+
+Shapes: G kv head, K key.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from kvpress import ObservedAttentionPress, SnapKVPress, TOVAPress
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from external.common import Check, Report, arguments, project_python
+
+ROUNDING = 1e-6
+WINDOW, KERNEL, KEPT = 16, 5, 0.5
+Received = Mapping[str, np.ndarray]  # "2 window": (G, K), of a layer and the queries that are asked
+Expected = Callable[[Received, int], np.ndarray]
+
+
+def observed(received: Received, layer: int) -> np.ndarray:
+    """A key's mean over the queries that see it, where `received` is the mean over all queries."""
+    found_GK = received[f"{layer} all"]
+    tokens = found_GK.shape[1]
+    return found_GK * tokens / np.arange(tokens, 0, -1)
+
+
+def snapkv(received: Received, layer: int) -> np.ndarray:
+    """The mean over the last queries, then over neighbouring keys; keys of the window have no score of their own."""
+    found_GK = received[f"{layer} window"][:, :-WINDOW]
+    return np.stack([np.convolve(row, np.ones(KERNEL) / KERNEL, "same") for row in found_GK])
+
+
+def tova(received: Received, layer: int, queries: str = "last") -> np.ndarray:
+    """The row of the last query, the mean over all heads, for each kv head the same; the last key has no score."""
+    found_GK = received[f"{layer} {queries}"][:, :-1]
+    return np.broadcast_to(found_GK.mean(0), found_GK.shape)
+
+
+CASES: tuple[tuple[Any, str, Expected], ...] = (
+    (ObservedAttentionPress(KEPT), "eager", observed),
+    (SnapKVPress(KEPT, WINDOW, KERNEL), "eager", snapkv),
+    (SnapKVPress(KEPT, WINDOW, KERNEL), "sdpa", snapkv),
+    (TOVAPress(KEPT), "eager", tova),
+    (TOVAPress(KEPT), "sdpa", tova),
+)
+
+
+def main() -> None:
+    """Run every press on every model and write the result."""
+    asked = arguments()
+    folder = Path("ours").resolve()
+    folder.mkdir(exist_ok=True)
+    subprocess.run([project_python(), "-m", "external.kvpress_ours", str(folder)], check=True)
+    models = json.loads((folder / "models.json").read_text())
+    received = {name: dict(np.load(folder / f"{name}.npz")) for name in models}
+    report = Report(("kvpress", "transformers", "torch"))
+    for press, attention, expected in CASES:
+        with report.check(f"{type(press).__name__} under {attention}: every key's score, to {ROUNDING:g}") as check:
+            for name, ours in received.items():
+                theirs = scores(press, models[name], attention, ours["ids"])
+                compare(check, name, theirs, lambda layer, ours=ours, expected=expected: expected(ours, layer))
+    with report.check("which half of a cache's keys each press keeps") as check:
+        for press, attention, expected in CASES:
+            for name, ours in received.items():
+                theirs = scores(press, models[name], attention, ours["ids"])
+                compare_kept(check, f"{type(press).__name__} {attention} {name}", theirs, ours, expected)
+    faults: dict[str, Expected] = {
+        "received as it is, over all queries: the causal mask left out": lambda ours, layer: ours[f"{layer} all"],
+        "the kv heads in another order": lambda ours, layer: np.roll(observed(ours, layer), 1, 0),
+        "the keys one place further": lambda ours, layer: np.roll(observed(ours, layer), 1, 1),
+        "the query before the last": lambda ours, layer: tova(ours, layer, "before"),
+    }
+    for what, fault in faults.items():
+        press = CASES[-2][0] if "query" in what else CASES[0][0]
+        with report.control(f"{type(press).__name__}, {what}") as control:
+            for name, ours in received.items():
+                theirs = scores(press, models[name], "eager", ours["ids"])
+                compare(control, name, theirs, lambda layer, ours=ours, fault=fault: fault(ours, layer))
+    report.write(asked.out)
+
+
+def scores(press: Any, folder: str, attention: str, ids: np.ndarray) -> list[np.ndarray]:
+    """(G, K) of each layer: what a press scores while it presses the cache of one pass."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
+    kept: list[np.ndarray] = []
+
+    def scored(*given: Any) -> torch.Tensor:
+        found = type(press).score(press, *given)
+        kept.append(found[0].numpy().copy())
+        return found
+
+    press.score = scored  # its own method, listened to
+    try:
+        with torch.no_grad(), press(model):
+            model(torch.from_numpy(ids)[None], past_key_values=DynamicCache(), use_cache=True)
+    finally:
+        del press.score
+    return kept
+
+
+def compare(check: Check, name: str, theirs: list[np.ndarray], expected: Callable[[int], np.ndarray]) -> None:
+    """Every key of every kv head that a press scores; those that it always keeps have one score above all others."""
+    for layer, score_GK in enumerate(theirs):
+        found_GK = expected(layer)
+        scored = found_GK.shape[1]
+        for group, (found_K, score_K) in enumerate(zip(found_GK, score_GK, strict=True)):
+            for key in range(scored):
+                apart = abs(found_K[key] - score_K[key])
+                check.hold(apart <= ROUNDING, f"{name} layer {layer} kv head {group} key {key}: apart by {apart:.2g}")
+        if scored < score_GK.shape[1]:
+            always = bool((score_GK[:, scored:] > score_GK[:, :scored].max()).all())
+            check.hold(always, f"{name} layer {layer}: a key that is always kept")
+
+
+def compare_kept(check: Check, case: str, theirs: list[np.ndarray], ours: Received, expected: Expected) -> None:
+    """The keys with the highest scores, by theirs and by ours with those that are always kept."""
+    for layer, score_GK in enumerate(theirs):
+        found_GK = np.full(score_GK.shape, np.inf)
+        scored_GK = expected(ours, layer)
+        found_GK[:, : scored_GK.shape[1]] = scored_GK
+        count = int(found_GK.shape[1] * (1 - KEPT))
+        for group, (found_K, score_K) in enumerate(zip(found_GK, score_GK, strict=True)):
+            best = [set(np.argsort(-one, kind="stable")[:count].tolist()) for one in (found_K, score_K)]
+            check.hold(best[0] == best[1], f"{case} layer {layer} kv head {group}: {sorted(best[0] ^ best[1])}")
+
+
+if __name__ == "__main__":
+    main()
