@@ -21,7 +21,8 @@ environment tools
 "$bin/pip" install -q -c "$root/constraints.txt" build check-wheel-contents twine
 "$bin/python" -m build --outdir "$place/dist" "$place/source"  # the wheel is made of the sdist
 "$bin/twine" check --strict "$place"/dist/*
-"$bin/check-wheel-contents" "$place"/dist/*.whl
+# W002: the licence of the demo is with the demo, and with the licences
+"$bin/check-wheel-contents" --ignore W002 "$place"/dist/*.whl
 
 environment tried
 "$bin/pip" install -q -c "$root/constraints.txt" "$place"/dist/*.whl
