@@ -34,7 +34,9 @@ def open_regular(path: Path, mode: str = "rb", buffering: int = -1, *, follow: b
     """
 
     def opener(name: str, flags: int) -> int:
-        # Windows has neither flag
+        # Windows has neither flag: a link is looked for before
+        if not follow and not hasattr(os, "O_NOFOLLOW") and os.path.islink(name):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
         bounds = getattr(os, "O_NONBLOCK", 0) | (0 if follow else getattr(os, "O_NOFOLLOW", 0))
         handle = os.open(name, flags | bounds, 0o666)
         kind = os.fstat(handle).st_mode

@@ -11,6 +11,7 @@ affine transformation matrix"), so the signal's number is kept: `arrived()` says
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
@@ -95,10 +96,18 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def _deliver_again(unraisable: Any) -> None:
     """In a weakref's callback an exception is swallowed, and the signal with it: send it once more, from outside."""
     if isinstance(unraisable.exc_value, Stopped):
-        again = (threading.main_thread().ident, unraisable.exc_value.number)
-        threading.Timer(AGAIN_SECONDS, signal.pthread_kill, again).start()
+        threading.Timer(AGAIN_SECONDS, _signal_main, [unraisable.exc_value.number]).start()
     else:
         sys.__unraisablehook__(unraisable)
+
+
+def _signal_main(number: int) -> None:
+    """Send the main thread a signal, from another one."""
+    ident = threading.main_thread().ident
+    if hasattr(signal, "pthread_kill") and ident is not None:
+        signal.pthread_kill(ident, number)
+    else:  # Windows
+        _thread.interrupt_main(signal.Signals(number))
 
 
 class GracefulStop:

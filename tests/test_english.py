@@ -31,7 +31,8 @@ PLAIN = {  # what is not written, as a pattern of whole words, and what to write
 }
 OTHERS = {re.compile(rf"\b({words})\b".replace(" ", r"\s+"), re.IGNORECASE): plain for words, plain in PLAIN.items()}
 CODE = re.compile(r"`[^`]*`|\{\w+(=[^{}]*)?\}")
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+FIRST = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
+PAGES = sorted([*FIRST, *(ROOT / "docs").glob("*.md"), *(ROOT / ".github").rglob("*.md")])
 MODULES = sorted((ROOT / "attnscope").rglob("*.py"))
 SCRIPTS = sorted((ROOT / "attnscope" / "viewer" / "src").rglob("*.js"))
 

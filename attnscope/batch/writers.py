@@ -26,7 +26,7 @@ from attnscope.batch.shards import Shard
 from attnscope.batch.table_files import TableFile
 from attnscope.errors import AttnscopeError
 from attnscope.files import json_line
-from attnscope.folder.journal import sync
+from attnscope.folder.journal import sync, sync_file
 from attnscope.seam.call import joined_ways
 from attnscope.tables import json_rows
 
@@ -159,8 +159,7 @@ class ShardWriter:
                     target.mkdir(parents=True, exist_ok=True)
                     continue
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with open(path, "rb") as stream:
-                    os.fsync(stream.fileno())
+                sync_file(path)
                 os.replace(path, target)
 
     def _keep_weights(self, item: Item, one: Observation) -> None:
@@ -199,8 +198,7 @@ class ShardWriter:
             raise OSError(number, os.strerror(number), str(path)) from error
         index.write_bytes(b"".join(map(json_line, self._weights_index)))
         for one in (path, index):
-            with open(one, "rb") as stream:
-                os.fsync(stream.fileno())
+            sync_file(one)
         return {f"weights/{self.part}.safetensors": path, f"weights/{self.part}.index.jsonl": index}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from attnscope.shown import brief
 
 OVER = "name another folder, or write over it with {force=True}"
 LOCK = ".lock"
+LOCKED_BYTE = 2**30  # on Windows, where no other process can read a locked byte: after all that the file holds
 PLAIN = re.compile(r"[\w-]{1,40}")  # a name that a message shows as it is
 
 
@@ -87,11 +89,9 @@ def writable(folder: Path, hint: str = "name another folder") -> Iterator[None]:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep a second run out of the folder while this one writes. Raises UsageError that says who holds it."""
-    import fcntl  # which Windows lacks
-
     with open_regular(folder / LOCK, "a+", follow=False) as stream:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(stream.fileno())
         except BlockingIOError as error:
             stream.seek(0)
             raise UsageError(
@@ -102,3 +102,26 @@ def locked(folder: Path) -> Iterator[None]:
         stream.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
         stream.flush()
         yield
+
+
+def _take(handle: int) -> None:
+    """Lock an open file until it is closed. Raises BlockingIOError where another process has the lock."""
+    if sys.platform == "win32":
+        _take_byte(handle)
+        return
+    import fcntl
+
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _take_byte(handle: int) -> None:
+    import msvcrt
+
+    position = os.lseek(handle, 0, os.SEEK_CUR)
+    os.lseek(handle, LOCKED_BYTE, os.SEEK_SET)
+    try:
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    except OSError as error:
+        raise BlockingIOError(*error.args) from error
+    finally:
+        os.lseek(handle, position, os.SEEK_SET)

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -61,8 +62,16 @@ def append(path: Path, value: Mapping[str, Any]) -> None:
     sync(path.parent)
 
 
+def sync_file(path: Path) -> None:
+    """Make a file that was written survive a crash of the machine."""
+    with open(path, "r+b") as stream:  # Windows syncs only what is open for writing
+        os.fsync(stream.fileno())
+
+
 def sync(folder: Path) -> None:
-    """Make renames in a folder survive a crash of the machine."""
+    """Make renames in a folder survive a crash of the machine, where a folder can be opened."""
+    if sys.platform == "win32":
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -171,6 +171,7 @@ def _run(folder: Path, model: str) -> None:
     if not done.returncode:
         return
     said = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-    if done.returncode == -signal.SIGKILL or "MemoryError" in said or is_out_of_memory(RuntimeError(said)):
+    killed = done.returncode == -getattr(signal, "SIGKILL", 0)  # which Windows lacks
+    if killed or "MemoryError" in said or is_out_of_memory(RuntimeError(said)):
         raise _no_room("memory ran out while it was loaded or run")
     raise ModelError(f"no second instance of {model} could be run: {said[:200]}", "leave out {whole}")

@@ -1,0 +1,160 @@
+"""What other systems lack is taken away here: Windows' locks, folders that cannot be opened, flags and signals.
+
+These tests run on Linux. They show which call is made in which order, not that another system takes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from attnscope import signals
+from attnscope.batch import writers
+from attnscope.errors import ModelError, UsageError
+from attnscope.files import open_regular
+from attnscope.folder import journal
+from attnscope.folder.claim import LOCK, locked
+from attnscope.parity import whole
+
+OTHER = f"another run is writing to .*: process {os.getpid()} on"
+
+
+class Bytes:
+    """The locks of `msvcrt`: of single bytes, each taken by one handle until it is closed."""
+
+    LK_NBLCK = 2
+
+    def __init__(self) -> None:
+        self.taken: dict[tuple[int, int], int] = {}
+
+    def locking(self, handle: int, mode: int, count: int) -> None:
+        assert (mode, count) == (self.LK_NBLCK, 1)
+        byte = os.fstat(handle).st_ino, os.lseek(handle, 0, os.SEEK_CUR)
+        if self.taken.setdefault(byte, handle) != handle:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> Bytes:
+    """No fcntl, no folder that can be opened, and locks of bytes."""
+    opened, locks = os.open, Bytes()
+
+    def refusing(path: str | Path, *rest: int, **named: int) -> int:
+        if os.path.isdir(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *rest, **named)
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(os, "open", refusing)
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.setitem(sys.modules, "msvcrt", locks)  # type: ignore[misc]
+    return locks
+
+
+def test_a_folder_is_locked_by_a_byte_after_its_text(tmp_path: Path, windows: Bytes) -> None:
+    with locked(tmp_path):
+        [(_, byte)] = windows.taken
+        text = (tmp_path / LOCK).read_text()
+        assert text.startswith(f"process {os.getpid()} on ")
+        assert byte > len(text)
+        with pytest.raises(UsageError, match=OTHER), locked(tmp_path):
+            pass
+    assert (tmp_path / LOCK).read_text() == text
+
+
+def test_a_lock_of_fcntl_keeps_a_second_run_out(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(UsageError, match=OTHER), locked(tmp_path):
+        pass
+
+
+@pytest.mark.usefixtures("windows")
+def test_a_journal_is_appended_to_where_no_folder_can_be_opened(tmp_path: Path) -> None:
+    journal.append(tmp_path / "journal.jsonl", {"part": 1})
+    assert list(journal.read_journal(tmp_path / "journal.jsonl", dict)) == [{"part": 1}]
+
+
+def test_a_folder_is_synced_where_it_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
+    journal.sync(tmp_path)
+    assert synced == [tmp_path.stat().st_ino]
+
+
+def test_what_is_synced_is_open_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows refuses to sync another handle. The dataset's writer has no way around `sync_file`."""
+
+    def strict(handle: int) -> None:
+        if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(os, "fsync", strict)
+    path = tmp_path / "part"
+    path.write_bytes(b"kept")
+    with open(path, "rb") as stream, pytest.raises(OSError, match="Bad file"):
+        os.fsync(stream.fileno())
+    journal.sync_file(path)
+    assert path.read_bytes() == b"kept"
+    assert "os.fsync" not in Path(writers.__file__).read_text("utf-8")
+
+
+def test_a_link_is_refused_without_the_flag_that_refuses_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("keep")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    monkeypatch.delattr(os, "O_NOFOLLOW")
+    with pytest.raises(OSError, match="symbolic link"):
+        open_regular(tmp_path / "link", "ab", follow=False)
+    with open_regular(tmp_path / "link") as followed, open_regular(tmp_path / "file", follow=False) as file:
+        assert followed.read() == file.read() == b"keep"
+
+
+def test_a_second_instance_that_fails_is_reported_without_sigkill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = types.SimpleNamespace(returncode=1, stderr="ValueError: no such layer\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.delattr(signal, "SIGKILL")
+    with pytest.raises(ModelError, match="no second instance of demo could be run: ValueError: no such layer"):
+        whole._run(tmp_path, "demo")
+
+
+@pytest.mark.parametrize("lacks", ["", "pthread_kill"])
+def test_the_main_thread_gets_a_signal_from_another(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    if lacks:
+        monkeypatch.delattr(signal, lacks)
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        other = threading.Thread(target=signals._signal_main, args=[signal.SIGTERM])
+        other.start()
+        other.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
+
+
+def test_no_file_is_read_or_written_in_the_systems_encoding(tmp_path: Path) -> None:
+    """Python's own warning of it, as an error, over a run that writes and one that reads."""
+    code = """
+import warnings
+warnings.filterwarnings("error", category=EncodingWarning, module="attnscope")
+from attnscope.cli import run
+import sys
+out = sys.argv[1]
+assert run(["heads", "the bank", "--out", out + "/run", "--top", "1", "-q"]) == 0
+assert run(["heads", out + "/run", "-q"]) == 0
+assert run(["view", out + "/run", "--out", out + "/page.html", "-q"]) == 0
+"""
+    strict = [sys.executable, "-X", "warn_default_encoding", "-c", code, str(tmp_path)]
+    done = subprocess.run(strict, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "page.html").stat().st_size > 1000
