@@ -160,12 +160,26 @@ class Format(NamedTuple):
     read: Callable[[Path, Sequence[str], pa.Schema], pa.Table]
 
 
+class _Lines:
+    """Ends a row of `csv.writer` with a line feed alone.
+
+    The writer quotes the characters that end its rows: with both of them a cell that holds one is quoted, as readers of
+    csv expect. Python before 3.13 quotes no others.
+    """
+
+    def __init__(self, stream: codecs.StreamWriter) -> None:
+        self._stream = stream
+
+    def write(self, row: str) -> None:
+        self._stream.write(row.removesuffix("\r\n") + "\n")
+
+
 def _delimited(delimiter: str) -> Format:
     """A table of a run by Python's csv, which quotes what needs it; of a corpus by Arrow's, which is fast."""
 
     def whole(table: pa.Table, stream: IO[bytes]) -> None:
         # Not a TextIOWrapper: that one closes the stream when a write fails.
-        writer = csv.writer(codecs.getwriter("utf-8")(stream), delimiter=delimiter, lineterminator="\n")
+        writer = csv.writer(_Lines(codecs.getwriter("utf-8")(stream)), delimiter=delimiter, lineterminator="\r\n")
         writer.writerow(table.column_names)
         writer.writerows(rows(table))
 

@@ -38,7 +38,7 @@ CSV = """\
 layer,head,role,key_token,weight,entropy,holds,why
 0,0,sink,"say ""hi""\",0.1,0.1,True,
 1,,-,"a,b
-c",,1e-05,False,\r
+c",,1e-05,False,"\r"
 2,2,sink,tab\there,1e-05,,,'
 3,,other, café 🙂,0.33333334,inf,True,
 """
@@ -46,7 +46,7 @@ TSV = """\
 layer\thead\trole\tkey_token\tweight\tentropy\tholds\twhy
 0\t0\tsink\t"say ""hi""\"\t0.1\t0.1\tTrue\t
 1\t\t-\t"a,b
-c"\t\t1e-05\tFalse\t\r
+c"\t\t1e-05\tFalse\t"\r"
 2\t2\tsink\t"tab\there"\t1e-05\t\t\t'
 3\t\tother\t café 🙂\t0.33333334\tinf\tTrue\t
 """

@@ -40,7 +40,7 @@ def pandas_reads(path: Path) -> Columns:
     import pandas
 
     if path.suffix == ".csv":
-        table = pandas.read_csv(path, keep_default_na=False, na_values=[""], float_precision="round_trip")
+        table = pandas.read_csv(path, keep_default_na=False, na_values=[""])
     else:
         table = pandas.read_parquet(path)
     return table.astype(object).where(table.notna(), None).to_dict("list")
