@@ -471,8 +471,7 @@ def head_picture(seen: Observation, layer: int, head: int, **style: Unpack[Style
 
 def overview_picture(seen: Observation, **style: Unpack[StyleFields]) -> Picture:
     """Every head of every layer as a thumbnail; style: fields of `Style`."""
-    look = replace(_style(style), about=about(seen))
-    rows = rows_of(layer_maps(seen), seen.others)
+    look, rows = replace(_style(style), about=about(seen)), rows_of(layer_maps(seen), seen.others)
     return _picture(lambda folder: figures.save_overview(folder / "overview.png", rows, look), "overview")
 
 
@@ -490,9 +489,9 @@ def over_picture(
 
 
 def _style(style: StyleFields) -> Style:
-    for name in style:
-        if name not in StyleFields.__annotations__:
-            raise UsageError(f"a picture has no {name!r}", f"it has {', '.join(sorted(StyleFields.__annotations__))}")
+    known = sorted(StyleFields.__annotations__)
+    if unknown := sorted(set(style).difference(known)):
+        raise UsageError(f"a picture has no {unknown[0]!r}", f"it has {', '.join(known)}")
     return Style(**style)
 
 

@@ -185,7 +185,7 @@ def detector(report: Report, models: Sequence[Both]) -> None:
         for both in models:
             compare_detector(check, both, our_cache(both, both.repeated))
     first, *others = METRICS.values()
-    with report.control("each of the three patterns held against another of the metrics") as control:
+    with report.control("each of the three patterns compared with another of the metrics") as control:
         for both in models:
             compare_detector(control, both, None, dict(zip(METRICS, [*others, first], strict=True)))
 
