@@ -1,7 +1,7 @@
 // Opens pages in one browser and asks axe-core about each; scripts/external/page.py runs it with node.
 //   node page.mjs REQUEST.json ANSWERS.json
-// REQUEST: {modules, browser: "chrome" | "firefox", executable, cases: [{file, state, width, height, plant}]}
-// ANSWERS: {version, cases: [{violations: [{id, nodes}], rules, html}]}; plant: a fault, as JavaScript run before.
+// REQUEST: {modules, browser: "chrome" | "firefox", executable, cases: [{file, state, width, height, before}]}
+// ANSWERS: {version, cases: [{violations: [{id, nodes}], rules, html}]}; before: JavaScript that is run first, a key pressed or a fault planted.
 import { readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
@@ -29,14 +29,14 @@ async function until(page, expression) {
   }
 }
 
-async function asked(page, { file, state, width, height, plant }) {
+async function asked(page, { file, state, width, height, before }) {
   await page.setViewport({ width, height });
   await page.goto("about:blank");
   await page.goto(`${pathToFileURL(file).href}#${state}`);
   await until(page, DRAWN);
   await sleep(150); // what is written after the first drawing
   await page.evaluate(axe);
-  if (plant) await page.evaluate(plant);
+  if (before) await page.evaluate(before);
   const { violations, passes } = await page.evaluate("axe.run(document, { resultTypes: ['violations'] })");
   const html = await page.evaluate("'<!doctype html>' + document.documentElement.outerHTML");
   const found = violations.map(({ id, nodes }) => ({ id, nodes: nodes.map((one) => `${one.target} ${one.failureSummary}`) }));
