@@ -8,7 +8,6 @@ import atexit
 import gc
 import importlib
 import json
-import logging
 import os
 import pkgutil
 import runpy
@@ -18,8 +17,7 @@ import socket
 import struct
 import sys
 import threading
-import warnings
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
 # What commands import only while they run; typer's own part, with pydantic, is not in each of its versions.
@@ -58,29 +56,7 @@ def import_everything() -> None:
         with suppress(ModuleNotFoundError):
             importlib.import_module(name)
     torch.set_num_threads(1)  # threads do not live through a fork
-    run_once()
     gc.freeze()
-
-
-def run_once() -> None:
-    """A first command, for what libraries make at their first use and keep: a third of the time of a short one.
-
-    Under --verbose, which leaves their bars and logs as they are.
-    """
-    from tqdm import tqdm
-
-    from attnscope import cli
-
-    interval, tqdm.monitor_interval = tqdm.monitor_interval, 0  # a bar starts no thread then
-    environment, logger = dict(os.environ), logging.getLogger("attnscope")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not live through a fork either
-    with open(os.devnull, "w") as none, redirect_stdout(none), redirect_stderr(none), warnings.catch_warnings():
-        assert cli.run(["heads", "a bank", "--verbose"]) == 0
-    os.environ.clear()
-    os.environ.update(environment)
-    logger.handlers, logger.propagate = [], True
-    logger.setLevel(logging.NOTSET)
-    tqdm.monitor_interval = interval
 
 
 def serve(address: str) -> Command | None:
