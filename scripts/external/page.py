@@ -41,6 +41,8 @@ KNOWN = {  # what a validator says of a page, and why it may
     "Inline style violates Content Security Policy": "The same of the hash of its style.",
     "Prefer to use the native <select> element": "The list of places found is filtered by what is typed, which a "
     "`select` cannot be.",
+    "“aria-activedescendant” value should either refer to a descendant": "The search box is a combobox: by ARIA 1.2 it "
+    "may refer to an element of the list that its `aria-controls` names.",
 }
 POLICY = re.compile("<meta http-equiv=.Content-Security-Policy.[^>]*>")
 DAMAGED = {  # of a file: what is taken out, and what stands there instead
