@@ -67,7 +67,7 @@ def main() -> None:
     with report.check("the same, decoded step by step with a cache, as their loop decodes") as check:
         for trial, found in zip(trials, readings, strict=True):
             compare(check, rule, list(runs_of(loaded, model, trial, steps_with_cache)), found)
-    with report.check("where the needle stands, by `find_needle_idx`") as check:
+    with report.check("where the needle is, by `find_needle_idx`") as check:
         for ours, _ in judged:
             for run in ours:
                 start = rule.find_needle_idx(their_own(run), "")[0]
