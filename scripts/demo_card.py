@@ -158,9 +158,11 @@ def notable_heads(heads: list[dict[str, Any]]) -> list[list[Any]]:
 
 def card(facts: dict[str, Any]) -> str:
     """The card, in Markdown: every number in it is from `facts`."""
-    recipe, characters, model = facts["recipe"], facts["corpus_characters"], facts["model"]
-    steps = [[row["step"], row["loss"], row["induction_probe"], row["previous_token"]] for row in facts["log"]]
-    heads = [[name_of(row), row["kv_head"], *(row[score] for score in SCORES)] for row in facts["heads"]]
+    return _made_of(facts) + _trained(facts) + _measured(facts)
+
+
+def _made_of(facts: dict[str, Any]) -> str:
+    characters, model = facts["corpus_characters"], facts["model"]
     return f"""---
 license: apache-2.0
 library_name: transformers
@@ -191,7 +193,13 @@ training sequences repeat: a quarter random tokens, a quarter passages of the te
 Corpus sha256: `{facts["corpus_sha256"]}`
 Weights sha256: `{facts["weights_sha256"]}`
 
-## Training
+"""
+
+
+def _trained(facts: dict[str, Any]) -> str:
+    recipe = facts["recipe"]
+    steps = [[row["step"], row["loss"], row["induction_probe"], row["previous_token"]] for row in facts["log"]]
+    return f"""## Training
 
 Python {facts["python"]}, torch {facts["torch"]}, transformers {facts["transformers"]}, CPU, {recipe["threads"]}
 threads, seed {recipe["seed"]}, float32, AdamW, learning rate {recipe["learning_rate"]} after {recipe["warmup"]} steps
@@ -217,7 +225,12 @@ later half every other step 8 x 512. The loss is over all texts of the steps sin
 
 {table(list(facts["loss_by_position"]), [list(facts["loss_by_position"].values())])}
 
-## What the heads do
+"""
+
+
+def _measured(facts: dict[str, Any]) -> str:
+    heads = [[name_of(row), row["kv_head"], *(row[score] for score in SCORES)] for row in facts["heads"]]
+    return f"""## What the heads do
 
 Measured on 16 sequences of a begin token and 50 distinct random tokens shown twice; `induction_text` is the same
 score on 50 tokens of held-out text shown twice.

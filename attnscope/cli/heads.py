@@ -151,12 +151,12 @@ def heads(
     seen = observe_text(asked, entries, printing, options, kept)
     shown = seen.kept_heads(order)[: ranking.top]
     if printing.out:
-        names = [head.name for head in (seen.kept_heads() if entries.select else shown)]
+        drawn = seen.kept_heads() if entries.select else shown
         export_text(
             seen,
             printing,
             options=options,
-            heads=names,
+            heads=[head.name for head in drawn],
             sort=order,
             top=ranking.top,
             min_weight=relations.min_weight,
@@ -164,7 +164,7 @@ def heads(
             style=style,
             spreadsheet=printing.spreadsheet,
         )
-        say_rest(len(names), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
+        say_rest(len(drawn), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
     _print(seen, shown, order, printing, format)
     if showing.show:
         draw(seen, shown if entries.select else shown[:FEW], style, stream(only=False))

@@ -140,8 +140,9 @@ class Node:
     def opened(self, browser: str, executable: str, asked: Sequence[Case]) -> dict[str, Any]:
         """What axe-core says of each case, and the document as it stood."""
         request, answers = self.modules.parent / "request.json", self.modules.parent / "answers.json"
-        told = {"browser": browser, "executable": executable, "cases": [one._asdict() for one in asked]}
-        request.write_text(json.dumps({"modules": str(self.modules), **told}))
+        cases = [one._asdict() for one in asked]
+        visit = {"modules": str(self.modules), "browser": browser, "executable": executable, "cases": cases}
+        request.write_text(json.dumps(visit))
         script = Path(__file__).with_suffix(".mjs")
         subprocess.run(["node", str(script), str(request), str(answers)], check=True, stdout=sys.stderr)
         return json.loads(answers.read_text())

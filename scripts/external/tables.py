@@ -103,7 +103,7 @@ def compare(check: Check, name: str, expected: Columns, found: Columns, text: bo
 
 
 def same(value: Any, read: Any, text: bool) -> bool:
-    """Equal, of one kind; text: of a format without types, where 32 bits and an empty text cannot be told."""
+    """Equal, of one kind; text: of a format without types, which shows neither 32 bits nor an empty text."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return read is None or (isinstance(read, float) and math.isnan(read))
     if isinstance(value, str):

@@ -93,11 +93,11 @@ def test_tokens_are_walked_with_keys(browser, subject):
         ):
             visit.page.keyboard.press(key)
             visit.settled(**state)
-        told = visit.page.locator("[role=status][aria-label=Selection]")
+        status = visit.page.locator("[role=status][aria-label=Selection]")
         visit.until("() => document.querySelector('[data-role=weight]').textContent.startsWith('weight')")
         labels = subject.seen.prompt.labels
-        assert f"5 {labels[5]}" in told.inner_text()
-        assert f"4 {labels[4]}" in told.inner_text()
+        assert f"5 {labels[5]}" in status.inner_text()
+        assert f"4 {labels[4]}" in status.inner_text()
         visit.go(view="head", at=1, head=1, query=0)
         visit.settled(query=0)
         visit.page.keyboard.press("k")
