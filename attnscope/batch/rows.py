@@ -22,7 +22,7 @@ from attnscope.measure.metrics import MASS, METRICS
 from attnscope.seam.call import joined_ways
 from attnscope.selection import spelled
 from attnscope.stacks import STACKS, is_cross
-from attnscope.tables import numbers, texts_at
+from attnscope.tables import flags, numbers, texts_at, words
 
 if TYPE_CHECKING:
     from attnscope.batch.job import DatasetOutput
@@ -210,7 +210,16 @@ def _texts(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         }
         for item, one in seen
     ]
-    return pa.Table.from_pylist(rows, schema_of("texts", output))
+    schema = schema_of("texts", output)
+    return _table({one.name: _cells([row.get(one.name) for row in rows], one.type) for one in schema}, schema)
+
+
+def _cells(values: Sequence[Any], dtype: pa.DataType) -> pa.Array:
+    """Texts or whole numbers of Python; None is null."""
+    if dtype == pa.string():
+        return words(values)
+    found = np.array([0 if value is None else value for value in values], dtype.to_pandas_dtype())
+    return numbers(found, np.array([value is None for value in values], bool))
 
 
 def _target(seen: Observation) -> dict[str, Any]:
@@ -261,8 +270,8 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         "layer": column(lambda heads: heads.layer, np.int32),
         "head": numbers(head, head < 0),
         "kv_head": column(lambda heads: heads.kv_head, np.int32),
-        "role": pa.array(roles.tolist(), pa.string()).dictionary_encode(),
-        "near_uniform": pa.array(column(lambda heads: heads.near_uniform, object).tolist(), pa.bool_()),
+        "role": words(roles.tolist()).dictionary_encode(),
+        "near_uniform": flags(column(lambda heads: heads.near_uniform, object).tolist()),
         "top_key": numbers(column(lambda heads: heads.top_key, np.int32), unasked),
         "top_key_token": pa.DictionaryArray.from_arrays(numbers(tokens.indices.to_numpy(), unasked), tokens.dictionary),
         "top_key_mass": mass,
@@ -297,7 +306,7 @@ def _relations(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) 
 
 
 def _spans(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
-    names, count = pa.array(output.spans, pa.string()), len(output.spans)
+    names, count = words(output.spans), len(output.spans)
     kept = [np.flatnonzero(one.every.kept) for _, one in seen]
     code = np.indices((count, count), np.int32).reshape(2, -1)  # of every pair: its query span, its key span
 
@@ -338,9 +347,9 @@ def _words(units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray]) -> li
     """The units of each text at the places of its part of each column; one dictionary for all."""
     known: dict[str, int] = {}
     codes = [np.array([known.setdefault(name, len(known)) for name in names], np.int32) for names in units]
-    words = pa.array(list(known), pa.string())
+    dictionary = words(list(known))
     joined = (_joined([code[at] for code, at in zip(codes, places, strict=True)], np.int32) for places in columns)
-    return [pa.DictionaryArray.from_arrays(pa.array(index), words) for index in joined]
+    return [pa.DictionaryArray.from_arrays(numbers(index), dictionary) for index in joined]
 
 
 def _joined(arrays: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
@@ -349,7 +358,7 @@ def _joined(arrays: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
 
 def _about(seen: Sequence[tuple[Item, Observation]], counts: Sequence[int]) -> dict[str, Any]:
     """Which item each row speaks of."""
-    ids = pa.array([item.id for item, _ in seen], pa.string())
+    ids = words([item.id for item, _ in seen])
     index = np.repeat(np.arange(len(seen), dtype=np.int32), counts)
     item = np.repeat(np.array([item.number for item, _ in seen], np.int64), counts)
     return {"item": item, "id": pa.DictionaryArray.from_arrays(numbers(index), ids)}

@@ -211,14 +211,15 @@ def numbers_of(
         if min_weight is not None:
             keep &= weight_HQk >= min_weight
         which = [_which(key, head, kv_of[key], by_kv) for key, one in layers for head in one.heads]
-        of_heads = np.array(which, np.int32).reshape(-1, 3).T[:, :, None, None]
-        layer, head, kv_head = (np.broadcast_to(number, keep.shape)[keep] for number in of_heads)
-        query_Qk = np.repeat(np.array(layers[0][1].query[: units[0]], np.int32), keep.shape[2]).reshape(keep.shape[1:])
+        kept_HQ = keep @ np.ones(keep.shape[-1], np.int32)
+        of_heads = np.array(which, np.int32).reshape(-1, 3).T
+        layer, head, kv_head = (np.repeat(number, kept_HQ.sum(-1)) for number in of_heads)
+        query_Q = np.array(layers[0][1].query[: units[0]], np.int32)
         yield {
             "layer": layer,
             "head": np.full_like(head, -1) if by_kv else head,
             "kv_head": kv_head,
-            "query": np.broadcast_to(query_Qk, keep.shape)[keep],
+            "query": np.repeat(np.broadcast_to(query_Q, kept_HQ.shape), kept_HQ.ravel()),
             "key": key_HQk[keep],
             "weight": weight_HQk[keep],
             "stack": np.full(len(layer), STACKS.index(stack), np.int8),
