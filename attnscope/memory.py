@@ -143,11 +143,12 @@ def _cgroup_free(root: Path, membership: Path) -> int | None:
 
 def _left(limit: Path, usage: Path) -> int | None:
     try:
-        allowed, used = limit.read_text().strip(), int(usage.read_text())
+        allowed = limit.read_text().strip()
+        if allowed == "max":
+            return None
+        used = int(usage.read_text())
         statistics = dict(line.split() for line in (limit.parent / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
-        return None
-    if allowed == "max":
         return None
     cache = int(statistics.get("inactive_file", 0)) + int(statistics.get("active_file", 0))
     return max(int(allowed) - max(used - cache, 0), 0)

@@ -99,7 +99,7 @@ class Visibility:
             key0_BHQ = _allowed(self.mask[..., 0])
         return self.counts_BHQ - key0_BHQ.long()
 
-    @property
+    @cached_property
     def position_Q(self) -> Tensor:
         """Each query's position among the keys."""
         return torch.arange(self.queries, device=self.device) + (self.keys - self.queries)

@@ -383,8 +383,14 @@ def row_values(P: AttentionOperator, texts: Texts, answers: Mapping[ask.Question
 
 
 def counted_rows(P: AttentionOperator, texts: Texts, kind: str) -> Tensor:
-    """Which rows count for metrics of a kind, a key of ROWS; boolean, broadcastable to (B, H, Q)."""
-    return ROWS[kind][1](P, texts) & texts.asked_BT[:, None]
+    """Which rows count for metrics of a kind, a key of ROWS; boolean, broadcastable to (B, H, Q).
+
+    Layers that share a mask share them.
+    """
+    known = texts.counted.setdefault(P.visible, {})
+    if kind not in known:
+        known[kind] = ROWS[kind][1](P, texts) & texts.asked_BT[:, None]
+    return known[kind]
 
 
 def means(
