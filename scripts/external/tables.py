@@ -12,16 +12,29 @@ from typing import Any
 from external.common import Check, Report, arguments
 
 TEXT = "=1+1, \"so\" he said;\tthen\r\nnothing\r \u202e🙂 \u05e9\u05dc\u05d5\u05dd 'x' NA null nan 007"
-COMMANDS = {"heads": (), "relations": ("--top-k", "all"), "keys": ()}
-FORMATS = ("parquet", "arrow", "csv")
-BATCH = ("texts", "heads", "relations")
+OTHER = "the river bank is green, and the other bank is older than the river"
+COMMANDS = {
+    "heads": ("heads", TEXT),
+    "relations": ("relations", TEXT, "--top-k", "all"),
+    "keys": ("keys", TEXT),
+    "atlas": ("scan", "demo", "--sequences", "32"),
+}
+UNTYPED = ("csv", "tsv", "jsonl")  # a number is as its digits say, without its number of bits
+FORMATS = ("parquet", "arrow", *UNTYPED)
+BATCH = ("texts", "heads", "relations", "spans")
+BATCH_FORMATS = ("parquet", "csv", "jsonl")
 Columns = Mapping[str, Sequence[Any]]
 
 
 def duckdb_reads(path: Path) -> Columns:
     import duckdb
 
-    read = {"parquet": "read_parquet('{}')", "csv": "read_csv('{}', all_varchar=false)"}[path.suffix[1:]]
+    read = {
+        "parquet": "read_parquet('{}')",
+        "csv": "read_csv('{}', all_varchar=false)",
+        "tsv": "read_csv('{}', delim='\t', all_varchar=false)",
+        "jsonl": "read_json('{}', format='newline_delimited')",
+    }[path.suffix[1:]]
     return duckdb.sql(f"select * from {read.format(path)}").to_arrow_table().to_pydict()
 
 
@@ -32,6 +45,8 @@ def polars_reads(path: Path) -> Columns:
         "parquet": polars.read_parquet,
         "arrow": polars.read_ipc_stream,
         "csv": lambda one: polars.read_csv(one, infer_schema_length=None),
+        "tsv": lambda one: polars.read_csv(one, separator="\t", infer_schema_length=None),
+        "jsonl": lambda one: polars.read_ndjson(one, infer_schema_length=None),
     }
     return read[path.suffix[1:]](path).to_dict(as_series=False)
 
@@ -39,10 +54,13 @@ def polars_reads(path: Path) -> Columns:
 def pandas_reads(path: Path) -> Columns:
     import pandas
 
-    if path.suffix == ".csv":
-        table = pandas.read_csv(path, keep_default_na=False, na_values=[""])
-    else:
-        table = pandas.read_parquet(path)
+    read = {
+        "parquet": pandas.read_parquet,
+        "csv": lambda one: pandas.read_csv(one, keep_default_na=False, na_values=[""]),
+        "tsv": lambda one: pandas.read_csv(one, sep="\t", keep_default_na=False, na_values=[""]),
+        "jsonl": lambda one: pandas.read_json(one, lines=True, dtype=False),
+    }
+    table = read[path.suffix[1:]](path)
     return table.astype(object).where(table.notna(), None).to_dict("list")
 
 
@@ -54,9 +72,9 @@ def fastparquet_reads(path: Path) -> Columns:
 
 
 READERS: Mapping[str, tuple[Callable[[Path], Columns], Sequence[str]]] = {
-    "DuckDB": (duckdb_reads, ("parquet", "csv")),
+    "DuckDB": (duckdb_reads, ("parquet", *UNTYPED)),
     "polars": (polars_reads, FORMATS),
-    "pandas": (pandas_reads, ("parquet", "csv")),
+    "pandas": (pandas_reads, ("parquet", *UNTYPED)),
     "fastparquet": (fastparquet_reads, ("parquet",)),
 }
 
@@ -76,16 +94,21 @@ def written(folder: Path) -> dict[str, dict[str, Path]]:
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(f'{{"id": "a,{n}", "text": "the bank, \\"{n}\\" is old"}}\n' for n in range(40)))
     for format in FORMATS:
-        for name, more in COMMANDS.items():
-            path = found.setdefault(name, {})[format] = folder / f"{name}.{format}"
-            with path.open("wb") as stream:
-                attnscope(name, TEXT, *more, "--format", format, stdout=stream)
-        if format == "arrow":
-            continue  # a dataset is parquet, csv or jsonl
-        attnscope("batch", str(corpus), "--format", format, "--out", str(folder / format))
+        for name, command in COMMANDS.items():
+            found.setdefault(name, {})[format] = printed(folder / f"{name}.{format}", command)
+    for format in BATCH_FORMATS:
+        given = ("--tables", ",".join(BATCH[1:]), "--spans", "where=bank", "--spans", "end=last")
+        attnscope("batch", str(corpus), "--format", format, *given, "--out", str(folder / format))
         for name in BATCH:
             found.setdefault(f"batch {name}", {})[format] = next((folder / format / name).glob(f"*.{format}"))
     return found
+
+
+def printed(path: Path, command: Sequence[str]) -> Path:
+    """The file that a command's output makes, in the format of its suffix."""
+    with path.open("wb") as stream:
+        attnscope(*command, "--format", path.suffix[1:], stdout=stream)
+    return path
 
 
 def attnscope(*given: str, stdout: Any = subprocess.DEVNULL) -> None:
@@ -114,17 +137,20 @@ def same(value: Any, read: Any, text: bool) -> bool:
 
 
 def main() -> None:
-    """A check for each reader and format, and one control each with damaged Parquet and another value."""
+    """A check for each reader and format, a control for each of another text's table, and one of damaged Parquet."""
     asked, folder = arguments(), Path.cwd()
     report = Report(("attnscope", "duckdb", "polars", "pandas", "pyarrow", "fastparquet"))
     tables = written(folder)
+    others = {format: printed(folder / f"other.{format}", ("heads", OTHER)) for format in FORMATS}
     expected = {name: own(paths["parquet"]) for name, paths in tables.items()}
     for reader, (read, formats) in READERS.items():
         for format in formats:
             with report.check(f"{reader} reads every column of {format} with the same rows and values") as check:
                 for name, paths in tables.items():
                     if format in paths:
-                        attempt(check, name, read, paths[format], expected[name], format == "csv")
+                        attempt(check, name, read, paths[format], expected[name], format in UNTYPED)
+            with report.control(f"{reader}: another text's {format}") as check:
+                attempt(check, "heads", read, others[format], expected["heads"], format in UNTYPED)
         with report.control(f"{reader}: a Parquet file with a damaged page") as check:
             path = folder / "damaged.parquet"
             whole = bytearray(tables["relations"]["parquet"].read_bytes())
