@@ -56,7 +56,7 @@ def capture(
     audio: instead of a text, for a model of sound: a file, or (samples, rate).
 
     how: the other fields of `attnscope.ask.Ask`: engine, memory, listen, verify, select, atlas, chat, truncate,
-    generate, answer, target, picture. With an answer `prompt` and `answer` name tokens, and each head has its
+    generate, answer, target, picture. With an answer `prompt`, `answer` and `made` name tokens, and each head has its
     `lookback`. The tokens of a picture are `img 3,7`, row and column, and `img` names them all; `beside["vision"]` has
     the vision tower's layers.
 

@@ -20,7 +20,7 @@ import numpy as np
 from attnscope import figures
 from attnscope.cells import head_name, printed, shortened
 from attnscope.errors import UsageError
-from attnscope.figures import About, Maps, Panel, Part, PatchSheet, Style
+from attnscope.figures import About, Depth, Maps, Panel, Part, PatchSheet, Style
 from attnscope.figures.drawing_process import DrawingProcess, begun
 from attnscope.figures.pool import worker_count
 from attnscope.figures.style import Quantity, StyleFields, head_title, layer_name
@@ -28,14 +28,7 @@ from attnscope.files import write_whole
 from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import KNOWN, order_of
 from attnscope.measure.roles import NONE
-from attnscope.panels import (
-    LONGEST_NAME,
-    chosen_words,
-    mass_panels,
-    patch_sheets,
-    score_panels,
-    with_rows,
-)
+from attnscope.panels import LONGEST_NAME, chosen_words, depths_of, mass_panels, patch_sheets, score_panels, with_rows
 from attnscope.stacks import GLOBAL, POOLING, is_bidirectional, is_difference, prefix
 
 if TYPE_CHECKING:
@@ -45,7 +38,7 @@ if TYPE_CHECKING:
     from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt, Span
 
-FIGURES, ASKED_FOR = ("overview", "layers", "heads", "metrics"), ("mass", "top")  # of every run; where they are named
+FIGURES, ASKED_FOR = ("overview", "layers", "heads", "metrics"), ("mass", "top", "depth")  # of each run; where named
 QUANTITIES: Mapping[str, Quantity] = {"softmax": "weight", "scores": "logit", "value": "norm"}  # by what a view reads
 WINDOWS = ("window", "chunk")  # what stands before the number, of layers that see a part of the text
 LONGEST_TEXT = 60  # letters at the foot of a figure
@@ -81,7 +74,7 @@ class Drawing:
     layers: those of which the view keeps a head, the rows of the panels. about: what every figure is of. mass: panels
     of the mass on named keys, and their note. sheet: the first heads side by side, as those of one layer. without:
     {layer: what it is} of layers without attention, whose rows are grey. within: what layers with attention compute
-    beside it. over: what is drawn over each picture that stands beside the text.
+    beside it. over: what is drawn over each picture that stands beside the text. depth: metrics over layers, a note.
     """
 
     maps: tuple[Maps, ...]
@@ -94,6 +87,7 @@ class Drawing:
     without: Mapping[int, str] = field(default_factory=dict)
     within: Mapping[int, str] = field(default_factory=dict)
     over: tuple[PatchSheet, ...] = ()
+    depth: tuple[tuple[Depth, ...], str] = ((), "")
 
     @classmethod
     def of(
@@ -103,10 +97,11 @@ class Drawing:
         sort: str | None = None,
         top: int | None = 0,
         stack: str = "",
+        depth: Sequence[str] = (),
     ) -> Drawing:
         """What there is to draw of one stack's observation; heads: names of those drawn one by one, None for all kept.
 
-        sort, top: the order of the heads on a sheet, and how many there are, None for all. stack: see `Maps`.
+        sort, top: the order of the heads on a sheet, and how many, None for all. stack: see `Maps`; depth: `Export`.
         """
         names = [stack + head.name for head in seen.kept_heads()] if heads is None else heads
         layers, panels = score_panels(seen)
@@ -114,8 +109,10 @@ class Drawing:
         maps = tuple(layer_maps(seen, stack)) if seen.maps else ()
         sheet, without = head_sheet(seen, maps, sort, top), seen.others
         of_mass, over = (with_rows(layers, mass, without)[1], note), patch_sheets(seen, names)
-        rows = with_rows(layers, panels, without)
-        return cls(maps, tuple(names), *rows, about(seen), of_mass, sheet, dict(without), dict(seen.within), over)
+        rows, found = with_rows(layers, panels, without), depths_of(seen, depth, sort)
+        return cls(
+            maps, tuple(names), *rows, about(seen), of_mass, sheet, dict(without), dict(seen.within), over, found
+        )
 
     def draw(
         self,
@@ -146,8 +143,7 @@ class Drawing:
             yield figures.save_overview(folder / f"overview.{style.image}", rows_of(self.maps, self.without), style)
         layers = [(folder / "layers" / f"L{maps.layer:02d}.{style.image}", maps) for maps in self._drawn_layers(kinds)]
         yield from figures.save_layers(layers, style)
-        jobs = self._jobs(folder, kinds, style)
-        if jobs:
+        if jobs := self._jobs(folder, kinds, style):
             yield from figures.head_maps(jobs, style, workers=workers)
         labels = [f"L{layer_name(layer, self.within.get(layer, ''))}" for layer in self.layers]
         if "metrics" in kinds and self.panels:
@@ -158,6 +154,8 @@ class Drawing:
             yield figures.save_metrics(folder / f"mass.{style.image}", panels, style, layer_labels=labels, **said)
         if "top" in kinds and self.sheet:
             yield figures.save_layer(folder / f"top.{style.image}", self.sheet, style)
+        if "depth" in kinds and self.depth[0]:
+            yield figures.save_depth(folder / f"depth.{style.image}", self.depth[0], style, self.depth[1])
         for number, sheet in enumerate(self.over if OVER in kinds else ()):
             name = f"{OVER}{number + 1 if number else ''}.{style.image}"
             yield figures.save_patches(folder / name, sheet, style)
@@ -181,7 +179,7 @@ class Drawing:
         """How many steps `draw` will report."""
         alone = {"overview": self.maps, "metrics": self.panels, "mass": self.mass[0], "top": self.sheet}
         heads = len(self.heads) * ("heads" in kinds) if self.maps else 0
-        over = len(self.over) * (OVER in kinds)
+        over = len(self.over) * (OVER in kinds) + bool("depth" in kinds and self.depth[0])
         return heads + len(self._drawn_layers(kinds)) + over + sum(bool(alone.get(kind)) for kind in kinds)
 
     def _drawn_layers(self, kinds: Sequence[str]) -> list[Maps]:
@@ -189,15 +187,19 @@ class Drawing:
 
 
 def drawings(
-    seen: Observation, heads: Sequence[str] | None = None, sort: str | None = None, top: int | None = 0
+    seen: Observation,
+    heads: Sequence[str] | None = None,
+    sort: str | None = None,
+    top: int | None = 0,
+    depth: Sequence[str] = (),
 ) -> dict[str, Drawing]:
     """What there is to draw of every stack, by the folder that it goes to: "" where there is one; see `Drawing.of`."""
     if not seen.other_stacks:
-        return {"": Drawing.of(seen, heads, sort, top)}
-    asked = {stack: one for stack, one in seen.stacks.items() if not one.chosen.nothing}
+        return {"": Drawing.of(seen, heads, sort, top, depth=depth)}
     return {
-        stack: Drawing.of(one, heads, sort, top, f"{stack} " * (stack in seen.other_stacks))
-        for stack, one in asked.items()
+        stack: Drawing.of(one, heads, sort, top, f"{stack} " * (stack in seen.other_stacks), depth)
+        for stack, one in seen.stacks.items()
+        if not one.chosen.nothing
     }
 
 
@@ -461,8 +463,7 @@ def unit_labels(prompt: Prompt, units: Sequence[Span], group: str) -> tuple[str,
 
 def head_picture(seen: Observation, layer: int, head: int, **style: Unpack[StyleFields]) -> Picture:
     """One head's labelled heatmap; style: fields of `Style`. Raises UsageError for a head whose map was not kept."""
-    name, look = head_name(layer, head, seen.view.by_kv), _style(style)
-    maps = layer_maps(seen)
+    name, look, maps = head_name(layer, head, seen.view.by_kv), _style(style), layer_maps(seen)
     if not head_jobs(Path(), maps, [name], look):
         raise UsageError(f"there is no map of {name}", "the observation keeps the maps that its Request asks for")
     look = replace(look, about=about(seen))

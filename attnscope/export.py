@@ -41,6 +41,7 @@ class Ways(TypedDict, total=False):
     other_keys: bool
     top_k: int | None
     top: int | None
+    depth: Sequence[str]
     tables: bool
     keys: bool
     per_token: Mean | None
@@ -55,15 +56,16 @@ class Ways(TypedDict, total=False):
 class Export:
     """What is written of an observation, and how.
 
-    figures: kinds of FIGURES, `mass` where keys were chosen, and `top`, a sheet of the first `top` heads in the order
-    of `sort`; those of maps only where maps were kept. heads: names of those drawn one by one (`L1H4`), without them
-    those of the view, or the first 20 in the order of `sort`. sort: a metric by which heads.csv is ordered, mass where
-    keys were chosen, else focus. min_weight, top_k: which relations and shares of a rollout are listed. over,
-    other_keys: see `Observation.relations`. tables: whether heads and relations are listed. keys: whether to list what
-    every token receives. per_token: over which heads the weights of every token are averaged, None to leave them out.
-    spreadsheet: cells that a spreadsheet would run as a formula begin with an apostrophe. options: what the manifest
-    says was asked for. force: write over the run of another text, model or options. workers: processes that draw heads,
-    None for as many as pay. advance: called after every picture.
+    figures: kinds of FIGURES, `mass` where keys were chosen, `top`, a sheet of the first `top` heads in the order of
+    `sort`, and `depth`, metrics over the layers; those of maps only where maps were kept. heads: names of those drawn
+    one by one (`L1H4`), without them those of the view, or the first 20 in the order of `sort`. sort: a metric by which
+    heads.csv is ordered, mass where keys were chosen, else focus. depth: the metrics of that figure, without them that
+    of `sort`. min_weight, top_k: which relations and shares of a rollout are listed. over, other_keys: see
+    `Observation.relations`. tables: whether heads and relations are listed. keys: whether to list what every token
+    receives. per_token: over which heads the weights of every token are averaged, None to leave them out. spreadsheet:
+    cells that a spreadsheet would run as a formula begin with an apostrophe. options: what the manifest says was asked
+    for. force: write over the run of another text, model or options. workers: processes that draw heads, None for as
+    many as pay. advance: called after every picture.
     """
 
     figures: Sequence[str] = FIGURES
@@ -75,6 +77,7 @@ class Export:
     other_keys: bool = False
     top_k: int | None = None
     top: int | None = MOST_HEADS
+    depth: Sequence[str] = ()
     tables: bool = True
     keys: bool = False
     per_token: Mean | None = None
@@ -125,6 +128,7 @@ def _asked(seen: Observation, how: Export, names: Sequence[str]) -> dict[str, An
         "spreadsheet": how.spreadsheet,
         **{name: found.expression for name, found in (chosen[0] if chosen else {}).items()},
         **({"per_token": how.per_token} if how.per_token else {}),
+        **({"depth": how.depth} if "depth" in how.figures else {}),
         **{name: value for name, value in asdict(how.style).items() if name != "about"},
     }
 
@@ -147,7 +151,8 @@ def _drawn(seen: Observation, folder: Path, how: Export, names: Sequence[str]) -
     """Draw the figures of every stack, each stack but the first in a folder of its own."""
     rolled = {stack * bool(seen.other_stacks): one for stack, one in seen.stacks.items() if one.rollout is not None}
     written = [save_rollout(one, folder / stack, how.style) for stack, one in rolled.items()]
-    drawn = drawings(seen, names, how.sort, how.top if "top" in how.figures else 0) if how.figures else {}
+    top = how.top if "top" in how.figures else 0
+    drawn = drawings(seen, names, how.sort, top, how.depth) if how.figures else {}
     for stack, drawing in drawn.items():
         written += drawing.draw(folder / stack, how.figures, how.style, how.workers, how.advance)
     return written

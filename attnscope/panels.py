@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnscope.cells import head_name, printed, shortened
-from attnscope.figures import Panel, Patches, PatchSheet
+from attnscope.figures import Depth, Panel, Patches, PatchSheet
 from attnscope.figures.style import count
-from attnscope.measure.metrics import KNOWN, MASS, Metric, ends
+from attnscope.measure.metrics import KNOWN, MASS, Metric, ends, order_of
 from attnscope.measure.roles import NEEDED_ROWS, ROLES
 from attnscope.shown import visible
 
@@ -38,6 +38,23 @@ def score_panels(seen: Observation) -> tuple[tuple[int, ...], tuple[Panel, ...]]
             values = _by_layer(seen, columns.scores[name].value)
             panels.append(_panel(seen, KNOWN[name], values, columns.scores[name].null[order], layers))
     return tuple(layers.tolist()), tuple(panels)
+
+
+def depths_of(seen: Observation, names: Sequence[str], sort: str | None) -> tuple[tuple[Depth, ...], str]:
+    """Metrics of the kept heads over the layers, and a note; without names that by which heads are sorted.
+
+    Those that were not measured are left out.
+    """
+    columns, kept = seen.columns, np.flatnonzero(seen.columns.kept)
+    first = order_of(sort)[0] if sort else ""
+    names = names or [first if first in columns.scores else seen.ranked_by or ""]
+    scores = {name: columns.scores[name] for name in names if name in columns.scores}
+    depths = tuple(
+        Depth(KNOWN[name].title, KNOWN[name].unit, columns.layer[kept], score.value[kept], score.null[kept])
+        for name, score in scores.items()
+        if np.isfinite(score.value[kept]).any()
+    )
+    return depths, chosen_words(seen)
 
 
 def with_rows(

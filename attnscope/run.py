@@ -27,7 +27,7 @@ from attnscope.observe.choice import Choice, choose, tiles_difference
 from attnscope.seam.cost import within_memory
 from attnscope.seam.engines import Engine
 from attnscope.selection import HeadsByRole, select_stacks
-from attnscope.stacks import CAUSAL_LM, CROSS, ENCODER, ENCODER_ONLY, SEQ2SEQ, VISION
+from attnscope.stacks import CROSS, ENCODER, ENCODER_ONLY, SEQ2SEQ, VISION
 from attnscope.study.atlas.atlas import Atlas, atlas_of
 from attnscope.text import answer as answers
 from attnscope.text.prompt import Prompt, place
@@ -214,12 +214,8 @@ def _check_task(task: str, generate: int | None, answer: str | Sequence[int] | N
         raise UsageError(
             f"a target is what an encoder-decoder's decoder reads, and this is a {task}", "leave out {target}"
         )
-    if task == CAUSAL_LM:
-        return
     if answer is not None or (generate is not None and task == ENCODER_ONLY):
-        raise UsageError(
-            "only a causal model has an answer after its text", "use {target=TEXT}" * (task != ENCODER_ONLY)
-        )
+        answers.check_has_answer(task, "use {target=TEXT}")
 
 
 def _facts(

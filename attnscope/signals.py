@@ -41,6 +41,7 @@ class Stopped(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+        self.kept = ""  # what of long work is kept, in words
 
 
 def listen() -> None:

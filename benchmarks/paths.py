@@ -21,8 +21,8 @@ COMMANDS = {
     "relations of words": ["relations", TEXT, "--group", "words"],
     "text": ["text", TEXT, "--query", "last"],
     "compare": ["compare", TEXT, "--compare-text", "the river bank is located on the financial bank"],
-    "ablate": ["ablate", "--select", "3.0", "--sequences", "4"],
-    "scan": ["scan", "--probe", "induction p25", "--sequences", "32"],
+    "ablate": ["ablate", "demo", "--select", "3.0", "--sequences", "4"],
+    "scan": ["scan", "demo", "--probe", "induction p25", "--sequences", "32"],
     "parity": ["parity", TEXT],
     "explain": ["explain", TEXT, "--head", "2.3"],
 }

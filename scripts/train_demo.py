@@ -2,6 +2,7 @@
 
 A small Llama learns from short texts (`demo_corpus.py`), half of them sequences that repeat: that is what makes
 previous-token and induction heads grow. The same script, Python, torch and thread count give the same weights.
+The atlas in the folder is of other weights then: `python scripts/demo_atlas.py` scans the new ones.
 
 Shapes: B text, T token, L layer, H head, Q query, K key.
 """

@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,15 @@ def demo():
     from attnscope.model.options import LoadOptions
 
     return load(LoadOptions())
+
+
+@pytest.fixture(scope="session")
+def demo_without_atlas(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a copy of the embedded model that nothing has scanned."""
+    from attnscope.model.loading import DEMO_FOLDER
+
+    folder = tmp_path_factory.mktemp("unscanned") / "demo"
+    return str(shutil.copytree(DEMO_FOLDER, folder, ignore=shutil.ignore_patterns("atlas")))
 
 
 @pytest.fixture(params=["stories260K-llama", "babyllama-char105"])

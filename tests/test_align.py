@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from attnscope.text.align import aligned, units
+from attnscope.errors import InputError
+from attnscope.text.align import aligned, alignment, paired, units
 
 WHEN_A = ("<s>", " When", " Mary", " and", " John", ".")
 
@@ -81,3 +82,33 @@ def test_units_are_the_connected_parts_of_the_pairs():
         for one, two in itertools.combinations(label, 2):
             same = (found.of_a, found.of_b)[one[0]][one[1]] == (found.of_a, found.of_b)[two[0]][two[1]]
             assert same == (label[one] == label[two])
+
+
+SWAPPED = (("Mary", " gave", " John"), ("John", " gave", " Mary"))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (*SWAPPED, "position"),
+        (("the", " big", " cat"), ("the", " cat"), "text"),
+        (("un", "likely"), ("unlike", "ly"), "text"),  # one text, cut by two tokenizers into as many tokens
+        (("the", " cat"), ("the", " cat"), "text"),
+    ],
+)
+def test_how_tokens_are_paired_where_nobody_says(a, b, expected):
+    assert alignment(a, b) == alignment(b, a) == expected
+    assert alignment(a, b, "text") == "text"
+
+
+def test_a_swapped_name_moves_by_text_and_not_by_position():
+    assert paired(*SWAPPED, "position") == [(0, 0), (1, 1), (2, 2)]
+    assert (units(*SWAPPED, "position").moved, units(*SWAPPED, "position").alone) == (0, ([], []))
+    by_text = units(*SWAPPED, "text")
+    assert by_text.moved > 0
+    assert all(by_text.alone)
+
+
+def test_positions_need_as_many_tokens():
+    with pytest.raises(InputError, match=r"need as many tokens, expected 3, got 2; use align=text"):
+        alignment(("a", " b", " c"), ("a", " b"), "position")

@@ -21,11 +21,11 @@ STARTED = [COMMANDS[name][1][-1] for name in ("batch", "heads")]  # the others a
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_two_examples(command):
     result = call(command, "--help").silent()
-    shown = result.out.decode()
+    shown = re.sub(r" \\\n +", " ", result.out.decode().replace("\r", ""))
     examples = COMMANDS[command][1]
     assert len(examples) >= 2
     for example in examples:
-        assert f"\n    {example}\n" in shown.replace("\r", "") + "\n"
+        assert f"\n    {example}\n" in shown + "\n"
         assert f"attnscope {command} " in example + " "
 
 

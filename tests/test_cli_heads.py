@@ -70,7 +70,7 @@ def test_a_pipe_and_the_file_hold_the_same_rows(tmp_path):
     result = ran("heads", "--text", SENTENCE, "--out", str(tmp_path))
     assert (tmp_path / "heads.csv").read_bytes() == result.out
     rows = result.rows
-    assert list(rows[0]) == [*ABOUT, *METRICS, "stack"]
+    assert list(rows[0]) == [*ABOUT, *METRICS, "atlas_roles", "stack"]
     assert {row["stack"] for row in rows} == {"decoder"}
     assert {(int(row["layer"]), int(row["head"])) for row in rows} == {(i, j) for i in range(4) for j in range(6)}
     assert all(int(row["kv_head"]) == int(row["head"]) // 2 for row in rows)
@@ -145,7 +145,7 @@ def test_metrics_of_length_are_columns_where_they_are_asked_for(demo):
     """As Python loops have them over the model's own matrices."""
     text, asked = "The river bank is wide. " * 9, ("--metrics", "keys 95,streaming_mass_32")
     rows = ran("heads", "--text", text, "--engine", "fused", *asked).rows
-    assert list(rows[0]) == [*ABOUT, *METRICS, "keys_95", "streaming_mass_32", "stack"]
+    assert list(rows[0]) == [*ABOUT, *METRICS, "keys_95", "streaming_mass_32", "atlas_roles", "stack"]
     ids = demo.tokenizer(text).input_ids
     matrices = attentions(demo.model, ids)
     visible = torch.ones(len(ids), len(ids)).tril().bool()
@@ -153,19 +153,20 @@ def test_metrics_of_length_are_columns_where_they_are_asked_for(demo):
         weights = matrices[int(row["layer"])][int(row["head"])]
         for name in ("keys_95", "streaming_mass_32"):
             assert float(row[name]) == pytest.approx(by_loops(weights, visible, ids, name), abs=1e-5, rel=1e-3), name
-    assert [*ran("heads", "--text", SENTENCE, "--sort", "-str 512").rows[0]][-2] == "streaming_mass_512"
+    assert [*ran("heads", "--text", SENTENCE, "--sort", "-str 512").rows[0]][-3] == "streaming_mass_512"
 
 
 def test_parquet_has_the_types_of_a_dataset(tmp_path):
     from attnscope.batch.job import DatasetOutput
-    from attnscope.batch.rows import schema_of
+    from attnscope.batch.schemas import schema_of
 
     found = pq.read_schema(io.BytesIO(ran("heads", "--text", SENTENCE, "--format", "parquet").out))
     plain = {
         one.name: pa.string() if pa.types.is_dictionary(one.type) else one.type
         for one in schema_of("heads", DatasetOutput())
     }
-    assert {one.name: one.type for one in found} == {name: plain[name] for name in plain if name not in ("item", "id")}
+    of_text = {name: kind for name, kind in plain.items() if name not in ("item", "id")}
+    assert {one.name: one.type for one in found} == of_text | {"atlas_roles": pa.string()}
 
 
 def test_numbers_have_the_digits_of_their_precision():

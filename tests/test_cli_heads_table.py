@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from attnscope.measure.metrics import METRICS
+from attnscope.measure.roles import ROLES
 from helpers import own
 from helpers.command_line import SENTENCE, call
 from helpers.folders import saved
@@ -100,10 +101,11 @@ def test_one_row_of_uniform_attention_where_the_text_is_within_the_window(window
     assert "window 16" not in "".join(lines)
 
 
-def test_kv_heads_have_a_column_only_where_they_are_shared(windowed):
+def test_kv_heads_have_a_column_only_where_they_are_shared(windowed, demo_without_atlas):
     own, _ = lines_of("heads", "--model", windowed, "--text", SENTENCE, columns=120)
-    shared, _ = lines_of("heads", "--text", SENTENCE, columns=120)
-    averaged, _ = lines_of("heads", "--text", SENTENCE, "--by", "kv", columns=120)
+    grouped = ("heads", "--model", demo_without_atlas, "--text", SENTENCE)
+    shared, _ = lines_of(*grouped, columns=120)
+    averaged, _ = lines_of(*grouped, "--by", "kv", columns=120)
     headers = [next(line for line in lines if "strongest" in line).split()[1] for lines in (own, shared, averaged)]
     assert headers == ["role", "kv", "role"]
 
@@ -115,12 +117,18 @@ def test_near_uniform_heads_wear_a_mark_and_no_role(windowed):
     assert any("unif ≈: nearly uniform" in line for line in said)
 
 
-def test_what_stands_below_the_table(tmp_path):
-    _, said = lines_of("heads", "--text", SENTENCE, columns=120)
+def test_what_stands_below_the_table(tmp_path, demo_without_atlas):
+    _, said = lines_of("heads", "--model", demo_without_atlas, "--text", SENTENCE, columns=120)
     [words, relation] = [line for line in said if line.startswith(("uniform: ", "strongest relation: "))]
     assert "role -" in words
     assert "key 0" in relation
     assert "20 of 24 heads shown; --top N shows more, a pipe gets all" in said
+    [short] = [line for line in said if line.startswith("not judged: ")]
+    assert short.startswith("not judged: induction, previous-token, self, duplicate-token, sink, local: this text has")
+    assert f"attnscope scan {demo_without_atlas} --out DIR finds roles without a text" in short
+    _, said = lines_of("heads", "--text", SENTENCE, columns=120)
+    assert "uniform: the same numbers for attention spread uniformly; roles: by a scan of the model" in said
+    assert not [line for line in said if "attnscope scan" in line]
     _, said = lines_of("heads", "--text", SENTENCE, "--top", "24", columns=120)
     assert not [line for line in said if "heads shown" in line]
     _, said = lines_of("heads", "--text", SENTENCE, "--top", "3", "--out", str(tmp_path), columns=120)
@@ -149,9 +157,67 @@ def test_numbers_end_below_each_other(command, columns):
     assert len(ends) == 1
 
 
+MEANT = {
+    "focus": "focus: ",
+    "prev": "prev: ",
+    "induct": "induct: ",
+    "sink": "sink: ",
+    "entropy": "entropy: ",
+    "kv": "kv: ",
+}
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+@pytest.mark.parametrize("asked", [(), ("--query", "last", "--key", "bank#1")], ids=["all", "asked"])
+def test_every_word_of_the_first_table_is_defined_where_it_is_shown(asked, columns):
+    lines, said = lines_of("heads", "--text", SENTENCE, *asked, columns=columns)
+    header = next(line for line in lines if "strongest relation" in line).split()
+    below = "\n".join(said)
+    assert {word for word, meaning in MEANT.items() if meaning in below} == {word for word in MEANT if word in header}
+    assert ("mass: " in below) == ("mass" in header)
+    defined = [line for line in said if re.match(r"(focus|prev|induct|sink|entropy|kv|mass|uniform): ", line)]
+    assert "uniform: " in below
+    assert len(defined) <= 5
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 120, 200])
+def test_columns_that_have_no_room_are_counted(columns):
+    every, _ = lines_of("heads", "--text", SENTENCE, columns=400)
+    lines, said = lines_of("heads", "--text", SENTENCE, columns=columns)
+    titles = [re.split(r"\s\s+", next(line for line in some if "weight" in line).strip()) for some in (every, lines)]
+    left_out = len(titles[0]) - len(titles[1])
+    counted = [line for line in said if "a wider terminal, --sort METRIC or a pipe shows them" in line]
+    assert [int(line.split()[0]) for line in counted] == [left_out] * bool(left_out)
+
+
 def test_metrics_are_listed_in_short_first():
     lines, _ = lines_of("metrics", columns=120)
-    for row, metric in enumerate(METRICS.values(), start=3):
-        assert lines[row].split()[0] == metric.id
-        assert f" {metric.short} " in lines[row]
+    first = [line for line in lines if line[1:2].strip(" ─")]  # of each row, the others continue its last column
+    for line, metric in zip(first[1:], METRICS.values(), strict=False):
+        assert line.split()[0] == metric.id
+        assert f" {metric.short} " in line
     assert any("near_uniform" in line for line in lines)
+
+
+def test_the_table_of_metrics_is_whole_at_80_columns_and_says_where_the_rest_is():
+    lines, _ = lines_of("metrics", columns=80)
+    shown = " ".join(" ".join(lines).split())
+    assert max(map(len, lines)) <= 80
+    assert "…" not in shown
+    for metric in METRICS.values():
+        first = metric.reading.split()[0]
+        assert re.search(rf" {metric.id} +{re.escape(metric.short)} .*{re.escape(first)}", "\n".join(lines))
+        assert metric.reading.split()[-1] in shown
+    assert all(role.name in shown for role in ROLES)
+    assert "formula, rows, unit and source of a metric: attnscope metrics ID" in shown
+    assert "formula" not in shown.partition("formula, rows")[0]
+    one, _ = lines_of("metrics", "induction", columns=80)
+    assert METRICS["induction"].source in " ".join(" ".join(one).split())
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_headings_of_parity_are_whole(columns):
+    lines, _ = lines_of("parity", columns=columns)
+    head = " ".join(lines[: next(place for place, line in enumerate(lines) if "───" in line)])
+    assert "…" not in head
+    assert {"output", "relative", "masked", "weight", "row", "sum", "error"} <= set(head.split())

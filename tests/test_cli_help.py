@@ -7,7 +7,7 @@ import pytest
 
 from attnscope.cli import app
 from attnscope.cli.groups import parameters
-from attnscope.cli.help import MOST
+from attnscope.cli.help import MOST, WORDS
 from attnscope.cli.options import PANELS
 from helpers.command_line import call
 from helpers.commands import COMMANDS
@@ -22,6 +22,9 @@ def sections(shown):
         elif heading and (named := re.match(r"  (?:-\w, |    )(--[\w-]+)", line)):
             found[heading].append(named[1])
     return found
+
+
+NARROWEST = 50  # columns: click writes no narrower
 
 
 @pytest.mark.parametrize("columns", ["80", "160"])
@@ -117,3 +120,14 @@ def test_what_stands_for_a_value_says_what_it_is(command):
     """`METRIC`, `png|svg|pdf`; not the `<str>` that stands where nobody said."""
     shown = call(command, "--help", "all", COLUMNS="120").out.decode()
     assert not re.findall(r"<[\w ]+>", shown)
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "160"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_break_at_blanks_and_are_still_what_a_shell_reads(command, columns):
+    shown = call(command, "--help", COLUMNS=columns).out.decode().partition("  Examples:\n")[2]
+    joined = re.sub(r" \\\n +", " ", shown)
+    assert all(f"    {example}\n" in joined for example in COMMANDS[command][1])
+    longest = max(len(word) for example in COMMANDS[command][1] for word in WORDS.findall(example))
+    lines = shown.partition("\n\n")[0].splitlines()
+    assert max(map(len, lines)) <= max(int(columns), NARROWEST, longest + 10)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pyarrow.parquet as pq
 import pytest
@@ -60,7 +61,23 @@ def test_every_format_and_the_file_hold_the_same(tmp_path):
 def test_a_terminal_gets_those_that_receive_most():
     shown = call("keys", "--text", SENTENCE, "--top", "3", columns=100).ok()
     best = sorted(ran().rows, key=lambda row: -float(row["received"]))[:3]
-    body = shown.out.decode().splitlines()[3:6]
+    body = [line for line in shown.out.decode().splitlines() if re.match(r"\s+\d+  \S", line)]
     assert [int(line.split()[0]) for line in body] == [int(row["position"]) for row in best]
     assert "3 of 9 rows" in shown.err
     assert "L3H1 1.00, L3H0 " in body[0]
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_a_terminal_lists_every_head_and_says_what_the_columns_are(columns):
+    shown = call("keys", "--text", SENTENCE, columns=columns).ok()
+    printed = shown.out.decode()
+    assert "…" not in printed
+    assert max(map(len, printed.splitlines())) <= columns
+    heads = [name for row in ran().rows for name in re.findall(r"L\d+H\d+", row["resting"])]
+    assert len(heads) > 10
+    assert sorted(re.findall(r"L\d+H\d+", printed)) == sorted(heads)
+    assert "top key of" in printed
+    assert "resting" not in printed
+    assert "received: mean weight on the token as a key, over queries and heads" in shown.err
+    assert "with a mean weight above 0.3; top key of: each of them" in shown.err
+    assert "received: " not in call("keys", "--text", SENTENCE).err

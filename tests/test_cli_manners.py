@@ -188,7 +188,7 @@ def test_a_real_terminal_has_a_table_and_progress_bars_that_go_away():
     assert max(map(len, body)) <= 100
     assert COLOUR.search(shown)
     assert "loading demo" in shown
-    assert re.search(r"forward pass .* 4/4 ", CODES.sub("", shown))
+    assert re.search(r"forward pass over \d+ tokens .* 4/4 layers ", CODES.sub("", shown))
     assert "\x1b[2K" in shown
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") > 0
 

@@ -15,10 +15,11 @@ import attnscope.cli
 from attnscope.cli.app import made
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.groups import fill, held, parameters, recorded
+from attnscope.cli.info import Named
 from attnscope.cli.load_options import EngineName
 from attnscope.cli.options import PANELS, Printing, Relations, TextRun
 from attnscope.cli.parity import Certified
-from attnscope.cli.scan import Scanned
+from attnscope.cli.scan import Scanned, Studied
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from helpers.command_line import call
@@ -92,7 +93,10 @@ def test_model_names_the_model_of_every_command_and_an_argument_is_short_for_it(
     assert all("-m" in one["model"].info.param_decls for one in found.values() if "model" in one)
     for named in (Scanned(name="tiny"), Scanned(model="tiny")):
         assert (named.asked, named.load_options().model) == ("tiny", "tiny")
-    assert Scanned().load_options().model == "demo"
+    assert Named().load_options().model == "demo"
+    for group in (Scanned, Studied):
+        with pytest.raises(UsageError, match="no model was named; name one as MODEL, for example demo"):
+            group()
 
 
 def test_words_that_help_does_not_list_are_taken():

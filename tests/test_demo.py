@@ -70,7 +70,7 @@ PREVIOUS_PAIRS = [(query, query - 1) for query in range(2, 2 * PERIOD + 1)]
 def test_the_folder_is_at_most_8_megabytes_and_holds_no_pickle() -> None:
     files = [path for path in DEMO.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 8_000_000
-    assert {path.suffix for path in files} <= {".json", ".safetensors", ".md", ""}
+    assert {path.suffix for path in files} <= {".json", ".safetensors", ".parquet", ".md", ""}
 
 
 def test_two_query_heads_share_each_kv_head(model: Any) -> None:

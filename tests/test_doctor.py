@@ -126,3 +126,15 @@ def test_the_home_folder_and_other_variables_are_nobodys_business(monkeypatch, t
     assert "secret" not in shown
     assert str(tmp_path) not in shown
     assert json.loads(shown)["environment"]["HF_HOME"] == "~/hf"
+
+
+def test_a_browser_without_a_display_is_named(tmp_path, monkeypatch):
+    """`webbrowser` knows none where there is no display."""
+    browser = tmp_path / "chromium"
+    browser.write_text("#!/bin/sh\n")
+    browser.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(doctor.webbrowser, "get", lambda: (_ for _ in ()).throw(doctor.webbrowser.Error()))
+    assert doctor._browser() == "chromium, without a display to open it on"
+    browser.unlink()
+    assert doctor._browser() is None

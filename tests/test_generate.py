@@ -207,6 +207,28 @@ def test_the_end_token_is_the_last_of_the_answer_and_more_are_not_asked_for(demo
     assert cut.facts["generated"] == {"asked": 2, "ids": [265, 586], "stopped_by": "number asked for"}
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_made_are_the_rows_whose_likeliest_next_tokens_are_the_answer(demo: LoadedModel, chat: bool) -> None:
+    loaded = chatting() if chat else demo
+    seen = attnscope.capture(loaded, TEXT, generate=4, chat=chat, request=Request(query="made"))
+    made, answer = (list(find(seen.prompt, name).positions) for name in ("made", "answer"))
+    assert seen.chosen.query.positions == tuple(made)
+    with torch.no_grad():
+        likeliest = loaded.model(torch.tensor([seen.prompt.ids])).logits[0].argmax(-1)
+    assert likeliest[made].tolist() == [seen.prompt.ids[at] for at in answer]
+    if not chat:  # where it says one token over and over
+        assert likeliest[answer].tolist() != [seen.prompt.ids[at] for at in answer]
+
+
+def test_made_is_text_without_an_answer_and_in_quotes(demo: LoadedModel) -> None:
+    with pytest.raises(InputError, match="'made' is not in the text; the tokens are 0 <s>"):
+        attnscope.capture(demo, TEXT, query="made")
+    said = from_text(demo.tokenizer, "she made a bank", answer=" of sand")
+    assert find(said, "made").positions == tuple(at - 1 for at in find(said, "answer").positions)
+    quoted = find(said, '"made"').positions
+    assert "".join(said.plain[at] for at in quoted).strip() == "made"
+
+
 def test_a_model_that_cannot_generate_is_said(demo: LoadedModel) -> None:
     class Silent(type(demo.model)):
         @classmethod
@@ -238,7 +260,7 @@ def test_a_given_answer_is_read_as_one_text_with_its_prompt(demo: LoadedModel) -
     of_ids = attnscope.capture(demo, plain.prompt.ids[:7], answer=plain.prompt.ids[7:])
     assert (of_ids.prompt.ids, of_ids.prompt.answer) == (plain.prompt.ids, 7)
     again = attnscope.capture(demo, replace(seen.prompt, answer=None), answer=[1])
-    assert again.prompt.parts == {"prompt": range(10), "answer": range(10, 11)}
+    assert again.prompt.parts == {"prompt": range(10), "answer": range(10, 11), "made": range(9, 10)}
     assert again.prompt.characters[:10] == seen.prompt.characters
 
 
@@ -467,6 +489,6 @@ def test_ids_take_an_answer_of_ids(demo: LoadedModel) -> None:
 PAGE = (Path(__file__).parents[1] / "docs" / "asking.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("line", "talk"), re.findall(r"^attnscope (heads .*)\n((?:.+\n)+?)```", PAGE, re.MULTILINE))
+@pytest.mark.parametrize(("line", "talk"), re.findall(r'^attnscope (heads ".*)\n((?:.+\n)+?)```', PAGE, re.MULTILINE))
 def test_the_page_shows_what_is_said(line: str, talk: str) -> None:
     assert set(talk.splitlines()) < set(call(*shlex.split(line)).err.splitlines())

@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "explain": "cells errors model seam reference parity stacks text",
     "observation": "cells errors keep measure seam stacks tables text",
     "observe": "errors attention keep memory model observation seam measure text stacks",
-    "folder": "errors files model selection shown stacks text",
+    "folder": "errors files model selection shown signals stacks text",
     "figures": "cells apart errors files shown signals",
     "panels": "cells figures measure observation shown",
     "drawing": "cells errors figures files keep measure observation panels stacks text",
@@ -62,7 +62,7 @@ MAY_IMPORT = {
     "intervene": "cells errors attention model seam",
     "study": "cells errors files folder attention intervene keep measure memory model observe seam selection tables"
     " text stacks",
-    "show": "cells errors figures files folder measure model selection shown study tables",
+    "show": "cells errors figures files folder measure model selection shown study tables text",
     "": "_version api errors figures keep model observation observe seam",  # handed out, imported on first use
 }
 FREE = {"cli", "__main__"}  # may import whatever they need, and nobody imports them

@@ -117,7 +117,8 @@ def state(model: torch.nn.Module) -> dict[str, Any]:
 def test_wrapped_and_loaded_give_the_same(demo, seen) -> None:
     wrapped = attnscope.wrap(demo.model, demo.tokenizer, name="mine")
     again = attnscope.capture(wrapped, SENTENCE)
-    assert again.table().equals(seen.table())
+    # A wrapped model has no folder, and so no atlas.
+    assert again.table().equals(seen.table().drop(columns="atlas_roles"))
     assert again.relations().equals(seen.relations())
     assert all(torch.equal(again.weights[layer], seen.weights[layer]) for layer in seen.weights)
     assert wrapped.geometry == demo.geometry

@@ -322,7 +322,7 @@ def test_a_run_writes_down_what_was_meant(tmp_path: Path) -> None:
         "key": {"expression": "Mary", "positions": MARY, "notes": []},
     }
     header = (tmp_path / "heads.csv").read_text().splitlines()[0]
-    assert header.endswith(",focus,mass,uniform,stack")
+    assert header.endswith(",focus,mass,uniform,atlas_roles,stack")
 
 
 def test_a_folder_of_another_question_is_refused_in_python_too(demo, tmp_path: Path) -> None:

@@ -93,6 +93,20 @@ def test_there_is_a_line_for_every_command():
     assert table == set(COMMANDS)
 
 
+def test_the_page_answers_in_the_order_of_a_newcomers_questions():
+    """A picture, two commands, ten words, the gallery, and then tables."""
+    places = [README.index(mark) for mark in ("<img ", "## Two commands", "## Ten words", "## Gallery", "\n| ")]
+    assert places == sorted(places)
+    words = README.partition("## Ten words")[2].partition("\n## ")[0]
+    expected = ["query", "key", "weight", "head", "kv head", "mass", "uniform", "sink", "focus", "role"]
+    assert re.findall(r"\*\*([\w ]+)\*\*", words) == expected
+
+
+def test_torch_for_the_cpu_is_a_line_on_both_pages():
+    line = "pip install -c constraints.txt torch --index-url https://download.pytorch.org/whl/cpu"
+    assert all(line in page.splitlines() or f"    {line}" in page.splitlines() for page in (README, INSTALL))
+
+
 def test_links_lead_somewhere():
     for page, folder in ((README, ROOT), (INSTALL, ROOT / "docs")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page):

@@ -120,6 +120,18 @@ def test_each_stack_is_asked_about_its_own_texts(
         assert all(one.shape[1:] == shape for one in maps.values.values())
 
 
+@pytest.mark.parametrize("family", ["read", "bart"])
+def test_made_are_the_rows_of_a_decoder_that_predict_its_target(family: str, request: pytest.FixtureRequest) -> None:
+    read: Read = request.getfixturevalue(family)
+    seen = attnscope.capture(read.loaded, "she made the bank", query="made", generate=4)
+    assert {kind for kind in KINDS if not seen.of(kind).chosen.nothing} == {DECODER, CROSS}
+    made = list(seen.chosen.query.positions)
+    source, target = (torch.tensor([one.ids]) for one in (seen.of(ENCODER).queries, seen.queries))
+    with torch.no_grad():
+        logits = read.loaded.model(input_ids=source, decoder_input_ids=target).logits[0]
+    assert logits.argmax(-1)[made].tolist() == list(seen.queries.ids[1:])
+
+
 def test_keys_alone_leave_a_stack_without_them_unasked(read: Read) -> None:
     found = table("heads", read, "--key", "was", "--define", "unused=bank")
     assert {row["stack"] for row in found if row["mass"]} == {DECODER}

@@ -25,11 +25,17 @@ from attnscope.media.processor import processor_of
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, extractor_of, read_sound, reads_sound
 from attnscope.model.loaded import LoadedModel
 from attnscope.shown import brief
+from attnscope.text.answer import check_answer, check_has_answer, check_room
 from attnscope.text.prompt import Prompt
 
 
 def check_fields(job: Job, loaded: LoadedModel) -> None:
-    """Raise ModelError for sounds or pictures that the model does not read, and for a model of sound without them."""
+    """Raise ModelError for sounds or pictures that the model does not read, and for a model of sound without them.
+
+    UsageError for answers after the text of a model that is not causal, and for triangles of a text with pictures.
+    """
+    if job.answered:
+        check_has_answer(loaded.geometry.task, "name the field of each target with {target_field=NAME}")
     if reads_sound(loaded.model) and job.audio_field is None:
         raise ModelError(
             f"{loaded.name} reads sound, and a corpus is of texts",
@@ -57,6 +63,8 @@ def ask_for(job: Job, item: Item) -> Ask:
     text = item.text if job.audio_field is None else _sound(item, job.audio_field)
     picture = None if job.picture_field is None else _files(item, job.picture_field)
     target = None if job.target_field is None else _said(item, job.target_field)
+    answer = job.answer if job.answer_field is None else _said(item, job.answer_field)
+    check_answer(None, answer, None)
     keep = job.request
     if job.query_field is not None:
         keep = replace(keep, query=_expression(item, job.query_field))
@@ -69,6 +77,7 @@ def ask_for(job: Job, item: Item) -> Ask:
         select=job.select,
         chat=job.chat,
         truncate=job.truncate if job.max_tokens is None else job.truncate or "right",
+        answer=answer,
         target=target,
         picture=picture,
     )
@@ -82,6 +91,7 @@ def prompts(job: Job, loaded: LoadedModel) -> Iterator[Callable[[Ask], Prompt]]:
         def prompt(ask: Ask) -> Prompt:
             try:
                 made = read(ask)
+                check_room(made, None, loaded.geometry.max_positions)
             except ModelError as error:
                 raise InputError(error.message) from error
             except UsageError as error:

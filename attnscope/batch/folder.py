@@ -13,9 +13,9 @@ from attnscope.batch.journal import FAILURES, JOURNAL, PARTIAL, Journal, Record
 from attnscope.errors import UsageError
 from attnscope.files import check_schema, read_json, refuse_links, save_json
 from attnscope.folder.claim import LOCK, changes, document, locked, writable
-from attnscope.seam.call import joined_ways
 
 OPTIONS = "run.json"
+ANOTHER = "name another folder with --out"
 SCHEMA = 5  # of the folder; goes up when a file or a column is renamed, or means something else
 
 
@@ -57,6 +57,8 @@ def say_who_answered(folder: Path, records: Iterable[Record]) -> None:
 
     Of encoder-decoders also how many targets were given, and how many generated.
     """
+    from attnscope.seam.call import joined_ways  # it imports torch, which reading a dataset does without
+
     path, whole = folder / OPTIONS, list(records)
     said = read_json(path)
     engines, targets = (
@@ -80,16 +82,30 @@ def check_ours(folder: Path) -> None:
         )
 
 
-def _options(path: Path) -> dict[str, Any] | None:
+def is_dataset(folder: Path) -> bool:
+    """Whether `attnscope batch` has filled a folder, as far as the names in it tell."""
+    return (folder / OPTIONS).exists() or (folder / JOURNAL).exists()
+
+
+def kept_options(folder: Path) -> dict[str, Any]:
+    """The options that a dataset was made with. Raises UsageError for a folder that is none."""
+    hint = "name the folder of a dataset that attnscope batch wrote"
+    found = _options(folder / OPTIONS, hint, "read it with the version of attnscope that wrote it")
+    if found is None:
+        raise UsageError(f"{folder} has no {OPTIONS}, which each dataset has", hint)
+    return found
+
+
+def _options(path: Path, other: str = ANOTHER, old: str = "") -> dict[str, Any] | None:
     """The options in a run.json; None without one.
 
-    Raises UsageError where it is another program's, damaged, or of another version.
+    Raises UsageError where it is another program's, damaged, or of another version. other, old: what to do then.
     """
-    said = document(path, "not written by attnscope batch, or is damaged", "name another folder with --out", _is_ours)
+    said = document(path, "not written by attnscope batch, or is damaged", other, _is_ours)
     if said is None:
         return None
-    hint = "resume it with the version of attnscope that wrote it, or name another folder with --out"
-    check_schema(said, SCHEMA, path.parent, hint)
+    old = old or f"resume it with the version of attnscope that wrote it, or {ANOTHER}"
+    check_schema(said, SCHEMA, path.parent, old)
     options: dict[str, Any] = said["options"]
     return options
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from attnscope.keep.request import Request
+from attnscope.measure.metrics import LENGTHS, LOOKBACKS
 from attnscope.model.options import LoadOptions
-from attnscope.observe import Request
 from attnscope.text.prompt import Side
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ class DatasetOutput:
     spreadsheet would run as a formula begin with an apostrophe. pictures: what to draw of a text (a function of the
     observation), and draws it into a folder, in a worker process. about: what each file says of its run. chosen: which
     of `query` and `key` name tokens of each text. spans: the names of spans whose mass on each other is a table.
-    targets: whether each text has one, which an encoder-decoder's decoder reads.
+    targets: whether each text has one, which an encoder-decoder's decoder reads. answers: whether each text has one
+    after it. metrics: those that heads have besides METRICS. entries: what relations list, as in `View.weights`.
     """
 
     tables: tuple[str, ...] = TABLES
@@ -37,6 +39,9 @@ class DatasetOutput:
     chosen: tuple[str, ...] = ()
     spans: tuple[str, ...] = ()
     targets: bool = False
+    answers: bool = False
+    metrics: tuple[str, ...] = ()
+    entries: Literal["softmax", "scores", "value"] = "softmax"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -52,10 +57,11 @@ class Job:
     shard hold. strict: the first item that fails ends the run. engine: auto is what is faster, by the rule of a single
     text (`observe/choice.py`), or the kernel for many short ones together; else eager while the batch's matrices fit.
     query_field, key_field: of the records, where each says itself which tokens are asked about. target_field: where
-    each says what an encoder-decoder's decoder reads; without it, what the model itself makes of the text. audio_field:
-    where each names the file of a sound, which is read in the text's stead; picture_field: the file of a picture
-    beside its text, or a list of them. max_tokens: every text is cut to so many, on the side `truncate`, else on the
-    right.
+    each says what an encoder-decoder's decoder reads; without it, what the model itself makes of the text.
+    answer_field: where each gives the answer that is read after its text; answer: the same one after every text.
+    audio_field: where each names the file of a sound, which is read in the text's stead; picture_field: the file of a
+    picture beside its text, or a list of them. max_tokens: every text is cut to so many, on the side `truncate`, else
+    on the right.
     """
 
     load: LoadOptions = LoadOptions()
@@ -71,9 +77,22 @@ class Job:
     query_field: str | None = None
     key_field: str | None = None
     target_field: str | None = None
+    answer_field: str | None = None
+    answer: str | None = None
     audio_field: str | None = None
     picture_field: str | None = None
     max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """What the output says of the request is read off the request."""
+        metrics = (*(name for name in LENGTHS if name in self.request.metrics), *(LOOKBACKS if self.answered else ()))
+        output = replace(self.output, answers=self.answered, metrics=metrics, entries=self.request.view.weights)
+        object.__setattr__(self, "output", output)
+
+    @property
+    def answered(self) -> bool:
+        """Whether an answer follows each text."""
+        return (self.answer_field, self.answer) != (None, None)
 
     @property
     def one_by_one(self) -> bool:

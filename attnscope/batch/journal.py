@@ -20,8 +20,10 @@ from typing import Any
 from attnscope.batch.items import Item
 from attnscope.files import json_line, open_regular, whole_file
 from attnscope.folder.journal import append, read_journal
+from attnscope.tables import FORMATS
 
 JOURNAL, FAILURES, PARTIAL = "journal.jsonl", "failures.jsonl", ".partial"
+SUMMARY = "summary"  # of the texts of all shards, with the suffix of its format
 
 PART = re.compile(r"part-\d{9}(\.[a-z]+)+")
 SWEEPS, PAUSE_SECONDS = 20, 0.1
@@ -66,6 +68,12 @@ class Record:
     targets: Mapping[str, int] = field(default_factory=dict)
 
 
+def written(folder: Path) -> list[Record]:
+    """The committed shards of a folder in order, those of a run that is still writing too; nothing is changed."""
+    found = {record.first: record for record in read_journal(folder / JOURNAL, _record, cut=False)}
+    return [found[first] for first in sorted(found)]
+
+
 def digest(items: Iterable[Item]) -> str:
     """A hash of what was read; a corpus that changed between two runs shows in it."""
     hashed = hashlib.sha256()
@@ -90,7 +98,9 @@ class Journal:
         self.records = {record.first: record for record in read_journal(self.path, _record)}
 
     def append(self, record: Record) -> None:
-        """Remember a shard; on return it survives a crash of the machine."""
+        """Remember a shard; on return it survives a crash of the machine. A summary without it is removed."""
+        for format in FORMATS:
+            (self.folder / f"{SUMMARY}.{format}").unlink(missing_ok=True)
         append(self.path, asdict(record))
         self.records[record.first] = record
         self._list_failures(record.failures)
@@ -165,8 +175,8 @@ def _sound(record: Record) -> bool:
     return (
         all(type(number) is int and number >= 0 for number in numbers)
         and isinstance(record.digest, str)
-        and isinstance(record.rows, dict)
-        and isinstance(record.files, dict)
+        and all(isinstance(one, dict) for one in (record.rows, record.files))
+        and all(type(count) is int and count >= 0 for one in (record.rows, record.files) for count in one.values())
         and all(isinstance(one, dict) for one in (record.lacking, record.engines, record.answered_by, record.targets))
         and all(isinstance(text, str) for one in record.failures for text in (one.file, one.id, one.reason))
     )

@@ -17,7 +17,9 @@ import pyarrow as pa
 
 from attnscope.batch.items import Item, printable
 from attnscope.batch.journal import Failure
+from attnscope.batch.schemas import schema_of
 from attnscope.keep.layers import codes
+from attnscope.keep.view import ENTRIES
 from attnscope.measure.metrics import MASS, METRICS
 from attnscope.seam.call import joined_ways
 from attnscope.selection import spelled
@@ -30,79 +32,6 @@ if TYPE_CHECKING:
     from attnscope.observation import Observation
     from attnscope.text.tokens import Chosen
 
-SCHEMA_VERSIONS = {"texts": 2, "heads": 4, "relations": 2, "spans": 2, "summary": 2, "weights": 1}
-TOKEN = pa.dictionary(pa.int32(), pa.string())
-ABOUT = [("item", pa.int64()), ("id", TOKEN)]
-SCHEMAS = {
-    "texts": pa.schema(
-        [
-            ("item", pa.int64()),
-            ("id", pa.string()),
-            ("file", pa.string()),
-            ("line", pa.int64()),
-            ("tokens", pa.int32()),
-            ("removed_tokens", pa.int32()),
-            ("sha256", pa.string()),
-            ("fields", pa.string()),
-        ]
-    ),
-    "heads": pa.schema(
-        [
-            *ABOUT,
-            ("layer", pa.int32()),
-            ("head", pa.int32()),
-            ("kv_head", pa.int32()),
-            ("role", TOKEN),
-            ("near_uniform", pa.bool_()),
-            ("top_key", pa.int32()),
-            ("top_key_token", TOKEN),
-            ("top_key_mass", pa.float32()),
-            *((name, pa.float32()) for name in METRICS),
-        ]
-    ),
-    "relations": pa.schema(
-        [
-            *ABOUT,
-            ("layer", pa.int32()),
-            ("head", pa.int32()),
-            ("kv_head", pa.int32()),
-            ("query", pa.int32()),
-            ("query_token", TOKEN),
-            ("key", pa.int32()),
-            ("key_token", TOKEN),
-            ("weight", pa.float32()),
-        ]
-    ),
-    "spans": pa.schema(
-        [
-            *ABOUT,
-            ("layer", pa.int32()),
-            ("head", pa.int32()),
-            ("kv_head", pa.int32()),
-            ("query_span", TOKEN),
-            ("key_span", TOKEN),
-            ("mass", pa.float32()),
-            ("uniform", pa.float32()),
-        ]
-    ),
-    "summary": pa.schema(
-        [
-            ("layer", pa.int32()),
-            ("head", pa.int32()),
-            ("kv_head", pa.int32()),
-            ("metric", TOKEN),
-            ("query_span", TOKEN),
-            ("key_span", TOKEN),
-            ("texts", pa.int64()),
-            ("mean", pa.float32()),
-            ("low", pa.float32()),
-            ("high", pa.float32()),
-            ("uniform", pa.float32()),
-            ("stack", TOKEN),
-        ]
-    ),
-}
-OF_LAYERS = ("heads", "relations", "spans")  # whose rows end with the stack of the layer
 ROWS_A_PIECE = 1 << 19  # that are made, and written, at a time
 
 
@@ -171,20 +100,6 @@ def pieces(measured: Measured) -> Iterator[Measured]:
         yield Measured(len(taken), taken, [])
 
 
-def schema_of(name: str, output: DatasetOutput) -> pa.Schema:
-    """The columns of a table of this run: those of SCHEMAS, and behind them what it says of tokens that were named."""
-    more: list[tuple[str, pa.DataType]] = []
-    named = (*output.chosen, *(("positions",) if output.spans else ()))
-    if name == "texts" and named:
-        more = [(one, pa.string()) for one in (*named, "note")]
-    if name == "texts" and output.targets:
-        more += [("target", pa.string()), ("target_tokens", pa.int32())]
-    if name == "heads" and "key" in output.chosen:
-        more = [("mass", pa.float32()), ("uniform", pa.float32())]
-    last = [("stack", TOKEN)] if name in OF_LAYERS else []
-    return pa.schema([*SCHEMAS[name], *(pa.field(*one) for one in (*more, *last))])
-
-
 def arrow_tables(measured: Measured, output: DatasetOutput) -> dict[str, pa.Table]:
     """The rows of some items, in order: {table: rows}, as `schema_of` says.
 
@@ -207,6 +122,7 @@ def _texts(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
             "fields": printable(json.dumps(item.fields, ensure_ascii=False, default=str)),
             **_chosen(one),
             **(_target(one) if output.targets else {}),
+            **({"answer": one.prompt.answer} if output.answers else {}),
         }
         for item, one in seen
     ]
@@ -276,7 +192,7 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         "top_key_token": pa.DictionaryArray.from_arrays(numbers(tokens.indices.to_numpy(), unasked), tokens.dictionary),
         "top_key_mass": mass,
     }
-    parts = [(name, name, "value") for name in METRICS]
+    parts = [(name, name, "value") for name in (*METRICS, *output.metrics)]
     parts += [("mass", MASS.id, "value"), ("uniform", MASS.id, "null")] if "key" in output.chosen else []
     for title, name, part in parts:
         values = column(lambda heads, name=name, part=part: getattr(heads.scores[name], part), np.float64)  # type: ignore[misc]
@@ -300,6 +216,7 @@ def _relations(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) 
         "head": numbers(head, head < 0),
         "query_token": query_token,
         "key_token": key_token,
+        ENTRIES[output.entries]: found["weight"],
         "stack": texts_at(STACKS, found["stack"]),
     }
     return _table(columns, schema_of("relations", output))

@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from attnscope.batch.job import DatasetOutput
-from attnscope.batch.journal import Journal, Record
-from attnscope.batch.rows import SCHEMAS, TOKEN, schema_of
+from attnscope.batch.journal import SUMMARY, Journal, Record
+from attnscope.batch.schemas import SCHEMAS, TOKEN, schema_of
 from attnscope.batch.table_files import TableFile
+from attnscope.errors import InputError
 from attnscope.files import write_whole
 from attnscope.folder.claim import locked
 from attnscope.measure.metrics import KNOWN, MASS, METRICS
@@ -26,6 +27,8 @@ from attnscope.study.statistics import means
 from attnscope.tables import FORMATS, numbers, texts_at
 
 HELD = 1 << 27  # numbers that are held at a time: 512 MiB; one metric is held in any case
+MOST_SPARSE = 16  # entries that are held for each number: some layers are not heard in long texts
+DAMAGED = "make the dataset again with attnscope batch"
 WHICH, BITS = (
     ("layer", "kv_head", "head"),
     16,
@@ -35,8 +38,9 @@ LARGEST = (1 << BITS) - 1
 
 def summarised(output: DatasetOutput) -> list[tuple[str, str]]:
     """What means are taken of, (table, column) each."""
-    heads = [*METRICS, *([MASS.id] if "key" in output.chosen else [])] if "heads" in output.tables else []
-    return [*(("heads", name) for name in heads), *([("spans", MASS.id)] if output.spans else [])]
+    heads = [*METRICS, *output.metrics, *([MASS.id] if "key" in output.chosen else [])]
+    of_heads = [("heads", name) for name in heads] if "heads" in output.tables else []
+    return [*of_heads, *([("spans", MASS.id)] if output.spans else [])]
 
 
 def write_summary(folder: Path, output: DatasetOutput, advance: Callable[[int], object] = lambda done: None) -> Path:
@@ -49,22 +53,31 @@ def write_summary(folder: Path, output: DatasetOutput, advance: Callable[[int], 
     """
     with locked(folder):
         records = Journal(folder).records
-    shards = [records[first] for first in sorted(records)]
-    parts = []
-    for table, columns in _passes(shards, output):
-        rows = _Rows(folder, shards, table, output)
-        keys_N, values = rows.read([*columns, *(["uniform"] if MASS.id in columns else [])])
-        for name in columns:
-            parts.append(rows.means(name, keys_N, values))
-            advance(1)
-    whole = pa.concat_tables([SCHEMAS["summary"].empty_table(), *parts]).unify_dictionaries()
+    whole = summary_table(folder, [records[first] for first in sorted(records)], output, advance)
 
     def write(path: Path) -> None:
         file = TableFile(path, "summary", output)
         file.write(whole)
         file.close()
 
-    return write_whole(folder / f"summary.{output.format}", write)
+    return write_whole(folder / f"{SUMMARY}.{output.format}", write)
+
+
+def summary_table(
+    folder: Path, shards: Sequence[Record], output: DatasetOutput, advance: Callable[[int], object] = lambda done: None
+) -> pa.Table:
+    """The rows of the summary of some shards; advance: told of every metric.
+
+    >>> summary_table(dataset.folder, dataset.shards, dataset.output)["metric"]
+    """
+    parts = []
+    for table, columns in _passes(shards, output):
+        rows = WrittenRows(folder, shards, table, output)
+        keys_N, values = rows.read([*columns, *(["uniform"] if MASS.id in columns else [])])
+        for name in columns:
+            parts.append(rows.means(name, keys_N, values))
+            advance(1)
+    return pa.concat_tables([SCHEMAS["summary"].empty_table(), *parts]).unify_dictionaries()
 
 
 def _passes(shards: Sequence[Record], output: DatasetOutput) -> Iterator[tuple[str, list[str]]]:
@@ -78,7 +91,7 @@ def _passes(shards: Sequence[Record], output: DatasetOutput) -> Iterator[tuple[s
 
 
 @dataclass(frozen=True)
-class _Rows:
+class WrittenRows:
     """The written rows of a table, heads or spans."""
 
     folder: Path
@@ -91,23 +104,23 @@ class _Rows:
         files = [name for shard in self.shards if shard.rows.get(self.table) for name in shard.files]
         parts = [self._part(self.folder / name, columns) for name in files if name.startswith(f"{self.table}/")]
         keys_N = np.unique(np.concatenate([keys for keys, _ in parts])) if parts else np.empty(0, np.int64)
+        self._check_room(sum(len(next(iter(part.values()))) for _, part in parts) * len(keys_N))
         return keys_N, {name: _stacked(keys_N, [(keys, part.pop(name)) for keys, part in parts]) for name in columns}
 
     def _part(self, path: Path, columns: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         wanted = ["item", "stack", *WHICH, *self._spans, *columns]
-        rows = FORMATS[self.output.format].read(path, wanted, self._schema)
-        key = _stacks(rows)
-        for name in WHICH:
-            key = key << BITS | _numpy(rows[name], -1) + (name == "head")  # no head, of a kv head's mean, is 0
+        rows = FORMATS[self.output.format].read(path, wanted, plain_schema(schema_of(self.table, self.output)))
+        key = head_keys(rows)
         for name in self._spans:
             code = pc.index_in(rows[name], pa.array(self.output.spans, pa.string()))
             key = key * len(self.output.spans) + _numpy(code, 0)
         texts, text = np.unique(_numpy(rows["item"], 0), return_inverse=True)
         keys, place = np.unique(key, return_inverse=True)
+        self._check_room(len(texts) * len(keys))
         part = {name: np.full((len(texts), len(keys)), np.nan, np.float32) for name in columns}
         for name in columns:
             value = _numpy(rows[name], np.nan)
-            there = ~np.isnan(value)  # a difference of heads has their numbers, and no metrics
+            there = np.isfinite(value)  # a difference of heads has their numbers, and no metrics
             part[name][text[there], place[there]] = value[there]
         return keys, part
 
@@ -115,40 +128,52 @@ class _Rows:
     def _spans(self) -> tuple[str, ...]:
         return ("query_span", "key_span") if self.table == "spans" else ()
 
-    @property
-    def _schema(self) -> pa.Schema:
-        """The columns as they are read: text is text."""
-        plain = [
-            (one.name, pa.string() if one.type == TOKEN else one.type) for one in schema_of(self.table, self.output)
-        ]
-        return pa.schema(plain)
+    def _check_room(self, entries: int) -> None:
+        """Raise InputError for rows whose texts hardly share a head: few bytes would ask for any amount of memory."""
+        rows = sum(shard.rows.get(self.table, 0) for shard in self.shards)
+        if entries > MOST_SPARSE * rows + HELD // MOST_SPARSE:
+            raise InputError(f"{self.folder} is damaged: its texts do not have the same heads", DAMAGED)
 
     def means(self, name: str, keys_N: np.ndarray, values: dict[str, np.ndarray]) -> pa.Table:
         """The rows of the summary for one column."""
         found, names = means(values[name], span=KNOWN[name].span), self.output.spans
         which_N, pair_N = np.divmod(keys_N, len(names) ** 2) if self._spans else (keys_N, None)
+        which = head_numbers(which_N)
         columns = {
-            **_heads(which_N),
+            "layer": numbers(which["layer"]),
+            "head": numbers(which["head"], which["head"] < 0),
+            "kv_head": numbers(which["kv_head"]),
             "metric": _coded(np.zeros_like(keys_N), [name]),
             "query_span": pa.nulls(len(keys_N), TOKEN) if pair_N is None else _coded(pair_N // len(names), names),
             "key_span": pa.nulls(len(keys_N), TOKEN) if pair_N is None else _coded(pair_N % len(names), names),
             "texts": numbers(found.n),
             **{end: numbers(getattr(found, end).astype(np.float32)) for end in ("mean", "low", "high")},
             "uniform": numbers(_uniform(values, name).astype(np.float32)),
-            "stack": texts_at(STACKS, (which_N >> BITS * len(WHICH)).astype(np.int8)),
+            "stack": texts_at(STACKS, which["stack"]),
         }
         return pa.table(columns, schema=SCHEMAS["summary"])
 
 
-def _heads(which_N: np.ndarray) -> dict[str, pa.Array]:
-    number = {name: (which_N >> BITS * place & LARGEST).astype(np.int32) for place, name in enumerate(reversed(WHICH))}
-    head = number["head"] - 1
-    return {"layer": numbers(number["layer"]), "head": numbers(head, head < 0), "kv_head": numbers(number["kv_head"])}
+def head_keys(rows: pa.Table) -> np.ndarray:
+    """Which head each row is of, as one number. Raises ValueError for numbers that no model has."""
+    key = _numpy(pc.index_in(rows["stack"], pa.array(STACKS, pa.string())), 0).astype(np.int64)
+    for name in WHICH:
+        number = _numpy(rows[name], -1).astype(np.int64) + (name == "head")  # no head, of a kv head's mean, is 0
+        if len(number) and not 0 <= number.min() <= number.max() <= LARGEST:
+            raise ValueError(f"{name} is none of a model")
+        key = key << BITS | number
+    return key
 
 
-def _stacks(rows: pa.Table) -> np.ndarray:
-    """The stack of each row, as a place in STACKS."""
-    return _numpy(pc.index_in(rows["stack"], pa.array(STACKS, pa.string())), 0).astype(np.int64)
+def head_numbers(key_N: np.ndarray) -> dict[str, np.ndarray]:
+    """layer, head (-1 for the mean over a kv head's), kv_head and stack, a place in STACKS, of such numbers."""
+    found = {name: (key_N >> BITS * place & LARGEST).astype(np.int32) for place, name in enumerate(reversed(WHICH))}
+    return {**found, "head": found["head"] - 1, "stack": (key_N >> BITS * len(WHICH)).astype(np.int8)}
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The columns as they are read: text is text."""
+    return pa.schema([(one.name, pa.string() if one.type == TOKEN else one.type) for one in schema])
 
 
 def _coded(code: np.ndarray, names: Sequence[str]) -> pa.DictionaryArray:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from attnscope._version import __version__
 from attnscope.batch.job import DatasetOutput
-from attnscope.batch.rows import SCHEMA_VERSIONS
+from attnscope.batch.schemas import SCHEMA_VERSIONS
 from attnscope.tables import FORMATS, Pieces, tamed
 
 

@@ -106,7 +106,7 @@ class Worker:
         self.replicas = Replicas(self.loaded)
         self.limit = batch_limit(self.loaded) if job.batch_tokens is None else job.batch_tokens
         self._heads = sum(sum(of.values()) for of in heads.values())
-        named = job.query_field or job.key_field
+        named = job.query_field or job.key_field or job.output.metrics
         self._quick = job.engine == "auto"  # whether what eager could read is read by what is faster
         self._kernel = self._quick and not named and kernel_reads(self.loaded, job.request)
 

@@ -21,7 +21,8 @@ import pyarrow as pa
 from attnscope.batch.items import Item
 from attnscope.batch.job import DatasetOutput
 from attnscope.batch.journal import PARTIAL, Failure, Record, digest
-from attnscope.batch.rows import SCHEMA_VERSIONS, Measured, arrow_tables, pieces
+from attnscope.batch.rows import Measured, arrow_tables, pieces
+from attnscope.batch.schemas import SCHEMA_VERSIONS
 from attnscope.batch.shards import Shard
 from attnscope.batch.table_files import TableFile
 from attnscope.errors import AttnscopeError

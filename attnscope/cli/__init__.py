@@ -46,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
         _forget_streams()
         return 0
     except signals.Stopped as stopped:
-        return _stopped(stopped.number)
+        return _stopped(stopped.number, stopped.kept)
     except MemoryError:
         return _say("out of memory; give a shorter text, or a smaller model or dtype", OUT_OF_MEMORY)
     except Exception as error:
@@ -122,11 +122,11 @@ def _refuse(error: typer.TyperException, arguments: Sequence[str]) -> int:
     return _say(f"{message}; `{whole_help(context)}` lists what there is", error.exit_code)
 
 
-def _stopped(number: int) -> int:
+def _stopped(number: int, kept: str = "") -> int:
     from attnscope.files import remove_unfinished
 
     remove_unfinished()
-    return _say(signals.WORDS[number], signals.CODES[number])
+    return _say("; ".join(filter(None, (signals.WORDS[number], kept))), signals.CODES[number])
 
 
 def _internal(error: Exception, arguments: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ from attnscope.cli import output
 from attnscope.cli.ablate_options import Measured, On, Taken
 from attnscope.cli.ablate_other import Otherwise, answered
 from attnscope.cli.ablate_tables import notes, sets_sheet
-from attnscope.cli.scan import Scanned
+from attnscope.cli.scan import Studied
 from attnscope.cli.takes import takes
 from attnscope.errors import InputError
 from attnscope.signals import unwinding
@@ -32,11 +32,12 @@ EXAMPLES = (
     "attnscope ablate demo --method gradient --sequences 32",
 )
 EACH = "each head"
+PASSED = "tokens x layers"
 PROBED = ("repeated", "offsets")  # trials that name the sets where nobody does
 
 
-@takes(Scanned, Taken, On, Otherwise, Measured)
-def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measured: Measured) -> int:
+@takes(Studied, Taken, On, Otherwise, Measured)
+def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measured: Measured) -> int:
     """What is lost without some heads, alone and together.
 
     A head's output is replaced before the output projection while the model predicts, and the loss compared with that
@@ -46,7 +47,7 @@ def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measure
     """
     format = output.wanted_format(measured.format)
     otherwise.check(taken)
-    loaded = _loaded(scanned, measured)
+    loaded = _loaded(studied, measured)
     task, whole = on.task(loaded), otherwise.asks_all and taken.nothing
     atlas = None if whole or taken.sets is not None else _kept(loaded, taken.atlas)
     if atlas is None and taken.nothing and not whole:
@@ -64,43 +65,49 @@ def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measure
     from attnscope.show.ablation import save_ablation
     from attnscope.study.ablation.direct import direct_means
     from attnscope.study.ablation.effects import ablate as ablated_by
-    from attnscope.study.ablation.effects import ablation_cost
+    from attnscope.study.ablation.effects import ablation_cost, pass_seconds
 
     asked = _with_random(loaded, named, taken, on.seed)
     token_layers, operations = (on.of_all(one, task) for one in ablation_cost(loaded, task, asked, taken.replace))
     plan = f"{len(asked.sets)} sets on {on.of_all(len(task), task)} sequences of {task.name}"
     plan += f": {token_layers} tokens x layers, about {operations:.0e} operations"
     if on.dry_run:
-        output.show(plan)
+        with output.progress("measuring a batch", None, measured.quiet):
+            seconds = token_layers * pass_seconds(Passes.planned(loaded, task, taken.replace), asked.sets)
+        output.show(plan + output.estimated(seconds))
         return 0
     output.talk(plan, measured.quiet)
-    with unwinding(), output.progress("sets", token_layers, measured.quiet) as advance:
-        found = ablated_by(
-            loaded,
-            task,
-            asked,
-            taken.replace,
-            measured.out,
-            force=measured.force,
-            direct=direct_means(Passes.planned(loaded, task, taken.replace)),
-            advance=advance,
-        )
+    with unwinding():
+        with output.progress("direct effects", None, measured.quiet):
+            direct = direct_means(Passes.planned(loaded, task, taken.replace))
+        with output.progress(f"{len(asked.sets)} sets", token_layers, measured.quiet, PASSED) as advance:
+            found = ablated_by(
+                loaded,
+                task,
+                asked,
+                taken.replace,
+                measured.out,
+                force=measured.force,
+                direct=direct,
+                advance=advance,
+            )
         if measured.out is not None:
-            save_ablation(found, measured.out, pairs(everything(loaded.geometry.heads_by_layer)), atlas)
+            with output.progress("drawing", None, measured.quiet):
+                save_ablation(found, measured.out, pairs(everything(loaded.geometry.heads_by_layer)), atlas)
     output.emit(found.table(), format, lambda: sets_sheet(found, on.top))
     for line in notes(found):
         output.talk(line, measured.quiet)
     return 0
 
 
-def _loaded(scanned: Scanned, measured: Measured) -> LoadedModel:
+def _loaded(studied: Studied, measured: Measured) -> LoadedModel:
     from attnscope.model.libraries import silence_libraries
     from attnscope.model.loading import load
 
     output.complain_through_talk(measured.quiet)
     silence_libraries(measured.verbose)
-    with output.progress(f"loading {scanned.asked}", None, measured.quiet):
-        loaded = load(scanned.load_options())
+    with output.progress(f"loading {studied.asked}", None, measured.quiet):
+        loaded = load(studied.load_options())
     output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", measured.quiet)
     return loaded
 
@@ -156,7 +163,7 @@ def _probed(loaded: LoadedModel, on: On, quiet: bool) -> Atlas:
 
     planned, layers = _probes(loaded, on.seed), len(loaded.geometry.layers)
     output.talk(f"no sets were named: probes find the roles, {planned.tokens} tokens x {layers} layers", quiet)
-    with unwinding(), output.progress("probes", planned.tokens, quiet) as advance:
+    with unwinding(), output.progress("reading probes", planned.tokens, quiet, "tokens") as advance:
         return scan(loaded, planned, advance=advance)
 
 

@@ -112,7 +112,7 @@ def answered(
     from attnscope.intervene.passes import Passes, prepared
     from attnscope.selection import everything
     from attnscope.selection import pairs as in_order
-    from attnscope.study.ablation.effects import operations, task_facts
+    from attnscope.study.ablation.effects import operations, pass_seconds, task_facts
 
     (taken, on, measured), question = groups, otherwise.question
     assert question is not None
@@ -128,14 +128,20 @@ def answered(
     plan = f"{question.name} of {len(asking.heads)} heads on {on.of_all(len(task), task)} sequences of {task.name}: "
     plan += f"{cost} tokens x layers, about {operations(loaded, cost, rows):.0e} operations"
     if on.dry_run:
-        output.show(plan)
+        with output.progress("measuring a batch", None, measured.quiet):
+            seconds = cost * pass_seconds(asking.passes, [HeadSet("", (head,)) for head in asking.heads])
+        output.show(plan + output.estimated(seconds))
         return 0
     output.talk(plan, measured.quiet)
     facts = {**task_facts(loaded, task, taken.replace), "heads": [head_name(*head) for head in asking.heads]}
     if measured.out is not None:
         kept = claim(measured.out, question.name, question.name, with_weights(facts, loaded), measured.force)
         asking = replace(asking, parts=kept)
-    with unwinding(), output.progress(question.name, cost, measured.quiet) as advance:
+    with (
+        unwinding(),
+        asking.parts.resumable(),
+        output.progress(question.name, cost, measured.quiet, "tokens x layers") as advance,
+    ):
         passes = prepared(loaded, task, [HeadSet("", tuple(asking.heads))], taken.replace, advance=advance)
         found = question.answer(replace(asking, passes=passes, advance=advance))
     if measured.out is not None:

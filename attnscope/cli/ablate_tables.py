@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from attnscope.study.ablation.prune import Step
     from attnscope.study.ablation.screen import Screen
 
-MANY = 4  # heads of a set up to which each one's numbers are shown
+MANY = 8  # heads of a set up to which each one has a row
 nats, signed = partial(cells.number, decimals=3), partial(cells.signed, decimals=3)  # of one head or pair
+EFFECT = "effect: what is lost without the heads of the set, or without one alone; direct: what a head writes itself"
+ABOVE = "random sets: of as many heads, and where 99 % of them lie; above: how many of them cost less than the set"
 DRAWN = {
     "unnamed": "random sets are drawn from the heads that no set names; --controls all: from all",
     "all": "random sets are drawn from all heads",
@@ -29,7 +31,8 @@ DRAWN = {
 def notes(found: Ablation) -> list[str]:
     """What a reader of the table has to know beside it."""
     facts = found.facts
-    lines = [f"intact {facts['intact']:.3f} {facts['measure']['unit']}, {len(found.intact_S)} sequences"]
+    lines = [EFFECT, ABOVE] if any(facts["random_sets"].values()) else [EFFECT]
+    lines += [f"intact {facts['intact']:.3f} {facts['measure']['unit']}, {len(found.intact_S)} sequences"]
     if facts["direct"] is not None:
         lines.append(f"{'direct effects are' if found.direct else 'no direct effects:'} {facts['direct']}")
     if facts["replacement"] == "resample":
@@ -48,25 +51,48 @@ def notes(found: Ablation) -> list[str]:
 
 
 def sets_sheet(found: Ablation, top: int | None) -> RichTable:
-    """A row per set: each of its heads alone, all together, and where random sets lie."""
+    """A row per set: all its heads together; below it a row per head, alone, and one of the random sets."""
     sheet, rows = output.sheet(), found.table().to_pylist()
-    for title in ("set", "heads", "direct", "alone", "together [95 %]", "p", "random sets: 99 %", "above"):
-        sheet.add_column(title, no_wrap=True, justify="right" if title in ("p", "above") else "left")
-    together = [row for row in rows if row["condition"] == "together"]
-    for row in together[:top]:
-        alone = [one for one in rows if (one["condition"], one["set"]) == ("alone", row["set"])]
-        heads = row["heads"].split()
-        sheet.add_row(
-            output.one_line(row["set"]),
-            row["heads"] if len(heads) <= MANY else f"{len(heads)} heads",
-            _each([one["direct"] for one in alone]),
-            _each([one["effect"] for one in alone]),
-            f"{cells.effect(row['effect'])} [{cells.number(row['low'])}, {cells.number(row['high'])}]",
-            cells.p_value(row["p"]),
-            _range_of(row, found.facts["random_sets"][row["set"]]),
-            cells.percent(row["percentile"]),
-        )
+    for title in ("set and its heads", "direct", "effect [95 %]", "p", "above"):
+        sheet.add_column(title, no_wrap=True, justify="right" if title in ("direct", "p", "above") else "left")
+    together = {row["set"]: row for row in rows if row["condition"] == "together"}
+    names = list(dict.fromkeys(row["set"] for row in rows))  # --each gives heads that are in no set
+    for name in names[:top]:
+        alone = [one for one in rows if (one["condition"], one["set"]) == ("alone", name)]
+        row, count = together.get(name), found.facts["random_sets"].get(name, 0)
+        _add(sheet, name, row)
+        shown = _costliest(alone)
+        for one in shown:
+            _add(sheet, f"  {one['heads']}", one)
+        if rest := [one["effect"] for one in alone if one not in shown]:
+            sheet.add_row(f"  … {len(rest)} more heads", "", _range(rest))
+        if row and count:
+            ends = _range([row["random_low"], row["random_high"]])
+            sheet.add_row(f"  random sets: {count}", "", f"99 %: {ends}", "", cells.percent(row["percentile"]))
     return sheet
+
+
+def _add(sheet: RichTable, name: str, row: dict[str, Any] | None) -> None:
+    """What a set costs, or a head alone, with its interval where there is one; the name alone of what has no row."""
+    if row is None:
+        sheet.add_row(output.one_line(name))
+        return
+    direct = "" if row["direct"] is None else cells.effect(row["direct"])
+    interval = f" [{cells.number(row['low'])}, {cells.number(row['high'])}]" * (row["low"] is not None)
+    sheet.add_row(output.one_line(name), direct, cells.effect(row["effect"]) + interval, cells.p_value(row["p"]))
+
+
+def _costliest(alone: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The heads of a set in their order; of many the costliest."""
+    if len(alone) <= MANY:
+        return alone
+    kept = sorted(alone, key=lambda row: -row["effect"])[:MANY]
+    return [row for row in alone if row in kept]
+
+
+def _range(values: Sequence[float]) -> str:
+    """The least and the largest: `0.00 to +0.02`."""
+    return f"{cells.effect(min(values))} to {cells.effect(max(values))}"
 
 
 def screen_sheet(screen: Screen, top: int | None) -> RichTable:
@@ -110,17 +136,3 @@ def _sheet(*titles: str) -> RichTable:
     for place, title in enumerate(titles):
         sheet.add_column(title, justify="left" if place == 0 or "[" in title else "right", no_wrap=True)
     return sheet
-
-
-def _each(values: list[float | None]) -> str:
-    """The values of a few heads, or the least and the largest of many."""
-    known = [value for value in values if value is not None]
-    if len(known) <= MANY:
-        return " ".join(map(cells.effect, known)) or cells.MISSING
-    return f"{cells.effect(min(known))} to {cells.effect(max(known))}"
-
-
-def _range_of(row: dict[str, Any], count: int) -> str:
-    """How many random sets there are, and where 99 % of them lie: `6: 0.00 to +0.02`."""
-    ends = cells.effect(row["random_low"]), cells.effect(row["random_high"])
-    return f"{count}: {' to '.join(ends)}" if count else cells.MISSING

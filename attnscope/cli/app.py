@@ -92,6 +92,7 @@ def made(name: str) -> Any:
     alone.command(name, cls=getattr(module, "COMMAND", PanelCommand), epilog=epilog)(run)
     command: Any = get_command(alone)
     command.groups = run.groups
+    command.examples = module.EXAMPLES
     return command
 
 

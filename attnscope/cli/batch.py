@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "attnscope batch corpus.jsonl --text-field body --out runs/corpus",
     "attnscope batch corpus.jsonl --text-field body --spans where=river --spans end=last --summary --out runs/spans",
+    "attnscope batch corpus.jsonl --text-field body --tables heads --set answer=' the bank' --query made --key first "
+    "--out runs/answers && attnscope heads runs/answers",
     "zcat corpus.txt.gz | attnscope batch - --tables heads --to-stdout jsonl > heads.jsonl",
 )
 COMMAND = BatchCommand
@@ -50,6 +52,8 @@ def batch(asked: BatchRun) -> int:
     code = batch_report.ending(outcome, corpus, stop, asked)
     if asked.summary and not outcome.tally.stopped:
         _summarise(asked, job)
+    after = batch_report.next_command(asked.out, job.output) if asked.out and outcome.measured else ""
+    output.talk(after, asked.quiet or not after or outcome.tally.stopped)
     return code
 
 

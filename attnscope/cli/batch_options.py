@@ -11,8 +11,9 @@ from typer import Argument, Option
 from attnscope.cli.batch_ray import address
 from attnscope.cli.figure_options import FIGURES, Image, Kinds, names
 from attnscope.cli.groups import FIRST, HELD, SETTING, fill, held
+from attnscope.cli.heads import MeasuredEntries
 from attnscope.cli.load_options import EngineName, Loading
-from attnscope.cli.options import Heads, Printing, Question, Rehearsal, Relations, Spreadsheet, Tokens
+from attnscope.cli.options import Printing, Question, Rehearsal, Relations, Spreadsheet, Tokens
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class Sources(Tokens):
         Option(help="Field of an encoder-decoder's target (default: what it makes of the text).", metavar="NAME"),
         HELD,
     ] = None
+    answer_field: Annotated[
+        str | None, Option(help="Field of the answer, read after its text.", metavar="NAME"), HELD
+    ] = None
+    answer: Annotated[str | None, Option(help="The answer after every text.", metavar="TEXT"), HELD, SETTING] = None
     audio_field: Annotated[
         str | None,
         Option(
@@ -49,11 +54,11 @@ class Sources(Tokens):
         Option(help="Field that names a picture's file, or a list of them, read with the text.", metavar="NAME"),
         HELD,
     ] = None
-    id_field: Annotated[str | None, Option(help="Field of the id (default: id).", metavar="NAME"), HELD] = None
+    id_field: Annotated[str | None, Option(help="Field of the id (default: id).", metavar="NAME"), HELD, SETTING] = None
     input_format: Annotated[
         Literal["txt", "jsonl", "csv", "parquet"] | None, Option(help="What stdin, or an odd suffix, is."), HELD
     ] = None
-    whole: Annotated[bool, Option(help="A .txt file is one text, not one text per line."), HELD] = False
+    whole: Annotated[bool, Option(help="A .txt file is one text, not one text per line."), HELD, SETTING] = False
     max_tokens: Annotated[
         int | None,
         Option(min=1, help="Cut texts to N tokens, on the right by default.", metavar="N"),
@@ -64,6 +69,23 @@ class Sources(Tokens):
         of_text = ("picture-field", "text-field", "chat", "max-tokens")
         self._refuse("audio-field", *of_text, why="a sound is read instead of the text")
         self._refuse("picture-field", "truncate", "max-tokens", why="a text with pictures is not cut")
+        self._check_answers()
+
+    @property
+    def answered(self) -> bool:
+        """Whether an answer follows each text."""
+        return (self.answer_field, self.answer) != (None, None)
+
+    def _check_answers(self) -> None:
+        """Raise UsageError for an answer that cannot be meant."""
+        if self.answer_field is not None and self.answer is not None:
+            raise UsageError("each record gives its answer, and one of all texts was given", "leave out {answer}")
+        if self.answered and (self.truncate or self.max_tokens):
+            raise UsageError(
+                "an answer follows the whole text, not what was left of it", "leave out {truncate} and {max_tokens}"
+            )
+        if self.answer is not None and not self.answer.strip():
+            raise UsageError("the answer is empty", "give one with at least one word")
 
     def _refuse(self, option: str, *others: str, why: str) -> None:
         """Raise UsageError where an option was given beside one of these."""
@@ -120,7 +142,7 @@ class Questions(Question):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset(Kinds, Image, Heads, Relations, Spreadsheet, Printing):
+class Dataset(Kinds, Image, MeasuredEntries, Relations, Spreadsheet, Printing):
     """What is written of every text."""
 
     panel = "Dataset"
@@ -131,6 +153,9 @@ class Dataset(Kinds, Image, Heads, Relations, Spreadsheet, Printing):
         HELD,
     ] = "heads,relations"
     atlas: Annotated[Path | None, SETTING] = None
+    image: Annotated[Literal["png", "svg", "pdf"], HELD, SETTING] = "png"
+    weights: Annotated[Literal["softmax", "scores", "value"], HELD] = "softmax"
+    metrics: Annotated[str | None, HELD] = None
     figures: Annotated[
         str | None, Option(help="overview, layers, heads, metrics; joined by commas.", metavar="KINDS"), FIRST, HELD
     ] = None
@@ -143,6 +168,9 @@ class Dataset(Kinds, Image, Heads, Relations, Spreadsheet, Printing):
     def __post_init__(self) -> None:
         Relations.__post_init__(self)
         Printing.__post_init__(self)
+        self.check(self.group)
+        if self.matrices and self.weights != "softmax":
+            raise UsageError("--matrices are weights", f"leave out --weights {self.weights}, or --matrices")
         if self.spreadsheet and self.format != "csv":
             raise UsageError("spreadsheet is about csv", "add --format csv")
         if self.summary and self.to_stdout:
@@ -173,6 +201,7 @@ class Dataset(Kinds, Image, Heads, Relations, Spreadsheet, Printing):
             self,
             tables=self.table_names,
             weights=self.matrices,
+            metrics=(),
             pictures=pictures,
             about=about,
             chosen=asked.chosen,
@@ -228,6 +257,8 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
         Sources.__post_init__(self)
         if (self.out is None) == (self.to_stdout is None) and not self.dry_run:
             raise UsageError("expected one place to write to", "give --out DIR or --to-stdout jsonl")
+        if not self.answered:
+            self.check_answered("give it with {answer_field=NAME}")
         if self.summary and not (self.span_names or "heads" in self.table_names):
             raise UsageError("--summary is of heads or spans, and neither is written", "add heads to --tables")
         if self.to_stdout and (self.figures or self.matrices or address(self.ray) is not None):
@@ -246,17 +277,22 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
 
     def held(self) -> dict[str, object]:
         """The options that change the rows, each spelled one way: what an output folder is held to."""
-        return held(self) | {"tables": ",".join(self.table_names), "figures": ",".join(self.figure_kinds)}
+        from attnscope.measure.metrics import LENGTHS
+
+        asked = ",".join(name for name in LENGTHS if name in self.named) or None
+        weights = None if self.weights == "softmax" else self.weights  # as a folder has it that was made without it
+        spelled = {"tables": ",".join(self.table_names), "figures": ",".join(self.figure_kinds)}
+        return held(self) | spelled | {"metrics": asked, "weights": weights}
 
     def job(self) -> Job:
         """What a worker needs to know."""
         from attnscope.batch.job import Job
-        from attnscope.keep.view import View
-        from attnscope.observe import Request
+        from attnscope.keep.request import Request
 
         output = self.output({key: value for key, value in self.held().items() if key != "sources"}, self)
         request = Request(
-            view=View(by_kv=self.by == "kv"),
+            view=self.view(),
+            metrics=self.ids("layer"),
             relations="relations" in output.tables,
             top_k=self.keys_per_query,
             group=self.group,

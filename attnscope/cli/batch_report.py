@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from attnscope.batch.corpus import Corpus
-    from attnscope.batch.job import Job
+    from attnscope.batch.job import DatasetOutput, Job
     from attnscope.batch.journal import Failure
     from attnscope.batch.pipeline import Tally
     from attnscope.cli.options import Writing
@@ -73,13 +74,13 @@ def _bar(size: int | None) -> Progress:
 
     columns: list[Any] = [TextColumn("{task.description}"), *([BarColumn(), TimeRemainingColumn()] if size else [])]
     bar = Progress(*columns, console=output.console(sys.stderr), transient=True, redirect_stdout=False)
-    bar.add_task("", total=None)
+    bar.add_task("loading the model, then measuring the first texts", total=None)
     return bar
 
 
 def progress_line(tally: Tally, seconds: float, size: int | None) -> str:
     """`1,200 texts  85 texts/s  8,300 tokens/s  3 failed  0:02:10 left`."""
-    left = f"  {clock(seconds * max(0.0, size / tally.read - 1))} left" if size and tally.read else ""
+    left = f"  {output.clock(seconds * max(0.0, size / tally.read - 1))} left" if size and tally.read else ""
     return _rates(tally, seconds) + left
 
 
@@ -88,11 +89,6 @@ def _rates(tally: Tally, seconds: float) -> str:
     return (
         f"{tally.texts:,} texts  {tally.texts / seconds:,.0f} texts/s  {tally.tokens / seconds:,.0f} tokens/s{failed}"
     )
-
-
-def clock(seconds: float) -> str:
-    """Seconds as 0:02:10."""
-    return str(timedelta(seconds=round(seconds)))
 
 
 @dataclass(frozen=True)
@@ -108,6 +104,11 @@ class Outcome:
     first: Sequence[Failure]
     before: int = 0
     lacking: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> bool:
+        """Whether any text was, now or before."""
+        return bool(self.before + self.tally.texts)
 
 
 def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writing) -> int:
@@ -143,6 +144,14 @@ def _done(outcome: Outcome, where: str) -> str:
     return f"{several(tally.texts, 'text')}, {several(tally.tokens, 'token')} measured{where}{there}"
 
 
+def next_command(folder: Path, written: DatasetOutput) -> str:
+    """What ranks the heads of a dataset over its texts; empty where nothing of heads is written."""
+    if "heads" not in written.tables and not written.spans:
+        return ""
+    spans = "" if "heads" in written.tables else f" --query {written.spans[-1]} --key {written.spans[0]}"
+    return f"heads ranked over these texts: attnscope heads {shlex.quote(str(folder))}{spans}"
+
+
 def check_items(items: int, corpus: Corpus) -> None:
     """Raise InputError where a corpus has no item: a pipe that broke before us, or the wrong file."""
     if not items:
@@ -170,7 +179,7 @@ def dry_run(job: Job, corpus: Corpus) -> int:
         "tables": ", ".join(job.output.names),
         "tokens per batch": found.batch_tokens,
         "output, about": f"{found.output_bytes / 2**20:,.0f} MiB",
-        "time, about": clock(found.seconds),
+        "time, about": output.clock(found.seconds),
     }
     for name, value in lines.items():
         print(visible(f"{name:18}{value:,}" if isinstance(value, int) else f"{name:18}{value}"))  # noqa: T201

@@ -90,10 +90,10 @@ class Named(NamedTuple):
 def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Differences, look: Look) -> int:
     """Two texts, or two models on the same texts, head by head.
 
-    Tokens are aligned by characters. Per head: the Jensen-Shannon divergence in bits over the keys that both have,
-    averaged over the shared queries, the mass that is lost to the others, and every metric's difference. Over
-    at least 32 texts with intervals. Of an encoder-decoder each stack has its own tokens. In a pipe all heads are
-    printed as csv.
+    Tokens are aligned by position, or by characters (--align). Per head: the Jensen-Shannon divergence in bits over the
+    keys that both have, averaged over the shared queries, the mass that is lost to the others, and every metric's
+    difference. Over at least 32 texts with intervals. Of an encoder-decoder each stack has its own tokens. In a pipe
+    all heads are printed as csv.
     """
     format = output.wanted_format(printing.format)
 
@@ -115,9 +115,9 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
         check_folder(printing.out, said, printing.force)
     maps = heads if printing.out is not None and len(texts) == 1 else None
     steps = 2 * len(texts) * sum(map(len, loaded[0].geometry.stacks.values()))
-    with output.progress("forward passes", steps, printing.quiet) as advance:
+    with output.progress("forward passes", steps, printing.quiet, "layers") as advance:
         pairs = readings(texts, loaded, asked, room, printing.quiet)
-        found = compared(pairs, maps=maps, memory=room.memory, advance=advance)
+        found = compared(pairs, maps=maps, memory=room.memory, align=asked.align, advance=advance)
     chosen = {(stack, layer, head) for stack, of in heads.items() for layer, here in of.items() for head in here}
     places = [place for place in found.order if (found.head_stacks[place], *found.heads[place]) in chosen]
     if printing.out is not None:
@@ -205,7 +205,7 @@ def write_comparison(
     assert printing.out is not None
     drawn = found.pair.drawn.values() if found.pair else ()
     pictures = len(found.stacks) + sum(len(one.values) for one in drawn)
-    with unwinding(), output.progress("drawing", pictures, printing.quiet) as advance:
+    with unwinding(), output.progress("drawing", pictures, printing.quiet, "pictures") as advance:
         spreadsheet = printing.spreadsheet
         written = save(found, printing.out, said, style, places=places, spreadsheet=spreadsheet, advance=advance)
     output.talk(f"wrote {len(written)} files to {printing.out}", printing.quiet)
@@ -230,10 +230,12 @@ def report(found: Comparison, quiet: bool) -> int:
 
 
 def tell_shared(text: Shared, quiet: bool) -> None:
-    """Say how many tokens a text has on both sides, and which have no partner."""
+    """Say how many tokens a text has on both sides, how they are paired, and which moved or have no partner."""
+    from attnscope.text.align import WORDS
     from attnscope.text.tokens import Found, described
 
-    output.talk(f"{text.name + ': ' if text.name else ''}{text.units.size} shared tokens, aligned by characters", quiet)
+    moved = f", {text.moved} of them at another position" if text.moved else ""
+    output.talk(f"{text.name + ': ' * bool(text.name)}{text.units.size} shared tokens, {WORDS[text.by]}{moved}", quiet)
     sides = zip((f"the first {text.name or 'text'}", "the other"), text[2:4], text.units.alone, strict=True)
     for name, prompt, alone in sides:
         if alone:

@@ -7,7 +7,7 @@ section of its own, `figures: {dpi: 200, cmap: magma}`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,6 +111,13 @@ def flagged(context: typer.Context, name: str) -> bool:
     """Whether the command line gives an option."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
+
+
+def refuse_others(context: typer.Context, names: Container[str], what: str, otherwise: str) -> None:
+    """Raise UsageError for an option of the command line that is none of these."""
+    for one in context.command.params:
+        if one.name not in names and flagged(context, str(one.name)):
+            raise UsageError(f"{max(one.opts, key=len)} has no part in {what}", otherwise)
 
 
 def read_config(path: Path | str, keys: Mapping[str, str]) -> dict[str, Any]:

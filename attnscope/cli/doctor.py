@@ -41,6 +41,9 @@ VARIABLES = (
 )
 
 
+BROWSERS = ("firefox", "chromium", "chromium-browser", "google-chrome", "microsoft-edge")
+
+
 @takes(Facts)
 def doctor(printing: Facts) -> int:
     """Versions, devices, fonts and caches: what a bug report needs.
@@ -106,9 +109,11 @@ def _font(character: str) -> str | None:
 
 
 def _browser() -> str | None:
+    """The browser that opens a page; without a display one that is installed, which says so."""
     with suppress(webbrowser.Error):
         return Path(webbrowser.get().name).name
-    return None
+    found = next(filter(shutil.which, BROWSERS), None)
+    return found and f"{found}, without a display to open it on"
 
 
 def _cache() -> dict[str, Any]:

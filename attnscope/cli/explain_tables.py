@@ -219,11 +219,12 @@ def _matrix(array: Numbers, explanation: Explanation) -> Table:
     rows, columns = array.axes
     of_tokens, labels = rows != "in", [_short(label) for label in explanation.labels]
     names = labels if columns == "key" else map(str, range(array.values.shape[1]))
-    shown = _table(*[""] * of_tokens, *map(_right, names), title=array.name)
+    of_all = " of every query" if rows == "query" and columns == "key" else ""
+    shown = _table("", *map(_right, names), title=array.name + of_all)
     for row, values in enumerate(array.values):
-        label = [Text(labels[row])] if of_tokens else []
+        label = Text(labels[row]) if of_tokens else Text(f"in {row}", "dim")
         mine = of_tokens and row == explanation.query
-        shown.add_row(*label, *(_cell(value) for value in values), style="bold" if mine else "")
+        shown.add_row(label, *(_cell(value) for value in values), style="bold" if mine else "")
     return shown
 
 

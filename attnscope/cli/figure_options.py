@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from attnscope.keep.request import MapFields
 
 FIGURES = ("overview", "layers", "heads", "metrics")  # of every run with --out
+DEPTH = "depth"  # of a text, and of a dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +105,8 @@ class Kinds:
     figures: Annotated[
         str | None,
         Option(
-            help="overview, layers, heads, metrics, mass (on named keys), top (a sheet of the first heads), picture "
-            "(weights over a --picture); by commas.",
+            help="overview, layers, heads, metrics, mass (on named keys), top (a sheet of the first heads), depth "
+            "(--sort and --metrics over the layers), picture (weights over a --picture); by commas.",
             metavar="KINDS",
         ),
         FIRST,
@@ -114,7 +116,7 @@ class Kinds:
         """The kinds that were named, None where none were. Raises UsageError for one that cannot be drawn."""
         if self.figures is None:
             return None
-        found = names(self.figures, (*FIGURES, "mass", "top", "picture"), "--figures")
+        found = names(self.figures, (*FIGURES, "mass", "top", DEPTH, "picture"), "--figures")
         if not found:
             raise UsageError("--figures names no figure", "write --figures overview")
         if "mass" in found and question.key is None:
@@ -132,3 +134,18 @@ class Drawing(Kinds, Map):
     def maps(self) -> MapFields:
         """The fields of `Request` that say how maps are kept."""
         return {"bin_rule": self.bin, "split_sink": self.sink == "mask"}
+
+
+def place_of_pictures(folder: Path, out: Path | None) -> Path:
+    """The folder to draw into. Raises UsageError where that is none, or holds what was finished itself."""
+    from attnscope.batch.folder import is_dataset
+    from attnscope.files import refuse_links
+    from attnscope.folder.manifest import NAME, inner_folders
+    from attnscope.show.again import STUDIES
+
+    if out is None:
+        raise UsageError("nowhere to draw", "name a folder with --out DIR")
+    if is_dataset(out) or any((out / name).exists() for name in (NAME, *STUDIES)):
+        raise UsageError(f"{out} holds a finished run", f"name another folder for the pictures of {folder}")
+    refuse_links(inner_folders(out))
+    return out

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Context, Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import metrics as metric_names
 from attnscope.cli.figure_options import FIGURES, Drawing
-from attnscope.cli.groups import SETTING, command_line, recorded
+from attnscope.cli.groups import SETTING, build, command_line, recorded
 from attnscope.cli.options import Entries, Question, Relations, Results, TextRun, Top
 from attnscope.cli.show import FEW, Show, draw, stream
 from attnscope.cli.takes import takes
@@ -26,6 +27,8 @@ EXAMPLES = (
     'attnscope heads --text "Mary saw John, and John gave Mary a book" --query last --key Mary --top 5',
     "attnscope heads --file README.md --truncate right --sort induction --top 5",
     "attnscope heads --file README.md --truncate right --sort keys_95 --metrics streaming_mass_32,streaming_mass_128",
+    "attnscope batch corpus.jsonl --text-field body --tables heads --out runs/corpus && "
+    "attnscope heads runs/corpus --sort sink --figures depth --out runs/depth",
     'attnscope heads "the financial bank is located on" --generate 8 --sort lookback --top 5',
 )
 
@@ -45,6 +48,27 @@ class MeasuredEntries(Entries):
             autocompletion=metric_names,
         ),
     ] = None
+
+    @property
+    def named(self) -> list[str]:
+        """Their ids. Raises UsageError for a name that is none."""
+        from attnscope.measure.metrics import known
+
+        return known([part.strip() for part in (self.metrics or "").split(",") if part.strip()])
+
+    def check_answered(self, otherwise: str) -> None:
+        """Raise UsageError for a metric of an answer, which there is none of."""
+        from attnscope.measure.metrics import LOOKBACKS
+
+        for name in self.named:
+            if name in LOOKBACKS:
+                raise UsageError(f"--metrics {name} is about an answer", otherwise)
+
+    def over_layers(self, order: str) -> list[str]:
+        """The metrics of the figure of depth: those that were named, behind the one that sorts where it is one."""
+        from attnscope.measure.metrics import COLUMNS, order_of
+
+        return list(dict.fromkeys(one for one in (order_of(order)[0], *self.named) if one not in COLUMNS))
 
     def ids(self, sort: str) -> tuple[str, ...]:
         """The metrics that are measured where heads are sorted so. Raises UsageError for a name that is none."""
@@ -69,17 +93,15 @@ class Ranking(Top):
     ascending: Annotated[bool, Option(help="Smallest first, as --sort=-METRIC says it."), SETTING] = False
     top: Annotated[int | None, Option(help="Heads printed on a terminal, and drawn: a number, or all.")] = 20
 
-    def check(self, asked: TextRun, metrics: str | None) -> None:
+    def check(self, asked: TextRun, entries: MeasuredEntries) -> None:
         """Raise UsageError for a metric of an answer where there is none; a run that is repeated may have one."""
-        from attnscope.measure.metrics import LOOKBACKS, known, order_of
+        from attnscope.measure.metrics import LOOKBACKS, order_of
 
         if asked.answered or (asked.from_ is not None and not asked.has_text):
             return
         if self.sort and order_of(self.sort)[0] in LOOKBACKS:
             raise UsageError(f"--sort {self.sort} is about an answer", ANSWER)
-        for name in filter(None, (metrics or "").split(",")):
-            if known([name.strip()])[0] in LOOKBACKS:
-                raise UsageError(f"--metrics {name} is about an answer", ANSWER)
+        entries.check_answered(ANSWER)
 
     def by(self, question: Question) -> str:
         """The metric as it was given, or what it is where none was. Raises UsageError for one that is not measured."""
@@ -103,7 +125,25 @@ class Ranking(Top):
 GROUPS = (TextRun, MeasuredEntries, Question, Ranking, Results, Relations, Drawing, Show)
 
 
-@takes(*GROUPS)
+def over_texts(context: Context, folder: Path, given: dict[str, Any]) -> int:
+    """The heads of a dataset that `attnscope batch` wrote, ranked over its texts."""
+    from attnscope.cli.dataset import Ranked, dataset_heads
+
+    ranking, entries, question = build(Ranking, given), build(MeasuredEntries, given), build(Question, given)
+    sort = f"-{ranking.sort.removeprefix('-')}" if ranking.sort and ranking.ascending else ranking.sort
+    spans = question.query, question.key
+    asked = Ranked(sort, ranking.top, entries.select, entries.atlas, entries.named, spans)
+    return dataset_heads(context, folder, asked, build(Results, given), build(Drawing, given))
+
+
+def is_dataset(folder: Path) -> bool:
+    """Whether a folder is one that `attnscope batch` has filled."""
+    from attnscope.batch import folder as kept
+
+    return kept.is_dataset(folder)
+
+
+@takes(*GROUPS, of_folder=over_texts, folders=is_dataset)
 def heads(
     asked: TextRun,
     entries: MeasuredEntries,
@@ -120,9 +160,12 @@ def heads(
     its largest weight minus uniform attention's (1 / keys that the query sees), key 0 ignored. With --out, relations,
     heatmaps and a manifest are written too. With --show heads are drawn below the table; in a pipe, on stderr. With
     --key, each head's mass on those tokens. With --query, every number is over those tokens only.
+
+    The folder of a dataset that `attnscope batch` wrote, in place of TEXT, ranks its heads by their means over the
+    texts, with intervals; of a dataset of spans, --query and --key name two of them.
     """
     entries.check(relations.group, drawing.scale)
-    ranking.check(asked, entries.metrics)
+    ranking.check(asked, entries)
     order, kinds = ranking.order(question), drawing.kinds(question)
     measured = entries.ids(order)
     if kinds and not printing.out:
@@ -160,6 +203,7 @@ def heads(
             sort=order,
             top=ranking.top,
             min_weight=relations.min_weight,
+            depth=entries.over_layers(order),
             figures=kinds or FIGURES,
             style=style,
             spreadsheet=printing.spreadsheet,
@@ -173,12 +217,16 @@ def heads(
 
 def _print(seen: Observation, shown: Sequence[Head], order: str, printing: Results, format: str) -> None:
     """The table on stdout; on stderr what its columns mean, what it leaves out and what was not measured."""
-    from attnscope.cli.heads_table import heads_sheet, legend, missing_support, without_attention
+    from attnscope.cli.heads_legend import legend, missing_support, without_attention
+    from attnscope.cli.heads_table import ranked
 
-    output.emit(seen.table(order), format, lambda: heads_sheet(seen, shown, order), printing.spreadsheet)
     lines = missing_support(seen)
-    if format == "table":
-        for line in legend(shown, seen.atlas is not None):
+    if format != "table":
+        output.emit_data(seen.table(order), format, printing.spreadsheet)
+    else:
+        table = ranked(seen, shown, order)
+        output.show(table.sheet())
+        for line in legend(table, shown):
             output.talk(line, printing.quiet)
         say_rest(len(shown), len(seen.kept_heads()), "shown; --top N shows more, a pipe gets all", printing.quiet)
         lines = [*without_attention(seen), *lines]

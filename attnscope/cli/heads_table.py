@@ -1,17 +1,14 @@
-"""The ranked heads as a person sees them, and what is said below the table."""
+"""The ranked heads as a person sees them: as many columns as the terminal has room for."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from attnscope import cells
 from attnscope.cli import output
 from attnscope.measure.metrics import COLUMNS, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, order_of
-from attnscope.measure.roles import NEEDED_ROWS, unsupported
-from attnscope.selection import spelled
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -26,46 +23,75 @@ KEPT_FIRST = (
     *("distance", "effective_keys", "confidence", "local_mass_32", "entropy_normalised", "off_token_mass"),
 )
 UNIFORM = "uniform"  # the column beside the mass on named keys
+LOOKS, LEADING = "looks like", KEPT_FIRST[:5]  # what an atlas' roles leave room for after the first metrics
+WIDE, NARROW = 120, 72  # a screen below these shows the roles of an atlas below each other, or not at all
+RELATION, ROLES = "strongest relation", "roles"
 LONGEST_TOKEN = 16
 LEAST_RELATION = 24  # characters that the strongest relation keeps where metrics could take them
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its heading, a cell per row, and whether the cells are numbers."""
+    """One column: its heading, a cell per row, whether the cells are numbers; name: of a metric, its id."""
 
     title: str
     cells: Sequence[str]
     number: bool = True
+    name: str = ""
 
     @property
     def width(self) -> int:
         """The characters that it takes, with the two spaces after it."""
         from rich.cells import cell_len
 
-        return max(map(cell_len, (self.title, *self.cells))) + 2
+        return max(map(cell_len, (self.title, *"\n".join(self.cells).split("\n")))) + 2
 
 
-def heads_sheet(seen: Observation, shown: Sequence[Head], sort: str) -> RichTable:
+@dataclass(frozen=True)
+class HeadsTable:
+    """The columns that are shown, of so many heads and then rows of uniform attention, and the titles of the others."""
+
+    columns: Sequence[Column]
+    heads: int
+    sort: str
+    hidden: Sequence[str]
+
+    @property
+    def names(self) -> set[str]:
+        """The ids of the metrics that are shown, and the titles of the other columns."""
+        return {column.name or column.title for column in self.columns}
+
+    def sheet(self) -> RichTable:
+        """The table of a terminal."""
+        table, rows = output.sheet(), len(self.columns[0].cells)
+        for column in self.columns:
+            title = output.one_line(_marked(column.title, self.sort))
+            justify: Literal["right", "left"] = "right" if column.number else "left"
+            table.add_column(title, justify=justify, no_wrap=column.title != RELATION)
+        for place in range(rows):
+            if place == self.heads:
+                table.add_section()
+            row = (output.one_line(column.cells[place]) for column in self.columns)
+            table.add_row(*row, style="dim" if place >= self.heads else None)
+        return table
+
+
+def ranked(seen: Observation, shown: Sequence[Head], sort: str) -> HeadsTable:
     """The ranked heads: as many metrics as the terminal has room for, the one that sorts in any case."""
     null = uniform_rows(seen, shown)
     blank = [""] * len(null)
-    relation = Column("strongest relation", [*(_relation(seen, head) for head in shown), *blank], number=False)
+    relation = Column(RELATION, [*(_relation(seen, head) for head in shown), *blank], number=False)
     weights = (head.strongest.weight if head.strongest else None for head in shown)
     weight = Column("weight", [*map(cells.score, weights), *blank])
     which = _which(seen, shown, [kind for kind, _ in null])
     needed = min(relation.width, max(LEAST_RELATION, output.width() // 3))
     room = output.width() - needed - sum(column.width for column in (*which, weight))
-    table, columns = output.sheet(), [*which, *_scores(seen, shown, null, sort, room), relation, weight]
-    for column in columns:
-        title = output.one_line(_marked(column.title, sort))
-        table.add_column(title, justify="right" if column.number else "left", no_wrap=column is not relation)
-    for place in range(len(shown) + len(null)):
-        if place == len(shown):
-            table.add_section()
-        row = (output.one_line(column.cells[place]) for column in columns)
-        table.add_row(*row, style="dim" if place >= len(shown) else None)
-    return table
+    offered = _scores(seen, shown, null, sort)
+    roles = [ROLES] * (seen.atlas is not None and output.width() < NARROW)
+    fitting = _fitting(offered, sort, room)
+    columns = [*which, *(column for column in offered if column in fitting), relation, weight]
+    hidden = roles + [column.title for column in offered if column not in fitting]
+    return HeadsTable(columns, len(shown), sort, hidden)
 
 
 def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, dict[str, float]]]:
@@ -80,93 +106,60 @@ def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, di
     return list(found.items())
 
 
-def legend(shown: Sequence[Head], atlas: bool = False) -> list[str]:
-    """What the table's words mean, in two lines."""
-    masses = [head.mass for head in shown if head.mass is not None]
-    mass = "mass: what the queries give the keys, sorts by how far above uniform; " * bool(masses)
-    none = "mass -: no query sees one of the keys; " * (bool(masses) and all(map(math.isnan, masses)))
-    marked = "unif ≈: nearly uniform; " * any(head.near_uniform for head in shown)
-    role = "roles: of the atlas; looks like" if atlas else "role"
-    words = f"{none or mass}uniform: attention spread uniformly; {marked}{role} -: this text cannot show it"
-    return [words, "strongest relation: largest weight minus 1 / keys that the query sees; ignores key 0"]
-
-
-def without_attention(seen: Observation) -> list[str]:
-    """Which layers have no attention, or not it alone: `layers 0,2 have no attention: ssm`."""
-    places: dict[tuple[str, str], list[int]] = {}
-    for stack, one in seen.stacks.items():
-        said = [(layer, f"have no attention: {what}") for layer, what in one.others.items()]
-        said += [(layer, f"have {what} in parallel with their attention") for layer, what in one.partners.items()]
-        for layer, what in said:
-            places.setdefault((f"{stack} " * (stack in seen.other_stacks), what), []).append(layer)
-    return [f"{stack}layers {spelled(layers)} {what}" for (stack, what), layers in places.items()]
-
-
-def missing_support(seen: Observation) -> list[str]:
-    """Why heads have no role, where the text is too short or repeats too little to show it in some layers."""
-    if seen.of_two_texts:
-        return []  # roles are of one text
-    asked = seen.chosen.query
-    if asked and len(asked.positions) < NEEDED_ROWS:
-        return [f"no roles: they need at least {NEEDED_ROWS} queries, got {len(asked.positions)}"]
-    where: dict[str, list[tuple[int, str]]] = {}
-    for key, support in seen.support.items():
-        has = "this text has" if asked is None else "these queries have"
-        for line in unsupported(support, has, key.stack):
-            where.setdefault(line, []).append((key.layer, seen.visible[key]))
-    return [
-        f"not judged{_in_layers(places) * (len(places) < len(seen.support))}: {line}" for line, places in where.items()
-    ]
-
-
-def _in_layers(places: Sequence[tuple[int, str]]) -> str:
-    stacks = dict.fromkeys(stack for _, stack in places)
-    return f" in layers {spelled([layer for layer, _ in places])} ({', '.join(stacks)})"
-
-
 def _which(seen: Observation, shown: Sequence[Head], kinds: Sequence[str]) -> list[Column]:
     """Head, kv head where that is not the head itself, role, and the mark of nearly uniform heads where one has it."""
     blank, columns = [""] * len(kinds), seen.columns
-    found = [Column("head", [*(head.name for head in shown), *("uniform" for _ in kinds)], number=False)]
+    found = [Column("head", [*(head.name for head in shown), *(UNIFORM for _ in kinds)], number=False)]
     if ((columns.head >= 0) & (columns.head != columns.kv_head)).any():
         found.append(Column("kv", [*(str(head.kv_head) for head in shown), *blank]))
-    if seen.atlas:
-        found.append(Column("roles", [*(" ".join(head.atlas_roles) or "-" for head in shown), *blank], number=False))
-    title = "looks like" if seen.atlas else "role"
-    found.append(Column(title, [*(head.role for head in shown), *kinds], number=False))
+    if seen.atlas and output.width() >= NARROW:
+        between = " " if output.width() >= WIDE else "\n"
+        found.append(Column(ROLES, [*(between.join(head.atlas_roles) or "-" for head in shown), *kinds], number=False))
+    elif not seen.atlas:
+        found.append(Column("role", [*(head.role for head in shown), *kinds], number=False))
     if any(head.near_uniform for head in shown):
         found.append(Column("unif", [*("≈" if head.near_uniform else "" for head in shown), *blank]))
     return found
 
 
 def _scores(
-    seen: Observation, shown: Sequence[Head], null: Sequence[tuple[str, dict[str, float]]], sort: str, room: int
+    seen: Observation, shown: Sequence[Head], null: Sequence[tuple[str, dict[str, float]]], sort: str
 ) -> list[Column]:
-    """The metrics for which there is room; in any case the one that sorts, and what was asked for."""
+    """The metrics, those that were asked for first; with an atlas, after the leading ones what heads look like."""
+    named = [MASS.id, UNIFORM] if MASS.id in seen.columns.scores else []
+    named += [name for name in (*LENGTHS, *LOOKBACKS) if name in seen.columns.scores]
+    order = dict.fromkeys((*named, *KEPT_FIRST, *METRICS))
+    found = [_score(seen, shown, null, name) for name in order if name in (*named, *METRICS, *COLUMNS)]
+    if seen.atlas:
+        looks = Column(LOOKS, [*(head.role for head in shown), *("" for _ in null)], number=False)
+        found.insert(len(named) + len(LEADING), looks)
+    return found
+
+
+def _fitting(offered: Sequence[Column], sort: str, room: int) -> list[Column]:
+    """The columns that there is room for; in any case the one that sorts, and what was asked for."""
     sorted_by, _ = order_of(sort)
-    asked = [MASS.id, UNIFORM] if MASS.id in seen.columns.scores else []
-    asked += [name for name in (*LENGTHS, *LOOKBACKS) if name in seen.columns.scores]
-    order = [*asked, *(name for name in dict.fromkeys((*KEPT_FIRST, *METRICS)) if name in METRICS or name in COLUMNS)]
-    found: dict[str, Column] = {}
-    for name in sorted(order, key=lambda name: name not in (*asked, sorted_by)):
-        column = _score(seen, shown, null, name)
-        width = column.width + 2 * (name == sorted_by)
-        if width <= room or name in (*asked, sorted_by):
-            found[name] = column
+    always = (sorted_by, MASS.id, UNIFORM, *LENGTHS, *LOOKBACKS)
+    found = []
+    for column in sorted(offered, key=lambda column: column.name not in always):
+        width = column.width + 2 * (column.name == sorted_by)
+        if width <= room or column.name in always:
+            found.append(column)
             room -= width
-    return [found[name] for name in order if name in found]
+    return found
 
 
 def _score(seen: Observation, shown: Sequence[Head], null: Sequence[tuple[str, dict[str, float]]], name: str) -> Column:
     """A metric of the heads and of uniform attention; the key that receives most; or the mass that uniform gives."""
     if name in KNOWN:
         scores = (*(head.score for head in shown), *(one for _, one in null))
-        return Column(KNOWN[name].short, [cells.score(one[name]) for one in scores])
+        return Column(KNOWN[name].short, [cells.score(one[name]) for one in scores], name=name)
     blank = [""] * len(null)
     if name == UNIFORM:
-        return Column(UNIFORM, [*(cells.score(head.uniform) for head in shown if head.uniform is not None), *blank])
+        given = (cells.score(head.uniform) for head in shown if head.uniform is not None)
+        return Column(UNIFORM, [*given, *blank], name=name)
     keys = (f"{_token(seen.of(head.stack).keys, head.top_key)} {cells.number(head.top_key_mass)}" for head in shown)
-    return Column(COLUMNS[name], [*keys, *blank])
+    return Column(COLUMNS[name], [*keys, *blank], name=name)
 
 
 def _marked(title: str, sort: str) -> str:

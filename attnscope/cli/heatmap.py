@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Context, Option
 
 from attnscope.cli import output
-from attnscope.cli.figure_options import FIGURES, Drawing
+from attnscope.cli.figure_options import DEPTH, FIGURES, Drawing
 from attnscope.cli.groups import OPTION, SETTING, build, command_line, recorded
 from attnscope.cli.heads import GROUPS as OF_HEADS
 from attnscope.cli.heads import MeasuredEntries, Ranking, over_picture
@@ -74,8 +74,8 @@ def again(context: Context, folder: Path, given: dict[str, Any]) -> int:
     """Draw the pictures of a finished run, scan, ablation or comparison from its tables, without a model."""
     from attnscope.cli.redraw import redraw
 
-    pictures, looks = build(Pictures, given), build(Looks, given)
-    _print(redraw(context, folder, pictures, looks, given["select"]))
+    pictures, looks, entries = build(Pictures, given), build(Looks, given), build(Drawn, given)
+    _print(redraw(context, folder, pictures, looks, given["select"], given["sort"], entries.named))
     return 0
 
 
@@ -101,7 +101,7 @@ def heatmap(
     if pictures.out is None and not showing.show:
         raise UsageError("nowhere to draw", "name a folder with --out DIR, or draw in the terminal with --show")
     entries.check(scale=drawing.scale)
-    ranking.check(asked, entries.metrics)
+    ranking.check(asked, entries)
     over = over_picture(asked, entries, question, drawing)
     order, kinds = ranking.order(question), drawing.kinds(question) or (*FIGURES[:-1], *["picture"] * over)
 
@@ -112,7 +112,7 @@ def heatmap(
     drawn = pictures.out is not None
     options = recorded(*groups) | {"sort": ranking.by(question)}
     style, to = drawing.style(command_line("heatmap", *groups)), stream(only=not drawn)
-    measured = not drawn or bool({"overview", "metrics", "top"} & set(kinds))
+    measured = not drawn or bool({"overview", "metrics", "top", DEPTH} & set(kinds))
     maps: MapFields = {"maps": "all"} if drawn else showing.maps(style, to)
     maps = {**drawing.maps(), **maps}
     metrics = entries.ids(order) if measured else ()
@@ -127,6 +127,7 @@ def heatmap(
             heads=names,
             sort=order if measured else None,
             top=ranking.top,
+            depth=entries.over_layers(order),
             figures=kinds,
             style=style,
             tables=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -14,6 +15,8 @@ from attnscope.cli.settings import records
 
 NARROW, WIDE = 29, 60  # columns of the names, at most: where a help text is to stand beside them
 SHORT = "    "  # the room of `-t, `
+EXAMPLE_INDENT = 2
+WORDS = re.compile(r"""(?:--?[\w-]+ (?=[^-\s&|]))?(?:"[^"]*"|'[^']*'|\S)+""")  # an option with its value is one
 UNBROKEN = "\xa0"  # a space where no line ends; printed as a plain one
 ARGUMENTS, MOST_USED, SETTINGS = "Arguments", PANELS[0], PANELS[-1]
 MOST = 14  # options of a plain --help; it shows all of a command that has no more
@@ -24,6 +27,7 @@ class PanelCommand(TyperCommand):
     """A command whose options are listed by panel, the most used ones first, and its settings last."""
 
     groups: tuple[type, ...] = ()
+    examples: tuple[str, ...] = ()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[ALL] = any(one in ctx.help_option_names and after == "all" for one, after in pairwise(args))
@@ -34,6 +38,14 @@ class PanelCommand(TyperCommand):
 
     def get_help(self, ctx: Any) -> str:
         return super().get_help(ctx).replace(UNBROKEN, " ")
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        if self.epilog:
+            room = formatter.width - EXAMPLE_INDENT
+            lines = (continued(line, room) if line[2:] in self.examples else line for line in self.epilog.split("\n"))
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text("\n".join(lines))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         found = self.get_params(ctx)
@@ -50,6 +62,22 @@ class PanelCommand(TyperCommand):
             formatter.write_paragraph()
             with formatter.indentation():
                 formatter.write_text(f"{len(found) - len(listed)} more options: {ctx.command_path} --help all")
+
+
+def continued(line: str, room: int) -> str:
+    """A command on lines of at most so many characters, broken at blanks outside quotes as a shell continues it.
+
+    >>> continued("  attnscope info demo --tokens 9", 24)
+    '  attnscope info demo \\\\\\n      --tokens 9'
+    """
+    lines, words = [""], WORDS.findall(line)
+    for word in words:
+        joined = f"{lines[-1]} {word}" if lines[-1] else f"  {word}"
+        if (len(joined) + len(" \\") > room and lines[-1] and word != words[-1]) or len(joined) > room:
+            lines.append(f"      {word}")
+        else:
+            lines[-1] = joined
+    return " \\\n".join(lines)
 
 
 def most_used(found: Sequence[Any]) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -14,7 +14,13 @@ from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Results, TextRun, Top
 from attnscope.cli.relations import relations_sheet, say_rest
 from attnscope.cli.takes import takes
+from attnscope.measure.roles import RESTS
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from rich.table import Table as RichTable
+
+TOP_KEY = "top key of"  # the heading of the column `resting` on a terminal
 EXAMPLES = (
     'attnscope keys --text "the cat sat on the mat" --top 3',
     'echo "the bank by the river" | attnscope keys --text - --select last --format jsonl',
@@ -26,6 +32,19 @@ class Listing(Results):
     """A table to stdout, the same to --out."""
 
     out: Annotated[Path | None, Option(help="Write keys.csv and manifest.json here.")] = None
+
+
+LEGEND = (
+    "received: mean weight on the token as a key, over queries and heads",
+    f"heads: how many give it most, with a mean weight above {RESTS}; {TOP_KEY}: each of them, with that weight",
+)
+
+
+def keys_sheet(table: pa.Table, top: int | None) -> RichTable:
+    """The tokens that receive most first, with every head that gives them most."""
+    ranked = table.sort_by([("received", "descending")])
+    titles = [TOP_KEY if name == "resting" else name for name in ranked.column_names]
+    return relations_sheet(ranked.rename_columns(titles), top, wrapped=TOP_KEY)
 
 
 @takes(TextRun, Heads, Top, Listing, file=GROUPS)
@@ -48,11 +67,8 @@ def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
     table = seen.key_table()
     if printing.out:
         export_text(seen, printing, options=options, figures=(), keys=True, spreadsheet=printing.spreadsheet)
-    output.emit(
-        table,
-        format,
-        lambda: relations_sheet(table.sort_by([("received", "descending")]), top.top),
-        printing.spreadsheet,
-    )
+    output.emit(table, format, lambda: keys_sheet(table, top.top), printing.spreadsheet)
+    for line in LEGEND if format == "table" else ():
+        output.talk(line, printing.quiet)
     say_rest(table, format, top.top, printing.quiet)
     return report_checks(seen, printing.quiet)

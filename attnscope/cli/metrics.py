@@ -32,7 +32,7 @@ class ChosenMetrics:
 def metrics(asked: ChosenMetrics, printing: Format) -> int:
     """What each metric is, and the rules that name a head's role.
 
-    Of a metric: its formula, rows, unit, range and source.
+    With an ID: the formula of a metric, its rows, unit, range and source. In a pipe all of them, as csv.
     """
     from attnscope.measure.metrics import KNOWN, ROWS, known
     from attnscope.tables import as_table
@@ -48,16 +48,23 @@ def metrics(asked: ChosenMetrics, printing: Format) -> int:
 
 
 def _everything(columns: dict[str, list[str]]) -> Group:
-    """A line per metric first; then all that there is to say of each, and the roles."""
+    """A row per metric, a row per role, and how to see more."""
     from rich.console import Group
+    from rich.text import Text
 
-    short = output.sheet()
-    for name in ("id", "short", "range"):
-        short.add_column(name, no_wrap=True)
-    short.add_column("reading")
+    shown = _table("id", "short", "range", "reading")
     for row in zip(*(columns[name] for name in ("id", "short", "range", "reading")), strict=True):
-        short.add_row(*map(output.one_line, row))
-    return Group(short, _sheet(columns), _roles())
+        shown.add_row(*map(Text, row))
+    more = "formula, rows, unit and source of a metric: attnscope metrics ID"
+    return Group(shown, _roles(), Text(more, style="dim"))
+
+
+def _table(*titles: str) -> RichTable:
+    """Columns of which the last is wrapped between words."""
+    table = output.sheet()
+    for title in titles:
+        table.add_column(title, no_wrap=title != titles[-1])
+    return table
 
 
 def _grid() -> RichTable:
@@ -88,17 +95,10 @@ def _roles() -> RichTable:
 
     from attnscope.measure.roles import NEAR_UNIFORM, OTHER, ROLES
 
-    said = [("role", role.name, f"{role.condition}; {role.needed} rows ({role.rows})") for role in ROLES]
-    said += [
-        ("role", OTHER, "none of these, where the text has the rows for all of them; else -"),
-        (
-            "mark",
-            "near_uniform",
-            f"entropy_normalised at least {NEAR_UNIFORM}: as random weights give; no role",
-        ),
-    ]
-    sheet = _grid()
-    for what, name, condition in said:
-        sheet.add_row(Text(what, style="dim"), Text(name, style="bold"))
-        sheet.add_row("", condition)
-    return sheet
+    shown = _table("role", "named where")
+    for role in ROLES:
+        shown.add_row(role.name, Text(f"{role.condition}; {role.needed} rows ({role.rows})"))
+    shown.add_row(OTHER, "none of these, where the text has the rows for all of them; else -")
+    mark = f"a mark, no role: entropy_normalised at least {NEAR_UNIFORM}, as random weights give"
+    shown.add_row("near_uniform", mark)
+    return shown

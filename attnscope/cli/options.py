@@ -22,6 +22,7 @@ from attnscope.cli.completion import models
 from attnscope.cli.groups import FIRST, HELD, SETTING, UNRECORDED
 from attnscope.cli.load_options import EngineChoice, Loading
 from attnscope.errors import UsageError
+from attnscope.model.options import DEMO
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask, How, Text
@@ -33,6 +34,7 @@ PANELS = (
     *("Options", "Corpus", "Text", "Question", "Page", "Attention", "Relations", "Dataset", "Files"),
     *("Figures", "Engine", "Model", "Ray", "Messages", "Settings"),
 )
+FILE_NAME = re.compile(r"[^\s\"'<>]+\.(txt|md|json|jsonl|csv|tsv|html?|ya?ml|log|pdf)")
 FEW = 2  # sequences of a rehearsal: as many as a mean over others takes
 
 
@@ -69,6 +71,10 @@ class OneText(Tokens):
             )
         if self.given and os.path.isdir(self.given):
             raise UsageError(f"TEXT is the name of a folder, {self.given}", f"--text {self.given} reads the name")
+        if self.given and FILE_NAME.fullmatch(self.given):
+            raise UsageError(f"there is no file {self.given}", f"check the path; --text {self.given} reads the name")
+        if self.given == DEMO:
+            raise UsageError("TEXT is demo, the name of a model", 'give a text: "..." --model demo')
 
     @property
     def _places(self) -> dict[str, str | None]:
@@ -317,9 +323,18 @@ class OtherSide:
     compare_model: Annotated[
         str | None, Option(help="Another model to compare with.", metavar="NAME", autocompletion=models)
     ] = None
+    align: Annotated[
+        Literal["position", "text"] | None,
+        Option(
+            help="Pair tokens one to one, or by what the texts share (default: position where different texts have as "
+            "many tokens)."
+        ),
+    ] = None
 
     def check_other_side(self) -> None:
-        """Raise UsageError where both were given."""
+        """Raise UsageError where both were given, or --align without either."""
+        if self.align is not None and self.compare_text is None and self.compare_model is None:
+            raise UsageError("--align pairs two texts, and there is one", "give --compare-text TEXT, or leave it out")
         if self.compare_text is not None and self.compare_model is not None:
             raise UsageError("--compare-text and --compare-model were both given", "give one of them")
 

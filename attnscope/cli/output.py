@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from attnscope import signals
@@ -18,6 +19,7 @@ from attnscope.shown import LINES, in_a_line, numbered, visible
 if TYPE_CHECKING:
     import pyarrow as pa
     from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.progress import ProgressColumn, Task
     from rich.segment import Segment
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -42,15 +44,15 @@ def wrapped(message: str) -> str:
     return textwrap.fill(message, max(columns, 20), break_long_words=False, break_on_hyphens=False)
 
 
-class _Complaints(logging.StreamHandler):
-    def format(self, record: logging.LogRecord) -> str:
-        return wrapped(in_a_line(f"attnscope: {record.getMessage()}"))
+class _Complaints(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        talk(f"attnscope: {record.getMessage()}", False)  # to stderr of the moment: a progress bar makes room for it
 
 
 def complain_through_talk(quiet: bool) -> None:
     """Warnings of the library become lines on stderr."""
     logger = logging.getLogger("attnscope")
-    logger.handlers = [_Complaints(sys.stderr)]
+    logger.handlers = [_Complaints()]
     logger.propagate = False
     logger.setLevel(logging.ERROR if quiet else logging.WARNING)
 
@@ -70,7 +72,12 @@ def emit(table: pa.Table, format: str, picture: Callable[[], RenderableType], sp
     """
     if format == "table":
         show(picture())
-        return
+    else:
+        emit_data(table, format, spreadsheet)
+
+
+def emit_data(table: pa.Table, format: str, spreadsheet: bool = False) -> None:
+    """Write a table to stdout as data; spreadsheet: as for `emit`."""
     from attnscope.tables import tamed, write
 
     stream = data_stream(format)
@@ -162,19 +169,20 @@ def one_line(text: str) -> Text:
 
 
 @contextmanager
-def progress(title: str, total: int | None, quiet: bool) -> Iterator[Callable[[int], None]]:
+def progress(title: str, total: int | None, quiet: bool, unit: str = "") -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr while the block runs, only where stderr is a terminal; yields `advance(steps)`.
 
-    Each step is a place for a signal to be heard that something swallowed, see `signals.again`.
+    title: the stage, such as `drawing`. unit: what is counted. Each step is a place for a signal to be heard that
+    something swallowed, see `signals.again`.
     """
     if quiet or not sys.stderr.isatty():
         yield lambda steps: signals.again()
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    columns: list[Any] = [TextColumn("{task.description}", markup=False), BarColumn()]
-    columns += [MofNCompleteColumn(), TimeRemainingColumn()] if total else []
-    with Progress(*columns, console=console(sys.stderr), transient=True) as bar:
+    columns: list[Any] = [TextColumn("{task.description}", markup=False), BarColumn(None)]
+    columns += [TextColumn(f"{{task.completed:,.0f}}/{{task.total:,.0f}} {unit}".rstrip())] if total else []
+    with Progress(*columns, _clock(), console=console(sys.stderr), transient=True) as bar:
         task = bar.add_task(in_a_line(title), total=total)
 
         def advance(steps: int) -> None:
@@ -182,3 +190,26 @@ def progress(title: str, total: int | None, quiet: bool) -> Iterator[Callable[[i
             bar.advance(task, steps)
 
         yield advance
+
+
+def _clock() -> ProgressColumn:
+    """`0:02:10 left`, and until that can be estimated how long the stage has taken: `0:00:12 so far`."""
+    from rich.progress import ProgressColumn
+    from rich.text import Text
+
+    class Clock(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            left = task.time_remaining
+            return Text(f"{clock(task.elapsed or 0.0)} so far" if left is None else f"{clock(left)} left")
+
+    return Clock()
+
+
+def estimated(seconds: float) -> str:
+    """What a dry run says of the time: `; about 0:02:10 by the time of one measured batch`."""
+    return f"; about {clock(max(1.0, seconds))} by the time of one measured batch"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 0:02:10."""
+    return str(timedelta(seconds=round(seconds)))

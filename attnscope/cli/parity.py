@@ -169,7 +169,8 @@ def parity_sheet(found: pa.Table) -> RichTable:
     shown = output.sheet()
     for name, column in said.items():
         number = all(type(value) in (int, float, NoneType) for value in column)
-        shown.add_column(name, justify="right" if number else "left")
+        words = name.replace("_", " ")  # a heading breaks between words where the screen is narrow
+        shown.add_column(words, justify="right" if number else "left")
     for row in zip(*said.values(), strict=True):
         shown.add_row(*(_cell(value) for value in row))
     return shown

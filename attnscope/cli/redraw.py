@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.cli import output
-from attnscope.cli.config import flagged
-from attnscope.cli.figure_options import FIGURES, Drawing, names
+from attnscope.cli.config import refuse_others
+from attnscope.cli.figure_options import DEPTH, FIGURES, Drawing, names, place_of_pictures
 from attnscope.cli.groups import command_line, parameters
 from attnscope.cli.options import Exporting
 from attnscope.errors import UsageError
@@ -22,52 +23,53 @@ if TYPE_CHECKING:
 MAPS = ("overview", "layers", "heads")  # pictures of whole weights
 
 
-def redraw(context: typer.Context, folder: Path, pictures: Exporting, looks: Drawing, select: str | None) -> list[Path]:
-    """Draw the pictures of a folder into --out; the paths. Raises UsageError for options that have no part in it."""
-    _check(context, folder, type(pictures), type(looks))
-    into = _place(folder, pictures.out)
+def redraw(
+    context: typer.Context,
+    folder: Path,
+    pictures: Exporting,
+    looks: Drawing,
+    select: str | None,
+    sort: str | None,
+    metrics: Sequence[str],
+) -> list[Path]:
+    """Draw the pictures of a folder into --out; the paths. Raises UsageError for options that have no part in it.
+
+    sort, metrics: by which heads are sorted, and what else was named, for the figure of depth.
+    """
+    from attnscope.batch.folder import is_dataset
+
+    over_layers = {"sort", "metrics"} if is_dataset(folder) or DEPTH in (looks.figures or "") else set()
+    drawing = {"given", "select", "set", *over_layers, *parameters(type(pictures), type(looks))}
+    again = f"leave it out, or read the text again: attnscope heatmap --from {folder}"
+    refuse_others(context, drawing, f"drawing {folder} again", again)
+    into = place_of_pictures(folder, pictures.out)
     style = looks.style(command_line("heatmap", pictures, looks))
 
-    from attnscope.show.again import STUDIES, redraw_study
+    from attnscope.show.again import STUDIES, Redrawn, redraw_study
 
     output.complain_through_talk(pictures.quiet)
     if (looks.figures or select) and any((folder / name).exists() for name in STUDIES):
         raise UsageError(f"{folder} is no run of a text", "leave out --figures and --select")
     with unwinding():
-        found = redraw_study(folder, into, style) or _run(folder, into, style, looks, select)
+        if is_dataset(folder):
+            from attnscope.cli.dataset import Ranked, draw
+
+            asked = Ranked(sort=sort, select=select, metrics=metrics, atlas=None)
+            found = Redrawn(draw(folder, asked, into, style, looks.figures or DEPTH, pictures.quiet))
+        else:
+            over = [one for one in (sort, *metrics) if one]
+            found = redraw_study(folder, into, style) or _run(folder, into, style, looks, select, over)
     for note in found.notes:
         output.talk(note, pictures.quiet)
     output.talk(f"wrote {len(found.paths)} file{'s' * (len(found.paths) > 1)} to {into}", pictures.quiet)
     return found.paths
 
 
-def _check(context: typer.Context, folder: Path, *groups: type) -> None:
-    """Raise UsageError for an option that draws nothing."""
-    drawing = {"given", "select", "set", *parameters(*groups)}
-    for one in context.command.params:
-        if one.name not in drawing and flagged(context, str(one.name)):
-            raise UsageError(
-                f"{max(one.opts, key=len)} has no part in drawing {folder} again",
-                f"leave it out, or read the text again: attnscope heatmap --from {folder}",
-            )
+def _run(folder: Path, into: Path, style: Style, looks: Drawing, select: str | None, over: Sequence[str]) -> Redrawn:
+    """The pictures of a run of a text: its maps where a table lists every weight, and its metrics.
 
-
-def _place(folder: Path, out: Path | None) -> Path:
-    """The folder to draw into. Raises UsageError where that is none, or holds what was finished itself."""
-    from attnscope.files import refuse_links
-    from attnscope.folder.manifest import NAME, inner_folders
-    from attnscope.show.again import STUDIES
-
-    if out is None:
-        raise UsageError("nowhere to draw", "name a folder with --out DIR")
-    if any((out / name).exists() for name in (NAME, *STUDIES)):
-        raise UsageError(f"{out} holds a finished run", f"name another folder for the pictures of {folder}")
-    refuse_links(inner_folders(out))
-    return out
-
-
-def _run(folder: Path, into: Path, style: Style, looks: Drawing, select: str | None) -> Redrawn:
-    """The pictures of a run of a text: its maps where a table lists every weight, and its metrics."""
+    over: the metrics that are drawn over the layers, without them what heads are sorted by.
+    """
     from attnscope.drawing import drawings
     from attnscope.folder.manifest import NAME
     from attnscope.redraw import AGAIN, kept_run
@@ -80,16 +82,17 @@ def _run(folder: Path, into: Path, style: Style, looks: Drawing, select: str | N
             f"TEXT is the name of a folder, {folder}, in which no run lies, and no scan, ablation or comparison",
             f"name the folder of one, or --text {folder} reads the name",
         )
-    kinds = names(looks.figures, FIGURES, "--figures") or FIGURES
+    kinds = names(looks.figures, (*FIGURES, DEPTH), "--figures") or FIGURES
     seen = kept_run(folder, sink_apart=style.sink == "mask")
     chosen: list[str] = []
     if select is not None:
         heads_by_layer = {key.layer: heads for key, (heads, _) in seen.kv_of.items()}
         wanted = set(pairs(selected(select, heads_by_layer)))
         chosen = [head.name for head in seen.kept_heads() if (head.layer, head.head) in wanted]
-    [drawing] = drawings(seen, chosen).values()
+    [drawing] = drawings(seen, chosen, depth=over).values()
     lacking = [kind for kind in MAPS if kind in kinds and seen.maps is None and (kind != "heads" or chosen)]
     lacking += ["metrics"] if "metrics" in kinds and not drawing.panels else []
+    lacking += [DEPTH] if DEPTH in kinds and not drawing.depth[0] else []
     notes = [f"{', '.join(lacking)}: not in the tables; {AGAIN.format(folder)}"] * bool(lacking)
     if "metrics" in kinds and drawing.panels:
         notes.append(f"metrics.{style.image} does not mark what the text is too short to show: no table says it")

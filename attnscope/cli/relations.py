@@ -106,6 +106,8 @@ def relations(asked: TextRun, entries: Entries, question: Question, top: Top, pr
     table = seen.relations(**how)
     output.emit(table, format, lambda: relations_sheet(table, top.top), printing.spreadsheet)
     say_rest(table, format, top.top, printing.quiet)
+    if format == "table" and listed.over is None:
+        output.talk("strongest first over all heads; a pipe, and --over none, get them head by head", printing.quiet)
     if how["other_keys"]:
         left_out = len(seen.relation_numbers(listed.min_weight)["weight"]) - len(table)
         said = f"{left_out} rows hidden (key 0, and each token's own key); --all-keys shows them"
@@ -119,8 +121,11 @@ def say_rest(table: pa.Table, format: str, top: int | None, quiet: bool) -> None
         output.talk(f"{top} of {len(table)} rows; --top N shows more, a pipe gets all", quiet)
 
 
-def relations_sheet(table: pa.Table, top: int | None) -> RichTable:
-    """The first rows for a person; where the screen is narrow the texts are cut, never the numbers."""
+def relations_sheet(table: pa.Table, top: int | None, wrapped: str = "") -> RichTable:
+    """The first rows for a person; where the screen is narrow the texts are cut, never the numbers.
+
+    wrapped: a column whose texts are never cut either.
+    """
     from pyarrow import types
 
     from attnscope.tables import rows
@@ -132,7 +137,8 @@ def relations_sheet(table: pa.Table, top: int | None) -> RichTable:
         number = types.is_integer(field.type) or types.is_floating(field.type)
         shown.add_column(field.name, justify="right" if number else "left", no_wrap=number, min_width=3)
     for row in rows(table.slice(0, top)):
-        shown.add_row(*map(_cell, table.column_names, row))
+        named = zip(table.column_names, row, strict=True)
+        shown.add_row(*(str(value or "") if name == wrapped else _cell(name, value) for name, value in named))
     return shown
 
 

@@ -33,9 +33,10 @@ def named_run(context: typer.Context) -> dict[str, Any]:
         if path is not None:
             raise UsageError(f"two runs were named, {given} and {path}", "name one of them")
         if not named["from_"].exists():
+            what = "a run, or of a dataset of attnscope batch" if context.info_name == "heads" else "a run"
             raise UsageError(
                 f"TEXT is the name of a folder without {NAME}: {given}",
-                f"name the folder of a run, or --text {given} reads the name",
+                f"name the folder of {what}, or --text {given} reads the name",
             )
     elif path is not None and path.is_dir():
         named = {"from_": path / NAME}

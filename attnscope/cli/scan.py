@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from typer import Option
 
-from attnscope import cells
 from attnscope.cli import output, scan_texts
 from attnscope.cli.groups import FIRST
 from attnscope.cli.info import Named
 from attnscope.cli.load_options import Loading
 from attnscope.cli.options import Exporting, Format, Seed, Sequences, Top
+from attnscope.cli.scan_tables import contrasts, left_out, scanned_sheet
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
     from attnscope.model.options import LoadOptions
     from attnscope.study.atlas.atlas import Atlas
-    from attnscope.study.atlas.findings import Finding
     from attnscope.study.atlas.texts import OnTexts
-
-WIDE = 108  # a narrower screen shows one null alone, and roles below each other
 
 EXAMPLES = (
     "attnscope scan demo --sequences 32 --texts corpus.txt.gz --out runs/atlas && "
@@ -38,8 +33,18 @@ EXAMPLES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scanned(Named, Loading):
-    """The model, named as `info` names it."""
+class Studied(Named, Loading):
+    """The model, which has to be named: a study takes minutes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name is None and self.model is None:
+            raise UsageError("no model was named", "name one as MODEL, for example demo, the model in the package")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scanned(Studied):
+    """The model, in one revision or several."""
 
     revision: Annotated[
         str | None, Option(help="Branch, tag or commit on the hub; several by commas: one scan each.")
@@ -67,7 +72,11 @@ class Probing(Sequences, Seed, Top):
     """What is drawn, and what is shown."""
 
     probe: Annotated[
-        str | None, Option(help="The probe that the table shows (default: induction).", metavar="PROBE"), FIRST
+        str | None,
+        Option(
+            help="Show every head on one probe (default: each named head on the probe that named it).", metavar="PROBE"
+        ),
+        FIRST,
     ] = None
     seed: Annotated[int, Option(help="Seed of the sequences.")] = 0
     pool: Annotated[Path | None, Option(help="A file of the token ids that probes are made of.", metavar="FILE")] = None
@@ -114,14 +123,13 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept) -> int:
     if found is None:
         return 0
     atlas, read = found
-    shown = _shown(atlas, probing.probe)
-    output.emit(atlas.table(), format, lambda: atlas_sheet(atlas, shown, probing.top, read))
+    output.emit(atlas.table(), format, lambda: scanned_sheet(atlas, probing.probe, probing.top, read))
     for what, why in atlas.facts["not_measured"].items():
         output.talk(f"not measured: {what}: {why}", kept.quiet)
     for rule in atlas.rules():
         output.talk(f"{rule.role}: {rule.condition}{f' ({rule.source})' * bool(rule.source)}", kept.quiet)
-    if format == "table":
-        output.talk(f"probes: {', '.join(atlas.probes())}; --probe NAME shows another", kept.quiet)
+    for line in left_out(atlas, probing.probe, probing.top) if format == "table" else ():
+        output.talk(line, kept.quiet)
     return 0
 
 
@@ -142,7 +150,7 @@ def scan_one(
         loaded = load(options)
 
     from attnscope.show.atlas import save_probes
-    from attnscope.study.atlas.scan import plan, scan_cost
+    from attnscope.study.atlas.scan import plan, scan_cost, scan_seconds
     from attnscope.study.atlas.scan import scan as scanned_by
     from attnscope.study.atlas.texts import prompts_of
 
@@ -157,13 +165,18 @@ def scan_one(
         tokens = scan_cost(loaded, probing.sequences, given.pool)
     cost = _cost(tokens, layers) + (f"; {scan_texts.texts_cost(prompts, layers)}" if prompts else "")
     if probing.dry_run:
-        output.show(cost)
+        with output.progress("measuring a batch", None, kept.quiet):
+            seconds = scan_seconds(loaded, planned, probing.sequences)
+        everything = sum(tokens.values()) + sum(map(len, prompts or ()))
+        output.show(cost + output.estimated(everything * seconds))
         return None
     output.talk(cost, kept.quiet)
-    with unwinding(), output.progress("probes", planned.tokens, kept.quiet) as advance:
-        atlas = scanned_by(loaded, planned, kept.out, force=kept.force, advance=advance)
+    with unwinding():
+        with output.progress("reading probes", planned.tokens, kept.quiet, "tokens") as advance:
+            atlas = scanned_by(loaded, planned, kept.out, force=kept.force, advance=advance)
         if kept.out is not None:
-            save_probes(atlas, kept.out, loaded.name)
+            with output.progress("drawing", None, kept.quiet):
+                save_probes(atlas, kept.out, loaded.name)
     return atlas, scan_texts.read_texts(loaded, atlas, prompts, kept) if prompts else None
 
 
@@ -183,7 +196,7 @@ def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept) 
         gc.collect()  # a model holds itself in circles, and would stay beside the next
     if kept.out is not None:
         save_checkpoints(atlases, kept.out, scanned.asked)
-    [shown, *_] = _shown(next(iter(atlases.values())), probing.probe)
+    [shown, *_] = contrasts(next(iter(atlases.values())), probing.probe)
     format = output.wanted_format(kept.format)
     output.emit(stacked(atlases), format, lambda: effects_at(atlases, shown.probe, probing.top))
     return 0
@@ -191,59 +204,3 @@ def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept) 
 
 def _cost(tokens: Mapping[str, int], layers: int) -> str:
     return f"{len(tokens)} trials ({', '.join(tokens)}): {sum(tokens.values())} tokens x {layers} layers"
-
-
-def _shown(atlas: Atlas, asked: str | None) -> list[Finding]:
-    """The contrasts of the probe that the table shows; of induction those of its middle period."""
-    names = atlas.probes()
-    periods = [name for name in names if name.startswith("induction")]
-    name = asked or (periods[len(periods) // 2] if periods else names[0])
-    return [one for one in atlas.findings if one.probe == name]
-
-
-def atlas_sheet(atlas: Atlas, shown: Sequence[Finding], top: int | None, read: OnTexts | None = None) -> RichTable:
-    """The heads, those with a role first, then by effect: the probe's score, its nulls, and the effect's interval."""
-    first, sheet = shown[0], output.sheet()
-    wide = output.width() >= WIDE
-    shown = shown if wide else shown[:1]
-    copying, uniform = _copying(atlas, first), atlas.facts.get("near_uniform", {})
-    heads = len(atlas.heads)
-    for title in ("head", "roles"):
-        sheet.add_column(title, no_wrap=True)
-    for title in (first.probe, *(one.against for one in shown)):
-        sheet.add_column(output.one_line(title), justify="right")
-    sheet.add_column(f"effect\n[95 %, all {heads}]", no_wrap=True)
-    for title in ("p", *(["copying"] if copying else []), *(["JS"] if uniform else [])):
-        sheet.add_column(title, justify="right", no_wrap=True)
-    if read:
-        sheet.add_column("looks like", no_wrap=True)
-    effect = first.effects
-    order = sorted(
-        range(heads), key=lambda place: (not atlas.roles[atlas.heads[place]], -_or_least(float(effect.effect[place])))
-    )
-    for place in order[:top]:
-        head = atlas.heads[place]
-        name = cells.head_name(*head)
-        low, high = cells.number(effect.low_all[place]), cells.number(effect.high_all[place])
-        sheet.add_row(
-            name,
-            (" " if wide else "\n").join(atlas.roles[head]) or cells.MISSING,
-            cells.number(effect.score[place]),
-            *(cells.number(one.effects.null[place]) for one in shown),
-            f"{cells.signed(effect.effect[place])} [{low}, {high}]",
-            cells.p_value(effect.p[place]),
-            *([cells.number(copying.effects.score[place])] if copying else []),
-            *([cells.number(uniform.get(name))] if uniform else []),
-            *([scan_texts.looked(read, head)] if read else []),
-        )
-    return sheet
-
-
-def _copying(atlas: Atlas, shown: Finding) -> Finding | None:
-    """What belongs beside induction: a head that finds the place may still not write what stands there."""
-    found = [one for one in atlas.findings if one.probe == "copying"]
-    return found[0] if found and shown.probe.startswith("induction") else None
-
-
-def _or_least(value: float) -> float:
-    return value if value == value else float("-inf")

@@ -32,9 +32,11 @@ def read_texts(loaded: LoadedModel, atlas: Atlas, prompts: Sequence[Prompt], kep
     from attnscope.study.atlas.texts import on_texts
 
     assert kept.out is not None
-    with unwinding(), output.progress("texts", len(prompts), kept.quiet) as advance:
-        found = on_texts(loaded, prompts, kept.out, force=kept.force, advance=advance)
-        save_head_js(found, atlas, kept.out / f"{HEAD_JS}.png", Style().of_model(loaded.name))
+    with unwinding():
+        with output.progress("reading texts", len(prompts), kept.quiet, "texts") as advance:
+            found = on_texts(loaded, prompts, kept.out, force=kept.force, advance=advance)
+        with output.progress("drawing", None, kept.quiet):
+            save_head_js(found, atlas, kept.out / f"{HEAD_JS}.png", Style().of_model(loaded.name))
     return found
 
 

@@ -51,7 +51,8 @@ def observe_text(
 
         load_in_thread()
     layers = sum(map(len, loaded.geometry.stacks.values()))
-    with output.progress("forward pass", layers, writing.quiet) as advance:
+    tokens = len(run.prompt) + len(run.source or ())
+    with output.progress(f"forward pass over {tokens:,} tokens", layers, writing.quiet, "layers") as advance:
         return run.observe(advance)
 
 
@@ -61,7 +62,7 @@ def prepare_answered(loaded: LoadedModel, ask: Ask, quiet: bool) -> Run:
 
     if ask.generate is None:
         return prepare(loaded, ask)
-    with output.progress("generating", ask.generate, quiet) as advance:
+    with output.progress("generating", ask.generate, quiet, "tokens") as advance:
         return prepare(loaded, ask, advance)
 
 
@@ -244,7 +245,7 @@ def export_text(seen: Observation, writing: Exporting, **how: Unpack[Ways]) -> l
     assert writing.out is not None
     asked = replace(Export(**how), force=writing.force, workers=None)
     steps = sum(one.pictures(asked.figures) for one in drawings(seen, asked.heads or ()).values())
-    with unwinding(), output.progress("drawing", steps or None, writing.quiet) as advance:
+    with unwinding(), output.progress("drawing", steps or None, writing.quiet, "pictures") as advance:
         written = export(seen, writing.out, replace(asked, advance=advance))
     output.talk(f"wrote {len(written)} files to {writing.out}", writing.quiet)
     return written

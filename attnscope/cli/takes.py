@@ -18,13 +18,16 @@ CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotatio
 
 
 def takes(
-    *groups: type, file: tuple[type, ...] = (), of_folder: Callable[..., int] | None = None
+    *groups: type,
+    file: tuple[type, ...] = (),
+    of_folder: Callable[..., int] | None = None,
+    folders: Callable[[Path], bool] = lambda folder: True,
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Give a command the options of these groups; it is called with one object of each, in this order.
 
     file: groups whose options may be in the file of --config too, where this command ignores them. of_folder: what
     is done with a folder as TEXT, called with the context, the folder, and the options by field; without it the run in
-    the folder is repeated.
+    the folder is repeated, and so it is of a folder that is none of `folders`.
 
         @takes(Loading, Top)
         def command(loading: Loading, top: Top) -> int: ...
@@ -36,7 +39,7 @@ def takes(
         def command(context: typer.Context, **given: Any) -> int:
             settings = typed_settings(context, groups, given.pop("set", None))
             folder = given.get("given") if of_folder else None
-            folder = Path(folder) if folder and os.path.isdir(folder) else None
+            folder = Path(folder) if folder and os.path.isdir(folder) and folders(Path(folder)) else None
             if "from_" in given and folder is None:
                 from attnscope.cli.repeat import named_run, repeated
 

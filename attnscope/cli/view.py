@@ -87,7 +87,7 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     asked_of = {stack: one.chosen for stack, one in runs[0].asked.items()}
     chosen = runs[0].chosen if runs[0].source is None else first_asked(asked_of, len(runs[0].source))
     said = about(replace(sides[0].seen, chosen=chosen), plan.whole, command, groups_of(sides[0].seen, question))
-    write_page(page_of(sides, plan, said), pages)
+    write_page(page_of(sides, plan, said, pages.align), pages)
     return max(report_checks(one, pages.quiet) for one in seen)
 
 
@@ -188,7 +188,7 @@ def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
     if asked.verify:
         with output.progress("oracle", None, quiet):
             whole = whole.verified()
-    with output.progress("forward pass", len(layers), quiet) as advance:
+    with output.progress(f"forward pass over {len(run.prompt):,} tokens", len(layers), quiet, "layers") as advance:
         return whole.observe(advance)
 
 

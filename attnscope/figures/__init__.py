@@ -9,10 +9,11 @@ from importlib import import_module
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from attnscope.figures.style import About, Maps, Panel, Part, Patches, PatchSheet, Style
+from attnscope.figures.style import About, Depth, Maps, Panel, Part, Patches, PatchSheet, Style
 
 if TYPE_CHECKING:
     from attnscope.figures.checkpoints import Course, save_courses
+    from attnscope.figures.depth import save_depth
     from attnscope.figures.heads import head_maps, save_head_maps
     from attnscope.figures.layers import save_layer, save_layers
     from attnscope.figures.metrics import save_metrics
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "About",
     "Course",
+    "Depth",
     "Maps",
     "Pairs",
     "Panel",
@@ -32,6 +34,7 @@ __all__ = [
     "Style",
     "head_maps",
     "save_courses",
+    "save_depth",
     "save_head_maps",
     "save_layer",
     "save_layers",
@@ -46,6 +49,7 @@ _HOME = {
     "Pairs": "pairs",
     "head_maps": "heads",
     "save_courses": "checkpoints",
+    "save_depth": "depth",
     "save_head_maps": "heads",
     "save_layer": "layers",
     "save_layers": "layers",

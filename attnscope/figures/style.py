@@ -321,6 +321,21 @@ class Panel:
     without_L: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Depth:
+    """One metric over the layers: layer_N, value_N of each head, NaN for none; null_N of uniform attention.
+
+    name and unit stand above it. interval: layers, and the ends of an interval of each layer's mean; empty without one.
+    """
+
+    name: str
+    unit: str
+    layer_N: np.ndarray
+    value_N: np.ndarray
+    null_N: np.ndarray
+    interval: tuple[np.ndarray, ...] = ()
+
+
 def head_title(maps: Maps, index: int) -> str:
     """`L27H3 (kv 1)`, or `L27 kv 1` when kv heads were averaged."""
     if maps.by_kv:

@@ -24,14 +24,15 @@ LINE_BYTES = 2**28  # at most
 T = TypeVar("T")
 
 
-def read_journal(path: Path, parsed: Callable[[Mapping[str, Any]], T | None]) -> Iterator[T]:
+def read_journal(path: Path, parsed: Callable[[Mapping[str, Any]], T | None], *, cut: bool = True) -> Iterator[T]:
     """What `parsed` makes of every line; the last one is dropped if it is not whole.
 
-    parsed: None, ValueError, TypeError or KeyError for what is none of ours. Raises InputError for a damaged line.
+    parsed: None, ValueError, TypeError or KeyError for what is none of ours. cut: remove from the file the end of a
+    line that a crash cut off; not while another run may be writing it. Raises InputError for a damaged line.
     """
     if not path.exists():
         return
-    with open_regular(path, "r+b", follow=False) as stream:
+    with open_regular(path, "r+b" if cut else "rb", follow=False) as stream:
         whole, size = 0, os.fstat(stream.fileno()).st_size
         for number, line in enumerate(iter(partial(stream.readline, LINE_BYTES), b""), start=1):
             found = _parsed(line, parsed)
@@ -41,7 +42,7 @@ def read_journal(path: Path, parsed: Callable[[Mapping[str, Any]], T | None]) ->
                 break
             yield found
             whole += len(line)
-        if whole < size:
+        if cut and whole < size:
             stream.truncate(whole)
 
 

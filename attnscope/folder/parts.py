@@ -3,6 +3,8 @@
 parts = claim(folder, "readings", "scan", facts, force=False)
 loss_SK = parts.kept("some", {"loss_SK": Column((64, 3))}, lambda: {"loss_SK": measured()})["loss_SK"]
 
+Where a part is of many batches of sequences, each batch is a file until all are read; then the part is one file.
+
 A part is what somebody may have written: its columns are those that are expected, in names, shapes and types, before
 memory is taken for them. One that is damaged is read anew.
 """
@@ -13,8 +15,9 @@ import io
 import logging
 import math
 import zipfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +29,7 @@ from attnscope.folder.claim import OVER, check, document, writable
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.geometry import Geometry
 from attnscope.selection import everything, pairs
+from attnscope.signals import Stopped
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -51,11 +55,41 @@ class Column(NamedTuple):
         return shape == self.shape and dtype.kind == self.kind and dtype.itemsize <= self.item_bytes
 
 
+@dataclass
+class Tally:
+    """How many batches of a study are kept, of how many; unit: what they are called."""
+
+    kept: int = 0
+    total: int = 0
+    unit: str = "batches"
+
+
 @dataclass(frozen=True)
 class Parts:
     """The parts of a study; folder: where they are kept, None where they are not."""
 
     folder: Path | None = None
+    tally: Tally = field(default_factory=Tally)
+
+    @contextmanager
+    def resumable(self) -> Iterator[None]:
+        """A signal that stops the block says what is kept."""
+        try:
+            yield
+        except Stopped as stopped:
+            stopped.kept = self._said()
+            raise
+
+    def expect(self, total: int, unit: str = "batches") -> None:
+        """How many batches the study has."""
+        self.tally.total, self.tally.unit = total, unit
+
+    def _said(self) -> str:
+        if self.folder is None:
+            return "nothing is kept without --out DIR"
+        kept, total, unit = self.tally.kept, self.tally.total, self.tally.unit
+        count = f"{kept:,} of {total:,} {unit} are kept in {self.folder.parent}; " if total else ""
+        return f"{count}the same command resumes from there" if kept else "the same command starts again"
 
     def kept(
         self,
@@ -65,21 +99,40 @@ class Parts:
         *,
         fits: Callable[[Columns], bool] = lambda columns: True,
         skipped: Callable[[], object] = lambda: None,
+        batches: int | None = None,
     ) -> Columns:
         """The columns of a part that an earlier run left; else what `read` gives, which is kept.
 
-        fits: whether what they say can be of this study. skipped: called where nothing has to be read.
+        fits: whether what they say can be of this study. skipped: called where nothing has to be read. batches: how
+        many `batch` keeps while `read` runs, which the part replaces.
         """
         if self.folder is None:
             return read()
-        path = self.folder / f"{name}.npz"
-        if (found := _left(path, expected, fits)) is not None:
+        path, before = self.folder / f"{name}.npz", self.tally.kept
+        columns = _left(path, expected, fits)
+        if columns is not None:
             skipped()
-            return found
-        columns = read()
-        with whole_file(path) as stream:
-            np.savez_compressed(stream, **columns)  # type: ignore[arg-type]  # no column is called allow_pickle
+        else:
+            columns = read()
+            with whole_file(path) as stream:
+                np.savez_compressed(stream, **columns)  # type: ignore[arg-type]  # no column is called allow_pickle
+        self.tally.kept = before + (batches or 1)
+        for left in self.folder.glob(f"{name}.*.npz") if batches else ():  # also those of a run that was killed here
+            left.unlink()
         return columns
+
+    def batch(
+        self, name: str, rows: Sequence[int], expected: Mapping[str, Column], read: Callable[[], Columns], **how: Any
+    ) -> Columns:
+        """The columns of some rows of the part `name`, kept until the part is whole; how: as for `kept`."""
+        row_B = np.array(rows, np.int64)
+        return self.kept(
+            f"{name}.{rows[0]:06}",
+            {"row": Column(row_B.shape, "i"), **expected},
+            lambda: {"row": row_B, **read()},
+            fits=lambda columns: np.array_equal(columns["row"], row_B),
+            **how,
+        )
 
 
 def _left(path: Path, expected: Mapping[str, Column], fits: Callable[[Columns], bool]) -> Columns | None:

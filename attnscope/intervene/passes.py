@@ -39,6 +39,7 @@ CPU_TOKENS, TOKENS = 4096, 32768  # of one pass, all rows together
 LOGITS = 1 << 27  # numbers that the logits of one pass may have
 AGREES = {"float64": 1e-9, "float32": 1e-5, "float16": 5e-3, "bfloat16": 5e-2}  # nats, shared against unshared
 Advance = Callable[[int], object]
+Keep = Callable[[Sequence[int], Callable[[], np.ndarray]], np.ndarray]  # some sequences, and what reads them
 
 
 def measured(
@@ -117,16 +118,21 @@ class Passes:
     layers: DecoderLayers | None = None
     why_not: str = ""
 
-    def measured(self, sets: Sequence[HeadSet], advance: Advance = lambda token_layers: None) -> np.ndarray:
+    def measured(
+        self,
+        sets: Sequence[HeadSet],
+        advance: Advance = lambda token_layers: None,
+        keep: Keep = lambda batch, read: read(),
+    ) -> np.ndarray:
         """(S, 1 + K) float64, the measure of each sequence: intact, then with every set's heads changed.
 
         Where the sets take several passes, each is held against the intact rows of its own: its difference to column 0
-        is just that.
+        is just that. keep: gives what a pass does, or what an earlier run kept of it; for sets that one pass carries.
         """
         value_SK = np.full((len(self.task), 1 + len(sets)), np.nan)
         for first, part in self.chunks(sets):
             for batch in self.batches(len(part)):
-                found_BK = self.run(batch, part)
+                found_BK = keep(batch, partial(self.run, batch, part))
                 if first == 0:
                     value_SK[batch, 0] = found_BK[:, 0]
                 apart_BK = found_BK[:, 1:] - found_BK[:, :1]

@@ -83,15 +83,7 @@ class HeadColumns:
         kept = np.flatnonzero(self.kept)
         if sort is None:
             return kept
-        name, ascending = order_of(sort)
-        if name in COLUMNS:
-            score = getattr(self, name)[kept]
-        elif name in self.scores:
-            found = self.scores[name]
-            score = (found.value - found.null if name == MASS.id else found.value)[kept]
-        else:
-            raise UsageError(f"this observation did not measure {name}", f"it has {', '.join(self.scores)}")
-        return kept[np.lexsort((np.nan_to_num(score) * (1 if ascending else -1), np.isnan(score)))]
+        return ranked(kept, sort, self.scores, {name: getattr(self, name) for name in COLUMNS})
 
     def table(
         self, order: np.ndarray, tokens: Sequence[str], top_key: np.ndarray, atlas_roles: Sequence[str | None] | None
@@ -118,6 +110,24 @@ class HeadColumns:
                 "stack": texts_at(STACKS, codes(self.stack[order])),
             }
         )
+
+
+def ranked(
+    kept: np.ndarray, sort: str, scores: Mapping[str, Score], others: Mapping[str, np.ndarray], of: str = "observation"
+) -> np.ndarray:
+    """Some places in the order of a score, or of another column; nulls last, ties in their own order.
+
+    Raises UsageError for what was not measured; of: what did not measure it.
+    """
+    name, ascending = order_of(sort)
+    if name in others:
+        score = others[name][kept]
+    elif name in scores:
+        found = scores[name]
+        score = (found.value - found.null if name == MASS.id else found.value)[kept]
+    else:
+        raise UsageError(f"this {of} did not measure {name}", f"it has {', '.join(scores)}")
+    return kept[np.lexsort((np.nan_to_num(score) * (1 if ascending else -1), np.isnan(score)))]
 
 
 def with_others(listed: pa.Table, others: Sequence[tuple[str, int, str]], sort: str | None) -> pa.Table:

@@ -23,11 +23,10 @@ from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.keep.probe import Answers, Layer
 from attnscope.keep.request import Asked, Request, nothing_named
 from attnscope.keep.thing import Thing, text_by_text
-from attnscope.keep.view import View
+from attnscope.keep.view import ENTRIES, View
 from attnscope.stacks import CROSS, STACKS
 from attnscope.tables import as_table, numbers, texts_at
 
-ENTRIES = {"softmax": "weight", "scores": "score", "value": "norm"}  # the column of what a view reads
 COLUMNS = ("layer", "head", "kv_head", "query", "key", "weight", "stack")
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from attnscope.keep.probe import Layer
 
+ENTRIES = {"softmax": "weight", "scores": "score", "value": "norm"}  # the column of what a view reads
+
 
 @dataclass(frozen=True)
 class View:

@@ -146,11 +146,16 @@ def unsupported(support: Mapping[str, int], who_has: str = "this text has", stac
         "all": "tokens",
         "beyond_32": "tokens that see more than 32",
     }
-    short: dict[tuple[str, int], list[str]] = {}
-    for role in roles_for(stack):
-        if support[role.rows] < role.needed:
-            short.setdefault((role.rows, role.needed), []).append(role.name)
     return [
         f"{', '.join(names)}: expected at least {needed} {kinds[rows]}, {who_has} {support[rows]}"
-        for (rows, needed), names in short.items()
+        for (rows, needed), names in not_shown(support, stack).items()
     ]
+
+
+def not_shown(support: Mapping[str, int], stack: str = DECODER) -> dict[tuple[str, int], list[str]]:
+    """{(kind of rows, how many are needed): the roles that these rows are too few for}."""
+    found: dict[tuple[str, int], list[str]] = {}
+    for role in roles_for(stack):
+        if support[role.rows] < role.needed:
+            found.setdefault((role.rows, role.needed), []).append(role.name)
+    return found

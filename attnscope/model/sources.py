@@ -164,6 +164,8 @@ def _found(options: LoadOptions) -> Source:
         return Source(options.model, path.parent, gguf=path)
     if is_file:
         raise ModelError(f"{options.model} is a file, expected a folder", "pass the folder that holds it")
+    if path.suffix == ".gguf" and (path.parent.is_dir() or options.model.count("/") != 1):
+        raise ModelError(f"there is no file {options.model}", "check the path")
     if options.model.startswith((".", "/", "~")) or (options.model.count("/") != 1 and os.sep in options.model):
         raise ModelError(f"there is no folder {options.model}", "check the path, or pass a Hub id (owner/name)")
     snapshot = hub.fetch(options.model, options.revision, options.offline, options.trust_remote_code)

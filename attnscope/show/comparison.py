@@ -23,6 +23,7 @@ from attnscope.model.libraries import versions
 from attnscope.shown import visible
 from attnscope.study.differences import NAME, SCHEMA, Places, clear, heads_table, metrics_table, tokens_table
 from attnscope.tables import save as save_table
+from attnscope.text.align import WORDS
 
 if TYPE_CHECKING:
     from attnscope.study.comparison import Comparison, Pair, Shared
@@ -54,6 +55,7 @@ def save(
         advance(1)
     hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in written}
     said = {"schema": SCHEMA, "asked": asked, "versions": versions(), "texts": found.texts, "files": hashes}
+    said |= {"aligned": {one.stack: one.by for one in found.pair.texts}} if found.pair else {}
     return [*written, save_json({**said, "failures": list(found.failures)}, folder / NAME)]
 
 
@@ -132,7 +134,8 @@ def _line(found: Comparison) -> str:
     texts = [[f"“{shorten(one.text, LONGEST_TEXT)}”" for one in text[2:4]] for text in reversed(found.pair.texts)]
     sides = zip(found.pair[:2], zip(*texts, strict=True), strict=True)
     said = [f"{one.loaded.name}, {' ← '.join(quoted)}" for one, quoted in sides]
-    return visible(" compared with ".join(dict.fromkeys(said)))
+    by = ", ".join(dict.fromkeys(WORDS[one.by] for one in found.pair.texts))
+    return visible(f"{' compared with '.join(dict.fromkeys(said))}, {by}")
 
 
 def _label(text: Shared, unit: int) -> str:

@@ -31,7 +31,7 @@ from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.stacks import DECODER, ENCODER, NAMES, STACKS, TASKS, prefix, sides
 from attnscope.study.statistics import Effects, paired
-from attnscope.text.align import Units, units
+from attnscope.text.align import Align, Units, alignment, units
 from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
@@ -62,13 +62,28 @@ class OneSide(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """A text on both sides: its name where there are two, the stack that reads it, its tokens and their units."""
+    """A text on both sides: its name where there are two, the stack that reads it, its tokens and their units.
+
+    by: how its tokens are paired.
+    """
 
     name: str
     stack: str
     first: Prompt
     other: Prompt
     units: Units
+    by: Align
+
+    @classmethod
+    def of(cls, name: str, stack: str, first: Prompt, other: Prompt, align: Align | None) -> Shared:
+        """A text on both sides, paired as asked. Raises as `alignment`."""
+        by = alignment(first.plain, other.plain, align)
+        return cls(name, stack, first, other, units(first.plain, other.plain, by), by)
+
+    @property
+    def moved(self) -> int:
+        """How many shared tokens stand elsewhere in the other text; 0 for one text on both sides."""
+        return 0 if "".join(self.first.plain) == "".join(self.other.plain) else self.units.moved
 
 
 class Drawn(NamedTuple):
@@ -82,35 +97,43 @@ class Drawn(NamedTuple):
 class Pair(NamedTuple):
     """Two texts, what they share, and what can be drawn of each stack where maps were asked for.
 
-    sources: what two encoders' texts share, where `shared` is of their decoders'.
+    texts: each that both sides read: of encoder-decoders the encoder's `text`, then the decoder's `target`.
     """
 
     first: OneSide
     other: OneSide
-    shared: Units
-    sources: Units | None = None
+    texts: Sequence[Shared]
     drawn: Mapping[str, Drawn] = {}
 
     @classmethod
-    def of(cls, first: OneSide, other: OneSide) -> Pair:
-        """Two readings, their tokens aligned. Raises InputError where they share none."""
-        shared, sources = units(first.prompt.plain, other.prompt.plain), None
+    def of(cls, first: OneSide, other: OneSide, align: Align | None = None) -> Pair:
+        """Two readings, their tokens aligned.
+
+        Raises InputError where they share none, and as `alignment` and `check_alike`.
+        """
+        check_alike(first.loaded, other.loaded)
+        for one in (first, other):
+            one.loaded.check_queries("a comparison")
+        if first.source is None:
+            first.loaded.check_task("one text at a time", DECODER, ENCODER)
+        stack = first.loaded.geometry.stack
+        both = first.source is not None and other.source is not None
+        texts = [Shared.of("target" if both else "", stack, first.prompt, other.prompt, align)]
         if first.source is not None and other.source is not None:
-            sources = units(first.source.plain, other.source.plain)
-        if not (shared.size or (sources and sources.size)):
+            texts.insert(0, Shared.of("text", ENCODER, first.source, other.source, align))
+        if not any(one.units.size for one in texts):
             raise InputError("the two texts share no word", "compare texts that have some in common")
-        return cls(first, other, shared, sources)
+        return cls(first, other, texts)
 
     @property
-    def texts(self) -> list[Shared]:
-        """Each text that both sides read: of encoder-decoders the encoder's `text`, then the decoder's `target`."""
-        first, other, stack = self.first, self.other, self.first.loaded.geometry.stack
-        if self.sources is None or first.source is None or other.source is None:
-            return [Shared("", stack, first.prompt, other.prompt, self.shared)]
-        return [
-            Shared("text", ENCODER, first.source, other.source, self.sources),
-            Shared("target", stack, first.prompt, other.prompt, self.shared),
-        ]
+    def shared(self) -> Units:
+        """What the texts share that the queries of the model's own stack are of."""
+        return self.texts[-1].units
+
+    @property
+    def sources(self) -> Units | None:
+        """What two encoders' texts share, beside `shared` of their decoders'."""
+        return self.texts[0].units if len(self.texts) > 1 else None
 
     def axes(self, stack: str) -> tuple[Shared, Shared]:
         """What the queries and the keys of a stack are of."""
@@ -194,16 +217,18 @@ def compare(
     *,
     maps: Mapping[str, HeadsByLayer] | None = None,
     memory: str | None = None,
+    align: Align | None = None,
     advance: LayersRead = lambda layers: None,
 ) -> Comparison:
     """Read both sides of every pair and compare each head with the one of the same place, stack by stack.
 
     maps: the heads of each stack whose difference is kept to be drawn, binned to at most MAP_SIDE cells a side; of one
-    pair alone. memory: what may be kept of the first side, such as "4GB"; what is free without it. advance: called with
-    1 whenever a layer was read. Raises UsageError for models of other layers or heads, InputError for texts that share
-    nothing, MemoryLimitError for one that is too long.
+    pair alone. memory: what may be kept of the first side, such as "4GB"; what is free without it. align: how tokens
+    are paired; as `alignment` says without it. advance: called with 1 whenever a layer was read. Raises UsageError for
+    models of other layers or heads, InputError for texts that share nothing or cannot be paired as asked,
+    MemoryLimitError for one that is too long.
     """
-    found = [_Passes(first, other, maps or {}, memory, advance) for first, other in pairs]
+    found = [_Passes(Pair.of(first, other, align), maps or {}, memory, advance) for first, other in pairs]
     if not found:
         raise InputError("there is no text to compare", "give at least one")
     heads = found[0].heads
@@ -252,15 +277,9 @@ def heads_of(loaded: LoadedModel) -> dict[str, dict[int, int]]:
 class _Passes:
     """Two passes: the first keeps every layer, the second compares with it."""
 
-    def __init__(
-        self, first: OneSide, other: OneSide, maps: Mapping[str, HeadsByLayer], memory: str | None, advance: LayersRead
-    ) -> None:
-        check_alike(first.loaded, other.loaded)
-        for one in (first, other):
-            one.loaded.check_queries("a comparison")
-        if first.source is None:
-            first.loaded.check_task("one text at a time", DECODER, ENCODER)
-        self.pair, self.maps = Pair.of(first, other), maps
+    def __init__(self, pair: Pair, maps: Mapping[str, HeadsByLayer], memory: str | None, advance: LayersRead) -> None:
+        first, other = pair[:2]
+        self.pair, self.maps = pair, maps
         _check_room(first, memory)
         self.units = {stack: tuple(one.units for one in self.pair.axes(stack)) for stack in first.asked}
         self.kept: dict[LayerKey, AttentionOperator] = {}

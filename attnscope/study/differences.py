@@ -23,6 +23,7 @@ from attnscope.folder.manifest import NAME as MANIFEST
 from attnscope.measure.metrics import METRICS
 from attnscope.stacks import SOFTMAX, STACKS
 from attnscope.tables import as_table, numbers, words
+from attnscope.text.align import WORDS
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -126,6 +127,7 @@ def kept_comparison(folder: Path) -> tuple[Comparison, str]:
         metrics = {name: (none_1N, of_heads(f"{name}_difference")) for name in METRICS}
         names = [str(one["name"]) for one in said["asked"]["models"]]
         line = f"{' compared with '.join(dict.fromkeys(names))}, {int(said['texts'])} texts"
+        line += "".join(f", {said_of}" for by, said_of in WORDS.items() if by in said.get("aligned", {}).values())
         return Comparison(heads, stacks, js_1N, none_1N, none_1N, none_1N, metrics, ()), line
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:  # anybody may have written it
         raise InputError(f"{folder} holds no whole comparison", "compare again: attnscope compare --out DIR") from error

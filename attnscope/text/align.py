@@ -1,20 +1,53 @@
-"""Which tokens of two texts stand for the same characters, whatever the tokenizers and where the texts differ.
+"""Which tokens of two texts belong together: those at the same position, or those that stand for the same characters.
 
-Both texts are cut into words and marks, each with the blanks before it. What is the same in both is paired character by
-character. Where they differ by as many words on either side, these are paired one by one, with all their tokens.
+    by = alignment(a, b)            # "position" for a minimal pair
+    units(a, b, by).size            # how many tokens they share
+
+By position, tokens are paired one to one. That takes texts of as many tokens: a minimal pair, or IOI, where a name that
+is swapped must not take its partner along. By text, tokenizers may differ: both texts are cut into words and marks,
+each with the blanks before it. What is the same in both is paired character by character. Where they differ by as many
+words on either side, these are paired one by one, with all their tokens.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import accumulate, takewhile
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+from attnscope.errors import InputError
 
 UNIT = re.compile(r"\s*(\w+|[^\w\s])")
 Unit = re.Match[str]
 CharacterRange = tuple[int, int]  # characters [start, stop)
+Align = Literal["position", "text"]
+WORDS: Mapping[Align, str] = {"position": "aligned by position", "text": "aligned by characters"}
+
+
+def alignment(a: Sequence[str], b: Sequence[str], asked: Align | None = None) -> Align:
+    """How the tokens of two texts are paired: as asked, else by position where different texts have as many tokens.
+
+    One text that two tokenizers cut differently is paired by text, also into as many tokens. Raises InputError where
+    positions are asked for and the numbers of tokens differ.
+
+    >>> alignment(["Mary", " saw"], ["John", " saw"]), alignment(["un", "likely"], ["unlike", "ly"])
+    ('position', 'text')
+    """
+    if asked == "position" and len(a) != len(b):
+        raise InputError(
+            f"by position the two texts need as many tokens, expected {len(a)}, got {len(b)}",
+            "use {align=text}, or change the words",
+        )
+    if asked is not None:
+        return asked
+    return "position" if len(a) == len(b) and "".join(a) != "".join(b) else "text"
+
+
+def paired(a: Sequence[str], b: Sequence[str], by: Align) -> list[tuple[int, int]]:
+    """Pairs of token numbers, sorted, as `alignment` says."""
+    return [(place, place) for place in range(len(a))] if by == "position" else aligned(a, b)
 
 
 def aligned(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
@@ -57,19 +90,24 @@ class Units(NamedTuple):
         return found[0], found[1]
 
     @property
+    def moved(self) -> int:
+        """How many units begin at another token in the other text."""
+        return sum(one[0] != other[0] for one, other in zip(*self.members, strict=True))
+
+    @property
     def alone(self) -> tuple[list[int], list[int]]:
         """The tokens of either text that the other lacks."""
         a, b = ([token for token, unit in enumerate(of) if unit < 0] for of in (self.of_a, self.of_b))
         return a, b
 
 
-def units(a: Sequence[str], b: Sequence[str]) -> Units:
-    """The tokens of two texts put together as `aligned` pairs them, in order; the same tokens one by one.
+def units(a: Sequence[str], b: Sequence[str], by: Align = "text") -> Units:
+    """The tokens of two texts put together as `paired` pairs them, in order; the same tokens one by one.
 
     >>> units(["un", "likely", "."], ["unlike", "ly"])
     Units(of_a=(0, 0, -1), of_b=(0, 0), size=1)
     """
-    pairs = [(place, place) for place in range(len(a))] if list(a) == list(b) else aligned(a, b)
+    pairs = paired(a, b, "position" if list(a) == list(b) else by)
     of_a, of_b, count = [-1] * len(a), [-1] * len(b), 0
     for one, other in pairs:  # in order: a token of a unit is met before the next unit begins
         unit = max(of_a[one], of_b[other])

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnscope.errors import InputError, UsageError
+from attnscope.stacks import CAUSAL_LM, ENCODER_ONLY
 from attnscope.text.characters import located
 from attnscope.text.prompt import Prompt, Side, Span, from_ids
 
@@ -19,6 +20,12 @@ def check_answer(generate: int | None, answer: str | Sequence[int] | None, trunc
         raise InputError("the answer is empty", "give an answer with at least one word, or use {generate=8}")
     if truncate and (generate, answer) != (None, None):
         raise UsageError("an answer follows the whole text, not what was left of it", "leave out {truncate}")
+
+
+def check_has_answer(task: str, otherwise: str) -> None:
+    """Raise UsageError for a model that reads no answer after its text; otherwise: what gives a decoder its own."""
+    if task != CAUSAL_LM:
+        raise UsageError("only a causal model has an answer after its text", otherwise * (task != ENCODER_ONLY))
 
 
 def check_room(prompt: Prompt, generate: int | None, most: int | None) -> None:

@@ -129,9 +129,14 @@ class Prompt:
 
     @property
     def parts(self) -> dict[str, Sequence[int]]:
-        """The tokens of the "prompt" and of its "answer", where there is one; of each picture, "img", "img2", ..."""
-        at = self.answer
-        return self.medium.parts | ({} if at is None else {"prompt": range(at), "answer": range(at, len(self))})
+        """The tokens of the "prompt" and of its "answer", where there is one; of each picture, "img", "img2", ...
+
+        "made" are those whose rows predict the answer: each token of it is made by the one before.
+        """
+        at, count = self.answer, len(self)
+        if at is None:
+            return self.medium.parts
+        return self.medium.parts | {"prompt": range(at), "answer": range(at, count), "made": range(at - 1, count - 1)}
 
     @property
     def ids_apart(self) -> tuple[int, ...]:

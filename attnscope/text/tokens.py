@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import pairwise
@@ -93,22 +93,24 @@ def choose(
     spans: Iterable[str] = (),
     *,
     absent: bool = False,
+    parts: Mapping[str, Sequence[int]] = {},
 ) -> Chosen:
     """The queries and keys that two expressions mean in a text, and its spans: groups, by name. Raises as `find`.
 
     A span that the text has nothing of, or that no group says, is None. absent: queries and keys that are not in the
-    text are no tokens of it, and no error.
+    text are no tokens of it, and no error. parts: what names mean besides those of the prompt's own parts.
     """
 
     def found(expression: str | None) -> Found | None:
         try:
-            return None if expression is None else find(prompt, expression, defined)
+            return None if expression is None else find(prompt, expression, defined, parts)
         except NotThereError:
             if not absent:
                 raise
             return Found(expression or "", ())
 
-    return Chosen(_asking(prompt, found(query)), found(key), {name: _span(prompt, name, defined) for name in spans})
+    named = {name: _span(prompt, name, defined, parts) for name in spans}
+    return Chosen(_asking(prompt, found(query)), found(key), named)
 
 
 def _asking(prompt: Prompt, found: Found | None) -> Found | None:
@@ -129,32 +131,37 @@ def choose_of_two(target: Prompt, source: Prompt, *asked: Any) -> Chosen:
 
     Raises as `choose`, and NotThereError where no stack has both queries and keys.
     """
-    chosen, beside = (choose(prompt, *asked, absent=True) for prompt in (target, source))
+    made: dict[str, Sequence[int]] = {"made": range(len(target) - 1)}  # each row of a decoder predicts the next token
+    of_source: dict[str, Sequence[int]] = {"made": ()}
+    both = ((target, made), (source, of_source))
+    chosen, beside = (choose(prompt, *asked, absent=True, parts=parts) for prompt, parts in both)
     chosen = replace(chosen, source=beside)
     if all(chosen.of(stack).nothing for stack in OF_TWO_TEXTS):
-        lacks = [_lacking(prompt, *asked) for prompt in (source, target)]
+        lacks = [_lacking(prompt, *asked, parts=parts) for prompt, parts in reversed(both)]
         raise NotThereError("; of the target: ".join(filter(None, lacks)))
     return chosen
 
 
-def _lacking(prompt: Prompt, *asked: Any) -> str:
+def _lacking(prompt: Prompt, *asked: Any, parts: Mapping[str, Sequence[int]]) -> str:
     """Why expressions mean nothing in a text; empty where they mean something."""
     try:
-        choose(prompt, *asked)
+        choose(prompt, *asked, parts=parts)
     except NotThereError as error:
         return error.message
     return ""
 
 
-def _span(prompt: Prompt, name: str, defined: Mapping[str, str]) -> Found | None:
+def _span(prompt: Prompt, name: str, defined: Mapping[str, str], parts: Mapping[str, Sequence[int]]) -> Found | None:
     try:
-        return find(prompt, name, defined) if name in defined else None
+        return find(prompt, name, defined, parts) if name in defined else None
     except NotThereError:
         return None
 
 
-def find(prompt: Prompt, expression: str, defined: Mapping[str, str] = {}) -> Found:
-    """The tokens that an expression means. defined: its groups, by name.
+def find(
+    prompt: Prompt, expression: str, defined: Mapping[str, str] = {}, parts: Mapping[str, Sequence[int]] = {}
+) -> Found:
+    """The tokens that an expression means. defined: its groups, by name; parts: see `choose`.
 
     Raises UsageError for an expression that cannot be read, and NotThereError, which shows the tokens with their
     numbers, where a part of it, or all of it, names none.
@@ -163,7 +170,7 @@ def find(prompt: Prompt, expression: str, defined: Mapping[str, str] = {}) -> Fo
         (8,)
     """
     check_expression(expression, defined)
-    search = _Search(prompt, defined)
+    search = _Search(prompt, defined, {**prompt.parts, **parts})
     chosen = {at for place in search.places(expression) for at in place}
     if not chosen:
         raise search.nothing(f"nothing is left of {expression!r}")
@@ -176,6 +183,7 @@ class _Search:
 
     prompt: Prompt
     groups: Mapping[str, str]
+    parts: Mapping[str, Sequence[int]]
     notes: list[str] = field(default_factory=list)
     known: dict[str, list[TokenPlace]] = field(default_factory=dict)
 
@@ -238,8 +246,8 @@ class _Search:
         roles = {turn.name for turn in prompt.turns}
         if roles and word in {*roles, *ROLES}:
             return [tuple(range(turn.start, turn.stop)) for turn in prompt.turns if turn.name == word]
-        if word in prompt.parts:
-            return [tuple(prompt.parts[word])]
+        if word in self.parts:
+            return [tuple(self.parts[word])] if self.parts[word] else []
         return self._glob(word) if "*" in word else self._text(word)
 
     def _text(self, text: str) -> list[TokenPlace]:

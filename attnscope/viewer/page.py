@@ -25,7 +25,7 @@ from attnscope.files import write_whole
 from attnscope.selection import pairs
 from attnscope.shown import brief, in_a_line
 from attnscope.stacks import is_cross, is_vision
-from attnscope.text.align import aligned
+from attnscope.text.align import WORDS, Align, alignment, paired
 from attnscope.viewer.pack import Blobs
 from attnscope.viewer.plan import Plan
 from attnscope.viewer.side import Wanted
@@ -151,23 +151,27 @@ class Packs(Protocol):
         """As the page's JSON has it, numbers added to the blobs."""
 
 
-def page_of(sides: Sequence[Packs], plan: Plan, about: About) -> Page:
+def page_of(sides: Sequence[Packs], plan: Plan, about: About, align: Align | None = None) -> Page:
     """The page of one text, or of two beside each other; what does not fit is made smaller, and said.
+
+    align: how the tokens of two texts are paired; as `alignment` says without it. Raises as it does.
 
     >>> page_of([Side(seen)], Plan(), About()).save("bank.html")
     """
+    pair = (sides[0].plain, sides[1].plain) if len(sides) > 1 else None
+    by = alignment(*pair, align) if pair else None
     found, blobs = _packed(sides, plan.packed_whole())
     if blobs.size > plan.room:
         heads, tokens = sum(len(side.said["heads"]) for side in sides), max(len(side.plain) for side in sides)
         found, blobs = _packed(sides, plan.shrunk(heads, tokens))
     left_out = tuple(chain.from_iterable(sentences(side) for side in found))
-    title = _title(found)
+    title = _title(found) + (f" | {WORDS[by]}" if by else "")
     said = {
         "format": FORMAT,
         "version": __version__,
         "title": title,
         "sides": found,
-        "aligned": aligned(*(side.plain for side in sides)) if len(sides) > 1 else None,
+        "aligned": paired(*pair, by) if pair and by else None,
         "left_out": left_out,
         **about.said(),
     }

@@ -108,7 +108,7 @@ def trial_of(loaded: Any, seed: int) -> Trial:
 
 def runs_of(loaded: Any, model: Any, trial: Trial, steps: Callable[..., list[list[Step]]]) -> Any:
     """Every run of a trial, in its order; steps: how the model decodes a batch of them."""
-    for prompt_BT in batches(trial.arms["needle"].ids_ST, BATCH_TOKENS):
+    for _, prompt_BT in batches(trial.arms["needle"].ids_ST, BATCH_TOKENS):
         ids_BT = torch.tensor(completed(loaded, prompt_BT, VALUES))
         with torch.no_grad():
             of_each = steps(model, ids_BT)

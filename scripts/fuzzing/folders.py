@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from attnscope.batch.folder import SCHEMA
-from fuzzing.made import COMMANDS, command, copied, left
+from fuzzing.made import COMMANDS, command, copied, left, other_table
 from fuzzing.trying import Ended, Try, full_disk, kind, outside
 from fuzzing.words import JSONS, NASTY, RAW_JSON, damage, odd_file, spoil
 
@@ -43,6 +43,28 @@ def folders(rng: random.Random, folder: Path) -> Try:
     else:
         odd_file(rng, runs / rng.choice((".lock", "journal.jsonl", "run.json", "failures.jsonl", "heads")))
     return Try([*command("batch", runs), *rng.choice(([], [], ["--force"]))])
+
+
+@kind
+def datasets(rng: random.Random, folder: Path) -> Try:
+    """What heads and heatmap read of the folder of a corpus: its journal, its options or its tables damaged."""
+    runs = copied(left(rng.choice(("batch", "summary"))), folder, "runs")
+    files = sorted(path for path in runs.rglob("*") if path.is_file() and path.name != ".lock")
+    for path in rng.sample(files, rng.choice((1, 1, 2))):
+        what = rng.choice(("damaged", "spoiled", "odd", "rows"))
+        if what == "odd":
+            odd_file(rng, path)
+        elif what == "damaged" and path.suffix == ".json":
+            damage(rng, path)
+        elif what == "rows" and path.suffix == ".parquet":
+            path.write_bytes(other_table(rng, path))
+        else:
+            spoil(rng, path)
+    more = rng.choice(([], ["--sort", "sink"], ["--query", "a", "--key", "b"], ["--select", "0"]))
+    drawn = ["heatmap", "-q", str(runs), "--out", str(folder / "pictures")]
+    return rng.choice(
+        (Try(["heads", "-q", str(runs), *more]), Try(["heads", "-q", str(runs)], terminal=True), Try(drawn))
+    )
 
 
 @kind

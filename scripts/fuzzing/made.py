@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
 from fuzzing.judging import lay_out
 from fuzzing.trying import Try, fork
-from fuzzing.words import TEXT, edit
+from fuzzing.words import NASTY, TEXT, edit
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # its helpers make tiny models
 TEXTS = "a bank\nthe river\n"
@@ -119,6 +120,7 @@ def kernel() -> Path:
 COMMANDS = {  # that leave a folder; TEXTS is a file of texts
     "run": ["heads", "--text", TEXT, "--figures", "overview"],
     "batch": ["batch", "TEXTS", "--tables", "heads,relations"],
+    "summary": ["batch", "TEXTS", "--summary", "--spans", "a=first", "--spans", "b=last", "--key", "first"],
     "scan": ["scan", "MODEL", "--sequences", "2"],
     "texts": ["scan", "MODEL", "--sequences", "2", "--texts", "TEXTS"],
     "ablate": ["ablate", "MODEL", "--sequences", "2", "--random", "2", "--select", "0.0,0.1"],
@@ -161,3 +163,30 @@ def copied(path: Path, folder: Path, name: str = "model") -> Path:
 def lines(*rows: Any) -> bytes:
     """A corpus of JSON objects."""
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def other_table(rng: random.Random, path: Path) -> bytes:
+    """The table with one column missing, null, twice, or of another type."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table = parquet.read_table(path)
+    at = rng.randrange(table.num_columns)
+    name, count = table.column_names[at], len(table)
+    columns = (
+        pa.nulls(count, table.schema.types[at]),
+        pa.nulls(count),
+        pa.array(["x"] * count),
+        pa.array([[1]] * count),
+    )
+    columns += (pa.array([float("nan")] * count), pa.array([-(2**62)] * count), pa.array([NASTY[0]] * count))
+    if (way := rng.random()) < 0.2:
+        table = table.drop_columns([name])
+    elif way < 0.3:
+        table = table.append_column(name, table[at])
+    elif way < 0.4:
+        table = pa.concat_tables([table, table])
+    else:
+        table = table.set_column(at, name, rng.choice(columns))
+    parquet.write_table(table, sink := pa.BufferOutputStream())
+    return sink.getvalue().to_pybytes()

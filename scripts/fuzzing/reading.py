@@ -143,7 +143,8 @@ def corpora(rng: random.Random, folder: Path) -> Try:
         (
             [],
             ["--set", "strict=true"],
-            ["--id-field", rng.choice(NASTY[:4]).replace("\x00", "")],
+            ["--set", "id_field=" + rng.choice(NASTY[:4]).replace("\x00", "")],
+            ["--answer-field", rng.choice(("id", "text", "answer"))],
             ["--chat"],
             ["--text-field", "id"],
             ["--spans", "a"],

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fuzzing.made import command, copied, left, lines, room, shallow
+from fuzzing.made import command, copied, left, lines, other_table, room, shallow
 from fuzzing.trying import Try, heads, kind
 from fuzzing.words import JSONS, NASTY, RAW_JSON, TEXT, damage, edit, odd_file, spoil
 
@@ -91,7 +91,7 @@ def atlases(rng: random.Random, folder: Path) -> Try:
     elif what == "broken":
         _break(rng, rng.choice((said, table)))
     else:
-        table.write_bytes(many_rows() if what == "many" else _other_table(rng, table))
+        table.write_bytes(many_rows() if what == "many" else other_table(rng, table))
     model = ["--model", str(shallow())]
     other = Try(["ablate", "-q", *model, "--atlas", "atlas", "--sequences", "2", "--random", "0"])
     compare = Try(
@@ -99,33 +99,6 @@ def atlases(rng: random.Random, folder: Path) -> Try:
     )
     asked = heads(*model, "--atlas", "atlas", "--select", rng.choice(("@induction", "@sink", "0")))
     return rng.choice((asked, asked, asked, compare, other))
-
-
-def _other_table(rng: random.Random, path: Path) -> bytes:
-    """The table with one column missing, null, twice, or of another type."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    table = parquet.read_table(path)
-    at = rng.randrange(table.num_columns)
-    name, count = table.column_names[at], len(table)
-    columns = (
-        pa.nulls(count, table.schema.types[at]),
-        pa.nulls(count),
-        pa.array(["x"] * count),
-        pa.array([[1]] * count),
-    )
-    columns += (pa.array([float("nan")] * count), pa.array([-(2**62)] * count), pa.array([NASTY[0]] * count))
-    if (way := rng.random()) < 0.2:
-        table = table.drop_columns([name])
-    elif way < 0.3:
-        table = table.append_column(name, table[at])
-    elif way < 0.4:
-        table = pa.concat_tables([table, table])
-    else:
-        table = table.set_column(at, name, rng.choice(columns))
-    parquet.write_table(table, sink := pa.BufferOutputStream())
-    return sink.getvalue().to_pybytes()
 
 
 @cache

@@ -132,7 +132,7 @@ def test_a_file_sets_the_options_of_batch_and_flags_win(place: Path, tiny_folder
         "shard_size=3",
         "--matrices",
     ]
-    spelled += ["--figures", "overview", "--image", "svg", "--top-k", "2", "-q"]
+    spelled += ["--figures", "overview", "--set", "image=svg", "--top-k", "2", "-q"]
     assert run(["batch", "corpus.jsonl", "--out", "out", *spelled]) == 0  # the same run, in flags
 
 
@@ -212,7 +212,11 @@ WRONG = [
     ("broken.txt.gz --out o -q", 1, "1 item failed, the first broken.txt.gz: the file can't be read: Not a gzipped"),
     ("cut.txt.gz --out o -q", 1, "the file can't be read: Compressed file ended before the end-of-stream"),
     ("corpus.jsonl --out o -q --text-field n", 1, "line 1: field 'n': expected text, got int; all in o/failures.jsonl"),
-    ("corpus.jsonl --out o --set strict=true --id-field x", 4, "no field 'x'; correct it, or leave --set strict out"),
+    (
+        "corpus.jsonl --out o --set strict=true --set id_field=x",
+        4,
+        "no field 'x'; correct it, or leave --set strict out",
+    ),
 ]
 
 

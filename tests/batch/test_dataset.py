@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 from attnscope.batch.corpus import Corpus
 from attnscope.batch.items import Item
 from attnscope.batch.job import DatasetOutput, Job
-from attnscope.batch.rows import SCHEMA_VERSIONS, SCHEMAS, Measured, arrow_tables, pieces, schema_of
+from attnscope.batch.rows import Measured, arrow_tables, pieces
 from attnscope.batch.run import run_folder
+from attnscope.batch.schemas import SCHEMA_VERSIONS, SCHEMAS, schema_of
 from attnscope.batch.worker import Worker
 from attnscope.cli import run
 from attnscope.cli.app import app

@@ -12,8 +12,8 @@ import pytest
 from attnscope.batch import summary
 from attnscope.batch.corpus import Corpus
 from attnscope.batch.job import DatasetOutput, Job
-from attnscope.batch.rows import SCHEMAS
 from attnscope.batch.run import run_folder
+from attnscope.batch.schemas import SCHEMAS
 from attnscope.batch.summary import write_summary
 from attnscope.errors import UsageError
 from attnscope.folder.claim import locked

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnscope.text.align import units
+from attnscope.text.align import alignment, units
 
 
 class Difference(NamedTuple):
@@ -36,7 +36,9 @@ def divergence(p, q):
 
 def differences(first, other, queries: Sequence, keys: Sequence) -> list[Difference]:
     """Every head of a layer; first, other: (H, Q, K) matrices; queries, keys: the prompt on either side."""
-    of_queries, of_keys = (units(*(prompt.plain for prompt in both)) for both in (queries, keys))
+    of_queries, of_keys = (
+        units(*(plain := [prompt.plain for prompt in both]), alignment(*plain)) for both in (queries, keys)
+    )
     found = []
     for weights in zip(first, other, strict=True):
         sides = zip(weights, of_queries.members, of_keys.members, of_keys.alone, strict=True)

@@ -1,10 +1,18 @@
 """`attnscope ablate`: its table against the losses themselves, its folder, a run that goes on, and bad inputs."""
 
+import contextlib
+import io
 import json
+import os
+import re
+from unittest.mock import patch
 
 import pyarrow.parquet as pq
 import pytest
 
+from attnscope import cells
+from attnscope.cli import output
+from attnscope.cli.ablate_tables import sets_sheet
 from attnscope.errors import UsageError
 from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import Passes, measured
@@ -80,7 +88,7 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(demo, tmp_path, monkey
     readings[1].unlink()
     (tmp_path / "ablation.parquet").unlink()
     run, took = [], Passes.measured
-    monkeypatch.setattr(Passes, "measured", lambda self, sets, advance: run.append(sets) or took(self, sets, advance))
+    monkeypatch.setattr(Passes, "measured", lambda self, sets, *how: run.append(sets) or took(self, sets, *how))
     again = ablate(demo, task, asked, folder=tmp_path)
     assert [len(sets) for sets in run] == [3]
     assert again.table().equals(whole.table())
@@ -108,21 +116,57 @@ FAST = ("--sequences", "2", "--random", "2")
 def test_the_command_prints_a_table_and_writes(tmp_path):
     result = call("ablate", "demo", "--select", "3.0-1", *FAST, "--out", str(tmp_path / "a"), columns=140).ok()
     lines = [line.split() for line in result.out.decode().splitlines()]
-    assert any(line[:3] == ["3.0-1", "L3H0", "L3H1"] for line in lines)
+    at = next(place for place, line in enumerate(lines) if line[:1] == ["3.0-1"])
+    assert [line[0] for line in lines[at : at + 3]] == ["3.0-1", "L3H0", "L3H1"]
     assert "intact 0." in result.err
     assert (tmp_path / "a" / "ablation.parquet").exists()
+
+
+def random_sets(result):
+    """How many the table says there are for the first set."""
+    return re.search(r"^ 3\.0-1 .*?random sets: (\d+) ", result.out.decode(), re.DOTALL | re.MULTILINE)[1]
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_the_table_is_whole_at_80_columns(studied, columns):
+    """Every number of the table of sets and heads stands in the row of its set or head."""
+    found = studied[2]
+    with patch.dict(os.environ, {"COLUMNS": str(columns)}), contextlib.redirect_stdout(io.StringIO()) as printed:
+        output.show(sets_sheet(found, None))
+    lines = printed.getvalue().splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "…" not in "".join(lines)
+    shown = [line.split() for line in lines]
+    for row in found.table().to_pylist():
+        if row["condition"] != "random":
+            name = row["set"] if row["condition"] == "together" else row["heads"]
+            [line] = [line for line in shown if line[:1] == [name]]
+            assert cells.effect(row["effect"]) in line
+            assert cells.p_value(row["p"]) == line[-1]
+
+
+def test_of_a_large_set_the_costliest_heads_have_a_row(demo):
+    every = HeadSet("all", tuple((layer, head) for layer in range(4) for head in range(6)))
+    found = ablate(demo, copy(demo, sequences=2), HeadSets.of([every], demo.geometry, random=0), "zero")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        output.show(sets_sheet(found, None))
+    alone = sorted(
+        (row for row in found.table().to_pylist() if row["condition"] == "alone"), key=lambda row: -row["effect"]
+    )
+    assert re.findall(r"^   (L\dH\d)", printed.getvalue(), re.MULTILINE) == sorted(row["heads"] for row in alone[:8])
+    assert "… 16 more heads" in printed.getvalue()
 
 
 def test_random_sets_say_how_many_they_are_and_of_which_heads(tmp_path):
     """Layer 3 has C(6, 2) pairs: without the set's own heads C(4, 2), of all heads all but the set itself."""
     asked = ("ablate", "demo", "--select", "3.0-1", "--sequences", "2", "--format", "table")
     unnamed = call(*asked, "--out", str(tmp_path), columns=140)
-    assert " 6: " in next(line for line in unnamed.out.decode().splitlines() if line.startswith(" 3.0-1"))
+    assert random_sets(unnamed) == "6"
     assert "drawn from the heads that no set names; --controls all: from all" in unnamed.err
     refused = call(*asked, "--controls", "all", "--out", str(tmp_path))
     assert (refused.code, "holds another ablation: controls, random_sets differ" in refused.err) == (2, True)
     every = call(*asked, "--controls", "all", "--out", str(tmp_path), "--force", columns=140)
-    assert " 14: " in next(line for line in every.out.decode().splitlines() if line.startswith(" 3.0-1"))
+    assert random_sets(every) == "14"
     assert "drawn from all heads" in every.err
     assert json.loads((tmp_path / "ablation.json").read_text())["controls"] == "all"
     none = call(*asked, "--random", "0", columns=140)
@@ -172,12 +216,12 @@ def test_roles_of_an_atlas_are_sets(tmp_path):
     assert (result.code, "a model with other heads" in result.err) == (4, True)
 
 
-def test_without_sets_probes_name_them(monkeypatch):
+def test_without_sets_and_atlas_probes_name_them(monkeypatch, demo_without_atlas):
     probed = []
     monkeypatch.setattr(
         "attnscope.study.atlas.scan.scan", lambda loaded, planned, advance: probed.append(planned) or ATLAS
     )
-    result = call("ablate", "demo", *FAST, "--format", "jsonl")
+    result = call("ablate", demo_without_atlas, *FAST, "--format", "jsonl")
     assert [one.name for one in probed[0].trials] == [
         *(f"repeated p{period}" for period in (10, 25, 50, 100)),
         "offsets",
@@ -185,13 +229,27 @@ def test_without_sets_probes_name_them(monkeypatch):
     assert "no sets were named: probes find the roles, " in result.err
     assert json.loads(result.out.splitlines()[0])["set"] == "induction"
     monkeypatch.setattr("attnscope.study.atlas.scan.scan", lambda loaded, planned, advance: made_atlas(None, {}))
-    result = call("ablate", "demo", *FAST)
+    result = call("ablate", demo_without_atlas, *FAST)
     assert (result.code, "no head has a role; name heads with --select" in result.err) == (4, True)
 
 
-def test_before_the_probes_have_run_a_set_has_its_cost(monkeypatch):
+def test_a_role_without_an_atlas_is_refused_in_one_line(demo_without_atlas):
+    result = call("ablate", demo_without_atlas, "-q", "--select", "@induction")
+    assert (result.code, result.out, result.err.count("\n")) == (2, b"", 1)
+    assert "--atlas" in result.err
+
+
+def test_the_demos_own_atlas_names_the_sets(monkeypatch):
+    monkeypatch.setattr("attnscope.study.atlas.scan.scan", lambda *given, **how: pytest.fail("it was scanned already"))
+    result = call("ablate", "demo", *FAST, "-q", "--format", "jsonl").silent()
+    sets = [(row["set"], row["heads"]) for row in result.records if row["condition"] == "together"]
+    assert ("previous-token", "L1H5 L2H1") in sets
+    assert ("induction", "L3H0 L3H1") in sets
+
+
+def test_before_the_probes_have_run_a_set_has_its_cost(monkeypatch, demo_without_atlas):
     monkeypatch.setattr("attnscope.study.atlas.scan.scan", lambda *given, **how: pytest.fail("nothing is to be run"))
-    result = call("ablate", "demo", *FAST, "--dry-run").ok()
+    result = call("ablate", demo_without_atlas, *FAST, "--dry-run").ok()
     assert b"then per set and random set at most 202 tokens x 4 layers" in result.out  # 2 sequences of 101 tokens
 
 
@@ -206,7 +264,7 @@ def test_what_it_would_take_is_said_before_anything_is_run(tmp_path):
     ("arguments", "code", "said"),
     [
         (["--select", "3.9"], 2, "names head 9"),
-        (["--select", "@induction"], 2, "--atlas"),
+        (["--select", "@offset-4"], 4, "the atlas names no offset-4 head"),
         (["--select", "3.0", "--sets", "sets.jsonl"], 2, "--select and --sets were both given"),
         (["--sets", "nowhere.jsonl"], 4, "there is no file nowhere.jsonl"),
         (["--atlas", "nowhere"], 4, "nowhere holds no whole atlas"),

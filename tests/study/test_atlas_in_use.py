@@ -106,9 +106,9 @@ def test_an_atlas_of_an_older_version_is_refused_in_one_line(demo, tmp_path):
 # whose atlas it is
 
 
-def test_an_atlas_fits_the_weights_it_was_made_of(folder, own, other, demo, caplog):
+def test_an_atlas_fits_the_weights_it_was_made_of(folder, own, other, demo, demo_without_atlas, caplog):
     assert atlas_of(demo, folder).named("induction") == {3: (0, 1)}
-    assert atlas_of(demo) is None
+    assert atlas_of(attnscope.load(demo_without_atlas)) is None
     assert atlas_of(attnscope.load(str(own))).by_role()["induction"] == {3: (0, 1)}
     assert caplog.text == ""
     with pytest.raises(UsageError, match=r"is of demo, which has other weights than .*model; scan this model"):
@@ -155,21 +155,21 @@ def test_a_file_that_changes_is_hashed_again(tmp_path):
 # the table of heads
 
 
-def test_compare_lists_the_heads_that_the_atlas_names(folder):
+def test_compare_lists_the_heads_that_the_atlas_names(folder, demo_without_atlas):
     pair = ("compare", "--text", TEXT, "--compare-text", "the " + TEXT, "--select", "@induction")
     found = call(*pair, "--atlas", str(folder), "-q").silent().rows
     assert {(row["layer"], row["head"]) for row in found} == {("3", "0"), ("3", "1")}
-    assert call(*pair, "-q").code == 2
+    assert call(*pair, "--model", demo_without_atlas, "-q").code == 2
 
 
-def test_the_table_of_heads_says_what_the_atlas_names(folder, tmp_path):
+def test_the_table_of_heads_says_what_the_atlas_names(folder, tmp_path, demo_without_atlas):
     found = call("heads", TEXT, "--atlas", str(folder), "-q").silent().rows
     named = {(int(row["layer"]), int(row["head"])): row["atlas_roles"] for row in found}
     assert {head: roles for head, roles in named.items() if roles} == {
         head: " ".join(roles) for head, roles in ROLES.items()
     }
     assert list(found[0])[-2:] == ["atlas_roles", "stack"]
-    assert "atlas_roles" not in call("heads", TEXT, "-q").silent().rows[0]
+    assert "atlas_roles" not in call("heads", TEXT, "-m", demo_without_atlas, "-q").silent().rows[0]
     grouped = call("heads", TEXT, "-q", "--atlas", str(folder), "--by", "kv").silent().rows
     assert {row["atlas_roles"] for row in grouped} == {""}
     call("relations", TEXT, "--atlas", str(folder), "-q", "--out", str(tmp_path / "run")).ok()
@@ -178,14 +178,14 @@ def test_the_table_of_heads_says_what_the_atlas_names(folder, tmp_path):
     assert said["options"]["atlas"] == str(folder)
 
 
-def test_a_person_sees_roles_beside_what_heads_look_like(folder):
+def test_a_person_sees_roles_beside_what_heads_look_like(folder, demo_without_atlas):
     shown = call("heads", TEXT, "--atlas", str(folder), "--top", "all", columns=140).out.decode().splitlines()
     assert any("roles " in line and "looks like" in line for line in shown)
     assert any(line.split()[:1] == ["L3H0"] and "induction sink" in line for line in shown)
-    assert b"looks like" not in call("heads", TEXT, columns=140).out
+    assert b"looks like" not in call("heads", TEXT, "-m", demo_without_atlas, columns=140).out
 
 
-def test_in_python_heads_have_both(demo, folder):
+def test_in_python_heads_have_both(demo, folder, demo_without_atlas):
     seen = attnscope.capture(demo, TEXT, atlas=folder, select="@induction")
     assert [head.name for head in seen.kept_heads()] == ["L3H0", "L3H1"]
     assert seen.heads[18].atlas_roles == ("induction", "sink")
@@ -193,7 +193,7 @@ def test_in_python_heads_have_both(demo, folder):
     again = attnscope.capture(demo, TEXT, atlas=seen.atlas, select="@previous-token,@sink")
     assert [head.name for head in again.kept_heads()] == ["L1H5", "L3H0"]
     with pytest.raises(UsageError, match='atlas="DIR"'):
-        attnscope.capture(demo, TEXT, select="@induction")
+        attnscope.capture(attnscope.load(demo_without_atlas), TEXT, select="@induction")
 
 
 # everywhere
@@ -223,7 +223,11 @@ def test_pages_pictures_keys_and_certificates_take_roles_too(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--select", "@induction"], 2, "no atlas says which heads are meant by @induction; make one: attnscope scan"),
+        (
+            ["--select", "@induction", "--model", "{bare}"],
+            2,
+            "no atlas says which heads are meant by @induction; make one: attnscope scan",
+        ),
         (["--select", "@inducton", "--atlas", "{atlas}"], 2, "there is no role 'inducton'; the roles are induction"),
         (["--select", "@self", "--atlas", "{atlas}"], 4, "the atlas names no self head; it names @induction"),
         (["--atlas", "{nowhere}"], 4, "holds no whole atlas; make one"),
@@ -231,8 +235,8 @@ def test_pages_pictures_keys_and_certificates_take_roles_too(folder, tmp_path):
     ],
 )
 @pytest.mark.parametrize("command", ["heads", "batch"])
-def test_bad_inputs_in_one_line(command, arguments, code, says, folder, other, tmp_path):
-    typed = [word.format(atlas=folder, nowhere=tmp_path, other=other) for word in arguments]
+def test_bad_inputs_in_one_line(command, arguments, code, says, folder, other, tmp_path, demo_without_atlas):
+    typed = [word.format(atlas=folder, nowhere=tmp_path, other=other, bare=demo_without_atlas) for word in arguments]
     if command == "batch":
         if "--atlas" in typed:  # a setting there
             at = typed.index("--atlas")

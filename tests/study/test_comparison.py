@@ -27,7 +27,7 @@ from attnscope.seam.engines import ENGINES
 from attnscope.show.comparison import panels, signed_maps
 from attnscope.study import comparison
 from attnscope.study.comparison import OneSide, compare, kept_bytes
-from attnscope.study.differences import heads_table, metrics_table, tokens_table
+from attnscope.study.differences import heads_table, kept_comparison, metrics_table, tokens_table
 from attnscope.text.prompt import from_ids, from_text
 from helpers.command_line import call
 from helpers.compared import differences
@@ -266,6 +266,17 @@ def test_pictures_are_centred_on_0(two_texts):
     assert maps[0].labels_Q[:3] == ("<s>", "Mary/Anna", "·gave")
 
 
+def test_a_swapped_name_is_compared_with_the_one_in_its_place(demo):
+    """Of the same tokens in the same places the first layer attends alike, where by text a name takes its row along."""
+    first, other = (reading(demo, text) for text in ("Mary saw John and the cat", "John saw Mary and the cat"))
+    by_position, by_text = compare([(first, other)]), compare([(first, other)], align="text")
+    assert [one.by for one in by_position.pair.texts] == ["position"]
+    assert by_position.pair.shared.size == len(first.prompt)
+    assert not by_position.lost_SN.any()
+    assert by_text.lost_SN.any()
+    assert by_text.pair.texts[0].moved > 0 == by_position.pair.texts[0].moved
+
+
 # the command
 
 PAIR = ("compare", "--text", FIRST, "--compare-text", OTHER)
@@ -374,6 +385,12 @@ def small(tmp_path_factory):
         (("--text", "the bank", "--compare-text", "a", "--select", "9"), 2, "names layer 9"),
         (("--text", "the bank", "--compare-text", "a", "--set", "memory=much"), 2, "expected a size of memory"),
         (("--text", "a", "--compare-text", "b", "--format", "json5"), 2, "'json5' is not one of"),
+        (("--text", "a", "--compare-text", "b", "--align", "words"), 2, "'words' is not one of"),
+        (
+            ("--text", "the bank", "--compare-text", "the old bank", "--align", "position"),
+            4,
+            "by position the two texts need as many tokens, expected 3, got 4; use --align text, or change the words",
+        ),
     ],
 )
 def test_what_the_command_refuses(flags, code, message, small):
@@ -381,3 +398,21 @@ def test_what_the_command_refuses(flags, code, message, small):
     assert (result.code, result.out) == (code, b"")
     assert message in result.err
     assert len(result.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("align", "said"),
+    [
+        ((), "aligned by position"),
+        (("--align", "position"), "aligned by position"),
+        (("--align", "text"), "aligned by characters, 1 of them at another position"),
+    ],
+)
+def test_the_alignment_is_said_kept_and_drawn(tmp_path, align, said):
+    swapped = ("--text", "Mary saw John", "--compare-text", "John saw Mary")
+    result = call("compare", *swapped, *align, "--out", str(tmp_path), "--select", "0.0").ok()
+    assert f"shared tokens, {said}\n" in result.err
+    kept = json.loads((tmp_path / "compare.json").read_text())
+    assert kept["aligned"] == {"decoder": "text" if "text" in align else "position"}
+    assert kept["asked"]["options"]["align"] == (align[1] if align else None)
+    assert kept_comparison(tmp_path)[1].endswith(f"1 texts, {said.split(',')[0]}")

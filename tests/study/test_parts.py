@@ -106,9 +106,9 @@ def test_a_scan_reads_damaged_readings_anew(demo, tmp_path: Path, monkeypatch) -
     found, path = scan(demo, planned, tmp_path), tmp_path / "readings" / "offsets.npz"
     whole, trials = path.read_bytes(), []
 
-    def watched(loaded, trial, advance):
+    def watched(loaded, trial, *how):
         trials.append(trial.name)
-        return read_trial(loaded, trial, advance)
+        return read_trial(loaded, trial, *how)
 
     monkeypatch.setattr(scan_room, "read_trial", watched)
     with np.load(path) as columns:

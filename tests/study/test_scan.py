@@ -1,6 +1,8 @@
 """The demo's atlas, its folder, a scan that goes on, and what the command says."""
 
+import hashlib
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +11,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from attnscope.cli import output
+from attnscope.cli.scan_tables import contrasts, left_out, named_sheet, probe_sheet
 from attnscope.errors import InputError, UsageError
-from attnscope.model.loading import wrap
+from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.show.atlas import probe_panel, save_probes
 from attnscope.study.atlas import scan as scan_room
 from attnscope.study.atlas.atlas import kept as read_back
 from attnscope.study.atlas.atlas import roles_by_head
 from attnscope.study.atlas.findings import read_trial
 from attnscope.study.atlas.pool import token_pool
+from attnscope.study.atlas.roles import named_by
 from attnscope.study.atlas.scan import plan, scan
 from helpers.command_line import call
 from helpers.families import tiny_model
@@ -46,6 +51,20 @@ def test_the_demos_heads_are_named(kept):
     found, folder = kept
     assert heads_of(roles_by_head(found.roles)) == EXPECTED
     assert heads_of(json.loads((folder / "atlas.json").read_text())["roles"]) == EXPECTED
+
+
+def test_the_atlas_in_the_package_is_of_its_weights_and_names_what_a_fresh_scan_names(kept, demo):
+    """`python scripts/demo_atlas.py` makes it again."""
+    packed = read_back(DEMO_FOLDER / "atlas")
+    assert packed.fits(demo) is True
+    assert packed.facts["model"]["weights_sha256"] == {
+        "model.safetensors": hashlib.sha256((DEMO_FOLDER / "model.safetensors").read_bytes()).hexdigest()
+    }
+    assert packed.facts["model"]["name"] == "demo"
+    assert packed.roles == kept[0].roles
+    np.testing.assert_allclose(
+        [one.effects.score for one in packed.findings], [one.effects.score for one in kept[0].findings], atol=1e-3
+    )
 
 
 def test_the_demos_induction_heads_copy_from_afar_where_it_finds_the_needle(kept):
@@ -122,9 +141,9 @@ def test_a_scan_that_was_stopped_goes_on_and_ends_the_same(demo, kept, tmp_path,
         path.unlink()
     read_now = []
 
-    def watched(loaded, trial, advance):
+    def watched(loaded, trial, *how):
         read_now.append(trial.name.replace(" ", "-"))
-        return read_trial(loaded, trial, advance)
+        return read_trial(loaded, trial, *how)
 
     monkeypatch.setattr(scan_room, "read_trial", watched)
     again = scan(demo, plan(demo), tmp_path)
@@ -192,8 +211,62 @@ def test_the_command_prints_and_writes(kept, tmp_path):
     shutil.copytree(kept[1] / "readings", tmp_path / "a" / "readings")
     result = call("scan", "demo", "-q", "--out", str(tmp_path / "a"), columns=120).silent()
     first = result.out.decode().splitlines()
-    assert any(line.split()[:3] == ["L3H0", "induction", "sink"] for line in first)
+    named = [tuple(line.split()[:2]) for line in first if re.match(r" L\dH\d ", line)]
+    expected = [(head, role) for head, roles in roles_by_head(kept[0].roles).items() for role in roles]
+    assert sorted(named) == sorted([*expected, ("L1H0", "near_uniform")])
     assert (tmp_path / "a" / "atlas.parquet").exists()
+
+
+EVIDENCE = {  # role: the probes whose lower bound names it, and what the bound is above
+    "induction": (r"induction p\d+", "other"),
+    "self": ("offset 0", "best other offset"),
+    "previous-token": ("offset 1", "best other offset"),
+    "offset-2": ("offset 2", "best other offset"),
+    "sink": ("sink", "uniform"),
+    "long-range-copying": ("long-range-copying", "moved span"),
+}
+
+
+def shown_at(columns, sheet, monkeypatch, capsys):
+    """The lines of a sheet on so many columns, none of them cut."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    output.show(sheet())
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "…" not in "".join(lines)
+    return lines
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_every_named_head_is_shown_with_the_probe_that_named_it(kept, columns, monkeypatch, capsys):
+    lines = shown_at(columns, lambda: named_sheet(kept[0], None), monkeypatch, capsys)
+    rows = {(row["layer"], row["head"], row["probe"], row["against"]): row for row in kept[0].table().to_pylist()}
+    shown = [re.split(r"\s{2,}", line.strip()) for line in lines if re.match(r" L\dH\d ", line)]
+    assert {role for _, role, *_ in shown} == {*EVIDENCE, "near_uniform"}
+    for name, role, probe, *numbers in shown:
+        if role == "near_uniform":
+            continue
+        pattern, against = EVIDENCE[role]
+        assert re.fullmatch(pattern, probe)
+        row = rows[int(name[1]), int(name[3]), probe, against]
+        assert row["low_all"] >= 0.3
+        interval = f"[{row['low_all']:z.2f}, {row['high_all']:z.2f}]"
+        assert numbers == [f"{row['score']:z.2f}", f"{row['null']:z.2f}", f"{row['effect']:+z.2f} {interval}"]
+
+
+def test_of_the_periods_of_induction_the_one_that_decided_is_shown(kept):
+    findings = [one for one in kept[0].findings if one.probe.startswith("induction") and one.against == "other"]
+    bounds = sorted((float(one.effects.low_all[18]) for one in findings), reverse=True)
+    assert float(named_by("induction", kept[0].findings, 18).effects.low_all[18]) == bounds[1]
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_every_head_on_one_probe_on_request(kept, columns, monkeypatch, capsys):
+    found = contrasts(kept[0], "induction p50")
+    lines = shown_at(columns, lambda: probe_sheet(kept[0], found, None), monkeypatch, capsys)
+    assert len([line for line in lines if re.match(r" L\dH\d ", line)]) == 24
+    missing = [line for line in left_out(kept[0], "induction p50", None) if "narrow" in line]
+    assert missing == ["not shown on a narrow terminal: shuffled, copying, JS"] * (columns == 80)
 
 
 def test_what_it_would_take_is_said_before_anything_is_read(demo, tmp_path):
@@ -219,7 +292,7 @@ def test_whatever_is_named_is_said_with_its_condition(kept):
     assert not [line for line in result.err.splitlines() if "lower bound" in line]
     marked = next(line for line in result.out.decode().splitlines() if "L1H0" in line)
     assert float(marked.split()[-1]) < 0.15
-    assert "  JS" in result.out.decode().splitlines()[2]
+    assert " near_uniform  JS to uniform " in marked
 
 
 @pytest.mark.parametrize(

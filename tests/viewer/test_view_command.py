@@ -86,7 +86,7 @@ def test_the_pages_weights_are_those_of_the_relations(tmp_path, engine):
         assert maps[layer, head][query, key] == pytest.approx(weight, abs=0.6 / 65535)  # half a step, and rounding
 
 
-def test_what_an_atlas_names_stands_beside_the_role(tmp_path):
+def test_what_an_atlas_names_stands_beside_the_role(tmp_path, demo_without_atlas):
     atlas, run = tmp_path / "atlas", tmp_path / "run"
     roles = {(3, 0): ["induction", "sink"], (1, 5): ["previous-token"]}
     made_atlas(DEMO_FOLDER, roles).save(atlas)
@@ -96,7 +96,7 @@ def test_what_an_atlas_names_stands_beside_the_role(tmp_path):
         named = {(side["layers"][one["at"]]["layer"], one["head"]): one["atlas"] for one in side["heads"]}
         assert len(named) == 24
         assert {place: found for place, found in named.items() if found} == roles
-    [side] = viewed(tmp_path, SENTENCE)[0].said["sides"]
+    [side] = viewed(tmp_path, SENTENCE, "--model", demo_without_atlas)[0].said["sides"]
     assert not any("atlas" in one for one in side["heads"])
 
 
@@ -318,8 +318,9 @@ def test_scores_that_are_no_numbers_are_null(tmp_path, run):
     folder.mkdir()
     (folder / "manifest.json").write_bytes((run / "manifest.json").read_bytes())
     lines = (run / "heads.csv").read_text().splitlines()
-    cells = lines[1].split(",")
-    cells[-2], cells[-3] = "nan", "inf"
+    names, cells = lines[0].split(","), lines[1].split(",")
+    last = names.index("atlas_roles")
+    cells[last - 1], cells[last - 2] = "nan", "inf"
     (folder / "heads.csv").write_text("\n".join([lines[0], ",".join(cells)]) + "\n")
     page, _ = viewed(tmp_path, str(folder), "--from-tables")
     [head] = page.said["sides"][0]["heads"]

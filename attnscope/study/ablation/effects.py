@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,8 +180,9 @@ def ablate(
     if folder is not None:
         facts = with_weights(facts, loaded)
         parts = claim(folder, READINGS, "ablation", facts, force)
-    passes = prepared(loaded, task, sets, replacement, measure=measure, advance=advance)
-    intact_S, effect_SK = effects_of(passes, sets, parts, advance)
+    with parts.resumable():
+        passes = prepared(loaded, task, sets, replacement, measure=measure, advance=advance)
+        intact_S, effect_SK = effects_of(passes, sets, parts, advance)
     effects = dict(zip([one.heads for one in sets], effect_SK.T, strict=True))
     spread = float(np.abs(effects[()]).max()) if () in effects else None
     measured = {"intact": float(intact_S.mean()), "spread": spread, "unshared": passes.why_not or None}
@@ -238,6 +240,17 @@ def ablation_cost(
     return token_layers, round(operations(loaded, token_layers, sum(map(len, task.rows)) * (1 + len(asked.sets))))
 
 
+def pass_seconds(passes: Passes, sets: Sequence[HeadSet]) -> float:
+    """About the seconds a token takes in a layer: of the first pass that `sets` take, after one to warm up."""
+    passes = passes.sharing(sets)
+    _, part = next(iter(passes.chunks(sets)))
+    batch = passes.batches(len(part))[0]
+    passes.run(batch[: passes.intervention.least], part[:1])
+    start = time.perf_counter()
+    passes.run(batch, part)
+    return (time.perf_counter() - start) / passes.cost(batch, part)
+
+
 def operations(loaded: LoadedModel, token_layers: int, rows: int) -> float:
     """About how many operations so many tokens times layers take, and the logits of so many rows."""
     layers = len(loaded.geometry.layers)
@@ -278,17 +291,26 @@ def effects_of(
     passes: Passes, sets: Sequence[HeadSet], parts: Parts, advance: Advance
 ) -> tuple[np.ndarray, np.ndarray]:
     """What is measured of the intact model, (S,), and what every set costs over it, (S, K)."""
-    found = [_part(passes, part, parts, advance) for _, part in passes.chunks(sets)]
+    chunks = [part for _, part in passes.chunks(sets)]
+    parts.expect(sum(len(passes.batches(len(part))) for part in chunks))
+    found = [_part(passes, part, parts, advance) for part in chunks]
     return found[0][:, 0], np.hstack([passes.effects(one_SK) for one_SK in found])
 
 
 def _part(passes: Passes, part: Sequence[HeadSet], parts: Parts, advance: Advance) -> np.ndarray:
     """(S, 1 + K): what is measured of some sets, from the folder where an earlier run left them."""
     heads = repr([one.heads for one in part])
+    name, width = hashlib.sha256(heads.encode()).hexdigest()[:16], 1 + len(part)
+
+    def keep(batch: Sequence[int], read: Callable[[], np.ndarray]) -> np.ndarray:
+        expected = {"value_BK": Column((len(batch), width))}
+        return parts.batch(name, batch, expected, lambda: {"value_BK": read()})["value_BK"]
+
     found = parts.kept(
-        hashlib.sha256(heads.encode()).hexdigest()[:16],
-        {"value_SK": Column((len(passes.task), 1 + len(part)))},
-        lambda: {"value_SK": passes.measured(part, advance)},
+        name,
+        {"value_SK": Column((len(passes.task), width))},
+        lambda: {"value_SK": passes.measured(part, advance, keep)},
         skipped=lambda: advance(passes.token_layers(part)),
+        batches=len(passes.batches(len(part))),
     )
     return found["value_SK"]

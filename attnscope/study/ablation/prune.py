@@ -45,6 +45,7 @@ def pruned(
 ) -> Iterator[Step]:
     """The steps until no head is left; parts: where each is kept, and where a pruning goes on."""
     away: list[HeadIndex] = []
+    parts.expect(len(heads), "steps")
     while len(away) < len(heads):
         left = [head for head in heads if head not in away]
         step = _step(parts, passes, away, left)

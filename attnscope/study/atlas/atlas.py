@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -187,7 +188,7 @@ def _beside(model: Weights) -> Atlas | None:
     if folder is None or not (folder / NAME).exists():
         return None
     try:
-        found = kept(folder)
+        found = _as_it_is(folder, _states(folder))
     except InputError as error:
         logger.warning("%s", error)
         return None
@@ -195,6 +196,18 @@ def _beside(model: Weights) -> Atlas | None:
         return found
     logger.warning("%s is ignored: it was not made with these weights", folder)
     return None
+
+
+@lru_cache(maxsize=8)
+def _as_it_is(folder: Path, states: tuple[tuple[int, int], ...]) -> Atlas:
+    """The atlas of a folder, read once for many texts; states: it is read again where they are others."""
+    return kept(folder)
+
+
+def _states(folder: Path) -> tuple[tuple[int, int], ...]:
+    """Size and time of each file of an atlas that is there."""
+    found = [path.stat() for path in (folder / NAME, folder / TABLE) if path.exists()]
+    return tuple((one.st_size, one.st_mtime_ns) for one in found)
 
 
 def roles_by_head(roles: Mapping[tuple[int, int], Sequence[str]]) -> dict[str, list[str]]:

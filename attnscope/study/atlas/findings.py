@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from attnscope.seam.engines import Engine
 
 BATCH_TOKENS = 4096
+OfHeads = tuple[tuple[tuple[int, int], ...], Mapping[str, np.ndarray]]  # the heads, and every measure of a batch (B, N)
+Keep = Callable[[str, range, Callable[[], OfHeads]], OfHeads]  # an arm, some of its sequences, and what reads them
 
 
 @dataclass(frozen=True)
@@ -47,22 +50,31 @@ class Finding:
     effects: Effects
 
 
-def read_trial(loaded: LoadedModel, trial: Trial, advance: Callable[[int], object] = lambda tokens: None) -> Readings:
-    """Read a trial's sequences; advance: called with the tokens of every pass."""
+def read_trial(
+    loaded: LoadedModel,
+    trial: Trial,
+    advance: Callable[[int], object] = lambda tokens: None,
+    keep: Keep = lambda arm, rows, read: read(),
+) -> Readings:
+    """Read a trial's sequences; advance: called with the tokens of every pass.
+
+    keep: gives what a batch does, or what an earlier run kept of it.
+    """
     values: dict[Measure, np.ndarray] = {}
     heads: tuple[tuple[int, int], ...] = ()
     for name, arm in trial.arms.items():
         parts: dict[str, list[np.ndarray]] = {asked: [] for asked in arm.asks}
-        for ids_BT in batches(arm.ids_ST, BATCH_TOKENS):
-            if arm.completed:
-                ids_BT = completed(loaded, ids_BT, arm.completed)
-                advance(ids_BT.size - len(ids_BT))
-            heads, found = _pass(loaded, ids_BT, arm)
+        for rows, ids_BT in batches(arm.ids_ST, BATCH_TOKENS):
+            heads, found = keep(name, rows, partial(_read, loaded, ids_BT, arm, advance))
             for asked, value_BN in found.items():
                 parts[asked].append(value_BN)
-            advance(ids_BT.size)
         values |= {Measure(name, asked): np.concatenate(part) for asked, part in parts.items()}
     return Readings(heads, values)
+
+
+def batches_of(trial: Trial) -> int:
+    """How many batches a trial is read in."""
+    return sum(1 for arm in trial.arms.values() for _ in batches(arm.ids_ST, BATCH_TOKENS))
 
 
 def findings_of(trial: Trial, readings: Readings, seed: int = 0) -> list[Finding]:
@@ -84,9 +96,17 @@ def findings_of(trial: Trial, readings: Readings, seed: int = 0) -> list[Finding
     return [Finding(one.probe, one.against, effects(one)) for one in trial.contrasts]
 
 
-def _pass(
-    loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm
-) -> tuple[tuple[tuple[int, int], ...], dict[str, np.ndarray]]:
+def _read(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm, advance: Callable[[int], object]) -> OfHeads:
+    """One batch of an arm, which the model completes first where the arm asks for that."""
+    if arm.completed:
+        ids_BT = completed(loaded, ids_BT, arm.completed)
+        advance(ids_BT.size - len(ids_BT))
+    found = _pass(loaded, ids_BT, arm)
+    advance(ids_BT.size)
+    return found
+
+
+def _pass(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm) -> OfHeads:
     """One forward pass: the heads, and every measure of the batch, (B, N)."""
     count, tokens = ids_BT.shape
     engine: Engine = choose(loaded, tokens, batch=count).engine  # by memory alone: sequences are short

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +46,10 @@ class Arm(NamedTuple):
     ids_ST: np.ndarray
     asks: Mapping[str, Probe]
     completed: int = 0
+
+    def tokens_of(self, rows: range) -> int:
+        """That reading some sequences takes."""
+        return self._replace(ids_ST=self.ids_ST[rows.start : rows.stop]).tokens
 
     @property
     def tokens(self) -> int:
@@ -317,11 +322,13 @@ def _after(begin: Sequence[int], ids_ST: np.ndarray) -> np.ndarray:
     return np.hstack([np.tile(np.asarray(begin, np.int64), (len(ids_ST), 1)), ids_ST])
 
 
-def batches(ids_ST: np.ndarray, tokens: int) -> Iterator[np.ndarray]:
-    """The sequences in batches of one length and about so many tokens, at least one sequence each."""
+def batches(ids_ST: np.ndarray, tokens: int) -> Iterator[tuple[range, np.ndarray]]:
+    """Which sequences are of a batch, and their ids: of one length, about so many tokens, at least one sequence."""
     width_S = (ids_ST >= 0).sum(1)
-    for alike_ST in np.split(ids_ST, np.flatnonzero(np.diff(width_S)) + 1):
-        width = int((alike_ST[0] >= 0).sum())
+    ends = [0, *(np.flatnonzero(np.diff(width_S)) + 1).tolist(), len(ids_ST)]
+    for first, last in pairwise(ends):
+        width = int(width_S[first])
         step = max(1, tokens // width)
-        for start in range(0, len(alike_ST), step):
-            yield alike_ST[start : start + step, :width]
+        for start in range(first, last, step):
+            rows = range(start, min(start + step, last))
+            yield rows, ids_ST[rows.start : rows.stop, :width]

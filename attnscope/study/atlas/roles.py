@@ -50,6 +50,14 @@ RULES = (
         "counted as by Wu et al. 2024, arXiv 2404.15574, on random tokens",
     ),
 )
+NAMED_BY = {  # role: the probe, of several periods without the period, and what its lower bound is above
+    "induction": ("induction", "other"),
+    "prefix-matching": ("induction", "other"),
+    **{role: (f"offset {steps}", "best other offset") for steps, role in OFFSETS.items()},
+    "duplicate-token": ("duplicate-token", "other"),
+    "sink": ("sink", "uniform"),
+    "long-range-copying": ("long-range-copying", "moved span"),
+}
 MARK = Rule("near_uniform", f"mean Jensen-Shannon divergence (JS) to uniform attention < {NEAR} bits; a mark, no role")
 
 
@@ -76,9 +84,18 @@ def roles_of(findings: Sequence[Finding], heads: int) -> list[tuple[str, ...]]:
     holds = {
         "induction": matches & copies,
         "prefix-matching": matches & ~copies,
-        **{role: bound(f"offset {steps}", "best other offset") >= LEAST for steps, role in OFFSETS.items()},
+        **{role: bound(*NAMED_BY[role]) >= LEAST for role in OFFSETS.values()},
         "duplicate-token": at_periods("duplicate-token"),
-        "sink": bound("sink", "uniform") >= LEAST,
-        "long-range-copying": bound("long-range-copying", "moved span") >= LEAST,
+        **{role: bound(*NAMED_BY[role]) >= LEAST for role in ("sink", "long-range-copying")},
     }
     return [tuple(rule.role for rule in RULES if holds[rule.role][head]) for head in range(heads)]
+
+
+def named_by(role: str, findings: Sequence[Finding], place: int) -> Finding:
+    """The contrast that named a head's role; of several periods the one with the bound that decided.
+
+    place: the head's, in the order of the findings' effects.
+    """
+    probe, against = NAMED_BY[role]
+    found = [one for one in findings if one.against == against and one.probe.partition(" p")[0] == probe]
+    return sorted(found, key=lambda one: -float(one.effects.low_all[place]))[:PERIODS][-1]

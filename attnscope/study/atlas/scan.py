@@ -7,22 +7,32 @@ atlas.roles[3, 0]      # ("induction", "sink")
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnscope.cells import head_name
-from attnscope.folder.parts import Column, Parts, claim, of_heads, with_weights
+from attnscope.folder.parts import Column, Columns, Parts, claim, of_heads, with_weights
 from attnscope.model.libraries import versions
 from attnscope.study.atlas.atlas import SCHEMA, Atlas
 from attnscope.study.atlas.copying import Copying, copying_of
-from attnscope.study.atlas.findings import Finding, Readings, findings_of, read_trial
+from attnscope.study.atlas.findings import (
+    BATCH_TOKENS,
+    Finding,
+    OfHeads,
+    Readings,
+    batches_of,
+    findings_of,
+    read_trial,
+)
 from attnscope.study.atlas.long_range_copying import recalled, unable
 from attnscope.study.atlas.pool import begins, token_pool
-from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, SEQUENCES, Measure, Trial, drafts, trials
+from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, SEQUENCES, Measure, Trial, batches, drafts, trials
 from attnscope.study.atlas.roles import near_uniform, roles_of
 
 if TYPE_CHECKING:
@@ -86,6 +96,26 @@ def scan_cost(loaded: LoadedModel, sequences: int = SEQUENCES, pool: Sequence[in
     return {one.name: one.tokens for one in made}
 
 
+def scan_seconds(loaded: LoadedModel, planned: Plan, sequences: int = SEQUENCES) -> float:
+    """About how many seconds a token of a scan takes: of one batch of the longest trial, after a text to warm up.
+
+    sequences: how many the scan will read, where fewer are planned.
+    """
+    trial = max(planned.trials, key=lambda one: one.tokens)
+    name, arm = next(iter(trial.arms.items()))
+    _, first_BT = next(batches(arm.ids_ST, BATCH_TOKENS))
+    rows = min(sequences, max(1, BATCH_TOKENS // first_BT.shape[1]))
+
+    def read(count: int) -> float:
+        one = arm._replace(ids_ST=np.resize(first_BT, (count, first_BT.shape[1])))
+        start = time.perf_counter()
+        read_trial(loaded, replace(trial, arms={name: one}))
+        return (time.perf_counter() - start) / one.tokens
+
+    read(1)
+    return read(rows)
+
+
 def _allowed(
     loaded: LoadedModel, pool: Sequence[int] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...], Copying | str, str]:
@@ -117,11 +147,13 @@ def scan(
     findings: list[Finding] = []
     beside: dict[str, Any] = {}
     heads: tuple[tuple[int, int], ...] = ()
-    for trial in planned.trials:
-        readings = _readings(loaded, trial, parts, advance)
-        findings += findings_of(trial, readings, planned.seed)
-        beside |= _beside(trial, readings)
-        heads = readings.heads
+    parts.expect(sum(map(batches_of, planned.trials)))
+    with parts.resumable():
+        for trial in planned.trials:
+            readings = _readings(loaded, trial, parts, advance)
+            findings += findings_of(trial, readings, planned.seed)
+            beside |= _beside(trial, readings)
+            heads = readings.heads
     named = dict(zip(heads, roles_of(findings, len(heads)), strict=True))
     atlas = Atlas(heads, findings, named, {"schema": SCHEMA, **planned.facts, **beside, "versions": versions()})
     if folder is not None:
@@ -148,10 +180,26 @@ def _readings(loaded: LoadedModel, trial: Trial, parts: Parts, advance: Callable
     sequences = {name: len(arm.ids_ST) for name, arm in trial.arms.items()}
     expected = {name: Column((sequences[one.arm], heads.shape[0])) for name, one in names.items()} | {"heads": heads}
 
+    def keep(arm: str, rows: range, read: Callable[[], OfHeads]) -> OfHeads:
+        asked = {one: Column((len(rows), heads.shape[0])) for one in trial.arms[arm].asks}
+
+        def read_batch() -> Mapping[str, np.ndarray]:
+            of, values = read()
+            return {"heads": np.array(of), **values}
+
+        skipped = partial(advance, trial.arms[arm].tokens_of(rows))
+        part = f"{name}.{arm.replace(' ', '-')}"
+        columns = parts.batch(part, rows, {"heads": heads, **asked}, read_batch, skipped=skipped)
+        return _heads(columns), {one: columns[one] for one in asked}
+
     def read_all() -> Mapping[str, np.ndarray]:
-        found = read_trial(loaded, trial, advance)
+        found = read_trial(loaded, trial, advance, keep)
         return {"heads": np.array(found.heads), **{name: found.values[one] for name, one in names.items()}}
 
-    columns = parts.kept(name, expected, read_all, fits=fits, skipped=lambda: advance(trial.tokens))
-    of = tuple((int(layer), int(head)) for layer, head in columns["heads"])
-    return Readings(of, {one: columns[name] for name, one in names.items()})
+    skipped, batches = partial(advance, trial.tokens), batches_of(trial)
+    columns = parts.kept(name, expected, read_all, fits=fits, skipped=skipped, batches=batches)
+    return Readings(_heads(columns), {one: columns[name] for name, one in names.items()})
+
+
+def _heads(columns: Columns) -> tuple[tuple[int, int], ...]:
+    return tuple((int(layer), int(head)) for layer, head in columns["heads"])

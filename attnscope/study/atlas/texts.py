@@ -141,7 +141,9 @@ def on_texts(
         facts = {"texts": len(prompts), "longest": LONGEST, "ids_sha256": ids.hexdigest()}
         kept = claim(folder, READINGS, CORPUS, facts, force)
     starts = range(0, len(prompts), AT_ONCE)
-    parts = [_part(loaded, prompts[start : start + AT_ONCE], kept, start, advance) for start in starts]
+    kept.expect(len(starts))
+    with kept.resumable():
+        parts = [_part(loaded, prompts[start : start + AT_ONCE], kept, start, advance) for start in starts]
     heads = tuple((int(layer), int(head)) for layer, head in parts[0].heads)
     mean_NN = np.sum([part.sum_NN for part in parts], axis=0) / len(prompts)
     found = OnTexts(heads, mean_NN, np.concatenate([part.looks_SN for part in parts]))

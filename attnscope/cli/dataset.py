@@ -1,0 +1,234 @@
+"""`attnscope heads DATASET`: the heads of a corpus, ranked over its texts, without a model."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnscope import cells
+from attnscope.cli import output
+from attnscope.cli.config import refuse_others
+from attnscope.cli.figure_options import DEPTH, Drawing, place_of_pictures
+from attnscope.cli.groups import command_line
+from attnscope.cli.heads_table import KEPT_FIRST, UNIFORM, Column
+from attnscope.cli.options import Results
+from attnscope.errors import UsageError
+from attnscope.signals import unwinding
+
+if TYPE_CHECKING:
+    import numpy as np
+    import typer
+    from rich.table import Table as RichTable
+
+    from attnscope.batch.dataset import CorpusHeads, Dataset, Pair
+    from attnscope.figures import Style
+
+PART = {  # options that say something of a dataset
+    *("given", "set", "config", "sort", "top", "select", "atlas", "query", "key", "metrics", "format"),
+    *("figures", "image", "out", "quiet", "verbose"),
+}
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """What is asked of a dataset: which heads in which order, which spans, and what else is drawn over the layers."""
+
+    sort: str | None
+    top: int | None = None
+    select: str | None = None
+    atlas: Path | None = None
+    metrics: Sequence[str] = ()
+    spans: tuple[str | None, str | None] = (None, None)
+
+    @property
+    def pair(self) -> Pair | None:
+        """The two spans. Raises UsageError where one alone was named."""
+        query, key = self.spans
+        if (query is None) != (key is None):
+            raise UsageError("--query and --key of a dataset name two of its spans", "give both, or leave out both")
+        return None if query is None or key is None else (query, key)
+
+
+def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing: Results, drawing: Drawing) -> int:
+    """Print the ranked heads of a dataset, and draw what is asked for; the exit code."""
+    again = f"leave it out, or give it to attnscope batch: it is about each text of {folder}"
+    refuse_others(context, PART, "ranking the heads of a dataset", again)
+    if (drawing.figures is None) != (printing.out is None):
+        raise UsageError("--out is for --figures depth of a dataset", "give both, or leave out both")
+    format = output.wanted_format(printing.format)
+    output.complain_through_talk(printing.quiet)
+    dataset, found = _read(folder, asked, printing.quiet)
+    sort, places = asked.sort or found.ranked_by, _places(found, asked)
+    order = found.order(sort, places)
+    if printing.out is not None:
+        into, style = place_of_pictures(folder, printing.out), drawing.style(command_line("heads", drawing))
+        with unwinding():
+            paths = _drawn(dataset, found, places, asked, into, style, drawing.figures or "")
+        output.talk(f"wrote {', '.join(map(str, paths))}", printing.quiet)
+    output.talk(_header(dataset, found, places), printing.quiet)
+    shown = order[: asked.top]
+    output.emit(found.table(order), format, lambda: sheet(found, shown, sort), printing.spreadsheet)
+    for line in legend(dataset, found, len(shown), len(order), sort) if format == "table" else ():
+        output.talk(line, printing.quiet)
+    return 0
+
+
+def draw(folder: Path, asked: Ranked, into: Path, style: Style, figures: str, quiet: bool) -> list[Path]:
+    """Draw metrics of a dataset over the layers; the paths."""
+    dataset, found = _read(folder, asked, quiet)
+    return _drawn(dataset, found, _places(found, asked), asked, into, style, figures)
+
+
+def _read(folder: Path, asked: Ranked, quiet: bool) -> tuple[Dataset, CorpusHeads]:
+    from attnscope.batch.dataset import read_dataset
+    from attnscope.batch.summary import summarised
+
+    dataset = read_dataset(folder)
+    with output.progress("means over the texts", len(summarised(dataset.output)), quiet) as advance:
+        return dataset, dataset.heads(asked.pair, advance)
+
+
+def _places(found: CorpusHeads, asked: Ranked) -> np.ndarray:
+    """The heads that are chosen. Raises UsageError where --select names none of the dataset's."""
+    import numpy as np
+
+    if asked.select is None:
+        return np.arange(len(found.key))
+    from attnscope.selection import select_stacks
+
+    named = None
+    if asked.atlas is not None:
+        from attnscope.study.atlas.atlas import kept
+
+        named = kept(asked.atlas).by_role()
+    places = found.places(select_stacks(asked.select, found.counts, found.plain, named))
+    if not len(places):
+        raise UsageError(f"the dataset has no head of --select {asked.select}", "attnscope heads DATASET lists them")
+    return places
+
+
+def _drawn(
+    dataset: Dataset,
+    found: CorpusHeads,
+    places: np.ndarray,
+    asked: Ranked,
+    into: Path,
+    style: Style,
+    figures: str,
+) -> list[Path]:
+    """depth.png, of several stacks one in a folder of each."""
+    from dataclasses import replace
+
+    from attnscope.cells import shortened
+    from attnscope.figures import About, save_depth
+    from attnscope.measure.metrics import COLUMNS, order_of
+
+    if {part.strip() for part in figures.split(",")} != {DEPTH}:
+        raise UsageError(f"--figures: expected {DEPTH} of a dataset, got {figures!r}", "write --figures depth")
+    first = [order_of(asked.sort or found.ranked_by)[0], *asked.metrics]
+    names = [one for one in dict.fromkeys(first) if one not in COLUMNS] or [found.ranked_by]
+    stacks = dataset.depths(found, places, names, asked.pair)
+    said = f"queries {asked.spans[0]!r}, keys {asked.spans[1]!r}" if asked.pair else ""
+    line = ", ".join(filter(None, (shortened(dataset.model, 60), f"{dataset.texts:,} texts")))
+    look = replace(style, about=About(line, dataset.model, command=style.about.command))
+    if not stacks:
+        raise UsageError(f"{' and '.join(names)}: no text of the dataset has a value", "name another metric")
+    written = []
+    for stack, depths in stacks.items():
+        target = into / stack if len(stacks) > 1 else into
+        target.mkdir(parents=True, exist_ok=True)
+        written.append(save_depth(target / f"depth.{style.image}", depths, look, said))
+    return written
+
+
+def _header(dataset: Dataset, found: CorpusHeads, places: np.ndarray) -> str:
+    """What was read: `runs/ioi  demo  100 texts  24 heads in 4 layers`."""
+    failed = f", {dataset.failed:,} failed" * bool(dataset.failed)
+    layers = len(set(zip(found.stack[places].tolist(), found.layer[places].tolist(), strict=True)))
+    parts = [str(dataset.folder), dataset.model, f"{dataset.texts:,} texts{failed}"]
+    return "  ".join(filter(None, [*parts, f"{len(places):,} heads in {layers:,} layers"]))
+
+
+def sheet(found: CorpusHeads, shown: np.ndarray, sort: str) -> RichTable:
+    """The ranked heads: the metric that sorts with its interval, and as many means as the terminal has room for."""
+    columns = _first(found, shown, sort)
+    room = output.width() - sum(column.width for column in columns)
+    for name in _rest(found, sort):
+        column = _means(found, shown, name)
+        if column.width <= room:
+            columns.append(column)
+            room -= column.width
+    table = output.sheet()
+    for column in columns:
+        table.add_column(output.one_line(column.title), justify="right" if column.number else "left", no_wrap=True)
+    for row in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*map(output.one_line, row))
+    return table
+
+
+def _first(found: CorpusHeads, shown: np.ndarray, sort: str) -> list[Column]:
+    """Head, kv head where that is not the head itself, and the metric that sorts, its interval and its texts."""
+    from attnscope.measure.metrics import MASS, order_of
+
+    by, ascending = order_of(sort)
+    arrow = " ▴" if ascending else " ▾"
+    columns = [
+        Column("head" + arrow * (by == "layer"), [_name(found, place) for place in shown.tolist()], number=False)
+    ]
+    if ((found.head >= 0) & (found.head != found.kv_head)).any():
+        columns.append(Column("kv", [str(one) for one in found.kv_head[shown].tolist()]))
+    name = found.ranked_by if by == "layer" else by
+    score, mean = found.scores[name], _means(found, shown, name)
+    columns.append(Column(mean.title + arrow * (by == name), mean.cells))
+    ends = [score.low, score.high]
+    low, high = ([] if one is None else one[shown].tolist() for one in ends)
+    columns.append(Column("95 % interval", [_interval(*pair) for pair in zip(low, high, strict=True)]))
+    if name == MASS.id:
+        columns.append(Column(UNIFORM, list(map(cells.score, score.null[shown].tolist()))))
+    return [*columns, Column("texts", [f"{one:,}" for one in found.texts[name][shown].tolist()])]
+
+
+def _name(found: CorpusHeads, place: int) -> str:
+    """`L27H3`, `L27KV1` for the mean over a kv head's group, `cross L3H2` in another stack than the plain one."""
+    from attnscope.stacks import STACKS
+
+    stack, head = STACKS[found.stack[place]], int(found.head[place])
+    number = int(found.kv_head[place]) if head < 0 else head
+    return f"{stack} " * (stack != found.plain) + cells.head_name(int(found.layer[place]), number, head < 0)
+
+
+def _interval(low: float, high: float) -> str:
+    """`[0.25, 0.31]`."""
+    return cells.MISSING if low != low else f"[{cells.score(low)}, {cells.score(high)}]"
+
+
+def _rest(found: CorpusHeads, sort: str) -> list[str]:
+    """The other metrics, those that narrow screens keep first."""
+    from attnscope.measure.metrics import order_of
+
+    by = order_of(sort)[0]
+    order = dict.fromkeys([*(one for one in KEPT_FIRST if one in found.scores), *found.scores])
+    return [name for name in order if name != (found.ranked_by if by == "layer" else by)]
+
+
+def _means(found: CorpusHeads, shown: np.ndarray, name: str) -> Column:
+    from attnscope.measure.metrics import KNOWN
+
+    return Column(KNOWN[name].short, list(map(cells.score, found.scores[name].value[shown].tolist())))
+
+
+def legend(dataset: Dataset, found: CorpusHeads, shown: int, of: int, sort: str) -> list[str]:
+    """What the numbers are, what has no interval, and what is not shown."""
+    from attnscope.measure.metrics import MASS, order_of
+    from attnscope.study.statistics import FEWEST
+
+    mass = "mass sorts by how far it is above uniform attention; " * (order_of(sort)[0] == MASS.id)
+    lines = [f"{mass}means over the texts, each text counted once"]
+    if dataset.texts < FEWEST:
+        lines.append(f"no intervals: they need {FEWEST} texts, this dataset has {dataset.texts}")
+    folder = shlex.quote(str(dataset.folder))
+    more = f"{shown} of {of} heads shown; --top N shows more; " * (shown < of)
+    return [*lines, f"{more}all metrics and intervals: attnscope heads {folder} --format csv"]
