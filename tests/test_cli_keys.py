@@ -70,7 +70,7 @@ def test_a_terminal_gets_those_that_receive_most():
 @pytest.mark.parametrize("columns", [80, 200])
 def test_a_terminal_lists_every_head_and_says_what_the_columns_are(columns):
     shown = call("keys", "--text", SENTENCE, columns=columns).ok()
-    printed = shown.out.decode()
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", shown.out.decode())
     assert "…" not in printed
     assert max(map(len, printed.splitlines())) <= columns
     heads = [name for row in ran().rows for name in re.findall(r"L\d+H\d+", row["resting"])]

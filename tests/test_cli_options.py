@@ -59,7 +59,10 @@ def homes(groups):
 def test_an_option_is_one_field_of_one_group():
     found = homes([group for groups in SHARED.values() for group in groups])
     twice = {name: places for name, places in found.items() if len(places) > 1}
-    assert twice == {"whole": {("Sources", "whole"), ("Tolerance", "whole")}}  # of batch a file, of parity the model
+    assert twice == {
+        "whole": {("Sources", "whole"), ("Tolerance", "whole")},  # of batch a file, of parity the model
+        "answer": {("Sources", "answer"), ("Answer", "answer")},  # of batch after every text, elsewhere after the one
+    }
     assert len(found) > 50
     assert homes([Top, TopHeads])["top"] == {("Top", "top")}
     assert len(homes([Top, Again])["top"]) == 2
@@ -161,10 +164,9 @@ def test_a_folder_is_held_to_the_same_options_as_ever():
     text = {"quantize": None, "chat": False, "truncate": None, "select": None, "top-k": "5", "min-weight": None}
     kept = {"group": "words", "by": None, "image": "png", "matrices": True, "engine": "auto"}
     question = {"query": None, "key": None, "define": None, "query-field": None, "key-field": None}
-    since = dict.fromkeys(
-        ("max-tokens", "spans", "base", "adapter", "task", "target-field", "audio-field", "picture-field")
-    )  # None, as what is not there
-    assert asked.held() == corpus | files | model | text | kept | question | since
+    since = ("max-tokens", "spans", "base", "adapter", "task", "target-field", "audio-field", "picture-field")
+    since += ("answer", "answer-field", "metrics", "weights")
+    assert asked.held() == corpus | files | model | text | kept | question | dict.fromkeys(since)  # None: not there
     assert held(Top()) == {}
 
 

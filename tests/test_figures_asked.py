@@ -280,6 +280,6 @@ def test_python_refuses_them_too(demo, tmp_path: Path, asked) -> None:
     with pytest.raises(UsageError, match="shows the mass on named keys; name them with key"):
         attnscope.capture(demo, TEXT).export(tmp_path, figures=("mass",))
     written = asked.export(tmp_path, figures=ASKED_FOR, tables=False)
-    assert [path.name for path in written] == ["mass.png", "top.png", "manifest.json"]
+    assert [path.name for path in written] == ["mass.png", "top.png", "depth.png", "manifest.json"]
     assert Drawing.of(asked).sheet is None, "no copy of maps that nobody asked for"
     assert Drawing.of(asked, top=None).sheet.name == "First 24 of 24 heads"

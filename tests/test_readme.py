@@ -48,7 +48,7 @@ def test_the_sample_shows_roles(made):
 
 def test_what_is_said_of_the_overview_holds(made):
     folder, _ = made
-    said = re.search(r"(L\dH\d) and (L\dH\d) look one token back, (L\dH\d) and (L\dH\d) at\swhat followed", README)
+    said = re.search(r"(L\dH\d) and (L\dH\d) look one token back, (L\dH\d) and\s(L\dH\d) at what followed", README)
     role = roles(csv_rows((folder / "runs" / "story" / "heads.csv").read_bytes()))
     assert [role[name] for name in said.groups()] == ["previous-token"] * 2 + ["induction"] * 2
 

@@ -71,12 +71,12 @@ def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing:
     output.talk(_header(dataset, found, places), printing.quiet)
     shown = order[: asked.top]
     output.emit(found.table(order), format, lambda: sheet(found, shown, sort), printing.spreadsheet)
-    for line in legend(dataset, found, len(shown), len(order), sort) if format == "table" else ():
+    for line in dataset_legend(dataset, found, len(shown), len(order), sort) if format == "table" else ():
         output.talk(line, printing.quiet)
     return 0
 
 
-def draw(folder: Path, asked: Ranked, into: Path, style: Style, figures: str, quiet: bool) -> list[Path]:
+def draw_dataset(folder: Path, asked: Ranked, into: Path, style: Style, figures: str, quiet: bool) -> list[Path]:
     """Draw metrics of a dataset over the layers; the paths."""
     dataset, found = _read(folder, asked, quiet)
     return _drawn(dataset, found, _places(found, asked), asked, into, style, figures)
@@ -220,7 +220,7 @@ def _means(found: CorpusHeads, shown: np.ndarray, name: str) -> Column:
     return Column(KNOWN[name].short, list(map(cells.score, found.scores[name].value[shown].tolist())))
 
 
-def legend(dataset: Dataset, found: CorpusHeads, shown: int, of: int, sort: str) -> list[str]:
+def dataset_legend(dataset: Dataset, found: CorpusHeads, shown: int, of: int, sort: str) -> list[str]:
     """What the numbers are, what has no interval, and what is not shown."""
     from attnscope.measure.metrics import MASS, order_of
     from attnscope.study.statistics import FEWEST

@@ -16,30 +16,37 @@ if TYPE_CHECKING:
     from attnscope.keep.columns import Head
     from attnscope.observation import Observation
 
-WORDS = (  # a line each, of the columns that are shown
-    (("focus", "focus: how sharply the head looks at few tokens, the first one left out"),),
-    (
-        ("previous_token", "prev: weight on the token before"),
-        ("induction", "induct: on what followed an earlier copy"),
-        ("sink", "sink: on the first token (key 0)"),
-    ),
-    (
-        ("entropy", "entropy: spread of the weights in nats, 0 on one key"),
-        ("kv", "kv: the kv head it takes keys and values from"),
-    ),
-)
+WORDS = {  # of the columns that are shown, as many on a line as 80 columns hold
+    "focus": "focus: how sharply the head looks at few tokens, the first one left out",
+    "previous_token": "prev: weight on the token before",
+    "induction": "induct: on what followed an earlier copy",
+    "sink": "sink: weight on the first token (key 0)",
+    "entropy": "entropy: spread of the weights in nats",
+    "kv": "kv: the kv head it takes keys and values from",
+}
+WIDTH = 80
 RELATION = "strongest relation: largest weight minus 1 / keys that the query sees; ignores key 0"
 
 
 def legend(table: HeadsTable, shown: Sequence[Head]) -> list[str]:
     """What the table's words mean, and how many columns had no room."""
-    lines = ["; ".join(words for name, words in line if name in table.names) for line in WORDS]
+    lines = _packed([words for name, words in WORDS.items() if name in table.names])
     uniform = f"uniform: the same numbers for attention spread uniformly{_roles(table, shown)}"
     lines += [*_mass(shown), uniform, RELATION]
     if table.hidden:
         count = f"{len(table.hidden)} more column{'s' * (len(table.hidden) > 1)}"
         lines.append(f"{count}: a wider terminal, --sort METRIC or a pipe shows them")
-    return [line for line in lines if line]
+    return lines
+
+
+def _packed(words: Sequence[str]) -> list[str]:
+    lines: list[str] = []
+    for said in words:
+        if lines and len(f"{lines[-1]}; {said}") <= WIDTH:
+            lines[-1] += f"; {said}"
+        else:
+            lines.append(said)
+    return lines
 
 
 def _mass(shown: Sequence[Head]) -> list[str]:

@@ -52,10 +52,10 @@ def redraw(
         raise UsageError(f"{folder} is no run of a text", "leave out --figures and --select")
     with unwinding():
         if is_dataset(folder):
-            from attnscope.cli.dataset import Ranked, draw
+            from attnscope.cli.dataset import Ranked, draw_dataset
 
             asked = Ranked(sort=sort, select=select, metrics=metrics, atlas=None)
-            found = Redrawn(draw(folder, asked, into, style, looks.figures or DEPTH, pictures.quiet))
+            found = Redrawn(draw_dataset(folder, asked, into, style, looks.figures or DEPTH, pictures.quiet))
         else:
             over = [one for one in (sort, *metrics) if one]
             found = redraw_study(folder, into, style) or _run(folder, into, style, looks, select, over)

@@ -405,7 +405,7 @@ def test_what_the_command_refuses(flags, code, message, small):
     [
         ((), "aligned by position"),
         (("--align", "position"), "aligned by position"),
-        (("--align", "text"), "aligned by characters, 1 of them at another position"),
+        (("--align", "text"), "aligned by characters, 2 of them at another position"),
     ],
 )
 def test_the_alignment_is_said_kept_and_drawn(tmp_path, align, said):
