@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from attnscope.observation import Observation
 
 WORDS = {  # of the columns that are shown, as many on a line as 80 columns hold
-    "focus": "focus: how sharply the head looks at few tokens, the first one left out",
+    "kv": "kv: its shared kv head",
+    "focus": "focus: how sharply it looks, away from the first token",
     "previous_token": "prev: weight on the token before",
     "induction": "induct: on what followed an earlier copy",
     "sink": "sink: weight on the first token (key 0)",
     "entropy": "entropy: spread of the weights in nats",
-    "kv": "kv: the kv head it takes keys and values from",
 }
 WIDTH = 80
 RELATION = "strongest relation: largest weight minus 1 / keys that the query sees; ignores key 0"
