@@ -60,10 +60,20 @@ class Page:
 
 
 @dataclass(frozen=True)
+class Copied:
+    """What makes the page's numbers again. commands: {command: the words that name text and model, as a shell takes
+    them}; python: the lines of a program, the last of which names the observation `seen`."""
+
+    commands: Mapping[str, str]
+    python: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class About:
     """What a page says of itself; open: the state that it begins with, after `#`.
 
-    defined: {name: the tokens that it stands for}. query, key: what was asked for, as text and tokens.
+    defined: {name: the tokens that it stands for}. query, key: what was asked for, as text and tokens. copied: what a
+    copied command or program begins with.
     """
 
     command: str | None = None
@@ -71,6 +81,7 @@ class About:
     defined: Mapping[str, Sequence[int]] = field(default_factory=dict)
     query: NamedTokens | None = None
     key: NamedTokens | None = None
+    copied: Copied | None = None
 
     def said(self) -> dict[str, Any]:
         """As the page's JSON has it."""
@@ -78,6 +89,7 @@ class About:
         return {
             "command": self.command,
             "open": self.open,
+            "copied": self.copied and {"commands": dict(self.copied.commands), "python": list(self.copied.python)},
             "defined": {name: {"positions": list(positions)} for name, positions in self.defined.items()},
             "asked": {
                 name: None if one is None else {"text": one[0], "positions": list(one[1])}
@@ -196,19 +208,29 @@ def sentences(side: Mapping[str, Any]) -> Iterator[str]:
         )
     if heads > len(held):
         yield f"{name}: there are no maps of {heads - len(held)} {of}, {strongest}"
-    if not side["steps"]:
-        yield f"{name}: no view of steps, which is for short texts"
 
 
 def _title(sides: Sequence[Mapping[str, Any]]) -> str:
-    """`demo: “the financial bank”`, and what it is compared with."""
-    return " | ".join(f"{side['name']}: “{_short(side['tokens'])}”" for side in sides)
+    """`demo: “the financial bank”`, what is read after it, and what it is compared with."""
+    return " | ".join(f"{side['name']}: {_quoted(side)}" for side in sides)
 
 
-def _short(tokens: Mapping[str, Any]) -> str:
+def _quoted(side: Mapping[str, Any]) -> str:
+    """`“the bank” → “la banque”`: the beginning of the text, and of its target."""
+    texts = [_short(side["tokens"], start, stop) for start, stop in _texts(side)]
+    return " → ".join(f"“{text}”" for text in texts if text) or "“”"
+
+
+def _texts(side: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Where the texts of a side stand, each with the queries of a stack of its own; one of a page of one stack."""
+    whole = [0, len(side["tokens"]["plain"])]
+    return sorted({tuple(layer.get(axis, whole)) for layer in side["layers"] for axis in ("queries", "keys")})
+
+
+def _short(tokens: Mapping[str, Any], start: int, stop: int) -> str:
     """The beginning of a text, without special tokens."""
-    shown = (plain for plain, special in zip(tokens["plain"], tokens["special"], strict=True) if not special)
-    line = " ".join("".join(shown).split())
+    pairs = zip(tokens["plain"][start:stop], tokens["special"][start:stop], strict=True)
+    line = " ".join("".join(plain for plain, special in pairs if not special).split())
     return shortened(line, LONGEST_TEXT)
 
 

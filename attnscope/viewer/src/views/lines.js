@@ -3,8 +3,6 @@
  *
  * @typedef {import("../data.js").Look} Look
  */
-import { several } from "../colours.js";
-
 const LABELS = 0.38; // of the width, on either side: as in views.css
 
 /**
@@ -30,12 +28,12 @@ export function largest(found) {
 
 /** A band for each head, one below the other, as long as its weight.
  *
- * @param {HTMLElement} band @param {number[]} weights @param {"query"|"key"} axis
+ * @param {HTMLElement} band @param {number[]} weights @param {"query"|"key"} axis @param {string[]} colours of the heads
  */
-export function bands(band, weights, axis) {
+export function bands(band, weights, axis, colours) {
   const direction = axis === "key" ? "to right" : "to left";
   const images = weights.map((weight, place) => {
-    const colour = `color-mix(in srgb, ${several(place)} 60%, transparent)`;
+    const colour = `color-mix(in srgb, ${colours[place]} 60%, transparent)`;
     const percent = `${Math.min(100, 100 * (weight || 0)).toFixed(2)}%`;
     return `linear-gradient(${direction}, ${colour} ${percent}, transparent ${percent})`;
   });
