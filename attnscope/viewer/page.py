@@ -115,7 +115,8 @@ def about(
     named = pairs(whole)
     of_query = "picture" if seen.prompt.medium.patches and query else "head"
     view = "token" if key else of_query if named or query else "model"
-    at, head = _place(seen, named[0]) if named else _sharpest(seen)
+    looking = _on_pictures(seen, query[1][-1]) if view == "picture" and query else None
+    at, head = _place(seen, named[0]) if named else looking or _sharpest(seen)
     state: dict[str, Any] = {"view": view, "at": at, "head": head}
     if query:
         state["query"] = query[1][-1]
@@ -146,6 +147,18 @@ def _sharpest(seen: Observation) -> tuple[int, int]:
     best = int(np.argmax(np.where(of_stack, np.nan_to_num(focus), -1.0)))
     keys = list(seen.kv_of)
     return keys.index((int(columns.layer[best]), columns.stack[best])), int(columns.head[best])  # type: ignore[arg-type]
+
+
+def _on_pictures(seen: Observation, query: int) -> tuple[int, int] | None:
+    """The decoder's head that gives most of a query's weight to pictures; None where no kept map gives any."""
+    tokens, found = list(seen.queries.medium.patches), (0.0, (0, 0))
+    for at, key in enumerate(seen.kv_of):
+        if key not in seen.weights or is_vision(key.stack):
+            continue
+        of_picture = [token for token in tokens if token < seen.weights[key].shape[-1]]
+        mass, place = seen.weights[key][:, query, of_picture].sum(-1).max(0)
+        found = max(found, (float(mass), (at, seen.weight_heads[key][int(place)])))
+    return found[1] if found[0] > 0 else None
 
 
 class Packs(Protocol):

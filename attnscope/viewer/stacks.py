@@ -3,7 +3,9 @@
 Of an encoder-decoder its text and behind it its target: a layer of the encoder fills the corner of the text, one of the
 decoder that of the target, and cross-attention the rows of the target in the columns of the text. Of a model that was
 given pictures the text, and behind it the patches that its vision tower reads, each in its corner. Nothing else is
-visible, and the page shows of each layer its own queries and keys alone. Shapes: H head, Q query, K key, T token of both.
+visible, and the page shows of each layer its own queries and keys alone.
+
+Shapes: H head, Q query, K key, T token of both.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ const KEYS = [
   [["/"], "find a token; Enter chooses it as query, Shift Enter as key"],
   [["Esc"], "let go: the pinned query, the key, further heads"],
   [["t"], "light or dark"],
+  [["s"], "save what is seen as a picture, copy the command that makes it"],
   [["?"], "this list"],
   [["click"], "on a head opens it; with Shift or Ctrl it is added to the others"],
 ];
@@ -23,7 +24,7 @@ const MOST = 200; // places listed
 const CONTEXT = 60; // characters beside a place
 
 /** @param {HTMLDialogElement} dialog @param {string} title */
-function titled(dialog, title) {
+export function titled(dialog, title) {
   const close = make(
     "button",
     { type: "button", class: "plain", "aria-label": "Close", onclick: () => dialog.close() },

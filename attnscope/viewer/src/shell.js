@@ -2,6 +2,7 @@
 import { make, tooltip } from "./canvas.js";
 import { Filters, inLayer } from "./filters.js";
 import { HelpDialog, SearchDialog } from "./dialogs.js";
+import { ShareDialog } from "./share.js";
 import { Status } from "./status.js";
 import { greyed } from "./tabs.js";
 import { excerpt } from "./views/parts.js";
@@ -23,6 +24,7 @@ export class Shell {
     this.tabs = tabs;
     this.help = new HelpDialog(page);
     this.search = new SearchDialog(page, store);
+    this.share = new ShareDialog(page, store, () => this.#seen());
     this.filters = new Filters(page, store);
     this.status = new Status(page, store, (axis) => this.search.open(axis));
     /** @type {Map<string, View>} */
@@ -34,7 +36,7 @@ export class Shell {
     list.addEventListener("keydown", (event) => this.#alongTabs(event));
     const bar = make("section", { class: "bar", "aria-label": "Views and filters" }, list, this.filters.element);
     const main = make("main", {}, ...this.panels.values());
-    app.replaceChildren(this.#header(), bar, main, this.status.element, this.help.element, this.search.element);
+    app.replaceChildren(this.#header(), bar, main, this.status.element, this.help.element, this.search.element, this.share.element);
     document.addEventListener("keydown", (event) => this.#key(event));
     addEventListener("scroll", () => tooltip.hide(), { passive: true });
   }
@@ -51,13 +53,15 @@ export class Shell {
       { type: "button", class: "plain", title: "Keys and help (?)", onclick: () => this.help.open() },
       "?",
     );
+    const share = make("button", { type: "button", class: "plain", onclick: () => void this.share.open() }, "Save · copy");
+    share.title = "Save what is seen, copy what makes it (s)";
     theme.setAttribute("aria-label", "Light or dark");
     help.setAttribute("aria-label", "Keys and help");
     return make(
       "header",
       { class: "top" },
       make("div", {}, make("h1", {}, title), ...this.#facts()),
-      make("div", { class: "tools" }, theme, help),
+      make("div", { class: "tools" }, share, theme, help),
       ...this.page.sides
         .map((side) => excerpt(side, QUOTED))
         .filter((text) => !title.includes(text))
@@ -128,6 +132,13 @@ export class Shell {
     void this.status.render(state);
   }
 
+  /** The view that is on screen, and what is chosen in words. */
+  #seen() {
+    const panel = /** @type {HTMLElement} */ (this.panels.get(this.store.state.view));
+    const about = [...this.status.said.children].map((one) => one.textContent?.trim()).filter(Boolean);
+    return { panel, about: about.join("   ") };
+  }
+
   #theme() {
     const dark = document.documentElement.dataset.theme === "dark";
     const system = matchMedia("(prefers-color-scheme: dark)").matches;
@@ -181,6 +192,8 @@ export class Shell {
         return () => this.search.open("query");
       case "?":
         return () => this.help.open();
+      case "s":
+        return () => void this.share.open();
       case "t":
         return () => this.#theme();
       case "Escape":

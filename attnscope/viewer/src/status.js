@@ -34,9 +34,9 @@ export class Status {
     this.note = make("span", { class: "muted" });
     const [ofQuery, ofKey] = this.suggested;
     const asked = make("span", { class: "asked" }, this.query, ofQuery, " → ", this.key, ofKey);
-    const said = make("div", { class: "said", role: "status", "aria-label": "Selection" });
-    said.append(this.head, asked, this.weight, this.note);
-    this.element = make("div", { class: "status" }, this.stepper.element, said);
+    this.said = make("div", { class: "said", role: "status", "aria-label": "Selection" });
+    this.said.append(this.head, asked, this.weight, this.note);
+    this.element = make("div", { class: "status" }, this.stepper.element, this.said);
   }
 
   /** What can be said at once. @param {State} state */

@@ -12,6 +12,7 @@
 import { fit, latest, make, onResize, tooltip } from "../canvas.js";
 import { intensity } from "../colours.js";
 import { said } from "../data.js";
+import { paintedBy } from "../picture.js";
 import { bands, largest, line } from "./lines.js";
 import { Looks } from "./looks.js";
 import { Overlay, headsOf } from "./overlay.js";
@@ -268,9 +269,15 @@ class HeadView {
 
   /** @param {Focus[]} sources @param {(Look|null)[][]} found for each head, for each source */
   #lines(sources, found) {
-    const { scrollTop, clientHeight, clientWidth } = this.scroller;
-    const context = fit(this.canvas, clientWidth, clientHeight);
+    const { clientHeight, clientWidth } = this.scroller;
     this.canvas.style.marginBottom = `${-clientHeight}px`;
+    paintedBy(this.canvas, (pen) => this.#stroke(pen, sources, found));
+    this.#stroke(fit(this.canvas, clientWidth, clientHeight), sources, found);
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {Focus[]} sources @param {(Look|null)[][]} found */
+  #stroke(context, sources, found) {
+    const { scrollTop, clientHeight, clientWidth } = this.scroller;
     const strength = intensity(sources.length === 1 ? largest(found) : 1, this.state.log);
     const y = (/** @type {"query"|"key"} */ axis, /** @type {number} */ unit) =>
       (unit - this.first[axis] + 0.5) * this.row - scrollTop;

@@ -37,6 +37,8 @@ export function bands(band, weights, axis, colours) {
     const percent = `${Math.min(100, 100 * (weight || 0)).toFixed(2)}%`;
     return `linear-gradient(${direction}, ${colour} ${percent}, transparent ${percent})`;
   });
+  band.dataset.from = axis === "key" ? "left" : "right";
+  band.dataset.bands = JSON.stringify(weights.map((weight, place) => [colours[place], Math.min(1, weight || 0)]));
   band.style.backgroundImage = images.join(", ");
   band.style.backgroundSize = `100% ${100 / Math.max(1, images.length)}%`;
   band.style.backgroundPosition = images

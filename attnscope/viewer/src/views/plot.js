@@ -19,6 +19,7 @@ import { select } from "d3-selection";
 import { zoom, zoomIdentity } from "d3-zoom";
 import { fit, make, place } from "../canvas.js";
 import { ink, inkOnPixel } from "../colours.js";
+import { paintedBy } from "../picture.js";
 import { fixed } from "../scales.js";
 import { hatched, line, picture, ticks } from "./cells.js";
 import { short } from "./parts.js";
@@ -63,6 +64,8 @@ export class Plot {
     this.onclick = () => {};
     /** @type {(transform: Zoom) => void} */
     this.onzoom = () => {};
+    paintedBy(this.base, (pen) => this.#paint(pen));
+    paintedBy(this.top, (pen) => this.#over(pen));
     this.#listen();
   }
 
@@ -195,10 +198,15 @@ export class Plot {
       .translateExtent(map)
       .scaleExtent([1, Math.max(1, DEEPEST / this.cell)]);
     const context = fit(this.base, this.gutter.left + width + this.gutter.right, this.gutter.top + height + this.gutter.bottom);
-    this.#cells(context);
-    this.#labels(context);
+    this.#paint(context);
     this.#crosshair();
     this.top.dataset.cells = [...this.at(0, 0), this.cell * this.transform.k].join(" "); // first cell, size
+  }
+
+  /** @param {CanvasRenderingContext2D} context or what writes SVG instead */
+  #paint(context) {
+    this.#cells(context);
+    this.#labels(context);
   }
 
   /** @returns {{rows: [number, number], columns: [number, number]}} the cells in sight, half-open */
@@ -316,8 +324,13 @@ export class Plot {
   }
 
   #crosshair() {
-    const { drawn, hovered, size } = this;
-    const context = fit(this.top, this.gutter.left + size.width + this.gutter.right, this.gutter.top + size.height + this.gutter.bottom);
+    const { left, right, top, bottom } = this.gutter;
+    this.#over(fit(this.top, left + this.size.width + right, top + this.size.height + bottom));
+  }
+
+  /** What is chosen, and under the pointer. @param {CanvasRenderingContext2D} context */
+  #over(context) {
+    const { drawn, hovered } = this;
     if (!drawn) return;
     if (drawn.suggested) context.setLineDash([3, 2]);
     if (drawn.chosen) this.#mark(context, drawn.chosen, ink("accent"), 2);
