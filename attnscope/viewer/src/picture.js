@@ -85,6 +85,11 @@ class Sketch {
       const fill = filled ? xml(style.backgroundColor) : "none";
       this.parts.push(`<rect ${this.#at(bounds)} rx="${radius}" fill="${fill}"${stroke}/>`);
     }
+    if (element.matches(".made.first")) {
+      const [width, height] = element.matches(".rows > *") ? [bounds.width, 2] : [2, bounds.height];
+      const colour = style.getPropertyValue("--made").trim();
+      this.parts.push(`<rect ${this.#at(new DOMRect(bounds.left, bounds.top, width, height))} fill="${xml(colour)}"/>`);
+    }
     if (element.matches(".gradient")) this.#gradient(style, bounds);
     if (element.matches(".share, .bar")) this.#share(style, bounds, element.matches(".bar") ? "--key" : "--accent");
     for (const [place, [colour, share]] of bandsOf(element).entries()) {

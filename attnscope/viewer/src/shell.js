@@ -53,7 +53,9 @@ export class Shell {
       { type: "button", class: "plain", title: "Keys and help (?)", onclick: () => this.help.open() },
       "?",
     );
-    const share = make("button", { type: "button", class: "plain", onclick: () => void this.share.open() }, "Save · copy");
+    const share = make("button", { type: "button", class: "plain", onclick: () => void this.share.open() }, "⤓");
+    share.append(make("span", { class: "wide-only" }, " Save, copy"));
+    share.setAttribute("aria-label", "Save and copy");
     share.title = "Save what is seen, copy what makes it (s)";
     theme.setAttribute("aria-label", "Light or dark");
     help.setAttribute("aria-label", "Keys and help");
@@ -64,7 +66,7 @@ export class Shell {
       make("div", { class: "tools" }, share, theme, help),
       ...this.page.sides
         .map((side) => excerpt(side, QUOTED))
-        .filter((text) => !title.includes(text))
+        .filter((text) => !text.split(" → ").every((part) => title.includes(part)))
         .map((text) => make("p", { class: "quote", dir: "auto" }, text)),
       missing.length > 0 && leftOut(missing),
     );
@@ -135,7 +137,7 @@ export class Shell {
   /** The view that is on screen, and what is chosen in words. */
   #seen() {
     const panel = /** @type {HTMLElement} */ (this.panels.get(this.store.state.view));
-    const about = [...this.status.said.children].map((one) => one.textContent?.trim()).filter(Boolean);
+    const about = [...this.status.said.children].map((one) => /** @type {HTMLElement} */ (one).innerText.trim()).filter(Boolean);
     return { panel, about: about.join("   ") };
   }
 
@@ -252,7 +254,7 @@ function facts({ data, stacks, layers, ...side }) {
   });
   const texts = side.origins.map((start, place) => (side.origins[place + 1] ?? side.count) - start);
   const tokens = texts.map((count) => count.toLocaleString("en")).join(" + ");
-  return [model.name, model.type, sizes.join(", "), `${tokens} tokens`, model.dtype, engine].filter(Boolean);
+  return [model.type, sizes.join(", "), `${tokens} tokens`, model.dtype, engine].filter(Boolean);
 }
 
 /** A tab that cannot be opened here; a click, or focus, says why. @param {{id: string, title: string, reason: string}} tab */

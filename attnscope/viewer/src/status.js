@@ -33,10 +33,11 @@ export class Status {
     this.weight = make("span", { class: "weight", "data-role": "weight" });
     this.note = make("span", { class: "muted" });
     const [ofQuery, ofKey] = this.suggested;
-    const asked = make("span", { class: "asked" }, this.query, ofQuery, " → ", this.key, ofKey);
+    const asked = make("span", { class: "asked" }, this.query, " ", ofQuery, " → ", this.key, " ", ofKey);
     this.said = make("div", { class: "said", role: "status", "aria-label": "Selection" });
     this.said.append(this.head, asked, this.weight, this.note);
-    this.element = make("div", { class: "status" }, this.stepper.element, this.said);
+    this.element = make("section", { class: "status", "aria-label": "Query and selection" });
+    this.element.append(this.stepper.element, this.said);
   }
 
   /** What can be said at once. @param {State} state */

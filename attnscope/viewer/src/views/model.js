@@ -22,7 +22,7 @@ import { Enlarged } from "./enlarged.js";
 
 const LEAST = innerWidth > 640 ? 44 : 34; // pixels of a thumbnail
 const MOST = 168;
-const FRAME = 270; // height of what stands about the thumbnails
+const FRAME = 90; // height of what stands about the thumbnails, below the views' tabs
 const STRIPE = 3; // height of the role's colour under a thumbnail
 const AHEAD = "300px"; // drawn before it is scrolled to
 const LOG_FLOOR = 1e-3;
@@ -44,7 +44,7 @@ class ModelView {
     this.grid = new HeadGrid(map, store, {
       label: "All heads",
       least: LEAST,
-      most: () => Math.max(LEAST, Math.min(MOST, (innerHeight - FRAME) / page.side(store.state).layersWith(store.state.at).length)),
+      most: () => Math.max(LEAST, Math.min(MOST, this.#room() / page.side(store.state).layersWith(store.state.at).length)),
       gap: 5,
       about: (name) => this.#about(name),
       pointed: (name) => this.enlarged.point(name),
@@ -82,6 +82,12 @@ class ModelView {
     ].join();
     if (look !== this.drawn) this.#stale();
     this.drawn = look;
+  }
+
+  /** @returns {number} height of all thumbnails, so that the whole model is in the window */
+  #room() {
+    const top = this.legend.getBoundingClientRect().top + scrollY;
+    return innerHeight - top - FRAME - 5 * this.grid.rows.length;
   }
 
   #explain() {

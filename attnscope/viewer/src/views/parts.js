@@ -21,10 +21,13 @@ export function short(label, most = LONGEST) {
   return characters.length <= most && label.length <= 2 * most ? label : `${characters.slice(0, most - 1).join("")}…`;
 }
 
-/** @param {Side} side @param {number} most characters @returns {string} how its text begins, in one line */
-export function excerpt({ tokens: { plain, special } }, most) {
-  const text = plain.filter((_, token) => !special[token]).slice(0, most);
-  return short(visible(text.join("").replace(/\s+/g, " ").trim()), most);
+/** @param {Side} side @param {number} most characters @returns {string} how its text begins, in one line; its texts */
+export function excerpt({ tokens: { plain, special }, origins }, most) {
+  const texts = origins.map((start, place) => {
+    const text = plain.slice(start, origins[place + 1]).filter((_, token) => !special[start + token]);
+    return short(visible(text.slice(0, most).join("").replace(/\s+/g, " ").trim()), most);
+  });
+  return texts.filter(Boolean).join(" → ");
 }
 
 /** @param {Units} units @param {number} unit @param {number} [most] @returns {string} as in `8 ·bank` */

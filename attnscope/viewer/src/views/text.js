@@ -49,7 +49,7 @@ class TextView {
       ["layer", "mean of the layer"],
       ["all", "mean of all heads"],
     ]);
-    this.scale = make("span", {});
+    this.scale = make("span", { class: "scales" });
     this.note = make("p", { class: "note" });
     this.text = make("div", { class: "reading", "data-role": "text" });
     this.beside = make("aside", { class: "beside" });
@@ -215,10 +215,11 @@ class TextView {
  *
  * @param {Side} side @param {number} token
  */
-function piece({ tokens, data: { answer } }, token) {
+function piece({ tokens, data: { answer }, origins }, token) {
+  const apart = origins.length > 1 && token >= origins[1]; // a text of its own needs no line break before it
   const plain = tokens.plain[token];
   const kind = tokens.special[token] ? "piece special" : plain ? "piece" : "piece rest";
-  const text = tokens.special[token] ? short(tokens.label[token]) : visible(plain);
+  const text = tokens.special[token] ? short(tokens.label[token]) : visible(apart ? plain.replace(/^\n/, "") : plain);
   const made = answer !== null && token >= answer ? (token === answer ? " made first" : " made") : "";
   return make("span", { class: kind + made, "data-token": token, "data-axis": "key" }, text);
 }
