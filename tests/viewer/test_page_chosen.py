@@ -1,4 +1,4 @@
-"""What a page has chosen: one query and key everywhere, heads over one another, steps through queries, and room for all."""
+"""What a page has chosen: one query and key everywhere, heads overlaid, steps through queries, and room for all."""
 
 from pathlib import Path
 

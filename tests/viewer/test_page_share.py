@@ -1,4 +1,4 @@
-"""What is copied from a page makes the same numbers again; what is saved is a picture of the view, without a network."""
+"""What is copied from a page makes the same numbers again; what is saved is a picture of the view, offline."""
 
 import csv
 import io

@@ -2,7 +2,7 @@
  * Every head of every layer as a thumbnail of its map, and beside them the one that is pointed at, enlarged; one canvas
  * for each layer, drawn when it comes into sight.
  */
-import { breathe, fit, make, raster } from "../canvas.js";
+import { breathe, fit, make, raster, topOf } from "../canvas.js";
 import { intensity, ink, pixel, roleColour, sequential } from "../colours.js";
 import { HeadGrid } from "../headgrid.js";
 import { roleChip, roleWords } from "../roles.js";
@@ -86,8 +86,7 @@ class ModelView {
 
   /** @returns {number} height of all thumbnails, so that the whole model is in the window */
   #room() {
-    const top = this.legend.getBoundingClientRect().top + scrollY;
-    return innerHeight - top - FRAME - 5 * this.grid.rows.length;
+    return innerHeight - topOf(this.legend) - FRAME - 5 * this.grid.rows.length;
   }
 
   #explain() {

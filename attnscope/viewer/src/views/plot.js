@@ -17,7 +17,7 @@
  */
 import { select } from "d3-selection";
 import { zoom, zoomIdentity } from "d3-zoom";
-import { fit, make, place } from "../canvas.js";
+import { fit, make, place, topOf } from "../canvas.js";
 import { ink, inkOnPixel } from "../colours.js";
 import { paintedBy } from "../picture.js";
 import { fixed } from "../scales.js";
@@ -169,9 +169,8 @@ export class Plot {
 
   /** @returns {number} pixels from the plot to the foot of the window, as the page stands before it is scrolled */
   #height() {
-    const top = this.element.getBoundingClientRect().top + scrollY;
     const foot = document.querySelector(".status")?.clientHeight ?? 0;
-    return Math.max(LEAST, innerHeight - top - foot - FOOT);
+    return Math.max(LEAST, innerHeight - topOf(this.element) - foot - FOOT);
   }
 
   /** @param {number} factor of the zoom, about the middle of the map */
