@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from attnscope.cli import output
+from attnscope.cli.copied import copied
 from attnscope.cli.groups import FIRST, command_line
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Config, OtherSide, Question, Selected, TextRun, Writing, check_folder
@@ -80,19 +81,20 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     from attnscope.viewer.side import Side
     from attnscope.viewer.stacks import StackedSide, first_asked, stacked
 
-    runs = runs_of(asked, selected, question, pages)
+    ask, runs = runs_of(asked, selected, question, pages)
     plan = plan_of(pages, selected, runs[0])
     seen = [observed(run, replace(plan, max_mb=plan.max_mb / len(runs)), asked, pages.quiet) for run in runs]
     sides = [StackedSide(one) if stacked(one) else Side(one) for one in seen]
     asked_of = {stack: one.chosen for stack, one in runs[0].asked.items()}
     chosen = runs[0].chosen if runs[0].source is None else first_asked(asked_of, len(runs[0].source))
     said = about(replace(sides[0].seen, chosen=chosen), plan.whole, command, groups_of(sides[0].seen, question))
+    said = replace(said, copied=copied(asked, pages, ask))
     write_page(page_of(sides, plan, said, pages.align), pages)
     return max(report_checks(one, pages.quiet) for one in seen)
 
 
-def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages) -> list[Run]:
-    """The text, and what it is compared with, ready to be read."""
+def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages) -> tuple[Ask, list[Run]]:
+    """What is asked of the text; it, and what it is compared with, ready to be read."""
     from attnscope.cli.single import load_model, prepare_answered, read_run
     from attnscope.keep.request import Request
     from attnscope.media.sound import Sound
@@ -122,7 +124,7 @@ def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages
         again = runs[0].prompt.text if of_tokens else text
         bare = other_side if written else replace(other_side, chat=False, answer=None, generate=None)
         runs.append(ready(other, replace(bare, text=again)))
-    return runs
+    return ask, runs
 
 
 def plan_of(pages: Pages, selected: Selected, run: Run) -> Plan:

@@ -24,7 +24,7 @@ from attnscope.memory import free_memory, human_bytes
 from attnscope.stacks import OF_TWO_TEXTS, STACKS, is_causal, is_cross
 from attnscope.viewer.pack import Blobs, packed_maps, strongest
 from attnscope.viewer.side import Wanted, metrics_of, rounded, said_of
-from attnscope.viewer.stacks import behind, end_of, first_of, starts, with_target
+from attnscope.viewer.stacks import behind, end_of, first_of, said_axes, starts, with_target
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,7 +71,10 @@ class KeptSide:
             | {"dtype": str(self.manifest.get("dtype"))},
             "engine": str(self.manifest.get("engine")),
             **said_of(self.prompt),
-            "layers": [_said_of(layer, [one for one in heads if one["at"] == at]) for at, layer in enumerate(layers)],
+            "layers": [
+                {**_said_of(layer, [one for one in heads if one["at"] == at]), **self._said_axes(layer[0])}
+                for at, layer in enumerate(layers)
+            ],
             "metrics": metrics_of(ids, len(self.prompt)),
             "heads": heads,
             "steps": None,
@@ -173,6 +176,9 @@ class KeptSide:
         source, count = len(self.source), len(self.prompt)
         query, key = (range(start, count if start else source) for start in starts(source)[stack])
         return query, key
+
+    def _said_axes(self, stack: str) -> dict[str, list[int]]:
+        return said_axes(*self._axes(stack)) if TARGET in self.manifest else {}
 
     def visible_pairs(self, stack: str) -> int:
         """The pairs of a query and a key that it sees, of one head."""

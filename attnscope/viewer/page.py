@@ -60,10 +60,20 @@ class Page:
 
 
 @dataclass(frozen=True)
+class Copied:
+    """What makes the page's numbers again. commands: {command: the words that name text and model, as a shell takes
+    them}; python: the lines of a program, the last of which names the observation `seen`."""
+
+    commands: Mapping[str, str]
+    python: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class About:
     """What a page says of itself; open: the state that it begins with, after `#`.
 
-    defined: {name: the tokens that it stands for}. query, key: what was asked for, as text and tokens.
+    defined: {name: the tokens that it stands for}. query, key: what was asked for, as text and tokens. copied: what a
+    copied command or program begins with.
     """
 
     command: str | None = None
@@ -71,6 +81,7 @@ class About:
     defined: Mapping[str, Sequence[int]] = field(default_factory=dict)
     query: NamedTokens | None = None
     key: NamedTokens | None = None
+    copied: Copied | None = None
 
     def said(self) -> dict[str, Any]:
         """As the page's JSON has it."""
@@ -78,6 +89,7 @@ class About:
         return {
             "command": self.command,
             "open": self.open,
+            "copied": self.copied and {"commands": dict(self.copied.commands), "python": list(self.copied.python)},
             "defined": {name: {"positions": list(positions)} for name, positions in self.defined.items()},
             "asked": {
                 name: None if one is None else {"text": one[0], "positions": list(one[1])}
@@ -103,7 +115,8 @@ def about(
     named = pairs(whole)
     of_query = "picture" if seen.prompt.medium.patches and query else "head"
     view = "token" if key else of_query if named or query else "model"
-    at, head = _place(seen, named[0]) if named else _sharpest(seen)
+    looking = _on_pictures(seen, query[1][-1]) if view == "picture" and query else None
+    at, head = _place(seen, named[0]) if named else looking or _sharpest(seen)
     state: dict[str, Any] = {"view": view, "at": at, "head": head}
     if query:
         state["query"] = query[1][-1]
@@ -134,6 +147,18 @@ def _sharpest(seen: Observation) -> tuple[int, int]:
     best = int(np.argmax(np.where(of_stack, np.nan_to_num(focus), -1.0)))
     keys = list(seen.kv_of)
     return keys.index((int(columns.layer[best]), columns.stack[best])), int(columns.head[best])  # type: ignore[arg-type]
+
+
+def _on_pictures(seen: Observation, query: int) -> tuple[int, int] | None:
+    """The decoder's head that gives most of a query's weight to pictures; None where no kept map gives any."""
+    tokens, found = list(seen.queries.medium.patches), (0.0, (0, 0))
+    for at, key in enumerate(seen.kv_of):
+        if key not in seen.weights or is_vision(key.stack):
+            continue
+        of_picture = [token for token in tokens if token < seen.weights[key].shape[-1]]
+        mass, place = seen.weights[key][:, query, of_picture].sum(-1).max(0)
+        found = max(found, (float(mass), (at, seen.weight_heads[key][int(place)])))
+    return found[1] if found[0] > 0 else None
 
 
 class Packs(Protocol):
@@ -196,19 +221,29 @@ def sentences(side: Mapping[str, Any]) -> Iterator[str]:
         )
     if heads > len(held):
         yield f"{name}: there are no maps of {heads - len(held)} {of}, {strongest}"
-    if not side["steps"]:
-        yield f"{name}: no view of steps, which is for short texts"
 
 
 def _title(sides: Sequence[Mapping[str, Any]]) -> str:
-    """`demo: “the financial bank”`, and what it is compared with."""
-    return " | ".join(f"{side['name']}: “{_short(side['tokens'])}”" for side in sides)
+    """`demo: “the financial bank”`, what is read after it, and what it is compared with."""
+    return " | ".join(f"{side['name']}: {_quoted(side)}" for side in sides)
 
 
-def _short(tokens: Mapping[str, Any]) -> str:
+def _quoted(side: Mapping[str, Any]) -> str:
+    """`“the bank” → “la banque”`: the beginning of the text, and of its target."""
+    texts = [_short(side["tokens"], start, stop) for start, stop in _texts(side)]
+    return " → ".join(f"“{text}”" for text in texts if text) or "“”"
+
+
+def _texts(side: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Where the texts of a side stand, each with the queries of a stack of its own; one of a page of one stack."""
+    whole = [0, len(side["tokens"]["plain"])]
+    return sorted({tuple(layer.get(axis, whole)) for layer in side["layers"] for axis in ("queries", "keys")})
+
+
+def _short(tokens: Mapping[str, Any], start: int, stop: int) -> str:
     """The beginning of a text, without special tokens."""
-    shown = (plain for plain, special in zip(tokens["plain"], tokens["special"], strict=True) if not special)
-    line = " ".join("".join(shown).split())
+    pairs = zip(tokens["plain"][start:stop], tokens["special"][start:stop], strict=True)
+    line = " ".join("".join(plain for plain, special in pairs if not special).split())
     return shortened(line, LONGEST_TEXT)
 
 

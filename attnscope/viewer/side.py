@@ -142,13 +142,14 @@ class Side:
             "engine": seen.facts.get("engine"),
             **said_of(prompt),
             **pictures_of(prompt),
-            "layers": [
-                {"layer": key.layer, "stack": key.stack, "heads": heads, "kv_heads": kv, "visible": seen.visible[key]}
-                for key, (heads, kv) in seen.kv_of.items()
-            ],
+            "layers": [self._layer(key, heads, kv) for key, (heads, kv) in seen.kv_of.items()],
             "metrics": metrics_of(list(seen.columns.scores), len(prompt)),
             "heads": list(self._heads()),
         }
+
+    def _layer(self, key: LayerKey, heads: int, kv: int) -> dict[str, Any]:
+        visible = self.seen.visible[key]
+        return {"layer": key.layer, "stack": key.stack, "heads": heads, "kv_heads": kv, "visible": visible}
 
     def _heads(self) -> Iterator[dict[str, Any]]:
         columns, scores = self.seen.columns, self.seen.columns.scores.values()

@@ -3,7 +3,9 @@
 Of an encoder-decoder its text and behind it its target: a layer of the encoder fills the corner of the text, one of the
 decoder that of the target, and cross-attention the rows of the target in the columns of the text. Of a model that was
 given pictures the text, and behind it the patches that its vision tower reads, each in its corner. Nothing else is
-visible. Shapes: H head, Q query, K key, T token of both.
+visible, and the page shows of each layer its own queries and keys alone.
+
+Shapes: H head, Q query, K key, T token of both.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -75,6 +77,9 @@ class StackedSide(Side):
     def end(self) -> list[np.ndarray | None]:
         return [end_of(*self._axes(key), self._end(key)) for key in self.at]
 
+    def _layer(self, key: LayerKey, heads: int, kv: int) -> dict[str, Any]:
+        return {**super()._layer(key, heads, kv), **said_axes(*self._axes(key)[:2])}
+
     def _axes(self, key: LayerKey) -> tuple[range, range, int]:
         """Where a stack's queries and keys stand on the axis, and how many tokens that has."""
         of_stack, (query, start) = self.stacks[key.stack], self.axis.starts[key.stack]
@@ -99,6 +104,11 @@ class StackedSide(Side):
 def along(start: int, prompt: Prompt) -> range:
     """Where a text stands that begins there."""
     return range(start, start + len(prompt))
+
+
+def said_axes(query: range, key: range) -> dict[str, list[int]]:
+    """The queries and keys of a layer on the axis of all stacks, half-open, as the page has them."""
+    return {"queries": [query.start, query.stop], "keys": [key.start, key.stop]}
 
 
 def first_of(query: range, key: range, count: int, first_Q: np.ndarray | None = None) -> np.ndarray | None:

@@ -5,7 +5,7 @@ import test from "node:test";
 import { deflateRawSync } from "node:zlib";
 
 const source = (name) => import(new URL(`../../attnscope/viewer/src/${name}.js`, import.meta.url));
-const { Blobs, Page, WeightMap, massOn, said } = await source("data");
+const { Blobs, Page, WeightMap, exactly, massOn, said } = await source("data");
 const { DEFAULTS, Store, parse, write } = await source("store");
 const { find } = await source("search");
 const { leastOf, sliderOf } = await source("filters");
@@ -261,8 +261,12 @@ test("a small picture keeps the largest weight of its cells", () => {
 });
 
 test("a weight below half a step is said to be that, not 0", () => {
-  assert.equal(said(0.25, 1 / 255), "0.250000");
-  assert.equal(said(0, 0.004), "< 0.0020");
+  assert.equal(said(0.25, 1 / 255), "0.250");
+  assert.equal(said(0, 0.004), "<0.002");
+  assert.equal(said(0, 0.0005), "<0.001");
+  assert.equal(said(0.0004, 1e-5), "<0.001");
+  assert.equal(said(0.0006, 1e-5), "0.001");
+  assert.equal(exactly(0.529412, 1 / 255), "0.529412 ± 0.002, stored in steps of 0.0039");
 });
 
 test("a state survives its address", () => {

@@ -13,8 +13,8 @@ from helpers.browsing import DESKTOP, PHONE, VIEWS, visiting
 from helpers.pages import read
 from helpers.parity_models import roused_model
 
-NUMBER = re.compile(r"\d\.\d{6}")
-ROUNDED = 1e-6  # of a weight that is said with six digits
+NUMBER = re.compile(r"(?<![<\d.])\d\.\d{3}(?!\d)")
+ROUNDED = 5.1e-4  # of a weight that is said with three decimals
 
 
 def numbers(text: str) -> list[float]:
@@ -37,7 +37,7 @@ def strong(subject, count: int = 4) -> list[dict]:
 
 
 def close(subject, row: dict, shown: float) -> bool:
-    """A weight of the CSV to the page's precision: half a step, and what six digits round."""
+    """A weight of the CSV to the page's precision: half a step, and what three decimals round."""
     return abs(shown - row["weight"]) <= step_of(subject, row["layer"], row["head"]) / 2 + ROUNDED
 
 
@@ -96,7 +96,10 @@ def test_the_head_view_tells_the_csvs_weights(browser, subject):
             assert close(subject, row, shown)
             key.click()
             visit.settled(key=row["key"])
-            assert close(subject, row, numbers(visit.page.locator("[data-role=weight]").inner_text())[0])
+            status = visit.page.locator("[data-role=weight]")
+            assert close(subject, row, numbers(status.inner_text())[0])
+            held = float(status.get_attribute("title").split()[0])  # all digits of what the page holds
+            assert abs(held - row["weight"]) <= step_of(subject, row["layer"], row["head"]) / 2 + 1e-6
             query.click()
             visit.settled(query=None, pin=None)
 
@@ -188,6 +191,15 @@ def test_the_map_zooms_about_the_pointer(browser, subject):
         )
         visit.page.mouse.move(*place)
         visit.page.mouse.wheel(0, -100)
+        visit.page.wait_for_timeout(100)
+        assert visit.page.locator(".top-canvas").get_attribute("data-cells") == before, (
+            "the wheel alone scrolls the page"
+        )
+        place = visit.cell(row["query"], row["key"])
+        visit.page.mouse.move(*place)
+        visit.page.keyboard.down("Control")
+        visit.page.mouse.wheel(0, -100)
+        visit.page.keyboard.up("Control")
         visit.until("before => document.querySelector('.top-canvas').dataset.cells !== before", before)
         visit.page.mouse.move(place[0] + 1, place[1])
         assert named(row, "key", subject.seen) in visit.tip(named(row, "query", subject.seen))
@@ -283,7 +295,7 @@ def test_what_a_filter_takes_out_is_said(browser, subject):
         assert abs(removed - weights[weights < 0.2].sum()) <= slack
         weak = int(weights[: row["query"] + 1].argmin())
         visit.token("head", weak, "key").hover()
-        assert "< 0.2" in visit.tip(f"→ {weak} ")
+        assert "<0.2" in visit.tip(f"→ {weak} ")
     with visiting(browser, subject.path, f"{state}&special=0") as visit:
         visit.token("head", 0, "key").hover()
         assert "taken out" in visit.tip("→ 0 ")

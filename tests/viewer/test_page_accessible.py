@@ -11,7 +11,7 @@ from helpers.browsing import VIEWS, visiting
 
 STYLE = Path(attnscope.__file__).parent / "viewer" / "src" / "style.css"
 GROUNDS = ("paper", "panel", "raised", "accent-soft", "query-soft", "key-soft")
-WORDS = ("ink", "muted", "faint", "accent", "query", "key", "warn")
+WORDS = ("ink", "muted", "faint", "accent", "query", "key", "warn", "made")
 LEAST = 4.5  # WCAG 2.2, 1.4.3: the contrast of text with what is behind it
 NAMELESS = """() => [...document.querySelectorAll("button, select, input, th, [tabindex='0']")]
   .filter((one) => one.checkVisibility())

@@ -1,5 +1,6 @@
 """Text that somebody else wrote stays text: prompts that would be markup, script or steering, each in a browser."""
 
+import csv
 import json
 from dataclasses import replace
 
@@ -110,9 +111,13 @@ def hand_made(tmp_path):
     said["prompt"]["text"] = STEERING * count
     path.write_text(json.dumps(said))
     heads = tmp_path / "run" / "heads.csv"
-    head, *rows = heads.read_text().splitlines()
-    lines = [f"{head},atlas_roles", *(f"{row.replace(',-,', f',{STEERING},', 1)},{STEERING}" for row in rows)]
-    heads.write_text("\n".join(lines) + "\n")
+    with heads.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {"role", "atlas_roles"} <= set(rows[0])  # the demo's own atlas names some
+    with heads.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows({**row, "role": STEERING, "atlas_roles": STEERING} for row in rows)
     return tmp_path / "run"
 
 

@@ -28,6 +28,14 @@ def asked(subject, tmp_path_factory):
     return path
 
 
+ROUNDED = 5.1e-4  # of a number with three decimals, and of one below 0.001
+
+
+def number(text: str) -> float:
+    """A number as the page says it, `<0.001` too."""
+    return 0.0 if text == "<0.001" else float(text.removeprefix("<"))
+
+
 def rows_of(table) -> dict[tuple[int, int], list[str]]:
     """What stands in a table of heads, in its order: {(at, head): cells}."""
     table.locator("tr[data-head]").first.wait_for()
@@ -50,9 +58,9 @@ def test_the_question_of_the_command_is_answered(browser, subject, asked):
         visit.until("wanted => document.querySelector('.status .key').textContent.startsWith(wanted)", f"{keys[0]} ")
     assert len(found) > 10
     for (at, head), (_, _, value, uniform, _) in found.items():
-        assert abs(float(value) - mass[at][head]) <= 0.5 / 255 * len(keys) + 1e-4
-        assert float(uniform) == pytest.approx(len(keys) / (query + 1), abs=1e-4)
-    shown = np.array([float(cells[2]) for cells in found.values()])
+        assert abs(number(value) - mass[at][head]) <= 0.5 / 255 * len(keys) + ROUNDED
+        assert number(uniform) == pytest.approx(len(keys) / (query + 1), abs=ROUNDED)
+    shown = np.array([number(cells[2]) for cells in found.values()])
     assert (np.diff(shown) <= 0).all()
     assert shown[0] >= max(map(np.max, mass)) - 0.01
 
@@ -72,10 +80,10 @@ def test_the_table_of_heads_is_heads_csv_in_the_order_that_was_asked_for(browser
         first = next(iter(falling))
         metrics.locator(f'button[data-head="{first[0]}.{first[1]}"]').hover()
         told = visit.tip("uniform attention").split()
-    found = [float(cells[headings.index("entropy")]) for cells in falling.values()]
-    assert float(told[told.index("entropy") + 1]) == pytest.approx(score.value.max(), rel=1e-5)
-    np.testing.assert_allclose(found, sorted(score.value, reverse=True)[: len(found)], rtol=6e-3, atol=1e-4)
-    assert [float(cells[headings.index("entropy")]) for cells in rising.values()] == sorted(found)
+    found = [number(cells[headings.index("entropy")]) for cells in falling.values()]
+    assert float(told[told.index("entropy") + 1]) == pytest.approx(score.value.max(), rel=5e-3)
+    np.testing.assert_allclose(found, sorted(score.value, reverse=True)[: len(found)], rtol=6e-3, atol=ROUNDED)
+    assert [number(cells[headings.index("entropy")]) for cells in rising.values()] == sorted(found)
 
 
 def test_the_frame_is_there_before_anything_is_unpacked(browser, subject):

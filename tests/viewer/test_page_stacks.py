@@ -255,7 +255,35 @@ def test_the_page_names_its_stacks_and_opens_every_view(browser: Any, page: Path
             visit.page.locator(f"[role=tab][data-view={view}]").click()
             visit.settled(view=view)
             visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
-        names = visit.page.locator("[data-view=model] [data-head]").evaluate_all(
-            "found => found.map((one) => one.getAttribute('aria-label'))"
-        )
-        assert {"L0H0", "encoder L0H0", "cross L1H3"} <= {str(name).partition(",")[0] for name in names}
+        names = set()
+        for stack in STACKS:
+            visit.page.locator(f"[data-stack={stack}]").click()
+            shown = visit.page.locator("[data-view=model] [data-head][aria-label]").evaluate_all(
+                "found => found.map((one) => one.getAttribute('aria-label'))"
+            )
+            names |= {str(name).partition(",")[0] for name in shown}
+        assert {"L0H0", "encoder L0H0", "cross L1H3"} <= names
+
+
+def test_each_stack_has_its_own_axes(browser: Any, page: Path, seen: Any) -> None:
+    source, target = len(seen.of(ENCODER).queries), len(seen.queries)
+    sizes = {ENCODER: (source, source), DECODER: (target, target), CROSS: (target, source)}
+    with visiting(browser, page, "view=head&at=0&head=1") as visit:
+        assert visit.page.locator("h1").inner_text().endswith(f"“{SOURCE}” → “{TARGET}”")
+        assert visit.page.locator(".top .quote, .left-out").count() == 0
+        for stack in STACKS:
+            visit.page.locator(f"[data-stack={stack}]").click()
+            visit.go(view="head", at=visit.state["at"], head=1)
+            for axis, count in zip(("query", "key"), sizes[stack], strict=True):
+                rows = visit.view("head").locator(f".rows [data-axis={axis}]")
+                visit.until(f"count => document.querySelectorAll('.rows [data-axis={axis}]').length === count", count)
+                assert rows.first.locator(".position").inner_text() == "0", "each text counts from 0"
+            visit.page.locator("[role=tab][data-view=matrix]").click()
+            visit.settled(view="matrix")
+            name = visit.page.locator(".status .head-name").inner_text()
+            assert name.startswith("L" if stack == DECODER else stack)
+            visit.page.mouse.move(*visit.cell(sizes[stack][0] - 1, sizes[stack][1] - 1))
+            told = visit.tip("weight")
+            labels = (seen.of(stack).queries.labels[-1], seen.of(stack).keys.labels[-1])
+            assert f"{sizes[stack][0] - 1} {labels[0]}" in told
+            assert f"{sizes[stack][1] - 1} {labels[1]}" in told

@@ -49,6 +49,13 @@ export function place(element, event) {
   return [event.clientX - box.left, event.clientY - box.top];
 }
 
+/** @param {HTMLElement} element @returns {number} CSS pixels from the top of the page to its own, wherever that is scrolled */
+export function topOf(element) {
+  let top = 0;
+  for (let one = /** @type {Element|null} */ (element); one instanceof HTMLElement; one = one.offsetParent) top += one.offsetTop;
+  return top;
+}
+
 /** @param {Element} element @param {() => void} change */
 export function onResize(element, change) {
   let width = element.clientWidth;

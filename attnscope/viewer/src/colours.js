@@ -89,6 +89,8 @@ const SEVERAL = {
   dark: ["#62b6f2", "#ff9d4d", "#3fd0a0", "#f08ecb", "#e8d447", "#a5a8ff", "#ff8a80", "#c9c9c9"],
 };
 
+const GOLDEN = 137.508; // degrees between hues that follow one another: no two come near
+
 /** Light as in figures, which a test holds them to. @type {Record<string, {light: string, dark: string}>} */
 const ROLE_COLOURS = {
   induction: { light: "#0072b2", dark: "#4ba3e3" },
@@ -105,10 +107,19 @@ export const sequential = () => (isDark() ? SEQUENTIAL.dark : SEQUENTIAL.light);
 /** @returns {Ramp} */
 export const diverging = () => (isDark() ? DIVERGING.dark : DIVERGING.light);
 
-/** @param {number} place @returns {string} the colour of the n-th head that is shown */
+/** @param {number} place @returns {string} the colour of the n-th head; beyond the eight told apart best, hues between */
 export function several(place) {
   const colours = isDark() ? SEVERAL.dark : SEVERAL.light;
-  return colours[place % colours.length];
+  if (place < colours.length) return colours[place];
+  const lightness = (isDark() ? 0.7 : 0.44) + 0.05 * (place % 3);
+  const bytes = srgb(lightness, 0.12, (place * GOLDEN) % 360);
+  return `#${bytes.map((one) => one.toString(16).padStart(2, "0")).join("")}`;
+}
+
+/** @param {string} colour as `#rrggbb` @returns {string} the ink that is read best on it */
+export function inkOnHex(colour) {
+  const [r, g, b] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+  return readable([r, g, b]);
 }
 
 /** @param {string} role @returns {string|null} its colour; null for no role */

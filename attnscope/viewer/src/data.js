@@ -19,7 +19,7 @@ import { Units, takenOut } from "./units.js";
 import { Grid } from "./weights.js";
 
 export { Side } from "./side.js";
-export { Blobs, Grid, Strongest, WeightMap, said } from "./weights.js";
+export { Blobs, Grid, Strongest, WeightMap, exactly, said } from "./weights.js";
 
 /** All sides of the page, and the filters. */
 export class Page {
@@ -48,9 +48,27 @@ export class Page {
     return this.sides[this.shown(state)];
   }
 
-  /** @param {State} state @returns {number} the query that is chosen, else the last token */
+  /** @param {State} state @returns {number} the query that is chosen, else the one that is suggested */
   query(state) {
-    return state.query ?? Math.max(0, this.side(state).count - 1);
+    return state.query ?? this.side(state).lastQuery(state.at);
+  }
+
+  /**
+   * The keys that are chosen, with all places of a group; else those that are suggested: what the chosen head gives
+   * most to. All views, and the line below them, speak of these.
+   *
+   * @param {State} state @returns {Promise<[number, number][]|null>} null where the page holds no weights of the head
+   */
+  async keysOf(state) {
+    const chosen = this.places(state);
+    if (chosen) return chosen;
+    const look = await this.filtered(this.shown(state), state.at, state.head, this.query(state), state);
+    if (!look || !look.units.count) return null;
+    const [start, stop] = this.side(state).axes(state.at).keys;
+    let best = look.units.of[start];
+    for (let unit = best; unit < look.units.of[stop - 1] + 1; unit++)
+      if (look.weights[unit] > look.weights[best]) best = unit;
+    return [look.units.range(best)];
   }
 
   /** @returns {Record<string, number[]>} the keys that the command named, by their names */
@@ -83,13 +101,16 @@ export class Page {
     const one = this.sides[side === "1" ? 1 : 0];
     const at = Math.min(state.at, Math.max(0, one.layers.length - 1));
     const head = one.headAt(at, state.head) ? state.head : (one.heads.findLast((head) => head.at === at)?.head ?? 0);
-    const token = (/** @type {number|null} */ place) => (place !== null && place < one.count ? place : null);
-    const key = token(state.key);
-    const keyEnd = key !== null && (state.keyEnd ?? 0) > key + 1 ? Math.min(state.keyEnd ?? 0, one.count) : null;
+    const { queries, keys } = one.axes(at);
+    const among = (/** @type {number|null} */ token, /** @type {[number, number]} */ [start, stop]) =>
+      token !== null && token >= start && token < stop ? token : null;
+    const [query, key] = [among(state.query, queries), among(state.key, keys)];
+    const keyEnd = key !== null && (state.keyEnd ?? 0) > key + 1 ? Math.min(state.keyEnd ?? 0, keys[1]) : null;
     const metric = one.metrics.some(({ id }) => id === state.metric) ? state.metric : (one.metrics[0]?.id ?? "");
-    const heads = state.heads.filter((other) => one.headAt(other.at, other.head));
+    const stack = one.stackOf(at); // lines of several heads share their tokens
+    const heads = state.heads.filter((other) => one.headAt(other.at, other.head) && one.stackOf(other.at) === stack);
     const group = key !== null && side !== "1" && this.groups[state.group]?.[0] === key ? state.group : "";
-    return { ...state, side, at, head, query: token(state.query), key, keyEnd, group, metric, heads };
+    return { ...state, side, at, head, query, key, keyEnd, group, metric, heads };
   }
 
   /**
@@ -172,7 +193,7 @@ export class Page {
   async look(side, state, token) {
     const one = this.sides[side];
     const heads =
-      state.over === "head" ? [state] : one.heads.filter(({ at }) => state.over === "all" || at === state.at);
+      state.over === "head" ? [state] : one.headsWith(state.at).filter(({ at }) => state.over === "all" || at === state.at);
     const looks = await Promise.all(
       heads.map(({ at, head }) =>
         state.from === "query"
@@ -214,16 +235,20 @@ export class Page {
     const map = await side.map(at, head);
     if (!map) return null;
     const bins = map.bin > 1 ? Units.bins(map.bin, side.tokens.label) : side.units(state.words);
-    const grid = new Grid(bins, bins, map.step, map.bin);
+    const { queries, keys } = side.axes(at);
+    const [rows, columns] = map.bin > 1 ? [bins, bins] : [bins.part(queries), bins.part(keys)];
+    const [top, left] = map.bin > 1 ? [0, 0] : [bins.of[queries[0]], bins.of[keys[0]]];
+    const grid = new Grid(rows, columns, map.step, map.bin);
     const tokens = side.keep(at, head, state);
     const keep = map.bin > 1 ? bins.every(tokens) : tokens;
     const units = map.bin > 1 ? Units.tokens(bins.label) : bins; // a cell of a binned map is a unit already
-    for (let unit = 0; unit < units.count; unit++) {
+    for (let unit = top; unit < top + rows.count; unit++) {
       const [start, stop] = units.range(unit);
-      const look = { weights: grid.row(unit), removed: 0 };
+      const alone = columns.count === units.count;
+      const look = { weights: alone ? grid.row(unit - top) : new Float32Array(units.count), removed: 0 };
       for (let q = start; q < stop; q++) units.add(look, map.row(q), keep, 1 / (stop - start));
       takenOut(look, state.least);
-      grid.removed[unit] = look.removed;
+      grid.removed[unit - top] = look.removed;
       const [from, to] = map.reach.among(bins.start[unit], bins.stop[unit]);
       let seen = 0;
       let most = 0;
@@ -232,6 +257,7 @@ export class Page {
         else look.weights[k] = NaN;
         most = Math.max(most, look.weights[k] || 0);
       }
+      if (!alone) grid.row(unit - top).set(look.weights.subarray(left, left + columns.count));
       if (seen > 1) grid.max = Math.max(grid.max, most);
     }
     grid.max ||= 1;

@@ -16,6 +16,7 @@ const KEYS = [
   [["/"], "find a token; Enter chooses it as query, Shift Enter as key"],
   [["Esc"], "let go: the pinned query, the key, further heads"],
   [["t"], "light or dark"],
+  [["s"], "save what is seen as a picture, copy the command that makes it"],
   [["?"], "this list"],
   [["click"], "on a head opens it; with Shift or Ctrl it is added to the others"],
 ];
@@ -23,7 +24,7 @@ const MOST = 200; // places listed
 const CONTEXT = 60; // characters beside a place
 
 /** @param {HTMLDialogElement} dialog @param {string} title */
-function titled(dialog, title) {
+export function titled(dialog, title) {
   const close = make(
     "button",
     { type: "button", class: "plain", "aria-label": "Close", onclick: () => dialog.close() },
@@ -108,11 +109,17 @@ export class SearchDialog {
   #turn(axis) {
     this.axis = axis;
     for (const button of this.axes) button.setAttribute("aria-pressed", String(button.dataset.axis === axis));
+    if (this.element.open) this.#list();
   }
 
   #list() {
-    const side = this.page.side(this.store.state);
-    this.found = find(side.tokens, this.input.value);
+    const { state } = this.store;
+    const side = this.page.side(state);
+    const axes = side.axes(state.at);
+    const [first, last] = this.axis === "query" ? axes.queries : axes.keys;
+    const { plain, label: labels } = side.tokens;
+    const there = { plain: plain.slice(first, last), label: labels.slice(first, last) };
+    this.found = find(there, this.input.value).map(([start, stop]) => [start + first, stop + first]);
     this.chosen = 0;
     const { label } = side.tokens;
     const items = this.found.slice(0, MOST).map(([start, stop], place) => {
@@ -124,7 +131,7 @@ export class SearchDialog {
         .slice(stop, stop + 4)
         .join("")
         .slice(0, CONTEXT);
-      const [position, text] = namedRanges(label, [[start, stop]]).split(/ (.*)/s);
+      const [position, text] = namedRanges(side, [[start, stop]]).split(/ (.*)/s);
       return make(
         "li",
         {
@@ -140,7 +147,7 @@ export class SearchDialog {
     });
     this.list.replaceChildren(...items);
     const more = this.found.length > MOST ? `, the first ${MOST} listed` : "";
-    this.count.textContent = this.found.length ? `${this.found.length} places${more}` : "nothing found";
+    this.count.textContent = this.found.length ? `${this.found.length} place${this.found.length === 1 ? "" : "s"}${more}` : "nothing found";
     this.#mark();
   }
 

@@ -22,8 +22,9 @@ export class Filters {
   constructor(page, store) {
     this.page = page;
     this.store = store;
-    this.side = -1;
-    this.layer = this.#select("Layer", (value) => ({ at: value }));
+    this.side = ""; // and the stack whose layers are listed
+    this.stacks = make("span", { class: "choice stacks", role: "group", "aria-label": "Stack" });
+    this.layer = this.#select("Layer", (value) => inLayer(store.state, value));
     this.head = this.#select("Head", (value) => ({ head: value }));
     this.role = roleChip();
     this.more = make(
@@ -43,7 +44,7 @@ export class Filters {
       this.#parts(),
       this.#sides(),
     );
-    const chosen = make("span", { class: "chosen-head" }, this.layer.label, this.head.label, this.role);
+    const chosen = make("span", { class: "chosen-head" }, this.stacks, this.layer.label, this.head.label, this.role);
     this.element = make(
       "div",
       { class: "filters", role: "group", "aria-label": "Head and filters" },
@@ -113,13 +114,32 @@ export class Filters {
     this.more.textContent = on ? `Filters (${on})` : "Filters";
   }
 
+  /** The stacks to switch between. @param {import("./side.js").Side} side @param {State} state */
+  #stacks(side, state) {
+    const { layer } = side.layers[state.at] ?? {};
+    const buttons = side.stacks.map((stack) => {
+      const of = [...side.layers.keys()].filter((at) => side.stackOf(at) === stack);
+      const same = of.find((at) => side.layers[at].layer === layer) ?? of[0];
+      const what = { type: "button", "data-stack": stack, "aria-pressed": String(stack === side.stackOf(state.at)) };
+      const title = `${stack[0].toUpperCase()}${stack.slice(1)}`;
+      return make("button", { ...what, onclick: () => this.store.set({ at: same, heads: [] }) }, title);
+    });
+    this.stacks.hidden = buttons.length < 2;
+    const focused = this.stacks.contains(document.activeElement);
+    this.stacks.replaceChildren(...buttons);
+    if (focused) buttons.find((one) => one.getAttribute("aria-pressed") === "true")?.focus();
+  }
+
   /** @param {State} state */
   #heads(state) {
     const side = this.page.side(state);
     const shown = this.page.shown(state);
-    if (this.side !== shown) {
-      this.side = shown;
-      this.layer.select.replaceChildren(...side.layers.map(({ layer }, at) => option(String(at), `${side.stack(at)}${layer}`)));
+    const stack = `${shown} ${side.stackOf(state.at)}`;
+    if (this.side !== stack) {
+      this.side = stack;
+      const layers = side.layersWith(state.at).map((at) => option(String(at), String(side.layers[at].layer)));
+      this.layer.select.replaceChildren(...layers);
+      this.#stacks(side, state);
     }
     const heads = side.heads.filter(({ at }) => at === state.at).map(({ head }) => head);
     if (this.head.select.options.length !== heads.length || this.layer.select.value !== String(state.at))
@@ -128,6 +148,15 @@ export class Filters {
     this.head.select.value = String(state.head);
     showRole(this.role, side.headAt(state.at, state.head));
   }
+}
+
+/**
+ * Another layer: further heads of the layer that is left go with it.
+ *
+ * @param {State} state @param {number} at @returns {Partial<State>}
+ */
+export function inLayer({ at: before, heads }, at) {
+  return { at, heads: heads.map((one) => (one.at === before ? { ...one, at } : one)) };
 }
 
 /** @param {string} value @param {string} text */

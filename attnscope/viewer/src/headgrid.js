@@ -17,6 +17,7 @@ import { make, onResize, tooltip } from "./canvas.js";
  * @property {number} [gap]
  * @property {(name: Name) => (string|[string, string])[]} about lines of the tooltip
  * @property {() => void} resized the cells have another size
+ * @property {(name: Name|null) => void} [pointed] the head under the pointer, or in focus, is another one
  */
 
 const LABEL = 40; // width of the layer's name
@@ -38,6 +39,7 @@ export class HeadGrid {
     this.buttons = new Map();
     /** @type {Side|null} */
     this.side = null;
+    this.stack = "";
     this.current = "";
     this.heading = make("div", { class: "grid-row", "aria-hidden": "true" });
     this.element = make("div", {
@@ -46,9 +48,9 @@ export class HeadGrid {
       "aria-label": options.label,
       onclick: (/** @type {MouseEvent} */ event) => this.#click(event),
       onpointermove: (/** @type {PointerEvent} */ event) => this.#hover(event),
-      onpointerleave: () => tooltip.hide(),
+      onpointerleave: () => this.#leave(),
       onfocusin: (/** @type {FocusEvent} */ event) => this.#focused(event),
-      onfocusout: () => tooltip.hide(),
+      onfocusout: () => this.#leave(),
     });
     parent.append(this.element);
     onResize(this.element, () => {
@@ -57,18 +59,24 @@ export class HeadGrid {
     });
   }
 
-  /** Builds the buttons of a side, where they are not there yet. @param {Side} side */
-  show(side) {
-    if (this.side === side) return;
-    this.side = side;
+  /**
+   * Builds the buttons of a side's stack, where they are not there yet.
+   *
+   * @param {Side} side @param {number} at a layer of the stack @returns {boolean} whether they were not
+   */
+  show(side, at) {
+    const stack = side.stackOf(at);
+    if (this.side === side && this.stack === stack) return false;
+    [this.side, this.stack] = [side, stack];
     this.current = "";
     this.buttons.clear();
-    this.rows = side.layers.map((layer, at) => this.#row(side, layer.layer, at));
-    const rows = this.rows.map(({ at, cells }) =>
-      make("div", { class: "grid-row" }, make("span", { class: "layer" }, `${side.stack(at).replace("encoder", "enc")}L${side.layers[at].layer}`), cells),
+    this.rows = side.layersWith(at).map((one) => this.#row(side, side.layers[one].layer, one));
+    const rows = this.rows.map(({ at: one, cells }) =>
+      make("div", { class: "grid-row" }, make("span", { class: "layer" }, `L${side.layers[one].layer}`), cells),
     );
     this.element.replaceChildren(this.heading, ...rows);
     this.#measure();
+    return true;
   }
 
   /** @param {Side} side @param {number} layer @param {number} at @returns {Row} */
@@ -180,9 +188,15 @@ export class HeadGrid {
     if (name) goTo(this.store, name, event);
   }
 
+  #leave() {
+    tooltip.hide();
+    this.options.pointed?.(null);
+  }
+
   /** @param {PointerEvent} event */
   #hover(event) {
     const name = this.#name(event);
+    this.options.pointed?.(name);
     if (name) tooltip.show(event, this.options.about(name));
     else tooltip.hide();
   }
@@ -192,6 +206,7 @@ export class HeadGrid {
     const name = this.#name(event);
     const button = /** @type {HTMLElement} */ (event.target);
     if (!name || !button.matches(":focus-visible")) return;
+    this.options.pointed?.(name);
     const { left, bottom } = button.getBoundingClientRect();
     tooltip.show({ clientX: left, clientY: bottom }, this.options.about(name));
   }

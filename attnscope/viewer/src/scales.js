@@ -2,11 +2,11 @@
 import { make } from "./canvas.js";
 import { css, sequential } from "./colours.js";
 
-/** @param {number} value @param {number} [places] significant digits; no exponent where the value is not tiny */
-export function digits(value, places = 3) {
+/** @param {number} value @returns {string} with three digits, and at most three decimals: `0.983`, `2.31`, `<0.001` */
+export function digits(value) {
   const size = Math.abs(value);
-  const text = size !== 0 && size < 1e-4 ? size.toExponential(1) : String(Number(size.toPrecision(places)));
-  return signed(value, text);
+  if (size !== 0 && size < 0.0005) return value < 0 ? ">−0.001" : "<0.001";
+  return signed(value, String(Number(size < 1 ? size.toFixed(3) : size.toPrecision(3))));
 }
 
 /** @param {number} value @param {number} places after the point */

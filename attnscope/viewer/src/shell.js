@@ -1,8 +1,10 @@
 /** The frame around the views: header, tabs, filters, status line, keyboard. */
 import { make, tooltip } from "./canvas.js";
-import { Filters } from "./filters.js";
+import { Filters, inLayer } from "./filters.js";
 import { HelpDialog, SearchDialog } from "./dialogs.js";
+import { ShareDialog } from "./share.js";
 import { Status } from "./status.js";
+import { greyed } from "./tabs.js";
 import { excerpt } from "./views/parts.js";
 
 /**
@@ -22,6 +24,7 @@ export class Shell {
     this.tabs = tabs;
     this.help = new HelpDialog(page);
     this.search = new SearchDialog(page, store);
+    this.share = new ShareDialog(page, store, () => this.#seen());
     this.filters = new Filters(page, store);
     this.status = new Status(page, store, (axis) => this.search.open(axis));
     /** @type {Map<string, View>} */
@@ -29,10 +32,11 @@ export class Shell {
     this.buttons = tabs.map((tab, place) => this.#tab(tab, place));
     this.panels = new Map(tabs.map((tab) => [tab.id, this.#panel(tab)]));
     const list = make("div", { class: "tabs", role: "tablist", "aria-label": "Views" }, ...this.buttons);
+    list.append(...greyed(page.data.sides).map(greyedTab));
     list.addEventListener("keydown", (event) => this.#alongTabs(event));
     const bar = make("section", { class: "bar", "aria-label": "Views and filters" }, list, this.filters.element);
     const main = make("main", {}, ...this.panels.values());
-    app.replaceChildren(this.#header(), bar, main, this.status.element, this.help.element, this.search.element);
+    app.replaceChildren(this.#header(), bar, main, this.status.element, this.help.element, this.search.element, this.share.element);
     document.addEventListener("keydown", (event) => this.#key(event));
     addEventListener("scroll", () => tooltip.hide(), { passive: true });
   }
@@ -49,16 +53,20 @@ export class Shell {
       { type: "button", class: "plain", title: "Keys and help (?)", onclick: () => this.help.open() },
       "?",
     );
+    const share = make("button", { type: "button", class: "plain", onclick: () => void this.share.open() }, "⤓");
+    share.append(make("span", { class: "wide-only" }, " Save, copy"));
+    share.setAttribute("aria-label", "Save and copy");
+    share.title = "Save what is seen, copy what makes it (s)";
     theme.setAttribute("aria-label", "Light or dark");
     help.setAttribute("aria-label", "Keys and help");
     return make(
       "header",
       { class: "top" },
       make("div", {}, make("h1", {}, title), ...this.#facts()),
-      make("div", { class: "tools" }, theme, help),
+      make("div", { class: "tools" }, share, theme, help),
       ...this.page.sides
         .map((side) => excerpt(side, QUOTED))
-        .filter((text) => !title.includes(text))
+        .filter((text) => !text.split(" → ").every((part) => title.includes(part)))
         .map((text) => make("p", { class: "quote", dir: "auto" }, text)),
       missing.length > 0 && leftOut(missing),
     );
@@ -67,6 +75,7 @@ export class Shell {
   /** What each side is; of the second, what differs. */
   #facts() {
     const [first, second] = this.page.sides.map(facts);
+    const differing = (second ?? []).filter((part) => !first.includes(part));
     const line = (/** @type {string[]} */ parts, /** @type {number} */ side) => {
       const letter = this.page.letter(side);
       return make(
@@ -78,11 +87,7 @@ export class Shell {
     };
     return [
       line(first, 0),
-      second &&
-        line(
-          second.filter((part) => !first.includes(part)),
-          1,
-        ),
+      differing.length > 0 && line(differing, 1),
     ].filter(Boolean);
   }
 
@@ -129,6 +134,13 @@ export class Shell {
     void this.status.render(state);
   }
 
+  /** The view that is on screen, and what is chosen in words. */
+  #seen() {
+    const panel = /** @type {HTMLElement} */ (this.panels.get(this.store.state.view));
+    const about = [...this.status.said.children].map((one) => /** @type {HTMLElement} */ (one).innerText.trim()).filter(Boolean);
+    return { panel, about: about.join("   ") };
+  }
+
   #theme() {
     const dark = document.documentElement.dataset.theme === "dark";
     const system = matchMedia("(prefers-color-scheme: dark)").matches;
@@ -159,7 +171,6 @@ export class Shell {
 
   /** @param {string} key @returns {Partial<State>|(() => void)|null} what a key changes or does */
   #meaning(key) {
-    const { at, head } = this.store.state;
     const numbered = this.tabs[Number(key) - 1];
     if (numbered) return { view: numbered.id };
     switch (key) {
@@ -169,10 +180,10 @@ export class Shell {
         return this.#beside(1);
       case "ArrowUp":
       case "[":
-        return at > 0 ? { at: at - 1, head } : {};
+        return this.#layer(-1);
       case "ArrowDown":
       case "]":
-        return { at: at + 1, head };
+        return this.#layer(1);
       case "j":
       case "k":
         return this.#step("query", key === "j" ? 1 : -1);
@@ -183,6 +194,8 @@ export class Shell {
         return () => this.search.open("query");
       case "?":
         return () => this.help.open();
+      case "s":
+        return () => void this.share.open();
       case "t":
         return () => this.#theme();
       case "Escape":
@@ -196,9 +209,19 @@ export class Shell {
   #step(axis, step) {
     const { state } = this.store;
     const from = axis === "query" ? this.page.query(state) : state.key;
-    const token = from === null ? this.page.query(state) : from + step;
-    if (token < 0 || token >= this.page.side(state).count) return {};
+    const axes = this.page.side(state).axes(state.at);
+    const [start, stop] = axis === "query" ? axes.queries : axes.keys;
+    const token = from === null ? Math.min(this.page.query(state), stop - 1) : from + step;
+    if (token < start || token >= stop) return {};
     return axis === "query" ? { query: token } : { key: token, keyEnd: null, group: "" };
+  }
+
+  /** @param {number} step @returns {Partial<State>} the layer before or after, in its stack */
+  #layer(step) {
+    const { state } = this.store;
+    const layers = this.page.side(state).layersWith(state.at);
+    const at = layers[layers.indexOf(state.at) + step];
+    return at === undefined ? {} : inLayer(state, at);
   }
 
   /** @param {number} step @returns {Partial<State>} the head before or after, in its layer */
@@ -220,18 +243,33 @@ function typing(target, key) {
 }
 
 /** @param {Side} side */
-function facts({ data, count }) {
-  const { model, engine, layers } = data;
-  const { heads = 0, kv_heads: shared = 0 } = layers[0] ?? {};
-  return [
-    model.name,
-    model.type,
-    `${model.layers} layers × ${heads} heads${shared && shared !== heads ? ` (${shared} kv)` : ""}`,
-    `${count.toLocaleString("en")} tokens`,
-    model.dtype,
-    engine,
-  ].filter(Boolean);
+function facts({ data, stacks, layers, ...side }) {
+  const { model, engine } = data;
+  const sizes = stacks.map((stack) => {
+    const at = layers.findIndex((layer) => (layer.stack ?? "decoder") === stack);
+    const { heads, kv_heads: shared } = layers[at];
+    const count = stacks.length > 1 ? layers.filter((layer) => layer.stack === stack).length : model.layers;
+    const kv = shared && shared !== heads ? ` (${shared} kv)` : "";
+    return `${stacks.length > 1 ? `${stack} ` : ""}${counted(count, "layer")} × ${counted(heads, "head")}${kv}`;
+  });
+  const texts = side.origins.map((start, place) => (side.origins[place + 1] ?? side.count) - start);
+  const tokens = texts.map((count) => count.toLocaleString("en")).join(" + ");
+  return [model.type, sizes.join(", "), `${tokens} tokens`, model.dtype, engine].filter(Boolean);
 }
+
+/** A tab that cannot be opened here; a click, or focus, says why. @param {{id: string, title: string, reason: string}} tab */
+function greyedTab({ id, title, reason }) {
+  const tell = (/** @type {Event} */ event) => {
+    const { left, bottom } = /** @type {HTMLElement} */ (event.currentTarget).getBoundingClientRect();
+    tooltip.show({ clientX: left, clientY: bottom }, [reason]);
+  };
+  const what = { type: "button", role: "tab", "data-greyed": id, "aria-disabled": "true", "aria-selected": "false" };
+  const about = { title: reason, "aria-label": reason, onclick: tell, onfocus: tell, onblur: () => tooltip.hide() };
+  return make("button", { ...what, ...about }, title);
+}
+
+/** @param {number} count @param {string} thing */
+const counted = (count, thing) => `${count} ${thing}${count === 1 ? "" : "s"}`;
 
 const QUOTED = 400; // characters of the text in the header
 

@@ -5,7 +5,7 @@
  * @typedef {import("./types.js").State} State
  * @typedef {import("./weights.js").Blobs} Blobs
  */
-import { Units, kept } from "./units.js";
+import { Units, kept, originOf } from "./units.js";
 import { Reach, Strongest, WeightMap } from "./weights.js";
 
 const RESTS = 0.3; // mean mass above which a head rests on a key, as in attnscope/measure/roles.py
@@ -26,10 +26,63 @@ export class Side {
     this.related = new Map(data.relations?.heads.map(({ at, head }, index) => [`${at}.${head}`, index]));
     this.tokenUnits = Units.tokens(data.tokens.label);
     this.wordUnits = data.words.length ? Units.spans(data.words, data.tokens.label) : this.tokenUnits;
+    /** where the texts begin that stacks read, each with positions of its own */
+    this.origins = [...new Set(data.layers.flatMap(({ queries, keys }) => [queries?.[0] ?? 0, keys?.[0] ?? 0]))].sort(
+      (one, other) => one - other,
+    );
+    this.tokenUnits.origins = this.wordUnits.origins = this.origins;
+    /** the stacks, in the model's order */
+    this.stacks = [...new Set(data.layers.map(({ stack }) => stack ?? "decoder"))];
     /** @type {Map<string, Promise<WeightMap>>} */
     this.opened = new Map();
     /** @type {Map<string, Promise<Strongest>>} */
     this.strongest = new Map();
+  }
+
+  /** @param {number} at @returns {string} the stack of a layer */
+  stackOf(at) {
+    return this.layers[at]?.stack ?? "decoder";
+  }
+
+  /** @param {number} at @returns {number[]} the layers of its stack */
+  layersWith(at) {
+    return [...this.layers.keys()].filter((other) => this.stackOf(other) === this.stackOf(at));
+  }
+
+  /** @param {number} at @returns {import("./types.js").Head[]} the heads of its stack */
+  headsWith(at) {
+    return this.stacks.length > 1 ? this.heads.filter((head) => this.stackOf(head.at) === this.stackOf(at)) : this.heads;
+  }
+
+  /**
+   * The tokens that are queries and keys of a layer, half-open: of one text, or of the two that cross-attention reads.
+   *
+   * @param {number} at @returns {{queries: [number, number], keys: [number, number]}}
+   */
+  axes(at) {
+    const { queries = [0, this.count], keys = [0, this.count] } = this.layers[at] ?? {};
+    return { queries, keys };
+  }
+
+  /** @param {number} token @returns {number} its position in its own text */
+  number(token) {
+    return token - originOf(this.origins, token);
+  }
+
+  /** @param {number} at @returns {number} the last query of a layer with a letter or a digit, else the last */
+  lastQuery(at) {
+    const [start, stop] = this.axes(at).queries;
+    const { plain, special } = this.tokens;
+    for (let token = stop - 1; token >= start; token--)
+      if (!special[token] && /[\p{L}\p{N}]/u.test(plain[token])) return token;
+    return Math.max(0, stop - 1);
+  }
+
+  /** @param {number} at @returns {number|null} its first query that is of the answer, which follows the prompt */
+  answer(at) {
+    const { answer } = this.data;
+    const [start, stop] = this.axes(at).queries;
+    return answer !== null && answer > start && answer < stop ? answer : null;
   }
 
   /** @param {number} at @returns {string} what stands before a layer of a stack beside the decoder's, as in `cross ` */

@@ -1,12 +1,12 @@
 /** The line that always says the chosen head, query, key and their weight. */
 import { latest, make } from "./canvas.js";
-import { massOn, said } from "./data.js";
+import { exactly, massOn, said } from "./data.js";
+import { Stepper } from "./stepper.js";
 
 /**
  * @typedef {import("./types.js").State} State
  * @typedef {import("./types.js").Page} Page
  * @typedef {import("./types.js").Store} Store
- * @typedef {import("./data.js").Look} Look
  */
 
 export class Status {
@@ -28,11 +28,16 @@ export class Status {
       title: "Choose a key",
       onclick: () => find("key"),
     });
+    this.suggested = [make("span", { class: "muted" }, "(suggested)"), make("span", { class: "muted" }, "(suggested)")];
+    this.stepper = new Stepper(page, store);
     this.weight = make("span", { class: "weight", "data-role": "weight" });
     this.note = make("span", { class: "muted" });
-    const asked = make("span", {}, this.query, " → ", this.key);
-    const what = { class: "status", role: "status", "aria-label": "Selection" };
-    this.element = make("div", what, this.head, asked, this.weight, this.note);
+    const [ofQuery, ofKey] = this.suggested;
+    const asked = make("span", { class: "asked" }, this.query, " ", ofQuery, " → ", this.key, " ", ofKey);
+    this.said = make("div", { class: "said", role: "status", "aria-label": "Selection" });
+    this.said.append(this.head, asked, this.weight, this.note);
+    this.element = make("section", { class: "status", "aria-label": "Query and selection" });
+    this.element.append(this.stepper.element, this.said);
   }
 
   /** What can be said at once. @param {State} state */
@@ -40,9 +45,12 @@ export class Status {
     const side = this.page.side(state);
     this.head.textContent = `${this.page.letter(this.page.shown(state))} ${side.name(state.at, state.head)}`.trim();
     const query = this.page.query(state);
-    this.query.textContent = namedRanges(side.tokens.label, [[query, query + 1]]);
+    this.query.textContent = namedRanges(side, [[query, query + 1]]);
     const keys = this.page.places(state);
-    if (keys) this.key.textContent = namedRanges(side.tokens.label, keys);
+    if (keys) this.key.textContent = namedRanges(side, keys);
+    this.suggested[0].hidden = state.query !== null;
+    this.suggested[1].hidden = state.key !== null;
+    this.stepper.render(state);
   }
 
   /** @param {State} state */
@@ -51,17 +59,20 @@ export class Status {
     const { page } = this;
     const shown = page.shown(state);
     const query = page.query(state);
-    const look = await page.filtered(shown, state.at, state.head, query, state);
-    const keys = page.places(state) ?? strongest(look);
+    const [look, keys] = await Promise.all([
+      page.filtered(shown, state.at, state.head, query, state),
+      page.keysOf(state),
+    ]);
     const uniform = keys ? await page.uniform(shown, state.at, query, keys, state) : 0;
     const raw = keys ? await mass(page, shown, state, query, keys) : null;
     if (!mine()) return;
-    const most = state.key === null ? " (most)" : "";
-    this.key.textContent = keys ? namedRanges(page.side(state).tokens.label, keys) + most : "choose a key";
-    this.weight.textContent = raw ?? "the page holds no weights in tokens of this head";
+    this.key.textContent = keys ? namedRanges(page.side(state), keys) : "choose a key";
+    this.suggested[1].hidden = state.key !== null || !keys;
+    this.weight.textContent = raw?.text ?? "the page holds no weights in tokens of this head";
+    this.weight.title = raw?.exact ?? "";
     this.note.textContent = [
-      keys && uniform ? `uniform ${uniform.toFixed(6)}` : "",
-      look && look.removed > 0 ? `${look.removed.toFixed(4)} of this query's mass filtered out` : "",
+      keys && uniform ? `uniform ${said(uniform)}` : "",
+      look && look.removed > 0 ? `${said(look.removed)} of this query's mass filtered out` : "",
     ]
       .filter(Boolean)
       .join(" · ");
@@ -70,26 +81,24 @@ export class Status {
 
 const LONGEST = 40; // characters of a label
 
-/** @param {string[]} labels @param {[number, number][]} tokens half-open ranges @returns {string} as in `8 ·bank` */
-export function namedRanges(labels, tokens) {
-  const positions = tokens.map(([start, stop]) => (stop - start === 1 ? start : `${start}–${stop - 1}`));
+/**
+ * @param {import("./side.js").Side} side @param {[number, number][]} tokens half-open ranges
+ * @returns {string} as in `8 ·bank`, positions counted in their own text
+ */
+export function namedRanges(side, tokens) {
+  const positions = tokens.map(([start, stop]) =>
+    stop - start === 1 ? side.number(start) : `${side.number(start)}–${side.number(stop - 1)}`,
+  );
   const [start, stop] = tokens[0];
-  const text = labels.slice(start, Math.min(stop, start + LONGEST)).join("");
+  const text = side.tokens.label.slice(start, Math.min(stop, start + LONGEST)).join("");
   return `${positions.join(", ")} ${text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text}`;
-}
-
-/** @param {Look|null} look @returns {[number, number][]|null} the tokens of the unit with the greatest weight */
-function strongest(look) {
-  if (!look || !look.units.count) return null;
-  let best = 0;
-  look.weights.forEach((weight, unit) => weight > look.weights[best] && (best = unit));
-  return [look.units.range(best)];
 }
 
 /**
  * The weight itself, whatever is filtered.
  *
  * @param {Page} page @param {number} shown @param {State} state @param {number} query @param {[number, number][]} keys
+ * @returns {Promise<{text: string, exact?: string}|null>} exact: what the page holds, in all its digits
  */
 async function mass(page, shown, state, query, keys) {
   const all = { ...state, sink: true, special: true, least: 0, part: /** @type {const} */ ("all") };
@@ -97,9 +106,9 @@ async function mass(page, shown, state, query, keys) {
   if (!look) return null;
   const units = look.units.among(keys);
   if (!units.some(look.visible))
-    return keys[0][0] > query ? "not visible: after the query" : "not visible: outside the window";
+    return { text: keys[0][0] > query ? "not visible: after the query" : "not visible: outside the window" };
   const weight = massOn(look, keys);
-  if (!look.whole && weight === 0) return "not among this query's strongest keys";
+  if (!look.whole && weight === 0) return { text: "not among this query's strongest keys" };
   const tokens = keys.reduce((count, [start, stop]) => count + stop - start, 0);
-  return `weight ${said(weight, look.step)}${weight ? ` ± ${((tokens * look.step) / 2).toPrecision(1)}` : ""}`;
+  return { text: `weight ${said(weight, look.step)}`, exact: exactly(weight, look.step, tokens) };
 }

@@ -17,17 +17,23 @@ export class Strip {
     /** @type {Side|null} */
     this.side = null;
     this.from = 0;
+    /** @type {[number, number]} */
+    this.all = [0, 0]; // the tokens of the axis, half-open
     this.tokens = make("div", { class: "tokens", role: "group", "aria-label": `${axis} token` });
     this.tokens.addEventListener("click", (event) => this.#click(event));
     this.element = make("div", { class: "strip" }, make("span", { class: "name" }, axis), this.tokens);
   }
 
-  /** @param {Side} side @param {[number, number][]} chosen half-open ranges */
-  render(side, chosen) {
+  /** @param {Side} side @param {number} at the layer whose queries or keys they are @param {[number, number][]} chosen half-open ranges */
+  render(side, at, chosen) {
+    const axes = side.axes(at);
+    const all = this.axis === "query" ? axes.queries : axes.keys;
     const start = chosen[0][0];
-    const from = Math.max(0, start - AROUND);
-    const inside = this.side === side && start >= this.from && start < this.from + this.tokens.children.length;
-    if (!inside || (side.count > 2 * AROUND && Math.abs(from - this.from) > AROUND / 2)) this.#build(side, from);
+    const from = Math.max(all[0], start - AROUND);
+    const same = this.side === side && this.all.join() === all.join();
+    const inside = same && start >= this.from && start < this.from + this.tokens.children.length;
+    const long = all[1] - all[0] > 2 * AROUND;
+    if (!inside || (long && Math.abs(from - this.from) > AROUND / 2)) this.#build(side, all, long ? from : all[0]);
     for (const button of this.tokens.children) {
       const token = Number(button.getAttribute("data-token"));
       button.setAttribute("aria-pressed", String(chosen.some(([from, to]) => token >= from && token < to)));
@@ -35,15 +41,16 @@ export class Strip {
     }
   }
 
-  /** @param {Side} side @param {number} from */
-  #build(side, from) {
-    this.side = side;
-    this.from = side.count > 2 * AROUND ? from : 0;
-    const labels = side.tokens.label.slice(this.from, this.from + 2 * AROUND + 1);
+  /** @param {Side} side @param {[number, number]} all half-open @param {number} from */
+  #build(side, all, from) {
+    [this.side, this.all, this.from] = [side, all, from];
+    const labels = side.tokens.label.slice(from, Math.min(all[1], from + 2 * AROUND + 1));
+    const { answer } = side.data;
     const buttons = labels.map((label, place) => {
-      const token = this.from + place;
-      const what = { "data-token": token, "data-axis": this.axis, title: `${token}` };
-      return make("button", { type: "button", class: "token", ...what }, label.slice(0, LONGEST) || " ");
+      const token = from + place;
+      const what = { "data-token": token, "data-axis": this.axis, title: `${side.number(token)}` };
+      const made = answer !== null && token >= answer ? (token === answer ? " made first" : " made") : "";
+      return make("button", { type: "button", class: `token${made}`, ...what }, label.slice(0, LONGEST) || " ");
     });
     this.tokens.replaceChildren(...buttons);
   }

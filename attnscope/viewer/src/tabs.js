@@ -31,5 +31,11 @@ const TABS = [
   { id: "compare", title: "Compare", mount: compare, shows: (_, sides) => sides > 1 },
 ];
 
+const NO_STEPS = "only of a decoder's text of up to 256 tokens, where q, k and v have room in the page";
+
+/** @param {SideData[]} sides @returns {{id: string, title: string, reason: string}[]} greyed, with why */
+export const greyed = (sides) =>
+  sides.some((side) => side.steps !== null) ? [] : [{ id: "steps", title: "Steps", reason: `Steps: ${NO_STEPS}` }];
+
 /** @param {SideData[]} sides @returns {Tab[]} those that the page has something for */
 export const tabsOf = (sides) => TABS.filter((tab) => sides.some((side) => tab.shows(side, sides.length)));

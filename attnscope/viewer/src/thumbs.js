@@ -5,7 +5,7 @@
  * @typedef {import("./weights.js").Strongest} Strongest
  * @typedef {import("./types.js").State} State
  * @typedef {import("./types.js").Page} Page
- * @typedef {{size: number, values: Float32Array, max: number}} Thumb NaN where no key is visible
+ * @typedef {{rows: number, columns: number, values: Float32Array, max: number}} Thumb NaN where no key is visible
  */
 
 const WORDS_SHOW = 512; // rows, of more a word is less than a pixel
@@ -18,9 +18,11 @@ const WORDS_SHOW = 512; // rows, of more a word is less than a pixel
 export async function thumb(page, side, at, head, state, size) {
   const one = page.sides[side];
   const map = await one.map(at, head);
-  if (map && state.words && map.rows <= WORDS_SHOW) {
+  const apart = one.stacks.length > 1; // a stack's map has the tokens that it reads, not those of all
+  if (map && (state.words || apart) && map.rows <= WORDS_SHOW) {
     const grid = await page.filteredMap(side, at, head, state);
-    return grid && pool(grid, grid.rows, () => [0, grid.columns], { size, least: 0, keep: null });
+    const window_ = grid && { size, least: 0, keep: null, columns: grid.columns };
+    return grid && window_ && pool(grid, grid.rows, () => [0, grid.columns], window_);
   }
   const keep = one.keep(at, head, state);
   const strongest = map ? null : await one.relations(at, head);
@@ -33,17 +35,20 @@ export async function thumb(page, side, at, head, state, size) {
 /**
  * @param {{row: (row: number) => Float32Array}} map @param {number} rows
  * @param {(row: number) => [number, number]} seen columns that a row sees, half-open
- * @param {{size: number, least: number, keep: Uint8Array|null}} filter
+ * @param {{size: number, least: number, keep: Uint8Array|null, columns?: number}} filter columns: where not as many as rows
  * @returns {Thumb}
  */
-export function pool(map, rows, seen, { size: most, least, keep }) {
-  const size = Math.max(1, Math.min(rows, most));
-  const values = new Float32Array(size * size).fill(NaN);
-  const places = Int32Array.from({ length: rows }, (_, place) => Math.floor((place * size) / rows));
+export function pool(map, rows, seen, { size: most, least, keep, columns = rows }) {
+  const share = Math.min(1, most / Math.max(rows, columns));
+  const [high, wide] = [rows, columns].map((count) => Math.max(1, Math.round(count * share)));
+  const values = new Float32Array(high * wide).fill(NaN);
+  const [down, places] = /** @type {const} */ ([[rows, high], [columns, wide]]).map(([count, size]) =>
+    Int32Array.from({ length: count }, (_, place) => Math.floor((place * size) / count)),
+  );
   let max = 0;
   for (let q = 0; q < rows; q++) {
     const weights = map.row(q);
-    const line = places[q] * size;
+    const line = down[q] * wide;
     const [from, to] = seen(q);
     for (let k = from; k < to; k++) {
       const weight = weights[k] < least || (keep && !keep[k]) ? 0 : weights[k];
@@ -52,7 +57,7 @@ export function pool(map, rows, seen, { size: most, least, keep }) {
       if (weight > max && to - from > 1) max = weight;
     }
   }
-  return { size, values, max: max || 1 };
+  return { rows: high, columns: wide, values, max: max || 1 };
 }
 
 /**
@@ -73,7 +78,7 @@ function dots({ keys, stored, step, tokens, k }, reach, keep, { size: most, leas
     const cell = row * size + Math.floor((keys[i] * size) / tokens);
     values[cell] = Math.max(values[cell], weight);
   }
-  return { size, values, max: 1 };
+  return { rows: size, columns: size, values, max: 1 };
 }
 
 /** @param {Uint8Array} keep of tokens @param {number} bin @returns {Uint8Array} of bins: 1 where all stay */

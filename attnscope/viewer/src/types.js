@@ -15,7 +15,15 @@
  * @property {(number|null)[]} stop
  *
  * @typedef {[start: number, stop: number, name: string]} Span
- * @typedef {{layer: number, stack: string, heads: number, kv_heads: number, visible: string}} Layer
+ *
+ * @typedef {object} Layer
+ * @property {number} layer
+ * @property {string} stack
+ * @property {number} heads
+ * @property {number} kv_heads
+ * @property {string} visible
+ * @property {[number, number]} [queries] of several stacks: its tokens, where their texts are one behind the other
+ * @property {[number, number]} [keys]
  *
  * @typedef {object} Metric
  * @property {string} id
@@ -94,6 +102,7 @@
  * @property {string} version
  * @property {string} title
  * @property {string|null} command
+ * @property {{commands: Record<string, string>, python: string[]}|null} [copied] what a copied command begins with
  * @property {SideData[]} sides
  * @property {[number, number][]|null} aligned
  * @property {string} open

@@ -1,5 +1,8 @@
 /** What rows and columns stand for: tokens, words or bins; and which keys the filters take out. */
 
+/** @param {number[]} origins in order @param {number} token @returns {number} where its text begins */
+export const originOf = (origins, token) => origins.findLast((one) => one <= token) ?? 0;
+
 export class Units {
   /** @param {ArrayLike<number>} bounds where each unit starts, and the end @param {string[]} label */
   constructor(bounds, label) {
@@ -7,8 +10,10 @@ export class Units {
     this.label = label;
     this.start = Int32Array.from({ length: this.count }, (_, i) => bounds[i]);
     this.stop = Int32Array.from({ length: this.count }, (_, i) => bounds[i + 1]);
-    /** the unit of each token */
-    this.of = new Int32Array(this.count ? this.stop[this.count - 1] : 0);
+    /** the unit of each token, -1 for one of another text */
+    this.of = new Int32Array(this.count ? this.stop[this.count - 1] : 0).fill(-1);
+    /** where the texts begin that the units are of: each counts its own tokens from 0 */
+    this.origins = [0];
     for (let unit = 0; unit < this.count; unit++) this.of.fill(unit, this.start[unit], this.stop[unit]);
   }
 
@@ -51,6 +56,21 @@ export class Units {
     const bounds = Array.from({ length: count + 1 }, (_, i) => Math.min(i * size, labels.length));
     const names = bounds.slice(0, -1).map((start, i) => `${start}–${bounds[i + 1] - 1}`);
     return new Units(bounds, names);
+  }
+
+  /** @param {[number, number]} tokens half-open @returns {Units} those of one text; all of it: the same units */
+  part([start, stop]) {
+    const [first, last] = [this.of[start], this.of[stop - 1] + 1];
+    if (first === 0 && last === this.count) return this;
+    const bounds = [...this.start.subarray(first, last), this.stop[last - 1]];
+    const part = new Units(bounds, this.label.slice(first, last));
+    part.origins = this.origins;
+    return part;
+  }
+
+  /** @param {number} unit @returns {number} its first token, as its own text counts */
+  number(unit) {
+    return this.start[unit] - originOf(this.origins, this.start[unit]);
   }
 
   /** @param {number} unit @returns {[start: number, stop: number]} its tokens */

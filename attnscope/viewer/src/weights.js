@@ -238,10 +238,18 @@ export class Grid {
 }
 
 /**
- * A weight as the page says it: six digits, and `< x` for a visible one that is stored as 0.
+ * A weight as the page says it: three decimals, `<0.001` for a smaller one, and below half a step for a visible one that
+ * is stored as 0.
  *
- * @param {number} weight @param {number} step
+ * @param {number} weight @param {number} [step]
  */
-export function said(weight, step) {
-  return weight === 0 && step > 0 ? `< ${(step / 2).toPrecision(2)}` : weight.toFixed(6);
+export function said(weight, step = 0) {
+  if (weight === 0 && step > 0) return `<${(Math.max(1, Math.ceil(500 * step)) / 1000).toFixed(3)}`;
+  return weight > 0 && weight < 0.0005 ? "<0.001" : weight.toFixed(3);
+}
+
+/** @param {number} weight @param {number} step @param {number} [tokens] @returns {string} what the page holds of it */
+export function exactly(weight, step, tokens = 1) {
+  if (!step) return weight.toFixed(6);
+  return `${weight.toFixed(6)} ± ${((tokens * step) / 2).toPrecision(1)}, stored in steps of ${step.toPrecision(2)}`;
 }

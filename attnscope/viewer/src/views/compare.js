@@ -12,6 +12,7 @@
  */
 import { latest, make, onResize, tooltip } from "../canvas.js";
 import { css, diverging, intensity, pixel, sequential } from "../colours.js";
+import { said } from "../data.js";
 import { colourScale, digits, gradient } from "../scales.js";
 import { compared, largest } from "./difference.js";
 import { excerpt, named, unitOf } from "./parts.js";
@@ -156,7 +157,7 @@ class CompareView {
     if (!grid.visible(...cell)) return "not visible";
     const value = grid.at(...cell);
     if (place === DIFFERENCE) return signed(value);
-    return value || this.state.least ? value.toFixed(6) : `< ${(grid.step / 2).toPrecision(2)}`;
+    return said(value, this.state.least ? 0 : grid.step);
   }
 
   /** What is clicked in one side is chosen there. @param {number} place @param {Cell} cell */
@@ -246,7 +247,7 @@ class CompareView {
 }
 
 /** @param {number} value */
-const signed = (value) => `${value > 0 ? "+" : value < 0 ? "−" : ""}${Math.abs(value).toFixed(6)}`;
+const signed = (value) => `${value > 0 ? "+" : ""}${digits(value)}`.replace(/^\+([<>])/, "$1");
 
 /** @param {number} most */
 function signedScale(most) {

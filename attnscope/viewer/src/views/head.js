@@ -8,12 +8,14 @@
  * @typedef {import("../data.js").Page} Page
  * @typedef {import("../units.js").Units} Units
  * @typedef {import("./looks.js").Focus} Focus
- * @typedef {{at: number, head: number}} HeadName
  */
 import { fit, latest, make, onResize, tooltip } from "../canvas.js";
-import { intensity, several } from "../colours.js";
+import { intensity } from "../colours.js";
+import { said } from "../data.js";
+import { paintedBy } from "../picture.js";
 import { bands, largest, line } from "./lines.js";
 import { Looks } from "./looks.js";
+import { Overlay, headsOf } from "./overlay.js";
 import { lacking, named, ranking, short, strongest, told, unitOf } from "./parts.js";
 
 const ROW = 22; // CSS pixels of a token
@@ -22,6 +24,8 @@ const FEW = 20;
 const BESIDE = 8; // rows that exist above and below the window
 const FAINTEST = 0.012; // a line that cannot be seen is not drawn
 const NEAREST = 5; // weights in a tooltip
+const MOST_TOLD = 6; // heads in a tooltip
+const SPREAD = 16; // CSS pixels that the lines of all heads take beside one another
 
 /** @type {Mount} */
 export function mount(element, page, store) {
@@ -37,6 +41,8 @@ class HeadView {
     /** @type {Units|undefined} */
     this.units = undefined;
     this.row = ROW;
+    this.stop = { query: 0, key: 0 };
+    this.count = 0;
     /** @type {Focus|null} */
     this.hover = null;
     this.chosen = ""; // the query and key that were last scrolled to
@@ -44,7 +50,9 @@ class HeadView {
     /** @type {Map<string, HTMLElement>} */
     this.placed = new Map();
     this.looks = new Looks(page);
-    this.legend = make("div", { class: "legend" });
+    this.overlay = new Overlay(page, store);
+    this.first = { query: 0, key: 0 }; // the first unit of either side: of several stacks each has a text of its own
+    this.axes = "";
     this.note = make("p", { class: "note" });
     this.canvas = make("canvas", { class: "lines", "aria-hidden": "true" });
     this.rows = make("div", { class: "rows" });
@@ -56,7 +64,7 @@ class HeadView {
     );
     this.side = make("aside", { class: "beside" });
     element.classList.add("head-view");
-    element.append(this.legend, this.note, make("div", { class: "with-beside" }, this.scroller, this.side));
+    element.append(this.overlay.element, this.note, make("div", { class: "with-beside" }, this.scroller, this.side));
     this.#listen();
     onResize(this.scroller, () => this.#draw());
   }
@@ -66,24 +74,24 @@ class HeadView {
     this.state = state;
     const side = this.page.side(state);
     const units = side.units(state.words);
-    if (units !== this.units) {
-      this.units = units;
-      this.row = units.count <= FEW ? TALL : ROW;
+    const { queries, keys } = side.axes(state.at);
+    const [query, key] = [queries, keys].map(([start, stop]) => [units.of[start], units.of[stop - 1] + 1]);
+    const axes = `${query} ${key}`;
+    if (units !== this.units || axes !== this.axes) {
+      [this.units, this.axes] = [units, axes];
+      this.first = { query: query[0], key: key[0] };
+      this.stop = { query: query[1], key: key[1] };
+      this.count = Math.max(query[1] - query[0], key[1] - key[0]);
+      this.row = this.count <= FEW ? TALL : ROW;
       this.scroller.style.setProperty("--row", `${this.row}px`);
       this.placed.clear();
       this.rows.replaceChildren();
     }
-    this.rows.style.height = `${units.count * this.row}px`;
-    this.note.textContent = [...new Set(this.#heads().map(({ at, head }) => lacking(side, at, head)))].join(" ");
-    this.#legend();
+    this.rows.style.height = `${this.count * this.row}px`;
+    this.note.textContent = [...new Set(headsOf(state).map(({ at, head }) => lacking(side, at, head)))].join(" ");
+    this.overlay.render(state);
     this.#follow();
     this.#draw();
-  }
-
-  /** @returns {HeadName[]} the chosen head, then the others in colours */
-  #heads() {
-    const { at, head, heads } = this.state;
-    return [{ at, head }, ...heads.filter((one) => one.at !== at || one.head !== head)];
   }
 
   /** @returns {Focus|null} whose lines are shown; null: every query's */
@@ -147,7 +155,7 @@ class HeadView {
     const from = focus && under.axis === "key" ? focus : under;
     const side = page.side(state);
     const lines = await Promise.all(
-      this.#heads().map(async ({ at, head }) => {
+      headsOf(this.state).slice(0, MOST_TOLD).map(async ({ at, head }) => {
         const look = await this.looks.get(at, head, from, state);
         if (!look) return [];
         const keep = from.axis === "query" ? side.keep(at, head, state) : null;
@@ -168,39 +176,6 @@ class HeadView {
     tooltip.show(event, [title[under.axis], ...lines.flat()]);
   }
 
-  #legend() {
-    const side = this.page.side(this.state);
-    const { heads } = this.state;
-    const chips = this.#heads().map(({ at, head }, place) => {
-      const away = heads.filter((one) => one.at !== at || one.head !== head);
-      const dot = make("i", { class: "dot" });
-      dot.style.backgroundColor = several(place);
-      const name = make("span", { "data-head": `${at}.${head}` }, dot, side.name(at, head));
-      const close = {
-        type: "button",
-        "aria-label": `without ${side.name(at, head)}`,
-        onclick: () => this.store.set({ heads: away }),
-      };
-      return make("span", { class: "chip" }, name, place > 0 && make("button", close, "×"));
-    });
-    const add = (/** @type {Event} */ event) => {
-      const [at, head] = /** @type {HTMLSelectElement} */ (event.target).value.split(".").map(Number);
-      this.store.set({ heads: [...heads, { at, head }] });
-    };
-    const shown = new Set(this.#heads().map(({ at, head }) => `${at}.${head}`));
-    const others = side.heads.filter(({ at, head }) => !shown.has(`${at}.${head}`));
-    const options = others.map(({ at, head, role }) =>
-      make("option", { value: `${at}.${head}` }, `${side.name(at, head)}${role === "-" ? "" : ` ${role}`}`),
-    );
-    const select = make(
-      "select",
-      { "aria-label": "add a head", "data-role": "add-head", onchange: add },
-      make("option", {}, "+ head"),
-      ...options,
-    );
-    this.legend.replaceChildren(...chips, select);
-  }
-
   /** Brings what was chosen elsewhere into the window. */
   #follow() {
     const { query, key } = this.state;
@@ -209,32 +184,30 @@ class HeadView {
     this.chosen = name;
     const unit = unitOf(this.units, query ?? key);
     const { scrollTop, clientHeight } = this.scroller;
-    const top = unit * this.row;
+    const top = (unit - this.first[query === null ? "key" : "query"]) * this.row;
     if (unit >= 0 && (top < scrollTop || top + this.row > scrollTop + clientHeight))
       this.scroller.scrollTop = top - clientHeight / 2;
   }
 
-  /** @returns {[first: number, last: number]} the units that exist now, half-open */
-  #window() {
+  /** @param {"query"|"key"} axis @returns {[first: number, last: number]} the units that exist now, half-open */
+  #window(axis) {
     const { scrollTop, clientHeight } = this.scroller;
-    const count = this.units?.count ?? 0;
     const first = Math.max(0, Math.floor(scrollTop / this.row) - BESIDE);
-    return [first, Math.min(count, Math.ceil((scrollTop + clientHeight) / this.row) + BESIDE)];
+    const last = Math.ceil((scrollTop + clientHeight) / this.row) + BESIDE;
+    return [this.first[axis] + first, Math.min(this.stop[axis], this.first[axis] + last)];
   }
 
   async #draw() {
     const { state, looks } = this;
     const still = this.drawing.begin();
     const focus = this.#focus();
-    const window_ = this.#window();
-    const heads = this.#heads();
-    const sources = focus ? [focus] : range(...window_).map((unit) => /** @type {Focus} */ ({ axis: "query", unit }));
+    const heads = headsOf(state);
+    const sources = focus ? [focus] : range(...this.#window("query")).map((unit) => /** @type {Focus} */ ({ axis: "query", unit }));
     const found = await Promise.all(
       heads.map(({ at, head }) => Promise.all(sources.map((source) => looks.get(at, head, source, state)))),
     );
     if (!still()) return;
     this.#place(
-      window_,
       focus,
       found.map((of) => (focus ? of[0] : null)),
     );
@@ -244,16 +217,18 @@ class HeadView {
 
   /** Makes the rows of the window; those that stay are kept, so that a click meets the row it began on.
    *
-   * @param {[number, number]} window_ @param {Focus|null} focus @param {(Look|null)[]} looks one for each head
+   * @param {Focus|null} focus @param {(Look|null)[]} looks one for each head
    */
-  #place([first, last], focus, looks) {
-    for (const [name, row] of this.placed) {
-      if (Number(row.dataset.unit) >= first && Number(row.dataset.unit) < last) continue;
-      row.remove();
-      this.placed.delete(name);
+  #place(focus, looks) {
+    for (const axis of /** @type {const} */ (["query", "key"])) {
+      const [first, last] = this.#window(axis);
+      for (const [name, row] of this.placed) {
+        if (row.dataset.axis !== axis || (Number(row.dataset.unit) >= first && Number(row.dataset.unit) < last)) continue;
+        row.remove();
+        this.placed.delete(name);
+      }
+      for (let unit = first; unit < last; unit++) this.#row(axis, unit, focus, looks);
     }
-    for (let unit = first; unit < last; unit++)
-      for (const axis of /** @type {const} */ (["query", "key"])) this.#row(axis, unit, focus, looks);
   }
 
   /** @param {"query"|"key"} axis @param {number} unit @param {Focus|null} focus @param {(Look|null)[]} looks */
@@ -264,11 +239,11 @@ class HeadView {
     const other = focus !== null && focus.axis !== axis;
     const weights = other ? looks.map((look) => (look?.visible(unit) ? look.weights[unit] : NaN)) : [];
     const value = /** @type {HTMLElement} */ (row.querySelector(".value"));
-    value.textContent = weights[0] > 0 ? weights[0].toFixed(3) : "";
+    value.textContent = weights[0] > 0 ? said(weights[0]) : "";
     row.classList.toggle("chosen", row.dataset.token === String(this.state[axis]));
     row.classList.toggle("focus", focus?.axis === axis && focus.unit === unit);
     row.classList.toggle("unseen", other && weights.every(Number.isNaN));
-    bands(/** @type {HTMLElement} */ (row.querySelector(".band")), weights, axis);
+    bands(/** @type {HTMLElement} */ (row.querySelector(".band")), weights, axis, this.overlay.colours);
   }
 
   /** @param {"query"|"key"} axis @param {number} unit */
@@ -276,37 +251,48 @@ class HeadView {
     const units = /** @type {Units} */ (this.units);
     const token = units.start[unit];
     const label = make("span", { class: "name" }, short(units.label[unit]));
-    const number = make("span", { class: "position" }, String(token));
+    const number = make("span", { class: "position" }, String(units.number(unit)));
     const value = make("span", { class: "value" });
     const band = make("span", { class: "band" });
-    const attributes = { class: `token ${axis}`, "data-token": token, "data-unit": unit, "data-axis": axis };
+    const { answer } = this.page.side(this.state).data;
+    const made = answer !== null && token >= answer ? (units.of[answer] === unit ? " made first" : " made") : "";
+    const attributes = { class: `token ${axis}${made}`, "data-token": token, "data-unit": unit, "data-axis": axis };
     const row = make(
       "div",
       attributes,
       ...(axis === "query" ? [value, band, number, label] : [label, number, band, value]),
     );
-    row.style.top = `${unit * this.row}px`;
+    row.style.top = `${(unit - this.first[axis]) * this.row}px`;
     this.rows.append(row);
     return row;
   }
 
   /** @param {Focus[]} sources @param {(Look|null)[][]} found for each head, for each source */
   #lines(sources, found) {
-    const { scrollTop, clientHeight, clientWidth } = this.scroller;
-    const context = fit(this.canvas, clientWidth, clientHeight);
+    const { clientHeight, clientWidth } = this.scroller;
     this.canvas.style.marginBottom = `${-clientHeight}px`;
+    paintedBy(this.canvas, (pen) => this.#stroke(pen, sources, found));
+    this.#stroke(fit(this.canvas, clientWidth, clientHeight), sources, found);
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {Focus[]} sources @param {(Look|null)[][]} found */
+  #stroke(context, sources, found) {
+    const { scrollTop, clientHeight, clientWidth } = this.scroller;
     const strength = intensity(sources.length === 1 ? largest(found) : 1, this.state.log);
-    const y = (/** @type {number} */ unit) => (unit + 0.5) * this.row - scrollTop;
+    const y = (/** @type {"query"|"key"} */ axis, /** @type {number} */ unit) =>
+      (unit - this.first[axis] + 0.5) * this.row - scrollTop;
+    const apart = Math.min(3, SPREAD / found.length); // lines of several heads beside one another
     found.forEach((looks, place) => {
-      context.strokeStyle = several(place);
-      const shift = (place - (found.length - 1) / 2) * 3; // lines of several heads beside one another
+      context.strokeStyle = this.overlay.colours[place];
+      const shift = (place - (found.length - 1) / 2) * apart;
       looks.forEach((look, source) => {
         const { axis, unit } = sources[source];
         const weights = look?.weights ?? [];
         for (let other = 0; other < weights.length; other++) {
           const strong = Math.min(1, strength(weights[other]));
           if (strong < FAINTEST) continue;
-          const [from, to] = axis === "query" ? [y(unit), y(other)] : [y(other), y(unit)];
+          const [query, key] = axis === "query" ? [unit, other] : [other, unit];
+          const [from, to] = [y("query", query), y("key", key)];
           if (Math.max(from, to) < -ROW || Math.min(from, to) > clientHeight + ROW) continue;
           line(context, clientWidth, from + shift, to + shift, strong);
         }
@@ -328,7 +314,7 @@ class HeadView {
     const choose = (/** @type {number} */ token) =>
       this.store.set(focus.axis === "query" ? { key: token, keyEnd: null } : { query: token, pin: true });
     const list = ranking(look, focus.axis === "query" ? "key" : "query", choose);
-    const removed = look.removed > 0 && make("p", { class: "hint" }, `taken out: ${look.removed.toFixed(6)}`);
+    const removed = look.removed > 0 && make("p", { class: "hint" }, `taken out: ${said(look.removed)}`);
     this.side.replaceChildren(make("h2", {}, `${name}: ${named(units, focus.unit)} ${title}`), list, removed || "");
   }
 }

@@ -3,8 +3,6 @@
  *
  * @typedef {import("../data.js").Look} Look
  */
-import { several } from "../colours.js";
-
 const LABELS = 0.38; // of the width, on either side: as in views.css
 
 /**
@@ -30,15 +28,17 @@ export function largest(found) {
 
 /** A band for each head, one below the other, as long as its weight.
  *
- * @param {HTMLElement} band @param {number[]} weights @param {"query"|"key"} axis
+ * @param {HTMLElement} band @param {number[]} weights @param {"query"|"key"} axis @param {string[]} colours of the heads
  */
-export function bands(band, weights, axis) {
+export function bands(band, weights, axis, colours) {
   const direction = axis === "key" ? "to right" : "to left";
   const images = weights.map((weight, place) => {
-    const colour = `color-mix(in srgb, ${several(place)} 60%, transparent)`;
+    const colour = `color-mix(in srgb, ${colours[place]} 60%, transparent)`;
     const percent = `${Math.min(100, 100 * (weight || 0)).toFixed(2)}%`;
     return `linear-gradient(${direction}, ${colour} ${percent}, transparent ${percent})`;
   });
+  band.dataset.from = axis === "key" ? "left" : "right";
+  band.dataset.bands = JSON.stringify(weights.map((weight, place) => [colours[place], Math.min(1, weight || 0)]));
   band.style.backgroundImage = images.join(", ");
   band.style.backgroundSize = `100% ${100 / Math.max(1, images.length)}%`;
   band.style.backgroundPosition = images

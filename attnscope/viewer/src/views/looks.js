@@ -7,7 +7,7 @@
  * @typedef {{axis: "query"|"key", unit: number}} Focus
  */
 
-const MOST_LOOKS = 600; // rows of 4,000 tokens that are remembered
+const MOST_LOOKS = 2000; // rows that are remembered: of a layer's heads those in sight
 
 export class Looks {
   /** @param {Page} page */

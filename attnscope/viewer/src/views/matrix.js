@@ -1,5 +1,5 @@
 /**
- * One head's map: queries down, keys across; hover for the value, a click chooses both, wheel and drag zoom and pan.
+ * One head's map: queries down, keys across; hover for the value, a click chooses both, Ctrl and wheel zoom, drag pans.
  * Keys that a query cannot see are hatched, so that they are never taken for a weight of 0.
  *
  * @typedef {import("../types.js").State} State
@@ -11,10 +11,12 @@
  */
 import { latest, make, onResize, place, tooltip } from "../canvas.js";
 import { css, intensity, pixel, sequential } from "../colours.js";
+import { said } from "../data.js";
 import { colourScale } from "../scales.js";
 import { lacking, named, ranking, swatch, told, unitOf } from "./parts.js";
 import { Plot } from "./plot.js";
 
+const [BESIDE, NARROW] = [340, 900]; // pixels of the panel beside the map; below that width it stands under it
 const LISTED = 6; // of the chosen row and column
 const LARGE = 4; // CSS pixels of a token that is drawn over the bins
 
@@ -36,16 +38,25 @@ class MatrixView {
     this.relations = [];
     /** @type {Uint8Array} */
     this.keep = new Uint8Array();
-    this.plot = new Plot();
+    this.plot = new Plot(undefined, () => element.clientWidth - (innerWidth > NARROW ? BESIDE : 0));
     this.note = make("p", { class: "note" });
     this.legend = make("div", { class: "legend" });
     this.plot.onhover = (cell, event) => this.#tell(cell, event);
     this.plot.onclick = (cell, event) => this.#choose(cell, event);
-    this.whole = make("button", { type: "button", onclick: () => this.plot.reset() }, "Whole map");
+    const zoom = (/** @type {string} */ sign, /** @type {string} */ title, /** @type {() => void} */ onclick) =>
+      make("button", { type: "button", title, "aria-label": title, onclick }, sign);
+    this.zoom = make("span", { class: "choice" });
+    this.zoom.append(
+      zoom("+", "Zoom in", () => this.plot.scaleBy(2)),
+      zoom("−", "Zoom out", () => this.plot.scaleBy(0.5)),
+      make("button", { type: "button", onclick: () => this.plot.reset() }, "Whole map"),
+    );
     element.classList.add("matrix-view");
-    this.beside = make("aside", { class: "beside" });
-    element.append(this.legend, this.note, make("div", { class: "with-beside" }, this.plot.element, this.beside));
+    this.lists = make("div", { class: "lists" });
+    const beside = make("aside", { class: "beside" }, this.legend, this.zoom, this.note, this.lists);
+    element.append(make("div", { class: "with-beside" }, this.plot.element, beside));
     onResize(element, () => this.plot.draw());
+    addEventListener("resize", () => element.clientWidth && this.plot.draw()); // lower, and as wide
   }
 
   /** @param {State} state */
@@ -56,65 +67,85 @@ class MatrixView {
     const still = this.drawing.begin();
     const grid = await page.filteredMap(page.shown(state), at, head, state);
     const strongest = grid && grid.bin > 1 ? await side.relations(at, head) : null;
+    const keys = await page.keysOf(state);
     if (!still()) return;
     [this.state, this.grid, this.keep] = [state, grid, side.keep(at, head, state)];
     this.relations = strongest ? relationsOf(strongest, this.keep, state.least) : [];
     const share = intensity(grid?.max ?? 1, state.log);
     const ramp = sequential();
     this.note.textContent = grid ? this.#says(grid, strongest?.k ?? 0) : lacking(side, at, head);
+    const made = this.#made(grid);
     const edges = grid && side.window(at) ? grid.edges(side.layers[at].stack === "encoder") : [];
     this.legend.replaceChildren(
       colourScale(0, grid?.max ?? 1),
       swatch("hatched", "cannot be seen"),
       ...(edges.length ? [swatch("edge", `edge of a ${side.window(at)}`)] : []),
-      this.whole,
+      ...(made.some((one) => one !== null) ? [swatch("made", "here the answer begins")] : []),
     );
     this.plot.show(
       grid && {
         grid,
         paint: (weight) => pixel(ramp, share(weight)),
-        chosen: this.#chosen(grid),
+        chosen: keys && this.#chosen(grid, keys[0][0]),
+        suggested: state.query === null || state.key === null,
+        made,
         edges,
         over: (context, plot) => this.#tokens(context, plot, (weight) => css(ramp, share(weight))),
       },
     );
-    await this.#list(still);
+    await this.#list(still, keys);
   }
 
-  /** What the chosen query looks at, and who looks at the chosen key. @param {() => boolean} still */
-  async #list(still) {
+  /** @param {Grid|null} grid @returns {[number|null, number|null]} the row and the column that the answer begins with */
+  #made(grid) {
+    const { answer } = this.page.side(this.state).data;
+    if (!grid || answer === null) return [null, null];
+    const found = [grid.rowUnits, grid.columnUnits].map((units) => unitOf(units, answer));
+    const [row, column] = found.map((unit) => (unit > 0 ? unit : null));
+    return [row, column];
+  }
+
+  /**
+   * What the query looks at, and who looks at the key.
+   *
+   * @param {() => boolean} still @param {[number, number][]|null} places chosen or suggested
+   */
+  async #list(still, places) {
     const { page, state } = this;
     const shown = page.shown(state);
     const { tokenUnits } = page.side(state);
-    const keys = page.keys(state);
+    const keys = places && (page.keys(state) ?? places[0]);
     const [row, column] = await Promise.all([
-      state.query === null ? null : page.filtered(shown, state.at, state.head, state.query, state),
+      page.filtered(shown, state.at, state.head, page.query(state), state),
       keys && page.filteredColumn(shown, state.at, state.head, keys, state),
     ]);
     if (!still()) return;
     /** @type {HTMLElement[]} */
     const parts = [];
-    if (!row && !column) parts.push(make("p", { class: "hint" }, "Click a cell to choose its query and its key."));
     /** @param {string} title @param {import("../data.js").Look} look @param {"query"|"key"} axis */
     const add = (title, look, axis) =>
       parts.push(
-        make("h2", {}, title),
-        ranking(look, axis, (token) => this.store.set({ [axis]: token, keyEnd: null }), LISTED),
+        make(
+          "div",
+          {},
+          make("h2", {}, title),
+          ranking(look, axis, (token) => this.store.set({ [axis]: token, keyEnd: null }), LISTED),
+        ),
       );
     if (row) add(`${named(tokenUnits, page.query(state))} looks at`, row, "key");
     if (column && keys) add(`${named(tokenUnits, keys[0])} is looked at by`, column, "query");
-    this.beside.replaceChildren(...parts);
+    this.lists.replaceChildren(...parts);
   }
 
-  /** @param {Grid} grid @returns {Cell|null} */
-  #chosen({ rowUnits, columnUnits }) {
-    const { query, key } = this.state;
-    return query === null || key === null ? null : [unitOf(rowUnits, query), unitOf(columnUnits, key)];
+  /** @param {Grid} grid @param {number} key @returns {Cell|null} */
+  #chosen({ rowUnits, columnUnits }, key) {
+    const [row, column] = [unitOf(rowUnits, this.page.query(this.state)), unitOf(columnUnits, key)];
+    return row < 0 || column < 0 ? null : [row, column];
   }
 
   /** @param {Grid} grid @param {number} k */
   #says({ bin }, k) {
-    const zoom = "Wheel or pinch to zoom, drag to move.";
+    const zoom = "Click a cell to choose its query and key. Ctrl and wheel, or a pinch, zooms; drag to move.";
     if (bin === 1) return zoom;
     const cells = `Cells are ${bin} × ${bin} tokens: the sum over their keys, the mean over their queries.`;
     return k ? `${cells} ${zoom} Zoomed in, the ${k} strongest keys of each token are drawn.` : cells;
@@ -163,7 +194,7 @@ class MatrixView {
     return [
       ["query", named(tokenUnits, query)],
       ["key", named(tokenUnits, key)],
-      ["weight", weight.toFixed(6)],
+      ["weight", said(weight)],
     ];
   }
 
@@ -179,7 +210,7 @@ class MatrixView {
       ["query", names[0]],
       ["key", names[1]],
       [bin > 1 ? "mean over queries" : "weight", weight],
-      ...(removed > 0 ? [/** @type {[string, string]} */ (["taken out of the row", removed.toFixed(6)])] : []),
+      ...(removed > 0 ? [/** @type {[string, string]} */ (["taken out of the row", said(removed)])] : []),
     ];
   }
 

@@ -56,8 +56,8 @@ class MetricsView {
   render(state) {
     this.state = state;
     const side = this.page.side(state);
-    if (this.grid.side !== side) {
-      this.grid.show(side);
+    if (this.grid.show(side, state.at)) {
+      this.built = "";
       this.metric.replaceChildren(...side.metrics.map(({ id, title }) => make("option", { value: id }, title)));
     }
     this.metric.value = state.metric;
@@ -71,6 +71,11 @@ class MetricsView {
     }
     this.built = `${built},${theme}`;
     this.#mark(state);
+  }
+
+  /** @param {Side} side @returns {Head[]} those of the stack that is shown */
+  #heads(side) {
+    return side.headsWith(this.store.state.at);
   }
 
   /** @returns {number} place of the metric among the side's */
@@ -104,8 +109,8 @@ class MetricsView {
     const metric = side.metrics[this.place];
     this.formula.textContent = metric.formula;
     this.reading.textContent = metric.reading;
-    const scores = values(side.heads, (head) => this.#score(head, this.place));
-    const uniform = values(side.heads, ({ uniform }) => uniform[this.place]);
+    const scores = values(this.#heads(side), (head) => this.#score(head, this.place));
+    const uniform = values(this.#heads(side), ({ uniform }) => uniform[this.place]);
     if (!scores.length) {
       this.legend.replaceChildren(make("span", {}, "This text has no row on which the metric could be measured."));
       return;
@@ -127,7 +132,7 @@ class MetricsView {
   /** @param {Side} side @returns {[low: number, high: number]} of the colours: what is possible, else what is there */
   #limits(side) {
     const { low, high } = side.metrics[this.place];
-    const scores = values(side.heads, (head) => this.#score(head, this.place));
+    const scores = values(this.#heads(side), (head) => this.#score(head, this.place));
     const reach = Math.max(...scores.map(Math.abs)) || 1;
     if (this.differs) return [-reach, reach];
     return [low ?? Math.min(0, ...scores), high ?? Math.max(...scores, 1e-9)];
@@ -138,7 +143,7 @@ class MetricsView {
     if (!side || !this.state) return;
     const ramp = this.differs ? diverging() : sequential();
     const [low, high] = this.#limits(side);
-    for (const one of side.heads) {
+    for (const one of this.#heads(side)) {
       const { at, head } = one;
       const score = this.#score(one, this.place);
       const t = score === null ? 0 : (score - low) / (high - low || 1);
@@ -159,8 +164,8 @@ class MetricsView {
     const { title } = side.metrics[this.place];
     return [
       [side.name(at, head), roleWords(one)],
-      [this.differs ? `${title}, B − A` : title, score(this.#score(one, this.place), 6)],
-      ["uniform attention", score(one.uniform[this.place], 6)],
+      [this.differs ? `${title}, B − A` : title, score(this.#score(one, this.place))],
+      ["uniform attention", score(one.uniform[this.place])],
     ];
   }
 
@@ -218,7 +223,9 @@ class MetricsView {
   }
 
   /** @param {Side} side @param {string} sort @returns {Head[]} heads without a score last */
-  #sorted({ heads, metrics }, sort) {
+  #sorted(side, sort) {
+    const { metrics } = side;
+    const heads = this.#heads(side);
     const way = this.rising ? 1 : -1;
     const place = metrics.findIndex(({ id }) => id === sort);
     const inOrder = (/** @type {Head} */ a, /** @type {Head} */ b) => a.at - b.at || a.head - b.head;
@@ -237,7 +244,7 @@ class MetricsView {
     const { at, head, scores } = one;
     const link = make("button", { type: "button", class: "plain" }, side.name(at, head));
     const cells = scores.map((_, place) =>
-      make("td", { class: place === this.place ? "chosen" : "" }, score(this.#score(one, place), 3)),
+      make("td", { class: place === this.place ? "chosen" : "" }, score(this.#score(one, place))),
     );
     const first = [make("td", { class: "words" }, link), make("td", { class: "words" }, roleChip(one))];
     return make("tr", { "data-head": `${at}.${head}` }, ...first, ...cells);
@@ -253,8 +260,8 @@ class MetricsView {
 /** @param {Head[]} heads @param {(head: Head) => number|null} value */
 const values = (heads, value) => heads.map(value).filter((one) => one !== null);
 
-/** @param {number|null} value @param {number} places */
-const score = (value, places) => (value === null ? "–" : digits(value, places));
+/** @param {number|null} value */
+const score = (value) => (value === null ? "–" : digits(value));
 
 /** @param {number[]} numbers */
 function range(numbers) {

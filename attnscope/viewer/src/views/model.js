@@ -1,11 +1,15 @@
-/** Every head of every layer as a thumbnail of its map; one canvas for each layer, drawn when it comes into sight. */
-import { breathe, fit, make, raster } from "../canvas.js";
+/**
+ * Every head of every layer as a thumbnail of its map, and beside them the one that is pointed at, enlarged; one canvas
+ * for each layer, drawn when it comes into sight.
+ */
+import { breathe, fit, make, raster, topOf } from "../canvas.js";
 import { intensity, ink, pixel, roleColour, sequential } from "../colours.js";
 import { HeadGrid } from "../headgrid.js";
 import { roleChip, roleWords } from "../roles.js";
 import { once } from "../side.js";
 import { thumb } from "../thumbs.js";
 import { digits } from "../scales.js";
+import { Enlarged } from "./enlarged.js";
 
 /**
  * @typedef {import("../types.js").State} State
@@ -18,7 +22,7 @@ import { digits } from "../scales.js";
 
 const LEAST = innerWidth > 640 ? 44 : 34; // pixels of a thumbnail
 const MOST = 168;
-const FRAME = 340; // height of what stands about the thumbnails
+const FRAME = 90; // height of what stands about the thumbnails, below the views' tabs
 const STRIPE = 3; // height of the role's colour under a thumbnail
 const AHEAD = "300px"; // drawn before it is scrolled to
 const LOG_FLOOR = 1e-3;
@@ -34,13 +38,16 @@ class ModelView {
     /** @type {Map<string, Promise<Thumb|null>>} */
     this.thumbs = new Map();
     this.legend = make("div", { class: "legend" });
-    element.append(this.legend);
-    this.grid = new HeadGrid(element, store, {
+    const map = make("div", {});
+    this.enlarged = new Enlarged(page, store);
+    element.append(this.legend, make("div", { class: "model-split" }, map, this.enlarged.element));
+    this.grid = new HeadGrid(map, store, {
       label: "All heads",
       least: LEAST,
-      most: () => Math.max(LEAST, Math.min(MOST, (innerHeight - FRAME) / page.side(store.state).layers.length)),
+      most: () => Math.max(LEAST, Math.min(MOST, this.#room() / page.side(store.state).layersWith(store.state.at).length)),
       gap: 5,
       about: (name) => this.#about(name),
+      pointed: (name) => this.enlarged.point(name),
       resized: () => this.#stale(),
     });
     /** @type {Set<Row>} */
@@ -54,14 +61,14 @@ class ModelView {
   render(state) {
     this.state = state;
     const side = this.page.side(state);
-    if (this.grid.side !== side) {
+    if (this.grid.show(side, state.at)) {
       this.watcher.disconnect();
       this.seen.clear();
-      this.grid.show(side);
       for (const { cells } of this.grid.rows) this.watcher.observe(cells);
       this.#explain();
     }
     this.grid.select(state);
+    this.enlarged.render(state);
     const { sink, special, least, log, words, part } = state;
     const look = [
       this.page.shown(state),
@@ -77,8 +84,13 @@ class ModelView {
     this.drawn = look;
   }
 
+  /** @returns {number} height of all thumbnails, so that the whole model is in the window */
+  #room() {
+    return innerHeight - topOf(this.legend) - FRAME - 5 * this.grid.rows.length;
+  }
+
   #explain() {
-    const heads = this.grid.side?.heads ?? [];
+    const heads = this.state ? (this.grid.side?.headsWith(this.state.at) ?? []) : [];
     const roles = [...new Set(heads.map(({ role }) => role))].filter((role) => roleColour(role));
     const chips = roles.map((role) => {
       const chip = roleChip({ role });
@@ -153,8 +165,9 @@ class ModelView {
    */
   #thumb(context, small, [x, y], name) {
     const { width, height } = this.grid;
-    if (small) context.drawImage(this.#picture(small), x, y, width, height - STRIPE);
-    context.strokeRect(x + 0.5, y + 0.5, width - 1, height - STRIPE - 1);
+    const [wide, high] = shape(small, width, height - STRIPE);
+    if (small) context.drawImage(this.#picture(small), x, y, wide, high);
+    context.strokeRect(x + 0.5, y + 0.5, wide - 1, high - 1);
     const colour = roleColour(this.grid.side?.headAt(name.at, name.head)?.role ?? "-");
     if (!colour) return;
     context.fillStyle = colour;
@@ -162,11 +175,11 @@ class ModelView {
   }
 
   /** @param {Thumb} small */
-  #picture({ size, values, max }) {
+  #picture({ rows, columns, values, max }) {
     const ramp = sequential();
     const strength = intensity(max, this.state?.log ?? false, LOG_FLOOR);
-    return raster(size, size, (row, column) => {
-      const weight = values[row * size + column];
+    return raster(rows, columns, (row, column) => {
+      const weight = values[row * columns + column];
       return Number.isNaN(weight) ? 0 : pixel(ramp, strength(weight));
     });
   }
@@ -190,6 +203,17 @@ class ModelView {
     if (one.near_uniform) lines.push("near uniform");
     return lines;
   }
+}
+
+/**
+ * A map of two texts is not square: it fills the longer side of its cell.
+ *
+ * @param {Thumb|null} small @param {number} width @param {number} height @returns {[number, number]}
+ */
+function shape(small, width, height) {
+  if (!small || small.rows === small.columns) return [width, height];
+  const most = Math.max(small.rows, small.columns);
+  return [Math.max(2, Math.round((width * small.columns) / most)), Math.max(2, Math.round((height * small.rows) / most))];
 }
 
 /** @type {import("../types.js").Mount} */

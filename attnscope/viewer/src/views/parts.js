@@ -9,7 +9,7 @@
  */
 import { make } from "../canvas.js";
 import { css, inkOn, sequential } from "../colours.js";
-import { said } from "../data.js";
+import { exactly, said } from "../data.js";
 import { visible } from "../shown.js";
 
 const LONGEST = 32; // characters of a label
@@ -21,20 +21,23 @@ export function short(label, most = LONGEST) {
   return characters.length <= most && label.length <= 2 * most ? label : `${characters.slice(0, most - 1).join("")}…`;
 }
 
-/** @param {Side} side @param {number} most characters @returns {string} how its text begins, in one line */
-export function excerpt({ tokens: { plain, special } }, most) {
-  const text = plain.filter((_, token) => !special[token]).slice(0, most);
-  return short(visible(text.join("").replace(/\s+/g, " ").trim()), most);
+/** @param {Side} side @param {number} most characters @returns {string} how its text begins, in one line; its texts */
+export function excerpt({ tokens: { plain, special }, origins }, most) {
+  const texts = origins.map((start, place) => {
+    const text = plain.slice(start, origins[place + 1]).filter((_, token) => !special[start + token]);
+    return short(visible(text.slice(0, most).join("").replace(/\s+/g, " ").trim()), most);
+  });
+  return texts.filter(Boolean).join(" → ");
 }
 
 /** @param {Units} units @param {number} unit @param {number} [most] @returns {string} as in `8 ·bank` */
-export const named = (units, unit, most) => `${units.start[unit]} ${short(units.label[unit] ?? "", most)}`;
+export const named = (units, unit, most) => `${units.number(unit)} ${short(units.label[unit] ?? "", most)}`;
 
 /** @param {Units} units @param {number|null} token @returns {number} its unit, -1 for none */
 export const unitOf = (units, token) => (token === null ? -1 : (units.of[token] ?? -1));
 
 /**
- * The weight of a unit in words: six digits, or why there are none.
+ * The weight of a unit in words: its number, or why there is none.
  *
  * @param {Look} look @param {number} unit @param {State} state
  * @param {Uint8Array|null} keep (tokens,) which keys the filters leave, where the units are keys
@@ -44,7 +47,7 @@ export function told(look, unit, state, keep) {
   if (!visible(unit)) return "not visible";
   if (weights[unit] > 0) return said(weights[unit], step);
   if (keep && !keep.subarray(...units.range(unit)).includes(1)) return "taken out";
-  if (state.least > 0) return `< ${state.least}`;
+  if (state.least > 0) return `<${state.least}`;
   return whole ? said(0, step) : "not among the strongest";
 }
 
@@ -66,7 +69,7 @@ export function ranking(look, axis, choose, most = 10) {
     const bar = make("i", { class: "share" });
     bar.style.setProperty("--share", String(Math.min(1, weights[unit])));
     const attributes = { type: "button", "data-token": units.start[unit], "data-axis": axis };
-    const value = make("b", {}, said(weights[unit], step));
+    const value = make("b", { title: exactly(weights[unit], step) }, said(weights[unit], step));
     const name = make("span", { class: "name" }, named(units, unit, 24));
     return make(
       "li",

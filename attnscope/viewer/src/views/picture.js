@@ -13,11 +13,13 @@
  */
 import { fit, latest, make, onResize, place, tooltip } from "../canvas.js";
 import { css, ink, intensity, sequential } from "../colours.js";
+import { said } from "../data.js";
 import { colourScale, digits } from "../scales.js";
 import { Strip } from "../strip.js";
 import { lacking, ranking, short, told } from "./parts.js";
 
 const [WIDEST, HIGHEST] = [560, 460]; // pixels of a picture
+const LISTED = 6; // heads
 const [CLEAREST, DENSEST] = [0.08, 0.85]; // how much of the picture is covered: the smaller a weight, the less
 
 /** @type {import("../types.js").Mount} */
@@ -44,6 +46,7 @@ class PictureView {
     this.scale = make("span", {});
     this.pictures = make("div", { class: "pictures" });
     this.beside = make("aside", { class: "beside" });
+    this.most = make("div", { "data-role": "most" });
     element.append(this.query.element, this.title, this.note, make("div", { class: "legend" }, this.scale));
     element.append(make("div", { class: "with-beside" }, this.pictures, this.beside));
     onResize(this.pictures, () => this.#paint());
@@ -55,7 +58,7 @@ class PictureView {
     const side = this.page.side(state);
     if (side !== this.side) this.#lay(side);
     const query = this.page.query(state);
-    this.query.render(side, [[query, query + 1]]);
+    this.query.render(side, state.at, [[query, query + 1]]);
     const asked = { ...state, words: false };
     const [look, reach] = await Promise.all([
       this.page.filtered(this.page.shown(state), state.at, state.head, query, asked),
@@ -66,6 +69,7 @@ class PictureView {
     [this.state, this.look, this.reach] = [asked, look, reach];
     this.#say(side, query);
     this.#paint();
+    await this.#heads(side, query, mine);
   }
 
   /** @param {Side} side */
@@ -98,7 +102,7 @@ class PictureView {
   #say(side, query) {
     const { state, look, reach } = this;
     const name = side.name(state.at, state.head);
-    const token = make("span", { class: "token query" }, `${query} ${short(side.tokens.label[query])}`);
+    const token = make("span", { class: "token query" }, `${side.number(query)} ${short(side.tokens.label[query])}`);
     this.title.replaceChildren("Where ", token, ` looks in the picture, ${name}`);
     const reads = reach !== null && reach.to(query) > reach.from(query);
     const patches = new Set(this.panels.flatMap((panel) => this.#read(panel).map(([one]) => one)));
@@ -109,7 +113,33 @@ class PictureView {
       ? shares + lacking(side, state.at, state.head)
       : `${name} does not read this token: choose another one, or click on the picture.`;
     const choose = (/** @type {number} */ token) => this.store.set({ query: token });
-    this.beside.replaceChildren(...(only && reads ? [make("h2", {}, "Patches"), ranking(only, "query", choose)] : []));
+    const list = only && reads && on > 0 ? [make("h2", {}, "Patches"), ranking(only, "query", choose)] : [];
+    this.beside.replaceChildren(...list, this.most);
+  }
+
+  /** The heads that give most to the picture, from this query. @param {Side} side @param {number} query @param {() => boolean} mine */
+  async #heads(side, query, mine) {
+    const { state, page } = this;
+    const patches = this.panels.flatMap((panel) => this.#read(panel).map(([token]) => token));
+    const heads = side.headsWith(state.at);
+    const looks = await Promise.all(
+      heads.map(({ at, head }) => page.filtered(page.shown(state), at, head, query, state)),
+    );
+    if (!mine()) return;
+    const found = heads.map(({ at, head }, place) => {
+      const mass = patches.reduce((sum, token) => sum + (looks[place]?.weights[token] ?? 0), 0);
+      return { at, head, mass };
+    });
+    const most = found.filter(({ mass }) => mass > 0).sort((one, other) => other.mass - one.mass).slice(0, LISTED);
+    const buttons = most.map(({ at, head, mass }) => {
+      const bar = make("i", { class: "share" });
+      bar.style.setProperty("--share", String(Math.min(1, mass)));
+      const go = () => this.store.set({ at, head });
+      const parts = [make("span", { class: "name" }, side.name(at, head)), bar, make("b", {}, said(mass))];
+      return make("li", {}, make("button", { type: "button", "data-head": `${at}.${head}`, onclick: go }, ...parts));
+    });
+    const title = make("h2", {}, "Heads that look most at the picture");
+    this.most.replaceChildren(...(buttons.length ? [title, make("ol", { class: "ranking" }, ...buttons)] : []));
   }
 
   #paint() {

@@ -1,6 +1,6 @@
 /**
  * A map of queries x keys on a canvas: zoom, pan, crosshair, labels where there is room. The matrix view shows one, the
- * comparison three that move together.
+ * comparison three that move together; the model view enlarges one.
  *
  * @typedef {import("../data.js").Grid} Grid
  * @typedef {{x: number, y: number, k: number}} Zoom
@@ -10,20 +10,24 @@
  * @property {Grid} grid
  * @property {(value: number) => number} paint 0xAABBGGRR of a value
  * @property {Cell|null} chosen
+ * @property {boolean} [suggested] whether nobody chose that cell
+ * @property {[row: number|null, column: number|null]} [made] where the answer begins
  * @property {[row: number, column: number, row: number, column: number][]} [edges] lines between corners of cells
  * @property {((context: CanvasRenderingContext2D, plot: Plot) => void)} [over] draws more over the cells
  */
 import { select } from "d3-selection";
 import { zoom, zoomIdentity } from "d3-zoom";
-import { fit, make, place } from "../canvas.js";
+import { fit, make, place, topOf } from "../canvas.js";
 import { ink, inkOnPixel } from "../colours.js";
+import { paintedBy } from "../picture.js";
 import { fixed } from "../scales.js";
 import { hatched, line, picture, ticks } from "./cells.js";
 import { short } from "./parts.js";
 
 const GUTTER = { left: 104, top: 92, right: 2, bottom: 2 };
-const LEAST = 420; // height of a map, where the window is low
-const FOOT = 56; // of the window, below the map
+const LEAST = 240; // height of a map, where the window is low
+const FOOT = 12; // between the map and the line at the foot of the window
+const FASTEST = 0.6; // powers of 2 that one turn of the wheel zooms by
 const LARGEST = 56; // CSS pixels of a cell that is not zoomed
 const DEEPEST = 64; // of a cell that is
 const LEGIBLE = 11; // a row that has a label
@@ -35,7 +39,14 @@ const EDGE = 2; // CSS pixels of the line at the edge of a window
 const CLICK = 5; // a drag shorter than that is a click
 
 export class Plot {
-  constructor() {
+  /**
+   * @param {{left: number, top: number, right: number, bottom: number}} [gutter] pixels of the labels
+   * @param {() => number} [room] pixels that the plot may be wide; as wide as it stands without
+   */
+  constructor(gutter = GUTTER, room = () => this.element.clientWidth) {
+    this.gutter = gutter;
+    this.room = room;
+    this.most = () => this.#height();
     this.base = make("canvas", {});
     this.top = make("canvas", { class: "top-canvas", role: "img", "aria-label": "queries down, keys across" });
     this.element = make("div", { class: "plot" }, this.base, this.top);
@@ -53,6 +64,8 @@ export class Plot {
     this.onclick = () => {};
     /** @type {(transform: Zoom) => void} */
     this.onzoom = () => {};
+    paintedBy(this.base, (pen) => this.#paint(pen));
+    paintedBy(this.top, (pen) => this.#over(pen));
     this.#listen();
   }
 
@@ -87,8 +100,8 @@ export class Plot {
   under(x, y) {
     const { transform, cell } = this;
     return [
-      ((y - transform.y) / transform.k - GUTTER.top) / cell,
-      ((x - transform.x) / transform.k - GUTTER.left) / cell,
+      ((y - transform.y) / transform.k - this.gutter.top) / cell,
+      ((x - transform.x) / transform.k - this.gutter.left) / cell,
     ];
   }
 
@@ -96,8 +109,8 @@ export class Plot {
   at(row, column) {
     const { transform, cell } = this;
     return [
-      transform.x + transform.k * (GUTTER.left + column * cell),
-      transform.y + transform.k * (GUTTER.top + row * cell),
+      transform.x + transform.k * (this.gutter.left + column * cell),
+      transform.y + transform.k * (this.gutter.top + row * cell),
     ];
   }
 
@@ -105,6 +118,10 @@ export class Plot {
     /** @type {import("d3-zoom").ZoomBehavior<HTMLCanvasElement, unknown>} */
     this.zoom = zoom();
     this.zoom.clickDistance(CLICK).filter((event) => this.#zooms(event));
+    this.zoom.wheelDelta(({ deltaY, deltaMode }) => {
+      const turned = -deltaY * (deltaMode === 1 ? 0.5 : deltaMode ? 10 : 0.02); // ten times a wheel's, as pinches need
+      return Math.max(-FASTEST, Math.min(FASTEST, turned));
+    });
     this.zoom.on("zoom", ({ transform, sourceEvent }) => {
       this.transform = transform;
       this.top.classList.toggle("zoomed", transform.k > 1);
@@ -127,9 +144,10 @@ export class Plot {
     });
   }
 
-  /** One finger scrolls the page while the whole map is shown. @param {any} event */
+  /** One finger scrolls the page while the whole map is shown, and so does the wheel without Ctrl. @param {any} event */
   #zooms(event) {
-    if (event.button) return false;
+    if (event.type === "wheel") return event.ctrlKey || event.metaKey;
+    if (event.button || event.ctrlKey) return false;
     return !event.touches || event.touches.length > 1 || this.transform.k > 1;
   }
 
@@ -140,8 +158,8 @@ export class Plot {
     const grid = this.drawn?.grid;
     const inside =
       grid &&
-      x >= GUTTER.left &&
-      y >= GUTTER.top &&
+      x >= this.gutter.left &&
+      y >= this.gutter.top &&
       row >= 0 &&
       column >= 0 &&
       row < grid.rows &&
@@ -149,36 +167,52 @@ export class Plot {
     return inside ? [row, column] : null;
   }
 
+  /** @returns {number} pixels from the plot to the foot of the window, as the page stands before it is scrolled */
+  #height() {
+    const foot = document.querySelector(".status")?.clientHeight ?? 0;
+    return Math.max(LEAST, innerHeight - topOf(this.element) - foot - FOOT);
+  }
+
+  /** @param {number} factor of the zoom, about the middle of the map */
+  scaleBy(factor) {
+    select(this.top).call(this.zoom.scaleBy, factor);
+    this.onzoom(this.transform);
+  }
+
   draw() {
     if (!this.drawn || !this.element.clientWidth) return;
     const { grid } = this.drawn;
-    const across = this.element.clientWidth - GUTTER.left - GUTTER.right;
-    const top = this.element.getBoundingClientRect().top + scrollY;
-    const down = Math.max(LEAST, innerHeight - top - GUTTER.top - FOOT);
+    const across = this.room() - this.gutter.left - this.gutter.right;
+    const down = this.most() - this.gutter.top - this.gutter.bottom;
     this.cell = Math.min(LARGEST, across / grid.columns, down / grid.rows);
     this.size = { width: this.cell * grid.columns, height: this.cell * grid.rows };
     const { width, height } = this.size;
     /** @type {[[number, number], [number, number]]} */
     const map = [
-      [GUTTER.left, GUTTER.top],
-      [GUTTER.left + width, GUTTER.top + height],
+      [this.gutter.left, this.gutter.top],
+      [this.gutter.left + width, this.gutter.top + height],
     ];
     this.zoom
       ?.extent(map)
       .translateExtent(map)
       .scaleExtent([1, Math.max(1, DEEPEST / this.cell)]);
-    const context = fit(this.base, GUTTER.left + width + GUTTER.right, GUTTER.top + height + GUTTER.bottom);
-    this.#cells(context);
-    this.#labels(context);
+    const context = fit(this.base, this.gutter.left + width + this.gutter.right, this.gutter.top + height + this.gutter.bottom);
+    this.#paint(context);
     this.#crosshair();
     this.top.dataset.cells = [...this.at(0, 0), this.cell * this.transform.k].join(" "); // first cell, size
+  }
+
+  /** @param {CanvasRenderingContext2D} context or what writes SVG instead */
+  #paint(context) {
+    this.#cells(context);
+    this.#labels(context);
   }
 
   /** @returns {{rows: [number, number], columns: [number, number]}} the cells in sight, half-open */
   inSight() {
     const grid = /** @type {Drawn} */ (this.drawn).grid;
-    const [top, left] = this.under(GUTTER.left, GUTTER.top);
-    const [bottom, right] = this.under(GUTTER.left + this.size.width, GUTTER.top + this.size.height);
+    const [top, left] = this.under(this.gutter.left, this.gutter.top);
+    const [bottom, right] = this.under(this.gutter.left + this.size.width, this.gutter.top + this.size.height);
     return {
       rows: [Math.max(0, Math.floor(top + 1e-6)), Math.min(grid.rows, Math.ceil(bottom - 1e-6))],
       columns: [Math.max(0, Math.floor(left + 1e-6)), Math.min(grid.columns, Math.ceil(right - 1e-6))],
@@ -193,10 +227,10 @@ export class Plot {
     const cell = this.cell * this.transform.k;
     context.save();
     context.beginPath();
-    context.rect(GUTTER.left, GUTTER.top, width, height);
+    context.rect(this.gutter.left, this.gutter.top, width, height);
     context.clip();
     context.fillStyle = hatched(context);
-    context.fillRect(GUTTER.left, GUTTER.top, width, height);
+    context.fillRect(this.gutter.left, this.gutter.top, width, height);
     const [x, y] = this.at(rows[0], columns[0]);
     const step = Math.max(1, Math.floor(1 / (cell * Math.min(devicePixelRatio, 2)))); // cells in a pixel
     const image = picture(drawn, rows, columns, step);
@@ -205,9 +239,21 @@ export class Plot {
     if (cell >= ROOMY && drawn.grid.bin === 1) this.#numbers(context, rows, columns);
     drawn.over?.(context, this);
     this.#edges(context, rows);
+    this.#made(context);
     context.restore();
     context.strokeStyle = ink("line-strong");
-    context.strokeRect(GUTTER.left - 0.5, GUTTER.top - 0.5, width + 1, height + 1);
+    context.strokeRect(this.gutter.left - 0.5, this.gutter.top - 0.5, width + 1, height + 1);
+  }
+
+  /** Lines before the first row and column of the answer. @param {CanvasRenderingContext2D} context */
+  #made(context) {
+    const { grid, made: [row, column] = [null, null] } = /** @type {Drawn} */ (this.drawn);
+    [context.lineWidth, context.strokeStyle] = [1.5, ink("made")];
+    context.setLineDash([5, 3]);
+    if (row !== null) line(context, this.at(row, 0), this.at(row, grid.columns));
+    if (column !== null) line(context, this.at(0, column), this.at(grid.rows, column));
+    context.setLineDash([]);
+    context.lineWidth = 1;
   }
 
   /** @param {CanvasRenderingContext2D} context @param {[number, number]} rows in sight */
@@ -245,7 +291,7 @@ export class Plot {
     context.fillStyle = ink("muted");
     context.textBaseline = "middle";
     /** @param {import("../units.js").Units} units @param {number} unit */
-    const said = (units, unit) => (every === 1 ? short(units.label[unit], LABEL) : String(units.start[unit]));
+    const said = (units, unit) => (every === 1 ? short(units.label[unit], LABEL) : String(units.number(unit)));
     for (let row = Math.ceil(rows[0] / every) * every; row < rows[1]; row += every)
       this.#rowLabel(context, row, said(grid.rowUnits, row));
     for (let column = Math.ceil(columns[0] / every) * every; column < columns[1]; column += every)
@@ -253,34 +299,41 @@ export class Plot {
     context.font = `${FONT}px ${ink("sans")}`;
     context.fillStyle = ink("faint");
     context.textAlign = "right";
-    context.fillText("query ↓   key →", GUTTER.left - 8, 8);
+    if (this.gutter.left > 80) context.fillText("query ↓   key →", this.gutter.left - 8, 8);
   }
 
   /** @param {CanvasRenderingContext2D} context @param {number} row @param {string} text */
   #rowLabel(context, row, text) {
     const [, y] = this.at(row + 0.5, 0);
-    if (y < GUTTER.top || y > GUTTER.top + this.size.height) return;
+    if (y < this.gutter.top || y > this.gutter.top + this.size.height) return;
     context.textAlign = "right";
-    context.fillText(text, GUTTER.left - 7, y, GUTTER.left - 10);
+    context.fillText(text, this.gutter.left - 7, y, this.gutter.left - 10);
   }
 
   /** @param {CanvasRenderingContext2D} context @param {number} column @param {string} text */
   #columnLabel(context, column, text) {
     const [x] = this.at(0, column + 0.5);
-    if (x < GUTTER.left || x > GUTTER.left + this.size.width) return;
+    if (x < this.gutter.left || x > this.gutter.left + this.size.width) return;
     context.save();
-    context.translate(x, GUTTER.top - 7);
+    context.translate(x, this.gutter.top - 7);
     context.rotate(-Math.PI / 2);
     context.textAlign = "left";
-    context.fillText(text, 0, 0, GUTTER.top - 22);
+    context.fillText(text, 0, 0, this.gutter.top - 22);
     context.restore();
   }
 
   #crosshair() {
-    const { drawn, hovered, size } = this;
-    const context = fit(this.top, GUTTER.left + size.width + GUTTER.right, GUTTER.top + size.height + GUTTER.bottom);
+    const { left, right, top, bottom } = this.gutter;
+    this.#over(fit(this.top, left + this.size.width + right, top + this.size.height + bottom));
+  }
+
+  /** What is chosen, and under the pointer. @param {CanvasRenderingContext2D} context */
+  #over(context) {
+    const { drawn, hovered } = this;
     if (!drawn) return;
+    if (drawn.suggested) context.setLineDash([3, 2]);
     if (drawn.chosen) this.#mark(context, drawn.chosen, ink("accent"), 2);
+    context.setLineDash([]);
     if (!hovered) return;
     this.#bands(context, hovered);
     this.#mark(context, hovered, ink("ink"), 1.5);
@@ -288,7 +341,7 @@ export class Plot {
     context.font = `600 ${FONT}px ${ink("mono")}`;
     context.textBaseline = "middle";
     context.fillStyle = ink("query");
-    this.#cover(context, GUTTER.left - 3, this.at(hovered[0] + 0.5, 0)[1], rowUnits.label[hovered[0]], "query");
+    this.#cover(context, this.gutter.left - 3, this.at(hovered[0] + 0.5, 0)[1], rowUnits.label[hovered[0]], "query");
     this.#columnCover(context, this.at(0, hovered[1] + 0.5)[0], columnUnits.label[hovered[1]]);
   }
 
@@ -299,16 +352,16 @@ export class Plot {
     const [x1, y1] = this.at(row + 1, column + 1);
     context.save();
     context.beginPath();
-    context.rect(GUTTER.left, GUTTER.top, width, height);
+    context.rect(this.gutter.left, this.gutter.top, width, height);
     context.clip();
     context.globalAlpha = 0.5;
     context.lineWidth = 1;
     context.strokeStyle = ink("query");
-    line(context, [GUTTER.left, y0], [GUTTER.left + width, y0]);
-    line(context, [GUTTER.left, y1], [GUTTER.left + width, y1]);
+    line(context, [this.gutter.left, y0], [this.gutter.left + width, y0]);
+    line(context, [this.gutter.left, y1], [this.gutter.left + width, y1]);
     context.strokeStyle = ink("key");
-    line(context, [x0, GUTTER.top], [x0, GUTTER.top + height]);
-    line(context, [x1, GUTTER.top], [x1, GUTTER.top + height]);
+    line(context, [x0, this.gutter.top], [x0, this.gutter.top + height]);
+    line(context, [x1, this.gutter.top], [x1, this.gutter.top + height]);
     context.restore();
   }
 
@@ -318,7 +371,7 @@ export class Plot {
     const side = Math.max(this.cell * this.transform.k, 4);
     context.save();
     context.beginPath();
-    context.rect(GUTTER.left - 2, GUTTER.top - 2, this.size.width + 4, this.size.height + 4);
+    context.rect(this.gutter.left - 2, this.gutter.top - 2, this.size.width + 4, this.size.height + 4);
     context.clip();
     context.lineWidth = width;
     context.strokeStyle = colour;
@@ -334,7 +387,7 @@ export class Plot {
    */
   #cover(context, right, y, label, colour) {
     const text = short(label, LABEL);
-    const width = Math.min(context.measureText(text).width, GUTTER.left - 10);
+    const width = Math.min(context.measureText(text).width, this.gutter.left - 10);
     context.fillStyle = ink("paper");
     context.fillRect(0, y - FONT / 2 - 3, right, FONT + 6);
     context.fillStyle = ink(colour);
@@ -345,13 +398,13 @@ export class Plot {
   /** @param {CanvasRenderingContext2D} context @param {number} x @param {string} label */
   #columnCover(context, x, label) {
     context.save();
-    context.translate(x, GUTTER.top - 3);
+    context.translate(x, this.gutter.top - 3);
     context.rotate(-Math.PI / 2);
     context.fillStyle = ink("paper");
-    context.fillRect(0, -FONT / 2 - 3, GUTTER.top - 20, FONT + 6);
+    context.fillRect(0, -FONT / 2 - 3, this.gutter.top - 20, FONT + 6);
     context.fillStyle = ink("key");
     context.textAlign = "left";
-    context.fillText(short(label, LABEL), 4, 0, GUTTER.top - 22);
+    context.fillText(short(label, LABEL), 4, 0, this.gutter.top - 22);
     context.restore();
   }
 }

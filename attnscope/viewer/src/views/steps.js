@@ -341,7 +341,7 @@ class Explained {
     const how = `largest difference ${number(far)}, half a step of the map ${number(half)}`;
     const parts = [make("p", check, `${equal ? "✓ equal" : "✗ not equal"} to the map's weights: ${how}`)];
     if (key === null || !visible[key]) return parts;
-    const both = `computed ${weights[key].toFixed(6)}, in the map ${said(map.at(query, key), map.step)}`;
+    const both = `computed ${said(weights[key])}, in the map ${said(map.at(query, key), map.step)}`;
     return [...parts, make("p", {}, `${named(units, key)}: ${both}`)];
   }
 }

@@ -10,9 +10,10 @@
  */
 import { latest, make, tooltip } from "../canvas.js";
 import { intensity } from "../colours.js";
+import { said } from "../data.js";
 import { colourScale } from "../scales.js";
 import { visible } from "../shown.js";
-import { choice, lacking, named, ranking, shade, short, told, unitOf } from "./parts.js";
+import { choice, lacking, named, ranking, shade, short, swatch, told, unitOf } from "./parts.js";
 
 const LEVELS = 64; // colours that are told apart: a token whose colour stays is left alone
 
@@ -33,6 +34,8 @@ class TextView {
     this.side = null;
     /** @type {HTMLElement[]} */
     this.tokens = [];
+    /** @type {HTMLElement[]} the texts, one for each */
+    this.parts = [];
     this.levels = new Int16Array();
     /** @type {Look|null} */
     this.look = null;
@@ -46,7 +49,7 @@ class TextView {
       ["layer", "mean of the layer"],
       ["all", "mean of all heads"],
     ]);
-    this.scale = make("span", {});
+    this.scale = make("span", { class: "scales" });
     this.note = make("p", { class: "note" });
     this.text = make("div", { class: "reading", "data-role": "text" });
     this.beside = make("aside", { class: "beside" });
@@ -64,6 +67,7 @@ class TextView {
     const { page } = this;
     const side = page.side(state);
     if (side !== this.side) this.#lay(side);
+    this.#which(state);
     this.from.render(state);
     this.over.render(state);
     const still = this.drawing.begin();
@@ -74,7 +78,8 @@ class TextView {
     const max = look ? largest(look) : 1;
     this.#colour(look, intensity(max, state.log));
     this.note.textContent = this.#says();
-    this.scale.replaceChildren(colourScale(0, max));
+    const made = side.answer(state.at) !== null;
+    this.scale.replaceChildren(colourScale(0, max), ...(made ? [swatch("made", "answer")] : []));
     this.#list();
     this.#bring();
   }
@@ -89,12 +94,27 @@ class TextView {
     return state.key ?? this.page.side(state).sink(state.at, state.head);
   }
 
-  /** Writes the text. @param {Side} side */
+  /** Writes the text, or each of the texts that stacks read, under its name. @param {Side} side */
   #lay(side) {
     this.side = side;
     this.tokens = side.tokens.plain.map((_, token) => piece(side, token));
     this.levels = new Int16Array(this.tokens.length);
-    this.text.replaceChildren(...this.tokens);
+    const { origins } = side;
+    this.parts = origins.map((start, place) => {
+      const pieces = this.tokens.slice(start, origins[place + 1]);
+      const name = side.data.turns.find((turn) => turn[0] === start)?.[2] ?? "";
+      return make("div", { "data-text": start }, origins.length > 1 && make("h3", {}, name), ...pieces);
+    });
+    this.text.replaceChildren(...this.parts);
+  }
+
+  /** Only the texts that the stack of the chosen head reads. @param {State} state */
+  #which({ at }) {
+    const { queries, keys } = this.page.side(this.store.state).axes(at);
+    for (const part of this.parts) {
+      const start = Number(part.dataset.text);
+      part.hidden = ![queries, keys].some(([from, to]) => start >= from && start < to);
+    }
   }
 
   /** @param {Look|null} look @param {(weight: number) => number} share */
@@ -138,11 +158,12 @@ class TextView {
       all: "all heads, mean",
     };
     const says = state.from === "query" ? "looks at" : "is looked at by";
-    const title = make("h2", {}, `${over[state.over]}: ${named(units, unitOf(units, chosen))} ${says}`);
+    const suggested = state[state.from] === null ? " (suggested)" : "";
+    const title = make("h2", {}, `${over[state.over]}: ${named(units, unitOf(units, chosen))}${suggested} ${says}`);
     const other = state.from === "query" ? "key" : "query";
     const list = look ? ranking(look, other, (token) => this.store.set({ [other]: token })) : "";
     const removed =
-      look && look.removed > 0 ? make("p", { class: "hint" }, `taken out: ${look.removed.toFixed(6)}`) : "";
+      look && look.removed > 0 ? make("p", { class: "hint" }, `taken out: ${said(look.removed)}`) : "";
     this.beside.replaceChildren(title, list, removed);
   }
 
@@ -161,6 +182,9 @@ class TextView {
       const token = tokenOf(event);
       if (token === null) return;
       this.follow = `${this.state.from}${token}`;
+      const { queries, keys } = this.page.side(this.state).axes(this.state.at);
+      const [start, stop] = this.state.from === "query" ? queries : keys;
+      if (token < start || token >= stop) return; // of cross-attention one text has the queries, the other the keys
       this.store.set(this.state.from === "query" ? { query: token } : { key: token, keyEnd: null });
     });
     this.text.addEventListener("pointermove", (event) => this.#tell(event));
@@ -191,11 +215,13 @@ class TextView {
  *
  * @param {Side} side @param {number} token
  */
-function piece({ tokens }, token) {
+function piece({ tokens, data: { answer }, origins }, token) {
+  const apart = origins.length > 1 && token >= origins[1]; // a text of its own needs no line break before it
   const plain = tokens.plain[token];
   const kind = tokens.special[token] ? "piece special" : plain ? "piece" : "piece rest";
-  const text = tokens.special[token] ? short(tokens.label[token]) : visible(plain);
-  return make("span", { class: kind, "data-token": token, "data-axis": "key" }, text);
+  const text = tokens.special[token] ? short(tokens.label[token]) : visible(apart ? plain.replace(/^\n/, "") : plain);
+  const made = answer !== null && token >= answer ? (token === answer ? " made first" : " made") : "";
+  return make("span", { class: kind + made, "data-token": token, "data-axis": "key" }, text);
 }
 
 /** @param {Event} event @returns {number|null} */

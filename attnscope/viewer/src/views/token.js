@@ -1,7 +1,7 @@
 /** Which head looks from a query at a key: the mass of each head on the chosen keys, and the heads in its order. */
 import { latest, make, spoken } from "../canvas.js";
 import { css, inkOn, sequential } from "../colours.js";
-import { massOn } from "../data.js";
+import { massOn, said } from "../data.js";
 import { HeadGrid, goTo } from "../headgrid.js";
 import { roleChip, roleWords } from "../roles.js";
 import { colourScale, digits } from "../scales.js";
@@ -13,7 +13,6 @@ import { Strip } from "../strip.js";
  * @typedef {import("../types.js").Page} Page
  * @typedef {import("../types.js").Store} Store
  * @typedef {import("../types.js").Side} Side
- * @typedef {import("../data.js").Look} Look
  * @typedef {import("../headgrid.js").Name} Name
  * @typedef {Name & {mass: number, uniform: number, whole: boolean}} Answer
  */
@@ -56,16 +55,14 @@ class TokenView {
   /** @param {State} state */
   render(state) {
     const side = this.page.side(state);
-    if (this.grid.side !== side) {
-      this.grid.show(side);
-      this.#groups();
-    }
+    if (this.grid.show(side, state.at)) this.#groups();
     const query = this.page.query(state);
-    this.query.render(side, [[query, query + 1]]);
+    this.query.render(side, state.at, [[query, query + 1]]);
     for (const button of this.groups.children)
       if (button.matches("button")) button.setAttribute("aria-pressed", String(button.textContent === state.group));
     const { view, at, head, heads, theme, log, pin, from, over, metric, ...asked } = state;
-    const question = JSON.stringify(asked);
+    const suggested = state.key === null && [at, head]; // the key is what this head gives most to
+    const question = JSON.stringify([asked, side.stackOf(at), suggested]);
     this.grid.select(state);
     if (question !== this.asked) void this.#ask(state);
     else this.#show();
@@ -89,11 +86,11 @@ class TokenView {
     const shown = page.shown(state);
     const side = page.sides[shown];
     const query = page.query(state);
-    const keys = page.places(state) ?? (await mostSeen(page, shown, query, state));
+    const keys = (await page.keysOf(state)) ?? [[0, 1]];
     if (!mine()) return;
     /** @type {Map<string, Answer>} */
     const answers = new Map();
-    for (let at = 0; at < side.layers.length; at++) {
+    for (const at of side.layersWith(state.at)) {
       const heads = side.heads.filter((one) => one.at === at);
       const uniform = await page.uniform(shown, at, query, keys, state);
       const looks = await Promise.all(heads.map(({ head }) => page.filtered(shown, at, head, query, state)));
@@ -111,24 +108,26 @@ class TokenView {
   #show() {
     const { state } = this.store;
     const side = this.page.side(state);
-    const { label } = side.tokens;
     const { keys } = this;
     const query = this.page.query(state);
-    this.key.render(side, keys);
+    this.key.render(side, state.at, keys);
     this.title.replaceChildren(
       "Which head looks from ",
-      make("span", { class: "token query" }, namedRanges(label, [[query, query + 1]])),
+      make("span", { class: "token query" }, namedRanges(side, [[query, query + 1]])),
+      ...(state.query === null ? [" (suggested)"] : []),
       " at ",
-      make("span", { class: "token key" }, namedRanges(label, keys)),
+      make("span", { class: "token key" }, namedRanges(side, keys)),
+      ...(state.key === null ? [" (suggested)"] : []),
       "?",
     );
     const chosen =
       state.key === null
-        ? "No key is chosen: this is the one that most heads look at, but for the first token and itself. "
+        ? `No key is chosen: ${side.name(state.at, state.head)} gives this one most of this query's weight. `
         : "";
     const some = [...this.answers.values()].some(({ whole }) => !whole);
     const least = some ? "Only the strongest keys of each query are known: a head gives at least this. " : "";
-    const later = keys[0][0] > query ? "The key comes after the query: no head can see it." : "";
+    const causal = side.stackOf(state.at) === "decoder" && keys[0][0] > query;
+    const later = causal ? "The key comes after the query: no head can see it." : "";
     const none = this.answers.size && ![...this.answers.values()].some(({ mass }) => mass > 0) && !later;
     this.note.textContent =
       chosen + least + later + (none ? "No head gives these keys a weight that the page holds." : "");
@@ -176,8 +175,8 @@ class TokenView {
       const cells = [
         make("td", { class: "words" }, name),
         make("td", { class: "words wide" }, bar),
-        make("td", { class: "chosen" }, (answer.whole ? "" : "≥ ") + answer.mass.toFixed(4)),
-        make("td", { class: "muted" }, answer.uniform.toFixed(4)),
+        make("td", { class: "chosen" }, (answer.whole ? "" : "≥ ") + said(answer.mass)),
+        make("td", { class: "muted" }, said(answer.uniform)),
         make("td", { class: "words" }, roleChip(side.headAt(answer.at, answer.head))),
       ];
       const selected = String(answer.at === at && answer.head === head);
@@ -203,31 +202,14 @@ class TokenView {
     /** @type {(string|[string, string])[]} */
     const lines = [[side.name(at, head), roleWords(side.headAt(at, head))]];
     if (!answer) return [...lines, "the page holds no weights in tokens of this head"];
-    const { label } = side.tokens;
     const query = this.page.query(this.store.state);
-    lines.push(`${namedRanges(label, [[query, query + 1]])} → ${namedRanges(label, this.keys)}`);
+    lines.push(`${namedRanges(side, [[query, query + 1]])} → ${namedRanges(side, this.keys)}`);
     return [
       ...lines,
-      ["mass", (answer.whole ? "" : "≥ ") + answer.mass.toFixed(6)],
-      ["uniform", answer.uniform.toFixed(6)],
+      ["mass", (answer.whole ? "" : "≥ ") + said(answer.mass)],
+      ["uniform", said(answer.uniform)],
     ];
   }
-}
-
-/**
- * @param {Page} page @param {number} side @param {number} query @param {State} state
- * @returns {Promise<[number, number][]>} what receives most from the query, without key 0 and itself
- */
-async function mostSeen(page, side, query, state) {
-  const look = await page.look(side, { ...state, from: "query", over: "all" }, query);
-  if (!look) return [[0, 1]];
-  const { weights, units } = look;
-  const own = units.of[query];
-  let best = -1;
-  weights.forEach((weight, unit) => {
-    if (unit !== units.of[0] && unit !== own && (best < 0 || weight > weights[best])) best = unit;
-  });
-  return [units.range(Math.max(0, best))];
 }
 
 /** @type {import("../types.js").Mount} */

@@ -1,0 +1,85 @@
+/** The map of the head that is pointed at in a grid, enlarged, else of the chosen one. */
+import { latest, make, onResize } from "../canvas.js";
+import { intensity, pixel, sequential } from "../colours.js";
+import { roleChip } from "../roles.js";
+import { lacking, named, told } from "./parts.js";
+import { Plot } from "./plot.js";
+
+/**
+ * @typedef {import("../types.js").State} State
+ * @typedef {import("../types.js").Page} Page
+ * @typedef {import("../types.js").Store} Store
+ * @typedef {{at: number, head: number}} Name
+ */
+
+const GUTTER = { left: 64, top: 64, right: 2, bottom: 2 };
+
+export class Enlarged {
+  /** @param {Page} page @param {Store} store */
+  constructor(page, store) {
+    this.page = page;
+    this.state = store.state;
+    /** @type {Name|null} */
+    this.pointed = null;
+    this.turn = latest();
+    this.title = make("h2", {});
+    this.note = make("p", { class: "note" });
+    this.value = make("p", { class: "hint" }, "Point at a head to enlarge it; a click opens it.");
+    this.plot = new Plot(GUTTER);
+    this.plot.most = () => this.plot.element.clientWidth;
+    this.element = make("aside", { class: "enlarged", "data-role": "enlarged", "aria-label": "The head enlarged" });
+    this.element.append(this.title, this.note, this.plot.element, this.value);
+    this.plot.onclick = ([row, column]) => {
+      const grid = this.plot.drawn?.grid;
+      if (grid) store.set({ ...this.#shown(), query: grid.rowUnits.start[row], key: grid.columnUnits.start[column], keyEnd: null });
+    };
+    this.plot.onhover = (cell) => this.#tell(cell);
+    onResize(this.element, () => this.plot.draw());
+  }
+
+  /** @param {State} state */
+  render(state) {
+    this.state = state;
+    void this.#draw();
+  }
+
+  /** @param {Name|null} name */
+  point(name) {
+    if (name?.at === this.pointed?.at && name?.head === this.pointed?.head) return;
+    this.pointed = name;
+    void this.#draw();
+  }
+
+  /** @returns {Name} */
+  #shown() {
+    const { at, head } = this.pointed ?? this.state;
+    return { at, head };
+  }
+
+  async #draw() {
+    const still = this.turn.begin();
+    const { page, state } = this;
+    const { at, head } = this.#shown();
+    const side = page.side(state);
+    const grid = await page.filteredMap(page.shown(state), at, head, state);
+    if (!still()) return;
+    const share = intensity(grid?.max ?? 1, state.log);
+    const ramp = sequential();
+    this.title.replaceChildren(`${side.name(at, head)} `, roleChip(side.headAt(at, head)));
+    this.note.textContent = grid ? "" : lacking(side, at, head);
+    this.note.hidden = !!grid;
+    this.plot.show(grid && { grid, paint: (weight) => pixel(ramp, share(weight)), chosen: null });
+    this.element.dataset.head = `${at}.${head}`;
+  }
+
+  /** @param {import("./plot.js").Cell|null} cell */
+  #tell(cell) {
+    const grid = this.plot.drawn?.grid;
+    if (!cell || !grid) return;
+    const [row, column] = cell;
+    const visible = (/** @type {number} */ unit) => grid.visible(row, unit);
+    const look = { weights: grid.row(row), removed: 0, step: grid.step, whole: true, visible, units: grid.columnUnits };
+    const [from, to] = [named(grid.rowUnits, row, 16), named(grid.columnUnits, column, 16)];
+    this.value.textContent = `${from} → ${to}: ${told(look, column, this.state, null)}`;
+  }
+}

@@ -1,0 +1,168 @@
+"""What a page has chosen: one query and key everywhere, heads overlaid, steps through queries, and room for all."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.browsing import PHONE, visiting
+from helpers.command_line import call
+
+WINDOW = (1280, 800)
+STORY = Path(__file__).parents[2] / "examples" / "story.txt"
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """A text of some 300 tokens that ends with empty lines, read from a file."""
+    folder = tmp_path_factory.mktemp("long")
+    (folder / "story.txt").write_text((STORY.read_text() * 3)[:1200].rsplit(".", 1)[0] + ".\n\n")
+    call("view", "--file", str(folder / "story.txt"), "-o", str(folder / "page.html")).ok()
+    return folder / "page.html"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A text and what the model made of it."""
+    path = tmp_path_factory.mktemp("made") / "page.html"
+    call("view", "--text", "The cat sat on the mat. The cat", "--generate", "4", "-o", str(path)).ok()
+    return path
+
+
+def test_header_and_footer_name_one_query_and_one_key(browser, subject):
+    labels, last = subject.seen.prompt.labels, len(subject.seen.prompt) - 1
+    key = int(subject.seen.weights[2][1, last].argmax())
+    with visiting(browser, subject.path, "view=token&at=2&head=1") as visit:
+        title = visit.view("token").locator("h2").last
+        title.filter(has_text="at").wait_for()
+        visit.until("() => document.querySelector('[data-role=weight]').textContent.startsWith('weight')")
+        said = [visit.page.locator(f".status .token.{axis}").inner_text() for axis in ("query", "key")]
+        assert said == [f"{last} {labels[last]}", f"{key} {labels[key]}"]
+        assert all(one in title.inner_text() for one in said)
+        assert title.inner_text().count("(suggested)") == 2
+        assert visit.token("token", key, "key").get_attribute("aria-pressed") == "true"
+        assert visit.page.locator(".status").inner_text().count("(suggested)") == 2
+        visit.token("token", 0, "key").click()
+        visit.settled(key=0)
+        visit.until("() => document.querySelector('.status').innerText.split('(suggested)').length === 2")
+        assert title.inner_text().count("(suggested)") == 1
+
+
+def test_a_file_opens_at_its_last_word(browser, long):
+    with visiting(browser, long, "view=text&at=1&head=5") as visit:
+        chosen = visit.view("text").locator(".piece.chosen")
+        chosen.wait_for()
+        assert any(map(str.isalpha, chosen.inner_text()))
+        after = visit.view("text").locator(f".piece[data-token='{int(chosen.get_attribute('data-token')) + 1}']")
+        assert after.inner_text().strip() in (".", "")
+
+
+def test_heads_of_a_layer_lie_over_one_another(browser, subject):
+    heads = subject.seen.kv_of[next(iter(subject.seen.kv_of))][0]
+    with visiting(browser, subject.path, "view=head&at=1&head=1&query=5&pin=1") as visit:
+        squares = visit.view("head").locator(".square")
+        squares.first.wait_for()
+        assert squares.count() == heads
+        squares.nth(0).click()
+        visit.settled(heads="1.0")
+        visit.page.locator("[data-role=all-heads]").click()
+        visit.until(f"() => document.querySelectorAll('.square[aria-pressed=true]').length === {heads}")
+        colours = squares.evaluate_all("all => all.map((one) => one.style.backgroundColor)")
+        assert len(set(colours)) == heads
+        bands = visit.token("head", 3, "key").locator(".band")
+        visit.until(f"() => JSON.parse(document.querySelector('.rows .key .band').dataset.bands).length === {heads}")
+        shares = sorted(share for _, share in bands.evaluate("one => JSON.parse(one.dataset.bands)"))
+        np.testing.assert_allclose(shares, sorted(subject.seen.weights[1][:, 5, 3].tolist()), atol=0.003)
+        visit.page.keyboard.press("ArrowDown")  # they go along to the next layer
+        visit.settled(at=2, head=1)
+        assert visit.view("head").locator(".square[aria-pressed=true]").count() == heads
+        squares.nth(1).click()  # the chosen one is hidden: another is chosen
+        visit.until("() => document.querySelectorAll('.square')[1].getAttribute('aria-pressed') === 'false'")
+        visit.until("() => !location.hash.includes('head=1&')")
+        squares.nth(2).dblclick()
+        visit.settled(head=2, heads=None)
+
+
+@pytest.mark.parametrize("which", ["short", "long"])
+def test_the_map_is_in_the_window(browser, subject, long, which):
+    path = subject.path if which == "short" else long
+    with visiting(browser, path, "view=matrix&at=1&head=1&query=5&key=3", WINDOW) as visit:
+        canvas = visit.page.locator(".matrix-view .top-canvas[data-cells]")
+        canvas.wait_for()
+        box, foot = canvas.bounding_box(), visit.page.locator(".status").bounding_box()
+        assert box["y"] + box["height"] <= foot["y"]
+        assert box["height"] > 400
+        beside = visit.page.locator(".matrix-view .beside").bounding_box()
+        assert box["x"] + box["width"] <= beside["x"] < box["x"] + box["width"] + 40
+        assert beside["x"] + beside["width"] > WINDOW[0] - 60
+
+
+def test_a_head_that_is_pointed_at_is_enlarged(browser, subject):
+    with visiting(browser, subject.path, "view=model&at=1&head=1", WINDOW) as visit:
+        enlarged = visit.page.locator("[data-role=enlarged]")
+        visit.page.locator("[data-role=enlarged][data-head='1.1']").wait_for()
+        visit.view("model").locator(".grid [data-head='2.3']").hover()
+        visit.page.locator("[data-role=enlarged][data-head='2.3']").wait_for()
+        assert enlarged.locator("h2").inner_text().startswith("L2H3")
+        grid, box = visit.view("model").locator(".grid").bounding_box(), enlarged.bounding_box()
+        assert box["width"] > 280
+        assert box["x"] + box["width"] > WINDOW[0] - 40, "the width is used"
+        last = visit.view("model").locator(".grid-row").last.bounding_box()
+        assert last["y"] + last["height"] <= visit.page.locator(".status").bounding_box()["y"]
+        assert grid["x"] + grid["width"] <= box["x"]
+        visit.page.mouse.move(5, 5)
+        visit.page.locator("[data-role=enlarged][data-head='1.1']").wait_for()
+
+
+def test_a_slider_steps_through_the_queries_and_marks_the_answer(browser, made):
+    with visiting(browser, made, "view=head&at=1&head=1&query=3") as visit:
+        slider = visit.page.locator("[data-role=queries]")
+        slider.focus()
+        visit.page.keyboard.press("ArrowRight")
+        visit.settled(query=4)
+        assert slider.get_attribute("aria-valuetext").endswith(", prompt")
+        slider.evaluate("one => { one.value = one.max; one.dispatchEvent(new Event('input')); }")
+        visit.settled(query=slider.get_attribute("max"))
+        visit.until("() => document.querySelector('[data-role=queries]').ariaValueText?.endsWith(', answer') ?? true")
+        assert slider.get_attribute("aria-valuetext").endswith(", answer")
+        assert visit.page.locator(".made-mark").is_visible()
+        visit.page.get_by_role("button", name="Query before (k)").click()
+        visit.settled(query=int(slider.get_attribute("max")) - 1)
+        rows = visit.view("head").locator(".rows .query.made")
+        assert rows.count() == 4
+        visit.page.keyboard.press("4")
+        visit.settled(view="matrix")
+        assert "the answer begins" in visit.view("matrix").inner_text()
+        visit.page.keyboard.press("5")
+        assert visit.view("text").locator(".piece.made").count() == 4
+
+
+def test_nothing_is_warned_of_that_is_as_it_should_be(browser, long, subject):
+    with visiting(browser, long, "view=matrix&at=1&head=1") as visit:
+        assert visit.page.locator(".left-out").count() == 0
+        greyed = visit.page.locator("[role=tab][aria-disabled=true]")
+        assert greyed.inner_text() == "Steps"
+        assert "up to 256 tokens" in greyed.get_attribute("aria-label")
+        greyed.click(force=True)  # Playwright waits for what is not disabled
+        assert "up to 256 tokens" in visit.tip("Steps")
+        visit.settled(view="matrix")
+    with visiting(browser, subject.path, "view=steps&at=1&head=1") as visit:
+        assert visit.page.locator("[role=tab][aria-disabled=true]").count() == 0
+
+
+def test_one_place_is_one_place(browser, subject):
+    with visiting(browser, subject.path, "view=model") as visit:
+        visit.view("model").locator("[data-head]").first.wait_for()
+        visit.page.keyboard.press("/")
+        dialog = visit.page.get_by_role("dialog", name="Find a token")
+        dialog.locator("input").fill("financial")
+        assert dialog.locator("[role=status]").inner_text() == "1 place"
+        dialog.locator("input").fill("")
+        assert dialog.locator("[role=status]").inner_text() == f"{len(subject.seen.prompt)} places"
+
+
+@pytest.mark.parametrize("view", ["model", "head", "matrix", "text", "token"])
+def test_a_phone_scrolls_down_alone(browser, made, view):
+    with visiting(browser, made, f"view={view}&at=1&head=1&query=9&key=3", PHONE, "dark") as visit:
+        visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
+        assert visit.page.evaluate("document.scrollingElement.scrollWidth - innerWidth") <= 0
