@@ -20,7 +20,7 @@ from attnscope.inputs.made import generated, target
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, reads_sound
 from attnscope.memory import free_memory, human_bytes
 from attnscope.model.geometry import with_tower
-from attnscope.model.loaded import LoadedModel
+from attnscope.model.loaded import LoadedModel, check_loaded
 from attnscope.observation import Observation
 from attnscope.observe import Asked, Request, observe
 from attnscope.observe.choice import Choice, choose, tiles_difference
@@ -137,11 +137,7 @@ def prepare(loaded: LoadedModel, ask: Ask, advance: Callable[[int], object] = la
 
     advance: called with 1 for every token that is generated.
     """
-    if not isinstance(loaded, LoadedModel):
-        raise UsageError(
-            f"expected a LoadedModel, got {type(loaded).__name__}",
-            "attnscope.load makes one, attnscope.wrap one of a model and a tokenizer",
-        )
+    check_loaded(loaded)
     request, of_two = ask.keep, loaded.geometry.task == SEQ2SEQ
     _check(loaded, ask)
     asked = replace(ask, answer="") if ask.generate and not of_two else ask  # an answer that is still to come

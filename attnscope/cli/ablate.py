@@ -64,7 +64,7 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measure
     from attnscope.selection import everything, pairs
     from attnscope.show.ablation import save_ablation
     from attnscope.study.ablation.direct import direct_means
-    from attnscope.study.ablation.effects import ablate as ablated_by
+    from attnscope.study.ablation.effects import ablate_sets as ablated_by
     from attnscope.study.ablation.effects import ablation_cost, pass_seconds
 
     asked = _with_random(loaded, named, taken, on.seed)
@@ -159,12 +159,12 @@ def _kept(loaded: LoadedModel, folder: Path | None) -> Atlas | None:
 
 def _probed(loaded: LoadedModel, on: On, quiet: bool) -> Atlas:
     """What the probes find."""
-    from attnscope.study.atlas.scan import scan
+    from attnscope.study.atlas.scan import scan_heads
 
     planned, layers = _probes(loaded, on.seed), len(loaded.geometry.layers)
     output.talk(f"no sets were named: probes find the roles, {planned.tokens} tokens x {layers} layers", quiet)
     with unwinding(), output.progress("reading probes", planned.tokens, quiet, "tokens") as advance:
-        return scan(loaded, planned, advance=advance)
+        return scan_heads(loaded, planned, advance=advance)
 
 
 def _with_random(loaded: LoadedModel, named: Sequence[HeadSet], taken: Taken, seed: int) -> HeadSets:
