@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "typed": "errors shown",
     "memory": "errors",
     "stacks": "",
+    "telling": "",
     "selection": "cells errors stacks",
     "files": "apart errors shown",
     "tables": "files",
@@ -62,6 +63,8 @@ MAY_IMPORT = {
     "intervene": "cells errors attention model seam",
     "study": "cells errors files folder attention intervene keep measure memory model observe seam selection tables"
     " text stacks",
+    "calls": "ask batch cells drawing errors explain figures files folder intervene keep media memory model observe parity"
+    " run selection show shown signals study tables telling text typed",
     "show": "cells errors figures files folder measure model selection shown study tables text",
     "": "_version api errors figures keep model observation observe seam",  # handed out, imported on first use
 }
