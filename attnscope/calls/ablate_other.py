@@ -59,7 +59,7 @@ class Asking:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Result:
     """A table, what it is a table of, and a figure by name with what writes it."""
 
     table: pa.Table
@@ -73,7 +73,7 @@ class HeadQuestion:
 
     name: str
     cost: Callable[[Asking], int]
-    answer: Callable[[Asking], Answer]
+    answer: Callable[[Asking], Result]
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,7 +83,7 @@ class Answered(Record):
     model: LoadedModel
     task: Task
     question: str
-    answer: Answer
+    answer: Result
     facts: Mapping[str, Any]
 
     @property
@@ -158,7 +158,7 @@ class QuestionPlan:
         return cost * pass_seconds(asking.passes, [HeadSet("", (head,)) for head in asking.heads])
 
     def run(self, tell: Teller = SILENT, cost: int | None = None) -> Answered:
-        """Answer; with a folder, keep what is measured on the way, and write there."""
+        """Result; with a folder, keep what is measured on the way, and write there."""
         asking, question, asked = self.asking, self.question, self.asked
         facts = task_facts(self.model, self.task, asked.replace)
         facts |= {"heads": [head_name(*head) for head in asking.heads]}
@@ -178,7 +178,7 @@ class QuestionPlan:
 def answered(
     loaded: LoadedModel, task: Task, heads: Sequence[HeadIndex], question: HeadQuestion, asked: Asked
 ) -> Answered:
-    """Answer a question; heads: all of the model where none were named."""
+    """Result a question; heads: all of the model where none were named."""
     return QuestionPlan(loaded, task, heads, question, asked).run()
 
 
@@ -194,20 +194,20 @@ def _pairs_cost(asking: Asking) -> int:
     return asking.passes.token_layers(pair_sets(asking.heads))
 
 
-def _pairs(asking: Asking) -> Answer:
+def _pairs(asking: Asking) -> Result:
     """The synergy of every two heads."""
     if len(asking.heads) < 2:
         raise InputError("a pair takes two heads, and one was named", "name more of them")
     _, effect_SK = effects_of(asking.passes, pair_sets(asking.heads), asking.parts, asking.advance)
     found = synergies(asking.heads, effect_SK)
-    return Answer(found.table(), found)
+    return Result(found.table(), found)
 
 
 def _pruning_cost(asking: Asking) -> int:
     return asking.passes.token_layers([]) + prune_cost(asking.passes, len(asking.heads))
 
 
-def _pruning(asking: Asking) -> Answer:
+def _pruning(asking: Asking) -> Result:
     """The heads in the order in which they are missed least: the steps, and the intact loss."""
     loaded, passes = asking.passes.loaded, asking.passes
     intact = float(passes.measured([], asking.advance)[:, 0].mean())
@@ -218,17 +218,17 @@ def _pruning(asking: Asking) -> Answer:
         guess = math.log(loaded.geometry.vocab_size)
         save_pruning(path, names, [intact, *(one.value for one in steps)], [("uniform guess", guess)], style)
 
-    return Answer(curve(steps, intact), (steps, intact, passes.measure.unit), ("prune.png", draw))
+    return Result(curve(steps, intact), (steps, intact, passes.measure.unit), ("prune.png", draw))
 
 
 def _screen_cost(asking: Asking) -> int:
     return (BACKWARD + 1 + TRIED) * asking.passes.token_layers([])
 
 
-def _screen(asking: Asking) -> Answer:
+def _screen(asking: Asking) -> Result:
     """All heads to first order, and some of them ablated."""
     found = screened(asking.passes, asking.advance)
-    return Answer(found.table(), found)
+    return Result(found.table(), found)
 
 
 QUESTIONS: Mapping[str, HeadQuestion] = {

@@ -258,7 +258,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
 
     def job(self) -> Job:
         """What a worker needs to know."""
-        from attnscope.calls.corpus import BatchOptions
+        from attnscope.calls.batch import BatchOptions
         from attnscope.text.expressions import defined
 
         about = {key: value for key, value in self.held().items() if key != "sources"}

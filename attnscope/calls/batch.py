@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
     from attnscope.text.prompt import Side
 
-Texts = Sequence[str | Mapping[str, Any]] | Path | Sequence[Path]  # texts or records, or files, folders and globs
+CorpusTexts = Sequence[str | Mapping[str, Any]] | Path | Sequence[Path]  # texts or records, or files, folders and globs
 
 
 class BatchFields(TypedDict, total=False):
@@ -199,7 +199,9 @@ OF_JOB: tuple[str, ...] = (
 NOT_HELD = ("summary", "batch_tokens", "strict")
 
 
-def batch(model: LoadedModel, texts: Texts, out: str | Path | None = None, **options: Unpack[BatchFields]) -> Batch:
+def batch(
+    model: LoadedModel, texts: CorpusTexts, out: str | Path | None = None, **options: Unpack[BatchFields]
+) -> Batch:
     """Heads and relations of every text, in padded passes, as a dataset.
 
     texts: texts, records with a `text`, or paths of files, folders or globs. out: the folder that the dataset is
@@ -225,7 +227,7 @@ def batch(model: LoadedModel, texts: Texts, out: str | Path | None = None, **opt
     return Batch(folder, tally, tuple(journal.failures()), held)
 
 
-def _corpus(texts: Texts, asked: BatchOptions) -> Corpus:
+def _corpus(texts: CorpusTexts, asked: BatchOptions) -> Corpus:
     fields = {name: getattr(asked, name) for name in ("text_field", "id_field", "audio_field", "chat")}
     if isinstance(texts, str):
         raise UsageError("expected texts, got one", "give a list, or a file as pathlib.Path")
