@@ -78,11 +78,11 @@ def capture(
 ) -> Capture | list[Capture]:
     """One forward pass over one text: every head's weights, scores, role, relations and map.
 
-    text: the text, a Prompt, or token ids; or a list of them, which padded passes read side by side: the result is then
-    a list of captures, each as if its text were read alone. layers: of which relations, maps and matrices are kept, None
-    for all.
-    request: what to keep, where that is less or more. query, key: the tokens that are asked about, as "last" or "Mary":
-    metrics are means over the queries, and each head has a `mass` on the keys; define: names for such expressions.
+    text: the text, a Prompt, or token ids; or a list of them, which padded passes read side by side: then
+    a list of captures, each as if its text were read alone. layers: of which relations, maps and matrices are kept,
+    None for all. request: what to keep, where that is less or more. query, key: the tokens that are asked about, as
+    "last" or "Mary": metrics are means over the queries, and each head has a `mass` on the keys; define: names for such
+    expressions.
     audio: instead of a text, for a model of sound: a file, or (samples, rate).
 
     how: the other fields of `attnscope.ask.Ask`: engine, memory, listen, verify, select, atlas, chat, truncate,
