@@ -7,6 +7,8 @@
 >>> seen.heads[0].score      # what its first head does
 >>> seen.heatmap(1, 4)       # layer 1, head 4, drawn
 >>> seen.export("runs/bank") # tables, figures, manifest.json
+
+The commands are functions here: `scan`, `ablate`, `compare`, `batch`, `parity`, `explain`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,12 @@ from attnscope._version import __version__
 
 if TYPE_CHECKING:
     from attnscope.api import capture, load
+    from attnscope.calls.ablate import ablate
+    from attnscope.calls.batch import batch
+    from attnscope.calls.compare import compare
+    from attnscope.calls.explain import explain
+    from attnscope.calls.parity import parity
+    from attnscope.calls.scan import scan
     from attnscope.errors import AttnscopeError
     from attnscope.figures import Style
     from attnscope.keep.view import View
@@ -34,9 +42,15 @@ __all__ = [
     "Style",
     "View",
     "__version__",
+    "ablate",
+    "batch",
     "capture",
+    "compare",
+    "explain",
     "listen",
     "load",
+    "parity",
+    "scan",
     "wrap",
 ]
 
@@ -47,9 +61,15 @@ _HOMES = {
     "Request": "attnscope.observe",
     "Style": "attnscope.figures",
     "View": "attnscope.keep.view",
+    "ablate": "attnscope.calls.ablate",
+    "batch": "attnscope",  # a room that is called, see `callable_room`
     "capture": "attnscope.api",
+    "compare": "attnscope.calls.compare",
+    "explain": "attnscope",
     "listen": "attnscope.seam.listen",
     "load": "attnscope.api",
+    "parity": "attnscope",
+    "scan": "attnscope.calls.scan",
     "wrap": "attnscope.model.loading",
 }
 
@@ -60,7 +80,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'attnscope' has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    home = _HOMES[name]
+    if home == __name__:
+        return importlib.import_module(f"{home}.{name}")
+    value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from attnscope.ask import Ask, How
+from attnscope.calls.texts import read_texts
 from attnscope.errors import UsageError
 from attnscope.face import Capture
 from attnscope.keep.view import View
 from attnscope.media.sound import sound_of
 from attnscope.model.libraries import without_bars
-from attnscope.model.loaded import LoadedModel
+from attnscope.model.loaded import LoadedModel, check_loaded
 from attnscope.model.loading import load as load_model
 from attnscope.model.options import LoadFields, LoadOptions
 from attnscope.observe import Request
@@ -21,6 +22,7 @@ from attnscope.typed import check_names
 
 if TYPE_CHECKING:
     from attnscope.ask import Text
+    from attnscope.text.prompt import Prompt
 
 
 def load(model: str = "demo", **options: Unpack[LoadFields]) -> LoadedModel:
@@ -36,7 +38,8 @@ def load(model: str = "demo", **options: Unpack[LoadFields]) -> LoadedModel:
         return load_model(LoadOptions(model=model, **options))
 
 
-def capture(
+@overload
+def capture(  # type: ignore[overload-overlap]  # a str is a sequence of them, and is one text
     model: LoadedModel,
     text: Text | None = None,
     layers: Sequence[int] | None = None,
@@ -47,12 +50,39 @@ def capture(
     define: Mapping[str, str] | None = None,
     audio: Any = None,
     **how: Unpack[How],
-) -> Capture:
+) -> Capture: ...
+@overload
+def capture(
+    model: LoadedModel,
+    text: Sequence[str] | Sequence[Prompt] | Sequence[Sequence[int]],
+    layers: Sequence[int] | None = None,
+    *,
+    request: Request | None = None,
+    query: str | int | None = None,
+    key: str | int | None = None,
+    define: Mapping[str, str] | None = None,
+    audio: None = None,
+    **how: Unpack[How],
+) -> list[Capture]: ...
+def capture(
+    model: LoadedModel,
+    text: Any = None,
+    layers: Sequence[int] | None = None,
+    *,
+    request: Request | None = None,
+    query: str | int | None = None,
+    key: str | int | None = None,
+    define: Mapping[str, str] | None = None,
+    audio: Any = None,
+    **how: Unpack[How],
+) -> Capture | list[Capture]:
     """One forward pass over one text: every head's weights, scores, role, relations and map.
 
-    text: the text, a Prompt, or token ids. layers: of which relations, maps and matrices are kept, None for all.
-    request: what to keep, where that is less or more. query, key: the tokens that are asked about, as "last" or "Mary":
-    metrics are means over the queries, and each head has a `mass` on the keys; define: names for such expressions.
+    text: the text, a Prompt, or token ids; or a list of them, which padded passes read side by side: then
+    a list of captures, each as if its text were read alone. layers: of which relations, maps and matrices are kept,
+    None for all. request: what to keep, where that is less or more. query, key: the tokens that are asked about, as
+    "last" or "Mary": metrics are means over the queries, and each head has a `mass` on the keys; define: names for such
+    expressions.
     audio: instead of a text, for a model of sound: a file, or (samples, rate).
 
     how: the other fields of `attnscope.ask.Ask`: engine, memory, listen, verify, select, atlas, chat, truncate,
@@ -69,6 +99,8 @@ def capture(
     """
     if (text is None) == (audio is None):
         raise UsageError("expected one text, or one sound", "give a text, or {audio=FILE}")
+    check_loaded(model)
+    check_names("capture", how, Ask)
     if request is None:
         view = View(heads=None if layers is None else _heads_of(model, layers))
         kept = how.get("picture") is not None
@@ -77,8 +109,15 @@ def capture(
         raise UsageError("layers and request were both given", "choose heads with {select=1.*} instead")
     asked: dict[str, Any] = {name: str(value) for name, value in (("query", query), ("key", key)) if value is not None}
     asked |= {} if define is None else {"define": define}
-    whole = sound_of(audio) if text is None else text
-    return Capture.made_of(read(model, Ask(whole, replace(request, **asked), **how)))
+    keep = replace(request, **asked)
+    if _several(text):
+        return [Capture.made_of(one) for one in read_texts(model, [Ask(one, keep, **how) for one in text])]
+    return Capture.made_of(read(model, Ask(sound_of(audio) if text is None else text, keep, **how)))
+
+
+def _several(text: Any) -> bool:
+    """Whether a list of texts was given, not one as token ids."""
+    return isinstance(text, list | tuple) and bool(text) and not any(isinstance(one, int) for one in text)
 
 
 def _heads_of(model: LoadedModel, layers: Sequence[int]) -> dict[int, range]:

@@ -7,19 +7,28 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
 
-from attnscope.measure.metrics import KNOWN, MASS
+from attnscope.errors import UsageError
+from attnscope.notebook import coloured_text, heads_html, matrix_of, place_of
 from attnscope.observation import Observation
 from attnscope.typed import check_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import torch
 
     from attnscope.drawing import Picture
     from attnscope.export import Ways
     from attnscope.figures.style import StyleFields
+    from attnscope.keep.columns import Head
+    from attnscope.notebook import ColouredText
     from attnscope.viewer.page import Page
 
-SHOWN_HEADS = 12  # of the table in a notebook
+NAMES = (  # that TAB offers
+    *("atlas", "calls", "chosen", "export", "facts", "failures", "head", "heads", "heatmap", "kept_heads", "key_table"),
+    *("keys", "maps", "matrix", "of", "operands", "over_picture", "page", "prompt", "queries", "relations", "rollout"),
+    *("rollout_table", "spans", "stack", "stacks", "table", "text", "token_table", "uniform", "unmeasured", "view"),
+    *("weight_heads", "weights"),
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,13 +56,51 @@ class Capture(Observation):
 
         return look_table(self, mean)
 
-    def heatmap(self, layer: int, head: int, **style: Unpack[StyleFields]) -> Picture:
+    def head(self, name: str) -> Head:
+        """One head by its name, `L1H4`, `1.4` or `cross L1H4`: its role, scores, strongest relation.
+
+        Raises UsageError for a head that the model does not have.
+
+            >>> seen.head("L1H4").score["entropy"]
+        """
+        key, number = place_of(self, name)
+        there = (one for one in self.heads if (one.layer, one.stack) == (key.layer, key.stack))
+        found = next((one for one in there if one.head == number), None)
+        if found is None:
+            raise UsageError("heads were averaged over each kv head", "ask for View(by_kv=False)")
+        return found
+
+    def matrix(self, name: str) -> torch.Tensor:
+        """The weights of one head by its name, (Q, K) fp32 on the CPU. Raises UsageError where they were not kept."""
+        return matrix_of(self, name)
+
+    def text(self, query: str | int | None = None, head: str | None = None) -> ColouredText:
+        """The text, coloured by the weight that its tokens get: for a notebook, `.table()` has the numbers.
+
+        query: the tokens that look, as `last` or `Mary`; those of the capture, or the last, without it. head: of one
+        head, as `L1H4`; the mean of all heads whose matrices were kept, without it. Raises UsageError for what names no
+        token or head, and where no matrices were kept.
+
+            >>> seen.text(query="last", head="L2H1")
+        """
+        return coloured_text(self, query, head)
+
+    def heatmap(self, layer: int | str, head: int | None = None, **style: Unpack[StyleFields]) -> Picture:
         """One head's map as a picture, for a notebook or `.save(path)`; style: the fields of `figures.Style`.
 
-        Raises UsageError for a head whose map was not kept.
+        layer, head: as numbers, or the name of the head alone, as "L1H4". Raises UsageError for a head whose map was
+        not kept.
         """
         from attnscope.drawing import head_picture
 
+        if isinstance(layer, str):
+            key, number = place_of(self, layer)
+            of_stack = self if key.stack == self.stack else self.of(key.stack)
+            return head_picture(of_stack, key.layer, number, **style)
+        if head is None:
+            raise UsageError(
+                f"layer {layer} has several heads", f'name one, as heatmap({layer}, 0) or heatmap("L{layer}H0")'
+            )
         return head_picture(self, layer, head, **style)
 
     def over_picture(self, *heads: str, picture: int = 0, **style: Unpack[StyleFields]) -> Picture:
@@ -102,19 +149,13 @@ class Capture(Observation):
         check_names("export", how, Export)
         return export(self, folder, Export(**how))
 
+    def __dir__(self) -> list[str]:
+        """What is for users: the parts that the ways out are made of are left out."""
+        return sorted(NAMES)
+
     def _repr_html_(self) -> str:
-        """The strongest heads as a table, and the overview where maps were kept."""
+        """The first heads in the terminal's columns, and the overview where maps were kept."""
         from attnscope.drawing import overview_picture
 
-        heads, scores = self.kept_heads(self.ranked_by)[:SHOWN_HEADS], self.columns.scores
-        names = sorted(scores, key=lambda name: name != MASS.id)[:8]
-        head_row = "".join(f"<th>{html.escape(KNOWN[name].short)}</th>" for name in names)
-        rows = "".join(
-            f"<tr><td>{head.name}</td><td>{html.escape(head.role)}</td>"
-            + "".join(f"<td>{head.score[name]:.2f}</td>" for name in names)
-            + "</tr>"
-            for head in heads
-        )
         picture = overview_picture(self)._repr_html_() if self.maps else ""
-        table = f"<table><tr><th>head</th><th>role</th>{head_row}</tr>{rows}</table>"
-        return f"<div><pre>{html.escape(repr(self))}</pre>{table}{picture}</div>"
+        return f"<div><pre>{html.escape(repr(self))}</pre>{heads_html(self)}{picture}</div>"

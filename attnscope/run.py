@@ -20,7 +20,7 @@ from attnscope.inputs.made import generated, target
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, reads_sound
 from attnscope.memory import free_memory, human_bytes
 from attnscope.model.geometry import with_tower
-from attnscope.model.loaded import LoadedModel
+from attnscope.model.loaded import LoadedModel, check_loaded
 from attnscope.observation import Observation
 from attnscope.observe import Asked, Request, observe
 from attnscope.observe.choice import Choice, choose, tiles_difference
@@ -132,16 +132,19 @@ def ask_of(path: Path) -> Ask:
     return replace(Ask.of_json(said.get("ask")), text=prompt, target=target)
 
 
-def prepare(loaded: LoadedModel, ask: Ask, advance: Callable[[int], object] = lambda tokens: None) -> Run:
+def prepare(
+    loaded: LoadedModel,
+    ask: Ask,
+    advance: Callable[[int], object] = lambda tokens: None,
+    *,
+    compared: bool = True,
+) -> Run:
     """Everything that comes before the forward pass: tokens, heads, engine; each refused where it does not fit.
 
-    advance: called with 1 for every token that is generated.
+    advance: called with 1 for every token that is generated. compared: tell how far an engine without matrices is from
+    eager, which takes a pass of both over the first tokens.
     """
-    if not isinstance(loaded, LoadedModel):
-        raise UsageError(
-            f"expected a LoadedModel, got {type(loaded).__name__}",
-            "attnscope.load makes one, attnscope.wrap one of a model and a tokenizer",
-        )
+    check_loaded(loaded)
     request, of_two = ask.keep, loaded.geometry.task == SEQ2SEQ
     _check(loaded, ask)
     asked = replace(ask, answer="") if ask.generate and not of_two else ask  # an answer that is still to come
@@ -161,7 +164,11 @@ def prepare(loaded: LoadedModel, ask: Ask, advance: Callable[[int], object] = la
         _check_matrices(loaded, request, prompt, more=ask.generate)
         prompt, made = generated(loaded, prompt, ask.generate, choice.engine, advance)
     _check_matrices(loaded, request, prompt, len(source or ()))
-    facts = made | _facts(loaded, prompt, source, choice.engine, atlas) | {"ask": _without_text(ask).as_json()}
+    facts = (
+        made
+        | _facts(loaded, prompt, source, choice.engine if compared else None, atlas)
+        | {"ask": _without_text(ask).as_json()}
+    )
     return Run(loaded, prompt, request, choice, request.chosen(prompt, source), facts, atlas, source)
 
 
@@ -219,11 +226,11 @@ def _check_task(task: str, generate: int | None, answer: str | Sequence[int] | N
 
 
 def _facts(
-    loaded: LoadedModel, prompt: Prompt, source: Prompt | None, engine: Engine, atlas: Atlas | None
+    loaded: LoadedModel, prompt: Prompt, source: Prompt | None, engine: Engine | None, atlas: Atlas | None
 ) -> dict[str, Any]:
     """How far the engine is from eager on this text, whether positions were stretched, and who names the heads."""
     facts: dict[str, Any] = {}
-    if engine.name != "eager":
+    if engine is not None and engine.name != "eager":
         facts["largest_difference_to_eager"] = tiles_difference(loaded, prompt, source)
     if loaded.stretched_from is not None:
         facts["positions"] = {

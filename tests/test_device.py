@@ -33,9 +33,9 @@ from attnscope.seam import listen as seam
 from attnscope.seam.engines import ENGINES
 from attnscope.study.ablation import tasks
 from attnscope.study.ablation.direct import direct_means
-from attnscope.study.ablation.effects import HeadSets, ablate
+from attnscope.study.ablation.effects import HeadSets, ablate_sets
 from attnscope.study.ablation.screen import screened
-from attnscope.study.atlas.scan import plan, scan
+from attnscope.study.atlas.scan import plan, scan_heads
 from attnscope.text.prompt import from_ids, from_text
 from helpers.parity_models import in_half, roused_model
 from helpers.pretend import MixedDevicesError, Pretended, Seen, devices_of, place, pretend
@@ -111,7 +111,9 @@ def batch(loaded: LoadedModel) -> None:
 def ablation(loaded: LoadedModel) -> None:
     task = tasks.texts(loaded, TEXTS[:2])
     for replacement in ("zero", "mean"):
-        ablate(loaded, task, HeadSets.of([HeadSet("two", ((1, 0), (3, 1)))], loaded.geometry, random=1), replacement)
+        ablate_sets(
+            loaded, task, HeadSets.of([HeadSet("two", ((1, 0), (3, 1)))], loaded.geometry, random=1), replacement
+        )
 
 
 def gradients(loaded: LoadedModel) -> None:
@@ -123,7 +125,7 @@ def direct(loaded: LoadedModel) -> None:
 
 
 def scanned(loaded: LoadedModel) -> None:
-    scan(loaded, plan(loaded, sequences=4, pool=range(10, 60)))
+    scan_heads(loaded, plan(loaded, sequences=4, pool=range(10, 60)))
 
 
 QUICK: dict[str, Command] = {"all, eager": capture("all", "eager"), "parity": parity}  # the others take minutes: slow

@@ -29,6 +29,8 @@ MAY_IMPORT = {
     "typed": "errors shown",
     "memory": "errors",
     "stacks": "",
+    "telling": "",
+    "callable_room": "",
     "selection": "cells errors stacks",
     "files": "apart errors shown",
     "tables": "files",
@@ -40,8 +42,8 @@ MAY_IMPORT = {
     "measure": "errors attention stacks",
     "keep": "cells errors memory tables attention measure model seam stacks text",
     "reference": "",
-    "parity": "errors memory seam model reference selection stacks tables text",
-    "explain": "cells errors model seam reference parity stacks text",
+    "parity": "callable_room errors memory seam model reference selection stacks tables text",
+    "explain": "callable_room cells errors model seam reference parity stacks text",
     "observation": "cells errors keep measure seam stacks tables text",
     "observe": "errors attention keep memory model observation seam measure text stacks",
     "folder": "errors files model selection shown signals stacks text",
@@ -51,19 +53,22 @@ MAY_IMPORT = {
     "looks": "errors keep observation tables stacks text",
     "export": "drawing figures files looks folder model observation stacks tables text",
     "viewer": "_version cells errors files keep folder measure memory observation selection shown stacks text",
-    "face": "drawing export figures looks measure observation selection typed viewer",
+    "notebook": "cells errors keep measure observation stacks tables text",
+    "face": "drawing errors export figures keep looks notebook observation selection typed viewer",
     "ask": "errors keep media study text typed",
     "redraw": "drawing errors folder keep measure observation seam viewer",
     "inputs": "apart ask errors media model seam text",
     "run": "ask errors folder inputs media memory model observation observe parity seam selection stacks study text",
-    "api": "ask errors face keep media model observe run typed",
-    "batch": "_version apart ask drawing errors figures files folder inputs keep measure media memory model observation"
+    "api": "ask calls errors face keep media model observe run text typed",
+    "batch": "_version apart ask callable_room drawing errors figures files folder inputs keep measure media memory model observation"
     " observe seam selection shown signals stacks study tables text",
     "intervene": "cells errors attention model seam",
     "study": "cells errors files folder attention intervene keep measure memory model observe seam selection tables"
     " text stacks",
+    "calls": "ask batch cells drawing errors explain figures files folder intervene keep media memory model observe parity"
+    " run selection show shown signals study tables telling text typed",
     "show": "cells errors figures files folder measure model selection shown study tables text",
-    "": "_version api errors figures keep model observation observe seam",  # handed out, imported on first use
+    "": "_version api calls errors figures keep model observation observe seam",  # handed out, imported on first use
 }
 FREE = {"cli", "__main__"}  # may import whatever they need, and nobody imports them
 

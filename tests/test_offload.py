@@ -24,11 +24,11 @@ from attnscope.model.placed import weights_of
 from attnscope.parity import check_parity
 from attnscope.seam import modules
 from attnscope.study.ablation import tasks
-from attnscope.study.ablation.effects import HeadSets, ablate
+from attnscope.study.ablation.effects import HeadSets, ablate_sets
 from attnscope.study.ablation.screen import screened
 from attnscope.study.ablation.way import Way, way_to_logits
 from attnscope.study.atlas.copying import copying_of
-from attnscope.study.atlas.scan import plan, scan
+from attnscope.study.atlas.scan import plan, scan_heads
 from helpers.corpora import jsonl, rows
 from helpers.parity_models import in_half
 
@@ -116,7 +116,7 @@ def batch(loaded: LoadedModel, folder: Path) -> Any:
 def ablation(loaded: LoadedModel, folder: Path) -> Any:
     task = tasks.texts(loaded, [TEXT, "the river bank is located on the mill"])
     asked = HeadSets.of([HeadSet("two", ((1, 0), (3, 1)))], loaded.geometry, random=1)
-    return [ablate(loaded, task, asked, replacement).table().to_pylist() for replacement in ("mean", "zero")]
+    return [ablate_sets(loaded, task, asked, replacement).table().to_pylist() for replacement in ("mean", "zero")]
 
 
 def gradient(loaded: LoadedModel, folder: Path) -> Any:
@@ -125,7 +125,7 @@ def gradient(loaded: LoadedModel, folder: Path) -> Any:
 
 
 def scanned(loaded: LoadedModel, folder: Path) -> Any:
-    return scan(loaded, plan(loaded, sequences=4, pool=range(10, 60))).table().to_pylist()
+    return scan_heads(loaded, plan(loaded, sequences=4, pool=range(10, 60))).table().to_pylist()
 
 
 def seen(loaded: LoadedModel, folder: Path) -> Any:

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from attnscope.callable_room import callable_room
+
 if TYPE_CHECKING:
     from attnscope.batch.corpus import Corpus
     from attnscope.batch.job import Job
@@ -9,6 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Corpus", "Job", "run_folder"]
 
+callable_room(__name__)
 _HOME = {"Corpus": "corpus", "Job": "job", "run_folder": "run"}
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import glob
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from attnscope.errors import InputError, UsageError
 
 FORMATS = ("txt", "jsonl", "csv", "parquet")
 PACKED = (".gz", ".zst")
 STDIN = "-"
+GIVEN = "given"  # how messages call texts in memory
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Corpus:
     sources: files, folders, globs, or `-`. format: of what has no telling suffix (stdin). whole: a .txt file is one
     text, not one text per line. text_field, id_field: where records hold them; None takes `text` (under chat
     `messages`, where there is one), and `id`, where there is one. audio_field: where records name a sound, which is
-    read in the text's stead.
+    read in the text's stead. given: texts and records in memory, which are read instead of sources.
     """
 
     sources: tuple[str, ...]
@@ -32,6 +35,7 @@ class Corpus:
     id_field: str | None = None
     audio_field: str | None = None
     chat: bool = False
+    given: tuple[str | Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ def find_files(corpus: Corpus) -> list[CorpusFile]:
 
         >>> find_files(Corpus(("corpus/", "more.jsonl.gz")))
     """
+    if corpus.given:
+        return []
     files = [CorpusFile(path, _format(path, corpus)) for name in corpus.sources for path in _expand(name)]
     if not files:
         raise UsageError("there is nothing to read", "name a file, a folder, a glob, or - for standard input")

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
 
-from attnscope.batch.corpus import STDIN, Corpus, CorpusFile, find_files
+from attnscope.batch.corpus import GIVEN, STDIN, Corpus, CorpusFile, find_files
 from attnscope.errors import InputError
 from attnscope.text.reading import decode_utf8
 
@@ -69,6 +69,9 @@ def read_items(corpus: Corpus, files: Sequence[CorpusFile]) -> Iterator[Item]:
     >>> [item.text for item in read_items(corpus, find_files(corpus))]
     """
     number, read = 0, BytesRead()
+    for value in corpus.given:
+        yield _item(Raw(number + 1, value), CorpusFile(GIVEN, "jsonl"), corpus, number, 0)
+        number += 1
     for file in files:
         for raw in _read(file, corpus.whole, read):
             yield _item(raw, file, corpus, number, read.count)

@@ -24,7 +24,7 @@ from attnscope.model.loading import load
 from attnscope.model.padding import pads
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
-from attnscope.observe.choice import FASTER_SCORES, Choice, choose, kernel_reads
+from attnscope.observe.choice import FASTER_SCORES, SURELY_FITS, Choice, choose, kernel_reads
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.generation import translation
 from attnscope.selection import select_stacks
@@ -32,7 +32,6 @@ from attnscope.stacks import SEQ2SEQ
 from attnscope.text.prompt import Prompt, from_ids
 from attnscope.text.tokens import Chosen, Found
 
-SURELY_FITS = 512**2  # pairs of tokens: one layer's matrices are then no more than some megabytes
 KERNEL = "numba"
 KERNEL_TOKENS = 2  # times a batch's tokens: it makes no matrices, and what a batch costs in Python is paid less often
 

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
 from attnscope.cli.ablate_options import Measured, On, Taken
-from attnscope.cli.ablate_other import Otherwise, answered
+from attnscope.cli.ablate_other import Otherwise, ask_otherwise
 from attnscope.cli.ablate_tables import notes, sets_sheet
+from attnscope.cli.groups import fill
 from attnscope.cli.scan import Studied
 from attnscope.cli.takes import takes
-from attnscope.errors import InputError
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from attnscope.calls.ablate import Ablated, AblateOptions
     from attnscope.intervene.intervention import HeadSet
     from attnscope.intervene.task import Task
     from attnscope.model.loaded import LoadedModel
-    from attnscope.study.ablation.effects import HeadSets
     from attnscope.study.atlas.atlas import Atlas
-    from attnscope.study.atlas.scan import Plan
 
 EXAMPLES = (
     "attnscope ablate demo --select 3.0-1 --sequences 32 --out runs/ablate",
@@ -31,9 +27,6 @@ EXAMPLES = (
     "attnscope ablate demo --prune --dry-run",
     "attnscope ablate demo --method gradient --sequences 32",
 )
-EACH = "each head"
-PASSED = "tokens x layers"
-PROBED = ("repeated", "offsets")  # trials that name the sets where nobody does
 
 
 @takes(Studied, Taken, On, Otherwise, Measured)
@@ -48,56 +41,59 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measure
     format = output.wanted_format(measured.format)
     otherwise.check(taken)
     loaded = _loaded(studied, measured)
-    task, whole = on.task(loaded), otherwise.asks_all and taken.nothing
-    atlas = None if whole or taken.sets is not None else _kept(loaded, taken.atlas)
-    if atlas is None and taken.nothing and not whole:
-        if on.dry_run:
-            output.show(_before_probes(loaded, task, on))
-            return 0
-        atlas = _probed(loaded, on, measured.quiet)
-    named = [] if whole else _named(loaded, taken, atlas)
-    if otherwise.question is not None:
-        heads = sorted({head for one in named for head in one.heads})
-        return answered(loaded, task, heads, otherwise, (taken, on, measured))
 
+    from attnscope.calls.ablate import AblateOptions, atlas_beside, named_sets, task_of
+
+    asked = fill(AblateOptions, taken, **_of(on), **_of(otherwise), out=measured.out, force=measured.force)
+    task, whole = task_of(loaded, on.read_texts(), asked, on.drawn), otherwise.asks_all and taken.nothing
+    if on.dry_run and taken.nothing and not whole and atlas_beside(loaded, None) is None:
+        output.show(_before_probes(loaded, task, on))
+        return 0
+    tell = output.Talk(measured.quiet)
+    with unwinding():
+        heads = taken.sets if taken.sets is not None else taken.select
+        named, atlas = ([], None) if whole else named_sets(loaded, heads, asked, tell)
+    if asked.question is not None:
+        return ask_otherwise(loaded, task, sorted({one for of in named for one in of.heads}), asked, (on, measured))
+    found = _ablated(loaded, task, named, asked, (on, measured, atlas))
+    if found is None:
+        return 0
+    output.emit(found.table(), format, lambda: sets_sheet(found.found, on.top))
+    for line in notes(found.found):
+        output.talk(line, measured.quiet)
+    return 0
+
+
+def _ablated(
+    loaded: LoadedModel,
+    task: Task,
+    named: Sequence[HeadSet],
+    asked: AblateOptions,
+    groups: tuple[On, Measured, Atlas | None],
+) -> Ablated | None:
+    """What the sets cost; None where the cost of finding out is all that was asked for."""
+    from attnscope.calls.ablate import sets_cost, with_random
     from attnscope.intervene.passes import Passes
-    from attnscope.selection import everything, pairs
-    from attnscope.show.ablation import save_ablation
-    from attnscope.study.ablation.direct import direct_means
-    from attnscope.study.ablation.effects import ablate as ablated_by
     from attnscope.study.ablation.effects import ablation_cost, pass_seconds
 
-    asked = _with_random(loaded, named, taken, on.seed)
-    token_layers, operations = (on.of_all(one, task) for one in ablation_cost(loaded, task, asked, taken.replace))
-    plan = f"{len(asked.sets)} sets on {on.of_all(len(task), task)} sequences of {task.name}"
+    (on, measured, atlas), sets = groups, with_random(loaded, named, asked)
+    token_layers, operations = (on.of_all(one, task) for one in ablation_cost(loaded, task, sets, asked.replace))
+    plan = f"{len(sets.sets)} sets on {on.of_all(len(task), task)} sequences of {task.name}"
     plan += f": {token_layers} tokens x layers, about {operations:.0e} operations"
     if on.dry_run:
         with output.progress("measuring a batch", None, measured.quiet):
-            seconds = token_layers * pass_seconds(Passes.planned(loaded, task, taken.replace), asked.sets)
+            seconds = token_layers * pass_seconds(Passes.planned(loaded, task, asked.replace), sets.sets)
         output.show(plan + output.estimated(seconds))
-        return 0
+        return None
     output.talk(plan, measured.quiet)
     with unwinding():
-        with output.progress("direct effects", None, measured.quiet):
-            direct = direct_means(Passes.planned(loaded, task, taken.replace))
-        with output.progress(f"{len(asked.sets)} sets", token_layers, measured.quiet, PASSED) as advance:
-            found = ablated_by(
-                loaded,
-                task,
-                asked,
-                taken.replace,
-                measured.out,
-                force=measured.force,
-                direct=direct,
-                advance=advance,
-            )
-        if measured.out is not None:
-            with output.progress("drawing", None, measured.quiet):
-                save_ablation(found, measured.out, pairs(everything(loaded.geometry.heads_by_layer)), atlas)
-    output.emit(found.table(), format, lambda: sets_sheet(found, on.top))
-    for line in notes(found):
-        output.talk(line, measured.quiet)
-    return 0
+        return sets_cost(loaded, task, sets, asked, atlas, output.Talk(measured.quiet), token_layers)
+
+
+def _of(group: On | Otherwise) -> dict[str, Any]:
+    """The options of a group that the library has under the same name."""
+    names = ("on", "sequences", "seed", "pairs", "prune", "method")
+    return {name: getattr(group, name) for name in names if hasattr(group, name)}
 
 
 def _loaded(studied: Studied, measured: Measured) -> LoadedModel:
@@ -112,73 +108,12 @@ def _loaded(studied: Studied, measured: Measured) -> LoadedModel:
     return loaded
 
 
-def _probes(loaded: LoadedModel, seed: int) -> Plan:
-    """The probes of repetition and offsets, as `scan` runs them."""
-    from attnscope.study.atlas.scan import plan
-
-    planned = plan(loaded, seed=seed)
-    return replace(planned, trials=[one for one in planned.trials if one.name.startswith(PROBED)])
-
-
 def _before_probes(loaded: LoadedModel, task: Task, on: On) -> str:
     """What is known of the cost before the probes name the sets."""
+    from attnscope.calls.ablate import probes_of
+
     layers = len(loaded.geometry.layers)
     return (
-        f"probes find the roles: {_probes(loaded, on.seed).tokens} tokens x {layers} layers; then per set and random "
+        f"probes find the roles: {probes_of(loaded, on.seed).tokens} tokens x {layers} layers; then per set and random "
         f"set at most {on.of_all(task.tokens, task)} tokens x {layers} layers"
     )
-
-
-def _named(loaded: LoadedModel, taken: Taken, atlas: Atlas | None) -> Sequence[HeadSet]:
-    """The sets that were asked for: of a file, a selection and each of its heads, or a set per role of the atlas."""
-    from attnscope.study.ablation.sets import of_roles, parts, read_sets, selected
-
-    if taken.sets is not None:
-        return read_sets(taken.sets, loaded.geometry)
-    if taken.select is not None:
-        together = selected(taken.select, loaded.geometry, atlas.by_role() if atlas else None)
-        each = parts(together, loaded.geometry, taken.by == "kv")
-        return [together, *(one for one in each if one.heads != together.heads)]
-    assert atlas is not None
-    found = of_roles(atlas.roles, list(atlas.by_role()))
-    if not found:
-        raise InputError("no head has a role", "name heads with --select or --sets")
-    return found
-
-
-def _kept(loaded: LoadedModel, folder: Path | None) -> Atlas | None:
-    """The atlas of a folder, or the one beside the model; None without one."""
-    from attnscope.selection import everything, pairs
-    from attnscope.study.atlas.atlas import atlas_of
-
-    atlas = atlas_of(loaded, folder)
-    if atlas is not None and set(atlas.heads) != set(pairs(everything(loaded.geometry.heads_by_layer))):
-        raise InputError("the atlas is of a model with other heads", "scan this one")
-    return atlas
-
-
-def _probed(loaded: LoadedModel, on: On, quiet: bool) -> Atlas:
-    """What the probes find."""
-    from attnscope.study.atlas.scan import scan
-
-    planned, layers = _probes(loaded, on.seed), len(loaded.geometry.layers)
-    output.talk(f"no sets were named: probes find the roles, {planned.tokens} tokens x {layers} layers", quiet)
-    with unwinding(), output.progress("reading probes", planned.tokens, quiet, "tokens") as advance:
-        return scan(loaded, planned, advance=advance)
-
-
-def _with_random(loaded: LoadedModel, named: Sequence[HeadSet], taken: Taken, seed: int) -> HeadSets:
-    """The sets with their random sets, and each head or kv group alone where that was asked for."""
-    from attnscope.study.ablation.effects import HeadSets
-
-    by_kv = taken.by == "kv"
-    asked = HeadSets.of(named, loaded.geometry, by_kv=by_kv, seed=seed, random=taken.random, controls=taken.controls)
-    return replace(asked, alone={**asked.alone, EACH: _each_head(loaded, taken)}) if taken.each else asked
-
-
-def _each_head(loaded: LoadedModel, taken: Taken) -> Sequence[HeadSet]:
-    """Every head of the model, or every kv group."""
-    from attnscope.selection import everything
-    from attnscope.study.ablation.sets import head_set, parts
-
-    return parts(head_set(EACH, everything(loaded.geometry.heads_by_layer)), loaded.geometry, taken.by == "kv")

@@ -14,7 +14,6 @@ from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.intervene.task import Task
-    from attnscope.model.loaded import LoadedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,17 +81,13 @@ class On(Sequences, Seed, Top):
         drawn = self.texts is None and self.on in (None, "copy")
         return count * self.sequences // len(task) if drawn else count
 
-    def task(self, loaded: LoadedModel) -> Task:
-        """The sequences, and what counts in them."""
-        from attnscope.study.ablation import tasks
+    def read_texts(self) -> list[str] | None:
+        """The texts of --texts; None without it."""
+        if self.texts is None:
+            return None
+        from attnscope.batch.items import texts_in
 
-        if self.texts is not None:
-            from attnscope.batch.items import texts_in
-
-            return tasks.texts(loaded, [item.text for item in texts_in(self.texts, self.sequences)])
-        if self.on in (None, "copy"):
-            return tasks.copy(loaded, sequences=self.drawn, seed=self.seed)
-        return tasks.targets(loaded, Path(self.on), self.sequences)
+        return [item.text for item in texts_in(self.texts, self.sequences)]
 
 
 @dataclass(frozen=True, kw_only=True)

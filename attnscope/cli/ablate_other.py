@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
-from attnscope.cells import head_name
 from attnscope.cli import output
 from attnscope.cli.ablate_tables import pairs_sheet, prune_sheet, screen_sheet, trusted
-from attnscope.errors import InputError, UsageError
+from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from rich.table import Table as RichTable
 
+    from attnscope.calls.ablate import AblateOptions
     from attnscope.cli.ablate_options import Measured, On, Taken
-    from attnscope.figures import Style
-    from attnscope.folder.parts import Parts
-    from attnscope.intervene.passes import Advance, Passes
     from attnscope.intervene.task import Task
     from attnscope.model.loaded import LoadedModel
     from attnscope.selection import HeadIndex
@@ -54,7 +48,7 @@ class Otherwise:
     @property
     def asks_all(self) -> bool:
         """Whether a question is asked of all heads where none are named."""
-        return self.question is not None and not self.pairs
+        return any(self._wishes.values()) and not self.pairs
 
     def check(self, taken: Taken) -> None:
         """Raises UsageError for what only sets can have."""
@@ -64,165 +58,48 @@ class Otherwise:
         if asked is not None and wanted:
             raise UsageError(f"{wanted[0]} is for sets, and {asked} was given", "leave out one of them")
 
-    @property
-    def question(self) -> HeadQuestion | None:
-        """The question that is asked instead; None for sets."""
-        return next((QUESTIONS[name] for name, asked in self._wishes.items() if asked), None)
 
-
-@dataclass(frozen=True)
-class Asking:
-    """What is asked, of which heads. parts: where what is measured on the way is kept."""
-
-    passes: Passes
-    heads: Sequence[HeadIndex]
-    parts: Parts
-    advance: Advance = lambda token_layers: None
-
-
-@dataclass(frozen=True)
-class Result:
-    """A table, what a terminal shows of its first rows, notes, and a figure by name with what writes it."""
-
-    table: pa.Table
-    sheet: Callable[[int | None], RichTable]
-    notes: tuple[str, ...] = ()
-    figure: tuple[str, Callable[[Path, Style], object]] | None = None
-
-
-@dataclass(frozen=True)
-class HeadQuestion:
-    """A name for its files; what it takes at the most, in tokens times layers; and who answers."""
-
-    name: str
-    cost: Callable[[Asking], int]
-    answer: Callable[[Asking], Result]
-
-
-def answered(
+def ask_otherwise(
     loaded: LoadedModel,
     task: Task,
     heads: Sequence[HeadIndex],
-    otherwise: Otherwise,
-    groups: tuple[Taken, On, Measured],
+    asked: AblateOptions,
+    groups: tuple[On, Measured],
 ) -> int:
     """Ask, print and write; heads: all of the model where none were named."""
-    from attnscope.folder.parts import Parts, claim, with_weights
-    from attnscope.intervene.intervention import HeadSet
-    from attnscope.intervene.passes import Passes, prepared
-    from attnscope.selection import everything
-    from attnscope.selection import pairs as in_order
-    from attnscope.study.ablation.effects import operations, pass_seconds, task_facts
+    from attnscope.calls.ablate_other import QuestionPlan
 
-    (taken, on, measured), question = groups, otherwise.question
+    (on, measured), question = groups, asked.question
     assert question is not None
-    asking = Asking(
-        Passes.planned(loaded, task, taken.replace),
-        heads or in_order(everything(loaded.geometry.heads_by_layer)),
-        Parts(),
-    )
-    means = asking.passes.token_layers([]) if asking.passes.intervention.learns else 0
-    cost = on.of_all(question.cost(asking) + means, task)
-    once = on.of_all(asking.passes.token_layers([]), task)
-    rows = on.of_all(sum(map(len, task.rows)), task) * cost // max(1, once)
-    plan = f"{question.name} of {len(asking.heads)} heads on {on.of_all(len(task), task)} sequences of {task.name}: "
-    plan += f"{cost} tokens x layers, about {operations(loaded, cost, rows):.0e} operations"
+    plan = QuestionPlan(loaded, task, heads, question, asked)
+    cost, operations = plan.cost(lambda count: on.of_all(count, task))
+    said = f"{question.name} of {len(plan.asking.heads)} heads on {on.of_all(len(task), task)} sequences of {task.name}"
+    said += f": {cost} tokens x layers, about {operations:.0e} operations"
     if on.dry_run:
         with output.progress("measuring a batch", None, measured.quiet):
-            seconds = cost * pass_seconds(asking.passes, [HeadSet("", (head,)) for head in asking.heads])
-        output.show(plan + output.estimated(seconds))
+            seconds = plan.seconds(cost)
+        output.show(said + output.estimated(seconds))
         return 0
-    output.talk(plan, measured.quiet)
-    facts = {**task_facts(loaded, task, taken.replace), "heads": [head_name(*head) for head in asking.heads]}
-    if measured.out is not None:
-        kept = claim(measured.out, question.name, question.name, with_weights(facts, loaded), measured.force)
-        asking = replace(asking, parts=kept)
-    with (
-        unwinding(),
-        asking.parts.resumable(),
-        output.progress(question.name, cost, measured.quiet, "tokens x layers") as advance,
-    ):
-        passes = prepared(loaded, task, [HeadSet("", tuple(asking.heads))], taken.replace, advance=advance)
-        found = question.answer(replace(asking, passes=passes, advance=advance))
-    if measured.out is not None:
-        _write(found, question, measured.out, f"{loaded.name}, {task.name}, {len(task)} sequences")
-    output.emit(found.table, output.wanted_format(measured.format), lambda: found.sheet(on.top))
-    for note in found.notes:
+    output.talk(said, measured.quiet)
+    with unwinding():
+        found = plan.run(output.Talk(measured.quiet), cost).answer
+    sheet, notes = SHEETS[question.name](found.found)
+    output.emit(found.table, output.wanted_format(measured.format), lambda: sheet(on.top))
+    for note in notes:
         output.talk(note, measured.quiet)
     return 0
 
 
-def _write(found: Result, question: HeadQuestion, folder: Path, line: str) -> None:
-    """The table, and the figure where there is one."""
-    from attnscope.figures import About, Style
-    from attnscope.tables import save
-
-    save(found.table, folder / f"{question.name}.parquet")
-    if found.figure is not None:
-        name, draw = found.figure
-        draw(folder / name, Style(about=About(line=line)))
+Sheet = tuple[Callable[[int | None], "RichTable"], tuple[str, ...]]  # of the first rows, and the notes below
 
 
-def _pairs_cost(asking: Asking) -> int:
-    from attnscope.study.ablation.pairs import pair_sets
-
-    return asking.passes.token_layers(pair_sets(asking.heads))
-
-
-def _pairs(asking: Asking) -> Result:
-    """The synergy of every two heads."""
-    from attnscope.study.ablation.effects import effects_of
-    from attnscope.study.ablation.pairs import pair_sets, synergies
-
-    if len(asking.heads) < 2:
-        raise InputError("a pair takes two heads, and one was named", "name more of them")
-    _, effect_SK = effects_of(asking.passes, pair_sets(asking.heads), asking.parts, asking.advance)
-    found = synergies(asking.heads, effect_SK)
-    return Result(found.table(), lambda top: pairs_sheet(found, top))
+def _of_pruning(found: Any) -> Sheet:
+    steps, intact, unit = found
+    return (lambda top: prune_sheet(steps, intact, top)), (f"intact {intact:.3f} {unit}",)
 
 
-def _pruning_cost(asking: Asking) -> int:
-    from attnscope.study.ablation.prune import prune_cost
-
-    return asking.passes.token_layers([]) + prune_cost(asking.passes, len(asking.heads))
-
-
-def _pruning(asking: Asking) -> Result:
-    """The heads in the order in which they are missed least."""
-    from attnscope.study.ablation.prune import curve, pruned
-
-    loaded, passes = asking.passes.loaded, asking.passes
-    intact = float(passes.measured([], asking.advance)[:, 0].mean())
-    steps = list(pruned(passes, asking.heads, asking.parts, asking.advance))
-
-    def draw(path: Path, style: Style) -> None:
-        from attnscope.figures.pruning import save_pruning
-
-        names = [head_name(one.layer, one.head) for one in steps]
-        guess = math.log(loaded.geometry.vocab_size)
-        save_pruning(path, names, [intact, *(one.value for one in steps)], [("uniform guess", guess)], style)
-
-    note = f"intact {intact:.3f} {passes.measure.unit}"
-    return Result(curve(steps, intact), lambda top: prune_sheet(steps, intact, top), (note,), ("prune.png", draw))
-
-
-def _screen_cost(asking: Asking) -> int:
-    from attnscope.intervene.gradient import BACKWARD
-    from attnscope.study.ablation.screen import TRIED
-
-    return (BACKWARD + 1 + TRIED) * asking.passes.token_layers([])
-
-
-def _screen(asking: Asking) -> Result:
-    """All heads to first order, and some of them ablated."""
-    from attnscope.study.ablation.screen import screened
-
-    found = screened(asking.passes, asking.advance)
-    return Result(found.table(), lambda top: screen_sheet(found, top), (trusted(found),))
-
-
-QUESTIONS: Mapping[str, HeadQuestion] = {
-    "--pairs": HeadQuestion("pairs", _pairs_cost, _pairs),
-    "--prune": HeadQuestion("prune", _pruning_cost, _pruning),
-    "--method gradient": HeadQuestion("gradient", _screen_cost, _screen),
+SHEETS: Mapping[str, Callable[[Any], Sheet]] = {
+    "pairs": lambda found: ((lambda top: pairs_sheet(found, top)), ()),
+    "prune": _of_pruning,
+    "gradient": lambda found: ((lambda top: screen_sheet(found, top)), (trusted(found),)),
 }

@@ -19,7 +19,7 @@ from attnscope.errors import UsageError
 if TYPE_CHECKING:
     from attnscope.batch.cluster import Cluster
     from attnscope.batch.corpus import Corpus
-    from attnscope.batch.job import DatasetOutput, Job
+    from attnscope.batch.job import Job
 
 TABLES = ("heads", "relations")
 
@@ -133,13 +133,6 @@ class Questions(Question):
 
         return names_of_spans(self.spans or ())
 
-    @property
-    def chosen(self) -> tuple[str, ...]:
-        """Which of query and key name tokens."""
-        return tuple(
-            one for one in ("query", "key") if (getattr(self, one), getattr(self, f"{one}_field")) != (None, None)
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(Kinds, Image, MeasuredEntries, Relations, Spreadsheet, Printing):
@@ -186,27 +179,6 @@ class Dataset(Kinds, Image, MeasuredEntries, Relations, Spreadsheet, Printing):
     def figure_kinds(self) -> tuple[str, ...]:
         """The kinds of --figures, in a fixed order."""
         return names(self.figures, FIGURES, "--figures")
-
-    def output(self, about: dict[str, object], asked: Questions) -> DatasetOutput:
-        """What a worker writes; about: what it says of itself in every file; asked: the tokens that are named."""
-        from attnscope.batch.job import DatasetOutput
-
-        pictures = None
-        if self.figure_kinds:
-            from attnscope.drawing import Pictures
-
-            pictures = Pictures(self.figure_kinds, self.style())
-        return fill(
-            DatasetOutput,
-            self,
-            tables=self.table_names,
-            weights=self.matrices,
-            metrics=(),
-            pictures=pictures,
-            about=about,
-            chosen=asked.chosen,
-            spans=asked.span_names,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,20 +258,21 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
 
     def job(self) -> Job:
         """What a worker needs to know."""
-        from attnscope.batch.job import Job
-        from attnscope.keep.request import Request
+        from attnscope.calls.batch import BatchOptions
+        from attnscope.text.expressions import defined
 
-        output = self.output({key: value for key, value in self.held().items() if key != "sources"}, self)
-        request = Request(
-            view=self.view(),
-            metrics=self.ids("layer"),
-            relations="relations" in output.tables,
+        about = {key: value for key, value in self.held().items() if key != "sources"}
+        pictures = None
+        if self.figure_kinds:
+            from attnscope.drawing import Pictures
+
+            pictures = Pictures(self.figure_kinds, self.style())
+        asked = fill(
+            BatchOptions,
+            self,
+            tables=self.table_names,
             top_k=self.keys_per_query,
-            group=self.group,
-            maps="all" if self.figure_kinds else None,
-            weights=self.matrices,
-            **self.asks(),
-            spans=self.span_names,
+            define=defined(list(self.define or ())),
+            spans=tuple(self.spans or ()),
         )
-        made = {"load": self.load_options(), "request": request, "output": output}
-        return fill(Job, self, **made, shard_bytes=self.shard_size * 2**20)
+        return asked.job(self.load_options(), about, pictures)

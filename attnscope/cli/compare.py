@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import models
 from attnscope.cli.figure_options import Look
-from attnscope.cli.groups import FIRST, UNRECORDED, command_line, recorded
+from attnscope.cli.groups import FIRST, UNRECORDED, command_line, fill, recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.load_options import Memory
 from attnscope.cli.options import ManyTexts, ModelTexts, OtherSide, Results, Selected, Top
 from attnscope.cli.takes import takes
-from attnscope.errors import InputError, UsageError
+from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 from attnscope.stacks import SEQ2SEQ
 
 if TYPE_CHECKING:
-    from attnscope.ask import Text
+    from attnscope.calls.compare import Compared, SidesOfText
     from attnscope.figures import Style
     from attnscope.model.loaded import LoadedModel
     from attnscope.run import Run
-    from attnscope.study.comparison import Comparison, OneSide, Shared
+    from attnscope.study.comparison import Comparison, Shared
 
 EXAMPLES = (
     'attnscope compare --text "Mary gave John a book" --compare-text "John gave Mary a book" --out runs/swapped',
@@ -78,14 +78,6 @@ class Differences(Results):
     out: Annotated[Path | None, Option(help="Write tables, signed maps and compare.json here.")] = None
 
 
-class Named(NamedTuple):
-    """A text on either side, and how messages call it."""
-
-    name: str
-    first: Text
-    other: Text
-
-
 @takes(Sides, Room, Selected, Top, Differences, Look, file=GROUPS)
 def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Differences, look: Look) -> int:
     """Two texts, or two models on the same texts, head by head.
@@ -101,56 +93,54 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
 
     texts, loaded = texts_of(asked, printing), load_models(asked, printing)
 
+    from attnscope.calls.compare import CompareOptions, compared
     from attnscope.cli.compare_table import differences_sheet
-    from attnscope.study.comparison import check_alike
-    from attnscope.study.comparison import compare as compared
-    from attnscope.study.differences import check_folder, comparison_facts, heads_table
 
-    check_alike(*loaded)
-    heads = heads_of(loaded[0], selected)
     groups = (asked, room, selected, look)
     options = {name: value for name, value in recorded(*groups).items() if name not in AROUND}
-    said = comparison_facts(loaded, [getattr(part, "sha256", str(part)) for one in texts for part in one[1:]], options)
+    if len(texts) > 1 and loaded[0].geometry.task == SEQ2SEQ:
+        output.talk("the targets are generated greedily, each by the model that reads it", printing.quiet)
+    how = {"engine": room.engine, "memory": room.memory, "select": selected.select, "atlas": selected.atlas}
+    held = compared(
+        texts,
+        loaded,
+        fill(CompareOptions, asked, **how),
+        options=options,
+        out=printing.out,
+        force=printing.force,
+        maps=printing.out is not None,
+        tell=output.Talk(printing.quiet),
+        told=partial(tell_side, quiet=printing.quiet),
+    )
+    found = held.found
     if printing.out is not None:
-        check_folder(printing.out, said, printing.force)
-    maps = heads if printing.out is not None and len(texts) == 1 else None
-    steps = 2 * len(texts) * sum(map(len, loaded[0].geometry.stacks.values()))
-    with output.progress("forward passes", steps, printing.quiet, "layers") as advance:
-        pairs = readings(texts, loaded, asked, room, printing.quiet)
-        found = compared(pairs, maps=maps, memory=room.memory, align=asked.align, advance=advance)
-    chosen = {(stack, layer, head) for stack, of in heads.items() for layer, here in of.items() for head in here}
-    places = [place for place in found.order if (found.head_stacks[place], *found.heads[place]) in chosen]
-    if printing.out is not None:
-        write_comparison(found, places, said, look.style(command_line("compare", *groups)), printing)
-    table = heads_table(found, places)
-    output.emit(table, format, lambda: differences_sheet(found, places[: top.top]), printing.spreadsheet)
+        write_comparison(held, look.style(command_line("compare", *groups)), printing)
+    first = held.places[: top.top]
+    output.emit(held.table(), format, lambda: differences_sheet(found, first), printing.spreadsheet)
     return report(found, printing.quiet)
 
 
-def heads_of(loaded: LoadedModel, selected: Selected) -> dict[str, dict[int, tuple[int, ...]]]:
-    """The heads that are listed and drawn, by stack: those that --select names, or all."""
-    from attnscope.run import atlas_of
-    from attnscope.selection import everything, select_stacks
-    from attnscope.study.comparison import heads_of as compared
+def tell_side(run: Run, quiet: bool) -> None:
+    """Say what is about to be read, and its target."""
+    from attnscope.cli.single import tell_run, tell_target
 
-    heads, atlas = compared(loaded), atlas_of(loaded, selected.atlas)
-    if selected.select is None:
-        return {stack: everything(of_stack) for stack, of_stack in heads.items()}
-    return select_stacks(selected.select, heads, loaded.geometry.stack, atlas.by_role() if atlas else None)
+    tell_run(run, quiet)
+    tell_target(run, quiet)
 
 
-def texts_of(asked: Sides, printing: Differences) -> list[Named]:
+def texts_of(asked: Sides, printing: Differences) -> list[SidesOfText]:
     """The texts of both sides. Raises UsageError or InputError for what cannot be read."""
+    from attnscope.calls.compare import SidesOfText
     from attnscope.cli.single import read_given
 
     if asked.texts is None:
         text = read_given(asked, printing)
-        return [Named("the text", text, text if asked.compare_text is None else asked.compare_text)]
+        return [SidesOfText("the text", text, text if asked.compare_text is None else asked.compare_text)]
 
     from attnscope.batch.items import texts_in
 
     output.complain_through_talk(printing.quiet)
-    return [Named(item.id, item.text, item.text) for item in texts_in(asked.texts, chat=asked.chat, strict=True)]
+    return [SidesOfText(item.id, item.text, item.text) for item in texts_in(asked.texts, chat=asked.chat, strict=True)]
 
 
 def load_models(asked: Sides, printing: Differences) -> tuple[LoadedModel, LoadedModel]:
@@ -163,51 +153,19 @@ def load_models(asked: Sides, printing: Differences) -> tuple[LoadedModel, Loade
     return loaded, load_model(replace(asked, model=asked.compare_model, revision=None, base=None), printing)
 
 
-def readings(
-    texts: Sequence[Named], loaded: Sequence[LoadedModel], asked: Sides, room: Room, quiet: bool
-) -> Iterator[tuple[OneSide, OneSide]]:
-    """Both sides of each text, ready to be read; of many, those that do not fit are named and left out."""
-    from attnscope.ask import Ask
-    from attnscope.cli.single import tell_run, tell_target
-    from attnscope.media.sound import Sound
-    from attnscope.run import prepare
-    from attnscope.study.comparison import OneSide
-
-    def ready(model: LoadedModel, text: Text, chat: bool) -> Run:
-        ask = Ask(text, engine=room.engine, memory=room.memory, chat=chat, truncate=asked.truncate, target=asked.target)
-        return prepare(model, ask)
-
-    if len(texts) > 1 and loaded[0].geometry.task == SEQ2SEQ:
-        output.talk("the targets are generated greedily, each by the model that reads it", quiet)
-    for name, first, other in texts:
-        try:
-            runs = [ready(loaded[0], first, asked.chat)]
-            written = isinstance(other, str | Sound)  # tokens are of one model: the other reads what they say
-            runs.append(ready(loaded[1], other if written else runs[0].text.text, asked.chat and written))
-        except InputError as error:
-            if len(texts) == 1:
-                raise
-            output.talk(f"left out: {name}: {error.message}", quiet)
-            continue
-        for run in runs if len(texts) == 1 else ():
-            tell_run(run, quiet)
-            tell_target(run, quiet)
-        one, two = (OneSide(run.loaded, run.prompt, run.engine, run.source) for run in runs)
-        yield one, two
-
-
-def write_comparison(
-    found: Comparison, places: Sequence[int], said: Mapping[str, Any], style: Style, printing: Differences
-) -> None:
-    """Tables and pictures into --out, with a bar while they are drawn; said: what tells it from another comparison."""
+def write_comparison(held: Compared, style: Style, printing: Differences) -> None:
+    """Tables and pictures into --out, with a bar while they are drawn."""
     from attnscope.show.comparison import save
 
+    found = held.found
     assert printing.out is not None
     drawn = found.pair.drawn.values() if found.pair else ()
     pictures = len(found.stacks) + sum(len(one.values) for one in drawn)
     with unwinding(), output.progress("drawing", pictures, printing.quiet, "pictures") as advance:
         spreadsheet = printing.spreadsheet
-        written = save(found, printing.out, said, style, places=places, spreadsheet=spreadsheet, advance=advance)
+        written = save(
+            found, printing.out, held.asked, style, places=held.places, spreadsheet=spreadsheet, advance=advance
+        )
     output.talk(f"wrote {len(written)} files to {printing.out}", printing.quiet)
 
 

@@ -13,9 +13,10 @@ from attnscope.cli import output
 from attnscope.cli.config import refuse_others
 from attnscope.cli.figure_options import DEPTH, Drawing, place_of_pictures
 from attnscope.cli.groups import command_line
-from attnscope.cli.heads_table import KEPT_FIRST, UNIFORM, Column
+from attnscope.cli.heads_table import UNIFORM, Column
 from attnscope.cli.options import Results
 from attnscope.errors import UsageError
+from attnscope.measure.metrics import KEPT_FIRST
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from attnscope.cli.groups import FIRST
 from attnscope.cli.options import Format, ModelText, Query, Seed, Writing
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
-from attnscope.shown import visible
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from attnscope.explain import Explanation
     from attnscope.explain.scaling import Spread
-    from attnscope.run import Run
 
 EXAMPLES = (
     'attnscope explain --text "the cat sat on the mat" --head L2H3 --query last --out runs/cat.png',
@@ -96,25 +94,23 @@ def explain_model(asked: ModelText, steps: Steps, telling: Telling) -> int:
     if steps.head is None:
         raise UsageError("no head was named", "name one with --head L2H3; `attnscope heads` lists them")
 
+    from attnscope.calls.explain import STACKS, followed
     from attnscope.cli.single import prepared, read_text
     from attnscope.text.tokens import check_expression
 
     check_expression(steps.query)
     text = read_text(asked, telling)
-    run = prepared(asked, telling, text, query=steps.query, alone=("an explanation", "decoder", "encoder"))
+    run = prepared(asked, telling, text, query=steps.query, alone=STACKS)
     for note in run.chosen.notes:
         output.talk(note, telling.quiet)
-    position = one_token(run)
-    layer, number = one_head(steps.head, run.loaded.geometry.heads_by_layer)
-    from attnscope.explain import explain_head
-
     with output.progress("forward pass", None, telling.quiet):
-        explanation = explain_head(run.loaded, run.prompt, layer, number, position)
+        explanation = followed(run, steps.head).explanation
     return finish(telling, explanation)
 
 
 def run_toy(telling: Telling, steps: Steps) -> int:
     """Explain the toy, every number of it."""
+    from attnscope.calls.explain import one_head
     from attnscope.explain.toy import HEADS, explain_toy
 
     _, number = one_head(steps.head or "L0H0", {0: HEADS})
@@ -169,46 +165,10 @@ def finish(telling: Telling, explanation: Explanation, whole: bool = False) -> i
 
 def draw(explanation: Explanation, place: Path) -> Path:
     """The four panels of what scaling does."""
-    from attnscope.explain.steps import divisor
-    from attnscope.figures.explain import save_scaling_effect, scaling_effect
+    from attnscope.calls.explain import draw_scaling
 
-    effect = scaling_effect(explanation.raw_QK, explanation.visible_QK, explanation.scale)
-    extra = sorted({"soft-cap", "position bias"} & {step.name for step in explanation.steps})
-    note = f"Without this model's {' and '.join(extra)}, to show the scaling alone." if extra else ""
     with unwinding():
-        return save_scaling_effect(
-            place,
-            effect,
-            explanation.labels,
-            head=visible(f"{explanation.head} of {explanation.source}"),  # no control stands in an SVG
-            divisor=divisor(explanation.scale, explanation.head_dim),
-            note=note,
-            image=_image(place),
-        )
-
-
-def one_head(text: str, heads: dict[int, int]) -> tuple[int, int]:
-    """The layer and head that `L2H3` or `2.3` names; UsageError unless it is exactly one."""
-    from attnscope.selection import pairs, select
-
-    if "@" in text:
-        raise UsageError(f"--head {text} names a role, expected one head", "write it as L2H3 or 2.3")
-    found = pairs(select(text, heads))
-    if len(found) != 1:
-        raise UsageError(f"--head {text} names {len(found)} heads, expected one", "write it as L2H3 or 2.3")
-    return found[0]
-
-
-def one_token(run: Run) -> int:
-    """The token that --query means; UsageError unless it is exactly one."""
-    from attnscope.text.tokens import described
-
-    found = run.chosen.query
-    assert found is not None
-    if len(found.positions) != 1:
-        said = f"--query {found.expression} means {described(run.prompt, found)}, expected one token"
-        raise UsageError(said, "write its position, or bank#2")
-    return found.positions[0]
+        return draw_scaling(explanation, place)
 
 
 def read_query(text: str) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attnscope import cells
 from attnscope.cli import output
-from attnscope.measure.metrics import COLUMNS, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, order_of
+from attnscope.measure.metrics import COLUMNS, KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, order_of
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt
 
-# What narrow screens keep, first to last; metrics not named here come after them.
-KEPT_FIRST = (
-    *("focus", "previous_token", "induction", "sink", "entropy", "top_key_mass", "duplicate_token", "self"),
-    *("distance", "effective_keys", "confidence", "local_mass_32", "entropy_normalised", "off_token_mass"),
-)
 UNIFORM = "uniform"  # the column beside the mass on named keys
 LOOKS, LEADING = "looks like", KEPT_FIRST[:5]  # what an atlas' roles leave room for after the first metrics
 WIDE, NARROW = 120, 72  # a screen below these shows the roles of an atlas below each other, or not at all

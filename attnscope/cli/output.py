@@ -8,13 +8,14 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from attnscope import signals
 from attnscope.errors import UsageError
 from attnscope.shown import LINES, in_a_line, numbered, visible
+from attnscope.telling import Teller
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -190,6 +191,21 @@ def progress(title: str, total: int | None, quiet: bool, unit: str = "") -> Iter
             bar.advance(task, steps)
 
         yield advance
+
+
+class Talk(Teller):
+    """What a call of the library says, as lines on stderr, and its stages as bars."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+
+    def say(self, line: str) -> None:
+        talk(line, self.quiet)
+
+    def stage(
+        self, title: str, total: int | None = None, unit: str = ""
+    ) -> AbstractContextManager[Callable[[int], object]]:
+        return progress(title, total, self.quiet, unit)
 
 
 def _clock() -> ProgressColumn:

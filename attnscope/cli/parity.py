@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.table import Table as RichTable
 
+    from attnscope.calls.parity import Parity
     from attnscope.parity import ParityReport
     from attnscope.parity.verdicts import Largest
-    from attnscope.run import Run
 
 EXAMPLES = (
     "attnscope parity --out certificate.json",
@@ -82,26 +82,15 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
     output.complain_through_talk(printing.quiet)
     run = prepared(asked, printing, text, selected)
 
-    from attnscope.parity import check_parity
-    from attnscope.parity.certificate import parity_table
-    from attnscope.selection import resolved
+    from attnscope.calls.parity import ParityOptions, held_against
 
-    select = selected.select and resolved(selected.select, run.named)
-
+    compared = ParityOptions(selected.select, atol=tolerance.atol, whole=tolerance.whole)
     with output.progress("forward pass and oracle", None, printing.quiet):
-        report = check_parity(
-            run.loaded,
-            run.prompt,
-            source=run.source,
-            select=select,
-            atol=tolerance.atol,
-            engine=run.engine,
-            whole=tolerance.whole,
-        )
-    found = parity_table(report)
-    _write(printing, report, run)  # first: a reader of stdout may leave early
+        held = held_against(run, compared)
+    found = held.table()
+    _write(printing, held)  # first: a reader of stdout may leave early
     output.emit(found, format, lambda: parity_sheet(found))
-    return conclude(report, printing.quiet)
+    return conclude(held.report, printing.quiet)
 
 
 def conclude(report: ParityReport, quiet: bool) -> int:
@@ -182,14 +171,13 @@ def _cell(value: object) -> str:
     return "" if value is None else f"{value:.1e}" if isinstance(value, float) else str(value)
 
 
-def _write(writing: Writing, report: ParityReport, run: Run) -> None:
+def _write(writing: Writing, held: Parity) -> None:
     if writing.out is None:
         return
     from attnscope.files import save_json
-    from attnscope.parity.certificate import certificate
 
     with unwinding():
-        written = save_json(certificate(report, run.loaded, run.prompt, run.source), writing.out)
+        written = save_json(held.certificate(), writing.out)
     output.talk(f"wrote {written}", writing.quiet)
 
 

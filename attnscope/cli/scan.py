@@ -21,9 +21,9 @@ from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
+    from attnscope.calls.scan import Scan
     from attnscope.model.options import LoadOptions
     from attnscope.study.atlas.atlas import Atlas
-    from attnscope.study.atlas.texts import OnTexts
 
 EXAMPLES = (
     "attnscope scan demo --sequences 32 --texts corpus.txt.gz --out runs/atlas && "
@@ -122,8 +122,8 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept) -> int:
     found = scan_one(scanned.load_options(), given, probing, kept)
     if found is None:
         return 0
-    atlas, read = found
-    output.emit(atlas.table(), format, lambda: scanned_sheet(atlas, probing.probe, probing.top, read))
+    atlas = found.atlas
+    output.emit(found.table(), format, lambda: scanned_sheet(atlas, probing.probe, probing.top, found.texts))
     for what, why in atlas.facts["not_measured"].items():
         output.talk(f"not measured: {what}: {why}", kept.quiet)
     for rule in atlas.rules():
@@ -140,44 +140,31 @@ class ScanFiles(NamedTuple):
     texts: list[str] | None
 
 
-def scan_one(
-    options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kept
-) -> tuple[Atlas, OnTexts | None] | None:
+def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kept) -> Scan | None:
     """Load one model and scan it; None where its cost is all that was asked for."""
     from attnscope.model.loading import load
 
     with output.progress(f"loading {options.model}", None, kept.quiet):
         loaded = load(options)
 
-    from attnscope.show.atlas import save_probes
-    from attnscope.study.atlas.scan import plan, scan_cost, scan_seconds
-    from attnscope.study.atlas.scan import scan as scanned_by
-    from attnscope.study.atlas.texts import prompts_of
+    from attnscope.calls.scan import ScanOptions, ScanPlan
 
-    planned = plan(loaded, seed=probing.seed, sequences=probing.drawn, pool=given.pool)
-    if probing.probe not in (None, *planned.probes):
-        raise UsageError(f"there is no probe {probing.probe!r}", f"the probes are {', '.join(planned.probes)}")
-    prompts = None if given.texts is None else prompts_of(loaded, given.texts)
+    asked = ScanOptions(probing.sequences, probing.seed, given.pool, given.texts, kept.out, kept.force)
+    plan = ScanPlan.of(loaded, asked, probing.drawn)
+    if probing.probe not in (None, *plan.planned.probes):
+        raise UsageError(f"there is no probe {probing.probe!r}", f"the probes are {', '.join(plan.planned.probes)}")
     layers = len(loaded.geometry.attention_layers)
     output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", kept.quiet)
-    tokens = {one.name: one.tokens for one in planned.trials}
-    if probing.dry_run:
-        tokens = scan_cost(loaded, probing.sequences, given.pool)
-    cost = _cost(tokens, layers) + (f"; {scan_texts.texts_cost(prompts, layers)}" if prompts else "")
+    tokens = plan.tokens() if probing.dry_run else {one.name: one.tokens for one in plan.planned.trials}
+    cost = _cost(tokens, layers) + (f"; {scan_texts.texts_cost(plan.prompts, layers)}" if plan.prompts else "")
     if probing.dry_run:
         with output.progress("measuring a batch", None, kept.quiet):
-            seconds = scan_seconds(loaded, planned, probing.sequences)
-        everything = sum(tokens.values()) + sum(map(len, prompts or ()))
-        output.show(cost + output.estimated(everything * seconds))
+            seconds = plan.seconds()
+        output.show(cost + output.estimated(seconds))
         return None
     output.talk(cost, kept.quiet)
     with unwinding():
-        with output.progress("reading probes", planned.tokens, kept.quiet, "tokens") as advance:
-            atlas = scanned_by(loaded, planned, kept.out, force=kept.force, advance=advance)
-        if kept.out is not None:
-            with output.progress("drawing", None, kept.quiet):
-                save_probes(atlas, kept.out, loaded.name)
-    return atlas, scan_texts.read_texts(loaded, atlas, prompts, kept) if prompts else None
+        return plan.run(output.Talk(kept.quiet))
 
 
 def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept) -> int:
@@ -192,7 +179,7 @@ def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept) 
         found = scan_one(options, given, probing, replace(kept, out=kept.out and folder_of(kept.out, revision)))
         if found is None:
             return 0  # what one costs, the others cost
-        atlases[revision] = found[0]
+        atlases[revision] = found.atlas
         gc.collect()  # a model holds itself in circles, and would stay beside the next
     if kept.out is not None:
         save_checkpoints(atlases, kept.out, scanned.asked)

@@ -1,4 +1,4 @@
-"""`attnscope scan --texts`: what heads do on texts, and the report on them."""
+"""`attnscope scan --texts`: what they take, and what a head looks like on them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnscope import cells
-from attnscope.cli import output
-from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
-    from attnscope.cli.options import Exporting
-    from attnscope.model.loaded import LoadedModel
-    from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.atlas.texts import OnTexts
     from attnscope.text.prompt import Prompt
 
@@ -23,21 +18,6 @@ def texts_cost(prompts: Sequence[Prompt], layers: int) -> str:
     longest = max(map(len, prompts))
     said = f" ({cut} cut to {longest})" if cut else ""
     return f"{len(prompts)} texts{said}: {sum(map(len, prompts))} tokens x {layers} layers"
-
-
-def read_texts(loaded: LoadedModel, atlas: Atlas, prompts: Sequence[Prompt], kept: Exporting) -> OnTexts:
-    """Read the texts into --out, and draw how far apart heads are on them."""
-    from attnscope.figures import Style
-    from attnscope.show.atlas import HEAD_JS, save_head_js
-    from attnscope.study.atlas.texts import on_texts
-
-    assert kept.out is not None
-    with unwinding():
-        with output.progress("reading texts", len(prompts), kept.quiet, "texts") as advance:
-            found = on_texts(loaded, prompts, kept.out, force=kept.force, advance=advance)
-        with output.progress("drawing", None, kept.quiet):
-            save_head_js(found, atlas, kept.out / f"{HEAD_JS}.png", Style().of_model(loaded.name))
-    return found
 
 
 def looked(found: OnTexts, head: tuple[int, int]) -> str:

@@ -8,8 +8,11 @@ scaling.py      std(q . k) against d_k on random data
 jsonl.py        an explanation as JSON lines
 """
 
+from attnscope.callable_room import callable_room
 from attnscope.explain.steps import Check, Explanation, Numbers, Step
 from attnscope.explain.toy import explain_toy
 from attnscope.explain.traced import explain_head
 
 __all__ = ["Check", "Explanation", "Numbers", "Step", "explain_head", "explain_toy"]
+
+callable_room(__name__)

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from attnscope.errors import UsageError
 from attnscope.stacks import DECODER, STACKS
 
 T = TypeVar("T", covariant=True)
@@ -40,6 +41,8 @@ class PerLayer(Mapping[LayerKey, T]):
         self._stack = next((key.stack for key in self._found), DECODER)
 
     def __getitem__(self, key: int | tuple[int, str]) -> T:
+        if isinstance(key, str):
+            raise UsageError(f"{key!r} names a head, and this is by layer", "write weights[1][4], or matrix('L1H4')")
         return self._found[LayerKey(*key) if isinstance(key, tuple) else LayerKey(key, self._stack)]
 
     def __contains__(self, key: object) -> bool:

@@ -188,13 +188,63 @@ class LayerMaps:
         return self.columns.size
 
 
+class WholeMap(NamedTuple):
+    """The matrices of one layer over several texts: heads (H numbers), values (B, H, Q, K), NaN for what is hidden."""
+
+    heads: list[int]
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class WholeMaps:
+    """Matrices to draw of texts that are short enough to be drawn whole, side by side."""
+
+    view: View
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return []
+
+    def keep(self, layer: Layer, answers: Answers) -> WholeMap | None:
+        heads, parts = self.view.kept(layer), list[Tensor]()
+        for a, b in layer.P.blocks() if heads else ():
+            seen = self.view.seen(layer, heads, layer.P.visible.rows(a, b).to(layer.P.device))
+            shown = self.view.rows(layer, heads, a, b).masked_fill(~seen, torch.nan)
+            parts.append(shown.masked_fill(torch.isneginf(shown), torch.nan))
+        return WholeMap(heads, torch.cat(parts, 2).cpu().numpy()) if parts else None
+
+
 def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
-    """The maps of one text; none where it has nothing of what is named."""
+    """The maps of one text, or of several that are drawn whole; none where none has anything of what is named."""
     if nothing_named(asked):
         return None
     view = request.view if request.maps == "kept" else replace(request.view, heads=None)
-    one = asked[0]
-    probe = Maps(
+    probes = [_of_text(one, request, view) for one in asked]
+    if len(asked) == 1:
+        return Thing(probes[0], lambda found: [LayerMaps.of(probes[0], found)])
+
+    def of_texts(found: Mapping[LayerKey, WholeMap]) -> list[LayerMaps]:
+        return [
+            LayerMaps.of(probe, {key: KeptMap(one.heads, _cut(probe, one.values[row])) for key, one in found.items()})
+            for row, probe in enumerate(probes)
+        ]
+
+    return Thing(WholeMaps(view), of_texts)
+
+
+def drawn_whole(one: Asked, request: Request) -> bool:
+    """Whether nothing of a text's maps is binned, so that it may be read beside others."""
+    return max(len(one.prompt), len(one.looked_at)) <= request.map_side
+
+
+def _cut(probe: Maps, values_HQK: np.ndarray) -> np.ndarray:
+    """The part of a text's matrices that is drawn."""
+    rows = list(range(probe.tokens) if probe.queries is None else probe.queries)
+    columns = list(range(probe._keys) if probe.keys is None else probe.keys)
+    return values_HQK[:, rows][:, :, columns]
+
+
+def _of_text(one: Asked, request: Request, view: View) -> Maps:
+    return Maps(
         len(one.prompt),
         view,
         request.bin_rule,
@@ -204,4 +254,3 @@ def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
         one.key_positions if one.chosen.key else None,
         len(one.looked_at),
     )
-    return Thing(probe, lambda found: [LayerMaps.of(probe, found)] * len(asked))

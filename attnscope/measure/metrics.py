@@ -342,6 +342,11 @@ LOOKBACKS: Mapping[str, Metric] = {  # measured where a prompt has an answer
         ),
     )
 }
+# What tables show first, and narrow screens keep longest; the metrics not named here come after them.
+KEPT_FIRST = (
+    *("focus", "previous_token", "induction", "sink", "entropy", "top_key_mass", "duplicate_token", "self"),
+    *("distance", "effective_keys", "confidence", "local_mass_32", "entropy_normalised", "off_token_mass"),
+)
 # METRICS are measured in any case, LENGTHS where asked for, LOOKBACKS where there is an answer, mass of named keys
 KNOWN = {**METRICS, **LENGTHS, **LOOKBACKS, MASS.id: MASS}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.errors import InputError, ModelError
+from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.model.geometry import Geometry
 from attnscope.model.options import LoadOptions
 from attnscope.model.permits import Permits
@@ -161,3 +161,12 @@ class LoadedTokenizer:
     name: str
     max_positions: int | None
     brought: bool
+
+
+def check_loaded(model: object) -> None:
+    """Raise UsageError for what is no model that `attnscope.load` or `attnscope.wrap` made."""
+    if not isinstance(model, LoadedModel):
+        raise UsageError(
+            f"expected a LoadedModel, got {type(model).__name__}",
+            "attnscope.load makes one, attnscope.wrap one of a model and a tokenizer",
+        )

@@ -32,6 +32,7 @@ FASTER_ROWS = 2_000  # of a text whose logits or norms are asked, which either r
 FASTER_SCORES = 2**24  # of shorter texts together, where the kernel answers all that is asked
 LACKING = "a compiled kernel reads such a text faster: pip install 'attnscope[fast]'"
 COMPARED_TOKENS = 64
+SURELY_FITS = 512**2  # pairs of tokens: one layer's matrices are then no more than some megabytes
 
 
 class Choice(NamedTuple):
@@ -83,6 +84,10 @@ def choose(
                 "use {engine=fused}, the fastest that can",
             )
         return Choice(engine_named(name, listen))
+    if memory is None and batch * tokens**2 <= SURELY_FITS:
+        case = Case(geometry, loaded.device, loaded.dtype, can_fuse)
+        found = automatic(case, tokens, request, fits=True) if name == "auto" else Choice(ENGINES["eager"])
+        return found._replace(engine=engine_named(found.engine.name, listen)) if listen else found
     free, width = free_memory(loaded.device), DTYPE_BYTES[loaded.dtype]
     room = free if name == "eager" else round(free * SHARE)
     room = room if memory is None else read_size(memory)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from attnscope.callable_room import callable_room
 from attnscope.errors import UsageError
 from attnscope.parity.arranged import arrangements_of
 from attnscope.parity.comparing import Comparison
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ATOL", "TEXT", "Difference", "LayerParity", "Level", "ParityReport", "check_parity", "is_quantised"]
 
+callable_room(__name__)
 TEXT = (
     "The financial bank is located on the river bank, and the river runs past the old mill; when the mill wheel turns, "
     "the people at the bank hear the river, and the financial bank is quiet again."

@@ -1,6 +1,6 @@
 """Two texts, or two models on the same texts, head by head: two forward passes per pair, compared layer by layer.
 
-    found = compare([(OneSide(loaded, one, engine), OneSide(loaded, other, engine))])
+    found = compare_heads([(OneSide(loaded, one, engine), OneSide(loaded, other, engine))])
     found.js.effect          # (N,) bits, per head
 
 Of the first pass q, k and v of every layer are kept, never a matrix; the second is compared while it runs, in blocks of
@@ -212,7 +212,7 @@ class Comparison:
         return np.argsort(-np.nan_to_num(self.js.effect, nan=-1.0), kind="stable").tolist()
 
 
-def compare(
+def compare_heads(
     pairs: Iterable[tuple[OneSide, OneSide]],
     *,
     maps: Mapping[str, HeadsByLayer] | None = None,

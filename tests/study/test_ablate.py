@@ -17,7 +17,7 @@ from attnscope.errors import UsageError
 from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import Passes, measured
 from attnscope.model.loading import DEMO_FOLDER
-from attnscope.study.ablation.effects import HeadSets, ablate, ablation_cost
+from attnscope.study.ablation.effects import HeadSets, ablate_sets, ablation_cost
 from attnscope.study.ablation.tasks import copy
 from helpers.atlases import made_atlas
 from helpers.command_line import call
@@ -31,7 +31,7 @@ def studied(demo, tmp_path_factory):
     folder, task = tmp_path_factory.mktemp("ablate"), copy(demo, sequences=4)
     asked = HeadSets.of(SETS, demo.geometry, random=3)
     said = []
-    found = ablate(demo, task, asked, folder=folder, advance=said.append)
+    found = ablate_sets(demo, task, asked, folder=folder, advance=said.append)
     assert sum(said) == ablation_cost(demo, task, asked, "mean")[0]
     return task, asked, found, folder
 
@@ -62,7 +62,7 @@ def test_the_table_has_every_set_head_and_random_set(demo, studied):
 
 def test_from_32_sequences_on_there_are_intervals(demo):
     task = copy(demo, sequences=32)
-    found = ablate(demo, task, HeadSets.of([HeadSet("late", ((3, 0), (3, 1)))], demo.geometry, random=0))
+    found = ablate_sets(demo, task, HeadSets.of([HeadSet("late", ((3, 0), (3, 1)))], demo.geometry, random=0))
     [together] = rows_of(found.table(), "together")
     assert together["low"] < together["effect"] < together["high"]
     assert together["low"] > 7
@@ -82,14 +82,14 @@ def test_the_folder_holds_the_table_and_what_it_is_of(studied):
 def test_a_run_that_was_stopped_goes_on_and_ends_the_same(demo, tmp_path, monkeypatch):
     monkeypatch.setattr("attnscope.intervene.passes.CPU_TOKENS", 4 * 101)
     task, asked = copy(demo, sequences=2), HeadSets.of(SETS, demo.geometry, random=3)
-    whole = ablate(demo, task, asked, folder=tmp_path)
+    whole = ablate_sets(demo, task, asked, folder=tmp_path)
     readings = sorted((tmp_path / "ablation").glob("*.npz"))
     assert len(readings) == -(-len(asked.sets) // 3)
     readings[1].unlink()
     (tmp_path / "ablation.parquet").unlink()
     run, took = [], Passes.measured
     monkeypatch.setattr(Passes, "measured", lambda self, sets, *how: run.append(sets) or took(self, sets, *how))
-    again = ablate(demo, task, asked, folder=tmp_path)
+    again = ablate_sets(demo, task, asked, folder=tmp_path)
     assert [len(sets) for sets in run] == [3]
     assert again.table().equals(whole.table())
     assert (tmp_path / "ablation.parquet").exists()
@@ -98,14 +98,14 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(demo, tmp_path, monkey
 def test_another_run_is_not_mixed_in(demo, studied):
     task, asked, _, folder = studied
     with pytest.raises(UsageError, match="holds another ablation: replacement differ"):
-        ablate(demo, task, asked, "zero", folder)
+        ablate_sets(demo, task, asked, "zero", folder)
 
 
 def test_other_weights_of_the_same_name_are_not_mixed_in(demo, studied, monkeypatch):
     task, asked, _, folder = studied
     monkeypatch.setattr("attnscope.folder.parts.weights_sha256", lambda *folders: {"model.safetensors": "0"})
     with pytest.raises(UsageError, match="holds another ablation: model differ"):
-        ablate(demo, task, asked, folder=folder)
+        ablate_sets(demo, task, asked, folder=folder)
 
 
 # the command
@@ -147,7 +147,7 @@ def test_the_table_is_whole_at_80_columns(studied, columns):
 
 def test_of_a_large_set_the_costliest_heads_have_a_row(demo):
     every = HeadSet("all", tuple((layer, head) for layer in range(4) for head in range(6)))
-    found = ablate(demo, copy(demo, sequences=2), HeadSets.of([every], demo.geometry, random=0), "zero")
+    found = ablate_sets(demo, copy(demo, sequences=2), HeadSets.of([every], demo.geometry, random=0), "zero")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         output.show(sets_sheet(found, None))
     alone = sorted(
@@ -219,7 +219,7 @@ def test_roles_of_an_atlas_are_sets(tmp_path):
 def test_without_sets_and_atlas_probes_name_them(monkeypatch, demo_without_atlas):
     probed = []
     monkeypatch.setattr(
-        "attnscope.study.atlas.scan.scan", lambda loaded, planned, advance: probed.append(planned) or ATLAS
+        "attnscope.calls.ablate.scan_heads", lambda loaded, planned, advance: probed.append(planned) or ATLAS
     )
     result = call("ablate", demo_without_atlas, *FAST, "--format", "jsonl")
     assert [one.name for one in probed[0].trials] == [
@@ -228,7 +228,7 @@ def test_without_sets_and_atlas_probes_name_them(monkeypatch, demo_without_atlas
     ]
     assert "no sets were named: probes find the roles, " in result.err
     assert json.loads(result.out.splitlines()[0])["set"] == "induction"
-    monkeypatch.setattr("attnscope.study.atlas.scan.scan", lambda loaded, planned, advance: made_atlas(None, {}))
+    monkeypatch.setattr("attnscope.calls.ablate.scan_heads", lambda loaded, planned, advance: made_atlas(None, {}))
     result = call("ablate", demo_without_atlas, *FAST)
     assert (result.code, "no head has a role; name heads with --select" in result.err) == (4, True)
 
@@ -240,7 +240,9 @@ def test_a_role_without_an_atlas_is_refused_in_one_line(demo_without_atlas):
 
 
 def test_the_demos_own_atlas_names_the_sets(monkeypatch):
-    monkeypatch.setattr("attnscope.study.atlas.scan.scan", lambda *given, **how: pytest.fail("it was scanned already"))
+    monkeypatch.setattr(
+        "attnscope.calls.ablate.scan_heads", lambda *given, **how: pytest.fail("it was scanned already")
+    )
     result = call("ablate", "demo", *FAST, "-q", "--format", "jsonl").silent()
     sets = [(row["set"], row["heads"]) for row in result.records if row["condition"] == "together"]
     assert ("previous-token", "L1H5 L2H1") in sets
@@ -248,7 +250,7 @@ def test_the_demos_own_atlas_names_the_sets(monkeypatch):
 
 
 def test_before_the_probes_have_run_a_set_has_its_cost(monkeypatch, demo_without_atlas):
-    monkeypatch.setattr("attnscope.study.atlas.scan.scan", lambda *given, **how: pytest.fail("nothing is to be run"))
+    monkeypatch.setattr("attnscope.calls.ablate.scan_heads", lambda *given, **how: pytest.fail("nothing is to be run"))
     result = call("ablate", demo_without_atlas, *FAST, "--dry-run").ok()
     assert b"then per set and random set at most 202 tokens x 4 layers" in result.out  # 2 sequences of 101 tokens
 

@@ -8,7 +8,7 @@ from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import measured, prepared
 from attnscope.show.ablation import shown_of
 from attnscope.study.ablation.direct import Direct, direct_means
-from attnscope.study.ablation.effects import HeadSets, ablate
+from attnscope.study.ablation.effects import HeadSets, ablate_sets
 from attnscope.study.ablation.tasks import copy
 from helpers.command_line import call
 
@@ -34,7 +34,7 @@ def test_direct_effects_stand_beside_each_head_alone(demo, tmp_path):
 def test_the_figure_shows_what_was_measured(demo):
     task, both = copy(demo, sequences=2), HeadSet("both", ((3, 0), (3, 1)))
     said = Direct({(3, 0): 2.0}, "of the logits before their cap at 30")
-    found = ablate(demo, task, HeadSets.of([both], demo.geometry, random=0), "zero", direct=said)
+    found = ablate_sets(demo, task, HeadSets.of([both], demo.geometry, random=0), "zero", direct=said)
     direct, alone, together = shown_of(found)
     cost = dict(zip(["alone", "both"], measured(demo, task, [HeadSet("", ((3, 1),)), both], "zero").T[1:], strict=True))
     intact = found.intact_S.mean()
@@ -42,7 +42,7 @@ def test_the_figure_shows_what_was_measured(demo):
     assert alone.values[3, 1] == pytest.approx(cost["alone"].mean() - intact, abs=1e-5)
     assert together.values == {head: pytest.approx(cost["both"].mean() - intact, abs=1e-5) for head in both.heads}
     assert found.facts["direct"] == said.said
-    without = ablate(demo, task, HeadSets.of([both], demo.geometry, random=0), "zero", direct=Direct({}, "no way"))
+    without = ablate_sets(demo, task, HeadSets.of([both], demo.geometry, random=0), "zero", direct=Direct({}, "no way"))
     assert [one.name for one in shown_of(without)] == ["alone", "together"]
     assert without.table()["direct"].null_count == len(without.table())
 

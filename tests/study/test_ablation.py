@@ -17,7 +17,7 @@ from attnscope.intervene.task import Task
 from attnscope.model.loading import wrap
 from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
-from attnscope.study.ablation.effects import HeadSets, ablate
+from attnscope.study.ablation.effects import HeadSets, ablate_sets
 from attnscope.study.ablation.tasks import copy
 from helpers.families import tiny_model
 
@@ -197,9 +197,9 @@ def test_what_cannot_be_replaced_is_refused(demo):
 def test_half_precision_tells_what_two_intact_rows_differ_by(demo):
     loaded = wrap(tiny_model("llama", initializer_range=0.2).to(torch.bfloat16), demo.tokenizer)
     asked = HeadSets.of([HeadSet("one", ((1, 1),))], loaded.geometry, random=2)
-    facts = ablate(loaded, random_task(9, 9, 9), asked).facts
+    facts = ablate_sets(loaded, random_task(9, 9, 9), asked).facts
     assert 0 <= facts["spread"] < 0.1
-    assert any("two intact rows" in line for line in notes(ablate(loaded, random_task(9, 9, 9), asked)))
+    assert any("two intact rows" in line for line in notes(ablate_sets(loaded, random_task(9, 9, 9), asked)))
 
 
 # the demo's circuit

@@ -26,7 +26,7 @@ from attnscope.model.loading import wrap
 from attnscope.seam.engines import ENGINES
 from attnscope.show.comparison import panels, signed_maps
 from attnscope.study import comparison
-from attnscope.study.comparison import OneSide, compare, kept_bytes
+from attnscope.study.comparison import OneSide, compare_heads, kept_bytes
 from attnscope.study.differences import heads_table, kept_comparison, metrics_table, tokens_table
 from attnscope.text.prompt import from_ids, from_text
 from helpers.command_line import call
@@ -63,7 +63,7 @@ def expected(first, other):
 def two_texts(demo):
     heads = demo.geometry.heads_by_layer
     pair = reading(demo, FIRST), reading(demo, OTHER)
-    return compare([pair], maps={"decoder": {layer: range(count) for layer, count in heads.items()}})
+    return compare_heads([pair], maps={"decoder": {layer: range(count) for layer, count in heads.items()}})
 
 
 def test_two_texts_are_what_loops_over_the_models_own_matrices_say(two_texts):
@@ -86,7 +86,7 @@ def test_families(demo, family):
     loaded = wrap(tiny_model(family), demo.tokenizer)
     ids = [[1, *range(20, 40)], [1, *range(20, 24), 50, 51, *range(26, 36)]]
     first, other = (OneSide(loaded, from_ids(demo.tokenizer, one), ENGINES["eager"]) for one in ids)
-    found = compare([(first, other)])
+    found = compare_heads([(first, other)])
     for place, (js, lost, other_lost, _) in enumerate(expected(first, other)):
         assert found.js.effect[place] == pytest.approx(js, abs=1e-6)
         assert found.lost_SN[0, place] == pytest.approx(lost, abs=1e-6)
@@ -95,7 +95,7 @@ def test_families(demo, family):
 
 @pytest.mark.parametrize("engine", ["eager", "fused"])
 def test_a_text_beside_itself_differs_in_nothing(demo, engine):
-    found = compare([(reading(demo, FIRST, engine),) * 2])
+    found = compare_heads([(reading(demo, FIRST, engine),) * 2])
     assert found.js_SN.shape == (1, 24)
     assert not found.js_SN.any()
     assert not found.lost_SN.any()
@@ -103,7 +103,7 @@ def test_a_text_beside_itself_differs_in_nothing(demo, engine):
 
 
 def test_both_engines_say_the_same(demo, two_texts):
-    fused = compare([(reading(demo, FIRST, "fused"), reading(demo, OTHER, "fused"))])
+    fused = compare_heads([(reading(demo, FIRST, "fused"), reading(demo, OTHER, "fused"))])
     assert fused.js.effect == pytest.approx(two_texts.js.effect, abs=1e-5)
     assert fused.metric("entropy").effect == pytest.approx(two_texts.metric("entropy").effect, abs=1e-5)
 
@@ -120,7 +120,7 @@ def test_the_head_whose_queries_were_perturbed_is_named_first(demo):
             noise = torch.randn(rows.shape, generator=torch.Generator().manual_seed(head))
             before = rows.clone()
             rows += 0.01 * noise * rows.norm() / noise.norm()
-            found = compare(pairs)
+            found = compare_heads(pairs)
             rows.copy_(before)
             named.append(found.heads[found.order[0]] == (layer, head))
             earlier = [place for place, (at, _) in enumerate(found.heads) if at < layer]
@@ -131,7 +131,7 @@ def test_the_head_whose_queries_were_perturbed_is_named_first(demo):
 def test_two_tokenizers_are_aligned_by_characters(demo):
     other = wrap(tiny_model("llama", hidden_size=96, num_attention_heads=6, vocab_size=330), byte_level())
     assert other.geometry.heads_by_layer == demo.geometry.heads_by_layer
-    found = compare([(reading(demo, FIRST), reading(other, FIRST))])
+    found = compare_heads([(reading(demo, FIRST), reading(other, FIRST))])
     first, second = found.pair.shared.members
     plain = [one.prompt.plain for one in found.pair[:2]]
     for one, two in zip(first, second, strict=True):
@@ -145,8 +145,8 @@ def test_many_texts_have_means_and_intervals(demo):
     other = wrap(tiny_model("llama", hidden_size=96, num_attention_heads=6, vocab_size=2000), demo.tokenizer)
     texts = [TEXTS[0][at % 11 : 20 + at % 8] for at in range(34)]
     texts[:3] = ["the bank the bank the bank the bank"] * 3  # all that repeat
-    found = compare([(reading(demo, text), reading(other, text)) for text in texts])
-    alone = [compare([(reading(demo, text), reading(other, text))]) for text in texts[2:4]]
+    found = compare_heads([(reading(demo, text), reading(other, text)) for text in texts])
+    alone = [compare_heads([(reading(demo, text), reading(other, text))]) for text in texts[2:4]]
     assert found.js_SN[2:4] == pytest.approx(np.concatenate([one.js_SN for one in alone]))
     assert found.js.effect == pytest.approx(found.js_SN.mean(0))
     assert (found.js.low < found.js.effect).all()
@@ -185,7 +185,7 @@ def test_no_matrix_is_kept_of_the_first_side(demo, monkeypatch):
         inner(self, *layer)
 
     monkeypatch.setattr(comparison._Passes, "hold_against", watched)
-    compare([(reading(demo, FIRST), reading(demo, OTHER))])
+    compare_heads([(reading(demo, FIRST), reading(demo, OTHER))])
     assert [len(one) for one in held] == [4, 3, 2, 1]
     assert kept_bytes(demo, 200) == 2 * kept_bytes(demo, 100)
 
@@ -227,11 +227,11 @@ def causal(seed):
 def test_what_cannot_be_compared(demo):
     small = wrap(tiny_model("llama"), demo.tokenizer)
     with pytest.raises(UsageError, match="have no counterparts"):
-        compare([(reading(demo, FIRST), reading(small, FIRST))])
+        compare_heads([(reading(demo, FIRST), reading(small, FIRST))])
     with pytest.raises(InputError, match="share no word"):
-        compare([(OneSide(demo, from_ids(demo.tokenizer, [900]), ENGINES["eager"]), reading(demo, "bank"))])
+        compare_heads([(OneSide(demo, from_ids(demo.tokenizer, [900]), ENGINES["eager"]), reading(demo, "bank"))])
     with pytest.raises(MemoryLimitError, match="shorten the text"):
-        compare([(reading(demo, FIRST), reading(demo, OTHER))], memory="1k")
+        compare_heads([(reading(demo, FIRST), reading(demo, OTHER))], memory="1k")
 
 
 # tables and pictures
@@ -269,7 +269,7 @@ def test_pictures_are_centred_on_0(two_texts):
 def test_a_swapped_name_is_compared_with_the_one_in_its_place(demo):
     """Of the same tokens in the same places the first layer attends alike, where by text a name takes its row along."""
     first, other = (reading(demo, text) for text in ("Mary saw John and the cat", "John saw Mary and the cat"))
-    by_position, by_text = compare([(first, other)]), compare([(first, other)], align="text")
+    by_position, by_text = compare_heads([(first, other)]), compare_heads([(first, other)], align="text")
     assert [one.by for one in by_position.pair.texts] == ["position"]
     assert by_position.pair.shared.size == len(first.prompt)
     assert not by_position.lost_SN.any()

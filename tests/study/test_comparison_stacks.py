@@ -15,7 +15,7 @@ from attnscope.run import prepare
 from attnscope.seam import generation
 from attnscope.show.comparison import panels, signed_maps
 from attnscope.stacks import CROSS, DECODER, ENCODER
-from attnscope.study.comparison import OneSide, compare, kept_bytes
+from attnscope.study.comparison import OneSide, compare_heads, kept_bytes
 from attnscope.study.differences import heads_table, metrics_table, tokens_table
 from attnscope.text.prompt import from_ids
 from helpers.command_line import call
@@ -93,7 +93,7 @@ def test_each_stack_of_an_encoder_decoder_has_its_own_tokens_aligned(loaded, fam
     first, other = (
         reading(loaded[family], text, target, engine) for text, target in zip((FIRST, OTHER), TARGETS, strict=True)
     )
-    found = compare([(first, other)], maps=every_head(loaded[family]))
+    found = compare_heads([(first, other)], maps=every_head(loaded[family]))
     assert list(found.stacks) == list(STACKS)
     assert found.pair.shared.alone[1]  # the decoder's
     assert found.pair.sources.alone[1]
@@ -102,14 +102,14 @@ def test_each_stack_of_an_encoder_decoder_has_its_own_tokens_aligned(loaded, fam
 
 def test_an_encoder_sees_both_ways(loaded):
     first, other = reading(loaded["bert"], FIRST), reading(loaded["bert"], OTHER)
-    check(compare([(first, other)], maps=every_head(loaded["bert"])), first, other)
+    check(compare_heads([(first, other)], maps=every_head(loaded["bert"])), first, other)
 
 
 def test_metrics_are_those_of_an_observation_and_of_the_stacks_that_they_speak_of(loaded):
     """Of BERT induction was once measured, as if it read from left to right."""
     for name, target in (("bert", None), ("t5", TARGETS[0])):
         one = reading(loaded[name], FIRST, target)
-        found = compare([(one, one)])
+        found = compare_heads([(one, one)])
         seen = attnscope.capture(loaded[name], FIRST, target=target)
         for metric, score in seen.every.scores.items():
             assert found.metrics[metric][0][0] == pytest.approx(score.value, abs=1e-6, nan_ok=True)
@@ -121,7 +121,7 @@ def test_metrics_are_those_of_an_observation_and_of_the_stacks_that_they_speak_o
 def test_the_head_whose_queries_were_changed_is_named_first(loaded):
     """And no head before it differs, nor any of the encoder."""
     first, other = (reading(loaded[name], FIRST, TARGETS[0]) for name in ("t5", "t5b"))
-    found = compare([(first, other)])
+    found = compare_heads([(first, other)])
     assert [found.name(place) for place in found.order[:1]] == ["cross L1H0"]
     differing = {found.name(place) for place in np.flatnonzero(found.js_SN[0])}
     assert not any(name.startswith(("encoder", "L0", "L1", "cross L0")) for name in differing)
@@ -131,7 +131,7 @@ def test_another_dtype_is_another_side(loaded):
     """As a person has it in Python: the same model, rounded."""
     half = replace(loaded["t5"], model=tiny("t5", **MODELS["t5"]).bfloat16(), dtype="bfloat16")
     one, other = reading(loaded["t5"], FIRST, TARGETS[0]), reading(half, FIRST, TARGETS[0])
-    found = compare([(one, other)])
+    found = compare_heads([(one, other)])
     assert 0 < np.nanmax(found.js_SN) < 0.2
     assert not found.failures
 
@@ -143,11 +143,11 @@ def test_a_stack_whose_texts_share_nothing_is_null(loaded):
         reading(loaded["t5"], source, target)._replace(source=without_special(loaded["t5"], source))
         for source, target in sides
     )
-    found = compare([(first, other)])
+    found = compare_heads([(first, other)])
     for kind in STACKS:
         assert np.isnan(found.js.effect[found.stacks[kind]]).all() == (kind != DECODER)
     assert {row["stack"] for row in heads_table(found).to_pylist() if row["js"] is not None} == {DECODER}
-    assert compare([(first, other)], maps=every_head(loaded["t5"])).pair.drawn.keys() == {DECODER}
+    assert compare_heads([(first, other)], maps=every_head(loaded["t5"])).pair.drawn.keys() == {DECODER}
 
 
 def without_special(loaded, text):
@@ -156,7 +156,7 @@ def without_special(loaded, text):
 
 def test_tables_end_with_the_stack(loaded):
     first, other = (reading(loaded["bart"], text, target) for text, target in zip((FIRST, OTHER), TARGETS, strict=True))
-    found = compare([(first, other)])
+    found = compare_heads([(first, other)])
     heads, metrics = heads_table(found), metrics_table(found)
     assert (heads.column_names[-1], metrics.column_names[-1]) == ("stack", "stack")
     assert set(heads["stack"].to_pylist()) == set(STACKS)
@@ -273,4 +273,4 @@ def test_what_is_refused_in_one_line(folders, flags, code, message):
 def test_a_side_without_its_source_is_refused(loaded):
     one = reading(loaded["t5"], FIRST, TARGETS[0])._replace(source=None)
     with pytest.raises(ModelError, match="one text at a time"):
-        compare([(one, one)])
+        compare_heads([(one, one)])

@@ -13,7 +13,7 @@ from attnscope.intervene.hiding import Hiding
 from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.measure import LogitDifference
 from attnscope.intervene.passes import measured, prepared
-from attnscope.study.ablation.effects import HeadSets, ablate, task_facts
+from attnscope.study.ablation.effects import HeadSets, ablate_sets, task_facts
 from attnscope.study.ablation.prune import curve, pruned
 from attnscope.study.ablation.tasks import copy
 
@@ -80,30 +80,30 @@ def test_shared_and_unshared_passes_measure_the_same(demo, task, difference):
 def test_an_effect_is_what_is_lost(demo, task, difference):
     """Of a loss what is more, of a logit difference what is less."""
     asked = HeadSets.of([BOTH], demo.geometry, random=0)
-    found = ablate(demo, task, asked, "zero", measure=difference)
+    found = ablate_sets(demo, task, asked, "zero", measure=difference)
     lost = by_hand(demo, task, difference) - by_hand(demo, task, difference, BOTH.heads)
     assert found.effect(BOTH) == pytest.approx(lost, abs=1e-4)
     assert found.facts["measure"]["unit"] == "logits"
     assert found.effect(BOTH).mean() > 1
-    assert ablate(demo, task, asked, "zero").effect(BOTH).mean() > 1
+    assert ablate_sets(demo, task, asked, "zero").effect(BOTH).mean() > 1
 
 
 def test_parts_of_another_measure_are_not_taken(demo, task, difference, tmp_path):
     asked = HeadSets.of([BOTH], demo.geometry, random=0)
-    ablate(demo, task, asked, "zero", tmp_path, measure=difference)
+    ablate_sets(demo, task, asked, "zero", tmp_path, measure=difference)
     for other in (LogitDifference(difference.foils, difference.answers), None):
         with pytest.raises(UsageError, match="holds another ablation: measure differ"):
-            ablate(demo, task, asked, "zero", tmp_path, **({"measure": other} if other else {}))
-    forced = ablate(demo, task, asked, "zero", tmp_path, force=True)
+            ablate_sets(demo, task, asked, "zero", tmp_path, **({"measure": other} if other else {}))
+    forced = ablate_sets(demo, task, asked, "zero", tmp_path, force=True)
     assert forced.intact_S == pytest.approx(measured(demo, task, [])[:, 0], abs=1e-9)
     assert forced.facts["measure"] == {"name": "loss", "unit": "nats per token"}
 
 
 def test_parts_of_other_hidden_keys_are_not_taken(demo, task, tmp_path):
     asked = HeadSets.of([BOTH], demo.geometry, random=0)
-    ablate(demo, task, asked, Hiding((60,), (1, 2)), tmp_path)
+    ablate_sets(demo, task, asked, Hiding((60,), (1, 2)), tmp_path)
     with pytest.raises(UsageError, match="holds another ablation: intervention differ"):
-        ablate(demo, task, asked, Hiding((60,), (1, 3)), tmp_path)
+        ablate_sets(demo, task, asked, Hiding((60,), (1, 3)), tmp_path)
 
 
 def test_the_head_that_is_missed_least_goes_first(demo, task, difference, tmp_path):

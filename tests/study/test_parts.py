@@ -14,7 +14,7 @@ from attnscope.intervene.measure import LOSS
 from attnscope.study.ablation.prune import pruned
 from attnscope.study.atlas import scan as scan_room
 from attnscope.study.atlas.findings import read_trial
-from attnscope.study.atlas.scan import plan, scan
+from attnscope.study.atlas.scan import plan, scan_heads
 from helpers.command_line import call
 
 GOOD = {"loss": np.arange(6.0).reshape(2, 3), "word": np.array(["sink", "-"])}
@@ -103,7 +103,7 @@ def test_a_claim_that_is_damaged_is_one_line_and_force_writes_over_it(tmp_path: 
 def test_a_scan_reads_damaged_readings_anew(demo, tmp_path: Path, monkeypatch) -> None:
     planned = plan(demo, sequences=2)
     planned = type(planned)([one for one in planned.trials if one.name == "offsets"], planned.seed, planned.facts)
-    found, path = scan(demo, planned, tmp_path), tmp_path / "readings" / "offsets.npz"
+    found, path = scan_heads(demo, planned, tmp_path), tmp_path / "readings" / "offsets.npz"
     whole, trials = path.read_bytes(), []
 
     def watched(loaded, trial, *how):
@@ -115,7 +115,7 @@ def test_a_scan_reads_damaged_readings_anew(demo, tmp_path: Path, monkeypatch) -
         others = {name: columns[name] for name in columns.files} | {"heads": np.zeros((24, 2), int)}
     for damage in (whole[:100], saved(tmp_path / "other.npz", **others)):
         path.write_bytes(damage)
-        assert scan(demo, planned, tmp_path).table().equals(found.table())
+        assert scan_heads(demo, planned, tmp_path).table().equals(found.table())
         assert path.read_bytes() == whole
     assert trials == ["offsets", "offsets"]
 

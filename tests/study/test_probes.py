@@ -11,7 +11,7 @@ from attnscope.study.atlas.copying import copying_of
 from attnscope.study.atlas.findings import read_trial
 from attnscope.study.atlas.pool import begins, token_pool
 from attnscope.study.atlas.probes import Measure, trials
-from attnscope.study.atlas.scan import plan, scan
+from attnscope.study.atlas.scan import plan, scan_heads
 from helpers.families import tiny_model
 
 WORDS, ROOM, SHARP = 120, 80, 400.0
@@ -152,7 +152,7 @@ def hand_built(tokenizer):
 def built(demo):
     """The atlas of the hand-built decoder, and its effects as {(probe, against): effects}."""
     loaded = hand_built(demo.tokenizer)
-    atlas = scan(loaded, plan(loaded, pool=range(1, WORDS)))
+    atlas = scan_heads(loaded, plan(loaded, pool=range(1, WORDS)))
     assert atlas.heads == ((0, 0), (0, 1), (1, 0), (1, 1))
     assert atlas.facts["not_measured"] == {}
     return atlas, {(one.probe, one.against): one.effects for one in atlas.findings}

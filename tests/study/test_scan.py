@@ -22,7 +22,7 @@ from attnscope.study.atlas.atlas import roles_by_head
 from attnscope.study.atlas.findings import read_trial
 from attnscope.study.atlas.pool import token_pool
 from attnscope.study.atlas.roles import named_by
-from attnscope.study.atlas.scan import plan, scan
+from attnscope.study.atlas.scan import plan, scan_heads
 from helpers.command_line import call
 from helpers.families import tiny_model
 
@@ -39,7 +39,7 @@ EXPECTED = {
 def kept(demo, tmp_path_factory):
     """The demo's atlas, and the folder it was written to."""
     folder = tmp_path_factory.mktemp("atlas")
-    return scan(demo, plan(demo), folder), folder
+    return scan_heads(demo, plan(demo), folder), folder
 
 
 def heads_of(roles):
@@ -107,7 +107,7 @@ def test_a_stranger_has_no_induction_head(real_model_folder):
     loaded = load(LoadOptions(model=str(real_model_folder)))
     planned = plan(loaded)
     repeated = replace(planned, trials=[one for one in planned.trials if one.name.startswith("repeated")])
-    assert not [names for names in scan(loaded, repeated).roles.values() if "induction" in names]
+    assert not [names for names in scan_heads(loaded, repeated).roles.values() if "induction" in names]
 
 
 def test_the_picture_has_a_panel_per_probe_and_greys_who_is_not_named(kept):
@@ -146,7 +146,7 @@ def test_a_scan_that_was_stopped_goes_on_and_ends_the_same(demo, kept, tmp_path,
         return read_trial(loaded, trial, *how)
 
     monkeypatch.setattr(scan_room, "read_trial", watched)
-    again = scan(demo, plan(demo), tmp_path)
+    again = scan_heads(demo, plan(demo), tmp_path)
     assert sorted(read_now) == [path.stem for path in left]
     assert again.table().equals(found.table())
     assert again.facts == found.facts
@@ -155,7 +155,7 @@ def test_a_scan_that_was_stopped_goes_on_and_ends_the_same(demo, kept, tmp_path,
 def test_another_scan_is_not_mixed_in(demo, kept):
     _, folder = kept
     with pytest.raises(UsageError, match="holds another scan: seed, ids_sha256 differ"):
-        scan(demo, plan(demo, seed=1), folder)
+        scan_heads(demo, plan(demo, seed=1), folder)
 
 
 def test_the_pool_leaves_out_what_is_no_ordinary_token(demo):
@@ -176,7 +176,7 @@ SCALES, RUNS = (0.02, 0.1, 0.3), 20  # of a model's weights, and models of each
 def random_model(scale, seed, demo):
     """The atlas of a decoder that has learned nothing."""
     loaded = wrap(tiny_model("llama", seed=seed, initializer_range=scale, max_position_embeddings=128), demo.tokenizer)
-    return scan(loaded, plan(loaded, seed=seed, pool=range(5, 90)))
+    return scan_heads(loaded, plan(loaded, seed=seed, pool=range(5, 90)))
 
 
 def test_one_random_model_names_nobody(demo):

@@ -17,11 +17,11 @@ import pytest
 from attnscope import signals
 from attnscope.folder.parts import Column, Parts
 from attnscope.intervene.passes import Passes
-from attnscope.study.ablation.effects import HeadSets, ablate
+from attnscope.study.ablation.effects import HeadSets, ablate_sets
 from attnscope.study.ablation.sets import head_set
 from attnscope.study.ablation.tasks import copy
 from attnscope.study.atlas import findings
-from attnscope.study.atlas.scan import plan, scan
+from attnscope.study.atlas.scan import plan, scan_heads
 from helpers.command_line import call
 from helpers.forks import Forked
 
@@ -43,7 +43,7 @@ def ablating(demo, monkeypatch) -> Study:
     """An ablation of two chunks of sets, in a pass for each of four sequences."""
     monkeypatch.setattr("attnscope.intervene.passes.CPU_TOKENS", 4 * 101)
     task, asked = copy(demo, sequences=4), HeadSets.of(SETS, demo.geometry, random=1)
-    return lambda folder: ablate(demo, task, asked, folder=folder)
+    return lambda folder: ablate_sets(demo, task, asked, folder=folder)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def scanning(demo, monkeypatch) -> Study:
     monkeypatch.setattr(findings, "BATCH_TOKENS", 4 * 65)
     planned = plan(demo, sequences=6)
     few = [one for one in planned.trials if one.name in ("offsets", "sink")]
-    return lambda folder: scan(demo, type(planned)(few, planned.seed, planned.facts), folder)
+    return lambda folder: scan_heads(demo, type(planned)(few, planned.seed, planned.facts), folder)
 
 
 PASSES = {"ablating": (Passes, "run"), "scanning": (findings, "_pass")}

@@ -1,7 +1,7 @@
 """What sets of heads cost a task: each head alone, all together, and random sets of the same shape beside them.
 
     asked = HeadSets.of(sets_of_roles, loaded.geometry)
-    found = ablate(loaded, task, asked, folder=Path("runs/ablate"))
+    found = ablate_sets(loaded, task, asked, folder=Path("runs/ablate"))
     found.effect(asked.named[0])      # (S,) over intact, as nats per token
 
 Shapes: S sequence, K set.
@@ -156,7 +156,7 @@ class Ablation:
 COLUMNS = ("direct", "effect", "low", "high", "p", "random_low", "random_high", "percentile")
 
 
-def ablate(
+def ablate_sets(
     loaded: LoadedModel,
     task: Task,
     asked: HeadSets,

@@ -1,6 +1,6 @@
 """The scan of a model: its trials, read one by one into a folder, from which a stopped scan goes on.
 
-atlas = scan(loaded, plan(loaded), folder=Path("runs/atlas"))
+atlas = scan_heads(loaded, plan(loaded), folder=Path("runs/atlas"))
 atlas.roles[3, 0]      # ("induction", "sink")
 """
 
@@ -127,7 +127,7 @@ def _allowed(
     return drawn_from, begin, copying_of(loaded, few), unable(loaded, few)
 
 
-def scan(
+def scan_heads(
     loaded: LoadedModel,
     planned: Plan,
     folder: Path | None = None,

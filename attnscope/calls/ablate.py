@@ -1,0 +1,256 @@
+"""`attnscope.ablate`, and what the command of that name runs: what a task costs without some heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+from attnscope.calls.ablate_other import Answered, HeadQuestion, answered, question_of
+from attnscope.calls.records import Record, picture_of
+from attnscope.errors import InputError, UsageError
+from attnscope.figures import Style
+from attnscope.folder.parts import claim, with_weights
+from attnscope.intervene.passes import Passes
+from attnscope.model.loaded import check_loaded
+from attnscope.selection import everything, pairs, select
+from attnscope.show.ablation import save_ablation
+from attnscope.study.ablation import tasks
+from attnscope.study.ablation.direct import direct_means
+from attnscope.study.ablation.effects import READINGS, HeadSets, ablate_sets
+from attnscope.study.ablation.sets import head_set, of_roles, parts, read_sets, selected
+from attnscope.study.atlas.atlas import atlas_of
+from attnscope.study.atlas.scan import plan, scan_heads
+from attnscope.telling import SILENT, Teller
+from attnscope.typed import check_names
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from attnscope.drawing import Picture
+    from attnscope.intervene.intervention import HeadSet
+    from attnscope.intervene.task import Task
+    from attnscope.model.loaded import LoadedModel
+    from attnscope.selection import HeadIndex
+    from attnscope.study.ablation.effects import Ablation
+    from attnscope.study.atlas.atlas import Atlas
+    from attnscope.study.atlas.scan import Plan
+
+Taken = str | Sequence[str] | Mapping[str, Sequence[str]] | Path  # heads that go: a selection, names, sets, their file
+EACH = "each head"
+PASSED = "tokens x layers"
+PROBED = ("repeated", "offsets")  # trials that name the sets where nobody does
+
+
+class AblateFields(TypedDict, total=False):
+    """The fields of `AblateOptions`, as keywords."""
+
+    atlas: Atlas | Path | str | None
+    by: Literal["kv"] | None
+    each: bool
+    replace: Literal["mean", "zero", "resample"]
+    random: int
+    controls: Literal["unnamed", "all"]
+    on: str | Path | None
+    sequences: int
+    seed: int
+    pairs: bool
+    prune: bool
+    method: Literal["replace", "gradient"]
+    out: str | Path | None
+    force: bool
+
+
+@dataclass(frozen=True)
+class AblateOptions:
+    """Which heads go, what replaces them, and what is asked.
+
+    atlas: what `scan` found, or its folder: sets are its roles where no heads are named. by: "kv" takes away whole
+    groups. each: every head of the model alone, too. replace: a head's mean over other sequences, zero, or another
+    sequence's output. random: random sets of as many heads to hold each against. controls: the heads that these are
+    drawn from. on: "copy", repeated tokens, or a JSONL file of texts with targets. sequences: at most. seed: of what is
+    drawn. pairs, prune, method="gradient": another question instead. out: a folder in which a stopped run goes on.
+    force: write over another study there.
+    """
+
+    atlas: Atlas | Path | str | None = None
+    by: Literal["kv"] | None = None
+    each: bool = False
+    replace: Literal["mean", "zero", "resample"] = "mean"
+    random: int = 100
+    controls: Literal["unnamed", "all"] = "unnamed"
+    on: str | Path | None = None
+    sequences: int = 64
+    seed: int = 0
+    pairs: bool = False
+    prune: bool = False
+    method: Literal["replace", "gradient"] = "replace"
+    out: str | Path | None = None
+    force: bool = False
+
+    @property
+    def question(self) -> HeadQuestion | None:
+        """The question that is asked instead of what sets cost. Raises UsageError for two at once."""
+        return question_of({"pairs": self.pairs, "prune": self.prune, "gradient": self.method == "gradient"})
+
+
+def ablate(
+    model: LoadedModel,
+    heads: Taken | None = None,
+    texts: Sequence[str] | None = None,
+    **options: Unpack[AblateFields],
+) -> Ablated | Answered:
+    """What is lost without some heads, alone and together, in nats per token.
+
+    heads: a selection as of --select ("3.0-1", "@induction"), names (["L3H0", "L3H1"]), sets by name, or a file of
+    sets; without any the roles of an atlas, which probes find where there is none. texts: the loss of their next
+    tokens; without any, of repeated tokens. options: the fields of `AblateOptions`. Returns what sets cost, or with
+    pairs, prune or method="gradient" the answer to that question. Raises UsageError for heads that are not there and
+    for an option that does not exist, InputError where no text has two tokens.
+
+        >>> attnscope.ablate(attnscope.load("demo"), "3.0-1", sequences=8, random=4).table().to_pandas()
+    """
+    check_loaded(model)
+    check_names("ablate", options, AblateOptions)
+    asked = AblateOptions(**options)
+    question, task = asked.question, task_of(model, texts, asked)
+    whole = heads is None and asked.atlas is None and question is not None and not asked.pairs
+    named, atlas = ([], None) if whole else named_sets(model, heads, asked)
+    if question is None:
+        return sets_cost(model, task, with_random(model, named, asked), asked, atlas)
+    return answered(model, task, sorted({head for one in named for head in one.heads}), question, asked)
+
+
+def task_of(loaded: LoadedModel, texts: Sequence[str] | None, asked: AblateOptions, drawn: int | None = None) -> Task:
+    """The sequences, and what counts in them; drawn: how many are, fewer than asked for where the cost is wanted."""
+    if texts is not None:
+        if asked.on not in (None, "texts"):
+            raise UsageError(f"texts were given, and on={str(asked.on)!r}", "leave out one of them")
+        return tasks.texts(loaded, list(texts)[: asked.sequences])
+    if asked.on in (None, "copy"):
+        return tasks.copy(loaded, sequences=asked.sequences if drawn is None else drawn, seed=asked.seed)
+    return tasks.targets(loaded, Path(str(asked.on)), asked.sequences)
+
+
+def named_sets(
+    loaded: LoadedModel, heads: Taken | None, asked: AblateOptions, tell: Teller = SILENT
+) -> tuple[Sequence[HeadSet], Atlas | None]:
+    """The sets that were asked for, and the atlas where one was read: of a file, or of a selection and each of its
+    heads, or a set per role of the atlas, which probes find where there is none."""
+    if isinstance(heads, Path):
+        return read_sets(heads, loaded.geometry), None
+    if isinstance(heads, Mapping):
+        there = loaded.geometry.heads_by_layer
+        return [head_set(name, select(",".join(names), there)) for name, names in heads.items()], None
+    atlas = atlas_beside(loaded, asked.atlas)
+    if heads is not None:
+        expression = heads if isinstance(heads, str) else ",".join(heads)
+        together = selected(expression, loaded.geometry, atlas.by_role() if atlas else None)
+        each = parts(together, loaded.geometry, asked.by == "kv")
+        return [together, *(one for one in each if one.heads != together.heads)], atlas
+    atlas = atlas or probed(loaded, asked.seed, tell)
+    found = of_roles(atlas.roles, list(atlas.by_role()))
+    if not found:
+        raise InputError("no head has a role", "name heads with {select=3.0-1}")
+    return found, atlas
+
+
+def atlas_beside(loaded: LoadedModel, asked: Atlas | Path | str | None) -> Atlas | None:
+    """The atlas that was asked for, or the one beside the model; None without one."""
+    atlas = atlas_of(loaded, asked)
+    if atlas is not None and set(atlas.heads) != set(_all_heads(loaded)):
+        raise InputError("the atlas is of a model with other heads", "scan this one")
+    return atlas
+
+
+def probes_of(loaded: LoadedModel, seed: int) -> Plan:
+    """The probes of repetition and offsets, as `scan` runs them."""
+    planned = plan(loaded, seed=seed)
+    return replace(planned, trials=[one for one in planned.trials if one.name.startswith(PROBED)])
+
+
+def probed(loaded: LoadedModel, seed: int, tell: Teller = SILENT) -> Atlas:
+    """What the probes find."""
+    planned, layers = probes_of(loaded, seed), len(loaded.geometry.layers)
+    tell.say(f"no sets were named: probes find the roles, {planned.tokens} tokens x {layers} layers")
+    with tell.stage("reading probes", planned.tokens, "tokens") as advance:
+        return scan_heads(loaded, planned, advance=advance)
+
+
+def with_random(loaded: LoadedModel, named: Sequence[HeadSet], asked: AblateOptions) -> HeadSets:
+    """The sets with their random sets, and each head or kv group alone where that was asked for."""
+    by_kv, drawn = asked.by == "kv", {"random": asked.random, "controls": asked.controls}
+    found = HeadSets.of(named, loaded.geometry, by_kv=by_kv, seed=asked.seed, **drawn)  # type: ignore[arg-type]
+    if not asked.each:
+        return found
+    every = parts(head_set(EACH, everything(loaded.geometry.heads_by_layer)), loaded.geometry, by_kv)
+    return replace(found, alone={**found.alone, EACH: every})
+
+
+def sets_cost(
+    loaded: LoadedModel,
+    task: Task,
+    sets: HeadSets,
+    asked: AblateOptions,
+    atlas: Atlas | None = None,
+    tell: Teller = SILENT,
+    token_layers: int | None = None,
+) -> Ablated:
+    """Run the task without each of the sets; with a folder, write there and draw. token_layers: what it will take."""
+    into = None if asked.out is None else Path(asked.out)
+    with tell.stage("direct effects"):
+        direct = direct_means(Passes.planned(loaded, task, asked.replace))
+    with tell.stage(f"{len(sets.sets)} sets", token_layers, PASSED) as advance:
+        found = ablate_sets(loaded, task, sets, asked.replace, into, force=asked.force, direct=direct, advance=advance)
+    held = Ablated(loaded, found, atlas)
+    if into is not None:
+        with tell.stage("drawing"):
+            save_ablation(found, into, _all_heads(loaded), atlas)
+    return held
+
+
+def _all_heads(loaded: LoadedModel) -> Sequence[HeadIndex]:
+    return pairs(everything(loaded.geometry.heads_by_layer))
+
+
+@dataclass(frozen=True, repr=False)
+class Ablated(Record):
+    """What sets of heads cost a task; atlas: what named them, where there is one. See `Ablation`."""
+
+    model: LoadedModel
+    found: Ablation
+    atlas: Atlas | None = None
+
+    @property
+    def line(self) -> str:
+        facts, named = self.found.facts, self.found.asked.named
+        worst = max(named, key=lambda one: float(self.found.effect(one).mean()))
+        cost = float(self.found.effect(worst).mean())
+        task = f"{facts['task']['name']}, {len(self.found.intact_S)} sequences"
+        return f"{self.model.name}, {task}: {len(named)} sets; costliest {worst.name}, {cost:+.3f}"
+
+    def table(self) -> pa.Table:
+        """A row per named set, head alone and random set, see `Ablation.table`."""
+        return self.found.table()
+
+    def figure(self, style: Style = Style()) -> Picture:
+        """Score, direct effect, effect alone and effect together of every head."""
+        found, heads, style = self.found, _all_heads(self.model), replace(style, image="png")
+        return picture_of("ablation", lambda folder: save_ablation(found, folder, heads, self.atlas, style))
+
+    def _picture(self) -> Picture:
+        return self.figure()
+
+    def export(self, folder: str | Path, *, force: bool = False, style: Style = Style()) -> list[Path]:
+        """Write ablation.json, its table and its picture; the paths.
+
+        Raises UsageError for a folder that holds another ablation, unless force says to write over it.
+        """
+        into, facts = Path(folder), dict[str, Any](self.found.facts)
+        for name in ("schema", "intact", "spread", "unshared", "direct", "versions"):  # what was measured
+            facts.pop(name, None)
+        claim(into, READINGS, "ablation", with_weights(facts, self.model), force)
+        self.found.save(into)
+        save_ablation(self.found, into, _all_heads(self.model), self.atlas, style)
+        return sorted(path for path in into.iterdir() if path.is_file() and not path.name.startswith("."))

@@ -1,0 +1,245 @@
+"""`attnscope.compare`, and what the command of that name runs: two texts, or two models, head by head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+
+from attnscope.ask import Ask
+from attnscope.calls.records import Record, picture_of
+from attnscope.errors import InputError, UsageError
+from attnscope.figures import Style, save_metrics
+from attnscope.media.sound import Sound
+from attnscope.model.loaded import check_loaded
+from attnscope.run import prepare
+from attnscope.selection import everything, select_stacks
+from attnscope.show.comparison import panels, save
+from attnscope.study.atlas.atlas import atlas_of
+from attnscope.study.comparison import OneSide, check_alike, compare_heads
+from attnscope.study.comparison import heads_of as counts_of
+from attnscope.study.differences import check_folder, comparison_facts, heads_table, metrics_table, tokens_table
+from attnscope.telling import SILENT, Teller
+from attnscope.typed import check_names
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from attnscope.ask import Text
+    from attnscope.drawing import Picture
+    from attnscope.model.loaded import LoadedModel
+    from attnscope.run import Run
+    from attnscope.study.atlas.atlas import Atlas
+    from attnscope.study.comparison import Comparison
+    from attnscope.text.align import Align
+    from attnscope.text.prompt import Side
+
+HeadsOfStacks = Mapping[str, Mapping[int, Sequence[int]]]
+
+
+class CompareFields(TypedDict, total=False):
+    """The fields of `CompareOptions`, as keywords."""
+
+    compare_text: str | None
+    align: Align | None
+    select: str | None
+    atlas: Atlas | Path | str | None
+    engine: str
+    memory: str | None
+    chat: bool
+    truncate: Side | None
+    target: str | list[int] | None
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What is compared, and how the texts are read; the last three are fields of `attnscope.ask.Ask`.
+
+    compare_text: what the other side reads instead of the same text. align: how tokens are paired, by "position" or by
+    "text"; by position without it where both sides have as many words. select, atlas: the heads that are listed, in
+    the grammar of --select. engine: who computes the attention. memory: what may be kept of the first side.
+    """
+
+    compare_text: str | None = None
+    align: Align | None = None
+    select: str | None = None
+    atlas: Atlas | Path | str | None = None
+    engine: str = "auto"
+    memory: str | None = None
+    chat: bool = False
+    truncate: Side | None = None
+    target: str | list[int] | None = None
+
+
+class SidesOfText(NamedTuple):
+    """What either side reads, and how messages call it."""
+
+    name: str
+    first: Text
+    other: Text
+
+
+def compare(
+    model: LoadedModel, other: LoadedModel, text: Text | Sequence[str], **options: Unpack[CompareFields]
+) -> Compared:
+    """Two models on the same texts, or one model on two texts, head by head.
+
+    text: one text, or a list of them, over which differences get intervals from 32 on. options: the fields of
+    `CompareOptions`: compare_text, align, select, atlas, engine, memory, chat, truncate, target. Raises UsageError for
+    models of other layers or heads, InputError for texts that share no word.
+
+        >>> attnscope.compare(model, model, "Mary gave John a book", compare_text="John gave Mary a book").table()
+        >>> attnscope.compare(model, tuned, texts).table().to_pandas()
+    """
+    check_loaded(model)
+    check_loaded(other)
+    check_names("compare", options, CompareOptions)
+    asked = CompareOptions(**options)
+    return compared(_sides(text, asked), (model, other), asked)
+
+
+def _sides(text: Text | Sequence[str], asked: CompareOptions) -> list[SidesOfText]:
+    """The texts of either side. Raises UsageError for several beside another text or a target."""
+    if isinstance(text, Sequence) and not isinstance(text, str) and text and all(isinstance(one, str) for one in text):
+        for name in ("compare_text", "target"):
+            if getattr(asked, name) is not None:
+                raise UsageError(f"{name} is of one text, and several were given", "give one text")
+        return [SidesOfText(f"text {number}", str(one), str(one)) for number, one in enumerate(text)]
+    one: Any = text
+    return [SidesOfText("the text", one, one if asked.compare_text is None else asked.compare_text)]
+
+
+def compared(
+    texts: Sequence[SidesOfText],
+    models: tuple[LoadedModel, LoadedModel],
+    asked: CompareOptions,
+    *,
+    options: Mapping[str, Any] | None = None,
+    out: Path | None = None,
+    force: bool = False,
+    maps: bool = True,
+    tell: Teller = SILENT,
+    told: Any = lambda run: None,
+) -> Compared:
+    """Read both sides of every text.
+
+    options: what compare.json says was asked for; out, force: the folder that it is to be written to, which is refused
+    before the passes where it holds another comparison. maps: keep the maps of one pair, to be drawn. told: called
+    with either run of a single text.
+    """
+    check_alike(*models)
+    heads = heads_of(models[0], asked)
+    wanted = _said(asked) if options is None else options
+    said = comparison_facts(models, [getattr(part, "sha256", str(part)) for one in texts for part in one[1:]], wanted)
+    if out is not None:
+        check_folder(out, said, force)
+    steps = 2 * len(texts) * sum(map(len, models[0].geometry.stacks.values()))
+    with tell.stage("forward passes", steps, "layers") as advance:
+        found = compare_heads(
+            readings(texts, models, asked, tell, told),
+            maps=heads if maps and len(texts) == 1 else None,
+            memory=asked.memory,
+            align=asked.align,
+            advance=advance,
+        )
+    chosen = {(stack, layer, head) for stack, of in heads.items() for layer, here in of.items() for head in here}
+    places = [place for place in found.order if (found.head_stacks[place], *found.heads[place]) in chosen]
+    return Compared(found, places, said)
+
+
+def heads_of(loaded: LoadedModel, asked: CompareOptions) -> HeadsOfStacks:
+    """The heads that are listed and drawn, by stack: those that `select` names, or all."""
+    heads, atlas = counts_of(loaded), atlas_of(loaded, asked.atlas)
+    if asked.select is None:
+        return {stack: everything(of_stack) for stack, of_stack in heads.items()}
+    return select_stacks(asked.select, heads, loaded.geometry.stack, atlas.by_role() if atlas else None)
+
+
+def readings(
+    texts: Sequence[SidesOfText], loaded: Sequence[LoadedModel], asked: CompareOptions, tell: Teller, told: Any
+) -> Iterator[tuple[OneSide, OneSide]]:
+    """Both sides of each text, ready to be read; of many, those that do not fit are named and left out."""
+
+    def ready(model: LoadedModel, text: Text, chat: bool) -> Run:
+        how = {"engine": asked.engine, "memory": asked.memory, "truncate": asked.truncate, "target": asked.target}
+        return prepare(model, Ask(text, chat=chat, **how))  # type: ignore[arg-type]
+
+    for name, first, other in texts:
+        try:
+            runs = [ready(loaded[0], first, asked.chat)]
+            written = isinstance(other, str | Sound)  # tokens are of one model: the other reads what they say
+            runs.append(ready(loaded[1], other if written else runs[0].text.text, asked.chat and written))
+        except InputError as error:
+            if len(texts) == 1:
+                raise
+            tell.say(f"left out: {name}: {error.message}")
+            continue
+        for run in runs if len(texts) == 1 else ():
+            told(run)
+        one, two = (OneSide(run.loaded, run.prompt, run.engine, run.source) for run in runs)
+        yield one, two
+
+
+def _said(asked: CompareOptions) -> dict[str, Any]:
+    """The options that change the numbers, as compare.json holds them."""
+    atlas = asked.atlas if isinstance(asked.atlas, str | Path) else None
+    names = ("align", "select", "engine", "chat", "truncate", "target")
+    return {"atlas": None if atlas is None else str(atlas), **{name: getattr(asked, name) for name in names}}
+
+
+@dataclass(frozen=True, repr=False)
+class Compared(Record):
+    """Two sides, head by head; places: of the heads that are listed, the largest divergence first.
+
+    asked: what tells this comparison from another.
+    """
+
+    found: Comparison
+    places: Sequence[int]
+    asked: Mapping[str, Any]
+
+    @property
+    def line(self) -> str:
+        one = self.found
+        most = next(iter(self.places), None)
+        said = "" if most is None else f"; most apart: {one.name(most)}, {float(one.js.effect[most]):.3g} bits"
+        return f"{len(self.places)} heads over {one.texts} text{'s' * (one.texts != 1)}{said}"
+
+    @property
+    def failures(self) -> list[str]:
+        """What did not hold in a pass, in words."""
+        return list(self.found.failures)
+
+    def table(self) -> pa.Table:
+        """A row per head: js in bits with its interval, lost mass, and each metric's difference."""
+        return heads_table(self.found, self.places)
+
+    def metrics_table(self) -> pa.Table:
+        """A row per metric and head: the metric on both sides, its difference with an interval."""
+        return metrics_table(self.found, self.places)
+
+    def tokens_table(self) -> pa.Table:
+        """The tokens that two texts share, and those without a partner. Raises UsageError for several texts."""
+        if self.found.pair is None:
+            raise UsageError("tokens are paired text by text, and this is of several", "compare one text")
+        return tokens_table(self.found.pair)
+
+    def figure(self, stack: str | None = None, style: Style = Style()) -> Picture:
+        """The divergence and every metric's difference as layers x heads maps; stack: the first without it."""
+        layers, drawn = panels(self.found, stack)
+        title, style = f"Differences in {len(layers)} layers", replace(style, image="png")
+        return picture_of(
+            title, lambda to: save_metrics(to / "differences.png", drawn, style, layer_labels=layers, title=title)
+        )
+
+    def _picture(self) -> Picture:
+        return self.figure()
+
+    def export(self, folder: str | Path, *, force: bool = False, style: Style = Style()) -> list[Path]:
+        """Write tables, signed maps and compare.json; the paths.
+
+        Raises UsageError for a folder that holds another comparison, unless force says to write over it.
+        """
+        check_folder(Path(folder), self.asked, force)
+        return save(self.found, Path(folder), self.asked, style, places=self.places)

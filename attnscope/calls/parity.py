@@ -1,0 +1,137 @@
+"""`attnscope.parity`, and what the command of that name runs: every layer against attention written from the papers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from attnscope.ask import Ask
+from attnscope.calls.records import Record
+from attnscope.errors import UsageError
+from attnscope.files import save_json
+from attnscope.parity import ATOL, TEXT, check_parity
+from attnscope.parity.certificate import certificate, in_words, parity_table
+from attnscope.run import prepare
+from attnscope.selection import resolved
+from attnscope.typed import check_names
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from attnscope.ask import Text
+    from attnscope.media.picture import PictureSource
+    from attnscope.model.loaded import LoadedModel
+    from attnscope.parity import ParityReport
+    from attnscope.run import Run
+    from attnscope.study.atlas.atlas import Atlas
+    from attnscope.text.prompt import Side
+
+
+class ParityFields(TypedDict, total=False):
+    """The fields of `ParityOptions`, as keywords."""
+
+    select: str | None
+    atlas: Atlas | Path | str | None
+    atol: float
+    whole: bool
+    chat: bool
+    truncate: Side | None
+    generate: int | None
+    target: str | list[int] | None
+    picture: PictureSource | list[PictureSource] | None
+
+
+@dataclass(frozen=True)
+class ParityOptions:
+    """What is compared, and how the text is read; the fields after `whole` are those of `attnscope.ask.Ask`.
+
+    select: heads whose weights are compared, all without it. atlas: what `@ROLE` in select names. atol: what weights,
+    and outputs relative to their norm, may differ by. whole: compare hidden states and output, too, with a second
+    instance that transformers alone loads from the files.
+    """
+
+    select: str | None = None
+    atlas: Atlas | Path | str | None = None
+    atol: float = ATOL
+    whole: bool = False
+    chat: bool = False
+    truncate: Side | None = None
+    generate: int | None = None
+    target: str | list[int] | None = None
+    picture: PictureSource | list[PictureSource] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.atol >= 0:
+            raise UsageError(f"atol: expected a size from 0, got {self.atol}", "leave it out for 1e-5")
+
+    def ask(self, text: Text) -> Ask:
+        """How a text is read: by the model's own eager attention."""
+        names = ("select", "atlas", "chat", "truncate", "generate", "target", "picture")
+        return Ask(text, engine="eager", **{name: getattr(self, name) for name in names})
+
+
+def parity(model: LoadedModel, text: Text | None = None, **options: Unpack[ParityFields]) -> Parity:
+    """Every attention layer against attention written from the papers, computed from the layer's own weights.
+
+    text: the text, a Prompt, token ids or a sound; without one, a built-in sentence. options: the fields of
+    `ParityOptions`: select, atlas, atol, whole, chat, truncate, generate, target, picture. Raises InputError for a text
+    that does not fit the model, UsageError for an option that does not exist.
+
+        >>> attnscope.parity(attnscope.load("demo")).holds
+        True
+    """
+    check_names("parity", options, ParityOptions)
+    asked = ParityOptions(**options)
+    return held_against(prepare(model, asked.ask(TEXT if text is None else text)), asked)
+
+
+def held_against(run: Run, asked: ParityOptions) -> Parity:
+    """The forward pass of a run, each of its layers compared with the oracle."""
+    report = check_parity(
+        run.loaded,
+        run.prompt,
+        source=run.source,
+        select=asked.select and resolved(asked.select, run.named),
+        atol=asked.atol,
+        engine=run.engine,
+        whole=asked.whole,
+    )
+    return Parity(report, run)
+
+
+@dataclass(frozen=True, repr=False)
+class Parity(Record):
+    """What every layer of one run differs by from the oracle; see `ParityReport`."""
+
+    report: ParityReport
+    run: Run
+
+    @property
+    def holds(self) -> bool:
+        """Whether all layers were checked and hold, and the whole model where that was asked for."""
+        return self.report.holds
+
+    @property
+    def failures(self) -> list[str]:
+        """Why layers do not hold, or could not be checked, in words."""
+        return [in_words(layer, self.report) for layer in (*self.report.failures, *self.report.unchecked)]
+
+    @property
+    def line(self) -> str:
+        levels = ", ".join(f"{stack} {level}" for stack, level in self.report.levels.items())
+        said = "holds" if self.holds else f"does not hold or is not shown: {'; '.join(self.failures)}"
+        return f"{self.run.loaded.name}, {len(self.report.layers)} layers ({levels}) {said}"
+
+    def table(self) -> pa.Table:
+        """A row per attention call: level, holds, and every difference; see `parity_table`."""
+        return parity_table(self.report)
+
+    def certificate(self) -> dict[str, Any]:
+        """What was proved, as JSON has it: the weights' sha256, versions, text, levels, differences."""
+        return certificate(self.report, self.run.loaded, self.run.prompt, self.run.source)
+
+    def export(self, path: str | Path) -> Path:
+        """Write the certificate into a file, or as certificate.json into a folder; the path."""
+        file = Path(path)
+        return save_json(self.certificate(), file / "certificate.json" if file.suffix != ".json" else file)

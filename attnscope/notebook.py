@@ -1,0 +1,183 @@
+"""What a notebook shows of a capture: its heads in the terminal's columns, and its text, coloured.
+
+Shapes: H head, Q query, K key, T token.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from attnscope import cells
+from attnscope.errors import UsageError
+from attnscope.keep.layers import LayerKey
+from attnscope.measure.metrics import KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS
+from attnscope.stacks import STACKS
+from attnscope.tables import as_table, texts_at
+from attnscope.text.tokens import Found, choose, described
+
+if TYPE_CHECKING:
+    import torch
+
+    from attnscope.keep.columns import Head
+    from attnscope.observation import Observation
+    from attnscope.text.prompt import Prompt
+
+SHOWN_HEADS = 12  # of the table
+UNIFORM = "uniform"
+COLUMNS = {"top_key_mass": "top key"}
+NAME = re.compile(r"(?:(\w+) )?L?(\d+)[H.](\d+)", re.IGNORECASE)
+INK = "31, 119, 180"  # of the coloured text, as red, green, blue
+
+
+def place_of(seen: Observation, name: str) -> tuple[LayerKey, int]:
+    """The layer and the number of a head that is named as `L1H4`, `1.4` or `cross L1H4`.
+
+    Raises UsageError for what names no head of the model.
+    """
+    found = NAME.fullmatch(name.strip())
+    if found is None:
+        raise UsageError(f"expected the name of a head, got {name!r}", "write it as L1H4 or 1.4")
+    stack = found[1].lower() if found[1] else seen.stack
+    if stack not in STACKS or stack not in seen.stacks:
+        raise UsageError(f"this model has no {found[1]} layers", f"it has {', '.join(seen.stacks)}")
+    key, number = LayerKey(int(found[2]), stack), int(found[3])
+    heads, _ = seen.of(stack).kv_of.get(key, (0, 0))
+    if number >= heads:
+        layers = [one.layer for one in seen.of(stack).kv_of]
+        which = f"its heads are 0 to {heads - 1}" if heads else f"its layers are {', '.join(map(str, layers))}"
+        raise UsageError(f"there is no head {name}", which)
+    return key, number
+
+
+def matrix_of(seen: Observation, name: str) -> torch.Tensor:
+    """The weights of one head, (Q, K) fp32. Raises UsageError where they were not kept."""
+    key, number = place_of(seen, name)
+    of_stack = seen.of(key.stack)
+    kept = list(of_stack.weight_heads.get(key, ()))
+    if number not in kept:
+        raise UsageError(f"the matrix of {name} was not kept", "ask for its layer, or for Request(weights=True)")
+    return of_stack.weights[key][kept.index(number)]
+
+
+def heads_html(seen: Observation) -> str:
+    """The first heads in the order of the terminal: head, role, metrics, the strongest relation and its weight."""
+    heads = seen.kept_heads(seen.ranked_by)[:SHOWN_HEADS]
+    names = _metrics(seen)
+    roles = ["roles", "looks like"] if seen.atlas else ["role"]
+    kv = any(head.head is not None and head.head != head.kv_head for head in heads)
+    titles = ["head", *["kv"] * kv, *roles, *(COLUMNS.get(name) or _short(name) for name in names)]
+    titles += ["strongest relation", "weight"]
+    rows = []
+    for head in heads:
+        said = [" ".join(head.atlas_roles) or "-", head.role] if seen.atlas else [head.role]
+        relation = head.strongest
+        cells_of = [head.name, *[str(head.kv_head)] * kv, *said, *(_score(seen, head, name) for name in names)]
+        rows.append([*cells_of, _relation(seen, head), cells.number(relation.weight if relation else None)])
+    more = len(seen.kept_heads()) - len(heads)
+    note = f"<p>{more} more heads in table()</p>" if more else ""
+    head_row = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{head_row}</tr>{body}</table>{note}"
+
+
+def _metrics(seen: Observation) -> list[str]:
+    """The columns of numbers, as the terminal orders them."""
+    there = seen.columns.scores
+    named = [MASS.id, UNIFORM] if MASS.id in there else []
+    named += [name for name in (*LENGTHS, *LOOKBACKS) if name in there]
+    return [name for name in dict.fromkeys((*named, *KEPT_FIRST, *METRICS)) if name in (*there, *named, *COLUMNS)]
+
+
+def _short(name: str) -> str:
+    return KNOWN[name].short if name in KNOWN else name
+
+
+def _score(seen: Observation, head: Head, name: str) -> str:
+    if name == UNIFORM:
+        return cells.score(head.uniform)
+    if name in COLUMNS:
+        return f"{_token(seen.of(head.stack).keys, head.top_key)} {cells.number(head.top_key_mass)}"
+    return cells.score(head.score[name])
+
+
+def _relation(seen: Observation, head: Head) -> str:
+    one, stack = head.strongest, seen.of(head.stack)
+    return f"{_token(stack.queries, one.query)} → {_token(stack.keys, one.key)}" if one else cells.MISSING
+
+
+def _token(prompt: Prompt, position: int) -> str:
+    label = prompt.labels[position]
+    return f"{cells.shortened(label.strip('·') or label, 16)}({position})"
+
+
+@dataclass(frozen=True, repr=False)
+class ColouredText:
+    """A text, and how much of the weight of some queries each of its tokens gets, (T,).
+
+    title: whose weight it is, and of which queries. queries: their positions.
+    """
+
+    prompt: Prompt
+    weight_T: np.ndarray
+    title: str
+    queries: tuple[int, ...]
+
+    def table(self) -> pa.Table:
+        """A row per token: position, token, weight."""
+        place = np.arange(len(self.weight_T), dtype=np.int32)
+        return as_table({"position": place, "token": texts_at(self.prompt.tokens, place), "weight": self.weight_T})
+
+    def __repr__(self) -> str:
+        most = np.argsort(-self.weight_T, kind="stable")[:3]
+        said = ", ".join(f"{_token(self.prompt, place)} {self.weight_T[place]:.2f}" for place in most.tolist())
+        return f"ColouredText: {self.title}; most: {said}"
+
+    def _repr_html_(self) -> str:
+        """The text: the stronger a token's ground, the more it gets; darkest is the largest beside token 0."""
+        others = self.weight_T[1:] if len(self.weight_T) > 1 else self.weight_T
+        largest = float(others.max()) or 1.0
+        spans = []
+        for place, (token, weight) in enumerate(zip(self.prompt.plain, self.weight_T.tolist(), strict=True)):
+            line = "; outline: 1px solid" if place in self.queries else ""
+            style = f"background: rgba({INK}, {min(1.0, weight / largest) * 0.75:.2f}){line}"
+            said = html.escape(token).replace("\n", "⏎<br>")
+            spans.append(f'<span title="{weight:.4f}" style="{style}">{said}</span>')
+        note = f"{self.title}; darkest: {largest:.2f}, token 0: {self.weight_T[0]:.2f}"
+        text = "".join(spans)
+        return f'<div><p><small>{html.escape(note)}</small></p><p style="white-space: pre-wrap">{text}</p></div>'
+
+
+def coloured_text(seen: Observation, query: str | int | None, head: str | None) -> ColouredText:
+    """The text that keys are of, by the mean weight that it gets from some queries.
+
+    query: which, those of the capture or the last without it. head: of one head, else the mean of all that were kept.
+    Raises UsageError where no matrices were kept, and for what names no token or head.
+    """
+    found = _queries(seen, query)
+    rows = list(found.positions)
+    if head is not None:
+        matrices, whose = [matrix_of(seen, head)[None]], head
+    else:
+        matrices = [one for one in seen.of(seen.stack).weights.values() if len(one)]
+        if not matrices:
+            raise UsageError("no matrices were kept of this capture", "ask for Request(weights=True)")
+        whose = f"mean of {sum(map(len, matrices))} heads"
+    per_head = [one[:, rows].mean(1) for one in matrices]  # (H, K) each
+    weight_T = np.concatenate([one.double().numpy() for one in per_head]).mean(0)
+    alike = seen.queries is seen.keys
+    title = f"{whose}, query {found.expression}: {described(seen.queries, found)}"
+    return ColouredText(seen.keys, weight_T, title, tuple(rows) if alike else ())
+
+
+def _queries(seen: Observation, query: str | int | None) -> Found:
+    if query is None and seen.chosen.query is not None:
+        return seen.chosen.query
+    found = choose(seen.queries, "last" if query is None else str(query), None, {}, ()).query
+    assert found is not None
+    return found

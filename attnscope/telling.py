@@ -1,0 +1,26 @@
+"""What a long call says while it runs, and how far it is: nothing in Python, lines and bars on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+
+class Teller:
+    """Says nothing and shows nothing; `cli/output.py` has one that talks on stderr.
+
+    >>> with SILENT.stage("forward pass", 4, "layers") as advance:
+    ...     advance(1)
+    """
+
+    def say(self, line: str) -> None:
+        """A line for a person."""
+
+    def stage(
+        self, title: str, total: int | None = None, unit: str = ""
+    ) -> AbstractContextManager[Callable[[int], object]]:
+        """A stage of the work while the block runs; yields what is called with the steps that were done."""
+        return nullcontext(lambda steps: None)
+
+
+SILENT = Teller()
