@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attnscope.measure.metrics import MASS
@@ -28,17 +28,24 @@ WORDS = (  # a line each, of the columns that are shown
         ("kv", "kv: the kv head it takes keys and values from"),
     ),
 )
+MASS_WORDS = f"{MASS.short}: what the queries give the keys, sorts by how far above uniform"
 RELATION = "strongest relation: largest weight minus 1 / keys that the query sees; ignores key 0"
 
 
 def legend(table: HeadsTable, shown: Sequence[Head]) -> list[str]:
     """What the table's words mean, and how many columns had no room."""
-    lines = ["; ".join(words for name, words in line if name in table.names) for line in WORDS]
+    lines = words(table.names)
     uniform = f"uniform: the same numbers for attention spread uniformly{_roles(table, shown)}"
     lines += [*_mass(shown), uniform, RELATION]
     if table.hidden:
         count = f"{len(table.hidden)} more column{'s' * (len(table.hidden) > 1)}"
         lines.append(f"{count}: a wider terminal, --sort METRIC or a pipe shows them")
+    return lines
+
+
+def words(names: Container[str]) -> list[str]:
+    """What columns are that may need a word, by their names."""
+    lines = ("; ".join(said for name, said in line if name in names) for line in WORDS)
     return [line for line in lines if line]
 
 
@@ -46,7 +53,7 @@ def _mass(shown: Sequence[Head]) -> list[str]:
     masses = [head.mass for head in shown if head.mass is not None]
     if masses and all(map(math.isnan, masses)):
         return [f"{MASS.short} -: no query sees one of the keys"]
-    return [f"{MASS.short}: what the queries give the keys, sorts by how far above uniform"] * bool(masses)
+    return [MASS_WORDS] * bool(masses)
 
 
 def _roles(table: HeadsTable, shown: Sequence[Head]) -> str:

@@ -15,7 +15,7 @@ from attnscope.cli.groups import FIRST
 from attnscope.cli.info import Named
 from attnscope.cli.load_options import Loading
 from attnscope.cli.options import Exporting, Format, Seed, Sequences, Top
-from attnscope.cli.scan_tables import contrasts, left_out, scanned_sheet
+from attnscope.cli.scan_tables import contrasts, left_out, probe_names, scanned_sheet
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding
@@ -34,17 +34,25 @@ EXAMPLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Studied(Named, Loading):
-    """The model, which has to be named: a study takes minutes."""
+    """The model, which has to be named: a study takes minutes. COMMAND: which study's options these are."""
+
+    COMMAND = "ablate"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name is None and self.model is None:
-            raise UsageError("no model was named", "name one as MODEL, for example demo, the model in the package")
+            how = f"attnscope {self.COMMAND} MODEL [OPTIONS]"
+            raise UsageError(
+                f"no model was named; usage: {how}",
+                f"name one as MODEL, for example demo; attnscope {self.COMMAND} --help lists the options",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scanned(Studied):
     """The model, in one revision or several."""
+
+    COMMAND = "scan"
 
     revision: Annotated[
         str | None, Option(help="Branch, tag or commit on the hub; several by commas: one scan each.")
@@ -156,7 +164,7 @@ def scan_one(
 
     planned = plan(loaded, seed=probing.seed, sequences=probing.drawn, pool=given.pool)
     if probing.probe not in (None, *planned.probes):
-        raise UsageError(f"there is no probe {probing.probe!r}", f"the probes are {', '.join(planned.probes)}")
+        raise UsageError(f"there is no probe {probing.probe!r}", f"the probes are {probe_names(planned.probes)}")
     prompts = None if given.texts is None else prompts_of(loaded, given.texts)
     layers = len(loaded.geometry.attention_layers)
     output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", kept.quiet)
