@@ -84,7 +84,11 @@ CASES = [
     (("heads", "-"), INPUT, "standard input is empty"),
     (("heads", "--config", "{files}/no_text.yaml"), USAGE, "expected one text; give --text TEXT, --file FILE"),
     (("info", "demo", "--model", "demo"), USAGE, "MODEL and --model were both given; give one of them"),
-    (("scan",), USAGE, "no model was named; usage: attnscope scan MODEL [OPTIONS]; name one as MODEL, for example demo"),
+    (
+        ("scan",),
+        USAGE,
+        "no model was named; usage: attnscope scan MODEL [OPTIONS]; name one as MODEL, for example demo",
+    ),
     (("ablate",), USAGE, "no model was named; usage: attnscope ablate MODEL [OPTIONS]; name one as MODEL, for example"),
     (("scan", "demo", "--model", "demo"), USAGE, "MODEL and --model were both given; give one of them"),
     (("ablate", "demo", "--model", "demo"), USAGE, "MODEL and --model were both given; give one of them"),
