@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from attnscope.intervene.intervention import HeadSet
+    from attnscope.intervene.passes import Passes
     from attnscope.intervene.task import Task
     from attnscope.model.loaded import LoadedModel
     from attnscope.study.ablation.effects import HeadSets
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from attnscope.study.atlas.scan import Plan
 
 EXAMPLES = (
-    "attnscope ablate demo --select 3.0-1 --sequences 32 --out runs/ablate",
+    "attnscope ablate demo --select @previous-token --sequences 32 --out runs/ablate",
     "attnscope ablate demo --select 3.0-1,1.5 --pairs --sequences 32",
     "attnscope ablate demo --prune --dry-run",
     "attnscope ablate demo --method gradient --sequences 32",
@@ -65,21 +66,20 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measure
     from attnscope.show.ablation import save_ablation
     from attnscope.study.ablation.direct import direct_means
     from attnscope.study.ablation.effects import ablate as ablated_by
-    from attnscope.study.ablation.effects import ablation_cost, pass_seconds
+    from attnscope.study.ablation.effects import ablation_cost
 
     asked = _with_random(loaded, named, taken, on.seed)
     token_layers, operations = (on.of_all(one, task) for one in ablation_cost(loaded, task, asked, taken.replace))
+    passes = Passes.planned(loaded, task, taken.replace)
     plan = f"{len(asked.sets)} sets on {on.of_all(len(task), task)} sequences of {task.name}"
     plan += f": {token_layers} tokens x layers, about {operations:.0e} operations"
     if on.dry_run:
-        with output.progress("measuring a batch", None, measured.quiet):
-            seconds = token_layers * pass_seconds(Passes.planned(loaded, task, taken.replace), asked.sets)
-        output.show(plan + output.estimated(seconds))
+        output.show(plan + output.estimated(token_layers * _batch_seconds(passes, asked, measured.quiet)))
         return 0
     output.talk(plan, measured.quiet)
     with unwinding():
         with output.progress("direct effects", None, measured.quiet):
-            direct = direct_means(Passes.planned(loaded, task, taken.replace))
+            direct = direct_means(passes)
         with output.progress(f"{len(asked.sets)} sets", token_layers, measured.quiet, PASSED) as advance:
             found = ablated_by(
                 loaded,
@@ -98,6 +98,14 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measure
     for line in notes(found):
         output.talk(line, measured.quiet)
     return 0
+
+
+def _batch_seconds(passes: Passes, asked: HeadSets, quiet: bool) -> float:
+    """About the seconds that a token takes in a layer, by one batch that is run."""
+    from attnscope.study.ablation.effects import pass_seconds
+
+    with output.progress("measuring a batch", None, quiet):
+        return pass_seconds(passes, asked.sets)
 
 
 def _loaded(studied: Studied, measured: Measured) -> LoadedModel:

@@ -14,8 +14,9 @@ from attnscope.cli import output, scan_texts
 from attnscope.cli.groups import FIRST
 from attnscope.cli.info import Named
 from attnscope.cli.load_options import Loading
-from attnscope.cli.options import Exporting, Format, Seed, Sequences, Top
+from attnscope.cli.options import Exporting, Format, Seed, Top
 from attnscope.cli.scan_tables import contrasts, left_out, probe_names, scanned_sheet
+from attnscope.cli.study_options import Sequences
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding
