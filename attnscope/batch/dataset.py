@@ -26,7 +26,6 @@ from attnscope.batch.job import TABLES, DatasetOutput
 from attnscope.batch.journal import PART, SUMMARY, Record, written
 from attnscope.batch.schemas import SCHEMAS
 from attnscope.batch.summary import DAMAGED, WrittenRows, head_keys, head_numbers, plain_schema, summary_table
-from attnscope.cells import shortened
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.figures import Depth
 from attnscope.keep.columns import Score, ranked
@@ -36,7 +35,6 @@ from attnscope.stacks import DECODER, STACKS
 from attnscope.study.statistics import Means, means
 from attnscope.tables import FORMATS, as_table, numbers, texts_at
 
-LONGEST_ASKED = 80  # characters
 ROW_BYTES = 16  # of a row, while one of its columns is read, at the least
 MOST_ROWS = 1 << 23  # of a summary
 FOREIGN = (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError)  # of files that are none of ours
@@ -267,7 +265,7 @@ def _asked(options: Mapping[str, Any]) -> str:
             said.append(f"{side} {options[name]}")
         elif options.get(f"{name}-field"):
             said.append(f"{side} of the field {options[f'{name}-field']}")
-    return shortened(", ".join(said), LONGEST_ASKED)
+    return ", ".join(said)
 
 
 def _output(folder: Path, shards: Sequence[Record]) -> DatasetOutput:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from attnscope.batch.dataset import CorpusHeads, Dataset, Pair
     from attnscope.figures import Style
 
+LONGEST_ASKED = 80  # characters
 PART = {  # options that say something of a dataset
     *("given", "set", "config", "sort", "top", "select", "atlas", "query", "key", "metrics", "format"),
     *("figures", "image", "out", "quiet", "verbose"),
@@ -121,7 +122,6 @@ def _drawn(
     figures: str,
 ) -> list[Path]:
     """depth.png, of several stacks one in a folder of each."""
-    from attnscope.cells import shortened
     from attnscope.figures import About, save_depth
     from attnscope.measure.metrics import COLUMNS, order_of
     from attnscope.shown import visible
@@ -131,8 +131,8 @@ def _drawn(
     first = [order_of(asked.sort or found.ranked_by)[0], *asked.metrics]
     names = [one for one in dict.fromkeys(first) if one not in COLUMNS] or [found.ranked_by]
     stacks = dataset.depths(found, places, names, asked.pair)
-    said = f"queries {asked.spans[0]!r}, keys {asked.spans[1]!r}" if asked.pair else visible(dataset.asked)
-    line = ", ".join(filter(None, (shortened(dataset.model, 60), f"{dataset.texts:,} texts")))
+    said = f"queries {asked.spans[0]!r}, keys {asked.spans[1]!r}" if asked.pair else visible(_asked(dataset))
+    line = ", ".join(filter(None, (cells.shortened(dataset.model, 60), f"{dataset.texts:,} texts")))
     look = replace(style, about=About(line, dataset.model, command=style.about.command))
     if not stacks:
         raise UsageError(f"{' and '.join(names)}: no text of the dataset has a value", "name another metric")
@@ -149,7 +149,12 @@ def _header(dataset: Dataset, found: CorpusHeads, places: np.ndarray) -> str:
     failed = f", {dataset.failed:,} failed" * bool(dataset.failed)
     layers = len(set(zip(found.stack[places].tolist(), found.layer[places].tolist(), strict=True)))
     parts = [str(dataset.folder), dataset.model, f"{dataset.texts:,} texts{failed}"]
-    return "  ".join(filter(None, [*parts, f"{len(places):,} heads in {layers:,} layers", dataset.asked]))
+    return "  ".join(filter(None, [*parts, f"{len(places):,} heads in {layers:,} layers", _asked(dataset)]))
+
+
+def _asked(dataset: Dataset) -> str:
+    """Which queries and keys the numbers are of: whatever its files say, short."""
+    return cells.shortened(dataset.asked, LONGEST_ASKED)
 
 
 def columns_of(found: CorpusHeads, shown: np.ndarray, sort: str) -> list[Column]:
