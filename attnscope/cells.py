@@ -37,6 +37,11 @@ def score(value: float | None) -> str:
     return number(value, 0 if value is not None and abs(value) >= 100 else 2)
 
 
+def share(value: float | None) -> str:
+    """`0.250`; `<0.001` of what is too small for three decimals, and not 0."""
+    return "<0.001" if value is not None and 0 < value < 0.0005 else number(value, 3)
+
+
 def divergence(value: float) -> str:
     """`0.0123`, `1.2e-05`; `0` of what is equal, not merely alike."""
     if value == 0:

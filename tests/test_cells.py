@@ -31,9 +31,13 @@ def test_decimals() -> None:
     assert cells.printed(-12.34, 1) == "−12.3"
 
 
+def test_a_share_that_is_not_0_is_not_printed_as_0() -> None:
+    assert list(map(cells.share, (0.25, 0.0005, 0.0004, 0.0, 1.0))) == ["0.250", "0.001", "<0.001", "0.000", "1.000"]
+
+
 @pytest.mark.parametrize("missing", [None, math.nan, np.float32("nan")])
 def test_a_missing_value_is_a_dash(missing: float | None) -> None:
-    every = (cells.number, cells.signed, cells.effect, cells.score, cells.p_value, cells.percent)
+    every = (cells.number, cells.signed, cells.effect, cells.score, cells.share, cells.p_value, cells.percent)
     assert {of(missing) for of in every} == {"-"}
     assert cells.printed(missing) == "–"
 

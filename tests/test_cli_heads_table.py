@@ -213,6 +213,7 @@ def test_the_table_of_metrics_is_whole_at_80_columns_and_says_where_the_rest_is(
     assert "formula" not in shown.partition("formula, rows")[0]
     one, _ = lines_of("metrics", "induction", columns=80)
     assert METRICS["induction"].source in " ".join(" ".join(one).split())
+    assert "stacks all" in " ".join(" ".join(lines_of("metrics", "sink", columns=80)[0]).split())
 
 
 @pytest.mark.parametrize("columns", [80, 200])

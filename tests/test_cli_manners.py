@@ -138,15 +138,15 @@ def test_a_terminal_gets_a_table_that_fits(command, columns):
     if command[0] == "relations":
         body = lines[3:-1]
         assert len(body) == 40
-        assert all(re.match(r"\s*\d+\s", line) and re.search(r"\d\.\d{4}\s*$", line) for line in body)
+        assert all(re.match(r"\s*L\d+H\d+\s", line) and re.search(r"\s\d\.\d{3}\s*$", line) for line in body)
 
 
 def related(*flags, columns=200):
     """What `relations` shows on a terminal: (query, key) and weight of every row, and what is said."""
     result = call("relations", "--text", SENTENCE, *flags, columns=columns).ok()
     lines = [line.split() for line in CODES.sub("", result.out.decode()).splitlines()]
-    body = [cells for cells in lines if cells and cells[0].isdigit()]
-    return [((int(cells[3]), int(cells[5])), float(cells[-1])) for cells in body], result.err
+    body = [cells for cells in lines if cells and re.fullmatch(r"L\d+H\d+", cells[0])]
+    return [((int(cells[2]), int(cells[4])), float(cells[-1].lstrip("<"))) for cells in body], result.err
 
 
 @pytest.mark.parametrize("columns", [80, 200])
@@ -157,7 +157,7 @@ def test_a_terminal_has_the_strongest_relations_without_those_that_every_token_h
     assert all(key not in (0, query) for (query, key), _ in found)
     every = call("relations", "--text", SENTENCE, "-q").rows
     others = [float(row["weight"]) for row in every if row["key"] not in ("0", row["query"])]
-    assert [weight for _, weight in found] == pytest.approx(sorted(others, reverse=True)[:40], abs=1e-4)
+    assert [weight for _, weight in found] == [round(one, 3) for one in sorted(others, reverse=True)[:40]]
     assert f"40 of {len(others)} rows; --top N shows more" in said
     left_out = len(every) - len(others)
     assert said.endswith(f"{left_out} rows hidden (key 0, and each token's own key); --all-keys shows them\n")

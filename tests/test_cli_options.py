@@ -98,7 +98,7 @@ def test_model_names_the_model_of_every_command_and_an_argument_is_short_for_it(
         assert (named.asked, named.load_options().model) == ("tiny", "tiny")
     assert Named().load_options().model == "demo"
     for group in (Scanned, Studied):
-        with pytest.raises(UsageError, match="no model was named; name one as MODEL, for example demo"):
+        with pytest.raises(UsageError, match=f"usage: attnscope {group.COMMAND} MODEL"):
             group()
 
 

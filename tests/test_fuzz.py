@@ -23,6 +23,7 @@ AFTER_A_COMMAND = {
     "addresses",
     "environments",
     "studies",
+    "stopped_studies",
     "atlases",
     "folders",
     "manifests",

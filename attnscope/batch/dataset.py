@@ -120,13 +120,14 @@ class CorpusHeads:
 class Dataset:
     """A folder that `attnscope batch` has filled, or is filling. output: what it writes, as its files say it.
 
-    model: its name, as run.json says it.
+    model: its name, as run.json says it. asked: which queries and keys its numbers are of, in words.
     """
 
     folder: Path
     shards: Sequence[Record]
     output: DatasetOutput
     model: str
+    asked: str = ""
 
     @property
     def texts(self) -> int:
@@ -235,7 +236,8 @@ def read_dataset(folder: Path) -> Dataset:
         >>> read_dataset(Path("runs/ioi")).heads().ranked_by
         'mass'
     """
-    model = str(kept_options(folder).get("model") or "").partition(" (")[0]  # behind it stands which files
+    options = kept_options(folder)
+    model = str(options.get("model") or "").partition(" (")[0]  # behind it stands which files
     with damage(folder):
         try:
             shards = written(folder)
@@ -243,7 +245,7 @@ def read_dataset(folder: Path) -> Dataset:
             raise InputError(error.message, DAMAGED) from error
         if not any(shard.texts for shard in shards):
             raise InputError(f"{folder} has no text that was measured", "the command that began it resumes it")
-        return Dataset(folder, shards, _output(folder, shards), model)
+        return Dataset(folder, shards, _output(folder, shards), model, _asked(options))
 
 
 @contextmanager
@@ -253,6 +255,17 @@ def damage(folder: Path) -> Iterator[None]:
         yield
     except (pa.ArrowException, csv.Error, *FOREIGN) as error:
         raise InputError(f"the tables of {folder} are damaged, or of another kind", DAMAGED) from error
+
+
+def _asked(options: Mapping[str, Any]) -> str:
+    """`queries last, keys of the field subject`; empty where no tokens were named."""
+    said = []
+    for side, name in (("queries", "query"), ("keys", "key")):
+        if options.get(name):
+            said.append(f"{side} {options[name]}")
+        elif options.get(f"{name}-field"):
+            said.append(f"{side} of the field {options[f'{name}-field']}")
+    return ", ".join(said)
 
 
 def _output(folder: Path, shards: Sequence[Record]) -> DatasetOutput:

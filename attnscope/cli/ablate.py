@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from attnscope.study.atlas.atlas import Atlas
 
 EXAMPLES = (
-    "attnscope ablate demo --select 3.0-1 --sequences 32 --out runs/ablate",
+    "attnscope ablate demo --select @previous-token --sequences 32 --out runs/ablate",
     "attnscope ablate demo --select 3.0-1,1.5 --pairs --sequences 32",
     "attnscope ablate demo --prune --dry-run",
     "attnscope ablate demo --method gradient --sequences 32",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli.groups import FIRST
-from attnscope.cli.options import Exporting, Format, Heads, Seed, Sequences, Top
+from attnscope.cli.options import Exporting, Format, Heads, Seed, Top
+from attnscope.cli.study_options import Sequences
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:

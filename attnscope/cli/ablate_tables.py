@@ -60,6 +60,8 @@ def sets_sheet(found: Ablation, top: int | None) -> RichTable:
     for name in names[:top]:
         alone = [one for one in rows if (one["condition"], one["set"]) == ("alone", name)]
         row, count = together.get(name), found.facts["random_sets"].get(name, 0)
+        if row and name == row["heads"] and alone:  # one head, which its own name says
+            row, alone = row | {"direct": alone[0]["direct"]}, []
         _add(sheet, name, row)
         shown = _costliest(alone)
         for one in shown:

@@ -13,7 +13,8 @@ from attnscope.cli.figure_options import FIGURES, Image, Kinds, names
 from attnscope.cli.groups import FIRST, HELD, SETTING, fill, held
 from attnscope.cli.heads import MeasuredEntries
 from attnscope.cli.load_options import EngineName, Loading
-from attnscope.cli.options import Printing, Question, Rehearsal, Relations, Spreadsheet, Tokens
+from attnscope.cli.options import Printing, Question, Relations, Spreadsheet, Tokens
+from attnscope.cli.study_options import Rehearsal
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:

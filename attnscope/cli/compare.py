@@ -15,7 +15,8 @@ from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import FIRST, UNRECORDED, command_line, fill, recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.load_options import Memory
-from attnscope.cli.options import ManyTexts, ModelTexts, OtherSide, Results, Selected, Top
+from attnscope.cli.options import ModelTexts, OtherSide, Results, Selected, Top
+from attnscope.cli.study_options import ManyTexts
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from attnscope.batch.dataset import CorpusHeads, Dataset, Pair
     from attnscope.figures import Style
 
+LONGEST_ASKED = 80  # characters
 PART = {  # options that say something of a dataset
     *("given", "set", "config", "sort", "top", "select", "atlas", "query", "key", "metrics", "format"),
     *("figures", "image", "out", "quiet", "verbose"),
@@ -71,8 +72,9 @@ def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing:
         output.talk(f"wrote {', '.join(map(str, paths))}", printing.quiet)
     output.talk(_header(dataset, found, places), printing.quiet)
     shown = order[: asked.top]
-    output.emit(found.table(order), format, lambda: sheet(found, shown, sort), printing.spreadsheet)
-    for line in dataset_legend(dataset, found, len(shown), len(order), sort) if format == "table" else ():
+    columns = columns_of(found, shown, sort)
+    output.emit(found.table(order), format, lambda: sheet(columns), printing.spreadsheet)
+    for line in dataset_legend(dataset, columns, len(shown), len(order)) if format == "table" else ():
         output.talk(line, printing.quiet)
     return 0
 
@@ -121,19 +123,17 @@ def _drawn(
     figures: str,
 ) -> list[Path]:
     """depth.png, of several stacks one in a folder of each."""
-    from dataclasses import replace
-
-    from attnscope.cells import shortened
     from attnscope.figures import About, save_depth
     from attnscope.measure.metrics import COLUMNS, order_of
+    from attnscope.shown import visible
 
     if {part.strip() for part in figures.split(",")} != {DEPTH}:
         raise UsageError(f"--figures: expected {DEPTH} of a dataset, got {figures!r}", "write --figures depth")
     first = [order_of(asked.sort or found.ranked_by)[0], *asked.metrics]
     names = [one for one in dict.fromkeys(first) if one not in COLUMNS] or [found.ranked_by]
     stacks = dataset.depths(found, places, names, asked.pair)
-    said = f"queries {asked.spans[0]!r}, keys {asked.spans[1]!r}" if asked.pair else ""
-    line = ", ".join(filter(None, (shortened(dataset.model, 60), f"{dataset.texts:,} texts")))
+    said = f"queries {asked.spans[0]!r}, keys {asked.spans[1]!r}" if asked.pair else visible(_asked(dataset))
+    line = ", ".join(filter(None, (cells.shortened(dataset.model, 60), f"{dataset.texts:,} texts")))
     look = replace(style, about=About(line, dataset.model, command=style.about.command))
     if not stacks:
         raise UsageError(f"{' and '.join(names)}: no text of the dataset has a value", "name another metric")
@@ -146,14 +146,19 @@ def _drawn(
 
 
 def _header(dataset: Dataset, found: CorpusHeads, places: np.ndarray) -> str:
-    """What was read: `runs/ioi  demo  100 texts  24 heads in 4 layers`."""
+    """What was read: `runs/ioi  demo  100 texts  24 heads in 4 layers  queries last, keys of the field subject`."""
     failed = f", {dataset.failed:,} failed" * bool(dataset.failed)
     layers = len(set(zip(found.stack[places].tolist(), found.layer[places].tolist(), strict=True)))
     parts = [str(dataset.folder), dataset.model, f"{dataset.texts:,} texts{failed}"]
-    return "  ".join(filter(None, [*parts, f"{len(places):,} heads in {layers:,} layers"]))
+    return "  ".join(filter(None, [*parts, f"{len(places):,} heads in {layers:,} layers", _asked(dataset)]))
 
 
-def sheet(found: CorpusHeads, shown: np.ndarray, sort: str) -> RichTable:
+def _asked(dataset: Dataset) -> str:
+    """Which queries and keys the numbers are of: whatever its files say, short."""
+    return cells.shortened(dataset.asked, LONGEST_ASKED)
+
+
+def columns_of(found: CorpusHeads, shown: np.ndarray, sort: str) -> list[Column]:
     """The ranked heads: the metric that sorts with its interval, and as many means as the terminal has room for."""
     columns = _first(found, shown, sort)
     room = output.width() - sum(column.width for column in columns)
@@ -162,6 +167,11 @@ def sheet(found: CorpusHeads, shown: np.ndarray, sort: str) -> RichTable:
         if column.width <= room:
             columns.append(column)
             room -= column.width
+    return columns
+
+
+def sheet(columns: Sequence[Column]) -> RichTable:
+    """The table of a terminal."""
     table = output.sheet()
     for column in columns:
         table.add_column(output.one_line(column.title), justify="right" if column.number else "left", no_wrap=True)
@@ -183,7 +193,7 @@ def _first(found: CorpusHeads, shown: np.ndarray, sort: str) -> list[Column]:
         columns.append(Column("kv", [str(one) for one in found.kv_head[shown].tolist()]))
     name = found.ranked_by if by == "layer" else by
     score, mean = found.scores[name], _means(found, shown, name)
-    columns.append(Column(mean.title + arrow * (by == name), mean.cells))
+    columns.append(replace(mean, title=mean.title + arrow * (by == name)))
     ends = [score.low, score.high]
     low, high = ([] if one is None else one[shown].tolist() for one in ends)
     columns.append(Column("95 % interval", [_interval(*pair) for pair in zip(low, high, strict=True)]))
@@ -218,16 +228,18 @@ def _rest(found: CorpusHeads, sort: str) -> list[str]:
 def _means(found: CorpusHeads, shown: np.ndarray, name: str) -> Column:
     from attnscope.measure.metrics import KNOWN
 
-    return Column(KNOWN[name].short, list(map(cells.score, found.scores[name].value[shown].tolist())))
+    return Column(KNOWN[name].short, list(map(cells.score, found.scores[name].value[shown].tolist())), name=name)
 
 
-def dataset_legend(dataset: Dataset, found: CorpusHeads, shown: int, of: int, sort: str) -> list[str]:
-    """What the numbers are, what has no interval, and what is not shown."""
-    from attnscope.measure.metrics import MASS, order_of
+def dataset_legend(dataset: Dataset, columns: Sequence[Column], shown: int, of: int) -> list[str]:
+    """What the columns are, what has no interval, and what is not shown."""
+    from attnscope.cli.heads_legend import MASS_WORDS, words
+    from attnscope.measure.metrics import MASS
     from attnscope.study.statistics import FEWEST
 
-    mass = "mass sorts by how far it is above uniform attention; " * (order_of(sort)[0] == MASS.id)
-    lines = [f"{mass}means over the texts, each text counted once"]
+    names = {column.name or column.title for column in columns}
+    lines = [*words(names), *[f"{MASS_WORDS}; uniform: the mass of attention spread uniformly"] * (MASS.id in names)]
+    lines.append("all are means over the texts, each text counted once")
     if dataset.texts < FEWEST:
         lines.append(f"no intervals: they need {FEWEST} texts, this dataset has {dataset.texts}")
     folder = shlex.quote(str(dataset.folder))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attnscope.measure.metrics import MASS
@@ -25,12 +25,13 @@ WORDS = {  # of the columns that are shown, as many on a line as 80 columns hold
     "entropy": "entropy: spread of the weights in nats",
 }
 WIDTH = 80
+MASS_WORDS = f"{MASS.short}: what the queries give the keys, sorts by how far above uniform"
 RELATION = "strongest relation: largest weight minus 1 / keys that the query sees; ignores key 0"
 
 
 def legend(table: HeadsTable, shown: Sequence[Head]) -> list[str]:
     """What the table's words mean, and how many columns had no room."""
-    lines = _packed([words for name, words in WORDS.items() if name in table.names])
+    lines = words(table.names)
     uniform = f"uniform: the same numbers for attention spread uniformly{_roles(table, shown)}"
     lines += [*_mass(shown), uniform, RELATION]
     if table.hidden:
@@ -39,9 +40,10 @@ def legend(table: HeadsTable, shown: Sequence[Head]) -> list[str]:
     return lines
 
 
-def _packed(words: Sequence[str]) -> list[str]:
+def words(names: Container[str]) -> list[str]:
+    """What columns are that may need a word, by their names; as many on a line as 80 columns hold."""
     lines: list[str] = []
-    for said in words:
+    for said in (said for name, said in WORDS.items() if name in names):
         if lines and len(f"{lines[-1]}; {said}") <= WIDTH:
             lines[-1] += f"; {said}"
         else:
@@ -53,7 +55,7 @@ def _mass(shown: Sequence[Head]) -> list[str]:
     masses = [head.mass for head in shown if head.mass is not None]
     if masses and all(map(math.isnan, masses)):
         return [f"{MASS.short} -: no query sees one of the keys"]
-    return [f"{MASS.short}: what the queries give the keys, sorts by how far above uniform"] * bool(masses)
+    return [MASS_WORDS] * bool(masses)
 
 
 def _roles(table: HeadsTable, shown: Sequence[Head]) -> str:

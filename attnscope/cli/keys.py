@@ -53,7 +53,8 @@ def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
 
     The mean mass over queries and heads, all heads or those of --select. A head is listed at its top key if the mean
     mass on that is above 0.3. On a terminal the --top tokens that receive most are shown; in a pipe all of them are
-    printed as csv, in order. With --out, keys.csv and manifest.json are written too.
+    printed as csv, in order. With --out, keys.csv and manifest.json are written too. `attnscope heads` has a row per
+    head, with its top key.
     """
     format = output.wanted_format(printing.format)
 

@@ -80,9 +80,13 @@ def _grid() -> RichTable:
 def _sheet(columns: dict[str, list[str]]) -> RichTable:
     from rich.text import Text
 
+    from attnscope.stacks import SOFTMAX
+
     sheet = _grid()
     for values in zip(*columns.values(), strict=True):
         metric = dict(zip(columns, values, strict=True))
+        if metric["stacks"] == ", ".join(SOFTMAX):
+            metric["stacks"] = "all"
         sheet.add_row(Text("id", style="dim"), Text(metric["id"], style="bold"))
         for field in ("short", "formula", "rows", "stacks", "unit", "range", "reading", "source"):
             sheet.add_row(Text(field, style="dim"), metric[field])

@@ -1,9 +1,10 @@
 """The options that commands share, each declared once, in the groups that commands take.
 
 Here are the text, what is asked about it, and where tables go; `load_options.py` has the model and its engine,
-`figure_options.py` pictures. A group's panel is the section of `--help all` that lists its options. Those that most
-people type are marked FIRST: the first section lists them, with the options of groups that have no panel, and a plain
-`--help` shows that section alone. Those that few people change are marked SETTING: `--set NAME=VALUE` gives them.
+`study_options.py` many texts and sequences, `figure_options.py` pictures. A group's panel is the section of `--help
+all` that lists its options. Those that most people type are marked FIRST: the first section lists them, with the
+options of groups that have no panel, and a plain `--help` shows that section alone. Those that few people change are
+marked SETTING: `--set NAME=VALUE` gives them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ PANELS = (
     *("Figures", "Engine", "Model", "Ray", "Messages", "Settings"),
 )
 FILE_NAME = re.compile(r"[^\s\"'<>]+\.(txt|md|json|jsonl|csv|tsv|html?|ya?ml|log|pdf)")
-FEW = 2  # sequences of a rehearsal: as many as a mean over others takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,39 +337,6 @@ class OtherSide:
             raise UsageError("--align pairs two texts, and there is one", "give --compare-text TEXT, or leave it out")
         if self.compare_text is not None and self.compare_model is not None:
             raise UsageError("--compare-text and --compare-model were both given", "give one of them")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ManyTexts:
-    """A file of texts, for what is said of many."""
-
-    panel = "Corpus"
-    texts: Annotated[str | None, Option(help="Texts, one per line or record.", metavar="FILE"), FIRST] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampled(ManyTexts):
-    """How many sequences stand behind a number."""
-
-    panel = "Corpus"
-    sequences: Annotated[int, Option(min=2, help="Sequences per probe; intervals need 32.", metavar="N"), FIRST] = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rehearsal:
-    """Whether anything is done."""
-
-    dry_run: Annotated[bool, Option(help="Print what would be done, and its cost."), FIRST] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sequences(Rehearsal, Sampled):
-    """Sequences that are drawn, or counted alone."""
-
-    @property
-    def drawn(self) -> int:
-        """How many are drawn: a rehearsal counts all, and draws few."""
-        return min(self.sequences, FEW) if self.dry_run else self.sequences
 
 
 @dataclass(frozen=True, kw_only=True)

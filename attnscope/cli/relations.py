@@ -133,6 +133,7 @@ def relations_sheet(table: pa.Table, top: int | None, wrapped: str = "") -> Rich
     shown = output.sheet()
     if "stack" in table.column_names and len(table.column("stack").unique()) <= 1:  # a file has it in any case
         table = table.drop_columns("stack")
+    table = _with_names(table)
     for field in table.schema:
         number = types.is_integer(field.type) or types.is_floating(field.type)
         shown.add_column(field.name, justify="right" if number else "left", no_wrap=number, min_width=3)
@@ -142,11 +143,28 @@ def relations_sheet(table: pa.Table, top: int | None, wrapped: str = "") -> Rich
     return shown
 
 
+def _with_names(table: pa.Table) -> pa.Table:
+    """Heads by name, as on every terminal: `L1H4`, and its kv head where heads share one."""
+    from attnscope.tables import words
+
+    if "kv_head" not in table.column_names:
+        return table
+    layer, head, kv = (table.column(name).to_pylist() for name in ("layer", "head", "kv_head"))
+    of_kv = [one is None for one in head]
+    numbers = (kv[place] if none else head[place] for place, none in enumerate(of_kv))
+    named = words([cells.head_name(*one) for one in zip(layer, numbers, of_kv, strict=True)])
+    shared = any(one is not None and one != other for one, other in zip(head, kv, strict=True))
+    kept = table.drop_columns(["layer", "head"] + ["kv_head"] * (not shared))
+    if shared:
+        kept = kept.rename_columns({"kv_head": "kv"})
+    return kept.add_column(0, "head", named)
+
+
 def _cell(name: str, value: object) -> RichText:
     from attnscope.text.labels import visible_blanks
 
     if isinstance(value, float):
-        return output.one_line(cells.number(value, 4))
+        return output.one_line(cells.share(value))
     return output.one_line(
         "" if value is None else visible_blanks(str(value)) if name.endswith("token") else str(value)
     )

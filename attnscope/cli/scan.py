@@ -14,8 +14,9 @@ from attnscope.cli import output, scan_texts
 from attnscope.cli.groups import FIRST
 from attnscope.cli.info import Named
 from attnscope.cli.load_options import Loading
-from attnscope.cli.options import Exporting, Format, Seed, Sequences, Top
-from attnscope.cli.scan_tables import contrasts, left_out, scanned_sheet
+from attnscope.cli.options import Exporting, Format, Seed, Top
+from attnscope.cli.scan_tables import contrasts, left_out, probe_names, scanned_sheet
+from attnscope.cli.study_options import Sequences
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding
@@ -34,17 +35,25 @@ EXAMPLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Studied(Named, Loading):
-    """The model, which has to be named: a study takes minutes."""
+    """The model, which has to be named: a study takes minutes. COMMAND: which study's options these are."""
+
+    COMMAND = "ablate"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name is None and self.model is None:
-            raise UsageError("no model was named", "name one as MODEL, for example demo, the model in the package")
+            how = f"attnscope {self.COMMAND} MODEL [OPTIONS]"
+            raise UsageError(
+                f"no model was named; usage: {how}",
+                f"name one as MODEL, for example demo; attnscope {self.COMMAND} --help lists the options",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scanned(Studied):
     """The model, in one revision or several."""
+
+    COMMAND = "scan"
 
     revision: Annotated[
         str | None, Option(help="Branch, tag or commit on the hub; several by commas: one scan each.")
@@ -152,7 +161,7 @@ def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kep
     asked = ScanOptions(probing.sequences, probing.seed, given.pool, given.texts, kept.out, kept.force)
     plan = ScanPlan.of(loaded, asked, probing.drawn)
     if probing.probe not in (None, *plan.planned.probes):
-        raise UsageError(f"there is no probe {probing.probe!r}", f"the probes are {', '.join(plan.planned.probes)}")
+        raise UsageError(f"there is no probe {probing.probe!r}", f"the probes are {probe_names(plan.planned.probes)}")
     layers = len(loaded.geometry.attention_layers)
     output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", kept.quiet)
     tokens = plan.tokens() if probing.dry_run else {one.name: one.tokens for one in plan.planned.trials}

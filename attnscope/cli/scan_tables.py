@@ -83,18 +83,23 @@ def probe_sheet(atlas: Atlas, shown: Sequence[Finding], top: int | None) -> Rich
 def left_out(atlas: Atlas, probe: str | None, top: int | None) -> list[str]:
     """What the table does not show, and how to see it."""
     heads, narrow = len(atlas.heads), output.width() < WIDE
-    probes = f"probes: {', '.join(atlas.probes())}"
+    probes = f"probes: {probe_names(atlas.probes())}"
     if probe is None:
         named = len(_named(atlas))
         few = f"{top} of " * (top is not None and top < named)
         lines = [f"{few}{named} of {heads} heads have a role or a mark; --probe NAME shows every head on one probe"]
-        return [*lines, f"{probes}; a pipe gets every head on each"]
+        return [*lines, probes, "a pipe gets every head on each probe"]
     shown = contrasts(atlas, probe)
     missing = [one.against for one in shown[1:]] + ["copying"] * (_copying(atlas, shown[0]) is not None)
     missing += ["JS"] * bool(_near_uniform(atlas))
     lines = [f"not shown on a narrow terminal: {', '.join(missing)}"] * (narrow and bool(missing))
     lines += [f"{top} of {heads} heads; --top N shows more"] * (top is not None and top < heads)
-    return [*lines, f"{probes}; --probe NAME shows another"]
+    return [*lines, probes, "--probe NAME shows another"]
+
+
+def probe_names(probes: Sequence[str]) -> str:
+    """Probes by name, apart by semicolons: some names have a comma."""
+    return "; ".join(probes)
 
 
 def contrasts(atlas: Atlas, asked: str | None) -> list[Finding]:

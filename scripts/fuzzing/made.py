@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from functools import cache
@@ -16,6 +17,7 @@ from typing import Any
 from attnscope.model.libraries import without_bars
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
+from attnscope.signals import Stopped
 from fuzzing.judging import lay_out
 from fuzzing.trying import Try, fork
 from fuzzing.words import NASTY, TEXT, edit
@@ -145,6 +147,38 @@ def left(name: str) -> Path:
     runs = room() / name / "here" / "runs"
     ran(name, Try(command(name, runs)))
     return runs
+
+
+@cache
+def stopped(name: str) -> Path:
+    """The folder of a study that a signal has stopped, with the first batch of its first part."""
+    runs = room() / f"stopped-{name}" / "here" / "runs"
+    ended = fork(Try(command(name, runs), before=stop_early), lay_out(room() / f"stopped-{name}"))
+    if b"1 of " not in ended.err:
+        raise RuntimeError(f"{name} was not stopped: {ended.err.decode(errors='replace')}")
+    return runs
+
+
+def one_by_one() -> None:
+    """Have studies read every sequence in a batch of its own."""
+    from attnscope.intervene import passes
+    from attnscope.study.atlas import findings
+
+    passes.CPU_TOKENS = findings.BATCH_TOKENS = 1
+
+
+def stop_early() -> None:
+    """Have a study end as with Ctrl-C, once a batch is kept."""
+    from attnscope.folder.parts import Parts
+
+    one_by_one()
+    keep = Parts.batch
+
+    def kept(self: Parts, *given: Any, **how: Any) -> Any:
+        keep(self, *given, **how)
+        raise Stopped(signal.SIGINT)
+
+    Parts.batch = kept  # type: ignore[method-assign]
 
 
 def ran(name: str, one: Try) -> bytes:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fuzzing.made import command, copied, left, lines, other_table, room, shallow
+from fuzzing.made import command, copied, left, lines, one_by_one, other_table, room, shallow, stopped
 from fuzzing.trying import Try, heads, kind
 from fuzzing.words import JSONS, NASTY, RAW_JSON, TEXT, damage, edit, odd_file, spoil
 
@@ -24,6 +24,16 @@ def studies(rng: random.Random, folder: Path) -> Try:
     runs = copied(left(name), folder, "runs")
     _break_some(rng, runs)
     return Try([*command(name, runs), *rng.choice(([], [], ["--force"]))])
+
+
+@kind
+def stopped_studies(rng: random.Random, folder: Path) -> Try:
+    """A study is resumed that was stopped in the midst of a part, the batch or the facts that it kept damaged."""
+    name = rng.choice(("scan", "ablate"))
+    runs = copied(stopped(name), folder, "runs")
+    [batch] = runs.rglob("*.000000.npz")
+    _break(rng, rng.choice((batch, batch, batch, *runs.rglob("*.json"))))
+    return Try([*command(name, runs), *rng.choice(([], [], ["--force"]))], before=one_by_one)
 
 
 @kind

@@ -132,6 +132,9 @@ def test_the_table_says_what_it_is_of(place: Path, columns: int) -> None:
     assert f"{place / 'asked'}  " in done.err
     assert f"{TEXTS} texts, 1 failed" in done.err
     assert f"3 of {HEADS} heads shown" in done.err
+    assert "queries last, keys first" in done.err
+    said = " ".join(done.err.split())
+    assert all(f"{word}: " in said for word in ("focus", "prev", "mass", "uniform"))
     assert all(len(line) <= columns for line in lines)
 
 
@@ -252,7 +255,7 @@ def test_depth_is_drawn_of_a_dataset_and_again_from_heatmap(place: Path, tmp_pat
     first = ("heads", str(place / "asked"), "--sort", "sink", "--metrics", "entropy", "--figures", "depth", "-q")
     call(*first, "--out", str(tmp_path / "a"), "--image", "svg").silent()
     content = (tmp_path / "a" / "depth.svg").read_text(encoding="utf-8")
-    assert all(word in content for word in ("sink", "entropy", "95 % interval", f"{TEXTS} texts"))
+    assert all(word in content for word in ("sink", "entropy", "95 % interval", f"{TEXTS} texts", "queries last"))
     again = ("heatmap", str(place / "asked"), "--sort", "sink", "--set", "metrics=entropy", "--image", "svg")
     done = call(*again, "--out", str(tmp_path / "b"), "-q").silent()
     assert done.out.decode() == f"{tmp_path / 'b' / 'depth.svg'}\n"

@@ -17,6 +17,7 @@ from attnscope.errors import UsageError
 from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import Passes, measured
 from attnscope.model.loading import DEMO_FOLDER
+from attnscope.study.ablation.direct import direct_means
 from attnscope.study.ablation.effects import HeadSets, ablate_sets, ablation_cost
 from attnscope.study.ablation.tasks import copy
 from helpers.atlases import made_atlas
@@ -155,6 +156,18 @@ def test_of_a_large_set_the_costliest_heads_have_a_row(demo):
     )
     assert re.findall(r"^   (L\dH\d)", printed.getvalue(), re.MULTILINE) == sorted(row["heads"] for row in alone[:8])
     assert "… 16 more heads" in printed.getvalue()
+
+
+def test_a_set_of_one_head_has_one_row(demo):
+    asked = HeadSets.of([HeadSet("L1H4", ((1, 4),)), HeadSet("alone", ((1, 4),))], demo.geometry, random=0)
+    task = copy(demo, sequences=2)
+    direct = direct_means(Passes.planned(demo, task, "zero"))
+    found = ablate_sets(demo, task, asked, "zero", direct=direct)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        output.show(sets_sheet(found, None))
+    lines = printed.getvalue().splitlines()
+    own, together, part = (line.split() for line in lines if re.match(r" +(L1H4|alone) ", line))
+    assert own == part == ["L1H4", cells.effect(direct.values[1, 4]), *together[1:]]
 
 
 def test_random_sets_say_how_many_they_are_and_of_which_heads(tmp_path):
