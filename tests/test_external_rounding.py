@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from external.common import Check
 from external.transformers_rounding import (
     Ended,
+    Results,
     alike,
     differing,
     ending,
@@ -31,8 +32,8 @@ CASES = [
     for kernel in ("_sdpa_kernels", "")
 ]
 NAMED = [f"{number:02}_{case}" for number, case in enumerate([*CASES, "fp32_pad_left_output_attentions"])]
-SAME, ROUNDED = Ended(failed=False, same=6, off=1.0), Ended(failed=False, same=5, off=1.1)
-FAILED = Ended(failed=True, same=0, off=0.9)
+SAME, ROUNDED = Ended(False, True, 6, 1.0), Ended(False, False, 5, 1.1)
+FAILED = Ended(True, False, 0, 0.9)
 
 
 def test_each_kind_of_case_is_run_once_and_counted_as_often_as_it_occurs() -> None:
@@ -52,23 +53,31 @@ def test_each_kind_of_case_is_run_once_and_counted_as_often_as_it_occurs() -> No
 
 def test_results_are_read_from_what_was_noted() -> None:
     left, right = (case for case in NAMED if case[3:] in ("fp32_pad_left", "fp32_pad_right"))
-    heard = {left: [[0, 2.0, 3.0]], right: [[7, 2.0, 2.0]], NAMED[0]: []}
+    heard = {left: [[False, 0, 2.0, 3.0]], right: [[True, 7, 2.0, 2.0]], NAMED[0]: []}
     found = {"llama": Found(cases=3, failed={left: "ValueError"}, heard=heard)}
     assert results(found, kind) == {
-        ("llama", "fp32 left"): Ended(True, 0, 1.5),
-        ("llama", "fp32 right"): Ended(False, 7, 1.0),
+        ("llama", "fp32 left"): Ended(True, False, 0, 1.5),
+        ("llama", "fp32 right"): Ended(False, True, 7, 1.0),
     }
+
+
+def near_numba(check: Check, tiles: Results, numba: Results) -> None:
+    near(check, numba)
+
+
+def tiles_same(check: Check, tiles: Results, numba: Results) -> None:
+    only_same(check, tiles, numba, tiles)
 
 
 @pytest.mark.parametrize(
     ("holds", "tiles", "numba", "case", "expected"),
     [
-        (near, SAME, FAILED, "fp32 left", (1, 1)),
-        (near, SAME, Ended(True, 0, 5.1), "fp32 left", (0, 1)),
-        (near, SAME, Ended(True, 0, float("nan")), "fp32 left", (0, 1)),
-        (only_same, SAME, FAILED, "fp32 left", (1, 1)),
-        (only_same, ROUNDED, FAILED, "fp32 left", (0, 1)),
-        (only_same, FAILED, FAILED, "fp32 left", (0, 0)),
+        (near_numba, SAME, FAILED, "fp32 left", (1, 1)),
+        (near_numba, SAME, Ended(True, False, 0, 5.1), "fp32 left", (0, 1)),
+        (near_numba, SAME, Ended(True, False, 0, float("nan")), "fp32 left", (0, 1)),
+        (tiles_same, SAME, FAILED, "fp32 left", (1, 1)),
+        (tiles_same, ROUNDED, FAILED, "fp32 left", (0, 1)),
+        (tiles_same, FAILED, FAILED, "fp32 left", (0, 0)),
         (alike, FAILED, FAILED, "fp16 left", (1, 1)),
         (alike, SAME, FAILED, "fp16 left", (0, 1)),
         (alike, SAME, FAILED, "fp32 left", (0, 0)),
@@ -92,4 +101,5 @@ def test_what_is_said_of_the_cases() -> None:
         " eager's in 1. Families: a",
         "float32, the tiles fail and numba passes: 1 cases, which the whole test runs as 2; the tiles' states are"
         " eager's in 0. Families: a",
+        "of the whole test's cases in float32, numba fails 1 more than the tiles",
     ]
