@@ -7,11 +7,13 @@ import logging
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from llvmlite import binding
+from torch.nn.functional import scaled_dot_product_attention
 from torch.testing import assert_close
 
 import attnscope
@@ -68,6 +70,25 @@ def test_any_number_of_rows(queries: int, keys: int) -> None:
             found, expected = found[0], expected[0]
         assert_close(found, expected, atol=1e-5, rtol=1e-5, equal_nan=True)
     assert set(compiled.answered_by.values()) == {"numba"}
+
+
+@pytest.mark.parametrize("size", [0.02, 1.0, 3.0])
+@pytest.mark.parametrize(("texts", "tokens", "depth"), [(40, 7, 16), (2, 300, 64)])
+def test_it_is_as_far_from_float64_as_the_dense_operator(texts: int, tokens: int, depth: int, size: float) -> None:
+    """At most twice: its sums run in another order and its exp is its own. Logits are from near 0 to about 100."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(texts, heads, tokens, depth, generator=generator) for heads in (HEADS, GROUPS, GROUPS))
+    spec = AttentionSpec(q * 2 * size, k * size, v, depth**-0.5, Visibility(tokens, tokens, None))
+    k_BHKD, v_BHKV = (part.repeat_interleave(HEADS // GROUPS, 1) for part in (spec.k_BGKD, spec.v_BGKV))
+    exact = [part.double() for part in (spec.q_BHQD, k_BHKD, v_BHKV)]
+    true_BQHV = scaled_dot_product_attention(*exact, is_causal=True, scale=spec.scale).transpose(1, 2)
+
+    def off(output_BQHV: torch.Tensor) -> float:
+        return float((output_BQHV - true_BQHV).square().mean().sqrt())
+
+    dense = off((spec.weights(0, tokens) @ v_BHKV).transpose(1, 2))
+    assert 0 < off(CompiledAttention(spec).output()) < 2 * dense
+    assert off(CompiledAttention(replace(spec, scale=spec.scale * 1.01)).output()) > 10 * dense
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -190,10 +190,10 @@ def test_an_environment_that_pip_cannot_make_could_not_be_had(tmp_path: Path) ->
 
 def test_pip_is_given_the_pins_and_this_clone() -> None:
     one = driver.Judge("x", "", "", requires=("a==1",), project="fast")
-    expected = ["install", "-q", "-c", str(ROOT / "constraints.txt"), "a==1", "-e", f"{ROOT}[fast]"]
+    expected = ["install", "-q", "--no-compile", "-c", str(ROOT / "constraints.txt"), "a==1", "-e", f"{ROOT}[fast]"]
     assert driver.installs(one) == expected
     alone = driver.Judge("x", "", "", requires=("a==1",), constraints=False, project=False)
-    assert driver.installs(alone) == ["install", "-q", "a==1"]
+    assert driver.installs(alone) == ["install", "-q", "--no-compile", "a==1"]
 
 
 def test_every_judge_has_its_script_its_pins_and_its_result() -> None:

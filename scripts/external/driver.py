@@ -62,10 +62,10 @@ def judges(folder: Path = HERE) -> dict[str, Judge]:
 
 
 def installs(judge: Judge, root: Path = ROOT) -> list[str]:
-    """pip's arguments for a judge's environment."""
+    """pip's arguments for a judge's environment; it is used once, so that only what it imports is compiled."""
     bound = ["-c", str(root / "constraints.txt")] if judge.constraints else []
     own = [] if judge.project is False else ["-e", f"{root}[{judge.project}]" if judge.project else str(root)]
-    return ["install", "-q", *bound, *judge.requires, *own]
+    return ["install", "-q", "--no-compile", *bound, *judge.requires, *own]
 
 
 def made_environment(judge: Judge, folder: Path) -> Path:

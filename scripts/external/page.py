@@ -22,7 +22,9 @@ BROWSERS = {
 }
 TEXT = "the financial bank is located on river bank"
 VIEWS = ("model", "metrics", "head", "matrix", "text", "token", "steps")
+WITH_PICTURE = "a text with a picture"
 LONG = tuple(view for view in VIEWS if view != "steps")
+PATCHES = {"the decoder": "&at=1&head=2&query=6", "the tower": "&at=3&head=1&query=35"}  # of the page with a picture
 CHOSEN = "&at=1&head=4&query=5&key=3&pin=1&heads=2.0,0.1"
 DIALOGS = {"help": "?", "search": "/"}
 PRESSED = "document.dispatchEvent(new KeyboardEvent('keydown', {{ key: '{key}', bubbles: true }}))"
@@ -85,6 +87,7 @@ def written(folder: Path) -> list[Subject]:
             ["--model", encoder_decoder(folder / "t5"), "--text", TEXT, "--target", "a bank"],
             VIEWS,
         ),
+        WITH_PICTURE: (with_picture(folder), (*LONG, "picture")),
     }
     found = []
     for place, (name, (given, views)) in enumerate(asked.items()):
@@ -110,6 +113,14 @@ def encoder_decoder(folder: Path) -> str:
     return str(folder)
 
 
+def with_picture(folder: Path) -> list[str]:
+    """What `view` is given for a Llava of random weights and a picture, both as the repository's tests make them."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+    from helpers.picture_models import picture, saved
+
+    return ["--model", saved("llava", folder), "--text", TEXT, "--picture", picture(folder / "field.png")]
+
+
 def cases(subjects: Sequence[Subject]) -> Iterator[Case]:
     """Every view of every page, light and dark, wide and narrow; tokens and further heads chosen; the dialogs."""
     for subject, theme, width in itertools.product(subjects, THEMES, WIDTHS):
@@ -118,6 +129,8 @@ def cases(subjects: Sequence[Subject]) -> Iterator[Case]:
         name, file = f"{subject.name}, {theme}, {width} wide", str(subject.path)
         for view in subject.views:
             yield Case(f"{name}: {view}", file, f"view={view}&theme={theme}", width)
+        for part, patch in PATCHES.items() if subject.name == WITH_PICTURE else ():
+            yield Case(f"{name}, a patch of {part}: picture", file, f"view=picture&theme={theme}{patch}", width)
     for theme, width in itertools.product(THEMES, WIDTHS):
         name, file = f"{subjects[0].name}, {theme}, {width} wide", str(subjects[0].path)
         for view in subjects[0].views:

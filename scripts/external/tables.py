@@ -17,7 +17,7 @@ COMMANDS = {
     "heads": ("heads", TEXT),
     "relations": ("relations", TEXT, "--top-k", "all"),
     "keys": ("keys", TEXT),
-    "atlas": ("scan", "demo", "--sequences", "32"),
+    "atlas": ("scan", "demo", "--sequences", "32", "--out", "atlas"),  # measured once, then read from its folder
 }
 UNTYPED = ("csv", "tsv", "jsonl")  # a number is as its digits say, without its number of bits
 FORMATS = ("parquet", "arrow", *UNTYPED)

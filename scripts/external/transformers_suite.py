@@ -140,18 +140,22 @@ def test_class(suite: Any, family: Family) -> type[unittest.TestCase]:
     return type(f"Test_{family.name}", (suite.ModelTesterMixin, unittest.TestCase), given)
 
 
-def run_cases(suite: Any, family: Family, test: str, calling: Callable[..., Any]) -> Found:
-    """Every case of a test on one family.
+def run_cases(
+    suite: Any, family: Family, test: str, calling: Callable[..., Any], wanted: Callable[[str], bool] = bool
+) -> Found:
+    """Every case of a test on one family, or those that are wanted by name.
 
     calling(model, forward, note, *args, **kwargs): runs a model in place of its `__call__`; what it notes is kept.
     """
     found = Found()
     tests = test_class(suite, family)
     for name in sorted(name for name in dir(tests) if name.startswith(test) and callable(getattr(tests, name))):
+        short = name.removeprefix(test).lstrip("_") or test
+        if not wanted(short):
+            continue
         noted: list[Any] = []
         with called_by(family.model_class, calling, noted.append):
             result = tests(name).run()
-        short = name.removeprefix(test).lstrip("_") or test
         found.cases += 1
         found.heard[short] = noted
         for kept, ended in ((found.failed, result.failures + result.errors), (found.skipped, result.skipped)):
