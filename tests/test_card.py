@@ -31,6 +31,8 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.model.options import LoadOptions
 from attnscope.observe import choice
 from attnscope.observe.choice import FASTER_TOKENS, Case, automatic, kernel_reads
+from attnscope.parity import check_parity
+from attnscope.seam.checks import sdpa_kernel
 from attnscope.seam.engines import ENGINES, full_precision
 from attnscope.seam.listen import listen
 from attnscope.stacks import DECODER
@@ -197,6 +199,32 @@ def test_no_product_of_a_question_is_rounded_to_tf32(name: str) -> None:
             assert PRODUCTS.fp32_precision == "tf32"
     finally:
         PRODUCTS.allow_tf32 = False
+
+
+def test_parity_compares_without_tf32(demo: LoadedModel) -> None:
+    heard: list[str] = []
+    hook = demo.model.model.register_forward_hook(lambda *_: heard.append(PRODUCTS.fp32_precision))
+    PRODUCTS.allow_tf32 = True
+    try:
+        assert check_parity(demo, [1, 2, 3]).holds
+    finally:
+        PRODUCTS.allow_tf32 = False
+        hook.remove()
+    assert heard == ["ieee"]
+
+
+def test_the_kernel_of_a_masked_call_is_asked_for_repeated_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers makes the call; grouped heads with a mask would read as math."""
+    asked: list[tuple[int, bool]] = []
+
+    def choice_of(q: Any, k: Any, v: Any, *_: Any, enable_gqa: bool, **__: Any) -> int:
+        asked.append((k.shape[1], enable_gqa))
+        return 2
+
+    monkeypatch.setattr(torch, "_fused_sdp_choice", choice_of)
+    assert sdpa_kernel(spec(visible=Visibility(40, 40, masks()["boolean"]))) == "efficient"
+    assert sdpa_kernel(spec()) == "efficient"
+    assert asked == [(4, False), (2, True)]
 
 
 def test_auto_takes_the_kernels_on_a_card_in_half_precision(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
