@@ -143,10 +143,13 @@ def measure(way: str, tokens: int, runs: int, device: str, large: bool) -> dict:
     """
     import torch
 
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_DATA, (memory * 9 // 10,) * 2)  # what needs more fails, and alone
-    run = PREPARE.get(way.partition("-")[0], prepare_attnscope)(way, tokens, device, large)
     cuda, times = device.startswith("cuda"), []
+    if not cuda:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_DATA, (memory * 9 // 10,) * 2)  # what needs more fails, and alone
+    run = PREPARE.get(way.partition("-")[0], prepare_attnscope)(way, tokens, device, large)
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()  # of the model's making
     for _ in range(runs + 1):
         if cuda:
             torch.cuda.synchronize()
@@ -176,9 +179,12 @@ def build(way: str, tokens: int, device: str, large: bool):
         attn_implementation="eager" if dense else "sdpa",
         **shape,
     )
-    with torch.device(device):
-        model = LlamaForCausalLM(config)
-    model = model.to(torch.bfloat16 if large else torch.float32).eval().requires_grad_(False)
+    torch.set_default_dtype(torch.bfloat16 if large else torch.float32)  # made so: float32 would take twice the memory
+    try:
+        with torch.device(device):
+            model = LlamaForCausalLM(config).eval().requires_grad_(False)
+    finally:
+        torch.set_default_dtype(torch.float32)
     return model, torch.randint(0, 2000, (1, tokens), device=device)
 
 

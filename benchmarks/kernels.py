@@ -3,7 +3,8 @@
     python benchmarks/kernels.py --tokens 2048,8192,32768        # on a card
 
 The blocks of `statistics` that spill nothing are timed one beside the other: which is fastest is not known without a
-card. Milliseconds are the median of the runs, after a first one that compiles.
+card. Milliseconds are the median of some batches of 20 launches between two events of the card, after a first launch
+that compiles. A row that fails leaves the others.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from attnscope.attention.visibility import Visibility
 
 HEADS, KV_HEADS, WIDTH = 24, 8, 128
 FORMS = (Blocks(), Blocks(stages=3), Blocks(M=128, warps=8), Blocks(M=128, warps=8, stages=3))
+LAUNCHES = 20  # between two events
 TILED = 32768  # tokens beyond which the tiles are not waited for
 
 
@@ -46,6 +48,7 @@ def ways(spec: AttentionSpec) -> dict[str, Callable[[], object]]:
         "equal tokens": EqualLabels(ids, ids, 1),
         "column sums": Received(share),
         "top 8 of one head": TopK(8, (0,)),
+        "top 1 of all heads": TopK(1, None, True),
         "16 features": Features(torch.randn(tokens, 16, device=device)),
     }
     found: dict[str, Callable[[], object]] = {"PyTorch's own attention": known.output}
@@ -66,14 +69,28 @@ def in_form(spec: AttentionSpec, form: Blocks) -> Callable[[], object]:
 
 
 def milliseconds(run: Callable[[], object], runs: int, device: str) -> float:
+    """Of one run, the median of so many batches of runs after a first that compiles; on a card by its own clock."""
+    each = LAUNCHES if device.startswith("cuda") else 1
     times = []
-    for _ in range(runs + 1):
-        start = time.perf_counter()
+    for number in range(runs + 1):
+        times.append(_on_card(run, each if number else 1) if each > 1 else _on_host(run))
+    return statistics.median(times[1:])
+
+
+def _on_card(run: Callable[[], object], count: int) -> float:
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(count):
         run()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return 1000 * statistics.median(times[1:])
+    stop.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(stop) / count
+
+
+def _on_host(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return 1000 * (time.perf_counter() - start)
 
 
 def main() -> None:
@@ -84,15 +101,24 @@ def main() -> None:
     options = parser.parse_args()
     name = torch.cuda.get_device_name() if options.device.startswith("cuda") else "Triton's interpreter"
     print(f"{time.strftime('%Y-%m-%d')}, {name}, torch {torch.__version__}.\n")
-    print("| tokens | what | ms | of PyTorch's own attention |\n|---|---|---|---|")
+    print("| tokens | what | ms | of PyTorch's own attention |\n|---|---|---|---|", flush=True)
+    failed: list[str] = []
     for tokens in options.tokens:
         spec, own = layer(tokens, options.device), 0.0
         if not usable(spec):
             raise SystemExit(f"the kernels cannot run on {options.device}")
         for what, run in ways(spec).items():
-            taken = milliseconds(run, options.runs, options.device)
+            try:
+                taken = milliseconds(run, options.runs, options.device)
+            except Exception as error:  # the next row may hold
+                failed.append(what)
+                first = (str(error).strip().splitlines() or [""])[0][:120].replace("|", "/")
+                print(f"| {tokens:,} | {what} | {type(error).__name__}: {first} | |", flush=True)
+                continue
             own = own or taken
             print(f"| {tokens:,} | {what} | {taken:.2f} | {taken / own:.2f} |", flush=True)
+    if failed:
+        raise SystemExit(f"not timed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """RESULTS.md: a section a benchmark, each written by its own script, or all that gpu.sh ran on a card:
 
-python benchmarks/results.py gpu.jsonl
+python benchmarks/results.py visit
 """
 
 import datetime
@@ -44,21 +44,26 @@ def machine() -> str:
     return ", ".join([*parts, f"load {os.getloadavg()[2]:.1f}"])
 
 
-def of_a_visit(records: Path, results: Path = RESULTS) -> list[str]:
-    """Put what the parts of a visit said into the file, and name those that failed.
+def of_a_visit(folder: Path, results: Path = RESULTS) -> list[str]:
+    """Put what the parts of a visit said into the file, and name those that failed or were cut off.
 
     A part that printed a table gives the table, any other the last lines of what it said.
     """
-    failed = []
-    for line in records.read_text(encoding="utf-8").splitlines():
-        part = json.loads(line)
-        said = part["said"].strip().splitlines()
+    begun: dict[str, dict] = {}
+    ended: dict[str, dict] = {}
+    for line in (folder / "visit.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        (begun if "command" in record else ended)[record["part"]] = record
+        if "command" in record:  # what a run before it came to is no longer so
+            ended.pop(record["part"], None)
+    for name, record in begun.items():
+        said = (folder / record["file"]).read_text(encoding="utf-8", errors="replace").strip().splitlines()
         table = next((row for row, text in enumerate(said) if text.startswith("|")), None)
         shown = said[max(0, table - 2) :] if table is not None else ["```", *said[-12:], "```"]
-        how = f"`{part['command']}`: code {part['code']}, {part['seconds']} s."
-        update_section(f"On a card: {part['part']}", "\n".join([how, "", *shown]), results)
-        failed += [part["part"]] if part["code"] else []
-    return failed
+        end = ended.get(name)
+        how = f"code {end['code']}, {end['seconds']} s" if end else "cut off"
+        update_section(f"On a card: {name}", "\n".join([f"`{record['command']}`: {how}.", "", *shown]), results)
+    return [name for name in begun if name not in ended or ended[name]["code"]]
 
 
 if __name__ == "__main__":

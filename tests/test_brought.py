@@ -15,7 +15,7 @@ import attnscope
 from attnscope.errors import AttnscopeError, ModelError
 from attnscope.model import checkpoint
 from attnscope.model.loaded import LoadedModel
-from attnscope.model.loading import DEMO_FOLDER, identify, load, load_config
+from attnscope.model.loading import DEMO_FOLDER, identify, load, load_config, wrap
 from attnscope.model.options import LoadOptions
 from attnscope.parity import check_parity
 from attnscope.parity.certificate import certificate
@@ -128,6 +128,20 @@ def test_a_model_is_quantised_on_the_cpu(demo: LoadedModel, quantize: str, dtype
     report = check_parity(loaded, IDS)
     assert report.quantised
     assert report.largest() is None
+
+
+@pytest.mark.parametrize(("quantize", "dtype", "near"), [("4bit", "float32", 1e-5), ("8bit", "auto", 0.02)])
+def test_quantised_weights_are_those_that_transformers_dequantises(
+    demo: LoadedModel, quantize: str, dtype: str, near: float
+) -> None:
+    """In 4 bits to rounding; in 8 bits bitsandbytes rounds what enters a layer, too."""
+    pytest.importorskip("bitsandbytes")
+    loaded = load(LoadOptions(quantize=quantize, dtype=dtype, device="cpu"))
+    read = {engine: weights(loaded, engine=engine) for engine in ("eager", "fused")}
+    expected = own(wrap(loaded.model.dequantize(dtype=torch.float32).float(), loaded.tokenizer))
+    for found in read.values():
+        torch.testing.assert_close(found, expected, rtol=0, atol=near)
+    assert (weights(demo) - expected).abs().max() > 1e-3  # what was quantised differs from what was not
 
 
 def test_a_quantised_checkpoint_and_an_adapter_of_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import transformers
 from torch import nn
 
 import attnscope
-from attnscope import Request
+from attnscope import Request, memory
 from attnscope.attention.tiled import TILE_BYTES
 from attnscope.attention.visibility import Visibility
 from attnscope.batch.items import Item
@@ -175,7 +175,7 @@ def run_all(demo: LoadedModel, family: str, dtype: torch.dtype, count: int, comm
 
 
 # How often the host may wait for the device per layer, of four tiny ones, with all metrics and relations asked for.
-WAITS_PER_LAYER = {"eager": 5, "fused": 7}
+WAITS_PER_LAYER = {"eager": 4.5, "fused": 5}
 
 
 def waits(tokenizer: Any, engine: str) -> float:
@@ -215,7 +215,8 @@ def large_blocks(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch, engine: str
     """How many blocks as large as N x N live at once, where tiles and blocks of rows are smaller than that."""
     smaller = int(1.9 * LONG**2)  # where a tile is sorted, places take twice the bytes
     monkeypatch.setitem(TILE_BYTES, "cuda", smaller)
-    monkeypatch.setattr("attnscope.attention.visibility.BLOCK_BYTES", smaller)
+    for name in ("BLOCK_BYTES", "CUDA_BLOCK_BYTES"):
+        monkeypatch.setattr(memory, name, smaller)
     prompt = from_ids(demo.tokenizer, [5 + place % 90 for place in range(LONG)])
     with pretend() as seen:
         loaded = placed(demo.tokenizer, "llama", 1, torch.float32)

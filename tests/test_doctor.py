@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,17 @@ def test_versions_threads_and_devices(facts):
     assert facts["threads"] == {"torch": torch.get_num_threads(), "cores": os.cpu_count()}
     assert [one["device"] for one in facts["devices"]][:1] == ["cpu"]
     assert all(one["free_bytes"] > 0 for one in facts["devices"])
+
+
+def test_what_builds_kernels_is_named(facts, monkeypatch):
+    from attnscope.attention.triton_kernel import driver
+
+    assert facts["kernels"]["cudnn"] == torch.backends.cudnn.version()
+    assert {"triton", "numba"} & facts["versions"].keys() == {name for name in ("triton", "numba") if find_spec(name)}
+    monkeypatch.setattr(driver.shutil, "which", lambda name: None)
+    monkeypatch.setattr(driver, "python_header", lambda: Path("nowhere"))
+    assert json.loads(call("doctor").out)["kernels"] == facts["kernels"] | {"cc": None, "python_header": False}
+    assert "no C compiler, no Python.h" in call("doctor", columns=100).out.decode()
 
 
 def test_a_pipe_gets_json_and_a_terminal_one_screen():

@@ -113,7 +113,7 @@ def test_auto_takes_what_is_faster_and_says_why(on_cpu: Case, monkeypatch) -> No
         (Request(weights=True), {}, "whole matrices are kept"),
         (Request(), {"dtype": "bfloat16"}, "fused rounds differently in bfloat16"),
         (Request(), {"dtype": "float64"}, "fused rounds differently in float64"),
-        (Request(), {"device": "cuda:0"}, "fused was not timed on cuda"),
+        (Request(), {"device": "cuda:0"}, "fused was not timed on cuda in float32"),
         (Request(), {"can_fuse": False}, "llama does not show q and k"),
         (Request(), {"geometry": "diffllama"}, "differences of heads are taken of matrices"),
     ],

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from attnscope.attention import visibility
+from attnscope import memory
 from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.questions import EqualLabels, Holding, TopK, Window
 from attnscope.attention.uniform import UniformAttention
@@ -33,7 +33,7 @@ def random_attention(queries: int, keys: int, causal: bool = True) -> DenseAtten
 @pytest.fixture(params=[64 * 2**20, 900, 1])
 def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """All rows in one block, some, one."""
-    monkeypatch.setattr(visibility, "BLOCK_BYTES", request.param)
+    monkeypatch.setattr(memory, "BLOCK_BYTES", request.param)
     return int(request.param)
 
 

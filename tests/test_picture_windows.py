@@ -198,7 +198,8 @@ def pair(request: pytest.FixtureRequest) -> tuple[PieceAttention, PieceAttention
 
 groups = torch.tensor([[0, 0, 1, 1, -1, 0, 1, 1, 0, 1]])
 QUESTIONS = [
-    RowSum(), Entropy(), Entropy(skip_key0=True), SumOfSquares(), MaxWeight(), Holding(90), Key(0), Key(3),
+    RowSum(), Entropy(), Entropy(skip_key0=True), SumOfSquares(), MaxWeight(), MaxWeight(True), Holding(90), Key(0),
+    Key(3),
     Back(0), Back(2),
     AbsoluteDistance(), At(torch.tensor([[0, 5, 5, 2, 9, -1, 0, 7, 3, 4]])), Features(torch.arange(30.0).view(10, 3)),
     Features(torch.arange(20.0).view(1, 10, 2)), GroupMass(groups, groups), Received(torch.full((1, 10), 0.1)),

@@ -45,7 +45,7 @@ from helpers.families import MODEL_TYPES, tiny_model
 TOKENS = 24
 OF_ROWS = [
     *(RowSum(), Entropy(), Entropy(skip_key0=True), SumOfSquares(), MaxWeight(), Holding(90)),
-    *(Distance(), AbsoluteDistance(), Back(0), Window(7), TopK(3)),
+    *(MaxWeight(skip_key0=True), Distance(), AbsoluteDistance(), Back(0), Window(7), TopK(3)),
 ]
 LEAST = torch.finfo(torch.float32).min
 

@@ -25,7 +25,7 @@ from helpers.pretend import pretend
 
 TESTS = Path(__file__).parent
 with_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: pip install triton")
-SHARED = {80: 163 * 2**10, 90: 227 * 2**10}  # bytes that a program may have
+SHARED = {80: 163 * 2**10, 86: 99 * 2**10, 90: 227 * 2**10, 100: 227 * 2**10}  # bytes that a program may have
 WIDTHS = (64, 128)
 
 
@@ -69,27 +69,53 @@ def compiled(asked: list[dict]) -> list[dict]:
 @with_triton
 def test_statistics_compile_for_cards_that_are_not_here() -> None:
     """64 queries a program, nothing spilled, within the chip's shared memory."""
-    found = compiled([{"arch": arch, "width": width, "kernels": ["statistics"]} for arch in SHARED for width in WIDTHS])
-    assert {(row["arch"], row["width"]) for row in found} == {(arch, width) for arch in SHARED for width in WIDTHS}
+    forms = [{"arch": arch, "width": width} for arch in (80, 90) for width in WIDTHS]
+    masked = {"arch": 90, "width": 128, "options": ["additive"]}
+    found = compiled([{**form, "kernels": ["statistics"]} for form in (*forms, masked)])
+    assert [(row["arch"], row["width"]) for row in found] == [
+        (form["arch"], form["width"]) for form in (*forms, masked)
+    ]
     for row in found:
         assert row["M"] == 64
         assert row["stack"] == 0
         assert row["shared"] <= SHARED[row["arch"]]
     page = (TESTS.parent / "docs/cuda.md").read_text("utf-8")
     if f"(here {version('triton')})" in page:  # another compiler has other figures
-        cells = {(row["arch"], row["width"]): f"{row['registers']}, 0, {row['shared']:,}" for row in found}
+        cells = {(row["arch"], row["width"]): f"{row['registers']}, 0, {row['shared']:,}" for row in found[:-1]}
         for width in WIDTHS:
             assert f"| `statistics` | {width} | 64 x 64 | {cells[80, width]} | {cells[90, width]} |" in page
 
 
+FORMS = ["boolean", "additive", "bias", "sinks", "softcap", "window", "ahead"]
+
+
 @with_triton
 @pytest.mark.slow
-def test_no_kernel_that_is_chosen_spills() -> None:
-    forms = [{"width": width} for width in (64, 96, 128, 256)]
-    forms += [{"width": 128, "window": True, "softcap": True}]
-    for row in compiled([{"arch": arch, **form} for arch in SHARED for form in forms]):
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("arch", SHARED)
+@pytest.mark.parametrize("width", [64, 96, 128, 192, 256])
+def test_no_kernel_that_is_chosen_spills(arch: int, width: int) -> None:
+    """What the seam makes of models: every kernel plain, the statistics under every option, and options together."""
+    statistics = [["boolean", "softcap"], ["additive", "sinks"], ["bias", "window", "sinks"], *([one] for one in FORMS)]
+    asked = [{"arch": arch, "width": width}]
+    asked += [{"arch": arch, "width": width, "options": one, "kernels": ["statistics"]} for one in statistics]
+    if width == 128:
+        others = ["largest", "received", "groups", "output"]
+        asked += [{"arch": arch, "width": width, "options": [one], "kernels": others} for one in FORMS[:3]]
+    for row in compiled(asked):
         assert row["stack"] == 0, row
-        assert row["shared"] <= SHARED[row["arch"]], row
+        assert row["shared"] <= SHARED[arch], row
+
+
+@with_triton
+def test_what_is_proven_is_what_runs() -> None:
+    """Triton compiles a kernel anew for numbers of another kind: the slice's are of the kind of the call's."""
+    shapes: list[dict] = [{"shape": shape} for shape in ([2048, 2048], [2050, 2050], [100, 100], [1, 900], [64, 9000])]
+    more = [{"options": ["window"], "shape": [8192, 8192]}, {"options": ["boolean"], "shape": [1024, 1024]}]
+    found = compiled([*shapes, *more, {"shape": [512, 512], "heads": [8, 8]}])
+    assert {row["kernel"] for row in found} > {"statistics", "one_key", "largest", "groups", "output"}
+    assert [row for row in found if not row["same"]] == []
+    assert {row["queries"] for row in found} == {208, 210, 100, 1, 32}
 
 
 @with_triton

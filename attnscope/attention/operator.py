@@ -27,8 +27,10 @@ class AttentionOperator(ABC):
 
     visible: which keys each query may see. spec: q, k and how the family makes its logits, None where it does not show
     them. device: where the answers live. sums_to_one: whether rows are known to sum to 1, so that what is missing from
-    one is rounding.
+    one is rounding. finds_largest: whether a row's largest weight is known without its key, which takes another walk.
     """
+
+    finds_largest: bool = False
 
     def __init__(
         self, batch: int, heads: int, visible: Visibility, spec: AttentionSpec | None, device: torch.device
@@ -44,7 +46,7 @@ class AttentionOperator(ABC):
         """A dense block of query rows, fp32 (B, H, stop - start, K)."""
 
     def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
-        """The answers to many questions from one pass over the rows, in blocks of at most BLOCK_BYTES.
+        """The answers to many questions from one pass over the rows, in blocks of at most `block_bytes`.
 
         >>> P.together([Entropy(), TopK(5)])[Entropy()].shape
         torch.Size([1, 6, 9])
@@ -91,22 +93,36 @@ class AttentionOperator(ABC):
         """The k largest weights of every row and their keys, (B, heads, Q, k) each: see `questions.TopK`."""
         return self.ask(TopK(min(k, self.keys), None if heads is None else tuple(heads), skip_key0))
 
+    def largest_key(self, query_BH: Tensor, skip_key0: bool = False) -> Tensor:
+        """(B, H): the key of the largest weight of one query of each text and head, from q and k.
+
+        Raises UsageError where the family does not show them.
+        """
+        logits_BHK = self._known_spec.logits_of(query_BH)
+        if skip_key0:
+            logits_BHK[..., 0] = -torch.inf
+        return logits_BHK.argmax(-1)
+
     def scores(self, start: int, stop: int) -> Tensor:
         """Logits of a block of queries, after scale, cap, bias and mask, fp32 (B, H, stop - start, K).
 
         Raises UsageError where the family does not show them.
         """
+        return self._known_spec.logits(start, stop)
+
+    @property
+    def _known_spec(self) -> AttentionSpec:
         if self.spec is None:
             raise UsageError("this model family does not show its logits", "use {weights=softmax}")
-        return self.spec.logits(start, stop)
+        return self.spec
 
     def dense(self) -> Tensor:
         """The whole matrix, fp32 (B, H, Q, K); for those who ask for it."""
         return self.rows(0, self.queries)
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        """Row ranges whose dense block stays within BLOCK_BYTES."""
-        return row_blocks(self.queries, self.keys * self.batch * self.heads)
+        """Row ranges whose dense block stays within `memory.block_bytes`."""
+        return row_blocks(self.queries, self.keys * self.batch * self.heads, self.device)
 
 
 class DenseAttention(AttentionOperator):

@@ -155,8 +155,9 @@ def _of_tokens(given_T: Tensor, place_WN: Tensor) -> Tensor:
 
 # How a question about the text is put to its pieces; what is not here is read off rows.
 LOCAL: Mapping[type[ask.Question], Callable[[Any, Tensor], ask.Question]] = {
-    **dict.fromkeys((ask.RowSum, ask.SumOfSquares, ask.MaxWeight, ask.Holding), lambda question, place_WN: question),
+    **dict.fromkeys((ask.RowSum, ask.SumOfSquares, ask.Holding), lambda question, place_WN: question),
     ask.Entropy: _skipping,
+    ask.MaxWeight: _skipping,
     ask.TopK: _top,
     ask.At: lambda question, place_WN: _at(_of_tokens(question.key_BQ[0], place_WN), place_WN),
     ask.Back: lambda question, place_WN: _at(place_WN - question.steps, place_WN),

@@ -55,7 +55,9 @@ class SumOfSquares(Question):
 
 @dataclass(frozen=True, eq=False)
 class MaxWeight(Question):
-    """(B, H, Q): the largest weight of each row."""
+    """(B, H, Q): the largest weight of each row; with `skip_key0`, of the others, NaN where a row sees no other key."""
+
+    skip_key0: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,11 +131,18 @@ class Features(Question):
 class GroupMass(Question):
     """(B, H, query groups, key groups): the mass between groups, summed over the queries and the keys of each.
 
-    Groups are numbered from 0, (B, Q) and (B, K); a token of group -1 is in none.
+    Groups are numbered from 0, (B, Q) and (B, K); a token of group -1 is in none. sizes: how many there are, where
+    that is known: a count of what lies on a device makes the host wait.
     """
 
     query_group_BQ: Tensor
     key_group_BK: Tensor
+    sizes: tuple[int, int] | None = None
+
+    @cached_property
+    def counts(self) -> tuple[int, int]:
+        """How many groups of queries and of keys there are; without `sizes` they are counted."""
+        return self.sizes or (int(self.query_group_BQ.max()) + 1, int(self.key_group_BK.max()) + 1)
 
 
 @dataclass(frozen=True, eq=False)

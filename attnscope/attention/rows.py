@@ -134,8 +134,9 @@ def _features(block: Block, question: ask.Features) -> Tensor:
 
 
 def _group_mass(block: Block, question: ask.GroupMass) -> Tensor:
-    mass_BHrG = block.rows @ indicator(question.key_group_BK)[:, None]
-    query_BrG = indicator(question.query_group_BQ)[:, block.start : block.stop]
+    queries, keys = question.counts
+    mass_BHrG = block.rows @ indicator(question.key_group_BK, keys)[:, None]
+    query_BrG = indicator(question.query_group_BQ, queries)[:, block.start : block.stop]
     return torch.einsum("brg,bhrm->bhgm", query_BrG, mass_BHrG)
 
 
@@ -163,15 +164,19 @@ def of_found(found: tuple[Tensor, Tensor], question: ask.TopK) -> tuple[Tensor, 
     return weights[..., : question.k], keys[..., : question.k]
 
 
+def _max_weight(block: Block, question: ask.MaxWeight) -> Tensor:
+    return _top_k(block, ask.TopK(1, None, True))[0][..., 0] if question.skip_key0 else block.rows.amax(-1)
+
+
 def _searched(block: Block, question: ask.TopK) -> tuple[Tensor, Tensor]:
     rows, count = block.rows, block.stop - block.start
     hidden = block.visible.rows(block.start, block.stop).to(rows.device).float() - 1  # faster than a masked fill
     if question.heads is not None:
         rows = rows[:, list(question.heads)]
         hidden = hidden[:, list(question.heads)] if hidden.shape[1] > 1 else hidden
-    parts = []
-    for a in range(0, count, ROWS_PER_SORT):
-        b = min(count, a + ROWS_PER_SORT)
+    parts, step = [], ROWS_PER_SORT if rows.device.type == "cpu" else max(1, count)  # elsewhere each is a launch
+    for a in range(0, count, step):
+        b = min(count, a + step)
         reach = int(block.visible.reach_Q2[block.start + a : block.start + b, 1].max())
         parts.append(_largest(rows[:, :, a:b, :reach] + hidden[..., a:b, :reach], question))
     weights, keys = zip(*parts, strict=True)
@@ -199,7 +204,7 @@ READ: Mapping[type[ask.Question], Callable[[Block, Any], Any]] = {
     ask.SumOfSquares: lambda block, question: (
         (block.rows * block.rows).sum(-1) / block.row_sum.square().clamp_min(TINY)
     ),
-    ask.MaxWeight: lambda block, question: block.rows.amax(-1),
+    ask.MaxWeight: _max_weight,
     ask.Holding: lambda block, question: holding(block.rows, block.row_sum, question.percent),
     ask.Distance: _distance,
     ask.AbsoluteDistance: _absolute_distance,
@@ -280,9 +285,8 @@ def largest(entries_hqm: Tensor, seen_hqm: Tensor, key_m: Tensor, k: int) -> tup
     return weights.masked_fill(weights.isneginf(), torch.nan), key_m[place]
 
 
-def indicator(groups_BT: Tensor) -> Tensor:
-    """One column per group, (B, T, G) of zeros and ones; a token of group -1 is in none."""
-    count = int(groups_BT.max()) + 1
+def indicator(groups_BT: Tensor, count: int) -> Tensor:
+    """One column per group of so many, (B, T, G) of zeros and ones; a token of group -1 is in none."""
     return (groups_BT[..., None] == torch.arange(count, device=groups_BT.device)).float()
 
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from attnscope.attention.visibility import Visibility, hides
 
+KEYS_AT_ONCE = 2**15  # that are made float32, where single rows of a long text are wanted
+
 
 @dataclass(eq=False)
 class AttentionSpec:
@@ -59,15 +61,43 @@ class AttentionSpec:
         """Logits (pre-softmax) of a block of queries, fp32 (B, H, stop - start, K); -inf where a mask blanks."""
         q_BGRD = self.q_BHQD[:, :, start:stop].float().reshape(self.batch, self.kv_heads, -1, self.q_BHQD.shape[-1])
         logits = (q_BGRD @ self.k_BGKD.float().mT).view(self.batch, self.heads, stop - start, -1) * self.scale
+        mask, keys = self.visible.mask, logits.shape[-1]
+        added = mask[..., start:stop, :keys] if mask is not None and self.visible.additive else None
+        seen = self.visible.rows(start, stop) if added is None else None
+        return self._shaped(logits, None if self.bias is None else self.bias[..., start:stop, :], added, seen)
+
+    def logits_of(self, query_BH: Tensor) -> Tensor:
+        """Logits of one query of each text and head, fp32 (B, H, K): `logits`, where each head has a row of its own."""
+        at_BH11, shape = query_BH[..., None, None], (self.batch, self.heads, -1, -1)
+
+        def row(values: Tensor) -> Tensor:
+            values = values.expand(shape)
+            return values.gather(2, at_BH11.expand(-1, -1, 1, values.shape[-1]))
+
+        q_BGRD = row(self.q_BHQD).float().reshape(self.batch, self.kv_heads, -1, self.q_BHQD.shape[-1])
+        parts = [q_BGRD @ part.float().mT for part in self.k_BGKD.split(KEYS_AT_ONCE, 2)]
+        logits = torch.cat(parts, -1).view(self.batch, self.heads, 1, -1) * self.scale
+        visible, mask = self.visible, self.visible.as_mask
+        mask = None if mask is None else row(mask[..., : visible.keys])
+        added = mask if visible.additive else None
+        if mask is None:
+            back = visible.position_Q.to(self.device)[at_BH11] - torch.arange(visible.keys, device=self.device)
+            seen = back >= 0 if visible.causal else torch.ones_like(back, dtype=torch.bool)
+            mask = seen if visible.window is None else seen & (back < visible.window)
+        bias = None if self.bias is None else row(self.bias.expand(*shape[:2], -1, visible.keys))
+        return self._shaped(logits, bias, added, None if visible.additive else mask)[:, :, 0]
+
+    def _shaped(self, logits: Tensor, bias: Tensor | None, added: Tensor | None, seen: Tensor | None) -> Tensor:
+        """Soft-cap, position bias and mask, additive or of what is seen, in this order."""
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
-        if self.bias is not None:
-            logits = logits + self.bias[..., start:stop, :].float()
-        mask = self.visible.mask
-        if mask is not None and self.visible.additive:  # may carry finite bias; finfo.min stays additive
-            added = mask[..., start:stop, : logits.shape[-1]].float()
+        if bias is not None:
+            logits = logits + bias.float()
+        if added is not None:  # may carry finite bias; finfo.min stays additive
+            added = added.float()
             return torch.where(hides(added), added, logits + added)  # whatever the logit is, NaN too
-        return logits.masked_fill(~self.visible.rows(start, stop), float("-inf"))
+        assert seen is not None
+        return logits.masked_fill(~seen, float("-inf"))
 
     def weights(self, start: int, stop: int) -> Tensor:
         """Weights (post-softmax) of a block of queries, fp32 (B, H, stop - start, K); 0 in a row that sees nothing."""

@@ -55,8 +55,12 @@ class UniformAttention(AttentionOperator):
         count_BHQ = self.visible.others_BHQ if question.skip_key0 else self.visible.counts_BHQ
         return count_BHQ.float().clamp_min(1).log()
 
-    def _share(self, question: ask.SumOfSquares | ask.MaxWeight) -> Tensor:
+    def _share(self, question: ask.SumOfSquares) -> Tensor:
         return self._share_BHQ
+
+    def _largest(self, question: ask.MaxWeight) -> Tensor:
+        share_BHQ, others_BHQ = self._share_BHQ, self.visible.others_BHQ
+        return share_BHQ.masked_fill(others_BHQ == 0, torch.nan) if question.skip_key0 else share_BHQ
 
     def _holding(self, question: ask.Holding) -> Tensor:
         return (-(-self.visible.counts_BHQ * question.percent // 100)).float()
@@ -125,7 +129,7 @@ BY_COUNT: Mapping[type[ask.Question], Form] = {
     ask.Key: UniformAttention._one_key,
     ask.Entropy: UniformAttention._entropy,
     ask.SumOfSquares: UniformAttention._share,
-    ask.MaxWeight: UniformAttention._share,
+    ask.MaxWeight: UniformAttention._largest,
     ask.Holding: UniformAttention._holding,
 }
 BY_RUN: Mapping[type[ask.Question], Form] = {

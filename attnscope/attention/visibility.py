@@ -12,9 +12,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from attnscope.memory import block_bytes
+
 KEPT_BYTES = 4 * 2**20  # of equal-label pairs that are worth keeping from layer to layer
 HIDDEN = -1e30  # the logit of a key that a boolean mask hides: finite, so that 0 * logit is 0
-BLOCK_BYTES = 64 * 2**20  # the largest temporary that a pass over the rows makes
 
 
 @dataclass(eq=False)
@@ -79,7 +80,7 @@ class Visibility:
             self.rows(a, b)
             .expand(texts, -1, -1, -1)
             .gather(-1, safe_BQ[:, None, a:b, None].expand(texts, heads, b - a, 1))[..., 0]
-            for a, b in row_blocks(self.queries, self.keys)
+            for a, b in row_blocks(self.queries, self.keys, self.device)
         ]
         return torch.cat(blocks, dim=-1) & exists_BQ[:, None]
 
@@ -88,7 +89,7 @@ class Visibility:
         """How many keys each query may see, (B or 1, H or 1, Q) integers."""
         if self.mask is None and self.causal:
             return (self.position_Q + 1).clamp(max=self.keys if self.window is None else self.window)[None, None]
-        return torch.cat([self.rows(a, b).sum(-1) for a, b in row_blocks(self.queries, self.keys)], dim=-1)
+        return torch.cat([self.rows(a, b).sum(-1) for a, b in row_blocks(self.queries, self.keys, self.device)], dim=-1)
 
     @cached_property
     def others_BHQ(self) -> Tensor:
@@ -138,13 +139,31 @@ class Visibility:
         A row that an additive mask hides whole is uniform in a softmax: it reaches every key.
         """
         reaches = []
-        for a, b in row_blocks(self.queries, self.keys):
+        for a, b in row_blocks(self.queries, self.keys, self.device):
             seen_QK = self.rows(a, b).flatten(0, 1).any(0)
             if self.additive:
                 seen_QK = seen_QK | ~self.rows(a, b).any(-1).flatten(0, 1).all(0)[:, None]
             first_Q, last_Q = seen_QK.byte().argmax(-1), seen_QK.flip(-1).byte().argmax(-1)
             reaches.append(torch.stack([first_Q, self.keys - last_Q], -1))
         return torch.cat(reaches).cpu()
+
+
+def by_place(visible: Visibility, windows: Sequence[int | None]) -> Visibility:
+    """The same without its mask, where it hides what `causal` and one of the windows hide, and adds nothing else.
+
+    A kernel then reads no mask, and walks over the window alone. The host waits once, for the answer.
+    """
+    if visible.mask is None:
+        return visible
+    mask, found = visible.mask[..., : visible.keys], []
+    placed = [Visibility(visible.queries, visible.keys, None, True, window, mask.device) for window in windows]
+    for one in placed:
+        same = []
+        for a, b in row_blocks(visible.queries, visible.keys, mask.device):
+            part, seen = mask[..., a:b, :], one.rows(a, b)
+            same.append((part == seen if part.dtype == torch.bool else torch.where(seen, part == 0, hides(part))).all())
+        found.append(torch.stack(same).all())
+    return next((one for one, holds in zip(placed, torch.stack(found).tolist(), strict=True) if holds), visible)
 
 
 def _allowed(mask: Tensor) -> Tensor:
@@ -160,8 +179,8 @@ def hides(mask: Tensor) -> Tensor:
     return mask <= HIDDEN
 
 
-def row_blocks(queries: int, row_items: int) -> Iterator[tuple[int, int]]:
-    """Split `queries` rows of `row_items` fp32 numbers each into ranges of at most BLOCK_BYTES."""
-    step = max(1, BLOCK_BYTES // max(1, 4 * row_items))
+def row_blocks(queries: int, row_items: int, device: torch.device) -> Iterator[tuple[int, int]]:
+    """Split `queries` rows of `row_items` fp32 numbers each into ranges of at most `memory.block_bytes`."""
+    step = max(1, block_bytes(str(device)) // max(1, 4 * row_items))
     for start in range(0, queries, step):
         yield start, min(queries, start + step)

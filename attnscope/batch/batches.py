@@ -47,7 +47,7 @@ def batches(
 
 def batch_limit(loaded: LoadedModel) -> int:
     """The token budget that memory suggests: a batch's matrices take an eighth of what is free, at most."""
-    room = free_memory(loaded.device) // 8
+    room = free_memory(loaded.devices) // 8
     room = room if loaded.device.startswith("cuda") else min(room, BATCH_BYTES)
     of_a_text = max(1, eager_bytes(loaded.geometry, 128, DTYPE_BYTES[loaded.dtype]))
     wanted = max(128, min(65_536, 128 * room // of_a_text))

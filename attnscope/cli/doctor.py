@@ -23,7 +23,7 @@ EXAMPLES = ("attnscope doctor", "attnscope doctor --format json")
 
 PACKAGES = (
     *("attnscope", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "matplotlib", "typer"),
-    *("ray", "bitsandbytes", "peft", "gguf", "soundfile", "soxr"),
+    *("triton", "numba", "ray", "bitsandbytes", "peft", "gguf", "soundfile", "soxr"),
 )
 SCRIPTS = {  # a character of each script for which figures need a font of the machine
     "Chinese": "銀",
@@ -68,6 +68,7 @@ def examined() -> dict[str, Any]:
         "system": platform.platform(),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
         "devices": _devices(),
+        "kernels": _kernels(),
         "threads": {"torch": torch.get_num_threads(), "cores": os.cpu_count()},
         "fonts": {script: _font(character) for script, character in SCRIPTS.items()},
         "browser": _browser(),
@@ -90,6 +91,16 @@ def _devices() -> list[dict[str, Any]]:
     if torch.backends.mps.is_available():
         names["mps"] = platform.processor()
     return [{"device": device, "name": name, "free_bytes": _free(device)} for device, name in names.items()]
+
+
+def _kernels() -> dict[str, Any]:
+    """What Triton builds its kernels with, and the cuDNN that PyTorch brings."""
+    import torch
+
+    from attnscope.attention.triton_kernel.driver import c_compiler, python_header
+
+    compiler, there = c_compiler(), python_header().is_file()
+    return {"cc": compiler, "python_header": there, "cudnn": torch.backends.cudnn.version()}
 
 
 def _free(device: str) -> int | None:
@@ -161,6 +172,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("python", f"{facts['python']}, {facts['system']}"),
         *facts["versions"].items(),
         *((one["device"], f"{one['name']}, {_size(one['free_bytes'])} free") for one in facts["devices"]),
+        ("kernels", _built_with(facts["kernels"])),
         ("threads", f"{threads['torch']} of torch, {threads['cores']} cores"),
         *((f"font: {script}", font) for script, font in fonts.items()),
         ("browser", facts["browser"] or "none"),
@@ -170,6 +182,11 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         *facts["environment"].items(),
     ]
+
+
+def _built_with(kernels: dict[str, Any]) -> str:
+    header = "Python.h" if kernels["python_header"] else "no Python.h"
+    return f"{kernels['cc'] or 'no C compiler'}, {header}, cuDNN {kernels['cudnn'] or 'none'}"
 
 
 def _size(count: int | None) -> str:

@@ -18,14 +18,16 @@ from attnscope.text.tokens import Found
 
 def group_question(layer: Layer, query_groups_BT: Tensor, key_groups_BT: Tensor) -> GroupMass:
     """What a probe asks of a layer for the mass between groups, (B, T) numbers each, -1 for none."""
-    return GroupMass(layer.here(query_groups_BT), layer.here(key_groups_BT))
+    sizes = int(query_groups_BT.max()) + 1, int(key_groups_BT.max()) + 1  # counted where they are: on the host
+    return GroupMass(layer.here(query_groups_BT), layer.here(key_groups_BT), sizes)
 
 
 def group_mass(layer: Layer, view: View, answers: Answers, query_groups_BT: Tensor, key_groups_BT: Tensor) -> Tensor:
     """(B, H, G, G): sum over the keys of a group, mean over its queries, so rows keep their sum."""
-    mass_BHGG = answers[group_question(layer, query_groups_BT, key_groups_BT)]
+    asked = group_question(layer, query_groups_BT, key_groups_BT)
+    mass_BHGG = answers[asked]
     mass_BHGG = layer.per_kv_head(mass_BHGG) if view.by_kv else mass_BHGG
-    size_BG = indicator(query_groups_BT.to(layer.P.device)).sum(1).clamp_min(1)
+    size_BG = indicator(asked.query_group_BQ, asked.counts[0]).sum(1).clamp_min(1)
     return mass_BHGG[:, view.kept(layer)] / size_BG[:, None, :, None]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.attention.questions import Question, TopK
+from attnscope.attention.questions import MaxWeight, Question, TopK
 from attnscope.attention.uniform import UniformAttention
 from attnscope.keep.columns import HeadColumns, Score
 from attnscope.keep.keys import KeyMass, TopKey, received
@@ -92,20 +92,25 @@ class TopRelation:
     key_zero: bool = False
 
     def asks(self, layer: Layer) -> Sequence[Question]:
-        return [TopK(1, skip_key0=not self.key_zero)]
+        """The largest of every row: with its key where a walk finds both, else the key is looked up in one row."""
+        return [MaxWeight(not self.key_zero)] if layer.P.finds_largest else [TopK(1, skip_key0=not self.key_zero)]
 
     def keep(self, layer: Layer, answers: Answers) -> Relation:
         [asked] = self.asks(layer)
-        weight_BHQ1, key_BHQ1 = answers[asked]
-        excess_BHQ = weight_BHQ1[..., 0] - 1 / layer.P.visible.counts_BHQ.to(layer.P.device).clamp_min(1)
+        answer, counts_BHQ = answers[asked], layer.P.visible.counts_BHQ.to(layer.P.device)
+        weight_BHQ = answer.masked_fill(counts_BHQ == 0, torch.nan) if layer.P.finds_largest else answer[0][..., 0]
+        excess_BHQ = weight_BHQ - 1 / counts_BHQ.clamp_min(1)
         excess_BHQ = excess_BHQ.masked_fill(~layer.texts.asked_BT[:, None], torch.nan)
-        alone_BHQ = layer.P.visible.counts_BHQ[..., :1].to(layer.P.device) <= 1  # as a causal text's first query is
+        alone_BHQ = counts_BHQ[..., :1] <= 1  # as a causal text's first query is
         excess_BHQ[..., :1] = excess_BHQ[..., :1].masked_fill(alone_BHQ, torch.nan)
         best = excess_BHQ.nan_to_num(-torch.inf).max(-1, keepdim=True)
-        weight_BH = weight_BHQ1[..., 0].gather(-1, best.indices)[..., 0]
-        key_BH = key_BHQ1[..., 0].gather(-1, best.indices)[..., 0]
+        weight_BH, query_BH = weight_BHQ.gather(-1, best.indices)[..., 0], best.indices[..., 0]
+        if layer.P.finds_largest:
+            key_BH = layer.P.largest_key(query_BH, not self.key_zero)
+        else:
+            key_BH = answer[1][..., 0].gather(-1, best.indices)[..., 0]
         weight_BH = weight_BH.masked_fill(torch.isneginf(best.values[..., 0]), torch.nan)
-        return Relation(weight_BH, best.indices[..., 0], key_BH)
+        return Relation(weight_BH, query_BH, key_BH)
 
 
 class LayerHeads(NamedTuple):

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Key, Question
-from attnscope.attention.visibility import BLOCK_BYTES
 from attnscope.keep.groups import group_mass, group_question
 from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.keep.probe import Answers, Layer, OfMasks
@@ -24,6 +23,7 @@ from attnscope.keep.request import Asked, Request, nothing_named
 from attnscope.keep.thing import Thing
 from attnscope.keep.view import View
 from attnscope.measure.binned import MAP_SIDE, Cells
+from attnscope.memory import BLOCK_BYTES
 
 
 class KeptMap(NamedTuple):

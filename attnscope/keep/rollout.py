@@ -46,8 +46,9 @@ class RolloutProbe:
 
     def asks(self, layer: Layer) -> Sequence[Question]:
         if self._share_BTG is None:
-            _check_room(layer.P, int(self.groups_BT.max()) + 1)
-            self._share_BTG = indicator(self.groups_BT)
+            groups = int(self.groups_BT.max()) + 1
+            _check_room(layer.P, groups)
+            self._share_BTG = indicator(self.groups_BT, groups)
         self._share_BTG = self._share_BTG.to(layer.P.device)
         return [RowSum(), Features(self._share_BTG)]
 

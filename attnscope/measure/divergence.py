@@ -81,7 +81,7 @@ def diverge(
     count, device, (rows, columns) = first.P.heads, first.P.device, (len(one.tokens) for one in cells)
     js_H, rows_H, lost_H, other_H = (torch.zeros(count, dtype=torch.float64, device=device) for _ in range(4))
     drawn = _Map(cells, heads, device) if heads and rows and columns else None
-    for start, stop in row_blocks(rows, COPIES * count * max(first.P.keys, second.P.keys)):
+    for start, stop in row_blocks(rows, COPIES * count * max(first.P.keys, second.P.keys), first.P.device):
         p_HrU, q_HrU = (side.mass(side.P.rows, start, stop, columns).to(device) for side in (first, second))
         of_row_Hr = js_bits(p_HrU[..., :-1], q_HrU[..., :-1])
         js_H += of_row_Hr.nansum(-1)

@@ -46,6 +46,17 @@ class LoadedModel:
     options: LoadOptions | None = None
 
     @property
+    def devices(self) -> str:
+        """The devices that its layers run on, comma-joined, as `free_memory` is asked about them.
+
+        >>> attnscope.load("demo").devices
+        'cpu'
+        """
+        spread = getattr(self.model, "hf_device_map", None) or {}
+        names = (f"cuda:{one}" if isinstance(one, int) else str(one) for one in spread.values())
+        return ",".join(sorted({self.device, *names} - {"disk", *({"cpu"} if self.device != "cpu" else ())}))
+
+    @property
     def permits(self) -> Permits:
         """What the libraries may do where more of its files are read, such as those of its processor."""
         return self.options.permits if self.options else Permits()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -251,6 +252,19 @@ def _readable(geometry: Geometry) -> Geometry:
     return geometry
 
 
+def _cuda_answers() -> bool:
+    """Whether there is a CUDA device. A driver that is there and does not answer, such as one too old, is said."""
+    import torch
+
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        answers = torch.cuda.is_available()
+    for words in (str(one.message) for one in heard):
+        if words.startswith("CUDA initialization"):
+            logger.warning("no CUDA device is used: %s", first_line(Warning(words.partition(":")[2])))
+    return answers
+
+
 @uncollected()
 def chosen_device(options: LoadOptions) -> str:
     """The device to load to: what was asked for, if it is there."""
@@ -258,9 +272,9 @@ def chosen_device(options: LoadOptions) -> str:
 
     wanted = options.device
     if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return "cuda" if _cuda_answers() else "mps" if torch.backends.mps.is_available() else "cpu"
     if wanted.startswith("cuda"):
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        count = torch.cuda.device_count() if _cuda_answers() else 0
         if int(wanted.partition(":")[2] or 0) >= count:
             raise UsageError(f"there is no {wanted} here ({count} CUDA devices)", "use {device=auto} or {device=cpu}")
     if wanted == "mps" and not torch.backends.mps.is_available():

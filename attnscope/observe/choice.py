@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 SHARE = 0.5  # of the free memory that one layer's matrices may take before auto turns to fused
 # From here on a first reading in float32 on a CPU is faster without matrices, the loading of the kernel and the
 # comparison with eager counted: "Which engine auto takes" in benchmarks/RESULTS.md, by benchmarks/choice.py; of texts
-# side by side, "Batch". Other devices were not measured: there auto goes by memory alone.
+# side by side, "Batch". On a card the kernels in half precision are expected to be faster (docs/cuda.md); anything else
+# was not measured: there auto goes by memory alone.
 FASTER_TOKENS = 1_000  # of a text, by the kernel and by the tiles, whatever is asked of weights but whole matrices
 FASTER_ROWS = 2_000  # of a text whose logits or norms are asked, which either reads row by row
 FASTER_SCORES = 2**24  # of shorter texts together, where the kernel answers all that is asked
@@ -88,7 +89,7 @@ def choose(
         case = Case(geometry, loaded.device, loaded.dtype, can_fuse)
         found = automatic(case, tokens, request, fits=True) if name == "auto" else Choice(ENGINES["eager"])
         return found._replace(engine=engine_named(found.engine.name, listen)) if listen else found
-    free, width = free_memory(loaded.device), DTYPE_BYTES[loaded.dtype]
+    free, width = free_memory(loaded.devices), DTYPE_BYTES[loaded.dtype]
     room = free if name == "eager" else round(free * SHARE)
     room = room if memory is None else read_size(memory)
     needed = ENGINES["eager"].bytes(geometry, tokens, width, batch)
@@ -111,6 +112,12 @@ class Case(NamedTuple):
     dtype: str
     can_fuse: bool
 
+    @property
+    def on_card(self) -> bool:
+        """Whether the Triton kernels read it: eager's blocks of rows are then the slower way, by what is predicted."""
+        half = self.dtype in ("float16", "bfloat16")
+        return half and self.device != "cpu" and device_can(torch.device(self.device))
+
     def keeps_eager(self, request: Request) -> str:
         """Why a text is read by eager where that is slower, "" where it is not."""
         if not self.can_fuse:
@@ -119,8 +126,10 @@ class Case(NamedTuple):
             return "whole matrices are kept"
         if DIFFERENCE in self.geometry.views:
             return "differences of heads are taken of matrices"
+        if self.on_card:
+            return ""
         if self.device != "cpu":
-            return f"fused was not timed on {self.device.partition(':')[0]}"
+            return f"fused was not timed on {self.device.partition(':')[0]} in {self.dtype}"
         return "" if self.dtype == "float32" else f"fused rounds differently in {self.dtype}"
 
 
@@ -130,7 +139,8 @@ def automatic(case: Case, tokens: int, request: Request | None, *, fits: bool) -
     long = tokens >= least and request is not None
     kept = case.keeps_eager(request) if request is not None else ""
     if long and not kept:
-        return _fused(case, tokens, request, f"faster from {least:,} tokens")._replace(for_speed=fits)
+        said = "expected to be faster" if case.on_card else "faster"
+        return _fused(case, tokens, request, f"{said} from {least:,} tokens")._replace(for_speed=fits)
     if not fits and case.can_fuse:
         return _fused(case, tokens, request, "a layer's matrices do not fit")
     return Choice(ENGINES["eager"], kept * long)
@@ -156,7 +166,7 @@ def _swept(request: Request) -> bool:
 def kernel_reads(loaded: LoadedModel, request: Request) -> bool:
     """Whether the kernel is here and answers all that is asked, so that short texts are faster too, many at once."""
     case = Case(loaded.geometry, loaded.device, loaded.dtype, calls_interface(loaded.model))
-    return compiled.installed() and not case.keeps_eager(request) and _swept(request)
+    return case.device == "cpu" and compiled.installed() and not case.keeps_eager(request) and _swept(request)
 
 
 def does_not_fit(

@@ -33,7 +33,7 @@ from attnscope.parity.unshown import on_trust, too_short
 from attnscope.parity.verdicts import ATOL, Difference, LayerParity, Level, ParityReport
 from attnscope.parity.whole import check_whole
 from attnscope.seam import inputs
-from attnscope.seam.engines import Engine
+from attnscope.seam.engines import Engine, exact_products
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import ModuleRecorder
 from attnscope.selection import everything, select_stacks
@@ -90,7 +90,7 @@ def check_parity(
     comparison = Comparison(loaded, heads, atol, level, arrangements)
     if source is not None:
         reads |= {"decoder_input_ids": ids_BT}
-    with ModuleRecorder(loaded.model, comparison.judge) as recorder:
+    with exact_products(ModuleRecorder(loaded.model, comparison.judge)) as recorder:
         listen(
             loaded.model,
             given,

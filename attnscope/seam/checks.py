@@ -34,20 +34,26 @@ def check_call(call: AttentionCall, route: str) -> CallCheck:
 
 
 def sdpa_kernel(spec: AttentionSpec) -> str:
-    """The kernel that PyTorch's own attention takes for a call: flash, efficient, cudnn, or math, which makes N x N."""
-    q, k, mask = spec.q_BHQD, spec.k_BGKD, spec.visible.mask
+    """The kernel that PyTorch's own attention takes for a call: flash, efficient, cudnn, or math, which makes N x N.
+
+    With a mask transformers repeats k and v for the heads that share them.
+    """
+    q, k, v, mask = spec.q_BHQD, spec.k_BGKD, spec.v_BGKV, spec.visible.mask
     causal, shared = mask is None and spec.visible.causal, spec.heads != spec.kv_heads
-    choice = torch._fused_sdp_choice(q, k, spec.v_BGKV, mask, 0.0, causal, scale=spec.scale, enable_gqa=shared)
+    if mask is not None and shared:
+        k, v = (part[:, :1].expand(-1, spec.heads, -1, -1) for part in (k, v))
+        shared = False
+    choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=spec.scale, enable_gqa=shared)
     return {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}.get(choice, "unknown")
 
 
-def sampled_rows(queries: int, count: int = CHECKED_ROWS) -> Tensor:
-    """So many rows spread over all, in four runs; all of them where there are fewer."""
+def sampled_rows(queries: int, count: int = CHECKED_ROWS, device: torch.device | None = None) -> Tensor:
+    """So many rows spread over all, in four runs; all of them where there are fewer. Made on the device, not copied."""
     run = count // 4
     if queries <= count:
-        return torch.arange(queries)
-    starts = torch.linspace(0, queries - run, 4).long()
-    return (starts[:, None] + torch.arange(run)).flatten()
+        return torch.arange(queries, device=device)
+    starts = torch.linspace(0, queries - run, 4).long().tolist()
+    return torch.cat([torch.arange(start, start + run, device=device) for start in starts])
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
@@ -78,9 +84,9 @@ def _value_error(call: AttentionCall, spec: AttentionSpec, output_BQHV: Tensor) 
     P, v_BGKV = call.P, spec.v_BGKV
     if spec.sinks_scale_output or output_BQHV.shape != (P.batch, P.queries, P.heads, v_BGKV.shape[-1]):
         return None
-    row_R = sampled_rows(P.queries, REPEATED_ROWS)
-    runs = row_R.split(REPEATED_ROWS // 4)
+    row_R, host_R = (sampled_rows(P.queries, REPEATED_ROWS, device) for device in (P.device, torch.device("cpu")))
+    runs = host_R.split(REPEATED_ROWS // 4)
     weights_BHRK = torch.cat([P.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
     expected_BGRV = weights_BHRK.reshape(P.batch, v_BGKV.shape[1], -1, P.keys) @ v_BGKV.float()
     expected_BHRV = expected_BGRV.view(P.batch, P.heads, len(row_R), -1)
-    return relative_error(expected_BHRV, output_BQHV[:, row_R.to(P.device)].transpose(1, 2))
+    return relative_error(expected_BHRV, output_BQHV[:, row_R].transpose(1, 2))

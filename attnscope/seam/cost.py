@@ -93,5 +93,5 @@ def within_memory(loaded: LoadedModel, tokens: int) -> Iterator[None]:
 
 def tokens_that_should_fit(loaded: LoadedModel, failed: int) -> int:
     """What eager attention has room for; at most half of what just failed, which takes a quarter of the memory."""
-    room = tokens_that_fit(loaded.geometry, free_memory(loaded.device), DTYPE_BYTES[loaded.dtype])
+    room = tokens_that_fit(loaded.geometry, free_memory(loaded.devices), DTYPE_BYTES[loaded.dtype])
     return max(1, min(room, failed // 2))

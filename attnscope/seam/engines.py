@@ -8,10 +8,10 @@ Shapes: B text, Q query, R sampled rows, H head, V width of v.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from attnscope.seam.hiding import Hide, without
 from attnscope.seam.own import OwnAttention
 
 OnCall = Callable[[AttentionCall], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,9 @@ class Engine:
             output = P.output()
             check = check_call(call, "answered")
         check.kernel, check.answered_by = "attnscope", P.answered_by
-        row_R = sampled_rows(P.queries, max(REPEATED_ROWS, CHECKED_ROWS // P.batch)).to(output.device)
-        expected = own.rows(spec, row_R)
+        count = max(REPEATED_ROWS, CHECKED_ROWS // P.batch)
+        row_R, host_R = (sampled_rows(P.queries, count, device) for device in (output.device, torch.device("cpu")))
+        expected = own.rows(spec, row_R, host_R)
         no_number = 0 * output.sum(dtype=torch.float32)  # NaN where any of the output is none, in whatever row
         check.dtype, check.value_error = expected.dtype, relative_error(output[:, row_R] + no_number, expected)
         return output, check
@@ -162,6 +164,25 @@ def engine_named(name: str, listen: bool = False) -> Engine:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """A block whose arithmetic no autocast of the caller rounds; the model's own is left to him."""
+    """A block whose arithmetic no autocast and no TF32 of the caller rounds; the model's own is left to him."""
     casts = torch.is_autocast_enabled(device.type)
-    return torch.autocast(device.type, enabled=False) if casts else nullcontext()
+    block = torch.autocast(device.type, enabled=False) if casts else nullcontext()
+    return exact_products(block) if device.type == "cuda" else block
+
+
+@contextmanager
+def exact_products(block: AbstractContextManager[T]) -> Iterator[T]:
+    """The block, with products of float32 in float32 on CUDA: images and callers may have set TF32, of 10 bits."""
+    products: Any = torch.backends.cuda.matmul
+    name, exact, before = "allow_tf32", cast(Any, False), cast(Any, None)
+    try:
+        before = products.allow_tf32
+    except RuntimeError:  # who has set the newer name may not ask for the older
+        name, exact = "fp32_precision", "ieee"
+        before = products.fp32_precision
+    setattr(products, name, exact)
+    try:
+        with block as inside:
+            yield inside
+    finally:
+        setattr(products, name, before)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.visibility import Visibility, by_place
 from attnscope.errors import ForwardError, ModelError, UsageError, first_line
 from attnscope.memory import is_out_of_memory
 from attnscope.model.families import Family, family_of
@@ -424,7 +424,7 @@ class _Listener:
         """One Visibility per mask: layers that share a mask share its counts."""
         Q, K, mask = given["query"].shape[2], given["key"].shape[2], given.get("attention_mask")
         if isinstance(mask, Tensor):
-            return self._shared(id(mask), mask, lambda: Visibility(Q, K, _one(mask)[..., :K], device=mask.device))
+            return self._shared(id(mask), mask, lambda: _of_mask(Q, K, mask, given.get("sliding_window")))
         causal, stack = given.get("is_causal"), self.stacks.of(module)
         causal = getattr(module, "is_causal", is_causal(stack)) if causal is None else causal
         causal = bool(causal) and not is_cross(stack)
@@ -444,6 +444,14 @@ class _Listener:
             return index
         number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", self.paths[module])
         return int(number[1]) if number else 0
+
+
+def _of_mask(Q: int, K: int, mask: Tensor, window: Any) -> Visibility:
+    """What a mask shows; on a device without it, where its window or its order say the same: kernels read none then."""
+    visible = Visibility(Q, K, _one(mask)[..., :K], device=mask.device)
+    if mask.device.type == "cpu":
+        return visible
+    return by_place(visible, [*([window] if isinstance(window, int) and window > 0 else []), None])
 
 
 def _one(mask: Tensor) -> Tensor:

@@ -41,10 +41,14 @@ class OwnAttention:
         output, weights = self.attend(self.module, *self.args, **self.kwargs)
         return output, weights
 
-    def rows(self, spec: AttentionSpec, row_R: Tensor) -> Tensor:
-        """The output of some queries alone, (B, R, H, V)."""
+    def rows(self, spec: AttentionSpec, row_R: Tensor, host_R: Tensor) -> Tensor:
+        """The output of some queries alone, (B, R, H, V); host_R: the same on the CPU."""
         given = self.given
-        asked = {**given, "query": given["query"][:, :, row_R], "attention_mask": _mask_rows(given, spec, row_R)}
+        asked = {
+            **given,
+            "query": given["query"][:, :, row_R],
+            "attention_mask": _mask_rows(given, spec, row_R, host_R),
+        }
         for name in ("position_bias", "sinks"):  # one per query, where the family has them
             if isinstance(given.get(name), Tensor) and given[name].ndim == 4:
                 asked[name] = given[name][..., row_R, :]
@@ -52,11 +56,11 @@ class OwnAttention:
         return output
 
 
-def _mask_rows(given: Mapping[str, Any], spec: AttentionSpec, row_R: Tensor) -> Tensor:
+def _mask_rows(given: Mapping[str, Any], spec: AttentionSpec, row_R: Tensor, host_R: Tensor) -> Tensor:
     mask = given.get("attention_mask")
     if isinstance(mask, Tensor):
         return mask[..., row_R, :] if mask.shape[-2] > 1 else mask
-    runs = row_R.cpu().split(max(1, len(row_R) // 4))  # one copy: each number of a device's tensor makes the host wait
+    runs = host_R.split(max(1, len(host_R) // 4))  # a look at a device's would make the host wait
     seen = torch.cat([spec.visible.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
     dtype = spec.q_BHQD.dtype
     return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)

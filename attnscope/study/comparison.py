@@ -366,7 +366,7 @@ def _check_room(reading: OneSide, memory: str | None) -> None:
     loaded, tokens, source = reading.loaded, len(reading.prompt), len(reading.source or ())
     needed, room = (
         kept_bytes(loaded, tokens, source),
-        free_memory(loaded.device) if memory is None else read_size(memory),
+        free_memory(loaded.devices) if memory is None else read_size(memory),
     )
     if needed > room:
         raise MemoryLimitError(

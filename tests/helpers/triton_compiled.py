@@ -1,9 +1,11 @@
 """The Triton kernels compiled for cards that are not here: what each launch of a call takes of the chip.
 
     python -m helpers.triton_compiled '[{"arch": 90, "width": 128}]'     # one JSON row per kernel
+    python -m helpers.triton_compiled '[{"shape": [2048, 2048]}]'        # what the proof and the call are compiled for
 
 The launches are those that `Sweep` makes for the shape, with its own blocks unless others are given; the compiler and
 its tools are those of Triton's wheel. stack: bytes of a thread beyond its registers, what spills. shared: of a program.
+step: instructions of the shortest loop that multiplies on tensor cores, 0 where there is none.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from attnscope.attention.questions import (
 )
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.triton_kernel import blocks as chosen
-from attnscope.attention.triton_kernel import sweep
+from attnscope.attention.triton_kernel import proof, sweep
 from attnscope.attention.triton_kernel.sweep import Sweep
 from attnscope.attention.visibility import Visibility
 
@@ -48,26 +50,36 @@ TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 TOKENS = 256
 
 
-def spec_of(width: int, dtype: str = "bfloat16", window: bool = False, softcap: bool = False) -> AttentionSpec:
-    """A call of the shape; what its tensors hold is not read."""
-    kind = getattr(torch, dtype)
+def spec_of(width: int, options: Sequence[str] = (), dtype: str = "bfloat16") -> AttentionSpec:
+    """A call of the shape; what its tensors hold is not read. options: of boolean, additive, window, bias, ..."""
+    kind, square = getattr(torch, dtype), (1, 1, TOKENS, TOKENS)
     q, k = (torch.zeros(1, TOKENS, heads, width, dtype=kind).transpose(1, 2) for heads in (4, 2))
-    visible = Visibility(TOKENS, TOKENS, window=100 if window else None)
-    return AttentionSpec(q, k, k, 0.1, visible, softcap=50.0 if softcap else None)
+    masks = {"boolean": torch.ones(square, dtype=torch.bool), "additive": torch.zeros(square, dtype=kind)}
+    mask = next((masks[name] for name in options if name in masks), None)
+    visible = Visibility(
+        TOKENS, TOKENS, mask, causal="ahead" not in options, window=100 if "window" in options else None
+    )
+    return AttentionSpec(
+        *(q, k, k, 0.1, visible),
+        softcap=50.0 if "softcap" in options else None,
+        bias=torch.zeros(1, 4, TOKENS, TOKENS, dtype=kind) if "bias" in options else None,
+        sinks=torch.zeros(1, 4, 1) if "sinks" in options else None,
+    )
 
 
-def questions() -> dict[str, Question | None]:
+def questions(queries: int = TOKENS, keys: int = TOKENS) -> dict[str, Question | None]:
     """One for each kernel, and, with None, the output."""
-    ids = torch.zeros(1, TOKENS, dtype=torch.long)
+    ids = torch.zeros(1, keys, dtype=torch.long)
+    own = ids[:, keys - queries :]
     return {
         "statistics": MaxWeight(),
         "one_key": Back(1),
         "recent": Window(32),
-        "equal": EqualLabels(ids, ids, 1),
-        "received": Received(torch.ones(1, TOKENS)),
+        "equal": EqualLabels(own, ids, 1),
+        "received": Received(torch.ones(1, queries)),
         "largest": TopK(8),
-        "features": Features(torch.zeros(TOKENS, 64)),
-        "groups": GroupMass(ids, torch.arange(TOKENS)[None] // 4),
+        "features": Features(torch.zeros(keys, 64)),
+        "groups": GroupMass(own, torch.arange(keys)[None] * 64 // keys),
         "output": None,
     }
 
@@ -109,10 +121,28 @@ def taken(arch: int, one: Launch) -> dict[str, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
-        command = [TOOLS / "cuobjdump", "--dump-resource-usage", file.name]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        said, code = (
+            subprocess.run([TOOLS / tool, *how, file.name], capture_output=True, text=True, check=True).stdout
+            for tool, how in (("cuobjdump", ["--dump-resource-usage"]), ("nvdisasm", ["-c"]))
+        )
     registers, stack = (int(re.search(rf"{name}:(\d+)", said)[1]) for name in ("REG", "STACK"))  # type: ignore[index]
-    return {"registers": registers, "stack": stack, "shared": made.metadata.shared}
+    return {"registers": registers, "stack": stack, "shared": made.metadata.shared, "step": step_of(code)}
+
+
+def step_of(code: str) -> int:
+    """The instructions of the shortest loop that multiplies on tensor cores, from its label to the branch back."""
+    labels: dict[str, int] = {}
+    products: list[bool] = []  # of each instruction: is it one?
+    found = []
+    for line in code.splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = len(products)
+        elif re.match(r"\s*/\*[0-9a-f]+\*/", line):
+            products.append("MMA" in line)
+            back = re.search(r"\bBRA.*`\((\.L_x_\d+)\)", line)
+            start = labels.get(back[1], len(products)) if back else len(products)
+            found += [len(products) - start] if any(products[start:]) else []
+    return min(found, default=0)
 
 
 def rows(
@@ -127,8 +157,40 @@ def rows(
                 yield {"arch": arch, **form, "kernel": name, **asdict(one.form), **taken(arch, one)}
 
 
+SEVERAL = {  # kinds whose kernels have other sizes with other questions
+    "largest": lambda Q, K: TopK(8, (1, 5), True),
+    "features": lambda Q, K: Features(torch.empty(K, 20)),
+}
+
+
+def proven(
+    shape: Sequence[int], options: Sequence[str] = (), heads: Sequence[int] = (32, 8)
+) -> Iterator[dict[str, Any]]:
+    """A row per kernel: whether the slice that proves it is answered by the compiled form that answers the call."""
+    (Q, K), (H, G), width = shape, heads, 64
+    q, k = (torch.empty(2, n, h, width, dtype=torch.bfloat16).transpose(1, 2) for n, h in ((Q, H), (K, G)))
+    mask = torch.empty(1, 1, Q, K, dtype=torch.bool).fill_(True) if "boolean" in options else None
+    window = 4096 if "window" in options else None
+    spec = AttentionSpec(q, k, k, 0.1, Visibility(Q, K, mask, True, window))
+    small = proof._slice(spec)
+    asked = {**questions(Q, K), **{name: make(Q, K) for name, make in SEVERAL.items()}}
+    for name, question in asked.items():
+        cut = None if question is None else proof._sliced(question, small)
+        both = [_specialised(launch(one, of)) for one, of in ((small, cut), (spec, question))]
+        yield {"kernel": name, "same": both[0] == both[1], "queries": small.visible.queries}
+
+
+def _specialised(one: Launch) -> Any:
+    """What Triton keeps a compiled kernel by, but for the device."""
+    bind = create_function_from_signature(
+        one.kernel.signature, one.kernel.params, CUDABackend(GPUTarget("cuda", 90, 32))
+    )
+    _, specialization, _ = bind(**{name: one.given[name] for name in one.kernel.arg_names})
+    return repr(specialization), one.form
+
+
 if __name__ == "__main__":
     for form in json.loads(sys.argv[1]):
-        for row in rows(**form):
+        for row in proven(**form) if "shape" in form else rows(**form):
             sys.stdout.write(json.dumps(row) + "\n")
             sys.stdout.flush()

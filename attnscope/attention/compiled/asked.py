@@ -45,7 +45,7 @@ class SweepQuestions:
     def _ways(self, question: ask.Question, spec: AttentionSpec) -> list[Any] | None:
         """The list that a question belongs to, None where the sweep has no way for it."""
         if isinstance(question, STATISTICS):
-            return self.statistics
+            return None if isinstance(question, ask.MaxWeight) and question.skip_key0 else self.statistics
         if isinstance(question, ask.TopK):
             return self.top if question.k + question.skip_key0 <= MOST_TOP else None
         if isinstance(question, ask.EqualLabels):

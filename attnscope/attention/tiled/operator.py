@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.operator import AttentionOperator
-from attnscope.attention.questions import Question
+from attnscope.attention.questions import Question, Strongest
+from attnscope.attention.rows import read_blocks
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled.readers import OutputReader, ProductReader, Reader, TopKReader, reader_of
 from attnscope.attention.tiled.tiles import Tile, Tiling
@@ -23,6 +24,7 @@ from attnscope.errors import MemoryLimitError
 from attnscope.memory import free_memory, human_bytes, is_out_of_memory
 
 TILE_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20, "mps": 64 * 2**20}  # of a tile, at most
+FEW_ROWS = 8  # where at most one row in so many is asked about, those alone are made
 LEAST_TILE = 2**16  # bytes: smaller ones would not save what is missing
 
 
@@ -61,10 +63,29 @@ class TiledAttention(AttentionOperator):
         asked = list(dict.fromkeys(questions))
         found = self._noted(self.swept(asked), self.kernel)
         left = [question for question in asked if question not in found]
+        if runs := self._few_rows(left):
+            blocks = (self.block(start, stop) for start, stop in runs)
+            found |= self._noted(dict(zip(left, read_blocks(blocks, left), strict=True)), "rows")
+            left = []
         if left or (self.with_output and self._output is None):
             found |= self._noted(self._tiled(left), "tiles")
             left = [question for question in left if question not in found]
         return {**found, **self._noted(dict(super().together(left)), "rows")}
+
+    def _few_rows(self, asked: Sequence[Question]) -> list[tuple[int, int]]:
+        """The runs of rows that answer these, where they name few and the output is known; empty where tiles do.
+
+        On a CPU all that is asked is read from the same tiles.
+        """
+        named = [question for question in asked if isinstance(question, Strongest)]
+        waiting = self.with_output and self._output is None
+        rows = {row for question in named for queries in question.query for row in queries}
+        if self.device.type == "cpu" or waiting or len(named) < len(asked) or len(rows) > self.queries // FEW_ROWS:
+            return []
+        firsts, lasts = (sorted(row for row in rows if row + step not in rows) for step in (-1, 1))
+        most = next(self.blocks())[1]
+        runs = zip(firsts, lasts, strict=True)
+        return [(a, min(last + 1, a + most)) for first, last in runs for a in range(first, last + 1, most)]
 
     def swept(self, questions: Sequence[Question]) -> dict[Question, Any]:
         """What a kernel that an operator of this kind has answers, and the output where it is wanted; the tiles: none.

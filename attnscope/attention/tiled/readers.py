@@ -215,7 +215,7 @@ class GroupMassReader(Reader):
     """Rows of a tile are added up by query group first, keys in what is left."""
 
     def room(self) -> Tensor:
-        self.groups = int(self.question.query_group_BQ.max()) + 1, int(self.question.key_group_BK.max()) + 1
+        self.groups = self.question.counts
         self._parts: dict[tuple[int, int, int], tuple[slice, Tensor, Tensor]] = {}
         return torch.zeros(self.P.batch, self.P.heads, *self.groups, device=self.P.device)
 
@@ -290,6 +290,16 @@ class TopKReader(Reader):
         self.answer[1][text][answer, tile.rows, columns] = (place + tile.low).int()
 
 
+class RestReader(TopKReader):
+    """The largest weight without key 0."""
+
+    def __init__(self, question: ask.MaxWeight, P: AttentionOperator) -> None:
+        super().__init__(ask.TopK(1, None, True), P)
+
+    def end(self) -> None:
+        self.answer = self.answer[0][..., 0]
+
+
 class StrongestReader(Reader):
     """Reads the tiles in which a chosen query stands, and of those the chosen keys alone."""
 
@@ -327,6 +337,8 @@ def reader_of(question: ask.Question, P: AttentionOperator) -> Reader | None:
     """A reader of the question, None where the tiles have no way for it."""
     if isinstance(question, ask.Features) and question.features.shape[-1] == 1:
         return FeatureReader(question, P)
+    if isinstance(question, ask.MaxWeight) and question.skip_key0:
+        return RestReader(question, P)
     make = READERS.get(type(question))
     return make(question, P) if make else None
 

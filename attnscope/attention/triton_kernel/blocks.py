@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from attnscope.attention.spec import AttentionSpec
 
 FEW_ROWS = 16  # the fewest that a tensor core multiplies: what is generated, token by token
+LEAST_COLUMNS = 16  # of a product
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ def blocks(spec: AttentionSpec, columns: int = 0, exact: bool = False) -> Blocks
     """The blocks of a kernel over one call; exact: its columns are multiplied in more than the dtype of q."""
     M = FEW_ROWS if spec.visible.queries <= FEW_ROWS else 64
     N = 64 if spec.q_BHQD.shape[-1] <= 128 else 32
-    return Blocks(M, N, min(16 if exact else 128, power_of_two(columns, 16)) if columns else 0)
+    most = LEAST_COLUMNS if exact else 128
+    return Blocks(M, N, min(most, power_of_two(columns, LEAST_COLUMNS)) if columns else 0)
 
 
 def power_of_two(number: int, least: int = 1) -> int:

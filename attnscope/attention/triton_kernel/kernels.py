@@ -216,13 +216,13 @@ def _step(call, state, q_MD, text, head, row_M, low, N: tl.constexpr, EDGE: tl.c
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def statistics(call, known, sinks, sb, sh, sm, found, size, M: tl.constexpr, N: tl.constexpr, SINK: tl.constexpr):
-    """top, part; then 7 answers into `found`, (7, B, H, Q), `size` apart.
+    """top, part; then 8 answers into `found`, (8, B, H, Q), `size` apart.
 
-    Row sum, entropy, entropy without key 0, squares, largest, distance, and what a sink leaves of the output. Key 0
-    stays out of the walk and is added at the end, so that a row without it loses no digits. SINK: 0 none, 1 takes a
-    share of the rows, 2 of the output alone.
+    Row sum, entropy, entropy without key 0, squares, largest, distance, what a sink leaves of the output, and the
+    largest without key 0, NaN where a row sees no other. Key 0 stays out of the walk and is added at the end, so that a
+    row without it loses no digits. SINK: 0 none, 1 takes a share of the rows, 2 of the output alone.
     """
     head, text = tl.program_id(1), tl.program_id(2)
     real_M, row_M = _rows(call, M)
@@ -271,12 +271,13 @@ def statistics(call, known, sinks, sb, sh, sm, found, size, M: tl.constexpr, N: 
         norm / z,
         (a * far + p0 * position) / z,
         left,
+        tl.where(high > FLOOR / 2, a * (norm / z), float("nan")),
     )
-    for place in tl.static_range(7):
-        tl.store(found + place * size + spot, answers[place], real_M)
+    for place in tl.static_range(8):
+        tl.store(found + size.to(tl.int64) * place + spot, answers[place], real_M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "texts"])
 def one_key(call, known, keys, found, size, texts, M: tl.constexpr):
     """The weight of each row on one key of its own, of S questions: keys and found (S, B, Q) and (S, B, H, Q)."""
     head, text, asked = tl.program_id(1), tl.program_id(2) % texts, tl.program_id(2) // texts
@@ -293,7 +294,7 @@ def one_key(call, known, keys, found, size, texts, M: tl.constexpr):
     tl.store(found + asked.to(tl.int64) * size + spot, p, real_M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "texts"])
 def recent(call, known, sizes, found, size, texts, M: tl.constexpr, N: tl.constexpr):
     """The mass on the last keys, of S widths: sizes (S,), found (S, B, H, Q)."""
     head, text, asked = tl.program_id(1), tl.program_id(2) % texts, tl.program_id(2) // texts
@@ -311,7 +312,7 @@ def recent(call, known, sizes, found, size, texts, M: tl.constexpr, N: tl.conste
     tl.store(found + asked.to(tl.int64) * size + spot, mass_M, real_M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["gap"])
 def equal(call, known, row_at, row_label, key_at, key_label, first, past, gap, found, M: tl.constexpr, N: tl.constexpr):
     """The mass on the keys of a query's label, at least `gap` back.
 
@@ -366,15 +367,18 @@ def received(call, known, share, share_b, found, M: tl.constexpr, N: tl.constexp
     tl.store(found + (text * call.heads + head).to(tl.int64) * call.keys + key_N, mass_N, key_N < call.keys)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def largest(
-    call, known, chosen, count, weights, places, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SKIP: tl.constexpr
-):
-    """The `count` largest weights of the rows of some heads, `chosen`, and their keys: (B, heads, Q, count) each.
+    call, known, chosen, most, weights, places,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, SKIP: tl.constexpr,
+):  # fmt: skip
+    """The largest weights of the rows of some heads, and their keys: (B, heads, Q, most) each.
 
-    A row keeps its K largest so far, K >= count a power of two; what is larger than the least of them takes its place.
+    chosen: (heads, 2) which head, and how many of it, at most `most`; NaN behind them. A row keeps its K largest so
+    far, K >= most a power of two; what is larger than the least of them takes its place.
     """
-    head, text = tl.load(chosen + tl.program_id(1)), tl.program_id(2)
+    head, count = tl.load(chosen + tl.program_id(1) * 2), tl.load(chosen + tl.program_id(1) * 2 + 1)
+    text = tl.program_id(2)
     real_M, row_M = _rows(call, M)
     q_MD = _queries(call, text, head, row_M)
     n, slot_K = tl.arange(0, N), tl.arange(0, K)
@@ -398,8 +402,8 @@ def largest(
     spot = _spot(call, text, head, row_M)
     top_M, part_M = tl.load(known.top + spot), tl.load(known.part + spot)
     best_MK = tl.where((slot_K < count)[None, :], best_MK, HIDDEN * 2)
-    answer = ((text * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * call.queries + row_M) * count
-    for rank in range(count):
+    answer = ((text * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * call.queries + row_M) * most
+    for rank in range(most):
         x, out_M = tl.max(best_MK, 1), tl.argmax(best_MK, 1)
         taken = slot_K[None, :] == out_M[:, None]
         p = tl.where(x > FLOOR / 2, tl.exp2(x - top_M) * part_M, float("nan"))
@@ -422,7 +426,7 @@ def _columns(columns, cb, cg, cn, cc, text, group, key_N, count, keys, C: tl.con
     return found
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "stop"])
 def product(
     call, known, left, columns, cb, cg, cn, cc, count, first, stop, found, fb, fh, fm,
     M: tl.constexpr, N: tl.constexpr, C: tl.constexpr, LABELS: tl.constexpr, LEFT: tl.constexpr,

@@ -17,6 +17,7 @@ from torch import Tensor
 from attnscope.attention.questions import Question
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled.operator import TiledAttention
+from attnscope.attention.triton_kernel import driver
 from attnscope.memory import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ class TritonAttention(TiledAttention):
         super().__init__(spec, with_output)
         self._refused: dict[str, str] = {}
 
+    @property
+    def finds_largest(self) -> bool:  # type: ignore[override]
+        return usable(self.spec)
+
     @cached_property
     def _sweep(self) -> Sweep:
         from attnscope.attention.triton_kernel.sweep import Sweep
@@ -51,6 +56,9 @@ class TritonAttention(TiledAttention):
             return {}
         from attnscope.attention.triton_kernel import proof
 
+        if why := "" if _interpreted() else driver.missing():
+            self._refused = proof.unbuilt(questions, why)
+            return {}
         asked: list[Question | None] = [question for question in questions if self._sweep.knows(question)]
         asked += [None] if self.with_output and self._output is None else []
         try:

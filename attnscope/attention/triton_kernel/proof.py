@@ -7,7 +7,7 @@ than the dtype allows, the tiles answer, one line says why, and the reason stays
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,17 +17,20 @@ from torch import Tensor
 from attnscope.attention import questions as ask
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled.operator import TiledAttention
-from attnscope.attention.triton_kernel.blocks import FEW_ROWS
+from attnscope.attention.triton_kernel.blocks import FEW_ROWS, LEAST_COLUMNS, power_of_two
 from attnscope.attention.triton_kernel.sweep import Sweep
 from attnscope.attention.visibility import Visibility
 from attnscope.memory import is_out_of_memory
 
 logger = logging.getLogger("attnscope")
 OUTPUT = "output"
-TEXTS, KV_HEADS, QUERIES, MANY_KEYS = 2, 2, 200, 4096  # of a slice; beside more keys it has FEW_ROWS queries
+ALIGNED = 16  # Triton compiles once for numbers that it divides and once for others: a slice's leave the same rest
+# Of a slice, at least; beside more than MANY_KEYS keys it has FEW_QUERIES: FEW_ROWS have blocks of their own.
+TEXTS, KV_HEADS, QUERIES, FEW_QUERIES, MANY_KEYS = 2, 2, 208, 2 * FEW_ROWS, 4096
 # Largest difference relative to 1 + what is expected: of the answers, and of the output in the model's dtype.
 ALLOWED = {torch.float32: (1e-4, 1e-4), torch.float16: (2e-3, 1e-2), torch.bfloat16: (2e-3, 5e-2)}
 
+_unbuilt: set[str] = set()  # what was said to be missing
 _verdicts: dict[tuple[Any, ...], str] = {}  # why a kernel is refused, "" where it holds
 
 
@@ -36,21 +39,41 @@ def kind(question: ask.Question | None) -> str:
     return OUTPUT if question is None else type(question).__name__
 
 
+def _variant(question: ask.Question | None) -> tuple[str, int]:
+    """A kind, and the size that its kernel is compiled for, 0 where it is one for all."""
+    size = 0
+    if isinstance(question, ask.TopK):
+        size = power_of_two(question.k + question.skip_key0)
+    elif isinstance(question, ask.Features):
+        size = power_of_two(question.features.shape[-1], LEAST_COLUMNS)
+    elif isinstance(question, ask.GroupMass):
+        size = power_of_two(question.counts[1], LEAST_COLUMNS)
+    return kind(question), size
+
+
 def refused(spec: AttentionSpec, asked: Sequence[ask.Question | None]) -> dict[str, str]:
     """Of the kinds that are asked, those that the kernels may not answer for calls like this one, and why."""
     form = _form(spec)
-    new = {kind(question): question for question in asked if (*form, kind(question)) not in _verdicts}
-    if new:
-        _prove(spec, list(new.values()))
-    return {name: why for name in map(kind, asked) if (why := _verdicts[*form, name])}
+    kinds = {kind(question) for question in asked if (*form, *_variant(question)) not in _verdicts}
+    if kinds:
+        _prove(spec, [question for question in asked if kind(question) in kinds])
+    return {kind(question): why for question in asked if (why := _verdicts[*form, *_variant(question)])}
 
 
-def refuse(spec: AttentionSpec, asked: Iterable[ask.Question | None], why: str) -> dict[str, str]:
+def refuse(spec: AttentionSpec, asked: Sequence[ask.Question | None], why: str) -> dict[str, str]:
     """Leave these kinds to the tiles from now on, for calls like this one; said once."""
     names = list(dict.fromkeys(map(kind, asked)))
-    _verdicts.update({(*_form(spec), name): why for name in names})
+    _verdicts.update({(*_form(spec), *_variant(question)): why for question in asked})
     logger.warning("the Triton kernel for %s %s; the tiles answer", ", ".join(names), why)
     return dict.fromkeys(names, why)
+
+
+def unbuilt(asked: Sequence[ask.Question], why: str) -> dict[str, str]:
+    """Leave everything to the tiles: no kernel can be built. Said once per process."""
+    if why not in _unbuilt:
+        _unbuilt.add(why)
+        logger.warning("Triton %s; the tiles answer", why)
+    return {kind(question): f"Triton {why}" for question in asked}
 
 
 def said(error: Exception) -> str:
@@ -74,30 +97,32 @@ def _prove(spec: AttentionSpec, asked: Sequence[ask.Question | None]) -> None:
     tiles, sweep, form = TiledAttention(small), Sweep(small), _form(spec)
     expected = tiles.together([question for question in cut if question is not None])
     verdicts: dict[str, str] = {}
-    for question in cut:
+    for name in dict.fromkeys(map(kind, cut)):
+        alike = [question for question in cut if question is not None and kind(question) == name]
         try:
-            if question is None:
+            if not alike:
                 why = _differs([sweep.output()], [tiles.output()], ALLOWED[spec.q_BHQD.dtype][1])
-            else:
-                why = _answered(sweep, question, expected[question], tiles)
+            else:  # those of a kind together, as they will be asked: they may share a launch
+                found = sweep.answers(alike)
+                why = next(filter(None, (_answered(found[one], one, expected[one], tiles) for one in alike)), "")
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             why = said(error)
-        verdicts[kind(question)] = why
-    _verdicts.update({(*form, name): why for name, why in verdicts.items()})
+        verdicts[name] = why
+    _verdicts.update({(*form, *_variant(question)): verdicts[kind(question)] for question in asked})
     for why in dict.fromkeys(filter(None, verdicts.values())):
         refuse(spec, [question for question in asked if verdicts[kind(question)] == why], why)
 
 
-def _answered(sweep: Sweep, question: ask.Question, expected: Any, tiles: TiledAttention) -> str:
+def _answered(found: Any, question: ask.Question, expected: Any, tiles: TiledAttention) -> str:
     """What is wrong with an answer of the kernels, "" where it holds."""
-    allowed = ALLOWED[sweep.spec.q_BHQD.dtype][0]
-    found = sweep.answers([question])[question]
+    allowed = ALLOWED[tiles.spec.q_BHQD.dtype][0]
     if not isinstance(question, ask.TopK):
         return _differs([found], [expected], allowed)
     weights, keys = found
-    at_keys = tiles.dense().gather(-1, keys.long().clamp(0, tiles.keys - 1))  # equal weights may stand in any order
+    rows = tiles.dense() if question.heads is None else tiles.dense()[:, list(question.heads)]
+    at_keys = rows.gather(-1, keys.long().clamp(0, tiles.keys - 1))  # equal weights may stand in any order
     there = expected[0].isnan()
     twice = (keys.sort(-1).values.diff(dim=-1) == 0) & ~there[..., 1:]
     wrong = _differs([weights, at_keys.masked_fill(there, torch.nan)], [expected[0]] * 2, allowed)
@@ -117,17 +142,29 @@ def _differs(found: Sequence[Tensor], expected: Sequence[Tensor], allowed: float
 
 
 def _slice(spec: AttentionSpec) -> AttentionSpec:
-    """The first texts, kv heads and tokens of a call: a small call of the same form."""
-    visible, G = spec.visible, min(KV_HEADS, spec.kv_heads)
-    H, before = spec.heads // spec.kv_heads * G, visible.keys - visible.queries
-    Q = min(QUERIES if before <= MANY_KEYS else FEW_ROWS, visible.queries)
-    window = None if visible.window is None else min(visible.window, max(1, Q // 3))  # so that it hides something
+    """The first texts, kv heads and tokens of a call: a small call that the same compiled kernels answer."""
+    visible, shared = spec.visible, spec.heads // spec.kv_heads
+    some = range(min(KV_HEADS, spec.kv_heads), spec.kv_heads + 1)
+    G = next(count for count in some if _rest(count * shared) == _rest(spec.heads))
+    H, before = shared * G, visible.keys - visible.queries
+    Q = _alike(visible.queries, QUERIES if before <= MANY_KEYS else FEW_QUERIES)
+    window = None if visible.window is None else _alike(visible.window, Q // 3 // ALIGNED * ALIGNED)  # hides something
     mask = None if visible.as_mask is None else visible.as_mask[:TEXTS, :H, :Q, : before + Q]
     seen = Visibility(Q, before + Q, mask, visible.causal, window, visible.device)
     k, v = (part[:TEXTS, :G, : before + Q] for part in (spec.k_BGKD, spec.v_BGKV))
     bias = None if spec.bias is None else spec.bias[:TEXTS, :H, :Q, : before + Q]
     sinks = None if spec.sinks is None else spec.sinks[:TEXTS, :H, :Q]
     return replace(spec, q_BHQD=spec.q_BHQD[:TEXTS, :H, :Q], k_BGKD=k, v_BGKV=v, visible=seen, bias=bias, sinks=sinks)
+
+
+def _rest(number: int) -> int:
+    """What Triton compiles by: 0 for a multiple of 16, 1 for 1."""
+    return 0 if number % ALIGNED == 0 else min(number, 2)
+
+
+def _alike(number: int, least: int) -> int:
+    """The number, or one near `least` that leaves the same rest, where that is smaller."""
+    return min(number, least + number % ALIGNED) if least else number
 
 
 def _sliced(question: ask.Question, small: AttentionSpec) -> ask.Question:
@@ -139,11 +176,12 @@ def _sliced(question: ask.Question, small: AttentionSpec) -> ask.Question:
         case ask.EqualLabels(query, key, gap):
             return ask.EqualLabels(query[:TEXTS, :Q], key[:TEXTS, :K], gap)
         case ask.GroupMass(query, key):
-            return ask.GroupMass(query[:TEXTS, :Q], key[:TEXTS, :K])
+            return ask.GroupMass(query[:TEXTS, :Q], key[:TEXTS, :K], question.counts)
         case ask.Received(share):
             return ask.Received(share[:TEXTS, :Q])
         case ask.Features(features):
             return ask.Features(features[:K] if features.ndim == 2 else features[:TEXTS, :K])
-        case ask.TopK(k, _, skip_key0):
-            return ask.TopK(min(k, K), None, skip_key0)
+        case ask.TopK(k, heads, skip_key0):
+            there = None if heads is None else tuple(dict.fromkeys(head % small.heads for head in heads))
+            return ask.TopK(min(k, K), there, skip_key0)
     return question

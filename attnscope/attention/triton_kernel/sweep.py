@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import questions as ask
-from attnscope.attention.rows import asked_key, indicator
+from attnscope.attention.rows import asked_key, indicator, of_found
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.triton_kernel import kernels
 from attnscope.attention.triton_kernel.blocks import Blocks, blocks, power_of_two
@@ -24,7 +24,7 @@ from attnscope.attention.visibility import row_blocks
 MOST_COLUMNS = 256  # of a product: more walk over the keys too often
 MOST_TOP = 64  # keys kept of a row
 PRECISION = "tf32x3"  # products in float32 on tensor cores; "ieee" is multiplied one by one, and spills
-ROW_SUM, ENTROPY, ENTROPY_REST, SQUARES, LARGEST, DISTANCE, LEFT = range(7)
+ROW_SUM, ENTROPY, ENTROPY_REST, SQUARES, LARGEST, DISTANCE, LEFT, LARGEST_REST = range(8)
 
 
 class Sweep:
@@ -40,27 +40,24 @@ class Sweep:
         if isinstance(question, ask.Features):
             return question.features.shape[-1] <= MOST_COLUMNS
         if isinstance(question, ask.GroupMass):
-            return int(question.key_group_BK.max()) < MOST_COLUMNS
+            return question.counts[1] <= MOST_COLUMNS
         if isinstance(question, ask.TopK):
             return question.k <= MOST_TOP
         return isinstance(question, ask.At | ask.Back | ask.Key | ask.Window) or type(question) in {**ROWS, **ANSWERS}
 
     def answers(self, questions: Sequence[ask.Question]) -> dict[ask.Question, Any]:
         """Of questions that it knows; those of one kind share a launch where they can."""
-        one = [question for question in questions if isinstance(question, ask.At | ask.Back | ask.Key)]
-        near = [question for question in questions if isinstance(question, ask.Window)]
-        found: dict[ask.Question, Any] = dict(zip(one, self._of_one_key(one), strict=True)) if one else {}
-        found |= dict(zip(near, self._recent(near), strict=True)) if near else {}
-        for question in questions:
-            if question not in found:
-                found[question] = self._answer(question)
-        return found
+        found: dict[ask.Question, Any] = {}
+        for kinds, answer in TOGETHER:
+            alike = [question for question in questions if isinstance(question, kinds)]
+            found |= dict(zip(alike, answer(self, alike), strict=True)) if alike else {}
+        return found | {question: self._answer(question) for question in questions if question not in found}
 
     def _answer(self, question: ask.Question) -> Any:
         if type(question) in ANSWERS:
             return ANSWERS[type(question)](self, question)
-        place = ENTROPY_REST if question == ask.Entropy(True) else ROWS[type(question)]
-        return self.rows[place]
+        rest = isinstance(question, ask.Entropy | ask.MaxWeight) and question.skip_key0
+        return self.rows[(REST if rest else ROWS)[type(question)]]
 
     def output(self) -> Tensor:
         """P V, (B, Q, H, V) in the dtype of q; PyTorch's own kernel where it can say this call without a mask."""
@@ -108,7 +105,7 @@ class Sweep:
     @cached_property
     def _found(self) -> tuple[Known, Tensor]:
         spec, shape = self.spec, (self.B, self.H, self.Q)
-        known, found = Known(self._room(*shape), self._room(*shape)), self._room(7, *shape)
+        known, found = Known(self._room(*shape), self._room(*shape)), self._room(8, *shape)
         sinks = None if spec.sinks is None else spec.sinks.expand(shape)
         kind = 0 if sinks is None else 2 if spec.sinks_scale_output else 1
         form = blocks(self.spec)
@@ -124,7 +121,7 @@ class Sweep:
 
     @property
     def rows(self) -> Tensor:
-        """The statistics of every row, (7, B, H, Q)."""
+        """The statistics of every row, (8, B, H, Q)."""
         return self._found[1]
 
     def _of_one_key(self, asked: Sequence[ask.At | ask.Back | ask.Key]) -> Tensor:
@@ -159,14 +156,35 @@ class Sweep:
         self._launch(kernels.received, grid, rest, form, N=form.N)
         return found
 
-    def _largest(self, asked: ask.TopK) -> tuple[Tensor, Tensor]:
-        heads = list(range(self.H)) if asked.heads is None else list(asked.heads)
-        chosen = torch.tensor(heads, dtype=torch.int32, device=self.spec.device)
-        shape, form = (self.B, len(heads), self.Q, asked.k), blocks(self.spec)
-        weights, places = self._room(*shape), torch.empty(shape, dtype=torch.int32, device=self.spec.device)
-        grid = (self._grid(form)[0], len(heads), self.B)
-        more = {"N": form.N, "K": power_of_two(asked.k), "SKIP": asked.skip_key0}
-        self._launch(kernels.largest, grid, (self.known, chosen, asked.k, weights, places), form, **more)
+    def _tops(self, asked: Sequence[ask.TopK]) -> list[tuple[Tensor, Tensor]]:
+        """One walk finds of each head as many as any question wants; what is too many for it has a walk of its own."""
+        every = tuple(range(self.H))
+        shared = [one for one in asked if one.k + one.skip_key0 <= MOST_TOP] if len(asked) > 1 else []
+        wanted: dict[int, int] = {}
+        for one in shared:
+            for head in every if one.heads is None else one.heads:
+                wanted[head] = max(wanted.get(head, 0), one.k + one.skip_key0)
+        found = self._largest(wanted, skip_key0=False) if wanted else None
+        rank = {head: place for place, head in enumerate(wanted)}
+        answers = []
+        for one in asked:
+            heads = every if one.heads is None else one.heads
+            if found is not None and one in shared:
+                places = tuple(rank[head] for head in heads)
+                answers.append(of_found(found, ask.TopK(one.k, None if places == every else places, one.skip_key0)))
+            else:
+                answers.append(self._largest(dict.fromkeys(heads, one.k), one.skip_key0))
+        return answers
+
+    def _largest(self, wanted: Mapping[int, int], skip_key0: bool) -> tuple[Tensor, Tensor]:
+        """wanted: how many of each head."""
+        most, device = max(wanted.values(), default=1), self.spec.device
+        chosen = torch.tensor(list(wanted.items()), dtype=torch.int32, device=device)
+        shape, form = (self.B, len(wanted), self.Q, most), blocks(self.spec)
+        weights, places = self._room(*shape), torch.empty(shape, dtype=torch.int32, device=device)
+        grid = (self._grid(form)[0], len(wanted), self.B)
+        more = {"N": form.N, "K": power_of_two(most), "SKIP": skip_key0}
+        self._launch(kernels.largest, grid, (self.known, chosen, most, weights, places), form, **more)
         return weights, places
 
     def _features(self, asked: ask.Features) -> Tensor:
@@ -179,10 +197,11 @@ class Sweep:
     def _groups(self, asked: ask.GroupMass) -> Tensor:
         """Keys are added up in the kernel, of so many rows at a time that they fit; then those rows by their group."""
         labels = asked.key_group_BK.to(self.spec.device, torch.int32)
-        member_BQg, count = indicator(asked.query_group_BQ), int(labels.max()) + 1
+        groups, count = asked.counts
+        member_BQg = indicator(asked.query_group_BQ, groups)
         found = torch.zeros(self.B, self.H, member_BQg.shape[-1], count, device=self.spec.device)
         stride = (labels.stride(0) if len(labels) > 1 else 0, 0, labels.stride(1), 0)
-        for start, stop in row_blocks(self.Q, self.B * self.H * count) if found.numel() else ():
+        for start, stop in row_blocks(self.Q, self.B * self.H * count, self.spec.device) if found.numel() else ():
             mass = self._room(self.B, self.H, stop - start, count)
             self._product(labels, stride, count, mass, (start, stop), labels=True)
             found += member_BQg[:, None, start:stop].mT @ mass
@@ -232,10 +251,15 @@ ROWS: Mapping[type[ask.Question], int] = {
     ask.MaxWeight: LARGEST,
     ask.Distance: DISTANCE,
 }
+REST: Mapping[type[ask.Question], int] = {ask.Entropy: ENTROPY_REST, ask.MaxWeight: LARGEST_REST}  # without key 0
+TOGETHER: Sequence[tuple[Any, Callable[[Sweep, Any], Any]]] = (  # kinds that share a launch
+    (ask.At | ask.Back | ask.Key, Sweep._of_one_key),
+    (ask.Window, Sweep._recent),
+    (ask.TopK, Sweep._tops),
+)
 ANSWERS: Mapping[type[ask.Question], Callable[[Sweep, Any], Any]] = {
     ask.EqualLabels: Sweep._equal,
     ask.Received: Sweep._received,
-    ask.TopK: Sweep._largest,
     ask.Features: Sweep._features,
     ask.GroupMass: Sweep._groups,
 }
