@@ -24,7 +24,7 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility, row_blocks
 
 # mask: logits of minus infinity, the rest of the row takes the mass; zero: weights after the softmax, the rest stays.
-How = Literal["mask", "zero"]
+CutHow = Literal["mask", "zero"]
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class RowBlock:
         """The weights of the asked heads as they are; 0 in a row that sees nothing."""
         return self._softmax(self.logits_NPrK)
 
-    def output(self, cut_NPrK: Tensor | None, how: How) -> Tensor:
+    def output(self, cut_NPrK: Tensor | None, how: CutHow) -> Tensor:
         """The output, (N, r, P, V) in float32, without what is cut; 0 in a row that is left without keys."""
         if cut_NPrK is None or how == "zero":
             weights = self.weights_NPrK if cut_NPrK is None else self.weights_NPrK.masked_fill(cut_NPrK, 0.0)
@@ -141,7 +141,9 @@ class RowBlock:
     def _asked(self) -> AttentionSpec:
         """The asked heads' sink logits; q, k and v are not theirs."""
         sinks = self.spec.sinks
-        return replace(self.spec, sinks=sinks if sinks is None else sinks.expand(-1, self.spec.heads, -1)[:, self.places_P])
+        return replace(
+            self.spec, sinks=sinks if sinks is None else sinks.expand(-1, self.spec.heads, -1)[:, self.places_P]
+        )
 
     def _softmax(self, logits_NPrK: Tensor) -> Tensor:
         return self._asked.normalised(logits_NPrK, 0, logits_NPrK.shape[2])

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.attention.again import How, RowBlock, RowsAgain, padded
+from attnscope.attention.again import CutHow, RowBlock, RowsAgain, padded
 from attnscope.errors import ModelError
 from attnscope.intervene.intervention import HeadSet, Intervention
 from attnscope.seam.call import TOLERANCE, AttentionCall
@@ -36,7 +36,7 @@ class Cut(HeadSet):
         return self.heads, self.keys
 
 
-Rows = Callable[[AttentionCall, Sequence[int], Sequence[int], RowBlock], object]  # call, texts, heads, a block
+OnRows = Callable[[AttentionCall, Sequence[int], Sequence[int], RowBlock], object]  # call, texts, heads, a block
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Knockout(Intervention):
 
     queries: tuple[tuple[int, ...], ...]
     heads: Mapping[int, tuple[int, ...]]
-    how: How = "mask"
+    how: CutHow = "mask"
     stack: str = DECODER
-    read: Rows | None = None
+    read: OnRows | None = None
     emptied: set[tuple[int, int]] = field(default_factory=set, compare=False)
     name: str = "knockout"
 

@@ -67,9 +67,7 @@ class Replacing(Intervention):
         return replace(engine, change=replacing(sets, lengths, self.instead))
 
 
-def replacing(
-    sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace
-) -> Change:
+def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace) -> Change:
     """An engine's `change` for a pass of some texts and, behind them, the same texts once per set: in the set's rows
     the outputs of its heads are replaced.
 

@@ -157,7 +157,7 @@ def changing(engine: Engine | None, change: Callable[[AttentionCall], Tensor | N
     if change is None:
         return engine
     if engine is not None and engine.change is not None:
-        raise UsageError("the engine changes outputs, and {change} does too", "give one of them")
+        raise UsageError("the engine changes outputs already", "leave out {change}, or the engine")
 
     def changed(call: AttentionCall, output_BQHV: Tensor) -> Tensor:
         found = change(replace(call, output_BQHV=output_BQHV))

@@ -87,7 +87,9 @@ def listen(
     with (
         _own_errors(model),
         running(model, engine.implementation if engine else None) as attention,
-        listening(model, on_call, engine=changing(engine, change), windows=windows, patches=patches, ends=calls_alone) as report,
+        listening(
+            model, on_call, engine=changing(engine, change), windows=windows, patches=patches, ends=calls_alone
+        ) as report,
         torch.set_grad_enabled(gradients),
         suppress(_LastCallError),
     ):

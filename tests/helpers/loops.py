@@ -1,7 +1,7 @@
-"""A model's attention as a plain loop over texts, heads and queries, in which some weights are cut. Knows nobody of ours.
+"""A model's attention as a plain loop over texts, heads and queries, in which some weights are cut.
 
-    with looped(model, cut):        # cut(layer, head, query) -> keys
-        model(ids)
+with looped(model, cut):        # cut(layer, head, query) -> keys
+    model(ids)
 """
 
 from collections.abc import Callable, Iterator, Sequence

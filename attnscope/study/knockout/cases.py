@@ -1,6 +1,6 @@
 """What a knockout is of: texts with their answers, the rows that are cut in each and the keys that are cut from them.
 
-    cases = resolved(loaded, [Question("Mary and John went out. John gave a book to", key="Mary", answer=" Mary")])
+cases = cases_of(loaded, [AskedText("Mary and John went out. John gave a book to", key="Mary", answer=" Mary")])
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DIVIDE = "end the text without a space, and begin the answer with one"
 
 
 @dataclass(frozen=True)
-class Question:
+class AskedText:
     """What is asked of one text. Expressions speak of the text: `last` is its last token, `made` the rows that make
     the answer.
 
@@ -66,17 +66,18 @@ class Case:
         return tuple(range(last, last + len(self.answer)))
 
 
-def resolved(loaded: LoadedModel, questions: Sequence[Question]) -> list[Case]:
+def cases_of(loaded: LoadedModel, questions: Sequence[AskedText]) -> list[Case]:
     """The cases of some questions. Raises InputError for what cannot be one, with the line where there are several."""
     loaded.check_task("a knockout")
     loaded.check_bare("a knockout")
     with _Reading(loaded, any(one.chat for one in questions)) as read:
-        return [_named(one, lambda one=one: _case(loaded, one, read)) for one in questions]
+        return [_located(loaded, one, read) for one in questions]
 
 
-def _named(question: Question, make):  # type: ignore[no-untyped-def]
+def _located(loaded: LoadedModel, question: AskedText, read: _Reading) -> Case:
+    """The case; an error says where the question was written."""
     try:
-        return make()
+        return _case(loaded, question, read)
     except (InputError, UsageError) as error:
         if not question.where:
             raise
@@ -97,7 +98,7 @@ class _Reading:
     def __exit__(self, *error: object) -> None:
         self.apart.__exit__(*error)
 
-    def prompt(self, question: Question) -> Prompt:
+    def prompt(self, question: AskedText) -> Prompt:
         """The text alone."""
         text = question.text
         if isinstance(text, str):
@@ -109,7 +110,7 @@ class _Reading:
         self.loaded.check_ids(found.ids)
         return found
 
-    def answer(self, question: Question, prompt: Prompt, answer: str | Sequence[int]) -> tuple[int, ...]:
+    def answer(self, question: AskedText, prompt: Prompt, answer: str | Sequence[int]) -> tuple[int, ...]:
         """The ids of an answer behind the text, which is tokenised with it."""
         check_answer(None, answer, None)
         if not isinstance(answer, str):
@@ -125,7 +126,7 @@ class _Reading:
         return whole.ids[whole.answer :]
 
 
-def _case(loaded: LoadedModel, question: Question, read: _Reading) -> Case:
+def _case(loaded: LoadedModel, question: AskedText, read: _Reading) -> Case:
     prompt = read.prompt(question)
     answer = question.answer
     ids = own_next(loaded, prompt.ids) if answer is None else read.answer(question, prompt, answer)

@@ -20,7 +20,7 @@ Selection = Mapping[int, Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedCut:
     """One cut that is asked for. layer, head: where it is of one; of a window of layers, the one in its middle."""
 
     cut: Cut
@@ -34,33 +34,33 @@ def check_over(over: str) -> None:
         raise UsageError(f"expected to cut over {OVER}, got {over[:20]!r}", "write {over=window:5}, or {over=heads}")
 
 
-def cuts_over(over: str, selection: Selection, geometry: Geometry, cases: Sequence[Case], name: str) -> list[Asked]:
+def cuts_over(over: str, selection: Selection, geometry: Geometry, cases: Sequence[Case], name: str) -> list[AskedCut]:
     """The cuts; selection: the heads, by layer. name: of all of them together. Raises UsageError for keys of texts."""
     check_over(over)
     keys = tuple(one.keys for one in cases)
     whole = head_set(name, selection)
     if over == "none":
-        return [Asked(Cut(name, whole.heads, keys))]
+        return [AskedCut(Cut(name, whole.heads, keys))]
     if over == "heads":
-        return [Asked(Cut(head_name(*head), (head,), keys), *head) for head in whole.heads]
+        return [AskedCut(Cut(head_name(*head), (head,), keys), *head) for head in whole.heads]
     if over == "kv":
-        return [Asked(Cut(one.name, one.heads, keys), one.heads[0][0]) for one in parts(whole, geometry, True)]
+        return [AskedCut(Cut(one.name, one.heads, keys), one.heads[0][0]) for one in parts(whole, geometry, True)]
     if over == "keys":
         if len(cases) > 1:
             raise UsageError("keys of several texts are not the same tokens", "give one text, or another {over}")
-        return [Asked(Cut(key_name(cases[0], key), whole.heads, ((key,),))) for key in cases[0].keys]
+        return [AskedCut(Cut(key_name(cases[0], key), whole.heads, ((key,),))) for key in cases[0].keys]
     window = WINDOW.fullmatch(over)
     return _layers(selection, keys, int(window[1]) if window else 1)
 
 
-def _layers(selection: Selection, keys: tuple[tuple[int, ...], ...], width: int) -> list[Asked]:
+def _layers(selection: Selection, keys: tuple[tuple[int, ...], ...], width: int) -> list[AskedCut]:
     """A cut per layer, of so many layers around it; at both ends of fewer (Geva et al. 2023, figure 2)."""
     layers, found = sorted(selection), []
     for place, layer in enumerate(layers):
         near = layers[max(0, place - (width - 1) // 2) : place + width // 2 + 1]
         heads = tuple((one, head) for one in near for head in selection[one])
         name = f"L{near[0]}" + f"-{near[-1]}" * (len(near) > 1)
-        found.append(Asked(Cut(name, heads, keys), layer))
+        found.append(AskedCut(Cut(name, heads, keys), layer))
     return found
 
 

@@ -1,6 +1,6 @@
 """What cuts cost the answers of texts, and what other keys in the same rows and heads cost.
 
-    found = knocked_out(loaded, cases, Plan(over="heads"))
+    found = knocked_out(loaded, cases, CutPlan(over="heads"))
     found.table()
 
 Shapes: S text, N cut, D draw.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from attnscope.attention.again import How
+from attnscope.attention.again import CutHow
 from attnscope.cells import head_name
 from attnscope.errors import InputError
 from attnscope.files import save_json
@@ -30,9 +30,9 @@ from attnscope.selection import everything
 from attnscope.stacks import DECODER
 from attnscope.study.ablation.effects import HALF, effects_of, task_facts
 from attnscope.study.knockout.cases import Case, task_of
-from attnscope.study.knockout.cuts import Asked, Selection, cuts_over
-from attnscope.study.knockout.masses import Masses, Reader, read_masses
-from attnscope.study.knockout.nulls import DRAWS, KINDS, Kind, Null, null_of
+from attnscope.study.knockout.cuts import AskedCut, Selection, cuts_over
+from attnscope.study.knockout.masses import Masses, MassReader, read_masses
+from attnscope.study.knockout.nulls import DRAWS, KINDS, Null, NullKind, null_of
 from attnscope.study.statistics import FEWEST, means, paired
 from attnscope.tables import as_table, numbers, save, words
 
@@ -47,7 +47,7 @@ STATISTICS = ("effect", "low", "high", "p")
 
 
 @dataclass(frozen=True)
-class Plan:
+class CutPlan:
     """What is cut, and what it is compared with.
 
     over: what is cut one at a time, see `cuts`. select: the heads, by layer, None for all; name: what they are called
@@ -57,7 +57,7 @@ class Plan:
     over: str = "none"
     select: Selection | None = None
     name: str = "all heads"
-    how: How = "mask"
+    how: CutHow = "mask"
     random: int = DRAWS
     seed: int = 0
 
@@ -68,8 +68,8 @@ class Knocked:
     text none of whose rows sees its keys, 0 where their weight is 0. intact_S: what was measured without a cut."""
 
     cases: tuple[Case, ...]
-    asked: tuple[Asked, ...]
-    nulls: Mapping[Kind, tuple[Null, ...]]
+    asked: tuple[AskedCut, ...]
+    nulls: Mapping[NullKind, tuple[Null, ...]]
     masses: Masses
     effects: Mapping[Any, np.ndarray]
     intact_S: np.ndarray
@@ -116,7 +116,7 @@ class Knocked:
         """Positions of one text; null of several, whose positions knockout.json has."""
         return ",".join(map(str, places[0])) if len(self.cases) == 1 else None
 
-    def _null_columns(self, kind: Kind) -> dict[str, pa.Array]:
+    def _null_columns(self, kind: NullKind) -> dict[str, pa.Array]:
         found = np.full((4, len(self.asked)), np.nan)
         count = np.zeros(len(self.asked), np.int32)
         for place, (one, null) in enumerate(zip(self.asked, self.nulls[kind], strict=True)):
@@ -141,7 +141,7 @@ class Knocked:
 def knocked_out(
     loaded: LoadedModel,
     cases: Sequence[Case],
-    plan: Plan = Plan(),
+    plan: CutPlan = CutPlan(),
     folder: Path | None = None,
     *,
     force: bool = False,
@@ -160,7 +160,7 @@ def knocked_out(
     with parts.resumable():
         if len(asked) == 1 and not plan.random:
             masses, intact_S, effects = _at_once(passes, asked[0].cut, advance)
-            passes, nulls = replace(passes, why_not=""), {kind: (Null((), ()),) for kind in KINDS}
+            nulls: dict[NullKind, tuple[Null, ...]] = {kind: (Null((), ()),) for kind in KINDS}
         else:
             masses = read_masses(passes, [one.keys for one in cases], rests=plan.random > 0)
             nulls = {
@@ -180,7 +180,7 @@ def knocked_out(
 COPY = "intact copy"
 
 
-def planned(loaded: LoadedModel, cases: Sequence[Case], plan: Plan) -> tuple[list[Asked], Passes]:
+def planned(loaded: LoadedModel, cases: Sequence[Case], plan: CutPlan) -> tuple[list[AskedCut], Passes]:
     """The cuts that are asked for, and passes that share no layers. Raises as `knocked_out`."""
     geometry = loaded.geometry
     selection = everything(geometry.heads_by_layer) if plan.select is None else plan.select
@@ -195,7 +195,7 @@ def _at_once(passes: Passes, cut: Cut, advance: Advance) -> tuple[Masses, np.nda
     """One cut whose intact rows are read in the pass that runs it: two passes' rows in all."""
     knockout = passes.intervention
     assert isinstance(knockout, Knockout)
-    reader = Reader(Masses(knockout.heads, cut.keys, passes.task.lengths), rests=False)
+    reader = MassReader(Masses(knockout.heads, cut.keys, passes.task.lengths), rests=False)
     sets = [cut, *_copies(passes)]
     value_SK = replace(passes, intervention=replace(knockout, read=reader)).measured(sets, advance)
     masses = reader.done([len(one) for one in knockout.queries])
@@ -238,7 +238,7 @@ def _known(cut: Cut, masses: Masses, effect_S: np.ndarray) -> np.ndarray:
 
 
 def _facts(
-    loaded: LoadedModel, cases: Sequence[Case], plan: Plan, asked: Sequence[Asked], passes: Passes
+    loaded: LoadedModel, cases: Sequence[Case], plan: CutPlan, asked: Sequence[AskedCut], passes: Passes
 ) -> dict[str, Any]:
     """What tells this knockout from another."""
     facts = task_facts(loaded, passes.task, passes.intervention, passes.measure)

@@ -1,4 +1,4 @@
-"""How much weight the asked rows give to each key, in a pass of the intact texts.
+"""CutHow much weight the asked rows give to each key, in a pass of the intact texts.
 
 Shapes: B text of a pass, S text of the task, P head of a layer, r row of a block, K key.
 """
@@ -12,13 +12,12 @@ import numpy as np
 import torch
 
 from attnscope.attention.again import RowBlock
-from attnscope.attention.questions import Received
 from attnscope.intervene.knockout import Cut, Knockout
 from attnscope.intervene.passes import Passes
 from attnscope.measure.roles import RESTS
 from attnscope.seam.call import AttentionCall
 
-Place = tuple[int, int]  # text of the task, layer
+TextLayer = tuple[int, int]  # text of the task, layer
 
 
 @dataclass
@@ -33,10 +32,10 @@ class Masses:
     heads: Mapping[int, tuple[int, ...]]
     keys: Sequence[Sequence[int]]
     lengths: Sequence[int]
-    mass: dict[Place, np.ndarray] = field(default_factory=dict)
-    seen: dict[Place, np.ndarray] = field(default_factory=dict)
-    emptied: dict[Place, np.ndarray] = field(default_factory=dict)
-    rests: dict[Place, np.ndarray] = field(default_factory=dict)
+    mass: dict[TextLayer, np.ndarray] = field(default_factory=dict)
+    seen: dict[TextLayer, np.ndarray] = field(default_factory=dict)
+    emptied: dict[TextLayer, np.ndarray] = field(default_factory=dict)
+    rests: dict[TextLayer, np.ndarray] = field(default_factory=dict)
 
     def of(self, cut: Cut, text: int, key: Sequence[int] | None = None) -> float:
         """The mean weight that the rows of a cut's heads give to its keys, or to others; NaN where no row sees one."""
@@ -79,7 +78,7 @@ class Masses:
         return [(layer, self.heads[layer].index(head)) for layer, head in cut.heads]
 
 
-class Reader:
+class MassReader:
     """Fills Masses from the blocks of the intact rows of passes; rests: whether it also asks where heads rest."""
 
     def __init__(self, masses: Masses, rests: bool) -> None:
@@ -133,7 +132,7 @@ def read_masses(passes: Passes, keys: Sequence[Sequence[int]], rests: bool) -> M
     """The masses of every text, in one pass over each."""
     knockout = passes.intervention
     assert isinstance(knockout, Knockout)
-    reader = Reader(Masses(knockout.heads, keys, passes.task.lengths), rests)
+    reader = MassReader(Masses(knockout.heads, keys, passes.task.lengths), rests)
     reading = replace(passes, intervention=replace(knockout, read=reader), layers=None)
     for batch in reading.batches(0):
         reading.run(batch, [])

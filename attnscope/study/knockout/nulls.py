@@ -18,8 +18,8 @@ from attnscope.study.knockout.masses import Masses
 
 NEAREST, DRAWS = 100, 100
 ALIKE = 2.0  # the factor within which a key's mass has to lie for the masses to be alike
-Kind = Literal["distance", "mass"]
-KINDS: tuple[Kind, ...] = ("distance", "mass")
+NullKind = Literal["distance", "mass"]
+KINDS: tuple[NullKind, ...] = ("distance", "mass")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Null:
     of: tuple[int, ...]
 
 
-def null_of(cut: Cut, kind: Kind, masses: Masses, most: int = DRAWS, seed: int = 0) -> Null:
+def null_of(cut: Cut, kind: NullKind, masses: Masses, most: int = DRAWS, seed: int = 0) -> Null:
     """As many other keys in the same rows and heads, drawn from the nearest of all that are seen; at most so many
     draws, or all there are. Neither the cut ones, nor key 0, nor a head's sink."""
     drawn = {text: _draws(cut, text, kind, masses, most, seed) for text in range(len(cut.keys)) if most}
@@ -43,7 +43,7 @@ def null_of(cut: Cut, kind: Kind, masses: Masses, most: int = DRAWS, seed: int =
     return Null(tuple(cuts), tuple(drawn))
 
 
-def _draws(cut: Cut, text: int, kind: Kind, masses: Masses, most: int, seed: int) -> list[tuple[int, ...]]:
+def _draws(cut: Cut, text: int, kind: NullKind, masses: Masses, most: int, seed: int) -> list[tuple[int, ...]]:
     """The keys of every draw in one text."""
     own = [key for key in cut.keys[text] if key < masses.lengths[text]]
     mass_K, seen_K, rests = masses.per_key(cut, text)
