@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope._version import __version__
 
 if TYPE_CHECKING:
-    from attnscope.api import capture, load
+    from attnscope.api import capture, knockout, load
     from attnscope.errors import AttnscopeError
     from attnscope.figures import Style
     from attnscope.keep.view import View
@@ -35,6 +35,7 @@ __all__ = [
     "View",
     "__version__",
     "capture",
+    "knockout",
     "listen",
     "load",
     "wrap",
@@ -48,6 +49,7 @@ _HOMES = {
     "Style": "attnscope.figures",
     "View": "attnscope.keep.view",
     "capture": "attnscope.api",
+    "knockout": "attnscope.api",
     "listen": "attnscope.seam.listen",
     "load": "attnscope.api",
     "wrap": "attnscope.model.loading",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from attnscope.ask import Ask, How
@@ -21,6 +22,9 @@ from attnscope.typed import check_names
 
 if TYPE_CHECKING:
     from attnscope.ask import Text
+    from attnscope.attention.again import CutHow
+    from attnscope.study.atlas.atlas import Atlas
+    from attnscope.study.knockout.effects import Knocked
 
 
 def load(model: str = "demo", **options: Unpack[LoadFields]) -> LoadedModel:
@@ -79,6 +83,53 @@ def capture(
     asked |= {} if define is None else {"define": define}
     whole = sound_of(audio) if text is None else text
     return Capture.made_of(read(model, Ask(whole, replace(request, **asked), **how)))
+
+
+def knockout(
+    model: LoadedModel,
+    text: str | Sequence[int] | Sequence[Mapping[str, Any]],
+    query: str | int = "last",
+    key: str | int | None = None,
+    *,
+    answer: str | Sequence[int] | None = None,
+    foil: str | Sequence[int] | None = None,
+    over: str = "none",
+    select: str | None = None,
+    how: CutHow = "mask",
+    random: int = 100,
+    seed: int = 0,
+    define: Mapping[str, str] | None = None,
+    chat: bool = False,
+    atlas: Atlas | Path | str | None = None,
+    out: Path | str | None = None,
+    force: bool = False,
+) -> Knocked:
+    """What an answer loses where heads may not look from the queries at the keys (Geva et al. 2023, arXiv 2304.14767).
+
+    text: one text, or token ids; or records, {"text": ..., "query": ..., "key": ..., "answer": ..., "foil": ...}, each of
+    which may leave out what all share. query, key: tokens of the text, as "last" or "Mary"; key: all where each is cut
+    alone. answer: what is to follow, the model's own next token without it; with a foil the effect is the fall of
+    logit(answer) - logit(foil), else nats. over: what is cut at a time: "none", "heads", "layers", "window:N", "keys",
+    "kv". select: the heads, as "27.3,last"; all without it. how: "mask", the rest of a row takes the weight, or "zero".
+    random: draws of other keys to compare with. out: a folder for table and facts, where a stopped run resumes.
+
+    Returns what was measured: `table()` has a row per cut. Raises InputError for a text, an answer or tokens that cannot
+    be meant, ModelError for a family that attends outside the attention interface.
+
+        >>> attnscope.knockout(model, "the bank of the river, the bank of the", key="river", over="heads").table()
+    """
+    from attnscope.selection import select as selected
+    from attnscope.study.atlas.atlas import atlas_of
+    from attnscope.study.knockout.cases import asked_of, cases_of
+    from attnscope.study.knockout.effects import CutPlan, knocked_out
+
+    shared = {"query": str(query), "key": None if key is None else str(key), "answer": answer, "foil": foil}
+    asked = asked_of(text, {**shared, "define": define or {}, "chat": chat}, each_key=over == "keys")
+    found, heads = atlas_of(model, atlas), None
+    if select is not None:
+        heads = selected(select, model.geometry.heads_by_layer, found.by_role() if found else None)
+    plan = CutPlan(over, heads, select or CutPlan.name, how, random, seed)
+    return knocked_out(model, cases_of(model, asked), plan, None if out is None else Path(out), force=force)
 
 
 def _heads_of(model: LoadedModel, layers: Sequence[int]) -> dict[int, range]:

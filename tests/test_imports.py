@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "redraw": "drawing errors folder keep measure observation seam viewer",
     "inputs": "apart ask errors media model seam text",
     "run": "ask errors folder inputs media memory model observation observe parity seam selection stacks study text",
-    "api": "ask errors face keep media model observe run typed",
+    "api": "ask attention errors face keep media model observe run selection study typed",
     "batch": "_version apart ask drawing errors figures files folder inputs keep measure media memory model observation"
     " observe seam selection shown signals stacks study tables text",
     "intervene": "cells errors attention model seam",

@@ -35,7 +35,16 @@ FAMILIES = (
     "gemma3n_text",
 )
 # Their attention modules choose keys, or how to attend, by the name of the implementation: a mask or a loop is another.
-OWN_CHOICE = ("axk2", "deepseek_v32", "doge", "glm_moe_dsa", "hy_v4", "minimax_m3_vl_text", "qwen4_exp", "qwen4_exp_text")
+OWN_CHOICE = (
+    "axk2",
+    "deepseek_v32",
+    "doge",
+    "glm_moe_dsa",
+    "hy_v4",
+    "minimax_m3_vl_text",
+    "qwen4_exp",
+    "qwen4_exp_text",
+)
 
 
 def ids_of(seed=1):

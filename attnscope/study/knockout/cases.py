@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,12 +17,14 @@ from attnscope.intervene.task import Task
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
 from attnscope.text.answer import check_answer, check_room
+from attnscope.text.labels import visible_blanks
 from attnscope.text.prompt import Prompt, from_ids, place, reading
 from attnscope.text.tokens import find
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
 
+FIELDS = ("query", "key", "answer", "foil")
 DIVIDE = "end the text without a space, and begin the answer with one"
 
 
@@ -47,12 +49,14 @@ class AskedText:
 
 @dataclass(frozen=True)
 class Case:
-    """A question, as tokens. prompt: the text alone. queries, keys: positions. answer: its ids. foil: one id."""
+    """A text as it is read. prompt: the text alone. queries, keys: positions. answer: its ids; said: as text. foil: an
+    id."""
 
     prompt: Prompt
     queries: tuple[int, ...]
     keys: tuple[int, ...]
     answer: tuple[int, ...]
+    said: str
     foil: int | None = None
 
     @property
@@ -64,6 +68,24 @@ class Case:
         """The rows that make the answer."""
         last = len(self.prompt) - 1
         return tuple(range(last, last + len(self.answer)))
+
+
+def asked_of(
+    text: str | Sequence[int] | Sequence[Mapping[str, Any]], shared: Mapping[str, Any], *, each_key: bool
+) -> list[AskedText]:
+    """What is asked of a text, or of records of texts; shared: the fields of all. Raises UsageError for a record that
+    is none, and where no key is named and each is not cut alone."""
+    records = [{"text": text}] if isinstance(text, str) or not any(isinstance(one, Mapping) for one in text) else text
+    found = []
+    for number, record in enumerate(records, 1):
+        where = f"text {number}" if len(records) > 1 else ""
+        if not isinstance(record, Mapping) or "text" not in record or set(record) - {"text", *FIELDS}:
+            raise UsageError(f"{where or 'text'} is not a record of text, {', '.join(FIELDS)}", "leave out the rest")
+        own = {**shared, **{name: value for name, value in record.items() if value is not None}, "where": where}
+        if own["key"] is None and not each_key:
+            raise UsageError(f"{where}: no key was named".removeprefix(": "), "name it with {key}, or use {over=keys}")
+        found.append(AskedText(**own))
+    return found
 
 
 def cases_of(loaded: LoadedModel, questions: Sequence[AskedText]) -> list[Case]:
@@ -146,7 +168,8 @@ def _case(loaded: LoadedModel, question: AskedText, read: _Reading) -> Case:
             f"no query sees the key {question.key}: its first token is {keys[0]}, and the last query {max(queries)}",
             "name keys that stand before a query",
         )
-    return Case(prompt, queries, keys, ids, foil)
+    said = visible_blanks("".join(from_ids(loaded.tokenizer, ids).plain))
+    return Case(prompt, queries, keys, ids, said, foil)
 
 
 def own_next(loaded: LoadedModel, ids: Sequence[int]) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,10 +11,9 @@ from attnscope.intervene.knockout import Cut
 from attnscope.model.geometry import Geometry
 from attnscope.study.ablation.sets import head_set, parts
 from attnscope.study.knockout.cases import Case
+from attnscope.study.knockout.over import check_over, window_of
 from attnscope.text.labels import visible_blanks
 
-OVER = "none, heads, layers, window:N, keys or kv"
-WINDOW = re.compile(r"window:([1-9][0-9]{0,3})")
 Selection = Mapping[int, Sequence[int]]
 
 
@@ -26,12 +24,6 @@ class AskedCut:
     cut: Cut
     layer: int | None = None
     head: int | None = None
-
-
-def check_over(over: str) -> None:
-    """Raise UsageError for what nothing can be cut over."""
-    if over not in ("none", "heads", "layers", "keys", "kv") and not WINDOW.fullmatch(over):
-        raise UsageError(f"expected to cut over {OVER}, got {over[:20]!r}", "write {over=window:5}, or {over=heads}")
 
 
 def cuts_over(over: str, selection: Selection, geometry: Geometry, cases: Sequence[Case], name: str) -> list[AskedCut]:
@@ -49,8 +41,7 @@ def cuts_over(over: str, selection: Selection, geometry: Geometry, cases: Sequen
         if len(cases) > 1:
             raise UsageError("keys of several texts are not the same tokens", "give one text, or another {over}")
         return [AskedCut(Cut(key_name(cases[0], key), whole.heads, ((key,),))) for key in cases[0].keys]
-    window = WINDOW.fullmatch(over)
-    return _layers(selection, keys, int(window[1]) if window else 1)
+    return _layers(selection, keys, window_of(over))
 
 
 def _layers(selection: Selection, keys: tuple[tuple[int, ...], ...], width: int) -> list[AskedCut]:

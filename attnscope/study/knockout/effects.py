@@ -75,6 +75,12 @@ class Knocked:
     intact_S: np.ndarray
     facts: Mapping[str, Any]
 
+    @property
+    def where(self) -> str:
+        """The heads together, in words."""
+        select = self.facts["select"]
+        return str(select) if select == CutPlan.name else f"heads {select}"
+
     def effect(self, cut: Cut) -> np.ndarray:
         """(S,): what a cut costs each text's answer."""
         return self.effects[cut.identity]
@@ -89,6 +95,15 @@ class Knocked:
         if len(effect_SN) >= FEWEST and whole.any():
             p[whole] = paired(effect_SN[:, whole], np.zeros_like(effect_SN[:, whole]), span=0.0).p
         return {"effect": found.mean, "low": found.low, "high": found.high, "p": p, "n": found.n}
+
+    def by_token(self) -> np.ndarray:
+        """(T,): of one text whose keys were cut one by one, the effect of each token, NaN for those that were not."""
+        effect_T = np.full(len(self.cases[0].prompt), np.nan)
+        for one in self.asked:
+            [key] = one.cut.keys[0]
+            if key < len(effect_T):
+                effect_T[key] = self.effect(one.cut)[0]
+        return effect_T
 
     def table(self) -> pa.Table:
         """A row per cut; NaN is null. docs/schemas.md says what the columns are."""

@@ -1,0 +1,5 @@
+"""A knockout drawn."""
+
+
+def save_knockout(found, folder, style=None):
+    return None
