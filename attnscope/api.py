@@ -106,15 +106,15 @@ def knockout(
 ) -> Knocked:
     """What an answer loses where heads may not look from the queries at the keys (Geva et al. 2023, arXiv 2304.14767).
 
-    text: one text, or token ids; or records, {"text": ..., "query": ..., "key": ..., "answer": ..., "foil": ...}, each of
-    which may leave out what all share. query, key: tokens of the text, as "last" or "Mary"; key: all where each is cut
+    text: one text, or token ids; or records of {"text", "query", "key", "answer", "foil"}, each of which may leave out
+    what all share. query, key: tokens of the text, as "last" or "Mary"; key: all where each is cut
     alone. answer: what is to follow, the model's own next token without it; with a foil the effect is the fall of
     logit(answer) - logit(foil), else nats. over: what is cut at a time: "none", "heads", "layers", "window:N", "keys",
     "kv". select: the heads, as "27.3,last"; all without it. how: "mask", the rest of a row takes the weight, or "zero".
     random: draws of other keys to compare with. out: a folder for table and facts, where a stopped run resumes.
 
-    Returns what was measured: `table()` has a row per cut. Raises InputError for a text, an answer or tokens that cannot
-    be meant, ModelError for a family that attends outside the attention interface.
+    Returns what was measured: `table()` has a row per cut. Raises InputError for a text, an answer or tokens that
+    cannot be meant, ModelError for a family that attends outside the attention interface.
 
         >>> attnscope.knockout(model, "the bank of the river, the bank of the", key="river", over="heads").table()
     """

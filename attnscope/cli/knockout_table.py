@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 ORDERED = ("layers",)  # that keep the model's order, as windows do; others stand with the largest effect first
 EFFECT = "effect: what the answer loses without these edges, positive where the look helped"
 NULLS = (
-    "others: as many other keys of the same rows and heads, at like distances and of like mass; their mean effect, what "
-    "95 % of them lie below, and how many of them cost less"
+    "others: as many other keys of the same rows and heads, at like distances and of like mass; their mean effect, "
+    "what 95 % of them lie below, and how many of them cost less"
 )
 EDGE = "an edge is cut, and not what it carries: later layers and other positions may still bring that"
 SINK = "key 0 is often a sink: to cut it harms whatever the head does"
@@ -66,7 +66,7 @@ def cuts_sheet(found: Knocked, top: int | None) -> RichTable:
     for title in titles:
         sheet.add_column(title, justify="left" if title in ("cut", "effect [95 %]") else "right", no_wrap=True)
     for row in rows[:top]:
-        cell = [output.one_line(row["set"]), cells.number(row["mass"], 3), _effect(row)]
+        cell: list[Any] = [output.one_line(row["set"]), cells.number(row["mass"], 3), _effect(row)]
         cell += [cells.p_value(row["p"])] * intervals
         sheet.add_row(*cell, *[_null(row, kind) for kind in ("distance", "mass") if null])
     return sheet
