@@ -47,9 +47,7 @@ class Answered(ModelText):
         from attnscope.text.answer import check_answer
 
         for given in (self.answer, self.foil):
-            check_answer(None, given, None)
-        if self.truncate is not None:
-            raise UsageError("an answer follows the whole text, not what was left of it", "leave out --truncate")
+            check_answer(None, given, self.truncate)
         if self.texts is not None and self.has_text:
             raise UsageError("one text was given, and --texts", "give one of them")
         if self.ids is not None and (self.answer is not None or self.foil is not None):
@@ -114,7 +112,7 @@ def asked_texts(answered: Answered, edges: Edges, text: str | Sequence[int] | No
 
     asks = edges.asks()
     given = {"query": asks["query"] or "last", "key": asks["key"], "answer": answered.answer, "foil": answered.foil}
-    how = {"define": asks["define"], "chat": answered.chat}
+    how = {"define": asks["define"], "chat": answered.chat, "truncate": answered.truncate}
     if text is not None:
         return asked_of(text, given | how, each_key=edges.of_keys)
     assert answered.texts is not None

@@ -18,7 +18,7 @@ from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
 from attnscope.text.answer import check_answer, check_room
 from attnscope.text.labels import visible_blanks
-from attnscope.text.prompt import Prompt, from_ids, place, reading
+from attnscope.text.prompt import Prompt, Side, from_ids, place, reading
 from attnscope.text.tokens import find
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class AskedText:
     foil: str | Sequence[int] | None = None
     define: Mapping[str, str] = field(default_factory=dict)
     chat: bool = False
+    truncate: Side | None = None
     where: str = ""
 
 
@@ -82,6 +83,7 @@ def asked_of(
         if not isinstance(record, Mapping) or "text" not in record or set(record) - {"text", *FIELDS}:
             raise UsageError(f"{where or 'text'} is not a record of text, {', '.join(FIELDS)}", "leave out the rest")
         own = {**shared, **{name: value for name, value in record.items() if value is not None}, "where": where}
+        own |= {name: str(own[name]) for name in ("query", "key") if own[name] is not None}
         if own["key"] is None and not each_key:
             raise UsageError(f"{where}: no key was named".removeprefix(": "), "name it with {key}, or use {over=keys}")
         found.append(AskedText(**own))
@@ -120,21 +122,25 @@ class _Reading:
     def __exit__(self, *error: object) -> None:
         self.apart.__exit__(*error)
 
+    @property
+    def _room(self) -> int | None:
+        return self.loaded.geometry.max_positions
+
     def prompt(self, question: AskedText) -> Prompt:
         """The text alone."""
         text = question.text
         if isinstance(text, str):
             if not text.strip():
                 raise InputError("the text is empty", "give a text with at least one word")
-            found = self.tokenised(text, question.chat, self.loaded.geometry.max_positions, None, "")
+            found = self.tokenised(text, question.chat, self._room, question.truncate, "")
         else:
-            found = from_ids(self.loaded.tokenizer, text, max_tokens=self.loaded.geometry.max_positions)
+            found = from_ids(self.loaded.tokenizer, text, max_tokens=self._room, truncate=question.truncate)
         self.loaded.check_ids(found.ids)
         return found
 
     def answer(self, question: AskedText, prompt: Prompt, answer: str | Sequence[int]) -> tuple[int, ...]:
         """The ids of an answer behind the text, which is tokenised with it."""
-        check_answer(None, answer, None)
+        check_answer(None, answer, question.truncate)
         if not isinstance(answer, str):
             self.loaded.check_ids(answer)
             return tuple(answer)
