@@ -104,7 +104,7 @@ def _rehearsed(loaded: LoadedModel, cases: Sequence[Case], plan: CutPlan, quiet:
     times = 1 + 2 * plan.random
     token_layers = passes.token_layers(cuts) * times
     rows = sum(map(len, passes.task.rows)) * (1 + len(cuts) * times)
-    said = f"{len(cuts)} cuts, at most {len(cuts) * times} with others, on {len(cases)} texts: at most {token_layers} "
+    said = f"{len(cuts)} cuts, at most {len(cuts) * times} with others, on {len(cases)} text{'s' * (len(cases) > 1)}: at most {token_layers} "
     said += f"tokens x layers, about {operations(loaded, token_layers, rows):.0e} operations"
     with output.progress("measuring a batch", None, quiet):
         seconds = token_layers * pass_seconds(passes, cuts)

@@ -94,6 +94,7 @@ class MassReader:
         seen_BPrK = seen.expand(weights_BPrK.shape) & asked_B1r1
         mass_BPK = weights_BPrK.sum(2).double().cpu().numpy()
         seen_BPK = seen_BPrK.sum(2).cpu().numpy()
+        rests_BP = self._rests(call, texts, heads) if block.start == 0 else None
         for number, text in enumerate(texts):
             of, length = (text, call.layer), self.masses.lengths[text]
             rows = int((block.query_Nr[number] >= 0).sum())
@@ -102,23 +103,24 @@ class MassReader:
             other = seen_BPrK[number].clone()
             other[..., list(self.masses.keys[text])] = False
             emptied_P = (seen_BPrK[number].any(-1) & ~other.any(-1)).any(1).cpu().numpy()
-            if block.start == 0:
+            if rests_BP is not None:
                 self.masses.mass[of] = np.zeros((len(heads), length))
                 self.masses.seen[of] = np.zeros((len(heads), length), np.int64)
                 self.masses.emptied[of] = np.zeros(len(heads), bool)
-                self.masses.rests[of] = self._rests(call, number, length, heads)
+                self.masses.rests[of] = rests_BP[number]
             self.masses.mass[of] += mass_BPK[number, :, :length]
             self.masses.seen[of] += seen_BPK[number, :, :length]
             self.masses.emptied[of] |= emptied_P
 
-    def _rests(self, call: AttentionCall, number: int, length: int, heads: Sequence[int]) -> np.ndarray:
-        """Each head's sink: the key with the largest mean weight over all queries, where that is above RESTS."""
+    def _rests(self, call: AttentionCall, texts: Sequence[int], heads: Sequence[int]) -> np.ndarray:
+        """Each head's sink, (B, P): the key with the largest mean weight over all queries, if above RESTS."""
         if not self.rests:
-            return np.full(len(heads), -1)
+            return np.full((len(texts), len(heads)), -1)
         share_BQ = torch.zeros(call.P.batch, call.P.queries, device=call.P.device)
-        share_BQ[number, :length] = 1 / length
-        received_HK = call.P.received(share_BQ)[number, list(heads), :length]
-        largest = received_HK.max(-1)
+        for number, text in enumerate(texts):
+            length = self.masses.lengths[text]
+            share_BQ[number, :length] = 1 / length
+        largest = call.P.received(share_BQ)[: len(texts), list(heads)].max(-1)
         return torch.where(largest.values > RESTS, largest.indices, -1).cpu().numpy()
 
     def done(self, rows: Sequence[int]) -> Masses:
