@@ -101,10 +101,10 @@ def _rehearsed(loaded: LoadedModel, cases: Sequence[Case], plan: CutPlan, quiet:
 
     asked, passes = planned(loaded, cases, plan)
     cuts = [one.cut for one in asked]
-    times = 1 + 2 * plan.random
+    times, texts = 1 + 2 * plan.random, "1 text" if len(cases) == 1 else f"{len(cases)} texts"
     token_layers = passes.token_layers(cuts) * times
     rows = sum(map(len, passes.task.rows)) * (1 + len(cuts) * times)
-    said = f"{len(cuts)} cuts, at most {len(cuts) * times} with others, on {len(cases)} text{'s' * (len(cases) > 1)}: at most {token_layers} "
+    said = f"{len(cuts)} cuts, at most {len(cuts) * times} with others, on {texts}: at most {token_layers} "
     said += f"tokens x layers, about {operations(loaded, token_layers, rows):.0e} operations"
     with output.progress("measuring a batch", None, quiet):
         seconds = token_layers * pass_seconds(passes, cuts)
