@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from attnscope.calls.batch import batch
     from attnscope.calls.compare import compare
     from attnscope.calls.explain import explain
+    from attnscope.calls.knockout import knockout
     from attnscope.calls.parity import parity
     from attnscope.calls.scan import scan
     from attnscope.errors import AttnscopeError
@@ -47,6 +48,7 @@ __all__ = [
     "capture",
     "compare",
     "explain",
+    "knockout",
     "listen",
     "load",
     "parity",
@@ -66,6 +68,7 @@ _HOMES = {
     "capture": "attnscope.api",
     "compare": "attnscope.calls.compare",
     "explain": "attnscope",
+    "knockout": "attnscope.calls.knockout",
     "listen": "attnscope.seam.listen",
     "load": "attnscope.api",
     "parity": "attnscope",

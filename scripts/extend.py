@@ -99,7 +99,9 @@ class Halving(Intervention):
 
     name = "halved"
 
-    def over(self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int]) -> Engine:
+    def over(
+        self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
+    ) -> Engine:
         return replace(engine, change=replacing(sets, lengths, halved))
 
 

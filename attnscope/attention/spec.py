@@ -101,7 +101,10 @@ class AttentionSpec:
 
     def weights(self, start: int, stop: int) -> Tensor:
         """Weights (post-softmax) of a block of queries, fp32 (B, H, stop - start, K); 0 in a row that sees nothing."""
-        logits = self.logits(start, stop)
+        return self.normalised(self.logits(start, stop), start, stop)
+
+    def normalised(self, logits: Tensor, start: int, stop: int) -> Tensor:
+        """The softmax of the logits of a block of queries; sink logits that take a share of the rows take it."""
         blind = logits.amax(-1, keepdim=True).isneginf()
         if self.row_sinks is not None:
             sink_BHQ = self.row_sinks.float()[..., start:stop] if self.row_sinks.shape[-1] > 1 else self.row_sinks

@@ -114,7 +114,7 @@ def ablate(
     check_loaded(model)
     check_names("ablate", options, AblateOptions)
     asked = AblateOptions(**options)
-    question, task = asked.question, task_of(model, texts, asked)
+    question, task = asked.question, loss_task(model, texts, asked)
     whole = heads is None and asked.atlas is None and question is not None and not asked.pairs
     named, atlas = ([], None) if whole else named_sets(model, heads, asked)
     if question is None:
@@ -122,7 +122,7 @@ def ablate(
     return answered(model, task, sorted({head for one in named for head in one.heads}), question, asked)
 
 
-def task_of(loaded: LoadedModel, texts: Sequence[str] | None, asked: AblateOptions, drawn: int | None = None) -> Task:
+def loss_task(loaded: LoadedModel, texts: Sequence[str] | None, asked: AblateOptions, drawn: int | None = None) -> Task:
     """The sequences, and what counts in them; drawn: how many are, fewer than asked for where the cost is wanted."""
     if texts is not None:
         if asked.on not in (None, "texts"):

@@ -42,10 +42,10 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measure
     otherwise.check(taken)
     loaded = _loaded(studied, measured)
 
-    from attnscope.calls.ablate import AblateOptions, atlas_beside, named_sets, task_of
+    from attnscope.calls.ablate import AblateOptions, atlas_beside, loss_task, named_sets
 
     asked = fill(AblateOptions, taken, **_of(on), **_of(otherwise), out=measured.out, force=measured.force)
-    task, whole = task_of(loaded, on.read_texts(), asked, on.drawn), otherwise.asks_all and taken.nothing
+    task, whole = loss_task(loaded, on.read_texts(), asked, on.drawn), otherwise.asks_all and taken.nothing
     if on.dry_run and taken.nothing and not whole and atlas_beside(loaded, None) is None:
         output.show(_before_probes(loaded, task, on))
         return 0

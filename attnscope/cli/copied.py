@@ -23,17 +23,17 @@ def copied(asked: TextRun, other: OtherSide, ask: Ask) -> Copied:
     """The words that name text and model, by command; ask: what the first side of the page was asked."""
     from attnscope.viewer.page import Copied
 
-    run = shlex.join(words(asked, ask))
+    run = shlex.join(words_of(asked, ask))
     commands = dict.fromkeys(RUNS, run)
     beside = [*of_group(other)] if any((other.compare_text, other.compare_model)) else []
     if beside:
         commands["view"] = commands["compare"] = f"{run} {shlex.join(beside)}"
     elif not asked.answered and asked.from_ is None:
-        commands["explain"] = shlex.join(words(asked, ask, ModelText))
+        commands["explain"] = shlex.join(words_of(asked, ask, ModelText))
     return Copied(commands, python(asked, ask))
 
 
-def words(asked: TextRun, ask: Ask, group: type = TextRun) -> list[str]:
+def words_of(asked: TextRun, ask: Ask, group: type = TextRun) -> list[str]:
     """The options of a group that were given, the text among them, however it came."""
     taken = parameters(group)
     found = [word for name, one in taken.items() for word in _words(asked, ask, name, one)]

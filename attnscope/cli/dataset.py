@@ -233,12 +233,15 @@ def _means(found: CorpusHeads, shown: np.ndarray, name: str) -> Column:
 
 def dataset_legend(dataset: Dataset, columns: Sequence[Column], shown: int, of: int) -> list[str]:
     """What the columns are, what has no interval, and what is not shown."""
-    from attnscope.cli.heads_legend import MASS_WORDS, words
+    from attnscope.cli.heads_legend import MASS_WORDS, column_words
     from attnscope.measure.metrics import MASS
     from attnscope.study.statistics import FEWEST
 
     names = {column.name or column.title for column in columns}
-    lines = [*words(names), *[f"{MASS_WORDS}; uniform: the mass of attention spread uniformly"] * (MASS.id in names)]
+    lines = [
+        *column_words(names),
+        *[f"{MASS_WORDS}; uniform: the mass of attention spread uniformly"] * (MASS.id in names),
+    ]
     lines.append("all are means over the texts, each text counted once")
     if dataset.texts < FEWEST:
         lines.append(f"no intervals: they need {FEWEST} texts, this dataset has {dataset.texts}")

@@ -31,7 +31,7 @@ RELATION = "strongest relation: largest weight minus 1 / keys that the query see
 
 def legend(table: HeadsTable, shown: Sequence[Head]) -> list[str]:
     """What the table's words mean, and how many columns had no room."""
-    lines = words(table.names)
+    lines = column_words(table.names)
     uniform = f"uniform: the same numbers for attention spread uniformly{_roles(table, shown)}"
     lines += [*_mass(shown), uniform, RELATION]
     if table.hidden:
@@ -40,7 +40,7 @@ def legend(table: HeadsTable, shown: Sequence[Head]) -> list[str]:
     return lines
 
 
-def words(names: Container[str]) -> list[str]:
+def column_words(names: Container[str]) -> list[str]:
     """What columns are that may need a word, by their names; as many on a line as 80 columns hold."""
     lines: list[str] = []
     for said in (said for name, said in WORDS.items() if name in names):

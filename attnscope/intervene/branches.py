@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.seam.call import CallPlace
+from attnscope.seam.call import AttentionCall
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
 
@@ -47,7 +47,8 @@ def decoder_layers(loaded: LoadedModel, ids: Sequence[int]) -> DecoderLayers:
     found: dict[int, nn.Module] = {}
     lists: dict[nn.Module, None] = {}
 
-    def note(place: CallPlace, output: Tensor) -> Tensor:
+    def note(call: AttentionCall, output: Tensor) -> Tensor:
+        place = call.place
         number = re.search(r"\.\d+(?=\.|$)", place.path)
         if number is None:
             raise BranchError(f"{place.path} is in no list of layers")

@@ -22,7 +22,7 @@ from attnscope.seam.listen import listen
 
 if TYPE_CHECKING:
     from attnscope.intervene.passes import Advance, Passes
-    from attnscope.seam.call import CallPlace
+    from attnscope.seam.call import AttentionCall, CallPlace
 
 BACKWARD = 3  # what a pass with its backward pass takes, in passes
 
@@ -60,9 +60,9 @@ def _of_batch(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[int, int
 
     kept: dict[CallPlace, Tensor] = {}
 
-    def keep(place: CallPlace, output_BTHV: Tensor) -> Tensor:
-        kept[place] = output_BTHV if output_BTHV.requires_grad else output_BTHV.requires_grad_()
-        return kept[place]
+    def keep(call: AttentionCall, output_BTHV: Tensor) -> Tensor:
+        kept[call.place] = output_BTHV if output_BTHV.requires_grad else output_BTHV.requires_grad_()
+        return kept[call.place]
 
     asked = passes.asked(batch)
     report = listen(

@@ -33,8 +33,10 @@ class Hiding(Intervention):
     def facts(self) -> Mapping[str, Any]:
         return {"queries": list(self.queries), "keys": list(self.keys)}
 
-    def over(self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int]) -> Engine:
-        texts = len(lengths)
+    def over(
+        self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
+    ) -> Engine:
+        batch = len(lengths)
 
         def hide(place: CallPlace, spec: AttentionSpec) -> Tensor | None:
             gone = [(1 + at, head) for at, one in enumerate(sets) for layer, head in one.heads if layer == place.layer]
@@ -43,7 +45,7 @@ class Hiding(Intervention):
             size = spec.visible.queries, spec.visible.keys
             hidden_QK = torch.zeros(size, dtype=torch.bool, device=spec.q_BHQD.device)
             hidden_QK[torch.tensor(self.queries)[:, None], torch.tensor(self.keys)] = True
-            hidden_NHQK = hidden_QK.new_zeros(spec.batch // texts, texts, spec.heads, *size)
+            hidden_NHQK = hidden_QK.new_zeros(spec.batch // batch, batch, spec.heads, *size)
             row_P, head_P = torch.tensor(gone).T
             hidden_NHQK[row_P, :, head_P] = hidden_QK
             return hidden_NHQK.flatten(0, 1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,11 @@ class HeadSet:
 
     def __str__(self) -> str:
         return head_names(self.heads)
+
+    @property
+    def identity(self) -> Hashable:
+        """What tells it from another: equal ones are run once."""
+        return self.heads
 
     @property
     def per_layer(self) -> dict[int, int]:
@@ -75,8 +80,10 @@ class Intervention(ABC):
         return self
 
     @abstractmethod
-    def over(self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int]) -> Engine:
+    def over(
+        self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
+    ) -> Engine:
         """An engine for passes of some texts and, behind them, the same texts once per set, in which it intervenes.
 
-        lengths: of the texts, before padding.
+        lengths: of the texts, before padding. texts: which of the task's they are, for what differs from text to text.
         """

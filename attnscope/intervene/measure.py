@@ -62,15 +62,27 @@ class Loss(Measure):
 LOSS = Loss()
 
 
+class AnswerLoss(Loss):
+    """The loss of a text's answer: the sum over its rows, each of which makes a token of it."""
+
+    name = "answer_loss"
+    unit = "nats"
+
+    def __call__(self, logits_KRV: Tensor, task: Task, text: int) -> Tensor:
+        return len(task.rows[text]) * super().__call__(logits_KRV, task, text)
+
+
 @dataclass(frozen=True)
 class LogitDifference(Measure):
     """How far the logit of an answer is above that of a foil, at the last token of each text.
 
-    answers, foils: a token of each text (Wang et al. 2022, arXiv 2211.00593).
+    answers, foils: a token of each text (Wang et al. 2022, arXiv 2211.00593). at: the row of each text, where that is
+    not its last.
     """
 
     answers: Sequence[int]
     foils: Sequence[int]
+    at: Sequence[int] | None = None
     name = "logit_difference"
     unit = "logits"
     worse = -1
@@ -88,7 +100,7 @@ class LogitDifference(Measure):
             )
 
     def rows(self, task: Task, text: int) -> Sequence[int]:
-        return (task.lengths[text] - 1,)
+        return (task.lengths[text] - 1 if self.at is None else self.at[text],)
 
     def __call__(self, logits_KRV: Tensor, task: Task, text: int) -> Tensor:
         answer_K, foil_K = (logits_KRV[:, -1, tokens[text]].double() for tokens in (self.answers, self.foils))

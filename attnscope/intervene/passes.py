@@ -27,7 +27,7 @@ from attnscope.intervene.measure import LOSS, Measure
 from attnscope.intervene.replacement import Replacement, Replacing
 from attnscope.intervene.task import Task
 from attnscope.model.padding import pads, to_be_found
-from attnscope.seam.call import CallPlace
+from attnscope.seam.call import AttentionCall
 from attnscope.seam.engines import UNCHECKED, Engine
 from attnscope.seam.listen import calls_interface, listen
 
@@ -148,7 +148,7 @@ class Passes:
         """(B, 1 + K): one pass over some sequences of the task."""
         order = sorted(range(len(sets)), key=lambda place: self.start(sets[place]))
         lengths = [self.task.lengths[place] for place in batch]
-        engine = self.intervention.over(self.engine, [sets[place] for place in order], lengths)
+        engine = self.intervention.over(self.engine, [sets[place] for place in order], lengths, batch)
         asked = self.asked(batch)
         with self._branching(sets, len(batch)):
             report = listen(
@@ -168,8 +168,8 @@ class Passes:
         for batch in self.batches(0):
             lengths = [self.task.lengths[place] for place in batch]
 
-            def hear(place: CallPlace, output_BTHV: Tensor, lengths: Sequence[int] = lengths) -> Tensor:
-                heard(place, output_BTHV, lengths)
+            def hear(call: AttentionCall, output_BTHV: Tensor, lengths: Sequence[int] = lengths) -> Tensor:
+                heard(call.place, output_BTHV, lengths)
                 return output_BTHV
 
             listen(self.loaded.model, self.ids(batch), unheard, engine=replace(self.engine, change=hear))

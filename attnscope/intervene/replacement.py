@@ -15,8 +15,8 @@ from torch import Tensor
 from attnscope.errors import InputError
 from attnscope.intervene.intervention import HeadSet, Heard, Intervention
 from attnscope.intervene.task import Task
-from attnscope.seam.call import CallPlace
-from attnscope.seam.engines import Engine
+from attnscope.seam.call import AttentionCall, CallPlace
+from attnscope.seam.engines import Change, Engine
 
 Replacement = Literal["mean", "zero", "resample"]
 Call = tuple[int, int]  # layer, and which call of it
@@ -61,13 +61,13 @@ class Replacing(Intervention):
         each(summing.add)
         return replace(self, instead=summing.means())
 
-    def over(self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int]) -> Engine:
+    def over(
+        self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
+    ) -> Engine:
         return replace(engine, change=replacing(sets, lengths, self.instead))
 
 
-def replacing(
-    sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace
-) -> Callable[[CallPlace, Tensor], Tensor]:
+def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace) -> Change:
     """An engine's `change` for a pass of some texts and, behind them, the same texts once per set: in the set's rows
     the outputs of its heads are replaced.
 
@@ -76,11 +76,11 @@ def replacing(
     """
     batch = len(lengths)
 
-    def change(place: CallPlace, output_NTHV: Tensor) -> Tensor:
-        gone = [(1 + at, head) for at, one in enumerate(sets) for layer, head in one.heads if layer == place.layer]
+    def change(call: AttentionCall, output_NTHV: Tensor) -> Tensor:
+        gone = [(1 + at, head) for at, one in enumerate(sets) for layer, head in one.heads if layer == call.layer]
         if not gone:
             return output_NTHV
-        instead_BTHV = instead(place, output_NTHV[:batch], lengths)
+        instead_BTHV = instead(call.place, output_NTHV[:batch], lengths)
         row_P, head_P = torch.tensor(gone, device=output_NTHV.device).T
         changed = output_NTHV.clone()
         changed.view(-1, batch, *changed.shape[1:])[row_P, :, :, head_P] = instead_BTHV.permute(2, 0, 1, 3)[head_P]

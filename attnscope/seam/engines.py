@@ -30,6 +30,7 @@ from attnscope.seam.hiding import Hide, without
 from attnscope.seam.own import OwnAttention
 
 OnCall = Callable[[AttentionCall], None]
+Change = Callable[[AttentionCall, Tensor], Tensor]  # a call and its output; what the model gets instead
 T = TypeVar("T")
 
 
@@ -41,12 +42,13 @@ class Engine:
     about the most memory that one layer's attention takes beside the model. implementation: transformers' attention
     that the model runs under. output: who gives the layers' outputs: the model's own attention, or attnscope, by an
     operator that is a TiledAttention; some rows are then compared with the model's own. checked: whether the calls of
-    the model's own attention are checked. change(place, output_BQHV): returns what the model gets instead of a layer's
-    output, for heads that are switched off, patched or steered; the operator shows the attention as it was. hide(place,
-    spec): which keys are hidden from which queries, see `hiding`; the operator shows the attention without them.
+    the model's own attention are checked. change(call, output_BQHV): returns what the model gets instead of a layer's
+    output, for heads that are switched off, patched or steered; the call shows the attention as it was, its q, k and v.
+    hide(place, spec): which keys are hidden from which queries, see `hiding`; the operator shows the attention without
+    them.
 
-        >>> def without_head_3(place, output):
-        ...     return output if place.layer != 2 else output.index_fill(2, torch.tensor([3]), 0.0)
+        >>> def without_head_3(call, output):
+        ...     return output if call.layer != 2 else output.index_fill(2, torch.tensor([3]), 0.0)
         >>> listen(model, ids, on_call, engine=replace(ENGINES["eager"], change=without_head_3)).output
     """
 
@@ -56,7 +58,7 @@ class Engine:
     implementation: str = "sdpa"
     output: Literal["model", "attnscope"] = "model"
     checked: bool = True
-    change: Callable[[CallPlace, Tensor], Tensor] | None = None
+    change: Change | None = None
     hide: Hide | None = None
 
     @property
@@ -72,11 +74,11 @@ class Engine:
         if hidden is not None:
             spec, own = without(place, spec, own, hidden)
         attend = self._by_model if self.output == "model" else self._by_operator
-        output, check = attend(place, spec, own, on_call)
+        call, output, check = attend(place, spec, own, on_call)
         check.altered = hidden is not None
         if self.change is None:
             return output, check
-        changed = self.change(place, output)
+        changed = self.change(call, output)
         if changed.shape != output.shape:
             raise ModelError(
                 f"layer {place.layer}: expected an output of shape {tuple(output.shape)}, got {tuple(changed.shape)}",
@@ -87,7 +89,7 @@ class Engine:
 
     def _by_model(
         self, place: CallPlace, spec: AttentionSpec, own: OwnAttention, on_call: OnCall
-    ) -> tuple[Tensor, CallCheck]:
+    ) -> tuple[AttentionCall, Tensor, CallCheck]:
         """The model's own attention runs; its matrix, where it makes one, answers the questions."""
         output, weights = own()
         P = self.operator(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
@@ -95,11 +97,11 @@ class Engine:
         with full_precision(P.device):
             check = check_own(call, own) if self.checked else unchecked(call, output.dtype)
             on_call(call)
-        return output, check
+        return call, output, check
 
     def _by_operator(
         self, place: CallPlace, spec: AttentionSpec, own: OwnAttention, on_call: OnCall
-    ) -> tuple[Tensor, CallCheck]:
+    ) -> tuple[AttentionCall, Tensor, CallCheck]:
         """One pass over q and k answers the questions and gives the output; the model's own runs over some rows."""
         P = self.operator(spec)
         assert isinstance(P, TiledAttention), f"engine {self.name}: its operator gives no output"
@@ -115,7 +117,7 @@ class Engine:
         expected = own.rows(spec, row_R, host_R)
         no_number = 0 * output.sum(dtype=torch.float32)  # NaN where any of the output is none, in whatever row
         check.dtype, check.value_error = expected.dtype, relative_error(output[:, row_R] + no_number, expected)
-        return output, check
+        return call, output, check
 
 
 def check_own(call: AttentionCall, own: OwnAttention) -> CallCheck:
@@ -150,6 +152,20 @@ ENGINES: Mapping[str, Engine] = {
     )
 }
 UNCHECKED = Engine("fused", checked=False)  # the model's own, for many passes of which only the logits are wanted
+
+
+def changing(engine: Engine | None, change: Callable[[AttentionCall], Tensor | None] | None) -> Engine | None:
+    """The engine with a change of the calls' outputs; see `listen`. Raises UsageError where it has one already."""
+    if change is None:
+        return engine
+    if engine is not None and engine.change is not None:
+        raise UsageError("the engine changes outputs already", "leave out {change}, or the engine")
+
+    def changed(call: AttentionCall, output_BQHV: Tensor) -> Tensor:
+        found = change(replace(call, output_BQHV=output_BQHV))
+        return output_BQHV if found is None else found
+
+    return replace(engine or ENGINES["eager"], change=changed)
 
 
 def engine_named(name: str, listen: bool = False) -> Engine:

@@ -36,7 +36,7 @@ from attnscope.model.padding import pads_exactly, settle_rotary
 from attnscope.model.placed import device_of, hooks_of
 from attnscope.seam.call import AttentionCall, CallCheck, CallPlace, CaptureReport
 from attnscope.seam.checks import check_call
-from attnscope.seam.engines import ENGINES, Engine, OnCall, full_precision
+from attnscope.seam.engines import ENGINES, Engine, OnCall, changing, full_precision
 from attnscope.seam.forward import backbone, bare_model, config_of, with_logits, without_cache
 from attnscope.seam.hooked import near, weights_in, whole, without
 from attnscope.seam.own import OwnAttention
@@ -58,6 +58,7 @@ def listen(
     logits_at: Sequence[int] | None = None,
     gradients: bool = False,
     calls_alone: bool = False,
+    change: Callable[[AttentionCall], Tensor | None] | None = None,
     **inputs: Any,
 ) -> CaptureReport:
     """Run the model's backbone once over token ids and hand every attention call to `on_call`, one by one.
@@ -69,8 +70,10 @@ def listen(
     window of a picture, in the order in which a vision tower reads them: its calls are handed on as one per layer.
     logits_at: positions whose logits are wanted, from the end where negative; the whole model runs then, and makes no
     others where its family can leave them out. gradients: keep what a backward pass needs. calls_alone: the output is
-    not needed; the pass ends with the last call, once a whole pass of the model has shown which that is. inputs:
-    further arguments of the model's forward: of an encoder-decoder, whose encoder reads the ids, `decoder_input_ids`.
+    not needed; the pass ends with the last call, once a whole pass of the model has shown which that is. change: called
+    with every call, its q, k and v and which keys its queries see in `call.spec`, its output in `call.output_BQHV`; the
+    model gets what it returns instead of that output, None for the output itself. inputs: further arguments of the
+    model's forward: of an encoder-decoder, whose encoder reads the ids, `decoder_input_ids`.
     Returns the report, with the backbone's output; no logits are computed unless asked for.
     Raises UsageError for a model in training mode (its weights would be after dropout), and for positions that are not
     there; ForwardError where the model's own code fails. Other errors, of `on_call` and the engine, are raised as they
@@ -79,11 +82,14 @@ def listen(
         >>> report = listen(model, ids, lambda call: print(call.layer, call.P.entropy().mean()))
         >>> report.output.last_hidden_state
         >>> listen(model, ids, lambda call: None, logits_at=[-1]).logits     # (texts, 1, vocabulary)
+        >>> listen(model, ids, lambda call: None, change=lambda call: 0 * call.output_BQHV if call.layer == 2 else None)
     """
     with (
         _own_errors(model),
         running(model, engine.implementation if engine else None) as attention,
-        listening(model, on_call, engine=engine, windows=windows, patches=patches, ends=calls_alone) as report,
+        listening(
+            model, on_call, engine=changing(engine, change), windows=windows, patches=patches, ends=calls_alone
+        ) as report,
         torch.set_grad_enabled(gradients),
         suppress(_LastCallError),
     ):

@@ -76,10 +76,12 @@ def _scores(found: Ablation, atlas: Atlas | None) -> list[Shown]:
     return [Shown(one.probe, f"above {one.against}", values, "score")]
 
 
-def save_effects(path: Path, heads: Sequence[HeadIndex], shown: Sequence[Shown], style: Style, note: str = "") -> Path:
+def save_effects(
+    path: Path, heads: Sequence[HeadIndex], shown: Sequence[Shown], style: Style, note: str = "", title: str = ""
+) -> Path:
     """Draw the panels; heads: all of the model. Raises UsageError for a folder that cannot be written."""
     layers = sorted({layer for layer, _ in heads})
-    title = style.headed(f"What {len(heads)} heads do, and what is lost without them")
+    title = style.headed(title or f"What {len(heads)} heads do, and what is lost without them")
     panels = effect_panels(heads, shown)
     return save_metrics(path, panels, style, layer_labels=layers, title=title, note=note)
 

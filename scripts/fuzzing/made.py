@@ -128,6 +128,7 @@ COMMANDS = {  # that leave a folder; TEXTS is a file of texts
     "ablate": ["ablate", "MODEL", "--sequences", "2", "--random", "2", "--select", "0.0,0.1"],
     "pairs": ["ablate", "MODEL", "--sequences", "2", "--pairs", "--select", "0.0,0.1"],
     "prune": ["ablate", "MODEL", "--sequences", "2", "--prune", "--select", "0.0,0.1"],
+    "knockout": ["knockout", "--text", TEXT, "--key", "first", "--over", "layers", "--random", "2"],
     "compare": ["compare", "--text", TEXT, "--compare-text", "the bank"],
     "models": ["compare", "--compare-model", "MODEL", "--model", "MODEL", "--texts", "TEXTS"],
 }  # fmt: skip

@@ -10,9 +10,9 @@ from typing import Any
 
 from fuzzing.made import command, copied, left, lines, one_by_one, other_table, room, shallow, stopped
 from fuzzing.trying import Try, heads, kind
-from fuzzing.words import JSONS, NASTY, RAW_JSON, TEXT, damage, edit, odd_file, spoil
+from fuzzing.words import JSONS, NASTY, NUMBERS, RAW_JSON, TEXT, damage, edit, odd_file, spoil
 
-STUDIES = ("scan", "texts", "ablate", "pairs", "prune", "compare", "models")
+STUDIES = ("scan", "texts", "ablate", "pairs", "prune", "knockout", "compare", "models")
 ROLES: tuple[Any, ...] = ([5], "induction", {"a": 1}, [None], [NASTY[0]], [[]], ["x" * 9999], 10**30)
 PLACES = ("L0H0", "L9H9", "L-1H0", "LxH0", "", "L0H" + "9" * 5000, NASTY[2], "cross.L0H0")
 MANY = 5 * 10**7  # rows of a table that takes a few KB
@@ -125,6 +125,20 @@ def many_rows() -> bytes:
         for _ in range(MANY // len(block)):
             writer.write_table(block)
     return path.read_bytes()
+
+
+@kind
+def knockouts(rng: random.Random, folder: Path) -> Try:
+    """Records of a knockout's texts, and its options."""
+    row: dict[str, Any] = {"text": TEXT, "key": "first", "query": "last", "answer": " bank", "foil": " river"}
+    for name in rng.sample(sorted(row), rng.choice((1, 1, 2))):
+        row[name] = rng.choice((*JSONS, *NASTY, *PLACES))
+    path = folder / "facts.jsonl"
+    path.write_bytes(rng.choice((lines(row), lines(row, row), b"[" * 100_000, *RAW_JSON)))
+    over = rng.choice(("none", "heads", "layers", "keys", "kv", "window:2", *NASTY, *NUMBERS))
+    return Try(
+        ["knockout", "-q", *["--model", str(shallow())], "--texts", str(path), "--random", "1", f"--over={over}"]
+    )
 
 
 @kind

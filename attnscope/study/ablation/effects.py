@@ -299,8 +299,8 @@ def effects_of(
 
 def _part(passes: Passes, part: Sequence[HeadSet], parts: Parts, advance: Advance) -> np.ndarray:
     """(S, 1 + K): what is measured of some sets, from the folder where an earlier run left them."""
-    heads = repr([one.heads for one in part])
-    name, width = hashlib.sha256(heads.encode()).hexdigest()[:16], 1 + len(part)
+    spelled = repr([one.identity for one in part])
+    name, width = hashlib.sha256(spelled.encode()).hexdigest()[:16], 1 + len(part)
 
     def keep(batch: Sequence[int], read: Callable[[], np.ndarray]) -> np.ndarray:
         expected = {"value_BK": Column((len(batch), width))}

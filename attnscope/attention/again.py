@@ -1,0 +1,180 @@
+"""Some rows of a call's attention computed again from its q, k and v, with some of their weights cut.
+
+The closed form, (o - sum p v) / (1 - sum p), loses the digits where most of a row is cut: rows are computed again.
+
+    rows = RowsAgain(spec, heads=(0, 1))
+    for block in rows.blocks(query_NR):
+        output_NrPV = block.output(cut_NPrK, "mask")
+
+Shapes: B text, N text or row of a pass, H head, G kv head, P asked head, Q query, R asked row, r row of a block, K key,
+D width of q and k, V width of v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from attnscope.attention.spec import AttentionSpec
+from attnscope.attention.visibility import Visibility, row_blocks
+
+# mask: logits of minus infinity, the rest of the row takes the mass; zero: weights after the softmax, the rest stays.
+CutHow = Literal["mask", "zero"]
+
+
+@dataclass(frozen=True)
+class RowsAgain:
+    """The rows of some heads of a call, to be computed again in blocks. heads: ascending, of all heads of the call."""
+
+    spec: AttentionSpec
+    heads: tuple[int, ...]
+
+    def blocks(self, query_NR: Tensor) -> Iterator[RowBlock]:
+        """Blocks of at most BLOCK_BYTES; query_NR: the positions that are asked of each text, -1 where it has fewer."""
+        whole, spec = self._whole_groups, self.spec
+        numbers = spec.batch * whole.heads * spec.visible.keys
+        for start, stop in row_blocks(query_NR.shape[1], numbers, spec.device):
+            query_Nr = query_NR[:, start:stop]
+            yield RowBlock(self._rows(whole, query_Nr.clamp_min(0)), self._places, query_Nr, start)
+
+    @cached_property
+    def _groups(self) -> tuple[int, ...]:
+        """The kv heads that the heads share."""
+        per_group = self.spec.heads // self.spec.kv_heads
+        return tuple(sorted({head // per_group for head in self.heads}))
+
+    @cached_property
+    def _shared_by(self) -> Tensor:
+        """All heads of those kv heads."""
+        per_group = self.spec.heads // self.spec.kv_heads
+        found = [group * per_group + one for group in self._groups for one in range(per_group)]
+        return torch.tensor(found, device=self.spec.device)
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """Where the asked heads stand among those, (P,)."""
+        return torch.searchsorted(self._shared_by, torch.tensor(self.heads, device=self.spec.device))
+
+    @cached_property
+    def _whole_groups(self) -> AttentionSpec:
+        """The call with those heads alone, k and v in float32."""
+        spec, groups = self.spec, torch.tensor(self._groups, device=self.spec.device)
+        k, v = spec.k_BGKD, spec.v_BGKV
+        if len(groups) < spec.kv_heads:
+            k, v = k[:, groups], v[:, groups]
+        return replace(spec, q_BHQD=spec.q_BHQD[:, self._shared_by], k_BGKD=k.float(), v_BGKV=v.float())
+
+    def _rows(self, whole: AttentionSpec, query_Nr: Tensor) -> AttentionSpec:
+        """The call with some rows of each text alone."""
+        text_N11 = torch.arange(len(query_Nr), device=query_Nr.device)[:, None, None]
+        head_1P1 = torch.arange(whole.heads, device=query_Nr.device)[None, :, None]
+        query_N1r = query_Nr[:, None, :]
+
+        def of_rows(value_BHQX: Tensor) -> Tensor:
+            """What a call has per text or once, per head or once, per query or once, of these rows."""
+            texts, heads, queries = value_BHQX.shape[:3]
+            own = value_BHQX[:, self._shared_by] if heads == self.spec.heads > 1 else value_BHQX
+            return own[
+                text_N11 if texts > 1 else text_N11 * 0,
+                head_1P1 if own.shape[1] > 1 else head_1P1[:, :1] * 0,
+                query_N1r if queries > 1 else query_N1r * 0,
+            ]
+
+        visible, mask = whole.visible, whole.visible.as_mask
+        seen = _by_position(visible, query_Nr) if mask is None else of_rows(mask[..., : visible.keys])
+        sinks = None if whole.sinks is None else of_rows(whole.sinks[..., None])[..., 0]
+        return replace(
+            whole,
+            q_BHQD=whole.q_BHQD[text_N11, head_1P1, query_N1r],
+            visible=Visibility(query_Nr.shape[1], visible.keys, seen, device=whole.device),
+            bias=None if whole.bias is None else of_rows(whole.bias),
+            sinks=sinks,
+        )
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Some rows of every text. query_Nr: their positions, -1 for none; start: the place of the first among all."""
+
+    spec: AttentionSpec
+    places_P: Tensor
+    query_Nr: Tensor
+    start: int
+
+    @cached_property
+    def seen_NPrK(self) -> Tensor:
+        """Which keys the rows see, (N or 1, P or 1, r, K)."""
+        seen = self.spec.visible.rows(0, self.spec.visible.queries)
+        return seen[:, self.places_P] if seen.shape[1] > 1 else seen
+
+    @cached_property
+    def logits_NPrK(self) -> Tensor:
+        """The logits of the asked heads, minus infinity on what a row does not see."""
+        logits = self.spec.logits(0, self.spec.visible.queries)[:, self.places_P]
+        return logits.masked_fill_(~self.seen_NPrK, -torch.inf)
+
+    @cached_property
+    def weights_NPrK(self) -> Tensor:
+        """The weights of the asked heads as they are; 0 in a row that sees nothing."""
+        return self._softmax(self.logits_NPrK)
+
+    def output(self, cut_NPrK: Tensor | None, how: CutHow) -> Tensor:
+        """The output, (N, r, P, V) in float32, without what is cut; 0 in a row that is left without keys."""
+        if cut_NPrK is None or how == "zero":
+            weights = self.weights_NPrK if cut_NPrK is None else self.weights_NPrK.masked_fill(cut_NPrK, 0.0)
+            return self._values(weights, self.logits_NPrK)
+        logits = self.logits_NPrK.masked_fill(cut_NPrK, -torch.inf)
+        return self._values(self._softmax(logits), logits)
+
+    def blind(self, cut_NPrK: Tensor | None = None) -> Tensor:
+        """Boolean (N, r, P): a row that sees no key, or none but what is cut."""
+        left = self.seen_NPrK if cut_NPrK is None else self.seen_NPrK & ~cut_NPrK
+        shape = len(self.query_Nr), self.query_Nr.shape[1], len(self.places_P)
+        return (~left.any(-1)).transpose(1, 2).expand(shape)
+
+    @cached_property
+    def _asked(self) -> AttentionSpec:
+        """The asked heads' sink logits; q, k and v are not theirs."""
+        sinks = self.spec.sinks
+        return replace(
+            self.spec, sinks=sinks if sinks is None else sinks.expand(-1, self.spec.heads, -1)[:, self.places_P]
+        )
+
+    def _softmax(self, logits_NPrK: Tensor) -> Tensor:
+        return self._asked.normalised(logits_NPrK, 0, logits_NPrK.shape[2])
+
+    def _values(self, weights_NPrK: Tensor, logits_NPrK: Tensor) -> Tensor:
+        """P V, every head with its own kv head; less what a sink logit takes of the output alone."""
+        v_NGKV, per_group = self.spec.v_BGKV, self.spec.heads // self.spec.kv_heads
+        N, P, r, K = weights_NPrK.shape
+        if per_group * v_NGKV.shape[1] == P:
+            found = (weights_NPrK.reshape(N, -1, per_group * r, K) @ v_NGKV).view(N, P, r, -1)
+        else:
+            found = weights_NPrK @ v_NGKV[:, self.places_P // per_group]
+        if self.spec.sinks_scale_output and self._asked.sinks is not None:
+            found = found * torch.sigmoid(logits_NPrK.logsumexp(-1) - self._asked.sinks.float())[..., None]
+        return found.transpose(1, 2)
+
+
+def _by_position(visible: Visibility, query_Nr: Tensor) -> Tensor:
+    """Boolean (N, 1, r, K): the keys that a query sees by its position."""
+    position_N1r1 = visible.position_Q[query_Nr][:, None, :, None]
+    distance = position_N1r1 - torch.arange(visible.keys, device=query_Nr.device)
+    seen = distance >= 0 if visible.causal else torch.ones_like(distance, dtype=torch.bool)
+    return seen if visible.window is None else seen & (distance < visible.window)
+
+
+def padded(queries: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Positions of every text as one tensor (N, R), -1 behind those of a text that has fewer.
+
+    >>> padded([[3], [1, 4]], torch.device("cpu"))
+    tensor([[ 3, -1],
+            [ 1,  4]])
+    """
+    longest = max(map(len, queries), default=0)
+    return torch.tensor([[*one, *[-1] * (longest - len(one))] for one in queries], device=device).view(-1, longest)

@@ -1,0 +1,62 @@
+"""`attnscope.knockout`: what an answer loses where heads may not look from some tokens at others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope.model.loaded import check_loaded
+from attnscope.selection import select as selected
+from attnscope.study.atlas.atlas import atlas_of
+from attnscope.study.knockout.cases import asked_of, cases_of
+from attnscope.study.knockout.effects import CutPlan, knocked_out
+
+if TYPE_CHECKING:
+    from attnscope.attention.again import CutHow
+    from attnscope.model.loaded import LoadedModel
+    from attnscope.study.atlas.atlas import Atlas
+    from attnscope.study.knockout.effects import Knocked
+
+
+def knockout(
+    model: LoadedModel,
+    text: str | Sequence[int] | Sequence[Mapping[str, Any]],
+    query: str | int = "last",
+    key: str | int | None = None,
+    *,
+    answer: str | Sequence[int] | None = None,
+    foil: str | Sequence[int] | None = None,
+    over: str = "none",
+    select: str | None = None,
+    how: CutHow = "mask",
+    random: int = 100,
+    seed: int = 0,
+    define: Mapping[str, str] | None = None,
+    chat: bool = False,
+    atlas: Atlas | Path | str | None = None,
+    out: Path | str | None = None,
+    force: bool = False,
+) -> Knocked:
+    """What an answer loses where heads may not look from the queries at the keys (Geva et al. 2023, arXiv 2304.14767).
+
+    text: one text, or token ids; or records of {"text", "query", "key", "answer", "foil"}, each of which may leave out
+    what all share. query, key: tokens of the text, as "last" or "Mary"; key: all where each is cut
+    alone. answer: what is to follow, the model's own next token without it; with a foil the effect is the fall of
+    logit(answer) - logit(foil), else nats. over: what is cut at a time: "none", "heads", "layers", "window:N", "keys",
+    "kv". select: the heads, as "27.3,last"; all without it. how: "mask", the rest of a row takes the weight, or "zero".
+    random: draws of other keys to compare with. out: a folder for table and facts, where a stopped run resumes.
+
+    Returns what was measured: `table()` has a row per cut. Raises InputError for a text, an answer or tokens that
+    cannot be meant, ModelError for a family that attends outside the attention interface.
+
+        >>> attnscope.knockout(model, "the bank of the river, the bank of the", key="river", over="heads").table()
+    """
+    check_loaded(model)
+    shared = {"query": str(query), "key": None if key is None else str(key), "answer": answer, "foil": foil}
+    asked = asked_of(text, {**shared, "define": define or {}, "chat": chat}, each_key=over == "keys")
+    found, heads = atlas_of(model, atlas), None
+    if select is not None:
+        heads = selected(select, model.geometry.heads_by_layer, found.by_role() if found else None)
+    plan = CutPlan(over, heads, select or CutPlan.name, how, random, seed)
+    return knocked_out(model, cases_of(model, asked), plan, None if out is None else Path(out), force=force)

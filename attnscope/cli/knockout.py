@@ -1,0 +1,111 @@
+"""`attnscope knockout`: what an answer loses where chosen heads may not look from some tokens at others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnscope.cli import output
+from attnscope.cli.knockout_options import Answered, Compared, Edges, Table, asked_texts, cut_plan
+from attnscope.cli.knockout_table import notes, shown
+from attnscope.cli.takes import takes
+from attnscope.signals import unwinding
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from attnscope.model.loaded import LoadedModel
+    from attnscope.study.knockout.cases import Case
+    from attnscope.study.knockout.cuts import Selection
+    from attnscope.study.knockout.effects import CutPlan
+
+EXAMPLES = (
+    'attnscope knockout "the bank of the river, the bank of the" --key river --over heads',
+    'attnscope knockout "the bank of the river, the bank of the" --answer " river" --foil " bank" --over keys',
+    'attnscope knockout "the bank of the river, the bank of the" --key river --over window:3 --out runs/flow',
+    "attnscope knockout --texts facts.jsonl --over layers --random 0 --out runs/facts",
+)
+
+
+@takes(Answered, Edges, Compared, Table)
+def knockout(answered: Answered, edges: Edges, compared: Compared, table: Table) -> int:
+    """What an answer loses where heads may not look.
+
+    In the rows of the --query tokens (default: last) the weights of the --key tokens are cut in chosen heads, the rows
+    computed again, and the model runs on. The effect is what the answer loses against the intact rows of the same
+    pass: nats, or with --foil logits. It is compared with that of other keys in the same rows and heads.
+    """
+    format = output.wanted_format(table.format)
+    text = None
+    if answered.texts is None:
+        from attnscope.cli.single import read_text
+
+        text = read_text(answered, table)
+    output.complain_through_talk(table.quiet)
+    asked = asked_texts(answered, edges, text, compared.sequences)
+
+    from attnscope.cli.single import load_model
+    from attnscope.study.knockout.cases import cases_of
+
+    loaded = load_model(answered, table)
+    output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", table.quiet)
+    plan = cut_plan(edges, compared, _selection(loaded, edges))
+    cases = cases_of(loaded, asked)
+    if len(cases) == 1:
+        _tell(cases[0], edges, table.quiet)
+    if compared.dry_run:
+        output.show(_rehearsed(loaded, cases, plan, table.quiet))
+        return 0
+
+    from attnscope.study.knockout.effects import knocked_out
+
+    with unwinding():
+        with output.progress("cutting", None, table.quiet) as advance:
+            found = knocked_out(loaded, cases, plan, table.out, force=table.force, advance=advance)
+        if table.out is not None:
+            from attnscope.show.knockout import save_knockout
+
+            with output.progress("drawing", None, table.quiet):
+                save_knockout(found, table.out)
+    output.emit(found.table(), format, lambda: shown(found, compared.top))
+    for line in notes(found, loaded.geometry):
+        output.talk(line, table.quiet)
+    return 0
+
+
+def _selection(loaded: LoadedModel, edges: Edges) -> Selection | None:
+    """The heads of --select; None for all."""
+    from attnscope.selection import select
+    from attnscope.study.atlas.atlas import atlas_of
+
+    if edges.select is None:
+        return None
+    atlas = atlas_of(loaded, edges.atlas)
+    return select(edges.select, loaded.geometry.heads_by_layer, atlas.by_role() if atlas else None)
+
+
+def _tell(case: Case, edges: Edges, quiet: bool) -> None:
+    """Say which tokens are meant, and what the answer is."""
+    from attnscope.cells import shortened
+    from attnscope.study.knockout.cuts import key_name
+
+    for name, places in (("query", case.queries), ("key", case.keys)):
+        if name == "query" or edges.key is not None:
+            output.talk(f"{name}: {shortened(', '.join(key_name(case, at) for at in places), 200)}", quiet)
+    output.talk(f"answer: {case.said}", quiet)
+
+
+def _rehearsed(loaded: LoadedModel, cases: Sequence[Case], plan: CutPlan, quiet: bool) -> str:
+    """What would be done, and its cost at most."""
+    from attnscope.study.ablation.effects import operations, pass_seconds
+    from attnscope.study.knockout.effects import planned
+
+    asked, passes = planned(loaded, cases, plan)
+    cuts = [one.cut for one in asked]
+    times, texts = 1 + 2 * plan.random, "1 text" if len(cases) == 1 else f"{len(cases)} texts"
+    token_layers = passes.token_layers(cuts) * times
+    rows = sum(map(len, passes.task.rows)) * (1 + len(cuts) * times)
+    said = f"{len(cuts)} cuts, at most {len(cuts) * times} with others, on {texts}: at most {token_layers} "
+    said += f"tokens x layers, about {operations(loaded, token_layers, rows):.0e} operations"
+    with output.progress("measuring a batch", None, quiet):
+        seconds = token_layers * pass_seconds(passes, cuts)
+    return said + output.estimated(seconds)

@@ -1,0 +1,145 @@
+"""The options of `attnscope knockout`: which rows and keys of which heads, what is lost, and where the table goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Option
+
+from attnscope.cli.groups import FIRST
+from attnscope.cli.options import Exporting, Format, ModelText, Question, Seed, Selected, Top
+from attnscope.cli.study_options import Rehearsal
+from attnscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from attnscope.batch.items import Item
+    from attnscope.study.knockout.cases import AskedText
+    from attnscope.study.knockout.cuts import Selection
+    from attnscope.study.knockout.effects import CutPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered(ModelText):
+    """One text or many, and what follows each."""
+
+    panel = "Text"
+    answer: Annotated[
+        str | None,
+        Option(help="What is to follow the text (default: the model's own next token).", metavar="TEXT"),
+        FIRST,
+    ] = None
+    foil: Annotated[
+        str | None,
+        Option(help="What is not to follow: the effect is the fall of logit(answer) - logit(foil).", metavar="TEXT"),
+        FIRST,
+    ] = None
+    texts: Annotated[
+        str | None,
+        Option(help="A corpus instead; its fields query, key, answer and foil win over options.", metavar="FILE"),
+        FIRST,
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        from attnscope.text.answer import check_answer
+
+        for given in (self.answer, self.foil):
+            check_answer(None, given, self.truncate)
+        if self.texts is not None and self.has_text:
+            raise UsageError("one text was given, and --texts", "give one of them")
+        if self.ids is not None and (self.answer is not None or self.foil is not None):
+            raise UsageError("--answer follows a text, and --ids gives tokens", "leave out one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edges(Selected, Question):
+    """Which edges are cut, and in what portions."""
+
+    panel = "Question"
+    over: Annotated[
+        str,
+        Option(
+            help="What is cut at a time: none (all at once), heads, layers, window:N (layers), keys, kv (groups).",
+            metavar="WHAT",
+        ),
+        FIRST,
+    ] = "none"
+    how: Annotated[
+        Literal["mask", "zero"],
+        Option(help="mask: the rest of a row takes the weight; zero: the weight is lost."),
+        FIRST,
+    ] = "mask"
+
+    def __post_init__(self) -> None:
+        from attnscope.study.knockout.over import check_over
+
+        check_over(self.over)
+        self.asks()
+
+    @property
+    def of_keys(self) -> bool:
+        """Whether each key is cut alone."""
+        return self.over == "keys"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared(Rehearsal, Seed, Top):
+    """What is compared with it."""
+
+    panel = "Corpus"
+    random: Annotated[
+        int, Option(min=0, help="Draws of other keys to compare with, at like distances and of like mass.", metavar="N")
+    ] = 100
+    sequences: Annotated[int, Option(min=1, help="Texts at most; intervals need 32.", metavar="N")] = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Format, Exporting):
+    """A table to stdout, table, facts and figures to --out."""
+
+    out: Annotated[
+        Path | None, Option(help="Write table, facts and figures here; a stopped run resumes.", metavar="DIR")
+    ] = None
+
+
+def asked_texts(answered: Answered, edges: Edges, text: str | Sequence[int] | None, most: int) -> list[AskedText]:
+    """What is asked of the one text, or of each of the corpus. Raises as `texts_in`, and UsageError without a key."""
+    from attnscope.batch.items import texts_in
+    from attnscope.study.knockout.cases import FIELDS, asked_of
+
+    asks = edges.asks()
+    given = {"query": asks["query"] or "last", "key": asks["key"], "answer": answered.answer, "foil": answered.foil}
+    how = {"define": asks["define"], "chat": answered.chat, "truncate": answered.truncate}
+    if text is not None:
+        return asked_of(text, given | how, each_key=edges.of_keys)
+    assert answered.texts is not None
+    found = []
+    for item in texts_in(answered.texts, most, chat=answered.chat):
+        own = {name: _field(item, name) for name in FIELDS if item.fields.get(name) is not None}
+        try:
+            [one] = asked_of([{"text": item.text, **own}], given | how, each_key=edges.of_keys)
+        except UsageError as error:
+            raise UsageError(f"{item.id}: {error.message}", error.hint) from error
+        found.append(replace(one, where=item.id))
+    return found
+
+
+def _field(item: Item, name: str) -> str:
+    from attnscope.errors import InputError
+
+    value = item.fields[name]
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise InputError(f"{item.id}: field {name!r}: expected text, got {type(value).__name__}", "write it in quotes")
+    return str(value)
+
+
+def cut_plan(edges: Edges, compared: Compared, selection: Selection | None) -> CutPlan:
+    """What is cut, and what it is compared with."""
+    from attnscope.study.knockout.effects import CutPlan
+
+    name = "all heads" if edges.select is None else edges.select
+    return CutPlan(edges.over, selection, name, edges.how, compared.random, compared.seed)

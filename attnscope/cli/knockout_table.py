@@ -1,0 +1,107 @@
+"""What `knockout` shows on a terminal: a row per cut, the text coloured by each key's effect, and what to know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnscope import cells
+from attnscope.cli import output
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table as RichTable
+
+    from attnscope.figures.prose import Prose
+    from attnscope.model.geometry import Geometry
+    from attnscope.study.knockout.effects import Knocked
+
+ORDERED = ("layers",)  # that keep the model's order, as windows do; others stand with the largest effect first
+EFFECT = "effect: what the answer loses without these edges, positive where the look helped"
+NULLS = (
+    "others: as many other keys of the same rows and heads, at like distances and of like mass; their mean effect, "
+    "what 95 % of them lie below, and how many of them cost less"
+)
+EDGE = "an edge is cut, and not what it carries: later layers and other positions may still bring that"
+SINK = "key 0 is often a sink: to cut it harms whatever the head does"
+
+
+def notes(found: Knocked, geometry: Geometry) -> list[str]:
+    """What a reader of the table has to know beside it."""
+    facts, unit = found.facts, found.facts["measure"]["unit"]
+    lines = [f"{EFFECT}, in {unit}"] + [NULLS] * bool(facts["random"]) + [EDGE]
+    lines.append(f"intact {facts['intact']:.3f} {unit}, {len(found.cases)} text{'s' * (len(found.cases) > 1)}")
+    if any(0 in one.keys for one in found.cases):
+        lines.append(SINK)
+    if facts["emptied"]:
+        lines.append(f"rows were left without keys and give 0, in {', '.join(facts['emptied'][:8])}")
+    bare = [layer.index for layer in geometry.layers if not layer.attention]
+    if bare:
+        lines.append(f"{len(bare)} of {len(geometry.layers)} layers have no attention, and nothing is cut in them")
+    if facts["spread"] is not None:
+        lines.append(f"two intact rows of one pass differ by up to {facts['spread']:.1g} {unit}: less is noise")
+    if facts["unshared"]:
+        lines.append(f"the passes were unshared: {facts['unshared']}")
+    return lines
+
+
+def shown(found: Knocked, top: int | None) -> RenderableType:
+    """The table; above it, where keys were cut one by one, the text in the colours of their effects."""
+    from rich.console import Group
+
+    table = cuts_sheet(found, top)
+    return Group(coloured(found), table) if found.facts["over"] == "keys" else table
+
+
+def cuts_sheet(found: Knocked, top: int | None) -> RichTable:
+    """A row per cut."""
+    rows, sheet = found.table().to_pylist(), output.sheet()
+    if not found.facts["over"].startswith(("layers", "window")):
+        rows.sort(key=lambda row: -(row["effect"] if row["effect"] is not None else -np.inf))
+    intervals = any(row["low"] is not None for row in rows)
+    null = found.facts["random"] > 0
+    titles = ["cut", "mass", "effect" + " [95 %]" * intervals] + ["p"] * intervals
+    titles += ["like distances: mean, 95 % below, above", "like mass"] * null
+    for title in titles:
+        sheet.add_column(title, justify="left" if title in ("cut", "effect [95 %]") else "right", no_wrap=True)
+    for row in rows[:top]:
+        cell: list[Any] = [output.one_line(row["set"]), cells.number(row["mass"], 3), _effect(row)]
+        cell += [cells.p_value(row["p"])] * intervals
+        sheet.add_row(*cell, *[_null(row, kind) for kind in ("distance", "mass") if null])
+    return sheet
+
+
+def _effect(row: dict[str, Any]) -> str:
+    interval = f" [{cells.number(row['low'])}, {cells.number(row['high'])}]" if row["low"] is not None else ""
+    return cells.signed(row["effect"], 3) + interval
+
+
+def _null(row: dict[str, Any], kind: str) -> str:
+    """`0.00, 95 % +0.01, above 100 %`; a dash where there is none."""
+    if row[f"null_{kind}"] is None:
+        return cells.MISSING
+    mean, high = cells.effect(row[f"null_{kind}"]), cells.effect(row[f"high_{kind}"])
+    return f"{mean}, {high}, {cells.percent(row[f'percentile_{kind}'])} of {row[f'n_{kind}']}"
+
+
+def coloured(found: Knocked) -> Prose:
+    """The text, each key by what its cut costs; keys that were not cut, or that no row sees, have no colour."""
+    from attnscope.figures.colours import Limits
+    from attnscope.figures.prose import Prose
+
+    case = found.cases[0]
+    effect_T = found.by_token()
+    largest = int(np.nan_to_num(effect_T, nan=-np.inf).argmax())
+    legend = f"largest {cells.effect(effect_T[largest])} {case_name(found, largest)}, »query«"
+    marked = {place: "query" for place in case.queries if place < len(case.prompt)}
+    limits = Limits(0.0, max(float(np.nanmax(effect_T)), 1e-9))
+    title = f"{found.facts['measure']['unit']} lost without each key in {found.where}"
+    return Prose(case.prompt.plain, effect_T, limits, marked=marked, summed=False, title=title, legend=legend)
+
+
+def case_name(found: Knocked, place: int) -> str:
+    """A token as the table names it."""
+    from attnscope.study.knockout.cuts import key_name
+
+    return key_name(found.cases[0], place)

@@ -1,0 +1,148 @@
+"""knockout.png: what is lost by window of layers, as a curve; or the text, each token in the colour of its effect.
+
+Shapes: N cut, T token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnscope.figures import layout
+from attnscope.figures.colours import DARK_INK
+from attnscope.figures.fonts import fonts_for
+from attnscope.figures.prose import RAMP
+from attnscope.figures.style import DPI, Style
+from attnscope.figures.writer import drawing, save_figure
+
+WIDE_PX, HIGH_PX, STEP_PX = 560, 380, 22
+NAME_SIZE, MARK_SIZE, TITLE_SIZE, TOKEN_SIZE = 10.5, 8.0, 13.0, 11.5
+LINE_PX, MARGIN_PX, BLANK_PX = 30, 26, 5
+MOST_NAMED = 50  # cuts whose names stand below the curve
+BLUE, ORANGE, GREEN, *_ = sns.color_palette("colorblind").as_hex()
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Effects in the model's order, (N,) each. names: of the cuts. low, high: their intervals, NaN for none. others: of
+    other keys, by what they are alike in: the mean and what 95 % of them lie below."""
+
+    names: Sequence[str]
+    effect: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    unit: str
+    others: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+
+def save_curve(path: Path, curve: Curve, style: Style, title: str, note: str = "") -> Path:
+    """Write the curve. Raises UsageError for a folder that cannot be written.
+
+    save_curve(Path("knockout.png"), Curve(["L0"], one, none, none, "nats"), Style(), "What is lost without the look")
+    """
+    with drawing(fonts_for([title, note, style.about.line])):
+        return save_figure(curve_figure(curve, style, title, note), path, style)
+
+
+def curve_figure(curve: Curve, style: Style, title: str, note: str) -> Figure:
+    """The curve; to be called within `writer.drawing`."""
+    count = len(curve.names)
+    wide = min(max(WIDE_PX, STEP_PX * min(count, MOST_NAMED) + 110), (style.inches or np.inf) * DPI)
+    figure = layout.new_figure()
+    figure.set_size_inches(wide / DPI, (HIGH_PX + 110) / DPI)
+    ax, place_N = figure.subplots(), np.arange(count)
+    for (kind, (mean_N, high_N)), colour in zip(curve.others.items(), (ORANGE, GREEN), strict=False):
+        if np.isfinite(mean_N).any():
+            ax.plot(place_N, mean_N, "--", color=colour, linewidth=1.2, label=f"other keys {kind}")
+            ax.fill_between(place_N, mean_N, high_N, color=colour, alpha=0.18, linewidth=0)
+    if np.isfinite(curve.low).any():
+        ax.fill_between(place_N, curve.low, curve.high, color=BLUE, alpha=0.2, linewidth=0, label="95 % interval")
+    ax.plot(place_N, curve.effect, "o-", color=BLUE, markersize=4, linewidth=1.5, label="these keys")
+    ax.axhline(0, color=DARK_INK, linewidth=0.8)
+    _axes(ax, curve)
+    figure.text(0.02, 0.98, title, fontsize=TITLE_SIZE, va="top")
+    for line, text in enumerate((style.about.line, note)):
+        figure.text(0.02, 0.015 + 0.035 * line, text, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
+    figure.subplots_adjust(left=70 / wide, right=1 - 20 / wide, top=0.9, bottom=0.24)
+    return figure
+
+
+def _axes(ax: Axes, curve: Curve) -> None:
+    """The cuts below by name, as many as have room."""
+    step = 1 + (len(curve.names) - 1) // MOST_NAMED
+    ax.set_xticks(range(0, len(curve.names), step), curve.names[::step], fontsize=MARK_SIZE, rotation=90)
+    ax.set_xlabel("layers that are cut", fontsize=NAME_SIZE)
+    ax.set_ylabel(f"{curve.unit} lost", fontsize=NAME_SIZE)
+    ax.tick_params(axis="y", labelsize=MARK_SIZE)
+    ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
+    ax.legend(fontsize=MARK_SIZE, frameon=False)
+    sns.despine(ax=ax)
+
+
+@dataclass(frozen=True)
+class ColouredTokens:
+    """A text by its tokens, and each one's effect, NaN for none, (T,); queries: the places that are framed."""
+
+    plain: Sequence[str]
+    effect_T: np.ndarray
+    unit: str
+    queries: Sequence[int] = ()
+
+
+def save_tokens(path: Path, tokens: ColouredTokens, style: Style, title: str, note: str = "") -> Path:
+    """Write the text in the colours of its effects. Raises UsageError for a folder that cannot be written.
+
+    save_tokens(Path("knockout.png"), ColouredTokens(["the", " bank"], effect_T, "nats"), Style(), "Each key's worth")
+    """
+    with drawing(fonts_for([title, note, style.about.line, "".join(tokens.plain)])):
+        return save_figure(tokens_figure(tokens, style, title, note), path, style)
+
+
+def tokens_figure(tokens: ColouredTokens, style: Style, title: str, note: str) -> Figure:
+    """The text, line by line; to be called within `writer.drawing`."""
+    wide = int(min(2 * WIDE_PX, (style.inches or np.inf) * DPI))
+    figure = layout.new_figure()
+    figure.set_size_inches(wide / DPI, 1)
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    most = max(float(np.nanmax(np.abs(tokens.effect_T))), 1e-9)
+    placed, x, line, widest = [], float(MARGIN_PX), 0, 0.0
+    for place, plain in enumerate(tokens.plain):
+        said = plain.replace("\n", "↵").replace("\t", " ").replace("$", r"\$")
+        text = figure.text(0, 0, said.strip() or "·", fontsize=TOKEN_SIZE)
+        width = text.get_window_extent(renderer).width * DPI / figure.dpi
+        if x + width > wide - MARGIN_PX and x > MARGIN_PX:
+            x, line = float(MARGIN_PX), line + 1
+        x += BLANK_PX * said.startswith(" ")
+        placed.append((text, x, line, tokens.effect_T[place], place in tokens.queries))
+        x += width + 2 * BLANK_PX
+        widest = max(widest, x)
+        if plain.endswith("\n"):
+            x, line = float(MARGIN_PX), line + 1
+    wide = min(wide, max(WIDE_PX + 100, int(widest) + MARGIN_PX))
+    high = 92 + LINE_PX * (line + 1) + 34
+    figure.set_size_inches(wide / DPI, high / DPI)
+    for text, left, row, effect, asked in placed:
+        text.set_position(((left + BLANK_PX / 2) / wide, 1 - (70 + LINE_PX * row) / high))
+        edge = DARK_INK if asked else "none"
+        text.set_bbox({"facecolor": colour_of(effect / most), "edgecolor": edge, "pad": 2.0, "linewidth": 1.0})
+        text.set_verticalalignment("top")
+    figure.text(MARGIN_PX / wide, 1 - 14 / high, title, fontsize=TITLE_SIZE, va="top")
+    scale = f"orange: up to {most:.2f} {tokens.unit} lost without the key; blue: gained; framed: query"
+    for number, said in enumerate(filter(None, (style.about.line, note, scale))):
+        below = (10 + 17 * number) / high
+        figure.text(MARGIN_PX / wide, below, said, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
+    return figure
+
+
+def colour_of(share: float) -> str | tuple[float, ...]:
+    """White for 0, orange for what helps, blue for what harms, no colour for what was not cut; share: -1 to 1."""
+    if np.isnan(share):
+        return "none"
+    end = RAMP[-1] / 255 if share > 0 else np.array([70, 130, 200]) / 255
+    return tuple(float(one) for one in 1 - abs(share) * (1 - end))

@@ -1,0 +1,72 @@
+"""knockout.png: a knockout drawn. By heads as layers x heads, by layers as a curve, by keys as the coloured text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnscope.cells import shortened
+from attnscope.figures import About, Style
+from attnscope.show.ablation import Shown, save_effects
+
+if TYPE_CHECKING:
+    from attnscope.study.knockout.effects import Knocked
+
+PICTURE = "knockout"  # without the suffix of its kind of file
+ALIKE = {"distance": "at like distances", "mass": "of like mass"}
+
+
+def save_knockout(found: Knocked, folder: Path, style: Style = Style()) -> Path | None:
+    """The picture of a knockout; None where all was cut at once. Raises UsageError for a folder it cannot write."""
+    over, path = found.facts["over"], folder / f"{PICTURE}.{style.image}"
+    style = style.of(About(line=_line(found), command=style.about.command))
+    if over == "none":
+        return None
+    if over == "keys":
+        return _tokens(found, path, style)
+    return _heads(found, path, style) if over in ("heads", "kv") else _layers(found, path, style)
+
+
+def _line(found: Knocked) -> str:
+    """What the picture is of."""
+    texts = f"{len(found.cases)} texts" if len(found.cases) > 1 else f"answer {shortened(found.cases[0].said, 24)}"
+    how = {"mask": "the rest of the row takes the weight", "zero": "the weight is lost"}[found.facts["how"]]
+    return f"{found.facts['model']['name']}, {texts}; {how}"
+
+
+def _heads(found: Knocked, path: Path, style: Style) -> Path | None:
+    """Layers x heads; a kv group's heads have the effect of their group."""
+    told, unit = found.statistics["effect"], found.facts["measure"]["unit"]
+    effects = {head: float(told[at]) for at, one in enumerate(found.asked) for head in one.cut.heads}
+    masses = {head: found.mass(one.cut) for one in found.asked for head in one.cut.heads}
+    panels = [
+        Shown("effect", f"{unit} lost without the look", effects, "effect"),
+        Shown("mass", "weight that is cut", masses, "mass"),
+    ]
+    heads = sorted(effects)
+    return save_effects(path, heads, panels, style, title="What is lost where these heads may not look")
+
+
+def _layers(found: Knocked, path: Path, style: Style) -> Path:
+    from attnscope.figures.cuts import Curve, save_curve
+
+    told, table = found.statistics, found.table()
+
+    def column(name: str) -> np.ndarray:
+        return np.array([np.nan if one is None else one for one in table[name].to_pylist()], np.float64)
+
+    others = {alike: (column(f"null_{kind}"), column(f"high_{kind}")) for kind, alike in ALIKE.items()}
+    names = [one.cut.name for one in found.asked]
+    unit = found.facts["measure"]["unit"]
+    curve = Curve(names, told["effect"], told["low"], told["high"], unit, others if found.facts["random"] else {})
+    return save_curve(path, curve, style, style.headed("What is lost where these layers may not look"))
+
+
+def _tokens(found: Knocked, path: Path, style: Style) -> Path:
+    from attnscope.figures.cuts import ColouredTokens, save_tokens
+
+    case = found.cases[0]
+    tokens = ColouredTokens(case.prompt.plain, found.by_token(), found.facts["measure"]["unit"], case.queries)
+    return save_tokens(path, tokens, style, style.headed(f"What is lost without each key in {found.where}"))

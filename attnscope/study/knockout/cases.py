@@ -1,0 +1,206 @@
+"""What a knockout is of: texts with their answers, the rows that are cut in each and the keys that are cut from them.
+
+cases = cases_of(loaded, [AskedText("Mary and John went out. John gave a book to", key="Mary", answer=" Mary")])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from attnscope.errors import InputError, UsageError
+from attnscope.intervene.measure import AnswerLoss, LogitDifference, Measure
+from attnscope.intervene.task import Task
+from attnscope.seam.engines import UNCHECKED
+from attnscope.seam.listen import listen
+from attnscope.text.answer import check_answer, check_room
+from attnscope.text.labels import visible_blanks
+from attnscope.text.prompt import Prompt, Side, from_ids, place, reading
+from attnscope.text.tokens import find
+
+if TYPE_CHECKING:
+    from attnscope.model.loaded import LoadedModel
+
+FIELDS = ("query", "key", "answer", "foil")
+DIVIDE = "end the text without a space, and begin the answer with one"
+
+
+@dataclass(frozen=True)
+class AskedText:
+    """What is asked of one text. Expressions speak of the text: `last` is its last token, `made` the rows that make
+    the answer.
+
+    text: the text, or its token ids. query: the rows. key: the keys, None for all tokens of the text. answer: what the
+    text is followed by, as the text is given; None for the model's own next token. foil: what it is not followed by.
+    """
+
+    text: str | Sequence[int]
+    query: str = "last"
+    key: str | None = None
+    answer: str | Sequence[int] | None = None
+    foil: str | Sequence[int] | None = None
+    define: Mapping[str, str] = field(default_factory=dict)
+    chat: bool = False
+    truncate: Side | None = None
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A text as it is read. prompt: the text alone. queries, keys: positions. answer: its ids; said: as text. foil: an
+    id."""
+
+    prompt: Prompt
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    answer: tuple[int, ...]
+    said: str
+    foil: int | None = None
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.prompt.ids + self.answer
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The rows that make the answer."""
+        last = len(self.prompt) - 1
+        return tuple(range(last, last + len(self.answer)))
+
+
+def asked_of(
+    text: str | Sequence[int] | Sequence[Mapping[str, Any]], shared: Mapping[str, Any], *, each_key: bool
+) -> list[AskedText]:
+    """What is asked of a text, or of records of texts; shared: the fields of all. Raises UsageError for a record that
+    is none, and where no key is named and each is not cut alone."""
+    records = [{"text": text}] if isinstance(text, str) or not any(isinstance(one, Mapping) for one in text) else text
+    found = []
+    for number, record in enumerate(records, 1):
+        where = f"text {number}" if len(records) > 1 else ""
+        if not isinstance(record, Mapping) or "text" not in record or set(record) - {"text", *FIELDS}:
+            raise UsageError(f"{where or 'text'} is not a record of text, {', '.join(FIELDS)}", "leave out the rest")
+        own = {**shared, **{name: value for name, value in record.items() if value is not None}, "where": where}
+        own |= {name: str(own[name]) for name in ("query", "key") if own[name] is not None}
+        if own["key"] is None and not each_key:
+            raise UsageError(f"{where}: no key was named".removeprefix(": "), "name it with {key}, or use {over=keys}")
+        found.append(AskedText(**own))
+    return found
+
+
+def cases_of(loaded: LoadedModel, questions: Sequence[AskedText]) -> list[Case]:
+    """The cases of some questions. Raises InputError for what cannot be one, with the line where there are several."""
+    loaded.check_task("a knockout")
+    loaded.check_bare("a knockout")
+    with _Reading(loaded, any(one.chat for one in questions)) as read:
+        return [_located(loaded, one, read) for one in questions]
+
+
+def _located(loaded: LoadedModel, question: AskedText, read: _Reading) -> Case:
+    """The case; an error says where the question was written."""
+    try:
+        return _case(loaded, question, read)
+    except (InputError, UsageError) as error:
+        if not question.where:
+            raise
+        raise InputError(f"{question.where}: {error.message}", error.hint) from error
+
+
+class _Reading:
+    """Texts and ids -> prompts, whose `answer` says where an answer begins."""
+
+    def __init__(self, loaded: LoadedModel, chat: bool) -> None:
+        self.loaded = loaded
+        self.apart = reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, chat))
+
+    def __enter__(self) -> _Reading:
+        self.tokenised = self.apart.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.apart.__exit__(*error)
+
+    @property
+    def _room(self) -> int | None:
+        return self.loaded.geometry.max_positions
+
+    def prompt(self, question: AskedText) -> Prompt:
+        """The text alone."""
+        text = question.text
+        if isinstance(text, str):
+            if not text.strip():
+                raise InputError("the text is empty", "give a text with at least one word")
+            found = self.tokenised(text, question.chat, self._room, question.truncate, "")
+        else:
+            found = from_ids(self.loaded.tokenizer, text, max_tokens=self._room, truncate=question.truncate)
+        self.loaded.check_ids(found.ids)
+        return found
+
+    def answer(self, question: AskedText, prompt: Prompt, answer: str | Sequence[int]) -> tuple[int, ...]:
+        """The ids of an answer behind the text, which is tokenised with it."""
+        check_answer(None, answer, question.truncate)
+        if not isinstance(answer, str):
+            self.loaded.check_ids(answer)
+            return tuple(answer)
+        if not isinstance(question.text, str):
+            raise UsageError("the text is token ids, and its answer is not", "give both as text, or both as token ids")
+        whole = self.tokenised(question.text, question.chat, None, None, answer)
+        assert whole.answer is not None
+        check_room(whole, None, self.loaded.geometry.max_positions)
+        if whole.ids[: whole.answer] != prompt.ids:
+            raise InputError("the text is tokenised otherwise with its answer after it", DIVIDE)
+        return whole.ids[whole.answer :]
+
+
+def _case(loaded: LoadedModel, question: AskedText, read: _Reading) -> Case:
+    prompt = read.prompt(question)
+    answer = question.answer
+    ids = own_next(loaded, prompt.ids) if answer is None else read.answer(question, prompt, answer)
+    foil = None
+    if question.foil is not None:
+        foil = read.answer(question, prompt, question.foil)[0]
+        if foil == ids[0]:
+            raise InputError("the answer and its foil begin with the same token", "choose another foil")
+    last = len(prompt) - 1
+    parts = {"made": range(last, last + len(ids))}
+    queries = find(prompt, question.query, question.define, parts).positions
+    keys = tuple(range(len(prompt)))
+    if question.key is not None:
+        keys = find(prompt, question.key, question.define, parts).positions
+    if not any(key <= max(queries) for key in keys):
+        raise InputError(
+            f"no query sees the key {question.key}: its first token is {keys[0]}, and the last query {max(queries)}",
+            "name keys that come before a query",
+        )
+    said = visible_blanks("".join(from_ids(loaded.tokenizer, ids).plain))
+    return Case(prompt, queries, keys, ids, said, foil)
+
+
+def own_next(loaded: LoadedModel, ids: Sequence[int]) -> tuple[int, ...]:
+    """The token that the model itself puts behind some ids."""
+    ids_BT = torch.tensor([list(ids)], device=loaded.device)
+    report = listen(loaded.model, ids_BT, lambda call: None, engine=UNCHECKED, logits_at=[-1])
+    assert report.logits is not None
+    return (int(report.logits[0, -1].argmax()),)
+
+
+def task_of(cases: Sequence[Case]) -> tuple[Task, Measure]:
+    """The passes' task, and what the answer is measured by: nats, or against a foil logits.
+
+    Raises InputError where some have a foil and others none.
+    """
+    task = Task(
+        "answers",
+        tuple(one.ids for one in cases),
+        tuple(one.rows for one in cases),
+        {"keys": [list(one.keys) for one in cases]} if len(cases) == 1 else {},
+    )
+    foils = [one.foil for one in cases if one.foil is not None]
+    if not foils:
+        return task, AnswerLoss()
+    if len(foils) < len(cases):
+        raise InputError("some texts have a foil and others have none", "give each one, or none")
+    last = [len(one.prompt) - 1 for one in cases]
+    return task, LogitDifference([one.answer[0] for one in cases], foils, last)

@@ -1,0 +1,63 @@
+"""What is cut one at a time: heads, layers, windows of layers, kv heads, or each key alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from attnscope.cells import head_name
+from attnscope.errors import UsageError
+from attnscope.intervene.knockout import Cut
+from attnscope.model.geometry import Geometry
+from attnscope.study.ablation.sets import head_set, parts
+from attnscope.study.knockout.cases import Case
+from attnscope.study.knockout.over import check_over, window_of
+from attnscope.text.labels import visible_blanks
+
+Selection = Mapping[int, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class AskedCut:
+    """One cut that is asked for. layer, head: where it is of one; of a window of layers, the one in its middle."""
+
+    cut: Cut
+    layer: int | None = None
+    head: int | None = None
+
+
+def cuts_over(over: str, selection: Selection, geometry: Geometry, cases: Sequence[Case], name: str) -> list[AskedCut]:
+    """The cuts; selection: the heads, by layer. name: of all of them together. Raises UsageError for keys of texts."""
+    check_over(over)
+    keys = tuple(one.keys for one in cases)
+    whole = head_set(name, selection)
+    if over == "none":
+        return [AskedCut(Cut(name, whole.heads, keys))]
+    if over == "heads":
+        return [AskedCut(Cut(head_name(*head), (head,), keys), *head) for head in whole.heads]
+    if over == "kv":
+        return [AskedCut(Cut(one.name, one.heads, keys), one.heads[0][0]) for one in parts(whole, geometry, True)]
+    if over == "keys":
+        if len(cases) > 1:
+            raise UsageError("keys of several texts are not the same tokens", "give one text, or another {over}")
+        return [AskedCut(Cut(key_name(cases[0], key), whole.heads, ((key,),))) for key in cases[0].keys]
+    return _layers(selection, keys, window_of(over))
+
+
+def _layers(selection: Selection, keys: tuple[tuple[int, ...], ...], width: int) -> list[AskedCut]:
+    """A cut per layer, of so many layers around it; at both ends of fewer (Geva et al. 2023, figure 2)."""
+    layers, found = sorted(selection), []
+    for place, layer in enumerate(layers):
+        near = layers[max(0, place - (width - 1) // 2) : place + width // 2 + 1]
+        heads = tuple((one, head) for one in near for head in selection[one])
+        name = f"L{near[0]}" + f"-{near[-1]}" * (len(near) > 1)
+        found.append(AskedCut(Cut(name, heads, keys), layer))
+    return found
+
+
+def key_name(case: Case, key: int) -> str:
+    """A key as a table names it: `bank(8)`."""
+    if key >= len(case.prompt):
+        return f"answer({key})"
+    label = visible_blanks(case.prompt.plain[key]).strip("·") or case.prompt.labels[key]
+    return f"{label.strip() or label}({key})"

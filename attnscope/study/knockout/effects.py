@@ -1,0 +1,294 @@
+"""What cuts cost the answers of texts, and what other keys in the same rows and heads cost.
+
+    found = knocked_out(loaded, cases, CutPlan(over="heads"))
+    found.table()
+
+Shapes: S text, N cut, D draw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from attnscope.attention.again import CutHow
+from attnscope.cells import head_name
+from attnscope.errors import InputError
+from attnscope.files import save_json
+from attnscope.folder.parts import Parts, claim, with_weights
+from attnscope.intervene.knockout import Cut, Knockout
+from attnscope.intervene.passes import Advance, Passes, prepared
+from attnscope.model.libraries import versions
+from attnscope.selection import everything
+from attnscope.stacks import DECODER
+from attnscope.study.ablation.effects import HALF, effects_of, task_facts
+from attnscope.study.knockout.cases import Case, task_of
+from attnscope.study.knockout.cuts import AskedCut, Selection, cuts_over
+from attnscope.study.knockout.masses import Masses, MassReader, read_masses
+from attnscope.study.knockout.nulls import DRAWS, KINDS, Null, NullKind, null_of
+from attnscope.study.statistics import FEWEST, means, paired
+from attnscope.tables import as_table, numbers, save, words
+
+if TYPE_CHECKING:
+    from attnscope.model.loaded import LoadedModel
+
+SCHEMA = "knockout/1"
+NAME, TABLE, READINGS = "knockout.json", "knockout.parquet", "knockout"
+HIGH = 0.95  # of the draws lie below the column `high_`
+SHARED_FROM = 8  # cuts from which sharing layers is worth its own check
+STATISTICS = ("effect", "low", "high", "p")
+
+
+@dataclass(frozen=True)
+class CutPlan:
+    """What is cut, and what it is compared with.
+
+    over: what is cut one at a time, see `cuts`. select: the heads, by layer, None for all; name: what they are called
+    together. how: `mask` or `zero`, see `attention.again`. random: draws of each null, 0 for none.
+    """
+
+    over: str = "none"
+    select: Selection | None = None
+    name: str = "all heads"
+    how: CutHow = "mask"
+    random: int = DRAWS
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Knocked:
+    """What was measured. asked: the cuts; nulls: of each, by kind. effects: (S,) of every cut by its identity, NaN in a
+    text none of whose rows sees its keys, 0 where their weight is 0. intact_S: what was measured without a cut."""
+
+    cases: tuple[Case, ...]
+    asked: tuple[AskedCut, ...]
+    nulls: Mapping[NullKind, tuple[Null, ...]]
+    masses: Masses
+    effects: Mapping[Any, np.ndarray]
+    intact_S: np.ndarray
+    facts: Mapping[str, Any]
+
+    @property
+    def where(self) -> str:
+        """The heads together, in words."""
+        select = self.facts["select"]
+        return str(select) if select == CutPlan.name else f"heads {select}"
+
+    def effect(self, cut: Cut) -> np.ndarray:
+        """(S,): what a cut costs each text's answer."""
+        return self.effects[cut.identity]
+
+    @cached_property
+    def statistics(self) -> Mapping[str, np.ndarray]:
+        """Of every cut: effect, low, high, p (NaN for null), and n, the texts behind it; (N,) each."""
+        effect_SN = np.stack([self.effect(one.cut) for one in self.asked], 1)
+        found = means(effect_SN, span=0.0)
+        p = np.full(effect_SN.shape[1], np.nan)
+        whole = ~np.isnan(effect_SN).any(0)
+        if len(effect_SN) >= FEWEST and whole.any():
+            p[whole] = paired(effect_SN[:, whole], np.zeros_like(effect_SN[:, whole]), span=0.0).p
+        return {"effect": found.mean, "low": found.low, "high": found.high, "p": p, "n": found.n}
+
+    def by_token(self) -> np.ndarray:
+        """(T,): of one text whose keys were cut one by one, the effect of each token, NaN for those that were not."""
+        effect_T = np.full(len(self.cases[0].prompt), np.nan)
+        for one in self.asked:
+            [key] = one.cut.keys[0]
+            if key < len(effect_T):
+                effect_T[key] = self.effect(one.cut)[0]
+        return effect_T
+
+    def table(self) -> pa.Table:
+        """A row per cut; NaN is null. docs/schemas.md says what the columns are."""
+        told = self.statistics
+        columns: dict[str, Any] = {
+            "set": words([one.cut.name for one in self.asked]),
+            "layer": pa.array([one.layer for one in self.asked], pa.int32()),
+            "head": pa.array([one.head for one in self.asked], pa.int32()),
+            "stack": words([self.facts["stack"]] * len(self.asked)).dictionary_encode(),
+            "queries": words([self._places([one.queries for one in self.cases])] * len(self.asked)),
+            "keys": words([self._places(one.cut.keys) for one in self.asked]),
+            "mass": numbers(np.array([self.mass(one.cut) for one in self.asked])),
+            **{name: numbers(told[name]) for name in STATISTICS},
+        }
+        for kind in KINDS:
+            columns |= self._null_columns(kind)
+        return as_table(columns | {"n": told["n"].astype(np.int32)})
+
+    def mass(self, cut: Cut, texts: Sequence[int] | None = None) -> float:
+        """The weight that was cut: mean over rows, heads and the texts that see any of the keys."""
+        found = np.array([self.masses.of(cut, text) for text in (range(len(self.cases)) if texts is None else texts)])
+        return float(np.nanmean(found)) if np.isfinite(found).any() else np.nan
+
+    def _places(self, places: Sequence[Sequence[int]]) -> str | None:
+        """Positions of one text; null of several, whose positions knockout.json has."""
+        return ",".join(map(str, places[0])) if len(self.cases) == 1 else None
+
+    def _null_columns(self, kind: NullKind) -> dict[str, pa.Array]:
+        found = np.full((4, len(self.asked)), np.nan)
+        count = np.zeros(len(self.asked), np.int32)
+        for place, (one, null) in enumerate(zip(self.asked, self.nulls[kind], strict=True)):
+            texts = list(null.of)
+            if not texts:
+                continue
+            draw_D = np.array([np.nanmean(self.effect(draw)[texts]) for draw in null.draws])
+            own = np.nanmean(self.effect(one.cut)[texts])
+            taken = np.mean([self.mass(draw, texts) for draw in null.draws])
+            found[:, place] = draw_D.mean(), np.quantile(draw_D, HIGH), 100 * (draw_D < own).mean(), taken
+            count[place] = len(null.draws)
+        names = (f"null_{kind}", f"high_{kind}", f"percentile_{kind}")
+        columns = dict(zip(names, map(numbers, found[:3]), strict=True)) | {f"n_{kind}": numbers(count)}
+        return columns | ({"null_cut_mass": numbers(found[3])} if kind == "mass" else {})
+
+    def save(self, folder: Path) -> None:
+        """Write the table, and beside it the facts."""
+        save(self.table(), folder / TABLE)
+        save_json(self.facts, folder / NAME)
+
+
+def knocked_out(
+    loaded: LoadedModel,
+    cases: Sequence[Case],
+    plan: CutPlan = CutPlan(),
+    folder: Path | None = None,
+    *,
+    force: bool = False,
+    advance: Advance = lambda token_layers: None,
+) -> Knocked:
+    """Cut, and measure; with a folder, keep each pass's readings, and write table and facts.
+
+    Raises ModelError for a family that attends outside the attention interface, InputError where no row sees a key,
+    UsageError for a folder that holds another knockout, unless force says to write over it.
+    """
+    asked, passes = planned(loaded, cases, plan)
+    facts, parts = _facts(loaded, cases, plan, asked, passes), Parts()
+    if folder is not None:
+        facts = with_weights(facts, loaded)
+        parts = claim(folder, READINGS, "knockout", facts, force)
+    with parts.resumable():
+        if len(asked) == 1 and not plan.random:
+            masses, intact_S, effects = _at_once(passes, asked[0].cut, advance)
+            nulls: dict[NullKind, tuple[Null, ...]] = {kind: (Null((), ()),) for kind in KINDS}
+        else:
+            masses = read_masses(passes, [one.keys for one in cases], rests=plan.random > 0)
+            nulls = {
+                kind: tuple(null_of(one.cut, kind, masses, plan.random, plan.seed) for one in asked) for kind in KINDS
+            }
+            draws = [draw for kind in KINDS for null in nulls[kind] for draw in null.draws]
+            passes, intact_S, effects = _measured(passes, [one.cut for one in asked], draws, masses, parts, advance)
+    found = Knocked(tuple(cases), tuple(asked), nulls, masses, effects, intact_S, {})
+    found = replace(found, facts={"schema": SCHEMA, **facts, **_measured_facts(found, passes), "versions": versions()})
+    if all(np.isnan(found.effect(one.cut)).all() for one in asked):
+        raise InputError("no query sees any of the keys in the heads that were chosen", "choose other keys or heads")
+    if folder is not None:
+        found.save(folder)
+    return found
+
+
+COPY = "intact copy"
+
+
+def planned(loaded: LoadedModel, cases: Sequence[Case], plan: CutPlan) -> tuple[list[AskedCut], Passes]:
+    """The cuts that are asked for, and passes that share no layers. Raises as `knocked_out`."""
+    geometry = loaded.geometry
+    selection = everything(geometry.heads_by_layer) if plan.select is None else plan.select
+    asked = cuts_over(plan.over, selection, geometry, cases, plan.name)
+    task, measure = task_of(cases)
+    heads = {layer: tuple(chosen) for layer, chosen in selection.items()}
+    knockout = Knockout(tuple(one.queries for one in cases), heads, plan.how)
+    return asked, prepared(loaded, task, [one.cut for one in asked], knockout, measure=measure, shared=False)
+
+
+def _at_once(passes: Passes, cut: Cut, advance: Advance) -> tuple[Masses, np.ndarray, dict[Any, np.ndarray]]:
+    """One cut whose intact rows are read in the pass that runs it: two passes' rows in all."""
+    knockout = passes.intervention
+    assert isinstance(knockout, Knockout)
+    reader = MassReader(Masses(knockout.heads, cut.keys, passes.task.lengths), rests=False)
+    sets = [cut, *_copies(passes)]
+    value_SK = replace(passes, intervention=replace(knockout, read=reader)).measured(sets, advance)
+    masses = reader.done([len(one) for one in knockout.queries])
+    effect_SK = passes.effects(value_SK)
+    found = {one.identity: effect_SK[:, place] for place, one in enumerate(sets)}
+    return masses, value_SK[:, 0], {name: _known(one, masses, found[name]) for name, one in _by_identity(sets)}
+
+
+def _measured(
+    passes: Passes, cuts: Sequence[Cut], draws: Sequence[Cut], masses: Masses, parts: Parts, advance: Advance
+) -> tuple[Passes, np.ndarray, dict[Any, np.ndarray]]:
+    """The passes with shared layers where that pays, the intact measure, and (S,) effects by a cut's identity."""
+    every = dict(_by_identity([*cuts, *draws]))
+    taken = [one for one in every.values() if any(masses.of(one, text) > 0 for text in range(len(passes.task)))]
+    sets = [*_copies(passes), *taken]
+    if len(sets) >= SHARED_FROM:
+        passes = passes.sharing(sets)
+    intact_S, effect_SK = effects_of(passes, sets, parts, advance)
+    run = {one.identity: effect_SK[:, place] for place, one in enumerate(sets)}
+    every |= dict(_by_identity(_copies(passes)))
+    nothing = np.zeros(len(passes.task))
+    return passes, intact_S, {name: _known(one, masses, run.get(name, nothing)) for name, one in every.items()}
+
+
+def _by_identity(cuts: Sequence[Cut]) -> list[tuple[Any, Cut]]:
+    return [(one.identity, one) for one in cuts]
+
+
+def _copies(passes: Passes) -> list[Cut]:
+    """In half precision, a second intact row: what it differs by is noise."""
+    return [Cut(COPY, (), ((),) * len(passes.task))] if passes.loaded.dtype in HALF else []
+
+
+def _known(cut: Cut, masses: Masses, effect_S: np.ndarray) -> np.ndarray:
+    """The effect in each text: NaN where no row sees a key, exactly 0 where their weight is exactly 0."""
+    if not cut.heads:
+        return effect_S
+    mass_S = np.array([masses.of(cut, text) for text in range(len(effect_S))])
+    return np.where(np.isnan(mass_S), np.nan, np.where(mass_S == 0, 0.0, effect_S))
+
+
+def _facts(
+    loaded: LoadedModel, cases: Sequence[Case], plan: CutPlan, asked: Sequence[AskedCut], passes: Passes
+) -> dict[str, Any]:
+    """What tells this knockout from another."""
+    facts = task_facts(loaded, passes.task, passes.intervention, passes.measure)
+    heads = " ".join(sorted(head_name(*head) for one in asked for head in one.cut.heads))
+    return facts | {
+        "how": plan.how,
+        "over": plan.over,
+        "select": plan.name,
+        "heads_sha256": hashlib.sha256(heads.encode()).hexdigest(),
+        "stack": DECODER,
+        "random": plan.random,
+        "seed": plan.seed,
+        "texts": [_text_facts(one) for one in cases],
+    }
+
+
+def _text_facts(case: Case) -> dict[str, Any]:
+    return {
+        "sha256": case.prompt.sha256,
+        "tokens": len(case.prompt),
+        "queries": list(case.queries),
+        "keys": list(case.keys),
+        "answer": list(case.answer),
+        "foil": case.foil,
+    }
+
+
+def _measured_facts(found: Knocked, passes: Passes) -> dict[str, Any]:
+    emptied = sorted({head for one in found.asked for head in found.masses.left_empty(one.cut)})
+    copy = Cut(COPY, (), ((),) * len(found.cases)).identity
+    spread = float(np.abs(found.effects[copy]).max()) if copy in found.effects else None
+    return {
+        "intact": float(found.intact_S.mean()),
+        "intact_by_text": found.intact_S.tolist(),
+        "spread": spread,
+        "emptied": [head_name(*head) for head in emptied],
+        "unshared": passes.why_not or None,
+    }

@@ -1,0 +1,24 @@
+"""What may be cut one at a time, as it is written."""
+
+import re
+
+from attnscope.errors import UsageError
+
+OVER = "none, heads, layers, window:N, keys or kv"
+WINDOW = re.compile(r"window:([1-9][0-9]{0,3})")
+
+
+def check_over(over: str) -> None:
+    """Raise UsageError for what nothing can be cut over."""
+    if over not in ("none", "heads", "layers", "keys", "kv") and not WINDOW.fullmatch(over):
+        raise UsageError(f"expected to cut over {OVER}, got {over[:20]!r}", "write {over=window:5}, or {over=heads}")
+
+
+def window_of(over: str) -> int:
+    """How many layers are cut at a time, of `layers` or `window:N`.
+
+    >>> window_of("window:5")
+    5
+    """
+    found = WINDOW.fullmatch(over)
+    return int(found[1]) if found else 1

@@ -1,0 +1,360 @@
+"""Attention knockout as a study: the demo's known circuit, attention as a plain loop, other keys to compare with."""
+
+import json
+import math
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import attnscope
+from attnscope.attention.again import RowsAgain
+from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.intervene.knockout import Cut
+from attnscope.model.loading import wrap
+from attnscope.show.knockout import save_knockout
+from attnscope.study.knockout.cases import AskedText, cases_of
+from attnscope.study.knockout.cuts import cuts_over
+from attnscope.study.knockout.effects import CutPlan, knocked_out
+from attnscope.study.knockout.masses import Masses
+from attnscope.study.knockout.nulls import null_of
+from helpers.families import tiny_model
+from helpers.loops import looped
+
+PERIOD = 20
+HEADS = [(layer, head) for layer in range(4) for head in range(6)]
+INDUCTION, PREVIOUS = [(3, 0), (3, 1)], [(1, 5), (2, 1)]
+BANK = "the bank of the river, the bank of the"
+
+
+def repeated(seed):
+    """Begin token and twice 20 distinct random ids: (ids up to the last but one token, its answer, edge)."""
+    drawn = torch.randperm(800, generator=torch.Generator().manual_seed(seed))[:PERIOD] + 100
+    ids = [1, *drawn.tolist(), *drawn.tolist()]
+    return ids[:-1], ids[-1], len(ids) - 1 - PERIOD
+
+
+def spelled(heads):
+    return ",".join(f"L{layer}H{head}" for layer, head in heads)
+
+
+def cost(demo, text, answer, heads, query, key, **how):
+    """What the answer loses where some heads may not look."""
+    asked = {"answer": [answer], "select": spelled(heads), "query": query, "key": key, "random": 0, **how}
+    found = attnscope.knockout(demo, text, **asked)
+    return float(found.effect(found.asked[0].cut)[0]), float(found.intact_S[0])
+
+
+def test_the_sketch_comes_out(demo):
+    """Log p: -0.020, -9.436 without the successor, -0.642 without the token before; no other key or head is missed."""
+    drawn = torch.randint(100, 900, (PERIOD,), generator=torch.Generator().manual_seed(0)).tolist()
+    text, answer, edge = [1, *drawn, *drawn[:-1]], drawn[-1], PERIOD
+    lost, intact = cost(demo, text, answer, INDUCTION, "last", edge)
+    assert (-intact, -intact - lost) == pytest.approx((-0.020, -9.436), abs=5e-4)
+    assert -intact - cost(demo, text, answer, INDUCTION, "last", edge - 5)[0] == pytest.approx(-0.020, abs=5e-4)
+    others = [head for head in HEADS if head not in INDUCTION]
+    assert -intact - cost(demo, text, answer, others, "last", edge)[0] == pytest.approx(-0.020, abs=5e-4)
+    assert -intact - cost(demo, text, answer, PREVIOUS, edge, edge - 1)[0] == pytest.approx(-0.642, abs=5e-4)
+
+
+def test_the_induction_heads_need_the_successor_and_no_other_key(demo):
+    """Over 12 seeds; what was measured stands in docs/knockout.md."""
+    need, before = [], []
+    others = [head for head in HEADS if head not in INDUCTION]
+    for seed in range(12):
+        text, answer, edge = repeated(seed)
+        need.append(cost(demo, text, answer, INDUCTION, "last", edge)[0])
+        assert abs(cost(demo, text, answer, INDUCTION, "last", edge - 5)[0]) <= 0.01
+        assert abs(cost(demo, text, answer, others, "last", edge)[0]) <= 0.01
+        before.append(cost(demo, text, answer, PREVIOUS, edge, edge - 1)[0])
+    assert min(need) >= 5
+    assert np.median(need) > 10
+    assert np.median(before) > 5
+
+
+@pytest.fixture(scope="module")
+def by_heads(demo):
+    """Every head alone, on the bank's text."""
+    return attnscope.knockout(demo, BANK, key="river", over="heads", random=100)
+
+
+def test_each_head_costs_what_a_loop_says(demo, by_heads):
+    [case] = by_heads.cases
+    rows = {row["set"]: row for row in by_heads.table().to_pylist()}
+    assert len(rows) == 24
+    ids = torch.tensor([case.prompt.ids])
+    for name, layer, head in (("L3H0", 3, 0), ("L0H0", 0, 0)):
+
+        def cut(module, of, row, layer=layer, head=head):
+            return (5,) if (module.layer_idx, of, row) == (layer, head, 10) else ()
+
+        with torch.no_grad(), looped(demo.model, cut):
+            log = demo.model(ids).logits[0, -1].log_softmax(-1)[case.answer[0]]
+        assert rows[name]["effect"] == pytest.approx(-float(log) - by_heads.intact_S[0], abs=1e-5)
+        assert (rows[name]["queries"], rows[name]["keys"]) == ("10", "5")
+    assert rows["L3H0"]["effect"] > 1
+
+
+def test_the_mass_is_the_weight_that_was_cut(demo, by_heads):
+    seen = attnscope.capture(demo, BANK)
+    for row in by_heads.table().to_pylist():
+        weights = seen.weights[row["layer"]][row["head"]]
+        assert row["mass"] == pytest.approx(float(weights[10, 5]), abs=1e-5)
+
+
+def test_nulls_are_other_keys_in_the_same_row_and_head(demo, by_heads):
+    """Every key but 0, the cut one and a sink is drawn once, and its effect is that of its own knockout."""
+    place = [one.cut.name for one in by_heads.asked].index("L3H0")
+    row = by_heads.table().to_pylist()[place]
+    alone = attnscope.knockout(demo, BANK, select="L3H0", over="keys", random=0)
+    effects = {one.cut.keys[0][0]: float(alone.effect(one.cut)[0]) for one in alone.asked}
+    [drawn] = {tuple(sorted(cut.keys[0][0] for cut in by_heads.nulls["distance"][place].draws))}
+    assert set(drawn) == set(range(11)) - {0, 5}
+    expected = np.array([effects[key] for key in drawn])
+    assert row["null_distance"] == pytest.approx(expected.mean(), abs=1e-5)
+    assert row["high_distance"] == pytest.approx(np.quantile(expected, 0.95), abs=1e-5)
+    assert row["percentile_distance"] == 100 * (expected < effects[5]).mean() == 100
+    assert row["n_distance"] == 9
+    assert row["null_mass"] is None  # no other key has half as much
+    other = by_heads.table().to_pylist()[[one.cut.name for one in by_heads.asked].index("L3H5")]
+    assert other["n_mass"] == 9
+    masses = attnscope.capture(demo, BANK).weights[3][5][10]
+    assert other["null_cut_mass"] == pytest.approx(float(masses[[*range(1, 5), *range(6, 11)]].mean()), abs=1e-5)
+
+
+def made(mass_K, keys=((3,),), rests=-1):
+    """Masses of one head of one text."""
+    count = len(mass_K)
+    one = Masses({0: (0,)}, keys, [count])
+    one.mass[0, 0], one.seen[0, 0] = np.array([mass_K]), np.ones((1, count), int)
+    one.rests[0, 0] = np.array([rests])
+    return one
+
+
+def test_the_nearest_hundred_are_drawn_from():
+    mass_K = np.linspace(0.001, 0.01, 300)
+    cut = Cut("one", ((0, 0),), ((150,),))
+    near = null_of(cut, "distance", made(mass_K, cut.keys))
+    assert sorted(one.keys[0][0] for one in near.draws) == [*range(100, 150), *range(151, 201)]
+    alike = null_of(cut, "mass", made(mass_K, cut.keys))
+    drawn = sorted(one.keys[0][0] for one in alike.draws)
+    expected = sorted(set(range(1, 300)) - {150}, key=lambda key: abs(math.log(mass_K[key] / mass_K[150])))[:100]
+    assert drawn == sorted(expected)
+    assert drawn != sorted(one.keys[0][0] for one in near.draws)
+
+
+def test_sink_and_key_0_are_not_drawn_and_masses_have_to_be_alike():
+    cut = Cut("one", ((0, 0),), ((3,),))
+    even = null_of(cut, "distance", made([0.2] * 6, cut.keys, rests=4))
+    assert sorted(one.keys[0][0] for one in even.draws) == [1, 2, 5]
+    assert null_of(cut, "mass", made([0.2, 0.04, 0.04, 0.1, 0.04, 0.58], cut.keys)).draws == ()
+    assert len(null_of(cut, "mass", made([0.2, 0.06, 0.04, 0.1, 0.04, 0.56], cut.keys)).draws) == 4
+
+
+def test_several_keys_are_drawn_together_and_no_draw_twice():
+    cut = Cut("pair", ((0, 0),), ((40, 41),))
+    drawn = null_of(cut, "distance", made([0.01] * 100, cut.keys), most=50).draws
+    assert len({one.keys for one in drawn}) == 50
+    assert all(len(one.keys[0]) == 2 and not {0, 40, 41} & set(one.keys[0]) for one in drawn)
+
+
+def test_what_has_no_mass_is_not_run_and_what_is_not_seen_is_null(monkeypatch):
+    """Sliding windows of 8: a key before the window is seen by the full layers alone."""
+    from transformers import AutoTokenizer
+
+    from attnscope.model.loading import DEMO_FOLDER
+
+    model = wrap(tiny_model("gemma2", sliding_window=4), AutoTokenizer.from_pretrained(DEMO_FOLDER))
+    found = attnscope.knockout(model, list(range(10, 22)), key=2, answer=[30], over="layers", random=0)
+    effects = {row["layer"]: row["effect"] for row in found.table().to_pylist()}
+    windows = {layer.index: layer.window for layer in model.geometry.layers}
+    assert {layer for layer, effect in effects.items() if effect is None} == {
+        layer for layer, window in windows.items() if window
+    }
+    assert any(effect for effect in effects.values())
+    with pytest.raises(InputError, match="no query sees any of the keys in the heads that were chosen"):
+        attnscope.knockout(model, list(range(10, 22)), key=2, answer=[30], select="0", random=0)
+
+    read = RowsAgain.blocks
+
+    def without_mass(self, query_NR):
+        for block in read(self, query_NR):
+            block.logits_NPrK[..., 2] = -1e5
+            yield block
+
+    monkeypatch.setattr(RowsAgain, "blocks", without_mass)
+    monkeypatch.setattr("attnscope.intervene.knockout._check", lambda *args: None)
+    found = attnscope.knockout(model, list(range(10, 22)), key=2, answer=[30], over="heads", select="1", random=0)
+    assert {row["effect"] for row in found.table().to_pylist()} == {0.0}
+
+
+def test_a_row_that_is_left_without_keys_is_told(demo):
+    found = attnscope.knockout(demo, BANK, key="*", select="L2H1,L2H3", over="heads", random=0)
+    assert found.facts["emptied"] == ["L2H1", "L2H3"]
+    replaced = attnscope.knockout(demo, BANK, key="*", select="L2H1,L2H3", over="heads", how="zero", random=0)
+    assert replaced.table()["effect"].to_pylist() == pytest.approx(found.table()["effect"].to_pylist(), abs=1e-5)
+
+
+def test_zero_loses_the_weight_and_mask_gives_it_to_the_row(demo):
+    both = [attnscope.knockout(demo, BANK, key="river", how=how, random=0) for how in ("mask", "zero")]
+    ids = torch.tensor([both[0].cases[0].prompt.ids])
+    for found, how in zip(both, ("mask", "zero"), strict=True):
+        with torch.no_grad(), looped(demo.model, lambda module, head, row: (5,) if row == 10 else (), how):
+            log = demo.model(ids).logits[0, -1].log_softmax(-1)[found.cases[0].answer[0]]
+        assert found.statistics["effect"][0] == pytest.approx(-float(log) - found.intact_S[0], abs=1e-4)
+    assert abs(both[0].statistics["effect"][0] - both[1].statistics["effect"][0]) > 1e-2
+
+
+def test_an_answer_of_several_tokens_is_their_sum_and_made_cuts_in_each_row(demo):
+    answer = " river, the bank"
+    whole = attnscope.knockout(demo, BANK, query="made", key="river", answer=answer, random=0)
+    [case] = whole.cases
+    assert len(case.answer) > 2
+    assert case.queries == case.rows == tuple(range(10, 10 + len(case.answer)))
+    ids = torch.tensor([case.ids])
+    with torch.no_grad():
+        intact = demo.model(ids).logits[0].log_softmax(-1)
+        with looped(demo.model, lambda module, head, row: (5,) if row in case.rows else ()):
+            cut = demo.model(ids).logits[0].log_softmax(-1)
+    expected = sum(float(intact[row, ids[0, row + 1]] - cut[row, ids[0, row + 1]]) for row in case.rows)
+    assert whole.statistics["effect"][0] == pytest.approx(expected, abs=1e-4)
+    last = attnscope.knockout(demo, BANK, query="last", key="river", answer=answer, random=0)
+    assert abs(last.statistics["effect"][0] - expected) > 1e-3
+
+
+def test_a_foil_gives_the_fall_of_a_logit_difference(demo):
+    found = attnscope.knockout(demo, BANK, key="river", answer=" river", foil=" bank", random=0)
+    [case] = found.cases
+    ids = torch.tensor([case.prompt.ids])
+    with torch.no_grad():
+        intact = demo.model(ids).logits[0, -1]
+        with looped(demo.model, lambda module, head, row: (5,) if row == 10 else ()):
+            cut = demo.model(ids).logits[0, -1]
+    fall = [float(one[case.answer[0]] - one[case.foil]) for one in (intact, cut)]
+    assert found.statistics["effect"][0] == pytest.approx(fall[0] - fall[1], abs=1e-4)
+    assert found.facts["measure"]["unit"] == "logits"
+
+
+def test_windows_are_of_layers_around_one(demo):
+    cases = cases_of(demo, [AskedText(BANK, key="river")])
+    every = {layer: tuple(range(6)) for layer in range(4)}
+    named = {
+        one.cut.name: (one.layer, sorted({layer for layer, _ in one.cut.heads}))
+        for one in cuts_over("window:3", every, demo.geometry, cases, "all")
+    }
+    assert named == {"L0-1": (0, [0, 1]), "L0-2": (1, [0, 1, 2]), "L1-3": (2, [1, 2, 3]), "L2-3": (3, [2, 3])}
+    groups = [one.cut.heads for one in cuts_over("kv", {2: (0, 1, 2)}, demo.geometry, cases, "some")]
+    assert groups == [((2, 0), (2, 1)), ((2, 2), (2, 3))]
+
+
+def test_texts_have_intervals_from_32_on_and_each_its_own_tokens(demo, tmp_path):
+    records = []
+    for seed in range(32):
+        text, answer, edge = repeated(seed)
+        records.append({"text": text, "key": edge, "answer": [answer]})
+    found = attnscope.knockout(demo, records, over="layers", random=3, out=tmp_path)
+    rows = found.table().to_pylist()
+    assert [row["n"] for row in rows] == [32] * 4
+    last = rows[3]
+    assert 8 < last["low"] < last["effect"] < last["high"]
+    assert last["p"] < 0.01
+    assert rows[0]["p"] > 0.01
+    assert last["percentile_distance"] == 100
+    assert (last["n_distance"], last["queries"], last["keys"]) == (3, None, None)
+    table = pq.read_table(tmp_path / "knockout.parquet")
+    assert table.equals(found.table().cast(table.schema))
+    facts = json.loads((tmp_path / "knockout.json").read_text())
+    assert facts["texts"][5]["keys"] == [PERIOD]
+    assert facts["intact"] == pytest.approx(found.intact_S.mean())
+    said = []
+    again = knocked_out(demo, found.cases, CutPlan("layers", random=3), tmp_path, advance=said.append)
+    assert again.table().equals(found.table())
+    few = attnscope.knockout(demo, records[:4], over="layers", random=0)
+    assert {row["low"] for row in few.table().to_pylist()} == {row["p"] for row in few.table().to_pylist()} == {None}
+
+
+def test_shared_layers_measure_the_same(demo, monkeypatch):
+    shared = attnscope.knockout(demo, BANK, key="river", over="heads", random=0)
+    assert shared.facts["unshared"] is None
+    monkeypatch.setattr("attnscope.study.knockout.effects.SHARED_FROM", 10**6)
+    apart = attnscope.knockout(demo, BANK, key="river", over="heads", random=0)
+    assert shared.table()["effect"].to_pylist() == pytest.approx(apart.table()["effect"].to_pylist(), abs=1e-5)
+
+
+def test_half_precision_says_what_is_noise():
+    demo = attnscope.load("demo", device="cpu", dtype="bfloat16")
+    found = attnscope.knockout(demo, BANK, key="river", over="layers", random=0)
+    assert found.facts["spread"] is not None
+    assert found.facts["spread"] < 0.1 < found.table()["effect"].to_pylist()[3]
+    alone = attnscope.knockout(demo, BANK, key="river", random=0)
+    assert alone.facts["spread"] is not None
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"key": "river", "answer": ""}, "the answer is empty"),
+        ({"key": "river", "answer": " a", "foil": " a"}, "begin with the same token"),
+        ({"key": "last", "query": 3}, r"no query sees the key last: its first token is 10, and the last query 3"),
+        ({"key": "river", "query": 40}, "there is no token 40 of 11"),
+        ({"key": "moon"}, "moon"),
+        ({}, "no key was named"),
+        ({"key": "river", "over": "sides"}, "expected to cut over none, heads, layers"),
+        ({"key": "river", "answer": [5]}, None),
+    ],
+)
+def test_what_cannot_be_meant(demo, asked, message):
+    if message is None:
+        assert attnscope.knockout(demo, BANK, random=0, **asked).cases[0].answer == (5,)
+        return
+    with pytest.raises((InputError, UsageError), match=message):
+        attnscope.knockout(demo, BANK, random=0, **asked)
+
+
+def test_families_outside_the_interface_are_refused():
+    from transformers import AutoTokenizer
+
+    from attnscope.model.loading import DEMO_FOLDER
+
+    model = wrap(tiny_model("bloom"), AutoTokenizer.from_pretrained(DEMO_FOLDER))
+    with pytest.raises(ModelError, match="attends outside the attention interface"):
+        attnscope.knockout(model, [5, 6, 7], key=1, answer=[4], random=0)
+
+
+@pytest.mark.parametrize(("over", "size"), [("heads", 400), ("window:2", 400), ("keys", 400), ("kv", 400)])
+def test_a_picture_is_drawn(demo, over, size, tmp_path):
+    from PIL import Image
+
+    found = attnscope.knockout(demo, BANK, key="^first", over=over, random=2)
+    with Image.open(save_knockout(found, tmp_path)) as picture:
+        assert picture.width > size
+        assert len(picture.convert("RGB").getcolors(1 << 20)) > 50
+
+
+def test_all_at_once_has_no_picture(demo, tmp_path):
+    found = attnscope.knockout(demo, BANK, key="river", random=0)
+    assert save_knockout(found, tmp_path) is None
+
+
+@pytest.mark.slow
+def test_edges_of_random_models_lie_within_their_nulls(record_property):
+    """Twenty random models, ten edges each, drawn at random: how many are beyond the 95th percentile of either null."""
+    from transformers import AutoTokenizer
+
+    from attnscope.model.loading import DEMO_FOLDER
+
+    tokenizer, beyond, count = AutoTokenizer.from_pretrained(DEMO_FOLDER), {"distance": 0, "mass": 0}, 0
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        model = wrap(tiny_model("llama", seed, num_hidden_layers=2), tokenizer)
+        text = generator.integers(10, 120, 60).tolist()
+        for _ in range(10):
+            layer, head, key = generator.integers(2), generator.integers(4), generator.integers(1, 59)
+            asked = {"key": int(key), "answer": [int(generator.integers(10, 120))], "select": f"L{layer}H{head}"}
+            [row] = attnscope.knockout(model, text, **asked).table().to_pylist()
+            count += 1
+            for kind in beyond:
+                beyond[kind] += row[f"high_{kind}"] is not None and row["effect"] > row[f"high_{kind}"]
+    record_property("beyond", f"{beyond} of {count}")
+    assert max(beyond.values()) / count <= 0.10

@@ -1,0 +1,233 @@
+"""Rows of attention computed again with keys cut, against transformers' own 4-D mask and attention as a plain loop."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from attnscope.attention.again import RowsAgain, padded
+from attnscope.attention.spec import AttentionSpec
+from attnscope.attention.visibility import Visibility
+from attnscope.errors import ModelError, UsageError
+from attnscope.intervene.knockout import Cut, Knockout
+from attnscope.intervene.replacement import replacing, zeros
+from attnscope.model.families import family_of
+from attnscope.seam.engines import ENGINES, UNCHECKED
+from attnscope.seam.listen import calls_interface, listen
+from attnscope.stacks import CROSS, DECODER
+from helpers.families import MODEL_TYPES, tiny_model
+from helpers.induction import induction
+from helpers.loops import looped
+from helpers.stack_families import tiny
+
+TOKENS, ROWS, KEYS = 14, (9, 13), (7, 8)
+# Grouped heads, windows, soft-cap, sink logits, sink logits of the output, latent attention, hybrids, shared keys.
+FAMILIES = (
+    "llama",
+    "mistral",
+    "gemma2",
+    "gpt_oss",
+    "granite_swa",
+    "deepseek_v3",
+    "qwen3_next",
+    "jamba",
+    "gemma3n_text",
+)
+# Their attention modules choose keys, or how to attend, by the name of the implementation: a mask or a loop is another.
+OWN_CHOICE = (
+    "axk2",
+    "deepseek_v32",
+    "doge",
+    "glm_moe_dsa",
+    "hy_v4",
+    "minimax_m3_vl_text",
+    "qwen4_exp",
+    "qwen4_exp_text",
+)
+
+
+def ids_of(seed=1):
+    return torch.randint(10, 100, (1, TOKENS), generator=torch.Generator().manual_seed(seed))
+
+
+def places(model):
+    """(layer, heads, module) of every layer with attention."""
+    found = {}
+    listen(model, ids_of(), lambda call: found.setdefault((call.stack, call.layer), call), engine=UNCHECKED)
+    return [(layer, call.P.heads, call.module) for (stack, layer), call in found.items() if stack == DECODER]
+
+
+def cut_logits(model, heads, how="mask", engine=UNCHECKED, rows=ROWS, keys=KEYS):
+    """Logits of the rows, intact and cut, of one pass."""
+    layers = {layer: tuple(head for of, head in heads if of == layer) for layer, _ in heads}
+    knockout = Knockout((rows,), layers, how)
+    changed = knockout.over(engine, [Cut("one", tuple(heads), (keys,))], [TOKENS], [0])
+    return listen(model, ids_of().repeat(2, 1), lambda call: None, engine=changed, logits_at=list(rows)).logits
+
+
+@pytest.mark.parametrize("how", ["mask", "zero"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_head_of_one_layer_equals_a_plain_loop(family, how):
+    model = tiny_model(family)
+    layer, heads, module = places(model)[-1]
+
+    def cut(of, head, row):
+        return KEYS if of is module and head == heads - 1 and row in ROWS else ()
+
+    with torch.no_grad():
+        intact = model(ids_of(), use_cache=False).logits[0, list(ROWS)]
+        with looped(model, cut, how, family_of(model).sinks_scale_output):
+            expected = model(ids_of(), use_cache=False).logits[0, list(ROWS)]
+    found = cut_logits(model, [(layer, heads - 1)], how)
+    assert_close(found[1], expected, atol=1e-5, rtol=0)
+    assert_close(found[0], intact, atol=1e-5, rtol=0)
+    assert (expected - intact).abs().max() > 1e-4  # the check can fail
+
+
+@pytest.mark.parametrize("name", ["eager", "tiles"])
+def test_whichever_engine_gives_the_outputs(name):
+    model, one = tiny_model("gemma2"), [(1, 2)]
+    assert_close(cut_logits(model, one, engine=ENGINES[name]), cut_logits(model, one), atol=1e-5, rtol=0)
+
+
+def masked(model, rows=ROWS, keys=KEYS):
+    """Logits of transformers' own forward with a 4-D mask of all layers, intact and cut."""
+    mask = torch.full((TOKENS, TOKENS), -torch.inf).triu(1)
+    cut = mask.clone()
+    for row in rows:
+        cut[row, list(keys)] = -torch.inf
+    with torch.no_grad():
+        found = [model(ids_of(), attention_mask=one[None, None], use_cache=False).logits[0] for one in (mask, cut)]
+    return [one[list(rows)] for one in found]
+
+
+def every_head(model):
+    return [(layer, head) for layer, heads, _ in places(model) for head in range(heads)]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "olmo2", "gpt2", "deepseek_v3"])
+def test_all_heads_of_all_layers_equal_a_4d_mask(family):
+    model = tiny_model(family)
+    intact, expected = masked(model)
+    found = cut_logits(model, every_head(model))
+    assert_close(found[1], expected, atol=1e-5, rtol=0)
+    assert_close(found[0], intact, atol=1e-5, rtol=0)
+    assert (expected - intact).abs().max() > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", MODEL_TYPES)
+def test_every_family_that_takes_a_4d_mask_equals_it(family):
+    """A family takes one where a causal one changes nothing; docs/knockout.md names those that do not."""
+    model = tiny_model(family)
+    if not calls_interface(model) or family in (*OWN_CHOICE, "blt"):
+        pytest.skip("outside the interface, or chooses keys itself")
+    try:
+        intact, expected = masked(model)
+        with torch.no_grad():
+            own = model(ids_of(), use_cache=False).logits[0, list(ROWS)]
+    except Exception as error:
+        pytest.skip(f"takes no 4-D mask: {type(error).__name__}")
+    if (intact - own).abs().max() > 1e-6:
+        pytest.skip("a causal 4-D mask changes what it gives")
+    assert_close(cut_logits(model, every_head(model))[1], expected, atol=1e-5, rtol=0)
+
+
+def test_cross_attention_is_cut_in_rows_of_the_target():
+    model, target = tiny("bart"), torch.randint(6, 100, (1, 7), generator=torch.Generator().manual_seed(3))
+    module = model.model.decoder.layers[1].encoder_attn
+
+    def cut(of, head, row):
+        return (2, 3) if of is module and head == 1 and row in (4, 6) else ()
+
+    with torch.no_grad():
+        intact = model(ids_of(), decoder_input_ids=target).logits
+        with looped(model, cut):
+            expected = model(ids_of(), decoder_input_ids=target).logits
+    knockout = Knockout(((4, 6),), {1: (1,)}, stack=CROSS)
+    engine = knockout.over(UNCHECKED, [Cut("one", ((1, 1),), ((2, 3),))], [TOKENS], [0])
+    ids, both = ids_of().repeat(2, 1), target.repeat(2, 1)
+    found = listen(model, ids, lambda call: None, engine=engine, decoder_input_ids=both, logits_at=[4, 6]).logits
+    assert_close(found, torch.cat([intact, expected])[:, [4, 6]], atol=1e-5, rtol=0)
+    assert (expected - intact).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "llama"])
+def test_all_visible_keys_cut_equal_a_head_replaced_by_zero(family):
+    """Of sink logits nothing reaches the output; a row that is left without keys gives 0, and is told."""
+    model = tiny_model(family)
+    layer, _, _ = places(model)[-1]
+    changed = replacing([Cut("one", ((layer, 2),))], [TOKENS], zeros)
+    replaced = listen(
+        model, ids_of().repeat(2, 1), lambda call: None, engine=replace(UNCHECKED, change=changed), logits_at=[13]
+    )
+    knockout = Knockout((tuple(range(TOKENS)),), {layer: (2,)})
+    engine = knockout.over(UNCHECKED, [Cut("one", ((layer, 2),), (tuple(range(TOKENS)),))], [TOKENS], [0])
+    found = listen(model, ids_of().repeat(2, 1), lambda call: None, engine=engine, logits_at=[13])
+    assert_close(found.logits, replaced.logits, atol=1e-5, rtol=0)
+    assert (found.logits[1] - found.logits[0]).abs().max() > 1e-4
+    assert knockout.emptied == {(layer, 2)}
+
+
+def test_one_edge_carries_everything_in_a_model_made_by_hand():
+    """A B C D E A -> B: the edge of the second layer's head from the last A to B; no other key costs anything."""
+    model, ids = induction(), torch.tensor([[0, 1, 2, 3, 4, 5, 1]])
+    last, edge = 6, 2
+    costs = {}
+    for layer in (0, 1):
+        for key in range(last + 1):
+            knockout = Knockout(((last,),), {layer: (0,)})
+            engine = knockout.over(UNCHECKED, [Cut("one", ((layer, 0),), ((key,),))], [7], [0])
+            report = listen(model, ids.repeat(2, 1), lambda call: None, engine=engine, logits_at=[-1])
+            log = report.logits[:, 0].log_softmax(-1)[:, 2]
+            costs[layer, key] = float(log[0] - log[1])
+    assert log[0] > -1e-6
+    assert costs.pop((1, edge)) > 10
+    assert max(map(abs, costs.values())) <= 1e-6
+
+
+def test_a_row_that_sees_nothing_stays_as_it_was_and_padding_asks_for_none():
+    q, k, v = (torch.randn(2, 2, 5, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
+    mask[..., 3, :] = False
+    spec = AttentionSpec(q, k, v, 0.5, Visibility(5, 5, mask))
+    query_NR = padded([[2, 3], [4]], q.device)
+    [block] = RowsAgain(spec, (1,)).blocks(query_NR)
+    assert query_NR.tolist() == [[2, 3], [4, -1]]
+    assert block.blind()[0].tolist() == [[False], [True]]
+    weights = (0.5 * q[0, 1, 2] @ k[0, 1, :3].T).softmax(-1)
+    assert_close(block.output(None, "mask")[0, 0, 0], weights @ v[0, 1, :3])
+
+
+def test_a_change_sees_q_k_v_and_what_is_visible():
+    model, heard = tiny_model("llama"), []
+
+    def change(call):
+        heard.append(call.layer)
+        if call.layer != 2:
+            return None
+        weights = call.spec.weights(0, TOKENS)
+        values = call.spec.v_BGKV.repeat_interleave(2, 1)
+        return 0.5 * (weights @ values).transpose(1, 2)
+
+    found = listen(model, ids_of(), lambda call: None, change=change, logits_at=[-1])
+    halved = replace(ENGINES["eager"], change=lambda call, output: output / 2 if call.layer == 2 else output)
+    expected = listen(model, ids_of(), lambda call: None, engine=halved, logits_at=[-1])
+    assert heard == [0, 1, 2, 3]
+    assert_close(found.logits, expected.logits, atol=1e-6, rtol=0)
+    assert [check.altered for check in found.calls] == [False, False, True, False]
+    with pytest.raises(UsageError, match="the engine changes outputs already"):
+        listen(model, ids_of(), lambda call: None, engine=halved, change=change)
+
+
+def test_rows_that_are_not_the_models_own_are_refused():
+    """An attention function that does something else with q, k and v."""
+    model = tiny_model("llama")
+    engine = Knockout(((9,),), {1: (0,)}).over(UNCHECKED, [], [TOKENS], [0])
+
+    def twice(call, output):
+        return engine.change(call, 2 * output)
+
+    with pytest.raises(ModelError, match=r"layer 1: rows computed again differ from the model's own by 0\.5"):
+        listen(model, ids_of(), lambda call: None, engine=replace(UNCHECKED, change=twice))
