@@ -256,8 +256,11 @@ def test_the_page_names_its_stacks_and_opens_every_view(browser: Any, page: Path
             visit.settled(view=view)
             visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
         names = set()
+        visit.page.locator("[role=tab][data-view=model]").click()
         for stack in STACKS:
             visit.page.locator(f"[data-stack={stack}]").click()
+            opening = "" if stack == DECODER else f"{stack} "
+            visit.page.locator(f".grid [data-head][aria-label^='{opening}L0H0']:visible").wait_for()
             shown = visit.page.locator("[data-view=model] [data-head][aria-label]").evaluate_all(
                 "found => found.map((one) => one.getAttribute('aria-label'))"
             )
