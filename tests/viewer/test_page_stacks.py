@@ -276,7 +276,8 @@ def test_each_stack_has_its_own_axes(browser: Any, page: Path, seen: Any) -> Non
         assert visit.page.locator(".top .quote, .left-out").count() == 0
         for stack in STACKS:
             visit.page.locator(f"[data-stack={stack}]").click()
-            visit.go(view="head", at=visit.state["at"], head=1)
+            visit.page.keyboard.press("3")
+            visit.settled(view="head", head=1)
             for axis, count in zip(("query", "key"), sizes[stack], strict=True):
                 rows = visit.view("head").locator(f".rows [data-axis={axis}]")
                 visit.until(f"count => document.querySelectorAll('.rows [data-axis={axis}]').length === count", count)
