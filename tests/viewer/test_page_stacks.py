@@ -256,8 +256,11 @@ def test_the_page_names_its_stacks_and_opens_every_view(browser: Any, page: Path
             visit.settled(view=view)
             visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
         names = set()
+        visit.page.locator("[role=tab][data-view=model]").click()
         for stack in STACKS:
             visit.page.locator(f"[data-stack={stack}]").click()
+            opening = "" if stack == DECODER else f"{stack} "
+            visit.page.locator(f".grid [data-head][aria-label^='{opening}L0H0']:visible").wait_for()
             shown = visit.page.locator("[data-view=model] [data-head][aria-label]").evaluate_all(
                 "found => found.map((one) => one.getAttribute('aria-label'))"
             )
@@ -273,7 +276,8 @@ def test_each_stack_has_its_own_axes(browser: Any, page: Path, seen: Any) -> Non
         assert visit.page.locator(".top .quote, .left-out").count() == 0
         for stack in STACKS:
             visit.page.locator(f"[data-stack={stack}]").click()
-            visit.go(view="head", at=visit.state["at"], head=1)
+            visit.page.keyboard.press("3")
+            visit.settled(view="head", head=1)
             for axis, count in zip(("query", "key"), sizes[stack], strict=True):
                 rows = visit.view("head").locator(f".rows [data-axis={axis}]")
                 visit.until(f"count => document.querySelectorAll('.rows [data-axis={axis}]').length === count", count)
