@@ -158,10 +158,10 @@ def head_keys(rows: pa.Table) -> np.ndarray:
     """Which head each row is of, as one number. Raises ValueError for numbers that no model has."""
     key = _numpy(pc.index_in(rows["stack"], pa.array(STACKS, pa.string())), 0).astype(np.int64)
     for name in WHICH:
-        number = _numpy(rows[name], -1).astype(np.int64) + (name == "head")  # no head, of a kv head's mean, is 0
-        if len(number) and not 0 <= number.min() <= number.max() <= LARGEST:
+        number = _numpy(rows[name], -1) + (name == "head")  # no head, of a kv head's mean, is 0
+        if not ((number >= 0) & (number <= LARGEST)).all():  # NaN is neither
             raise ValueError(f"{name} is none of a model")
-        key = key << BITS | number
+        key = key << BITS | number.astype(np.int64)
     return key
 
 
