@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "text": "apart errors shown stacks",
     "media": "apart errors model text",
     "model": "_version apart errors files memory shown stacks",
-    "attention": "errors files memory",
+    "attention": "apart errors files memory",
     "seam": "errors memory attention model text stacks",
     "measure": "errors attention stacks",
     "keep": "cells errors memory tables attention measure model seam stacks text",

@@ -27,7 +27,7 @@ class Blocks:
 def blocks(spec: AttentionSpec, columns: int = 0, exact: bool = False) -> Blocks:
     """The blocks of a kernel over one call; exact: its columns are multiplied in more than the dtype of q."""
     M = FEW_ROWS if spec.visible.queries <= FEW_ROWS else 64
-    N = 64 if spec.q_BHQD.shape[-1] <= 128 else 32
+    N = 64 if spec.q_BHQD.shape[-1] <= (128 if spec.bias is None else 64) else 32
     most = LEAST_COLUMNS if exact else 128
     return Blocks(M, N, min(most, power_of_two(columns, LEAST_COLUMNS)) if columns else 0)
 
