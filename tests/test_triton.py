@@ -70,7 +70,7 @@ def compiled(asked: list[dict]) -> list[dict]:
 def test_statistics_compile_for_cards_that_are_not_here() -> None:
     """64 queries a program, nothing spilled, within the chip's shared memory."""
     forms = [{"arch": arch, "width": width} for arch in (80, 90) for width in WIDTHS]
-    masked = {"arch": 90, "width": 128, "options": ["additive"]}
+    masked = {"arch": 90, "width": 128, "options": ["boolean"], "tokens": 250}  # no multiple of 16, as most texts
     found = compiled([{**form, "kernels": ["statistics"]} for form in (*forms, masked)])
     assert [(row["arch"], row["width"]) for row in found] == [
         (form["arch"], form["width"]) for form in (*forms, masked)
@@ -86,6 +86,7 @@ def test_statistics_compile_for_cards_that_are_not_here() -> None:
             assert f"| `statistics` | {width} | 64 x 64 | {cells[80, width]} | {cells[90, width]} |" in page
 
 
+SPILLED = {(86, 128, "largest"): 16}  # bytes, the one that is known: docs/cuda.md
 FORMS = ["boolean", "additive", "bias", "sinks", "softcap", "window", "ahead"]
 
 
@@ -98,12 +99,16 @@ def test_no_kernel_that_is_chosen_spills(arch: int, width: int) -> None:
     """What the seam makes of models: every kernel plain, the statistics under every option, and options together."""
     statistics = [["boolean", "softcap"], ["additive", "sinks"], ["bias", "window", "sinks"], *([one] for one in FORMS)]
     asked = [{"arch": arch, "width": width}]
-    asked += [{"arch": arch, "width": width, "options": one, "kernels": ["statistics"]} for one in statistics]
+    asked += [
+        {"arch": arch, "width": width, "options": one, "kernels": ["statistics"], "tokens": tokens}
+        for one in statistics
+        for tokens in (256, 250)  # most texts are no multiple of 16: their masks are loaded number by number
+    ]
     if width == 128:
         others = ["largest", "received", "groups", "output"]
         asked += [{"arch": arch, "width": width, "options": [one], "kernels": others} for one in FORMS[:3]]
     for row in compiled(asked):
-        assert row["stack"] == 0, row
+        assert row["stack"] <= SPILLED.get((arch, width, row["kernel"]), 0), row
         assert row["shared"] <= SHARED[arch], row
 
 

@@ -50,19 +50,19 @@ TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 TOKENS = 256
 
 
-def spec_of(width: int, options: Sequence[str] = (), dtype: str = "bfloat16") -> AttentionSpec:
+def spec_of(width: int, options: Sequence[str] = (), dtype: str = "bfloat16", tokens: int = TOKENS) -> AttentionSpec:
     """A call of the shape; what its tensors hold is not read. options: of boolean, additive, window, bias, ..."""
-    kind, square = getattr(torch, dtype), (1, 1, TOKENS, TOKENS)
-    q, k = (torch.zeros(1, TOKENS, heads, width, dtype=kind).transpose(1, 2) for heads in (4, 2))
+    kind, square = getattr(torch, dtype), (1, 1, tokens, tokens)
+    q, k = (torch.zeros(1, tokens, heads, width, dtype=kind).transpose(1, 2) for heads in (4, 2))
     masks = {"boolean": torch.ones(square, dtype=torch.bool), "additive": torch.zeros(square, dtype=kind)}
     mask = next((masks[name] for name in options if name in masks), None)
     visible = Visibility(
-        TOKENS, TOKENS, mask, causal="ahead" not in options, window=100 if "window" in options else None
+        tokens, tokens, mask, causal="ahead" not in options, window=100 if "window" in options else None
     )
     return AttentionSpec(
         *(q, k, k, 0.1, visible),
         softcap=50.0 if "softcap" in options else None,
-        bias=torch.zeros(1, 4, TOKENS, TOKENS, dtype=kind) if "bias" in options else None,
+        bias=torch.zeros(1, 4, tokens, tokens, dtype=kind) if "bias" in options else None,
         sinks=torch.zeros(1, 4, 1) if "sinks" in options else None,
     )
 
@@ -151,7 +151,7 @@ def rows(
     """A row per kernel. given: blocks instead of those that would be chosen."""
     spec = spec_of(**form)
     with mock.patch.object(sweep, "blocks", return_value=chosen.Blocks(**given)) if given else nullcontext():
-        for name, question in questions().items():
+        for name, question in questions(spec.visible.queries, spec.visible.keys).items():
             if not kernels or name in kernels:
                 one = launch(spec, question)
                 yield {"arch": arch, **form, "kernel": name, **asdict(one.form), **taken(arch, one)}

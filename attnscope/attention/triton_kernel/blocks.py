@@ -27,7 +27,8 @@ class Blocks:
 def blocks(spec: AttentionSpec, columns: int = 0, exact: bool = False) -> Blocks:
     """The blocks of a kernel over one call; exact: its columns are multiplied in more than the dtype of q."""
     M = FEW_ROWS if spec.visible.queries <= FEW_ROWS else 64
-    N = 64 if spec.q_BHQD.shape[-1] <= 128 else 32
+    loads = spec.bias is not None or spec.visible.as_mask is not None  # a number for every score, beside k
+    N = 64 if spec.q_BHQD.shape[-1] <= (64 if loads else 128) else 32
     most = LEAST_COLUMNS if exact else 128
     return Blocks(M, N, min(most, power_of_two(columns, LEAST_COLUMNS)) if columns else 0)
 
