@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from attnscope.memory import DTYPE_BYTES, free_memory
 from attnscope.seam.cost import eager_bytes
 
@@ -18,11 +16,10 @@ if TYPE_CHECKING:
     from attnscope.batch.job import Job
     from attnscope.model.loaded import LoadedModel
 
-# Texts that are sorted into batches together, and what is kept of them. The first are read while the model waits, so a
-# shard begins with fewer.
-WINDOW_BYTES = 96 * 2**20
-FIRST_TEXTS, WINDOW_TEXTS = 128, 512
-BESIDE = 16  # a batch costs beside its tokens what so small a part of the most that it may have costs
+# Texts that are sorted into batches together, and what is kept of them: the first are read, and the last written, while
+# the model waits
+WINDOW_BYTES = 48 * 2**20
+WINDOW_TEXTS = 256
 BATCH_BYTES = 12 * 2**20  # of one layer's matrices: beyond a few caches' size a CPU gains nothing
 
 
@@ -31,29 +28,21 @@ def batches(
 ) -> list[list[int]]:
     """Positions of texts, grouped by like length: padded to its longest, no batch exceeds `budget` tokens.
 
-    Of all such groups those of the least cost: tokens, padding included, and for each batch a BESIDE of the budget.
     Longest first. A text longer than the budget is a batch of its own; texts of a batch are `alike`, where
     that is given: equal in it. `most` is the number of texts in a batch.
 
         >>> batches([5, 100, 6], budget=100)
         [[1], [0, 2]]
     """
-    order = sorted(range(len(lengths)), key=lambda place: (lengths[place], alike and alike[place], place))
-    cost, first = np.zeros(len(order) + 1), [0] * len(order)  # of all up to each text; where its batch then begins
-    begin = 0  # of the texts that are alike
-    for at, place in enumerate(order):
-        length = lengths[place]
-        begin = at if alike is not None and at and alike[order[at - 1]] != alike[place] else begin
-        fits = max(1, min(budget // max(1, length), at + 1 if most is None else most))
-        starts = np.arange(max(begin, at + 1 - fits), at + 1)
-        costs = cost[starts] + (at + 1 - starts) * length
-        best = int(costs.argmin())
-        first[at], cost[at + 1] = int(starts[best]), costs[best] + budget / BESIDE
-    grouped, end = [], len(order)
-    while end:
-        grouped.append(order[first[end - 1] : end])
-        end = first[end - 1]
-    return grouped
+    grouped: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lambda place: (lengths[place], alike and alike[place], place)):
+        length, last = lengths[place], grouped[-1] if grouped else []
+        fits = last and (len(last) + 1) * length <= budget and (most is None or len(last) < most)
+        if fits and (alike is None or alike[last[0]] == alike[place]):
+            last.append(place)
+        else:
+            grouped.append([place])
+    return grouped[::-1]
 
 
 def batch_limit(loaded: LoadedModel) -> int:

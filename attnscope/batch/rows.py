@@ -175,13 +175,11 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
 
     head, roles = column(lambda heads: heads.head, np.int32), column(lambda heads: heads.role, object)
     stacks = [_stacks(one) for _, one in seen]
-    top_keys = [
-        one.place("keys", *both) for (_, one), *both in zip(seen, stacks, (h.top_key for h in every), strict=True)
-    ]
+    top_keys = [one.place("keys", stack, one.every.top_key) for (_, one), stack in zip(seen, stacks, strict=True)]
     mass = column(lambda heads: heads.top_key_mass, np.float32)
     unasked, [tokens] = np.isnan(mass), _words([one.names() for _, one in seen], top_keys, keep=kept)
     columns: dict[str, Any] = {
-        **_about(seen, [np.count_nonzero(heads.kept) for heads in every]),
+        **_about(seen, [int(np.count_nonzero(heads.kept)) for heads in every]),
         "layer": column(lambda heads: heads.layer, np.int32),
         "head": numbers(head, head < 0),
         "kv_head": column(lambda heads: heads.kv_head, np.int32),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from attnscope.ask import Ask
 from attnscope.batch.asks import ask_for, check_fields, prompts, targets
-from attnscope.batch.batches import FIRST_TEXTS, WINDOW_BYTES, WINDOW_TEXTS, batch_limit, batches, kept_bytes
+from attnscope.batch.batches import WINDOW_BYTES, WINDOW_TEXTS, batch_limit, batches, kept_bytes
 from attnscope.batch.items import Item
 from attnscope.batch.job import Job
 from attnscope.batch.journal import Failure
@@ -34,7 +34,7 @@ from attnscope.text.tokens import Chosen, Found
 
 SURELY_FITS = 512**2  # pairs of tokens: one layer's matrices are then no more than some megabytes
 KERNEL = "numba"
-KERNEL_TOKENS = 4  # times a batch's tokens: it makes no matrices, and what a batch costs in Python is paid less often
+KERNEL_TOKENS = 2  # times a batch's tokens: it makes no matrices, and what a batch costs in Python is paid less often
 
 
 class Text(NamedTuple):
@@ -112,13 +112,13 @@ class Worker:
 
     def windows(self, shard: Shard) -> Iterator[Window]:
         """A shard's items, tokenised, in pieces whose results fit into memory; the cut depends on the items alone."""
-        window, size, most = Window(shard), 0.0, FIRST_TEXTS
+        window, size = Window(shard), 0.0
         with prompts(self.job, self.loaded) as read, targets(self.loaded) as target:
             for item in shard.items:
                 size += self._tokenise(item, window, read, target)
-                if size >= WINDOW_BYTES or len(window.texts) >= most or window.last:
+                if size >= WINDOW_BYTES or len(window.texts) >= WINDOW_TEXTS or window.last:
                     yield window
-                    window, size, most = Window(shard), 0.0, WINDOW_TEXTS
+                    window, size = Window(shard), 0.0
 
     def measure(self, window: Window, stop: Callable[[], bool] = lambda: False) -> Measured | None:
         """The window's observations in the order of its items, whatever the batching; None where `stop` said so."""
