@@ -167,22 +167,19 @@ def _positions(chosen: Chosen) -> dict[str, Any]:
 
 
 def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
-    kept = [np.flatnonzero(one.every.kept) for _, one in seen]
+    every = [one.every for _, one in seen]
+    kept = _joined([heads.kept for heads in every], bool)
 
     def column(of: Callable[[HeadColumns], np.ndarray], dtype: Any) -> np.ndarray:
-        parts = [of(one.every)[places] for (_, one), places in zip(seen, kept, strict=True)]
-        return _joined(parts, dtype)
+        return _joined([of(heads) for heads in every], dtype)[kept]
 
-    stacks = [_stacks(one, places) for (_, one), places in zip(seen, kept, strict=True)]
     head, roles = column(lambda heads: heads.head, np.int32), column(lambda heads: heads.role, object)
-    top_keys = [
-        one.place("keys", stack, one.every.top_key[places])
-        for (_, one), places, stack in zip(seen, kept, stacks, strict=True)
-    ]
+    stacks = [_stacks(one) for _, one in seen]
+    top_keys = [one.place("keys", stack, one.every.top_key) for (_, one), stack in zip(seen, stacks, strict=True)]
     mass = column(lambda heads: heads.top_key_mass, np.float32)
-    unasked, [tokens] = np.isnan(mass), _words([one.names() for _, one in seen], top_keys)
+    unasked, [tokens] = np.isnan(mass), _words([one.names() for _, one in seen], top_keys, keep=kept)
     columns: dict[str, Any] = {
-        **_about(seen, [len(places) for places in kept]),
+        **_about(seen, [int(np.count_nonzero(heads.kept)) for heads in every]),
         "layer": column(lambda heads: heads.layer, np.int32),
         "head": numbers(head, head < 0),
         "kv_head": column(lambda heads: heads.kv_head, np.int32),
@@ -197,7 +194,7 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
     for title, name, part in parts:
         values = column(lambda heads, name=name, part=part: getattr(heads.scores[name], part), np.float64)  # type: ignore[misc]
         columns[title] = numbers(values.astype(np.float32))  # NaN is null
-    columns["stack"] = texts_at(STACKS, _joined(stacks, np.int8))
+    columns["stack"] = texts_at(STACKS, _joined(stacks, np.int8)[kept])
     return _table(columns, schema_of("heads", output))
 
 
@@ -240,7 +237,7 @@ def _spans(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         return numbers(_joined(parts, np.float64).astype(np.float32))  # NaN is null
 
     head = which("head")
-    stacks = [_stacks(one, places) for (_, one), places in zip(seen, kept, strict=True)]
+    stacks = [_stacks(one)[places] for (_, one), places in zip(seen, kept, strict=True)]
     columns = {
         **_about(seen, [len(places) * count**2 for places in kept]),
         "layer": which("layer"),
@@ -255,18 +252,20 @@ def _spans(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
     return _table(columns, schema_of("spans", output))
 
 
-def _stacks(one: Observation, kept: np.ndarray) -> np.ndarray:
-    """The stacks of these heads, as places in STACKS."""
-    return codes(one.every.stack[kept].tolist())
+def _stacks(one: Observation) -> np.ndarray:
+    """The stacks of all heads, as places in STACKS."""
+    return codes(one.every.stack.tolist())
 
 
-def _words(units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray]) -> list[pa.DictionaryArray]:
-    """The units of each text at the places of its part of each column; one dictionary for all."""
+def _words(
+    units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray], keep: np.ndarray | slice = slice(None)
+) -> list[pa.DictionaryArray]:
+    """The units of each text at the places of its part of each column; one dictionary for all. keep: which rows."""
     known: dict[str, int] = {}
     codes = [np.array([known.setdefault(name, len(known)) for name in names], np.int32) for names in units]
     dictionary = words(list(known))
     joined = (_joined([code[at] for code, at in zip(codes, places, strict=True)], np.int32) for places in columns)
-    return [pa.DictionaryArray.from_arrays(numbers(index), dictionary) for index in joined]
+    return [pa.DictionaryArray.from_arrays(numbers(index[keep]), dictionary) for index in joined]
 
 
 def _joined(arrays: Sequence[np.ndarray], dtype: Any) -> np.ndarray:

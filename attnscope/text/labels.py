@@ -155,20 +155,30 @@ def read_pieces(pieces: Sequence[Piece], text: str = "") -> list[TokenReading]:
     reached = 0
     for start, stop in _runs(pieces):
         piece = pieces[start]
-        if stop - start == 1 and piece.span and piece.span[0] < piece.span[1] and not piece.special:
-            reading = _read_alone(piece, text, reached)
-            reached = max(reached, piece.span[1])
-            readings.append(reading)
+        span = piece.span
+        if stop - start == 1 and span and span[0] < span[1] and not piece.special:
+            readings.append(_read_alone(piece, span, text, reached))
+            reached = max(reached, span[1])
         else:
             reached = _read_together(pieces[start:stop], text, reached, readings)
     return readings
 
 
-def _read_alone(piece: Piece, text: str, reached: int) -> TokenReading:
+def _read_alone(piece: Piece, span: tuple[int, int], text: str, reached: int) -> TokenReading:
     """What a token with characters of its own stands for: nearly every one, and so without what a run needs."""
-    shown = _with_lead(piece, text)
-    gap = (piece.gap or _space_between(text, reached, piece.span)) and not shown[:1].isspace()
-    return TokenReading(shown, _label(piece, shown), " " + shown if gap else shown, piece.span)
+    start, stop = span
+    lead = _lead(piece.data)
+    before = text[max(0, start - len(lead)) : start] if lead else ""
+    gap = piece.gap or (start > reached and _space_between(text, reached, span))
+    return TokenReading(*_said_alone(piece.name, lead, before, text[start:stop], gap, piece.unknown), span)
+
+
+@lru_cache(maxsize=1 << 14)
+def _said_alone(name: str, lead: str, before: str, under: str, gap: bool, unknown: bool) -> tuple[str, str, str]:
+    """Exact text, label and plain text of such a token; under: the text of its span; before: that before it."""
+    exact = _with_lead(lead, before, under)
+    label = visible_blanks(exact) + (shown.visible(name) if unknown else "")
+    return exact, label, " " + exact if gap and not exact[:1].isspace() else exact
 
 
 def _read_together(run: Sequence[Piece], text: str, reached: int, readings: list[TokenReading]) -> int:
@@ -196,15 +206,20 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
     cuts = [0]
     reached = pieces[0].span[1] if pieces and pieces[0].span else 0
     for place, (left, right) in enumerate(pairwise(pieces), start=1):
+        span = right.span
+        if span is not None and span[0] >= reached:  # nearly every one
+            cuts.append(place)
+            reached = max(reached, span[1])
+            continue
         if left.special or right.special:
             joined = False
-        elif right.span is None:
+        elif span is None:
             joined = left.span is None
         else:
-            joined = right.span[0] < min(reached, right.span[1])
+            joined = span[0] < span[1]
         if not joined:
             cuts.append(place)
-        reached = max(reached, right.span[1]) if right.span else reached
+        reached = max(reached, span[1]) if span else reached
     return pairwise([*cuts, len(pieces)]) if pieces else iter(())
 
 
@@ -215,17 +230,15 @@ def _read_run(run: Sequence[Piece], source: str) -> list[Said]:
     return _read_bytes([piece.data for piece in run], source)
 
 
-def _with_lead(piece: Piece, text: str) -> str:
+def _with_lead(lead: str, before: str, under: str) -> str:
     """The text under a span, with the space that the piece holds but the span leaves out.
 
-    SentencePiece puts a space before the text that isn't there; RoBERTa trims spaces from its spans.
+    SentencePiece puts a space before the text that isn't there; RoBERTa trims spaces from its spans. lead: the white
+    space that the piece begins with. before: as many characters of the text before the span.
     """
-    start, stop = piece.span or (0, 0)
-    shown, lead = text[start:stop], _lead(piece.data)
-    if not lead or shown[:1].isspace() or shown.startswith("▁"):
-        return shown
-    before = text[max(0, start - len(lead)) : start]
-    return (before if before.isspace() else lead) + shown
+    if not lead or under[:1].isspace() or under.startswith("▁"):
+        return under
+    return (before if before.isspace() else lead) + under
 
 
 @lru_cache(maxsize=1 << 16)

@@ -395,16 +395,19 @@ def _named(ranges: Sequence[tuple[int, int]], plain: Sequence[str], exact: Seque
 
 
 def _pieces(tokenizer: Any, ids: Sequence[int], text: str, offsets: Offsets | None) -> list[Piece]:
-    known = {token: _name(tokenizer, token) for token in set(ids)}
-    names = [known[token] for token in ids]
+    names = _names(tokenizer, ids)
     added = tokenizer.added_tokens_decoder
     special = {*tokenizer.all_special_ids, *(token for token, entry in added.items() if entry.special)}
     style = piece_style(tokenizer)
     unknown_id = getattr(tokenizer, "unk_token_id", None)
     pieces: list[Piece] = []
     before: str | None = None
-    for place, (token, name) in enumerate(zip(ids, names, strict=True)):
-        span = offsets[place] if offsets is not None else None
+    odd = {*special, *added, unknown_id}  # of the others a tokenizer that gives spans says no more than these
+    for place, token in enumerate(ids):
+        name, span = names[token], offsets[place] if offsets is not None else None
+        if span is not None and token not in odd:
+            pieces.append(Piece(name, piece_bytes(name, style), span))
+            continue
         covered = text[span[0] : span[1]] if span else ""
         # An unknown token stands for a piece of the text; only its name written out is the special token itself.
         unknown = token == unknown_id and covered != "" and covered.strip() != name
@@ -415,6 +418,18 @@ def _pieces(tokenizer: Any, ids: Sequence[int], text: str, offsets: Offsets | No
         pieces.append(Piece(name, data, span, is_special, unknown, gap))
         before = None if is_special else name
     return pieces
+
+
+def _names(tokenizer: Any, ids: Sequence[int]) -> dict[int, str]:
+    """The vocabulary's entry of each id."""
+    wanted = list(set(ids))
+    try:
+        names = tokenizer.convert_ids_to_tokens(wanted)
+    except Exception:  # one of them has none, and which one tokenizers do not say
+        names = []
+    if len(names) == len(wanted) and all(type(name) is str for name in names):
+        return dict(zip(wanted, names, strict=True))
+    return {token: _name(tokenizer, token) for token in wanted}
 
 
 def _name(tokenizer: Any, token: int) -> str:
