@@ -60,13 +60,13 @@ MAY_IMPORT = {
     "inputs": "apart ask errors media model seam text",
     "run": "ask errors folder inputs media memory model observation observe parity seam selection stacks study text",
     "api": "ask calls errors face keep media model observe run text typed",
-    "batch": "_version apart ask callable_room drawing errors figures files folder inputs keep measure media memory model observation"
-    " observe seam selection shown signals stacks study tables text",
+    "batch": "_version apart ask callable_room drawing errors figures files folder inputs keep measure media memory model"
+    " observation observe seam selection shown signals stacks study tables text",
     "intervene": "cells errors attention model seam",
     "study": "cells errors files folder attention intervene keep measure memory model observe seam selection tables"
     " text stacks",
-    "calls": "ask batch cells drawing errors explain figures files folder intervene keep media memory model observe parity"
-    " run selection show shown signals study tables telling text typed",
+    "calls": "ask batch cells drawing errors explain figures files folder intervene keep measure media memory model"
+    " observation observe parity run seam selection show shown signals stacks study tables telling text typed",
     "show": "cells errors figures files folder measure model selection shown study tables text",
     "": "_version api calls errors figures keep model observation observe seam",  # handed out, imported on first use
 }
