@@ -100,7 +100,10 @@ def capture(
     if (text is None) == (audio is None):
         raise UsageError("expected one text, or one sound", "give a text, or {audio=FILE}")
     check_loaded(model)
-    check_names("capture", how, Ask)
+    unknown = next((name for name in how if name not in How.__annotations__), None)
+    if unknown is not None:
+        names = ("layers", "request", "query", "key", "define", "audio", *How.__annotations__)
+        raise UsageError(f"capture has no option {unknown!r}", f"it has {', '.join(names)}")
     if request is None:
         view = View(heads=None if layers is None else _heads_of(model, layers))
         kept = how.get("picture") is not None

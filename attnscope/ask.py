@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
     Text = str | Prompt | Sequence[int] | Sound
 
+EngineWord = Literal["auto", "eager", "fused", "tiles", "numba", "triton"]
 SCHEMA = "ask/1"  # goes up when a field is renamed, or means something else
 
 
 class How(TypedDict, total=False):
     """How a text is read: the fields of `Ask` beside the text and what is kept of it."""
 
-    engine: str
+    engine: EngineWord
     memory: str | None
     listen: bool
     verify: bool

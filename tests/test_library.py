@@ -31,9 +31,15 @@ NAMES = {
     "Request",
     "Style",
     "View",
+    "ablate",
+    "batch",
     "capture",
+    "compare",
+    "explain",
     "listen",
     "load",
+    "parity",
+    "scan",
     "wrap",
 }
 
@@ -159,7 +165,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], object], str]] = {
     "empty": (lambda model, seen: attnscope.capture(model, " \n"), r"the text is empty; give a text with at least one"),
     "id": (lambda model, seen: attnscope.capture(model, [0, 2000]), r"token 1 has the id 2000, .* has 2000 ids"),
     "ids": (lambda model, seen: attnscope.capture(model, [0] * 513), r'513 tokens, .* at most 512; .*truncate="left"'),
-    "words": (lambda model, seen: attnscope.capture(model, ["a", "b"]), r"expected a text, a Prompt or token ids"),
+    "words": (lambda model, seen: attnscope.capture(model, ["a", 1]), r"expected a text, a Prompt or token ids"),
     "positions": (
         lambda model, seen: attnscope.load("demo", positions=-1),
         r"expected positions from 1 to \d+, got -1",

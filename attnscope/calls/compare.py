@@ -26,7 +26,7 @@ from attnscope.typed import check_names
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from attnscope.ask import Text
+    from attnscope.ask import EngineWord, Text
     from attnscope.drawing import Picture
     from attnscope.model.loaded import LoadedModel
     from attnscope.run import Run
@@ -45,7 +45,7 @@ class CompareFields(TypedDict, total=False):
     align: Align | None
     select: str | None
     atlas: Atlas | Path | str | None
-    engine: str
+    engine: EngineWord
     memory: str | None
     chat: bool
     truncate: Side | None
