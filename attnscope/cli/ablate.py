@@ -10,6 +10,9 @@ from attnscope.cli import output
 from attnscope.cli.ablate_options import Measured, On, Taken
 from attnscope.cli.ablate_other import Otherwise, answered
 from attnscope.cli.ablate_tables import notes, sets_sheet
+from attnscope.cli.figure_options import Look
+from attnscope.cli.groups import command_line
+from attnscope.cli.heads import GROUPS
 from attnscope.cli.scan import Studied
 from attnscope.cli.takes import takes
 from attnscope.errors import InputError
@@ -36,8 +39,8 @@ PASSED = "tokens x layers"
 PROBED = ("repeated", "offsets")  # trials that name the sets where nobody does
 
 
-@takes(Studied, Taken, On, Otherwise, Measured)
-def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measured: Measured) -> int:
+@takes(Studied, Taken, On, Otherwise, Measured, Look, file=GROUPS)
+def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measured: Measured, look: Look) -> int:
     """What is lost without some heads, alone and together.
 
     A head's output is replaced before the output projection while the model predicts, and the loss compared with that
@@ -55,10 +58,11 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measure
             output.show(_before_probes(loaded, task, on))
             return 0
         atlas = _probed(loaded, on, measured.quiet)
+    style = look.style(command_line("ablate", studied, taken, on, otherwise, look))
     named = [] if whole else _named(loaded, taken, atlas)
     if otherwise.question is not None:
         heads = sorted({head for one in named for head in one.heads})
-        return answered(loaded, task, heads, otherwise, (taken, on, measured))
+        return answered(loaded, task, heads, otherwise, (taken, on, measured, style))
 
     from attnscope.intervene.passes import Passes
     from attnscope.selection import everything, pairs
@@ -93,7 +97,7 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measure
             )
         if measured.out is not None:
             with output.progress("drawing", None, measured.quiet):
-                save_ablation(found, measured.out, pairs(everything(loaded.geometry.heads_by_layer)), atlas)
+                save_ablation(found, measured.out, pairs(everything(loaded.geometry.heads_by_layer)), atlas, style)
     output.emit(found.table(), format, lambda: sets_sheet(found, on.top))
     for line in notes(found):
         output.talk(line, measured.quiet)

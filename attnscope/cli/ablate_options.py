@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli.groups import FIRST
-from attnscope.cli.options import Exporting, Format, Heads, Seed, Sequences, Top
+from attnscope.cli.options import Config, Exporting, Format, Heads, Seed, Sequences, Top
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class On(Sequences, Seed, Top):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured(Format, Exporting):
+class Measured(Config, Format, Exporting):
     """A table to stdout, table and facts to --out."""
 
     out: Annotated[Path | None, Option(help="Write table and facts here; a stopped run resumes.", metavar="DIR")] = None

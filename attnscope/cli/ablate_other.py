@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from attnscope.cells import head_name
+from attnscope.cells import head_name, model_name
 from attnscope.cli import output
 from attnscope.cli.ablate_tables import pairs_sheet, prune_sheet, screen_sheet, trusted
 from attnscope.errors import InputError, UsageError
@@ -104,7 +104,7 @@ def answered(
     task: Task,
     heads: Sequence[HeadIndex],
     otherwise: Otherwise,
-    groups: tuple[Taken, On, Measured],
+    groups: tuple[Taken, On, Measured, Style],
 ) -> int:
     """Ask, print and write; heads: all of the model where none were named."""
     from attnscope.folder.parts import Parts, claim, with_weights
@@ -114,7 +114,7 @@ def answered(
     from attnscope.selection import pairs as in_order
     from attnscope.study.ablation.effects import operations, pass_seconds, task_facts
 
-    (taken, on, measured), question = groups, otherwise.question
+    (taken, on, measured, style), question = groups, otherwise.question
     assert question is not None
     asking = Asking(
         Passes.planned(loaded, task, taken.replace),
@@ -145,22 +145,22 @@ def answered(
         passes = prepared(loaded, task, [HeadSet("", tuple(asking.heads))], taken.replace, advance=advance)
         found = question.answer(replace(asking, passes=passes, advance=advance))
     if measured.out is not None:
-        _write(found, question, measured.out, f"{loaded.name}, {task.name}, {len(task)} sequences")
+        line = f"{model_name(loaded.name)}, {task.name}, {len(task)} sequences"
+        _write(found, question, measured.out, style.of(replace(style.of_model(loaded.name).about, line=line)))
     output.emit(found.table, output.wanted_format(measured.format), lambda: found.sheet(on.top))
     for note in found.notes:
         output.talk(note, measured.quiet)
     return 0
 
 
-def _write(found: Result, question: HeadQuestion, folder: Path, line: str) -> None:
+def _write(found: Result, question: HeadQuestion, folder: Path, style: Style) -> None:
     """The table, and the figure where there is one."""
-    from attnscope.figures import About, Style
     from attnscope.tables import save
 
     save(found.table, folder / f"{question.name}.parquet")
     if found.figure is not None:
         name, draw = found.figure
-        draw(folder / name, Style(about=About(line=line)))
+        draw(folder / f"{name}.{style.image}", style)
 
 
 def _pairs_cost(asking: Asking) -> int:
@@ -203,7 +203,7 @@ def _pruning(asking: Asking) -> Result:
         save_pruning(path, names, [intact, *(one.value for one in steps)], [("uniform guess", guess)], style)
 
     note = f"intact {intact:.3f} {passes.measure.unit}"
-    return Result(curve(steps, intact), lambda top: prune_sheet(steps, intact, top), (note,), ("prune.png", draw))
+    return Result(curve(steps, intact), lambda top: prune_sheet(steps, intact, top), (note,), ("prune", draw))
 
 
 def _screen_cost(asking: Asking) -> int:

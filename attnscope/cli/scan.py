@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from typer import Option
 
 from attnscope.cli import output, scan_texts
-from attnscope.cli.groups import FIRST
+from attnscope.cli.figure_options import Look
+from attnscope.cli.groups import FIRST, command_line
+from attnscope.cli.heads import GROUPS
 from attnscope.cli.info import Named
 from attnscope.cli.load_options import Loading
-from attnscope.cli.options import Exporting, Format, Seed, Sequences, Top
+from attnscope.cli.options import Config, Exporting, Format, Seed, Sequences, Top
 from attnscope.cli.scan_tables import contrasts, left_out, scanned_sheet
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
+    from attnscope.figures import Style
     from attnscope.model.options import LoadOptions
     from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.atlas.texts import OnTexts
@@ -87,7 +90,7 @@ class Probing(Sequences, Seed, Top):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept(Format, Exporting):
+class Kept(Config, Format, Exporting):
     """A table to stdout, the atlas to --out."""
 
     out: Annotated[
@@ -96,8 +99,8 @@ class Kept(Format, Exporting):
     ] = None
 
 
-@takes(Scanned, Probing, Kept)
-def scan(scanned: Scanned, probing: Probing, kept: Kept) -> int:
+@takes(Scanned, Probing, Kept, Look, file=GROUPS)
+def scan(scanned: Scanned, probing: Probing, kept: Kept, look: Look) -> int:
     """What each head does on probes, against a null, with intervals.
 
     Sequences of the model's own tokens isolate one behaviour each: repetition, the place of a key, the sink. Every
@@ -117,9 +120,10 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept) -> int:
     silence_libraries(kept.verbose)
     pool = None if probing.pool is None else read_ids(str(probing.pool))
     given = ScanFiles(pool, None if probing.texts is None else [item.text for item in texts_in(probing.texts)])
+    style = look.style(command_line("scan", scanned, probing, look))
     if len(scanned.revisions) > 1:
-        return scan_each(scanned, given, probing, kept)
-    found = scan_one(scanned.load_options(), given, probing, kept)
+        return scan_each(scanned, given, probing, kept, style)
+    found = scan_one(scanned.load_options(), given, probing, kept, style)
     if found is None:
         return 0
     atlas, read = found
@@ -141,7 +145,7 @@ class ScanFiles(NamedTuple):
 
 
 def scan_one(
-    options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kept
+    options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kept, style: Style
 ) -> tuple[Atlas, OnTexts | None] | None:
     """Load one model and scan it; None where its cost is all that was asked for."""
     from attnscope.model.loading import load
@@ -176,11 +180,11 @@ def scan_one(
             atlas = scanned_by(loaded, planned, kept.out, force=kept.force, advance=advance)
         if kept.out is not None:
             with output.progress("drawing", None, kept.quiet):
-                save_probes(atlas, kept.out, loaded.name)
-    return atlas, scan_texts.read_texts(loaded, atlas, prompts, kept) if prompts else None
+                save_probes(atlas, kept.out, loaded.name, style)
+    return atlas, scan_texts.read_texts(loaded, atlas, prompts, kept, style) if prompts else None
 
 
-def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept) -> int:
+def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept, style: Style) -> int:
     """One scan per revision, each model gone before the next is loaded; then all of them side by side."""
     from attnscope.cli.scan_revisions import effects_at
     from attnscope.show.checkpoints import folder_of, save_checkpoints, stacked
@@ -189,13 +193,14 @@ def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept) 
     for number, revision in enumerate(scanned.revisions, start=1):
         output.talk(f"revision {revision}, {number} of {len(scanned.revisions)}", kept.quiet)
         options = replace(scanned.load_options(), revision=revision)
-        found = scan_one(options, given, probing, replace(kept, out=kept.out and folder_of(kept.out, revision)))
+        here = replace(kept, out=kept.out and folder_of(kept.out, revision))
+        found = scan_one(options, given, probing, here, style)
         if found is None:
             return 0  # what one costs, the others cost
         atlases[revision] = found[0]
         gc.collect()  # a model holds itself in circles, and would stay beside the next
     if kept.out is not None:
-        save_checkpoints(atlases, kept.out, scanned.asked)
+        save_checkpoints(atlases, kept.out, scanned.asked, style)
     [shown, *_] = contrasts(next(iter(atlases.values())), probing.probe)
     format = output.wanted_format(kept.format)
     output.emit(stacked(atlases), format, lambda: effects_at(atlases, shown.probe, probing.top))

@@ -11,6 +11,7 @@ from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.cli.options import Exporting
+    from attnscope.figures import Style
     from attnscope.model.loaded import LoadedModel
     from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.atlas.texts import OnTexts
@@ -25,9 +26,8 @@ def texts_cost(prompts: Sequence[Prompt], layers: int) -> str:
     return f"{len(prompts)} texts{said}: {sum(map(len, prompts))} tokens x {layers} layers"
 
 
-def read_texts(loaded: LoadedModel, atlas: Atlas, prompts: Sequence[Prompt], kept: Exporting) -> OnTexts:
+def read_texts(loaded: LoadedModel, atlas: Atlas, prompts: Sequence[Prompt], kept: Exporting, style: Style) -> OnTexts:
     """Read the texts into --out, and draw how far apart heads are on them."""
-    from attnscope.figures import Style
     from attnscope.show.atlas import HEAD_JS, save_head_js
     from attnscope.study.atlas.texts import on_texts
 
@@ -36,7 +36,7 @@ def read_texts(loaded: LoadedModel, atlas: Atlas, prompts: Sequence[Prompt], kep
         with output.progress("reading texts", len(prompts), kept.quiet, "texts") as advance:
             found = on_texts(loaded, prompts, kept.out, force=kept.force, advance=advance)
         with output.progress("drawing", None, kept.quiet):
-            save_head_js(found, atlas, kept.out / f"{HEAD_JS}.png", Style().of_model(loaded.name))
+            save_head_js(found, atlas, kept.out / f"{HEAD_JS}.{style.image}", style.of_model(loaded.name))
     return found
 
 
