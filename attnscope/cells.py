@@ -27,6 +27,17 @@ def signed(value: float | None, decimals: int = 2) -> str:
     return MISSING if _is_missing(value) else f"{value:+z.{decimals}f}"
 
 
+def model_name(name: str) -> str:
+    """A model's name as a picture says it: of a path the folder's name alone.
+
+    >>> model_name("/home/me/models/stories260K-llama"), model_name("Qwen/Qwen3-0.6B")
+    ('stories260K-llama', 'Qwen/Qwen3-0.6B')
+    """
+    parts = [part for part in name.replace("\\", "/").split("/") if part]
+    is_path = name[:1] in ("/", ".", "~") or "\\" in name or len(parts) > 2
+    return parts[-1] if is_path and parts and parts[-1].strip(".") else name
+
+
 def effect(value: float | None) -> str:
     """`+0.25`; 0.00 has no sign, since an effect that is too small to be printed has no direction."""
     return "0.00" if value is not None and abs(value) < 0.005 else signed(value)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 
 from attnscope import figures
-from attnscope.cells import head_name, printed, shortened
+from attnscope.cells import head_name, model_name, printed, shortened
 from attnscope.errors import UsageError
 from attnscope.figures import About, Depth, Maps, Panel, Part, PatchSheet, Style
 from attnscope.figures.drawing_process import DrawingProcess, begun
@@ -230,10 +230,9 @@ def about(seen: Observation) -> About:
     texts = [_said(seen.queries)] + [_said(seen.keys)] * (seen.keys.text != seen.queries.text)
     room = LONGEST_TEXT if len(texts) == 1 else LONGEST_TEXT // 2
     said = " ← ".join(shortened(" ".join(text.split()), room) for text in texts)
-    short = model if len(model) <= LONGEST_NAME else "…" + model[1 - LONGEST_NAME :]
     of_text = seen.keys if seen.stack == POOLING else seen.queries
     counted = f"{len(of_text)} {'patches' if seen.stack == GLOBAL else 'tokens'}"
-    line = ", ".join(filter(None, (short, f"“{said}”" * bool(said), counted)))
+    line = ", ".join(filter(None, (shortened(model_name(model), LONGEST_NAME), f"“{said}”" * bool(said), counted)))
     return About(line, model, seen.queries.sha256)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from attnscope.cells import head_name, printed, shortened
 from attnscope.figures import Depth, Panel, Patches, PatchSheet
-from attnscope.figures.style import count
+from attnscope.figures.style import Quantity, count
 from attnscope.measure.metrics import KNOWN, MASS, Metric, ends, order_of
 from attnscope.measure.roles import NEEDED_ROWS, ROLES
 from attnscope.shown import visible
@@ -26,7 +26,8 @@ FIRST = ("mass", "focus", "previous_token", "induction", "duplicate_token", "sin
 LONGEST_NAME = 40  # letters of a model's name, and of an expression
 MOST_UNIFORM = 3  # kinds of layer whose uniform value is marked
 MOST_OVER = 7  # heads over a picture, which is drawn beside them
-NUMBERED = 5  # heads of the picture of their mass
+FRAMED = 5  # heads of the picture of their mass
+NOTHING = 0.005  # of the weight: printed as 0.00
 
 
 def score_panels(seen: Observation) -> tuple[tuple[int, ...], tuple[Panel, ...]]:
@@ -96,13 +97,13 @@ def _places(seen: Observation) -> tuple[np.ndarray, np.ndarray]:
 def mass_panels(seen: Observation) -> tuple[tuple[Panel, ...], str]:
     """The mass on the named keys, and, where uniform attention differs from head to head, how far it is above it.
 
-    With a note: which tokens, and the heads furthest above uniform attention, which are numbered. Nothing without keys.
+    With a note: which tokens, and the heads furthest above uniform attention, which are framed. Nothing without keys.
     """
     mass, order = seen.columns.scores.get(MASS.id), np.flatnonzero(seen.columns.kept)
     if mass is None or not np.isfinite(mass.value[order]).any():
         return (), ""
     layers, above = np.unique(seen.columns.layer[order]).tolist(), mass.value - mass.null
-    best = [head for head in seen.kept_heads(MASS.id)[:NUMBERED] if math.isfinite(head.score[MASS.id])]
+    best = [head for head in seen.kept_heads(MASS.id)[:FRAMED] if math.isfinite(head.score[MASS.id])]
     first = tuple((layers.index(head.layer), head.kv_head if head.head is None else head.head) for head in best)
     high, uniform = float(np.nanmax(mass.value[order])) or 1.0, np.unique(mass.null[order].round(3))
     uniform = uniform[np.isfinite(uniform)]
@@ -115,20 +116,26 @@ def mass_panels(seen: Observation) -> tuple[tuple[Panel, ...], str]:
             unit=MASS.unit,
             uniform=tuple(uniform.tolist()) if len(uniform) <= MOST_UNIFORM else (),
             first=first,
+            values_printed=True,
         )
     ]
     if len(uniform) > 1:  # elsewhere the second picture is the first with another zero
         reach, values_LH = float(np.nanmax(abs(above[order]))), _by_layer(seen, above)
-        panels.append(Panel("mass − uniform", values_LH, -reach, reach, MASS.unit, quantity="logit", first=first))
+        signed: Quantity = "logit"
+        panels.append(
+            Panel(
+                "mass − uniform", values_LH, -reach, reach, MASS.unit, quantity=signed, first=first, values_printed=True
+            )
+        )
     said = ", ".join(f"{n} {head.name} {printed(head.score[MASS.id])}" for n, head in enumerate(best, start=1))
-    return tuple(panels), f"{chosen_words(seen)}\nfurthest above uniform attention: {said}"
+    return tuple(panels), f"{chosen_words(seen)}\nframed, furthest above uniform attention: {said}"
 
 
 def patch_sheets(seen: Observation, names: Sequence[str]) -> tuple[PatchSheet, ...]:
     """For each picture beside the text, what the chosen queries' weights on its patches are drawn from.
 
-    names: the heads, or none for those that look most at the pictures. Nothing where no weights per token were kept,
-    where they are of keys alone, and where the patches' places in the picture are not known.
+    names: the heads, or none for those that look most at the pictures, without those that hardly look. Nothing where
+    no weights per token were kept, where they are of keys alone, and where the patches' places are not known.
     """
     patches, on_keys = seen.queries.medium.patches, seen.chosen.query is None and seen.chosen.key is not None
     if not seen.per_token or on_keys or any(patch.box is None for patch in patches.values()):
@@ -140,7 +147,8 @@ def patch_sheets(seen: Observation, names: Sequence[str]) -> tuple[PatchSheet, .
     ]
     every = np.array(list(patches), int)
     heads.sort(key=lambda head: -np.nansum(head[1][every]))
-    shown = [head for head in heads if head[0] in names] or heads[:MOST_OVER]
+    looking = [head for head in heads[:MOST_OVER] if np.nansum(head[1][every]) >= NOTHING]
+    shown = [head for head in heads if head[0] in names] or looking or heads[:1]
     return tuple(_patch_sheet(seen, number, shown, len(heads)) for number in range(len(seen.queries.medium.images)))
 
 

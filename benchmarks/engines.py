@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -349,6 +349,12 @@ def card(device: str) -> str:
     return f"{os.cpu_count()} CPU cores ({platform.machine()})"
 
 
+def looks() -> Iterator[tuple[str, str]]:
+    """A marker and a kind of line for each way, which hue alone does not tell apart; no two are alike."""
+    markers = "osD^vP"
+    return ((marker, line) for line in ("-", "--", ":") for marker in markers)
+
+
 def plot(rows: list[dict], path: Path) -> None:
     """Time and memory against the text's length, every way a line."""
     from matplotlib.figure import Figure
@@ -357,13 +363,14 @@ def plot(rows: list[dict], path: Path) -> None:
     figure = Figure(figsize=(10, 5), layout="constrained")
     panels = figure.subplots(1, 2)
     lengths = sorted({row["tokens"] for row in rows})
+    drawn = [(way, name) for way, name in WAYS.items() if any(row["way"] == way for row in rows)]
     for axes, key, label, unit in zip(
         panels, ("seconds", "memory"), ("seconds", "peak memory, GB"), (1, 1e9), strict=True
     ):
-        for way, name in WAYS.items():
+        for (way, name), (marker, line) in zip(drawn, looks(), strict=False):
             points = [(row["tokens"], row[key] / unit) for row in rows if row["way"] == way and key in row]
             if points:
-                axes.plot(*zip(*points, strict=True), marker="o", label=name)
+                axes.plot(*zip(*points, strict=True), marker=marker, linestyle=line, markersize=5, label=name)
         axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel=label)
         axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

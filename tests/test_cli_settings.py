@@ -101,7 +101,7 @@ def test_an_option_that_is_a_setting_says_how_it_is_given(arguments, says):
         ("=3", "--set: there is no setting ''; `attnscope heads --help all` lists them"),
         ("dpi", "--set dpi: expected NAME=VALUE, got 'dpi'; write --set dpi=VALUE"),
         ("dpi=wide", "--set dpi: Input should be a valid integer, unable to parse string as an integer, got 'wide'"),
-        ("scale=cubic", "--set scale: 'cubic' is not one of 'linear', 'sqrt', 'log'; correct the value"),
+        ("scale=cubic", "--set scale: 'cubic' is not one of 'auto', 'linear', 'sqrt', 'log'; correct the value"),
         ("top=many", "--set top: expected a number or all, got 'many'; correct the value"),
         ("listen=maybe", "--set listen: Input should be a valid boolean"),
     ],

@@ -25,6 +25,7 @@ from attnscope.explain.jsonl import json_lines
 from attnscope.explain.scaling import CASES, Entries, measure_scaling
 from attnscope.figures.explain import Curve, curves_figure, effect_figure, scaling_effect
 from attnscope.figures.fonts import fonts_for
+from attnscope.figures.style import Style
 from attnscope.figures.writer import drawing
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loaded import LoadedModel
@@ -437,7 +438,7 @@ def test_four_panels_with_their_numbers_and_no_word_over_another(tokens: int) ->
     labels = [f"·word{place}" for place in range(tokens)]
     effect = scaling_effect(9 * rng.normal(size=(tokens, tokens)), np.tril(np.ones((tokens, tokens), bool)), 32**-0.5)
     with drawing(fonts_for(labels)):
-        figure = effect_figure(effect, labels, "L2H3 of demo", "/ √32")
+        figure = effect_figure(effect, labels, ("L2H3 of demo", "/ √32", ""))
         words = [text.get_text() for text in figure.texts]
         for name in ("scores: q · k", "softmax of q · k", "scaled: q · k / √32", "softmax of q · k / √32"):
             assert name in words
@@ -450,6 +451,11 @@ def test_four_panels_with_their_numbers_and_no_word_over_another(tokens: int) ->
         assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
         assert all(box.x1 <= figure.bbox.width and box.y0 >= 0 for box in boxes)
     shown = (effect.raw_QK, effect.raw_weights_QK, effect.scaled_QK, effect.scaled_weights_QK)
+    ends = [ax.collections[0].get_clim() for ax in figure.axes[:4]]
+    for place, scores_QK in ((0, effect.raw_QK), (2, effect.scaled_QK)):
+        reach = float(np.nanmax(abs(scores_QK)))
+        assert ends[place] == pytest.approx((-reach, reach)), "each panel of scores reaches as far as its own"
+    assert ends[1] == ends[3]
     for ax, values_QK in zip(figure.axes[:4], shown, strict=True):
         drawn_QK = np.ma.filled(ax.collections[0].get_array().astype(float), np.nan).reshape(tokens, tokens)
         np.testing.assert_allclose(drawn_QK, values_QK)
@@ -465,6 +471,10 @@ def test_curves_show_points_lines_and_the_root() -> None:
     np.testing.assert_allclose(points.get_ydata(), [4.1, 8.2, 16.4])
     np.testing.assert_allclose(root.get_ydata(), [1, 2, 4])
     np.testing.assert_allclose(after.lines[1].get_ydata(), [4.1, 4.1, 4.1])
+    with drawing(fonts_for([])):
+        before, after = curves_figure([replace(curve, label=name) for name in "abc"], "", Style(width="column")).axes
+    assert len({line.get_marker() for line in before.lines if line.get_linestyle() == "None"}) == 3
+    assert after.get_position().y1 < before.get_position().y0, "one above the other in a column"
 
 
 # The command

@@ -496,7 +496,7 @@ def test_many_heads_are_numbered_where_there_is_room() -> None:
 
 
 def test_bad_choices_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="expected linear, sqrt or log, got 'cubic'"):
+    with pytest.raises(UsageError, match="expected auto, linear, sqrt or log, got 'cubic'"):
         Style(scale="cubic")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="logarithms"):
         save_head_maps([(tmp_path / "a.png", replace(bank_maps(), quantity="logit"), 0)], Style(scale="log"))

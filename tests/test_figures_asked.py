@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
 from PIL import Image
 
 import attnscope
@@ -14,8 +14,10 @@ from attnscope.cli.figure_options import FIGURES as OFFERED
 from attnscope.drawing import ASKED_FOR, FIGURES, Drawing, head_sheet, layer_maps
 from attnscope.errors import UsageError
 from attnscope.figures import Maps, Panel, Style, save_metrics, save_overview
+from attnscope.figures.colours import DARK_INK, LIGHT_INK
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.layers import grid_columns
+from attnscope.figures.layout import NUMBER
 from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.overview import overview_figure
 from attnscope.figures.style import ROLE_COLOURS
@@ -173,25 +175,26 @@ def test_where_uniform_attention_differs_the_difference_is_drawn_too(asked) -> N
     assert above.low == -above.high < 0
     with drawing(Fonts()):
         figure = metrics_figure([mass, above], Style(), ["0", "1", "2", "3"])
-    assert [ax.images[0].get_cmap().name for ax in figure.axes[::2]] == ["viridis", "berlin"]
+    assert [ax.images[0].get_cmap().name for ax in figure.axes[::2]] == ["viridis", "RdBu_r"]
 
 
-def test_the_first_heads_are_framed_and_numbered(tmp_path: Path) -> None:
+def test_the_first_heads_are_framed_and_cells_hold_values(tmp_path: Path) -> None:
     values = np.linspace(0, 1, 12).reshape(3, 4)
-    panel = Panel("mass", values, 0, 1, first=((2, 3), (0, 1)))
+    panel = Panel("mass", values, 0, 1, first=((2, 3), (0, 1)), values_printed=True)
     with drawing(Fonts()):
         figure = metrics_figure([panel], Style(), ["0", "1", "2"], "Mass", "a note")
     ax = figure.axes[0]
-    boxes = [patch.get_xy() for patch in ax.patches]
-    assert boxes == [(2.5, 1.5), (0.5, -0.5)]
-    numbers = [text for text in ax.texts if text.get_text() in "12" and text.get_text()]
-    assert [(text.get_text(), text.get_position()) for text in numbers] == [("1", (3, 2)), ("2", (1, 0))]
+    boxes = [(*patch.get_xy(), patch.get_width()) for patch in ax.patches]
+    assert np.allclose(boxes, [(2.54, 1.54, 0.92), (0.54, -0.46, 0.92)]), "within the cells"
+    assert [to_hex(patch.get_edgecolor()) for patch in ax.patches] == [DARK_INK, LIGHT_INK], "dark on yellow"
+    numbers = {text.get_position(): text.get_text() for text in ax.texts if text.get_label() == NUMBER}
+    assert numbers == {(head, layer): f"{values[layer, head]:.2f}" for layer, head in np.ndindex(3, 4)}
     assert words(figure.texts)[:2] == ["Mass", "a note"]
     crowded = replace(panel, values_LH=np.zeros((3, 90)))
     with drawing(Fonts()):
         small = metrics_figure([replace(crowded, values_LH=np.eye(3, 90))], Style(), ["0", "1", "2"])
     assert len(small.axes[0].patches) == 2
-    assert not any(text.get_text() == "1" for text in small.axes[0].texts), "no room for a number"
+    assert not any(text.get_label() == NUMBER for text in small.axes[0].texts), "no room for a number"
     assert save_metrics(tmp_path / "a.png", [panel], Style(), layer_labels=range(3)).stat().st_size > 5000
 
 

@@ -26,7 +26,7 @@ from attnscope.figures import (
     save_metrics,
     save_overview,
 )
-from attnscope.figures.colours import BLANK, cmap_of, find_limits, luminance
+from attnscope.figures.colours import cmap_of, find_limits, greys_of, luminance
 from attnscope.figures.explain import effect_figure, scaling_effect
 from attnscope.figures.fonts import Fonts, shown_label
 from attnscope.figures.heatmap import HeadFigure
@@ -222,8 +222,10 @@ def test_logits_have_a_map_that_diverges_and_a_scale_per_file() -> None:
     assert shown(maps, Style(), 1).map.mesh.get_clim() == (-20, 20)
     cmap = cmap_of(Style(), "logit")
     low, middle, high = (luminance(np.array(cmap(place))) for place in (0.0, 0.5, 1.0))
-    assert middle < 0.1 < min(low, high)
-    assert luminance(np.array(to_rgba(BLANK))) - middle > 0.7, "0 is not taken for a blank cell"
+    assert middle > 0.9 > 0.2 > max(low, high)
+    blank = luminance(np.array(to_rgba(greys_of("logit")[0])))
+    assert middle - blank > 0.3, "0 is not taken for a blank cell"
+    assert shown(maps, Style(), 0).ax.get_facecolor() == to_rgba(greys_of("logit")[0])
     assert cmap_of(Style(cmap="magma"), "logit").name == "magma"
 
 
@@ -314,7 +316,7 @@ def test_the_figure_of_explain_keeps_its_words_apart() -> None:
     rng = np.random.default_rng(0)
     effect = scaling_effect(25 * rng.normal(size=(131, 131)), np.tril(np.ones((131, 131), bool)), 32**-0.5)
     with drawing(Fonts()):
-        figure = effect_figure(effect, numbered(131), "L3H0 of demo", "/ √32")
+        figure = effect_figure(effect, numbered(131), ("L3H0 of demo", "/ √32", ""))
         figure.canvas.draw()
     bars = figure.axes[4:]
     for left, right in ((0, 1), (2, 3)):
@@ -386,7 +388,7 @@ def test_panels_drawn_in_turn_are_the_plain_drawing(tmp_path: Path, dpi: int) ->
     panels = [
         Panel("sink", values, 0, 1, "share of a row", (0.04, 0.3), (True, True, False, True, False, False), "1 row"),
         Panel("self", values[::-1], 0, 1, first=((0, 1), (3, 4))),
-        Panel("effect", values - 0.5, -0.5, 0.5, "nats", quantity="difference", behind_LH=grey, values_printed=True),
+        Panel("effect", values - 0.5, -0.5, 0.5, "nats", quantity="difference", hatched_LH=grey, values_printed=True),
         Panel("entropy", np.where(values[:, ::-1] > 0.8, np.nan, values), 0, math.log(9), "nats", (1.6,)),
     ]
     panels[3].values_LH[:, 0] = panels[3].values_LH[5] = 1  # a tick mark ends beneath the outermost cells

@@ -15,6 +15,7 @@ from attnscope.ask import Ask
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.figures import Patches, PatchSheet, Style
 from attnscope.figures.over import grid_of, save_patches
+from attnscope.keep.layers import PerLayer
 from attnscope.media.patches import WHOLE, Sight, patches_of
 from attnscope.media.picture import all_opened, open_picture
 from attnscope.model.loaded import LoadedModel
@@ -457,6 +458,11 @@ def test_weights_over_a_picture_are_those_of_the_queries(models: dict[str, Loade
     assert sheet.heads[0].note == f"{share:.2f} on the picture, {1 - share:.2f} on the text"
     assert seen.over_picture("L1H3").png.startswith(b"\x89PNG")
     assert len(patch_sheets(seen, [])[0].heads) == 7
+    key, kept = next(iter(seen.per_token.items()))
+    faint = PerLayer({**seen.per_token, key: kept._replace(weight=kept.weight * 0.001)})
+    hardly = seen.keeping(per_token=faint)
+    assert {head.title[:2] for head in patch_sheets(hardly, [])[0].heads} == {"L1"}, "no head of 0.00 among the first"
+    assert [head.title for head in patch_sheets(hardly, ["L0H1"])[0].heads] == ["L0H1"], "unless it is named"
 
 
 def test_patches_of_two_sizes_are_added_up(tmp_path: Path) -> None:

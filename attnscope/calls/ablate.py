@@ -196,6 +196,7 @@ def sets_cost(
     atlas: Atlas | None = None,
     tell: Teller = SILENT,
     token_layers: int | None = None,
+    style: Style = Style(),
 ) -> Ablated:
     """Run the task without each of the sets; with a folder, write there and draw. token_layers: what it will take."""
     into = None if asked.out is None else Path(asked.out)
@@ -206,7 +207,7 @@ def sets_cost(
     held = Ablated(loaded, found, atlas)
     if into is not None:
         with tell.stage("drawing"):
-            save_ablation(found, into, _all_heads(loaded), atlas)
+            save_ablation(found, into, _all_heads(loaded), atlas, style)
     return held
 
 
@@ -235,9 +236,9 @@ class Ablated(Record):
         return self.found.table()
 
     def figure(self, style: Style = Style()) -> Picture:
-        """Score, direct effect, effect alone and effect together of every head."""
+        """What each set costs, next to random ones; a folder also gets a picture of each head."""
         found, heads, style = self.found, _all_heads(self.model), replace(style, image="png")
-        return picture_of("ablation", lambda folder: save_ablation(found, folder, heads, self.atlas, style))
+        return picture_of("ablation", lambda folder: save_ablation(found, folder, heads, self.atlas, style)[0])
 
     def _picture(self) -> Picture:
         return self.figure()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attnscope.calls.records import Record, picture_of
-from attnscope.cells import head_name
+from attnscope.cells import head_name, model_name
 from attnscope.errors import InputError, UsageError
 from attnscope.figures import About, Style
 from attnscope.figures.pruning import save_pruning
@@ -100,30 +100,31 @@ class Answered(Record):
         if self.answer.figure is None:
             return None
         name, draw = self.answer.figure
-        return picture_of(self.question, lambda folder: draw(folder / name, replace(style, about=self._about)))
+        style = replace(style, about=self._about(style), image="png")
+        return picture_of(self.question, lambda folder: draw(folder / f"{name}.png", style))
 
     def _picture(self) -> Picture | None:
         return self.figure()
 
-    @property
-    def _about(self) -> About:
-        return About(line=f"{self.model.name}, {self.task.name}, {len(self.task)} sequences")
+    def _about(self, style: Style) -> About:
+        line = f"{model_name(self.model.name)}, {self.task.name}, {len(self.task)} sequences"
+        return replace(style.of_model(self.model.name).about, line=line)
 
-    def export(self, folder: str | Path, *, force: bool = False) -> list[Path]:
+    def export(self, folder: str | Path, *, force: bool = False, style: Style = Style()) -> list[Path]:
         """Write the table, and the figure where there is one; the paths.
 
         Raises UsageError for a folder that holds another study, unless force says to write over it.
         """
         claim(Path(folder), self.question, self.question, with_weights(self.facts, self.model), force)
-        return self.write(Path(folder))
+        return self.write(Path(folder), style)
 
-    def write(self, folder: Path) -> list[Path]:
+    def write(self, folder: Path, style: Style = Style()) -> list[Path]:
         """As `export`, into a folder that is this study's already."""
         written = [save(self.answer.table, folder / f"{self.question}.parquet")]
         if self.answer.figure is not None:
             name, draw = self.answer.figure
-            draw(folder / name, Style(about=self._about))
-            written.append(folder / name)
+            draw(path := folder / f"{name}.{style.image}", replace(style, about=self._about(style)))
+            written.append(path)
         return written
 
 
@@ -157,8 +158,8 @@ class QuestionPlan:
         asking = self.asking
         return cost * pass_seconds(asking.passes, [HeadSet("", (head,)) for head in asking.heads])
 
-    def run(self, tell: Teller = SILENT, cost: int | None = None) -> Answered:
-        """Result; with a folder, keep what is measured on the way, and write there."""
+    def run(self, tell: Teller = SILENT, cost: int | None = None, style: Style = Style()) -> Answered:
+        """The answer; with a folder, keep what is measured on the way, and write there."""
         asking, question, asked = self.asking, self.question, self.asked
         facts = task_facts(self.model, self.task, asked.replace)
         facts |= {"heads": [head_name(*head) for head in asking.heads]}
@@ -171,14 +172,14 @@ class QuestionPlan:
             answer = question.answer(replace(asking, passes=passes, advance=advance))
         found = Answered(self.model, self.task, question.name, answer, facts)
         if asked.out is not None:
-            found.write(Path(asked.out))
+            found.write(Path(asked.out), style)
         return found
 
 
 def answered(
     loaded: LoadedModel, task: Task, heads: Sequence[HeadIndex], question: HeadQuestion, asked: Asked
 ) -> Answered:
-    """Result a question; heads: all of the model where none were named."""
+    """The answer to a question; heads: all of the model where none were named."""
     return QuestionPlan(loaded, task, heads, question, asked).run()
 
 
@@ -218,7 +219,7 @@ def _pruning(asking: Asking) -> Result:
         guess = math.log(loaded.geometry.vocab_size)
         save_pruning(path, names, [intact, *(one.value for one in steps)], [("uniform guess", guess)], style)
 
-    return Result(curve(steps, intact), (steps, intact, passes.measure.unit), ("prune.png", draw))
+    return Result(curve(steps, intact), (steps, intact, passes.measure.unit), ("prune", draw))
 
 
 def _screen_cost(asking: Asking) -> int:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from attnscope.ask import Ask
 from attnscope.calls.records import Record, picture_of
+from attnscope.cells import model_name
 from attnscope.errors import UsageError
 from attnscope.explain import explain_head
 from attnscope.explain.jsonl import json_lines
 from attnscope.explain.steps import divisor
+from attnscope.figures import Style
 from attnscope.figures.explain import save_scaling_effect, scaling_effect
 from attnscope.files import write_whole
 from attnscope.keep.request import Request
@@ -103,8 +105,8 @@ def one_token(run: Run) -> int:
     return found.positions[0]
 
 
-def draw_scaling(explanation: Explanation, place: Path) -> Path:
-    """The four panels of what scaling does, in the format that the path ends in."""
+def draw_scaling(explanation: Explanation, place: Path, style: Style = Style()) -> Path:
+    """The four panels of what scaling does; the path ends as the style has its kind of file."""
     effect = scaling_effect(explanation.raw_QK, explanation.visible_QK, explanation.scale)
     extra = sorted({"soft-cap", "position bias"} & {step.name for step in explanation.steps})
     note = f"Without this model's {' and '.join(extra)}, to show the scaling alone." if extra else ""
@@ -112,10 +114,10 @@ def draw_scaling(explanation: Explanation, place: Path) -> Path:
         place,
         effect,
         explanation.labels,
-        head=visible(f"{explanation.head} of {explanation.source}"),  # no control stands in an SVG
+        head=visible(f"{explanation.head} of {model_name(explanation.source)}"),  # no control stands in an SVG
         divisor=divisor(explanation.scale, explanation.head_dim),
         note=note,
-        image=place.suffix.lstrip("."),
+        style=style,
     )
 
 
@@ -152,18 +154,19 @@ class Explained(Record):
         """Every number of every step, as JSON lines."""
         return list(json_lines(self.explanation))
 
-    def figure(self) -> Picture:
+    def figure(self, style: Style = Style()) -> Picture:
         """What the division by the square root of d_k does to this head's scores and weights."""
         title = f"scaling of {self.explanation.head}"
-        return picture_of(title, lambda folder: draw_scaling(self.explanation, folder / "scaling.png"))
+        style = replace(style, image="png")
+        return picture_of(title, lambda folder: draw_scaling(self.explanation, folder / "scaling.png", style))
 
     def _picture(self) -> Picture:
         return self.figure()
 
-    def export(self, folder: str | Path) -> list[Path]:
+    def export(self, folder: str | Path, *, style: Style = Style()) -> list[Path]:
         """Write the steps as explain-L2H3.jsonl and their figure as explain-L2H3.png; the paths."""
         into, name = Path(folder), f"explain-{self.explanation.head}"
         into.mkdir(parents=True, exist_ok=True)
         text = "".join(f"{line}\n" for line in self.lines())
         written = write_whole(into / f"{name}.jsonl", lambda temp: temp.write_text(text, encoding="utf-8"))
-        return [written, draw_scaling(self.explanation, into / f"{name}.png")]
+        return [written, draw_scaling(self.explanation, into / f"{name}.{style.image}", style)]

@@ -101,7 +101,7 @@ class ScanPlan:
         each = scan_seconds(self.model, self.planned, self.options.sequences)
         return each * (sum(self.tokens().values()) + sum(map(len, self.prompts or ())))
 
-    def run(self, tell: Teller = SILENT) -> Scan:
+    def run(self, tell: Teller = SILENT, style: Style = Style()) -> Scan:
         """Read the probes, and then the texts; with a folder, write there and draw."""
         into = None if self.options.out is None else Path(self.options.out)
         with tell.stage("reading probes", self.planned.tokens, "tokens") as advance:
@@ -109,14 +109,14 @@ class ScanPlan:
         found = Scan(self.model, atlas, self.planned.facts)
         if into is not None:
             with tell.stage("drawing"):
-                save_probes(atlas, into, self.model.name)
+                save_probes(atlas, into, self.model.name, style)
         if not self.prompts:
             return found
         with tell.stage("reading texts", len(self.prompts), "texts") as advance:
             read = on_texts(self.model, self.prompts, into, force=self.options.force, advance=advance)
         if into is not None:
             with tell.stage("drawing"):
-                save_head_js(read, atlas, into / f"{HEAD_JS}.png", Style().of_model(self.model.name))
+                save_head_js(read, atlas, into / f"{HEAD_JS}.{style.image}", style.of_model(self.model.name))
         return replace(found, texts=read)
 
 

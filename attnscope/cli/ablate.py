@@ -9,13 +9,16 @@ from attnscope.cli import output
 from attnscope.cli.ablate_options import Measured, On, Taken
 from attnscope.cli.ablate_other import Otherwise, ask_otherwise
 from attnscope.cli.ablate_tables import notes, sets_sheet
-from attnscope.cli.groups import fill
+from attnscope.cli.figure_options import Look
+from attnscope.cli.groups import command_line, fill
+from attnscope.cli.heads import GROUPS
 from attnscope.cli.scan import Studied
 from attnscope.cli.takes import takes
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.calls.ablate import Ablated, AblateOptions
+    from attnscope.figures import Style
     from attnscope.intervene.intervention import HeadSet
     from attnscope.intervene.task import Task
     from attnscope.model.loaded import LoadedModel
@@ -29,8 +32,8 @@ EXAMPLES = (
 )
 
 
-@takes(Studied, Taken, On, Otherwise, Measured)
-def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measured: Measured) -> int:
+@takes(Studied, Taken, On, Otherwise, Measured, Look, file=GROUPS)
+def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measured: Measured, look: Look) -> int:
     """What is lost without some heads, alone and together.
 
     A head's output is replaced before the output projection while the model predicts, and the loss compared with that
@@ -49,13 +52,16 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measure
     if on.dry_run and taken.nothing and not whole and atlas_beside(loaded, None) is None:
         output.show(_before_probes(loaded, task, on))
         return 0
+    style = look.style(command_line("ablate", studied, taken, on, otherwise, look))
     tell = output.Talk(measured.quiet)
     with unwinding():
         heads = taken.sets if taken.sets is not None else taken.select
         named, atlas = ([], None) if whole else named_sets(loaded, heads, asked, tell)
     if asked.question is not None:
-        return ask_otherwise(loaded, task, sorted({one for of in named for one in of.heads}), asked, (on, measured))
-    found = _ablated(loaded, task, named, asked, (on, measured, atlas))
+        return ask_otherwise(
+            loaded, task, sorted({one for of in named for one in of.heads}), asked, (on, measured, style)
+        )
+    found = _ablated(loaded, task, named, asked, (on, measured, atlas), style)
     if found is None:
         return 0
     output.emit(found.table(), format, lambda: sets_sheet(found.found, on.top))
@@ -70,6 +76,7 @@ def _ablated(
     named: Sequence[HeadSet],
     asked: AblateOptions,
     groups: tuple[On, Measured, Atlas | None],
+    style: Style,
 ) -> Ablated | None:
     """What the sets cost; None where the cost of finding out is all that was asked for."""
     from attnscope.calls.ablate import sets_cost, with_random
@@ -87,7 +94,7 @@ def _ablated(
         return None
     output.talk(plan, measured.quiet)
     with unwinding():
-        return sets_cost(loaded, task, sets, asked, atlas, output.Talk(measured.quiet), token_layers)
+        return sets_cost(loaded, task, sets, asked, atlas, output.Talk(measured.quiet), token_layers, style)
 
 
 def _of(group: On | Otherwise) -> dict[str, Any]:

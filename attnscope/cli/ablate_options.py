@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli.groups import FIRST
-from attnscope.cli.options import Exporting, Format, Heads, Seed, Top
+from attnscope.cli.options import Config, Exporting, Format, Heads, Seed, Top
 from attnscope.cli.study_options import Sequences
 from attnscope.errors import UsageError
 
@@ -92,7 +92,7 @@ class On(Sequences, Seed, Top):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured(Format, Exporting):
+class Measured(Config, Format, Exporting):
     """A table to stdout, table and facts to --out."""
 
     out: Annotated[Path | None, Option(help="Write table and facts here; a stopped run resumes.", metavar="DIR")] = None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from attnscope.calls.ablate import AblateOptions
     from attnscope.cli.ablate_options import Measured, On, Taken
+    from attnscope.figures import Style
     from attnscope.intervene.task import Task
     from attnscope.model.loaded import LoadedModel
     from attnscope.selection import HeadIndex
@@ -64,12 +65,12 @@ def ask_otherwise(
     task: Task,
     heads: Sequence[HeadIndex],
     asked: AblateOptions,
-    groups: tuple[On, Measured],
+    groups: tuple[On, Measured, Style],
 ) -> int:
     """Ask, print and write; heads: all of the model where none were named."""
     from attnscope.calls.ablate_other import QuestionPlan
 
-    (on, measured), question = groups, asked.question
+    (on, measured, style), question = groups, asked.question
     assert question is not None
     plan = QuestionPlan(loaded, task, heads, question, asked)
     cost, operations = plan.cost(lambda count: on.of_all(count, task))
@@ -82,7 +83,7 @@ def ask_otherwise(
         return 0
     output.talk(said, measured.quiet)
     with unwinding():
-        found = plan.run(output.Talk(measured.quiet), cost).answer
+        found = plan.run(output.Talk(measured.quiet), cost, style).answer
     sheet, notes = SHEETS[question.name](found.found)
     output.emit(found.table, output.wanted_format(measured.format), lambda: sheet(on.top))
     for note in notes:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from attnscope.cli import output
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.batch_ray import BatchCommand
+from attnscope.cli.heads import GROUPS
 from attnscope.cli.takes import takes
 from attnscope.signals import unwinding
 
@@ -30,7 +31,7 @@ EXAMPLES = (
 COMMAND = BatchCommand
 
 
-@takes(BatchRun)
+@takes(BatchRun, file=GROUPS)
 def batch(asked: BatchRun) -> int:
     """Heads and relations of every text of a corpus, as a dataset.
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from attnscope.cli.batch_ray import address
-from attnscope.cli.figure_options import FIGURES, Image, Kinds, names
-from attnscope.cli.groups import FIRST, HELD, SETTING, fill, held
+from attnscope.cli.figure_options import FIGURES, Drawing, names
+from attnscope.cli.groups import FIRST, HELD, SETTING, command_line, default_of, fill, held, parameters
 from attnscope.cli.heads import MeasuredEntries
 from attnscope.cli.load_options import EngineName, Loading
 from attnscope.cli.options import Printing, Question, Relations, Spreadsheet, Tokens
@@ -136,7 +136,7 @@ class Questions(Question):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset(Kinds, Image, MeasuredEntries, Relations, Spreadsheet, Printing):
+class Dataset(Drawing, MeasuredEntries, Relations, Spreadsheet, Printing):
     """What is written of every text."""
 
     panel = "Dataset"
@@ -162,7 +162,8 @@ class Dataset(Kinds, Image, MeasuredEntries, Relations, Spreadsheet, Printing):
     def __post_init__(self) -> None:
         Relations.__post_init__(self)
         Printing.__post_init__(self)
-        self.check(self.group)
+        Drawing.__post_init__(self)
+        self.check(self.group, self.scale)
         if self.matrices and self.weights != "softmax":
             raise UsageError("--matrices are weights", f"leave out --weights {self.weights}, or --matrices")
         if self.spreadsheet and self.format != "csv":
@@ -170,6 +171,13 @@ class Dataset(Kinds, Image, MeasuredEntries, Relations, Spreadsheet, Printing):
         if self.summary and self.to_stdout:
             raise UsageError("--summary is of a whole corpus, and --to-stdout prints text by text", "give --out DIR")
         _ = self.table_names, self.figure_kinds
+
+    @property
+    def looks(self) -> dict[str, object]:
+        """The settings of pictures that are not as they come, which all of a dataset's share."""
+        found = {one.spelled: getattr(self, name) for name, one in parameters(Drawing).items() if one.is_setting}
+        usual = {one.spelled: default_of(Drawing, name) for name, one in parameters(Drawing).items()}
+        return {name: value for name, value in found.items() if value != usual[name]}
 
     @property
     def table_names(self) -> tuple[str, ...]:
@@ -255,7 +263,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
         asked = ",".join(name for name in LENGTHS if name in self.named) or None
         weights = None if self.weights == "softmax" else self.weights  # as a folder has it that was made without it
         spelled = {"tables": ",".join(self.table_names), "figures": ",".join(self.figure_kinds)}
-        return held(self) | spelled | {"metrics": asked, "weights": weights}
+        return held(self) | spelled | {"metrics": asked, "weights": weights} | self.looks
 
     def job(self) -> Job:
         """What a worker needs to know."""
@@ -267,7 +275,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
         if self.figure_kinds:
             from attnscope.drawing import Pictures
 
-            pictures = Pictures(self.figure_kinds, self.style())
+            pictures = Pictures(self.figure_kinds, self.style(command_line("batch", self)))
         asked = fill(
             BatchOptions,
             self,
@@ -276,4 +284,5 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
             define=defined(list(self.define or ())),
             spans=tuple(self.spans or ()),
         )
-        return asked.job(self.load_options(), about, pictures)
+        job = asked.job(self.load_options(), about, pictures)
+        return replace(job, request=replace(job.request, **self.maps()))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.figure_options import Image
-from attnscope.cli.groups import FIRST
-from attnscope.cli.options import Format, ModelText, Query, Seed, Writing
+from attnscope.cli.figure_options import Look
+from attnscope.cli.groups import FIRST, command_line
+from attnscope.cli.heads import GROUPS
+from attnscope.cli.options import Config, Format, ModelText, Query, Seed, Writing
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from attnscope.figures.style import ImageFormat
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from attnscope.explain import Explanation
     from attnscope.explain.scaling import Spread
+    from attnscope.figures import Style
 
 EXAMPLES = (
     'attnscope explain --text "the cat sat on the mat" --head L2H3 --query last --out runs/cat.png',
@@ -52,7 +55,7 @@ class Steps(Query, Seed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Telling(Image, Format, Writing):
+class Telling(Look, Config, Format, Writing):
     """The steps to stdout, a figure to --out, which may also name the file itself."""
 
     out: Annotated[Path | None, Option(help="Draw into this folder or file.", metavar="DIR|FILE")] = None
@@ -62,6 +65,7 @@ class Telling(Image, Format, Writing):
     ] = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_picture(self.out)
 
     @property
@@ -73,8 +77,13 @@ class Telling(Image, Format, Writing):
         """Where a figure of this name goes, if anywhere."""
         return None if self.out is None else picture_path(self.out, name, self.image)
 
+    def drawn(self, place: Path, command: str) -> Style:
+        """How the figure is drawn, as the kind of file that it is written to."""
+        image = next(one for one in get_args(ImageFormat) if place.suffix == f".{one}")
+        return replace(self.style(command), image=image)
 
-@takes(ModelText, Steps, Telling)
+
+@takes(ModelText, Steps, Telling, file=GROUPS)
 def explain(asked: ModelText, steps: Steps, telling: Telling) -> int:
     """One head, one sentence, every step with its numbers.
 
@@ -135,7 +144,8 @@ def run_scaling(telling: Telling, seed: int) -> int:
         ]
         note = f"points: measured on {SAMPLES} random pairs, seed {seed}; lines: √Var, {FORMULA}"
         with unwinding():
-            save_scaling_curves(place, curves, note=note, image=_image(place))
+            style = telling.drawn(place, command_line("explain", telling))
+            save_scaling_curves(place, curves, note=note, style=style)
         output.talk(f"wrote {place}", telling.quiet)
     output.emit(spread_table(found), telling.on_stdout, lambda: spread_picture(found))
     if telling.on_stdout == "table":
@@ -146,7 +156,7 @@ def run_scaling(telling: Telling, seed: int) -> int:
 def finish(telling: Telling, explanation: Explanation, whole: bool = False) -> int:
     """Draw the figure, print the steps, say which checks do not hold; returns the exit code."""
     if place := telling.place(f"{'toy' if whole else 'explain'}-{explanation.head}"):
-        output.talk(f"wrote {draw(explanation, place)}", telling.quiet)
+        output.talk(f"wrote {draw(explanation, place, telling)}", telling.quiet)
     if telling.on_stdout == "table":
         from attnscope.cli.explain_tables import steps_sheet
 
@@ -163,12 +173,12 @@ def finish(telling: Telling, explanation: Explanation, whole: bool = False) -> i
     return 1 if explanation.failures else 0
 
 
-def draw(explanation: Explanation, place: Path) -> Path:
+def draw(explanation: Explanation, place: Path, telling: Telling) -> Path:
     """The four panels of what scaling does."""
     from attnscope.calls.explain import draw_scaling
 
     with unwinding():
-        return draw_scaling(explanation, place)
+        return draw_scaling(explanation, place, telling.drawn(place, command_line("explain", telling)))
 
 
 def read_query(text: str) -> int:
@@ -232,7 +242,3 @@ def _by_case(found: list[Spread]) -> dict[str, list[Spread]]:
     for one in found:
         groups.setdefault(one.entries.label, []).append(one)
     return groups
-
-
-def _image(place: Path) -> str:
-    return place.suffix.lstrip(".")

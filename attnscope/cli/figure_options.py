@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -39,15 +39,25 @@ class Look(Image):
     """How every figure looks."""
 
     title: Annotated[str | None, Option(help="Placed before each figure's own title.", metavar="TITLE"), SETTING] = None
-    width: Annotated[
-        str | None,
-        Option(help="No wider than a paper's column (3.25 in), its page (6.75), or inches.", metavar="WIDTH"),
+    caption: Annotated[
+        bool | None,
+        Option(help="The lines below title and panels (default: true, but false for column and page)."),
         SETTING,
     ] = None
-    dpi: Annotated[int | None, Option(help="Pixels per inch (default: 120).", metavar="N"), SETTING] = None
+    width: Annotated[
+        str | None,
+        Option(
+            help="column (3.25 in) or page (6.75): for a paper, with text of 7 to 8 points; or inches at most.",
+            metavar="WIDTH",
+        ),
+        SETTING,
+    ] = None
+    dpi: Annotated[
+        int | None, Option(help="Pixels per inch (default: 120, for a paper 300).", metavar="N"), SETTING
+    ] = None
     cmap: Annotated[
         str | None,
-        Option(help="A colour map of matplotlib (default: viridis; of scores: berlin).", metavar="NAME"),
+        Option(help="A colour map of matplotlib (default: viridis; of scores, differences: RdBu_r).", metavar="NAME"),
         SETTING,
     ] = None
 
@@ -58,13 +68,24 @@ class Look(Image):
 
             find_cmap(self.cmap)
 
+    def style(self, command: str = "") -> Style:
+        """How figures are drawn; those for a paper have the dots that one asks for."""
+        from attnscope.figures.style import PRINT_DPI
+
+        style = super().style(command)
+        return replace(style, dpi=PRINT_DPI) if style.in_print and self.dpi is None else style
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
     """How weights become colours."""
 
     panel = "Figures"
-    scale: Annotated[Literal["linear", "sqrt", "log"], Option(help="Colour scale."), SETTING] = "linear"
+    scale: Annotated[
+        Literal["auto", "linear", "sqrt", "log"],
+        Option(help="Colour scale; auto: linear, but sqrt for an overview of 64 tokens or more."),
+        SETTING,
+    ] = "auto"
     floor: Annotated[
         float | None,
         Option(help="Where a log scale begins, e.g. 0.001 (default: the least weight).", metavar="WEIGHT"),

@@ -54,7 +54,7 @@ class Looks(Drawing):
     title: Annotated[str | None, OPTION] = None
     dpi: Annotated[int | None, OPTION] = None
     cmap: Annotated[str | None, OPTION] = None
-    scale: Annotated[Literal["linear", "sqrt", "log"], OPTION] = "linear"
+    scale: Annotated[Literal["auto", "linear", "sqrt", "log"], OPTION] = "auto"
     sink: Annotated[Literal["keep", "mask"] | None, OPTION] = None
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnscope.cli import output
+from attnscope.cli.figure_options import Look
+from attnscope.cli.groups import command_line
+from attnscope.cli.heads import GROUPS
 from attnscope.cli.knockout_options import Answered, Compared, Edges, Table, asked_texts, cut_plan
 from attnscope.cli.knockout_table import notes, shown
 from attnscope.cli.takes import takes
@@ -26,8 +29,8 @@ EXAMPLES = (
 )
 
 
-@takes(Answered, Edges, Compared, Table)
-def knockout(answered: Answered, edges: Edges, compared: Compared, table: Table) -> int:
+@takes(Answered, Edges, Compared, Table, Look, file=GROUPS)
+def knockout(answered: Answered, edges: Edges, compared: Compared, table: Table, look: Look) -> int:
     """What an answer loses where heads may not look.
 
     In the rows of the --query tokens (default: last) the weights of the --key tokens are cut in chosen heads, the rows
@@ -65,7 +68,8 @@ def knockout(answered: Answered, edges: Edges, compared: Compared, table: Table)
             from attnscope.show.knockout import save_knockout
 
             with output.progress("drawing", None, table.quiet):
-                save_knockout(found, table.out)
+                style = look.style(command_line("knockout", answered, edges, compared, look))
+                save_knockout(found, table.out, style)
     output.emit(found.table(), format, lambda: shown(found, compared.top))
     for line in notes(found, loaded.geometry):
         output.talk(line, table.quiet)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli.groups import FIRST
-from attnscope.cli.options import Exporting, Format, ModelText, Question, Seed, Selected, Top
+from attnscope.cli.options import Config, Exporting, Format, ModelText, Question, Seed, Selected, Top
 from attnscope.cli.study_options import Rehearsal
 from attnscope.errors import UsageError
 
@@ -98,7 +98,7 @@ class Compared(Rehearsal, Seed, Top):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table(Format, Exporting):
+class Table(Config, Format, Exporting):
     """A table to stdout, table, facts and figures to --out."""
 
     out: Annotated[

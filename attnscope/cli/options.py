@@ -274,12 +274,12 @@ class Entries(Heads):
 
         return View(self.weights, self.by == "kv")
 
-    def check(self, group: str | None = None, scale: str = "linear") -> None:
+    def check(self, group: str | None = None, scale: str = "auto") -> None:
         """Raise UsageError where --group or --scale asks of logits or norms what only weights can give."""
         if group and self.weights != "softmax":
             what = "logits" if self.weights == "scores" else "norms"
             raise UsageError(f"{what} of several keys cannot be summed into one", "use --weights softmax with --group")
-        if scale != "linear" and self.weights == "scores":
+        if scale not in ("auto", "linear") and self.weights == "scores":
             raise UsageError(
                 f"logits can be negative and have no {scale} scale", "use {scale=linear} with --weights scores"
             )

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from typer import Option
 
 from attnscope.cli import output, scan_texts
-from attnscope.cli.groups import FIRST
+from attnscope.cli.figure_options import Look
+from attnscope.cli.groups import FIRST, command_line
+from attnscope.cli.heads import GROUPS
 from attnscope.cli.info import Named
 from attnscope.cli.load_options import Loading
-from attnscope.cli.options import Exporting, Format, Seed, Top
+from attnscope.cli.options import Config, Exporting, Format, Seed, Top
 from attnscope.cli.scan_tables import contrasts, left_out, probe_names, scanned_sheet
 from attnscope.cli.study_options import Sequences
 from attnscope.cli.takes import takes
@@ -23,6 +25,7 @@ from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.calls.scan import Scan
+    from attnscope.figures import Style
     from attnscope.model.options import LoadOptions
     from attnscope.study.atlas.atlas import Atlas
 
@@ -96,7 +99,7 @@ class Probing(Sequences, Seed, Top):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept(Format, Exporting):
+class Kept(Config, Format, Exporting):
     """A table to stdout, the atlas to --out."""
 
     out: Annotated[
@@ -105,8 +108,8 @@ class Kept(Format, Exporting):
     ] = None
 
 
-@takes(Scanned, Probing, Kept)
-def scan(scanned: Scanned, probing: Probing, kept: Kept) -> int:
+@takes(Scanned, Probing, Kept, Look, file=GROUPS)
+def scan(scanned: Scanned, probing: Probing, kept: Kept, look: Look) -> int:
     """What each head does on probes, against a null, with intervals.
 
     Sequences of the model's own tokens isolate one behaviour each: repetition, the place of a key, the sink. Every
@@ -126,9 +129,10 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept) -> int:
     silence_libraries(kept.verbose)
     pool = None if probing.pool is None else read_ids(str(probing.pool))
     given = ScanFiles(pool, None if probing.texts is None else [item.text for item in texts_in(probing.texts)])
+    style = look.style(command_line("scan", scanned, probing, look))
     if len(scanned.revisions) > 1:
-        return scan_each(scanned, given, probing, kept)
-    found = scan_one(scanned.load_options(), given, probing, kept)
+        return scan_each(scanned, given, probing, kept, style)
+    found = scan_one(scanned.load_options(), given, probing, kept, style)
     if found is None:
         return 0
     atlas = found.atlas
@@ -149,7 +153,7 @@ class ScanFiles(NamedTuple):
     texts: list[str] | None
 
 
-def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kept) -> Scan | None:
+def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kept, style: Style) -> Scan | None:
     """Load one model and scan it; None where its cost is all that was asked for."""
     from attnscope.model.loading import load
 
@@ -173,10 +177,10 @@ def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kep
         return None
     output.talk(cost, kept.quiet)
     with unwinding():
-        return plan.run(output.Talk(kept.quiet))
+        return plan.run(output.Talk(kept.quiet), style)
 
 
-def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept) -> int:
+def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept, style: Style) -> int:
     """One scan per revision, each model gone before the next is loaded; then all of them side by side."""
     from attnscope.cli.scan_revisions import effects_at
     from attnscope.show.checkpoints import folder_of, save_checkpoints, stacked
@@ -185,13 +189,14 @@ def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept) 
     for number, revision in enumerate(scanned.revisions, start=1):
         output.talk(f"revision {revision}, {number} of {len(scanned.revisions)}", kept.quiet)
         options = replace(scanned.load_options(), revision=revision)
-        found = scan_one(options, given, probing, replace(kept, out=kept.out and folder_of(kept.out, revision)))
+        here = replace(kept, out=kept.out and folder_of(kept.out, revision))
+        found = scan_one(options, given, probing, here, style)
         if found is None:
             return 0  # what one costs, the others cost
         atlases[revision] = found.atlas
         gc.collect()  # a model holds itself in circles, and would stay beside the next
     if kept.out is not None:
-        save_checkpoints(atlases, kept.out, scanned.asked)
+        save_checkpoints(atlases, kept.out, scanned.asked, style)
     [shown, *_] = contrasts(next(iter(atlases.values())), probing.probe)
     format = output.wanted_format(kept.format)
     output.emit(stacked(atlases), format, lambda: effects_at(atlases, shown.probe, probing.top))

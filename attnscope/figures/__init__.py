@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from attnscope.figures.over import save_patches
     from attnscope.figures.overview import save_overview
     from attnscope.figures.pairs import Pairs, save_pairs
+    from attnscope.figures.sets import SetCost, save_sets
 
 __all__ = [
     "About",
@@ -31,6 +32,7 @@ __all__ = [
     "Part",
     "PatchSheet",
     "Patches",
+    "SetCost",
     "Style",
     "head_maps",
     "save_courses",
@@ -42,11 +44,13 @@ __all__ = [
     "save_overview",
     "save_pairs",
     "save_patches",
+    "save_sets",
 ]
 
 _HOME = {
     "Course": "checkpoints",
     "Pairs": "pairs",
+    "SetCost": "sets",
     "head_maps": "heads",
     "save_courses": "checkpoints",
     "save_depth": "depth",
@@ -57,6 +61,7 @@ _HOME = {
     "save_overview": "overview",
     "save_pairs": "pairs",
     "save_patches": "over",
+    "save_sets": "sets",
 }
 
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from attnscope.figures import layout
 from attnscope.figures.colours import DARK_INK
 from attnscope.figures.fonts import fonts_for, shown_label
-from attnscope.figures.style import Style
+from attnscope.figures.style import MARKERS, Style
 from attnscope.figures.writer import drawing, px, save_figure
 
 EDGE, NAME_ROOM, TITLE_ROOM, LABEL_ROOM, MARK_ROOM = 18, 40, 50, 56, 26
@@ -38,7 +38,7 @@ class Course:
 def save_courses(
     path: Path, courses: Sequence[Course], style: Style, *, heads: Sequence[str], revisions: Sequence[str], note: str
 ) -> Path:
-    """Write a panel per probe; a head that is named in any keeps its colour in all, the others are grey."""
+    """Write a panel per probe; a head that is named in any keeps its colour and marker in all, the others are grey."""
     title = style.headed(f"{len(heads)} heads over {len(revisions)} checkpoints")
     with drawing(fonts_for([style.title, style.about.line, *revisions])):
         shown = list(map(shown_label, revisions))
@@ -61,18 +61,22 @@ def courses_figure(
     """The picture; to be called within `writer.drawing`. names: heads and revisions. said: title and note."""
     heads, revisions = names
     every = dict.fromkeys(head for course in courses for head in course.named)
-    colours = {head: COLOURS[place % len(COLOURS)] for place, head in enumerate(every)}
+    looks = {
+        head: (COLOURS[place % len(COLOURS)], MARKERS[(place + place // len(COLOURS)) % len(MARKERS)])
+        for place, head in enumerate(every)
+    }
     columns = max(1, min(MOST_COLUMNS, len(courses), int(room // (PANEL_PX[0] + NAME_ROOM + LABEL_ROOM))))
     wide, high = min(PANEL_PX[0], room - NAME_ROOM - LABEL_ROOM), PANEL_PX[1]
     figure = layout.new_figure()
     panels = [layout.new_panel(figure) for _ in courses]
     for (ax, beside_ax), course in zip(panels, courses, strict=True):
         beside_ax.set_axis_off()
-        _draw(ax, course, colours)
+        _draw(ax, course, looks)
         name, unit = (course.name, TITLE_SIZE, 22, DARK_INK), (course.unit, MARK_SIZE, 7, layout.NOTE_COLOUR)
         layout.say_above(ax, (name, unit))
         _ticks(ax, revisions, wide)
-        _label(ax, course, [(head, heads[head], colours[head]) for head in course.named], high)
+        _label(ax, course, [(head, heads[head], looks[head][0]) for head in course.named], high)
+    layout.in_print(figure, style)
     below = layout.extent(panels[0][0].get_xticklabels())[1] + MARK_ROOM
     frame = layout.Frame(
         left=EDGE + NAME_ROOM,
@@ -91,12 +95,13 @@ def courses_figure(
     return figure
 
 
-def _draw(ax: Axes, course: Course, colours: dict[int, str]) -> None:
-    """Grey first, so that no head that is named lies behind."""
+def _draw(ax: Axes, course: Course, looks: dict[int, tuple[str, str]]) -> None:
+    """Grey first, so that no head that is named lies behind. looks: colour and marker of each that is."""
     for head in sorted(range(course.values_RN.shape[1]), key=lambda head: head in course.named):
         named = head in course.named
-        [line] = ax.plot(course.values_RN[:, head], marker="o", clip_on=False, color=colours[head] if named else GREY)
-        line.set(linewidth=NAMED_LINE if named else LINE, markersize=4 if named else 1.5)
+        colour, marker = looks[head] if named else (GREY, "o")
+        [line] = ax.plot(course.values_RN[:, head], marker=marker, clip_on=False, color=colour)
+        line.set(linewidth=NAMED_LINE if named else LINE, markersize=4.5 if named else 1.5)
     low = float(np.nanmin(course.values_RN)) if np.isfinite(course.values_RN).any() else 0.0
     ax.set_ylim(min(-0.02, low), 1.02)
 

@@ -17,17 +17,19 @@ from attnscope.errors import UsageError
 from attnscope.figures.style import OPEN, SIGNED, TAKEN, Quantity, Style
 
 BLANK = "#efefef"  # a key the query cannot see: light, so that it is never mistaken for a small weight
+SIGNED_BLANK = "#c9c9c9"  # the same where 0 is light itself
 TAKEN_COLOUR = "#cccccc"  # a sink that is drawn at the side
+SIGNED_TAKEN = "#a3a3a3"
 DARK_INK, LIGHT_INK = "#262626", "#ffffff"
 LOWEST_FLOOR = 1e-6
 LIGHT_CELL = 0.408  # seaborn's threshold on the relative luminance
-# Perceptual and safe for colour-blind readers. A signed one has a dark middle: a light one would look like no cell.
+# Perceptual and safe for colour-blind readers. A signed one is light at 0, as paper is.
 CMAPS: dict[Quantity, str] = {
     "weight": "viridis",
     "norm": "viridis",
     "share": "viridis",
-    "logit": "berlin",
-    "difference": "berlin",
+    "logit": "RdBu_r",
+    "difference": "RdBu_r",
 }
 NAMES: dict[Quantity, str] = {
     "weight": "attention weight",
@@ -36,6 +38,7 @@ NAMES: dict[Quantity, str] = {
     "logit": "logit",
     "difference": "difference of attention weights",
 }
+LEVEL = ("auto", "linear")  # scales on which equal steps are equal: figures choose before they draw
 ROUND = (1, 2, 5, 10)  # tick steps that a reader counts in
 
 
@@ -60,7 +63,7 @@ def find_limits(
     the least weight, 1e-6 at the lowest. Raises UsageError for a log or square-root scale on logits, which are
     logarithms.
     """
-    if quantity == "logit" and style.scale != "linear":
+    if quantity == "logit" and style.scale not in LEVEL:
         raise UsageError(
             f"a {style.scale} scale needs weights, got scores", "scores are logarithms already: use scale linear"
         )
@@ -135,9 +138,14 @@ def find_cmap(name: str) -> Colormap:
     return mpl.colormaps[name].with_extremes(bad=(0, 0, 0, 0))
 
 
-def blank_cmap() -> Colormap:
-    """Two greys, for 0 and 1: what lies beneath the cells of a map, and what was taken out of it."""
-    return ListedColormap([BLANK, TAKEN_COLOUR]).with_extremes(bad=(0, 0, 0, 0))
+def greys_of(quantity: Quantity) -> tuple[str, str]:
+    """What lies beneath the cells of a map, and what was taken out of it: each darker where 0 is light."""
+    return (SIGNED_BLANK, SIGNED_TAKEN) if quantity in SIGNED else (BLANK, TAKEN_COLOUR)
+
+
+def blank_cmap(quantity: Quantity) -> Colormap:
+    """Those two greys, for 0 and 1."""
+    return ListedColormap(list(greys_of(quantity))).with_extremes(bad=(0, 0, 0, 0))
 
 
 def luminance(rgba: np.ndarray) -> np.ndarray:
@@ -172,7 +180,7 @@ def label_colourbar(bar: Colorbar, limits: Limits, style: Style, label: str) -> 
     """Plain ticks: matplotlib's own log ticks are mathtext, which figures never parse."""
     bar.outline.set_linewidth(0)
     bar.set_label(label)
-    if style.scale == "linear":
+    if style.scale in LEVEL:
         bar.locator = MaxNLocator(5, steps=ROUND)
         bar.formatter = FuncFormatter(lambda value, _: cells.typeset(f"{value:.4g}"))
     else:

@@ -18,7 +18,7 @@ from attnscope.figures import layout
 from attnscope.figures.colours import DARK_INK
 from attnscope.figures.fonts import fonts_for
 from attnscope.figures.prose import RAMP
-from attnscope.figures.style import DPI, Style
+from attnscope.figures.style import DPI, PRINT_SIZES, Style
 from attnscope.figures.writer import drawing, save_figure
 
 WIDE_PX, HIGH_PX, STEP_PX = 560, 380, 22
@@ -66,9 +66,11 @@ def curve_figure(curve: Curve, style: Style, title: str, note: str) -> Figure:
     ax.plot(place_N, curve.effect, "o-", color=BLUE, markersize=4, linewidth=1.5, label="these keys")
     ax.axhline(0, color=DARK_INK, linewidth=0.8)
     _axes(ax, curve)
-    figure.text(0.02, 0.98, title, fontsize=TITLE_SIZE, va="top")
-    for line, text in enumerate((style.about.line, note)):
+    if style.titled:
+        figure.text(0.02, 0.98, title, fontsize=TITLE_SIZE, va="top")
+    for line, text in enumerate((style.about.line, note) if style.captioned else ()):
         figure.text(0.02, 0.015 + 0.035 * line, text, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
+    layout.in_print(figure, style)
     figure.subplots_adjust(left=70 / wide, right=1 - 20 / wide, top=0.9, bottom=0.24)
     return figure
 
@@ -111,10 +113,11 @@ def tokens_figure(tokens: ColouredTokens, style: Style, title: str, note: str) -
     figure.set_size_inches(wide / DPI, 1)
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     most = max(float(np.nanmax(np.abs(tokens.effect_T))), 1e-9)
+    size = PRINT_SIZES[1] if style.in_print else TOKEN_SIZE
     placed, x, line, widest = [], float(MARGIN_PX), 0, 0.0
     for place, plain in enumerate(tokens.plain):
         said = plain.replace("\n", "↵").replace("\t", " ").replace("$", r"\$")
-        text = figure.text(0, 0, said.strip() or "·", fontsize=TOKEN_SIZE)
+        text = figure.text(0, 0, said.strip() or "·", fontsize=size)
         width = text.get_window_extent(renderer).width * DPI / figure.dpi
         if x + width > wide - MARGIN_PX and x > MARGIN_PX:
             x, line = float(MARGIN_PX), line + 1
@@ -132,11 +135,14 @@ def tokens_figure(tokens: ColouredTokens, style: Style, title: str, note: str) -
         edge = DARK_INK if asked else "none"
         text.set_bbox({"facecolor": colour_of(effect / most), "edgecolor": edge, "pad": 2.0, "linewidth": 1.0})
         text.set_verticalalignment("top")
-    figure.text(MARGIN_PX / wide, 1 - 14 / high, title, fontsize=TITLE_SIZE, va="top")
+    if style.titled:
+        figure.text(MARGIN_PX / wide, 1 - 14 / high, title, fontsize=TITLE_SIZE, va="top")
     scale = f"orange: up to {most:.2f} {tokens.unit} lost without the key; blue: gained; framed: query"
-    for number, said in enumerate(filter(None, (style.about.line, note, scale))):
+    below_text = (style.about.line, note, scale) if style.captioned else ()
+    for number, said in enumerate(filter(None, below_text)):
         below = (10 + 17 * number) / high
         figure.text(MARGIN_PX / wide, below, said, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
+    layout.in_print(figure, style)
     return figure
 
 

@@ -48,6 +48,7 @@ def depth_figure(depths: Sequence[Depth], style: Style, note: str, room: float) 
         beside_ax.set_axis_off()
         _draw(ax, depth)
         _axes(ax, depth, wide)
+    layout.in_print(figure, style)
     frame = layout.Frame(
         left=EDGE + NAME_ROOM,
         top=TITLE_ROOM,

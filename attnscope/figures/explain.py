@@ -6,7 +6,8 @@ Q query, K key, W width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import cast
 
@@ -22,13 +23,14 @@ from attnscope.figures import layout
 from attnscope.figures.colours import Limits, cmap_of, find_limits, label_colourbar
 from attnscope.figures.fonts import fonts_for, shown_label
 from attnscope.figures.heatmap import Cells
-from attnscope.figures.style import Axis, ImageFormat, Quantity, Style
+from attnscope.figures.style import DPI, MARKERS, Axis, Quantity, Style, ordinal
 from attnscope.figures.writer import drawing, save_figure
 
 EDGE, GAP, BAR_PX, TITLE_ROOM = 18, 10, 12, 52
 PANEL_PX, LARGEST_CELL, LEAST_PITCH = 480, 110, 190
 TITLE_SIZE, NAME_SIZE = 13.0, 10.5
-STYLE = Style()
+CURVES_WIDE, CURVES_HIGH, CURVES_BESIDE, CURVES_LEFT = 11.0, 5.4, 6.0, 0.6  # inches
+STYLE = Style(scale="linear")
 SCALES: dict[Quantity, str] = {"logit": "score", "weight": "attention weight"}
 
 
@@ -102,22 +104,24 @@ def save_scaling_effect(
     head: str,
     divisor: str,
     note: str = "",
-    image: str = "png",
+    style: Style = STYLE,
 ) -> Path:
     """Write the four panels; returns the path.
 
     labels: one per token. head: whose scores they are, for the title. divisor: how the scaling is written ("/ √32").
-    note: said below the panels. image: png, svg or pdf. Raises UsageError for a folder that cannot be written.
+    note: said below the panels. Raises UsageError for a folder that cannot be written.
 
         save_scaling_effect(Path("L2H3.png"), effect, labels, head="L2H3 of demo", divisor="/ √32")
     """
-    texts = [head, note, *map(shown_label, labels), "√·−"]
+    texts = [head, note, style.title, *map(shown_label, labels), "√·−"]
     with drawing(fonts_for(texts)):
-        return save_figure(
-            effect_figure(effect, labels, head, divisor, note),
-            path,
-            Style(image=cast(ImageFormat, image)),
+        figure = layout.fitted(
+            lambda room: effect_figure(effect, labels, (head, divisor, note), style, room),
+            2 * PANEL_PX,
+            style,
+            lambda built: built,
         )
+        return save_figure(figure, path, style)
 
 
 @dataclass(frozen=True)
@@ -131,16 +135,22 @@ class _Panel:
     number: str
 
 
-def effect_figure(effect: ScalingEffect, labels: Sequence[str], head: str, divisor: str, note: str = "") -> Figure:
-    """The four panels; to be called within `writer.drawing`."""
-    figure = layout.new_figure()
-    cell = max(1, min(LARGEST_CELL, PANEL_PX // len(labels)))
+def effect_figure(
+    effect: ScalingEffect,
+    labels: Sequence[str],
+    said: tuple[str, str, str],
+    style: Style = STYLE,
+    room: float = 2 * PANEL_PX,
+) -> Figure:
+    """The four panels; to be called within `writer.drawing`. said: head, divisor and note."""
+    figure, (head, divisor, note) = layout.new_figure(), said
+    cell = room / 2 / len(labels) if style.in_print else max(1, min(LARGEST_CELL, room // 2 // len(labels)))
     panels = _panels(effect, f"q · k {divisor}")
     axes = [figure.add_axes((0.1, 0.1, 0.3, 0.3)) for _ in panels]
     pairs = [(ax, figure.add_axes((0.9, 0.1, 0.02, 0.8))) for ax in axes]
     for panel, (ax, bar_ax) in zip(panels, pairs, strict=True):
-        _draw(panel, ax, bar_ax, cell)
-    step = _label(axes, labels, cell)
+        _draw(panel, ax, bar_ax, cell, style)
+    step = _label(axes, labels, cell, style)
     titles = [
         (
             figure.text(0, 0, panel.name, fontsize=NAME_SIZE, weight="bold"),
@@ -149,19 +159,20 @@ def effect_figure(effect: ScalingEffect, labels: Sequence[str], head: str, divis
         for panel in panels
     ]
     heading = f"{head}: what scaling does to the softmax"
-    words = layout.Words(figure, (heading, "", _notes(effect, step, note)), TITLE_SIZE, STYLE)
+    words = layout.Words(figure, (style.headed(heading), "", _notes(effect, step, note)), TITLE_SIZE, style)
+    layout.in_print(figure, style)
     _place(figure, pairs, titles, words, len(labels) * cell)
     return figure
 
 
 def _panels(effect: ScalingEffect, scaled: str) -> tuple[_Panel, ...]:
-    """Scores at the left, weights at the right; one colour scale per column."""
-    scores: tuple[Limits, Quantity] = (find_limits([effect.raw_QK, effect.scaled_QK], STYLE, "logit"), "logit")
+    """Scores at the left, each on its own colour scale; weights at the right, both on one."""
+    raw, scaled_scores = (find_limits([scores_QK], STYLE, "logit") for scores_QK in (effect.raw_QK, effect.scaled_QK))
     weights: tuple[Limits, Quantity] = (find_limits([effect.raw_weights_QK, effect.scaled_weights_QK], STYLE), "weight")
     return (
-        _Panel(effect.raw_QK, *scores, "scores: q · k", f"std {effect.raw_std:.2f}"),
+        _Panel(effect.raw_QK, raw, "logit", "scores: q · k", f"std {effect.raw_std:.2f}"),
         _Panel(effect.raw_weights_QK, *weights, "softmax of q · k", f"entropy {_nats(effect.raw_entropy)}"),
-        _Panel(effect.scaled_QK, *scores, f"scaled: {scaled}", f"std {effect.scaled_std:.2f}"),
+        _Panel(effect.scaled_QK, scaled_scores, "logit", f"scaled: {scaled}", f"std {effect.scaled_std:.2f}"),
         _Panel(effect.scaled_weights_QK, *weights, f"softmax of {scaled}", f"entropy {_nats(effect.scaled_entropy)}"),
     )
 
@@ -173,28 +184,30 @@ def _nats(entropy: float) -> str:
 def _notes(effect: ScalingEffect, step: int, note: str) -> list[str]:
     """What the numbers mean, below the panels."""
     lines = [
-        "Colours mean the same in both panels of a column. Grey: the query may not look there.",
+        "Each panel of scores has its own colour scale; the weights share one. Grey: the query may not look there.",
         "std: how far the scores of all visible (query, key) pairs spread.",
         "entropy: mean over the queries that see 2 keys or more;",
         f"0 means all weight on one key, {_nats(effect.uniform_entropy)} is uniform over them.",
     ]
-    every = [f"Every {step}{'nd' if step == 2 else 'th'} token is labelled."] if step > 1 else []
+    every = [f"Every {ordinal(step)} token is labelled."] if step > 1 else []
     return [*lines, *every, *([note] if note else [])]
 
 
-def _draw(panel: _Panel, ax: Axes, bar_ax: Axes, cell: int) -> None:
+def _draw(panel: _Panel, ax: Axes, bar_ax: Axes, cell: float, style: Style) -> None:
     """One map and its colour bar, with numbers in its cells where there are few."""
-    cells = Cells(ax, panel.values_QK, panel.limits, STYLE, cmap_of(STYLE, panel.quantity))
+    style = replace(style, scale="linear", floor=None)
+    cells = Cells(ax, panel.values_QK, panel.limits, style, cmap_of(style, panel.quantity), panel.quantity)
     bar = bar_ax.figure.colorbar(cells.mesh, bar_ax)
     cells.show(panel.values_QK, panel.limits, decimals=1 if np.nanmax(np.abs(panel.values_QK)) >= 10 else 2)
+    cells.size_numbers(cell)
     for text in cells.numbers:
-        text.set_fontsize(layout.number_size(cell) * min(1.0, 4.5 / max(1, len(text.get_text()))))
-    label_colourbar(bar, panel.limits, STYLE, SCALES[panel.quantity])
+        text.set_fontsize(float(text.get_fontsize()) * min(1.0, 4.5 / max(1, len(text.get_text()))))
+    label_colourbar(bar, panel.limits, style, SCALES[panel.quantity])
     bar_ax.tick_params(labelsize=layout.NOTE_SIZE)
     bar_ax.yaxis.label.set_fontsize(layout.NOTE_SIZE)
 
 
-def _label(axes: Sequence[Axes], labels: Sequence[str], cell: int) -> int:
+def _label(axes: Sequence[Axes], labels: Sequence[str], cell: float, style: Style) -> int:
     """Queries at the left panels, keys below the lower ones; returns the step between labels."""
     tokens = Axis("query", tuple(labels), tuple(range(len(labels))))
     for ax in axes[::2]:
@@ -202,6 +215,7 @@ def _label(axes: Sequence[Axes], labels: Sequence[str], cell: int) -> int:
         ax.set_ylabel("query", fontsize=NAME_SIZE)
     for ax in axes[2:]:
         layout.put_tokens(ax, "x", tokens, cell)
+        layout.in_print(cast(Figure, ax.get_figure()), style)
         layout.turn(ax.get_xticklabels(), cell * step)
         ax.set_xlabel("key", fontsize=NAME_SIZE)
     return step
@@ -212,12 +226,13 @@ def _place(
     panels: Sequence[tuple[Axes, Axes]],
     titles: Sequence[tuple[Text, Text]],
     words: layout.Words,
-    side: int,
+    side: float,
 ) -> None:
     """Measure the words, then give every part its pixels. side: of a map, pixels."""
     widest = layout.extent([text for pair in titles for text in pair])[0]
     bar_words = max(layout.outside(bar_ax) for _, bar_ax in panels) + GAP
-    across = max(side + GAP + BAR_PX + round(bar_words), round(widest) + 2 * GAP, LEAST_PITCH)
+    least = 0 if words.style.in_print else LEAST_PITCH
+    across = max(side + GAP + BAR_PX + round(bar_words), round(widest) + 2 * GAP, least)
     marks = layout.axis_room(panels[2][0].get_xticklabels(), NAME_SIZE, 2 * GAP)[1]
     plan = layout.Frame(
         left=round(EDGE + layout.axis_room(panels[0][0].get_yticklabels(), NAME_SIZE, GAP)[0]),
@@ -247,29 +262,32 @@ class Curve:
     predicted_W: np.ndarray
 
 
-def save_scaling_curves(path: Path, curves: Sequence[Curve], *, note: str = "", image: str = "png") -> Path:
+def save_scaling_curves(path: Path, curves: Sequence[Curve], *, note: str = "", style: Style = STYLE) -> Path:
     """Write std(q . k) against d_k beside sqrt(d_k), and the same after the division by it; returns the path.
 
     Points are measured, lines are the formula. Raises UsageError for a folder that cannot be written.
 
         save_scaling_curves(Path("scaling.png"), curves, note="8192 pairs per point, seed 0")
     """
-    with drawing(fonts_for([note, "√σμ²·"])):
-        return save_figure(curves_figure(curves, note), path, Style(image=cast(ImageFormat, image)))
+    with drawing(fonts_for([note, style.title, "√σμ²·"])):
+        return save_figure(curves_figure(curves, note, style), path, style)
 
 
-def curves_figure(curves: Sequence[Curve], note: str = "") -> Figure:
-    """The two panels; to be called within `writer.drawing`."""
-    figure = layout.new_figure()
-    figure.set_size_inches(11, 5.4)
-    before, after = figure.subplots(1, 2)
+def curves_figure(curves: Sequence[Curve], note: str = "", style: Style = STYLE) -> Figure:
+    """The two panels, one above the other where there is no room; to be called within `writer.drawing`."""
+    figure, wide = layout.new_figure(), style.inches or CURVES_WIDE
+    rows = 1 if wide >= CURVES_BESIDE else 2
+    high = rows * min(CURVES_HIGH, max(2.2, wide * rows / 2))
+    figure.set_size_inches(wide, high)
+    before, after = figure.subplots(rows, 3 - rows)
     width_W = curves[0].width_W
-    for curve, colour in zip(curves, sns.color_palette("colorblind", len(curves)), strict=True):
+    colours = sns.color_palette("colorblind", len(curves))
+    for curve, colour, marker in zip(curves, colours, cycle(MARKERS)):
         root_W = np.sqrt(curve.width_W)
         for ax, by in ((before, np.ones_like(root_W)), (after, root_W)):
             line, points = curve.predicted_W / by, curve.measured_W / by
             shared = {"x": curve.width_W, "ax": ax, "color": colour, "errorbar": None, "legend": False}
-            dots = {"linestyle": "", "marker": "o", "markersize": 5, "markeredgecolor": colour}
+            dots = {"linestyle": "", "marker": marker, "markersize": 5, "markeredgecolor": colour}
             sns.lineplot(y=line, linewidth=1.4, **shared)
             sns.lineplot(y=points, label=curve.label, **dots, **shared)
     before.plot(width_W, np.sqrt(width_W), "--", color="#262626", linewidth=1.6, label="√d_k")
@@ -282,8 +300,12 @@ def curves_figure(curves: Sequence[Curve], note: str = "") -> Figure:
     _steps(before, [0.5, 1, 2, 5, 10, 20, 50, 100])
     _steps(after, [0.5, 1, 2, 4, 8])
     after.set_ylim(0.4, 8)
-    figure.text(0.055, 0.025, note, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
-    figure.subplots_adjust(left=0.055, right=0.985, top=0.93, bottom=0.17, wspace=0.13)
+    lines = layout.wrapped(note, (wide - 2 * CURVES_LEFT) * DPI, layout.NOTE_SIZE) if style.captioned else ""
+    figure.text(CURVES_LEFT / wide, 0.02, lines, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR, va="bottom")
+    layout.in_print(figure, style)
+    below = 0.55 + layout.line_px(layout.NOTE_SIZE) / DPI * (lines.count("\n") + 1) * bool(lines)
+    sides = {"left": CURVES_LEFT / wide, "right": 1 - 0.15 / wide}
+    figure.subplots_adjust(**sides, top=1 - 0.35 / high, bottom=below / high, wspace=0.13, hspace=0.45)
     return figure
 
 

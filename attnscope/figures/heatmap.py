@@ -7,7 +7,7 @@ numbers, its title and the compression. Q query, K key.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -20,14 +20,13 @@ from matplotlib.text import Text
 
 from attnscope.figures import layout
 from attnscope.figures.colours import (
-    BLANK,
-    TAKEN_COLOUR,
     Limits,
     cell_number,
     cmap_of,
     colourbar_kws,
     drawable,
     find_cmap,
+    greys_of,
     ink_on,
     label_colourbar,
     make_norm,
@@ -38,11 +37,12 @@ from attnscope.figures.colours import (
 from attnscope.figures.jobs import HeadMap
 from attnscope.figures.mosaic import EDGE_COLOUR, EDGE_PX, LINE_LEAST, LINE_PX, PAPER
 from attnscope.figures.raster import Boxes, Stamps
-from attnscope.figures.style import TAKEN, Style, edge_boxes
+from attnscope.figures.style import TAKEN, Quantity, Style, edge_boxes
 from attnscope.figures.writer import Reused, save_figure, save_pixels
 
 TITLE_SIZE = 13.0
 EDGE, GAP, BAR_PX, LEAST_BAR_PX, LEAST_STRIP_PX = 14, 16, 14, 180, 14
+PRINT_EDGE, PRINT_GAP, PRINT_BAR_PX = 2, 8, 9
 RASTER_CELLS = 2500  # beyond this a vector file holds the cells as one picture, not as a path each
 SINK_CMAP = "Greys"
 TURN_COLOUR = "#a6a6a6"  # seen on weights and on blank cells
@@ -54,18 +54,28 @@ class Cells:
     As `seaborn.heatmap` draws it, whose import takes longer than twenty heads.
     """
 
-    def __init__(self, ax: Axes, values_QK: np.ndarray, limits: Limits, style: Style, cmap: Colormap) -> None:
+    def __init__(
+        self, ax: Axes, values_QK: np.ndarray, limits: Limits, style: Style, cmap: Colormap, quantity: Quantity
+    ) -> None:
         self.ax, self.style, self.cmap = ax, style, cmap
         self.seen = seen(values_QK)
         (queries, keys), many = values_QK.shape, values_QK.size > RASTER_CELLS
         shown = drawable(np.where(values_QK == TAKEN, limits.low, values_QK), limits, style)
         self.mesh = ax.pcolormesh(shown, cmap=cmap, norm=make_norm(limits, style), linewidth=0, rasterized=many)
         ax.set(xlim=(0, keys), ylim=(queries, 0), xticks=[], yticks=[])
-        ax.set_facecolor(BLANK)
+        ax.set_facecolor(greys_of(quantity)[0])
         ax.set_axisbelow(True)  # tick marks reach one pixel into the first column, and must not be drawn over it
         ax.spines[:].set_visible(False)
         cells = np.argwhere(self.seen if style.annotates(max(values_QK.shape)) else []).tolist()
-        self.numbers = [ax.text(key + 0.5, query + 0.5, "", ha="center", va="center") for query, key in cells]
+        where: dict[str, Any] = {"ha": "center", "va": "center", "label": layout.NUMBER}
+        self.numbers = [ax.text(key + 0.5, query + 0.5, "", **where) for query, key in cells]
+
+    def size_numbers(self, cell: float) -> None:
+        """Numbers as large as cells of so many pixels hold; none where they would be too small to read."""
+        points = layout.number_size(cell, self.style)
+        for text in self.numbers:
+            text.remove() if not points else text.set_fontsize(points)
+        self.numbers = self.numbers if points else []
 
     def show(self, values_QK: np.ndarray, limits: Limits, decimals: int = 2) -> None:
         """Other values, blank in the same cells; numbers with so many decimals."""
@@ -95,14 +105,15 @@ class HeadFigure:
         self.figure = layout.new_figure()
         self.canvas = cast(FigureCanvasAgg, self.figure.canvas)
         self.ax, bar_ax = layout.new_panel(self.figure)
-        self.cell = layout.cell_size(len(head.axis_Q.labels), len(head.axis_K.labels) + (head.sink_Q is not None), room)
-        self.map = Cells(self.ax, head.values_QK, head.limits, style, cmap_of(style, head.quantity))
+        queries, keys = len(head.axis_Q.labels), len(head.axis_K.labels) + (head.sink_Q is not None)
+        self.cell = layout.cell_size(queries, keys, room, fill=style.in_print)
+        self.map = Cells(self.ax, head.values_QK, head.limits, style, cmap_of(style, head.quantity), head.quantity)
         self.bar = self.figure.colorbar(self.map.mesh, bar_ax, **colourbar_kws(head.limits))
         label_colourbar(self.bar, head.limits, style, quantity_name(head.quantity, style))
         self.strip = self._strip(head)
-        for text in (*self.map.numbers, *(self.strip.numbers if self.strip else ())):
-            text.set_fontsize(layout.number_size(self.cell[0]))
-        self.taken = Rectangle((0, 0), 0, 0, color=TAKEN_COLOUR, linewidth=0)
+        for part in [self.map, *([self.strip] if self.strip else [])]:
+            part.size_numbers(self.cell[0])
+        self.taken = Rectangle((0, 0), 0, 0, color=greys_of(head.quantity)[1], linewidth=0)
         self.ax.add_patch(self.taken)
         self.gaps, self.edges = self._gaps(head), self._edges(head)
         self.turns = [line for row in head.turns for line in self._turn(row, len(head.axis_Q.labels))]
@@ -122,9 +133,9 @@ class HeadFigure:
             return None
         ax = self.figure.add_axes((0.05, 0.1, 0.05, 0.5))
         column_Q1 = head.sink_Q[:, None]
-        plain = Style(annotate=bool(self.map.numbers))
+        plain = Style(annotate=bool(self.map.numbers), width=self.style.width)
         limits = sink_limits(column_Q1, head.quantity)
-        return Cells(ax, np.nan_to_num(column_Q1), limits, plain, find_cmap(SINK_CMAP))
+        return Cells(ax, np.nan_to_num(column_Q1), limits, plain, find_cmap(SINK_CMAP), "weight")
 
     def _gaps(self, head: HeadMap) -> Boxes:
         """Thin white lines where tokens are left out between two rows or two columns."""
@@ -155,27 +166,29 @@ class HeadFigure:
         step_K = layout.put_tokens(self.ax, "x", head.axis_K, wide)
         if self.strip and (step_K == 1 or head.axis_sink.name):  # elsewhere the first key's label has its room
             layout.put_tokens(self.strip.ax, "x", head.axis_sink, wide)
+        self.ax.set_xlabel(head.axis_K.named(step_K), fontsize=layout.NAME_SIZE)
+        left_ax.set_ylabel(head.axis_Q.named(step_Q), fontsize=layout.NAME_SIZE)
+        layout.in_print(self.figure, self.style)
         layout.turn(self._key_labels(), wide * step_K)
-        self.ax.set_xlabel(layout.axis_name(head.axis_K.name, step_K), fontsize=layout.NAME_SIZE)
-        left_ax.set_ylabel(layout.axis_name(head.axis_Q.name, step_Q), fontsize=layout.NAME_SIZE)
         strip = (max(wide, LEAST_STRIP_PX), max(6, wide // 6)) if self.strip else (0, 0)
         self._place(strip, (len(head.axis_K.labels) * wide, len(head.axis_Q.labels) * high))
 
     def _key_labels(self) -> list[Text]:
         return [*self.ax.get_xticklabels(), *(self.strip.ax.get_xticklabels() if self.strip else ())]
 
-    def _place(self, strip: tuple[int, int], size: tuple[int, int]) -> None:
+    def _place(self, strip: tuple[float, float], size: tuple[float, float]) -> None:
         """strip: its width and its gap to the map, 0 without one. size: width and height of the map. All in pixels."""
         left_ax = self.strip.ax if self.strip else self.ax
-        left = round(EDGE + layout.axis_room(left_ax.get_yticklabels(), layout.NAME_SIZE, GAP)[0])
+        edge, gap, bar = (PRINT_EDGE, PRINT_GAP, PRINT_BAR_PX) if self.style.in_print else (EDGE, GAP, BAR_PX)
+        left = round(edge + layout.axis_room(left_ax.get_yticklabels(), layout.NAME_SIZE, gap)[0])
         plan = layout.Frame(
             left=left + sum(strip),
             top=0,
             size=size,
-            bar=(GAP, BAR_PX, max(size[1], LEAST_BAR_PX)),
-            right=GAP + BAR_PX + layout.axis_room(self.bar.ax.get_yticklabels(), layout.NAME_SIZE, GAP)[0],
-            below=layout.axis_room(self._key_labels(), layout.NAME_SIZE, GAP)[1],
-            edge=EDGE,
+            bar=(gap, bar, size[1] if self.style.in_print else max(size[1], LEAST_BAR_PX)),
+            right=gap + bar + layout.axis_room(self.bar.ax.get_yticklabels(), layout.NAME_SIZE, gap)[0],
+            below=layout.axis_room(self._key_labels(), layout.NAME_SIZE, gap)[1],
+            edge=edge,
         )
         plan = layout.frame(self.figure, [(self.ax, self.bar.ax)], plan, self.words, left)
         if self.strip:

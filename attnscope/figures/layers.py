@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.text import Annotation, Text
 
 from attnscope.figures import layout
-from attnscope.figures.colours import Limits, cmap_of, find_limits, label_colourbar, quantity_name
+from attnscope.figures.colours import Limits, find_limits, label_colourbar, quantity_name
 from attnscope.figures.fonts import fonts_for, shown_label
 from attnscope.figures.jobs import foot, sink_mean
 from attnscope.figures.mosaic import (
@@ -150,13 +150,12 @@ class LayerFigure:
         if style.inches is not None:
             columns = max(1, min(columns, int(room // titled)))
         self.grid = math.ceil(heads / columns), columns
-        cell = _cell(max(queries, keys), room / columns, room)
+        cell = _cell(max(queries, keys), room / columns, room, fill=style.in_print)
         self.mosaic = make_mosaic(queries, keys, (HEAD_GAP, 18), cell, strip=layer.sink_HQ is not None, least=titled)
         self.figure = layout.new_figure()
         self.ax, bar_ax = layout.new_panel(self.figure)
-        cmap = cmap_of(style, maps.quantity)
         tiles = _grid(layer.values_HQK, *self.grid)
-        self.image = draw_mosaic(self.ax, self.mosaic, tiles, layer.limits, style, cmap)
+        self.image = draw_mosaic(self.ax, self.mosaic, tiles, layer.limits, style, maps.quantity)
         if layer.sink_HQ is not None:
             draw_strips(self.ax, self.mosaic, _grid(layer.sink_HQ, *self.grid), maps.quantity)
         self.gaps = draw_gaps(self.ax, self.mosaic, self.grid, rest, cell)
@@ -218,8 +217,10 @@ class LayerFigure:
             yield self.drawn[text][1]
 
 
-def _cell(longest: int, panel: float, room: float) -> int:
-    """Pixels of a cell; a panel is no smaller than can be read, where there is room."""
+def _cell(longest: int, panel: float, room: float, *, fill: bool) -> float:
+    """Pixels of a cell; a panel is no smaller than can be read, where there is room; fill: it takes what there is."""
+    if fill:
+        return panel / longest
     fits = min(LARGEST_CELL, int(min(LARGEST_PANEL_PX, max(panel, LEAST_PANEL_PX * (room == LAYER_PX))) // longest))
     return max(1, fits, -(-LEAST_PANEL_PX // longest) if room == LAYER_PX else 1)
 
@@ -287,7 +288,7 @@ def _strip_note(maps: Maps) -> str:
     return f"{what} taken out: grey strips from 0 to 1, its mean mass next to each title"
 
 
-def _token_ticks(ax: Axes, mosaic: Mosaic, maps: Maps, grid: tuple[int, int], cell: int) -> None:
+def _token_ticks(ax: Axes, mosaic: Mosaic, maps: Maps, grid: tuple[int, int], cell: float) -> None:
     """Token labels at the left of each row of maps and below the maps of the lowest row."""
     size = layout.label_size(cell * min(mosaic.tall, mosaic.wide))
     step_Q, step_K = (layout.label_step(cell * longer, layout.line_px(size)) for longer in (mosaic.tall, mosaic.wide))
@@ -303,5 +304,5 @@ def _token_ticks(ax: Axes, mosaic: Mosaic, maps: Maps, grid: tuple[int, int], ce
     shown = [shown_label(label) for label in labels]
     places = [left + (key + 0.5) * mosaic.wide for left in lefts for key in cells]
     ax.set_xticks(places, shown * lowest, fontsize=size, rotation=90)
-    ax.set_ylabel(layout.axis_name(maps.axes[0], step_Q), fontsize=layout.NAME_SIZE)
-    ax.set_xlabel(layout.axis_name(maps.axes[1], step_K), fontsize=layout.NAME_SIZE)
+    ax.set_ylabel(maps.axis_Q.named(step_Q), fontsize=layout.NAME_SIZE)
+    ax.set_xlabel(maps.axis_K.named(step_K), fontsize=layout.NAME_SIZE)

@@ -4,6 +4,7 @@ Cells are whole pixels, so that none is drawn wider than its neighbour. Q query,
 """
 
 import math
+import re
 import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from attnscope.figures.fonts import shown_label, shown_text
-from attnscope.figures.style import DPI, Axis, Style
+from attnscope.figures.style import DPI, PRINT_SIZES, Axis, Style
 from attnscope.figures.writer import px
 
 NAME_SIZE, NOTE_SIZE, NOTE_COLOUR = 10.0, 9.0, "#555555"  # of an axis' name; of the lines beside a title
@@ -25,24 +26,48 @@ WORDS_PX = 440  # room for the words above and below a small map
 LETTER = 0.55  # of the font size: what a letter of a line is reckoned at, a little more than the average
 FOOT_GAP = 8
 SIGN, SIGN_GAP, ENTRY_GAP = "■", 5, 10  # of a legend
+TIED = "\ue000"  # stands for a blank at which no line is broken
 LINE = 1.2  # from line to line of a note, in lines
 LARGEST_CELL, SMALLEST_CELL = 72, 1
+NUMBER = "number"  # the label of a number in a cell
+NUMBER_LETTER, LEAST_NUMBER = 0.6, 5.0  # how wide its letters are for their size; the smallest that is printed
 SMALLEST_LABEL = 7.0  # points
 LARGEST_LABEL = 11.0
 STEPS = (1, 2, 5, 10, 20, 25, 50, 100, 200, 500, 1000)
 
 
-def cell_size(queries: int, keys: int, room: float = MAP_PX) -> tuple[int, int]:
-    """Width and height of a cell in so many pixels: square, unless one side has far more cells than the other."""
+def cell_size(queries: int, keys: int, room: float = MAP_PX, *, fill: bool = False) -> tuple[float, float]:
+    """Width and height of a cell in so many pixels: square, unless one side has far more cells than the other.
+
+    Whole pixels, unless keys are to `fill` the room, as a paper's figure does, whose dots are finer.
+    """
     if max(queries, keys) <= 2 * min(queries, keys):
-        side = _cell(max(queries, keys), room)
+        side = room / keys if fill else _cell(max(queries, keys), room)
         return side, side
-    wide, high = _cell(keys, room), _cell(queries, room)
-    return min(wide, 4 * high), min(high, 4 * wide)
+    wide, high = room / keys if fill else _cell(keys, room), _cell(queries, room)
+    return wide if fill else min(wide, 4 * high), min(high, 4 * wide)
 
 
 def _cell(count: int, room: float) -> int:
     return max(SMALLEST_CELL, min(LARGEST_CELL, int(room // count)))
+
+
+def in_print(figure: Figure, style: Style) -> None:
+    """Every text of a paper's figure at 7 to 8 points, but the numbers in cells; to be called before it is measured."""
+    if not style.in_print:
+        return
+    for axis in (axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)):
+        axis.set_tick_params(
+            labelsize=_in_print(max((float(t.get_fontsize()) for t in axis.get_ticklabels()), default=0))
+        )
+    for text in figure.findobj(Text):
+        if text.get_label() != NUMBER:
+            text.set_fontsize(_in_print(float(text.get_fontsize())))
+
+
+def _in_print(points: float) -> float:
+    least, most = PRINT_SIZES
+    return min(most, max(least, points))
 
 
 def label_size(cell: float) -> float:
@@ -50,8 +75,11 @@ def label_size(cell: float) -> float:
     return max(SMALLEST_LABEL, min(LARGEST_LABEL, px(0.85 * cell)))
 
 
-def number_size(cell: float) -> float:
-    """Points at which "0.53" fits into a cell of so many pixels."""
+def number_size(cell: float, style: Style) -> float:
+    """Points at which "0.53" fits into a cell of so many pixels; 0 in a paper where nobody could read it."""
+    if style.in_print:
+        points = min(PRINT_SIZES[1], px(0.85 * cell) / (4 * NUMBER_LETTER))
+        return points if points >= LEAST_NUMBER else 0.0
     return max(3.0, min(10.0, 10 * (cell - 6) / 44))
 
 
@@ -85,11 +113,6 @@ def turn(texts: Sequence[Text], room: float) -> None:
             text.set(rotation=45, ha="right", rotation_mode="anchor")
         else:
             text.set(rotation=90)
-
-
-def axis_name(name: str, step: int) -> str:
-    """`key`, or `key (every 5th labelled)`."""
-    return name if step == 1 else f"{name} (every {step}{'nd' if step == 2 else 'th'} labelled)"
 
 
 def extent(texts: Sequence[Text]) -> tuple[float, float]:
@@ -156,12 +179,14 @@ class Words:
     ) -> None:
         """texts: title, note, and the lines of the foot. legend: names and their colours, in a line below the note."""
         title, note, foot = texts
+        self.style, self.titled, self.captioned = style, style.titled, style.captioned
+        foot = foot if self.captioned else ()
         self.room = math.inf
         self.least = min(WORDS_PX, (style.inches or math.inf) * DPI - 40)  # pixels, beside a small map
-        self.title = figure.text(0, 0, title, fontsize=size, va="top")
+        self.title = figure.text(0, 0, title * self.titled, fontsize=size, va="top")
         self.note, self.foot = (
             figure.text(0, 0, text, fontsize=NOTE_SIZE, color=NOTE_COLOUR, va="top", linespacing=LINE)
-            for text in (note, "\n".join(shown_text(line) for line in foot if line))
+            for text in (note * self.captioned, "\n".join(shown_text(line) for line in foot if line))
         )
         signs = [((SIGN, colour), (name, NOTE_COLOUR)) for name, colour in legend]
         self.legend = [
@@ -171,11 +196,11 @@ class Words:
 
     def set_title(self, text: str) -> None:
         """Another title, as wide as there is room for."""
-        self.title.set_text(wrapped(text, self.room, float(self.title.get_fontsize())))
+        self.title.set_text(wrapped(text * self.titled, self.room, float(self.title.get_fontsize())))
 
     def set_note(self, text: str) -> None:
         """Another note, as wide as there is room for."""
-        self.note.set_text(wrapped(text, self.room, NOTE_SIZE))
+        self.note.set_text(wrapped(text * self.captioned, self.room, NOTE_SIZE))
 
     def wrap(self, room: float) -> float:
         """Break the lines where so many pixels are full; how wide the widest is."""
@@ -237,8 +262,13 @@ def wrapped(text: str, room: float, points: float) -> str:
 
 
 def _broken(line: str, letters: float) -> list[str]:
+    """Between phrases where these fit in a line: `queries “bank” (2 of 9), ` stays whole."""
     needed = sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in line)
-    return [line] if needed <= letters else textwrap.wrap(line, max(8, int(letters * len(line) / needed)))
+    if needed <= letters:
+        return [line]
+    width = max(8, int(letters * len(line) / needed))
+    phrases = [one if len(one) > width else one.replace(" ", TIED) for one in re.split(r"(?<=[,;:]) ", line)]
+    return [part.replace(TIED, " ") for part in textwrap.wrap(" ".join(phrases), width)]
 
 
 def frame(figure: Figure, panels: Sequence[tuple[Axes, Axes]], plan: Frame, words: Words, left: float) -> Frame:
@@ -246,6 +276,7 @@ def frame(figure: Figure, panels: Sequence[tuple[Axes, Axes]], plan: Frame, word
 
     plan.top: of the first panel below the words. left: of the words. Returns where the panels stand.
     """
+    in_print(figure, words.style)
     high, bar_high = plan.size[1], plan.bar[2]
     panels_wide = plan.corner(min(plan.columns, len(panels)) - 1)[0] + plan.size[0] + plan.right
     written = words.wrap(max(panels_wide, words.least) - left)

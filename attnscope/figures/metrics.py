@@ -16,7 +16,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from attnscope.figures import layout
-from attnscope.figures.colours import BLANK, DARK_INK, Limits, cell_number, cmap_of, ink_on, label_colourbar
+from attnscope.figures.colours import BLANK, DARK_INK, Limits, cell_number, cmap_of, greys_of, ink_on, label_colourbar
 from attnscope.figures.fonts import fonts_for
 from attnscope.figures.raster import runs
 from attnscope.figures.style import DPI, Panel, Style, count
@@ -29,9 +29,10 @@ PANEL_PX, LEAST_PANEL_PX, LARGEST_CELL, LEAST_CELL = 340, 170, 34, 5
 MOST_COLUMNS = 3  # so that the six metrics that matter first fill the first two rows
 ALL_COLUMNS_PX = MOST_COLUMNS * PANEL_PX
 COLUMN_PX = 260  # a panel with its names and its bar, at the least
-LEAST_NUMBERED, LEAST_PRINTED = 15, 30  # pixels of a cell that has room for a head's number, and for its value
+LEAST_PRINTED = 30  # pixels of a cell that has room for its value
 VALUE_SIZE = 6.0
-BEHIND, BEHIND_ALPHA = 0.9, 0.85  # grey, and how much of a colour it hides
+INSET = 0.46  # from the middle of a cell to a frame within it, in cells
+HATCH, HATCH_COLOUR = "////", "#ffffff88"  # over colours
 SAME = 1e-6  # float32 noise of a metric that is the same for every head
 
 
@@ -110,9 +111,10 @@ class Sheet:
         bar = _draw_bar(bar_ax, _draw(ax, panel, self.style), panel, bar)
         _head(ax, panel)
         _name_rows(ax, panel, self.step[1])
-        _number(ax, panel, self.cell)
+        _mark(ax, panel)
         if panel.values_printed and self.step[0] >= LEAST_PRINTED:
             _print_values(ax, panel, self.style)
+        layout.in_print(self.figure, self.style)
         return bar
 
     def say(self, panels: Sequence[Panel], said: tuple[str, str]) -> Sheet:
@@ -200,7 +202,7 @@ def _with_heads(panel: Panel) -> np.ndarray:
 
 
 def _draw(ax: Axes, panel: Panel, style: Style) -> AxesImage:
-    ax.patch.set(facecolor=BLANK, hatch="////", edgecolor="#b5b5b5", linewidth=0)
+    ax.patch.set(facecolor=greys_of(panel.quantity)[0], hatch="////", edgecolor="#b5b5b5", linewidth=0)
     layers, heads = panel.values_LH.shape
     image = ax.imshow(
         np.ma.masked_invalid(panel.values_LH),
@@ -212,12 +214,12 @@ def _draw(ax: Axes, panel: Panel, style: Style) -> AxesImage:
         interpolation="nearest",
         zorder=1,
     )
-    if panel.behind_LH is not None:
-        grey = np.concatenate([np.full((layers, heads, 3), BEHIND), panel.behind_LH[..., None] * BEHIND_ALPHA], -1)
-        ax.imshow(grey, extent=image.get_extent(), aspect="auto", interpolation="nearest", zorder=1)
-    for rows in runs(panel.few_L):
-        box = (-0.5, rows.start - 0.5), heads, rows.stop - rows.start
-        ax.add_patch(Rectangle(*box, fill=False, hatch="////", edgecolor="#ffffff88", linewidth=0))
+    boxes = [(slice(0, heads), rows) for rows in runs(panel.few_L)]
+    for row, hatched_H in enumerate(panel.hatched_LH if panel.hatched_LH is not None else ()):
+        boxes += [(columns, slice(row, row + 1)) for columns in runs(hatched_H)]
+    for columns, rows in boxes:
+        box = (columns.start - 0.5, rows.start - 0.5), columns.stop - columns.start, rows.stop - rows.start
+        ax.add_patch(Rectangle(*box, fill=False, hatch=HATCH, edgecolor=HATCH_COLOUR, linewidth=0))
     return image
 
 
@@ -251,23 +253,26 @@ def _draw_bar(bar_ax: Axes, image: AxesImage, panel: Panel, bar: Colorbar | None
 
 def _print_values(ax: Axes, panel: Panel, style: Style) -> None:
     """The value in each cell, two decimals below 10."""
-    image = ax.images[0]
     for (row, column), value in np.ndenumerate(panel.values_LH):
         if np.isfinite(value):
-            ink = str(ink_on(np.asarray(image.cmap(image.norm(value)))))
+            ink = _ink(ax, value)
             text = cell_number(value, style, 2 if abs(value) < 10 else 1)
-            ax.text(column, row, text, color=ink, fontsize=VALUE_SIZE, ha="center", va="center_baseline")
+            number = ax.text(column, row, text, color=ink, fontsize=VALUE_SIZE, ha="center", va="center_baseline")
+            number.set_label(layout.NUMBER)
 
 
-def _number(ax: Axes, panel: Panel, cell: float) -> None:
-    """A frame around the first heads, and their numbers where a cell has room for one."""
+def _mark(ax: Axes, panel: Panel) -> None:
+    """A frame around the first heads, light on dark colours and dark on light ones, within their cells."""
+    for row, column in panel.first:
+        ink = _ink(ax, panel.values_LH[row, column])
+        box = (column - INSET, row - INSET), 2 * INSET, 2 * INSET
+        ax.add_patch(Rectangle(*box, fill=False, edgecolor=ink, linewidth=px(2), clip_on=False))
+
+
+def _ink(ax: Axes, value: float) -> str:
+    """What is read best on the colour of a value."""
     image = ax.images[0]
-    for place, (row, column) in enumerate(panel.first, start=1):
-        ink = str(ink_on(np.asarray(image.cmap(image.norm(panel.values_LH[row, column])))))
-        corner = column - 0.5, row - 0.5
-        ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="#ffffff", linewidth=px(2), clip_on=False))
-        if cell >= LEAST_NUMBERED:
-            ax.text(column, row, str(place), color=ink, fontsize=MARK_SIZE, ha="center", va="center_baseline")
+    return str(ink_on(np.asarray(image.cmap(image.norm(np.asarray(value))))))
 
 
 def _head(ax: Axes, panel: Panel) -> None:

@@ -3,6 +3,7 @@
 One axes per head is what makes the notebook way slow. R tile row, C tile column, Q query, K key.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,6 +19,7 @@ from attnscope.figures import layout
 from attnscope.figures.colours import (
     Limits,
     blank_cmap,
+    cmap_of,
     colourbar_kws,
     drawable,
     find_cmap,
@@ -32,6 +34,7 @@ from attnscope.figures.style import TAKEN, Maps, Quantity, Style, edge_boxes
 
 TITLE_SIZE, HEAD_SIZE = 14.0, 9.0
 EDGE, GAP = 16, 14
+PRINT_EDGE, PRINT_GAP, PRINT_BAR_PX = 5, 13, 9
 BAR_GAP, BAR_PX, LEAST_BAR_PX, LONGEST_BAR_PX = 18, 14, 180, 420
 SLENDER = 6  # a map is no more than so many times as long as it is wide
 LINE_PX, LINE_LEAST, FRAME_PX = 2, 6, 3
@@ -72,7 +75,7 @@ class Mosaic:
         down, right = self.corner(rows - 1, columns - 1)
         return down + self.shape[0], right + self.shape[1]
 
-    def pixels(self, rows: int, columns: int, cell: int) -> tuple[int, int]:
+    def pixels(self, rows: int, columns: int, cell: float) -> tuple[float, float]:
         """Width and height of the whole array in pixels."""
         down, right = self.size(rows, columns)
         return right * cell, down * cell
@@ -122,17 +125,19 @@ class Mosaic:
         )
 
 
-def make_mosaic(queries: int, keys: int, gap_px: tuple[int, int], cell: int, *, strip: bool, least: int = 0) -> Mosaic:
+def make_mosaic(
+    queries: int, keys: int, gap_px: tuple[int, int], cell: float, *, strip: bool, least: int = 0
+) -> Mosaic:
     """A mosaic whose gaps (down, right) are at least so many pixels wide at so many pixels per cell.
 
     least: pixels from the left of a tile to the next. Where a map has far more cells on one side, those of the other
     are longer.
     """
-    gap_down, gap_right = (max(1, -(-gap // cell)) for gap in gap_px)
+    gap_down, gap_right = (max(1, math.ceil(gap / cell)) for gap in gap_px)
     wide = max(1, round(max(queries, keys) / STRIP_SHARE)) if strip else 0
     longer = (max(1, keys // (SLENDER * queries)), max(1, queries // (SLENDER * keys)))
     beside = wide + max(1, wide // 2) if strip else 0
-    gap_right = max(gap_right, -(-least // cell) - beside - keys * longer[1])
+    gap_right = max(gap_right, math.ceil(least / cell) - beside - keys * longer[1])
     return Mosaic(queries, keys, gap_down, gap_right, wide, beside - wide, *longer)
 
 
@@ -172,12 +177,12 @@ def refill(image: AxesImage, fill: tuple[np.ndarray, Normalize]) -> None:
 
 
 def draw_mosaic(
-    ax: Axes, mosaic: Mosaic, tiles_RCQK: np.ndarray, limits: Limits, style: Style, cmap: Colormap
+    ax: Axes, mosaic: Mosaic, tiles_RCQK: np.ndarray, limits: Limits, style: Style, quantity: Quantity
 ) -> AxesImage:
-    """All maps as one image over light grey tiles; cells are one unit of the axes."""
+    """All maps as one image over grey tiles; cells are one unit of the axes."""
     beneath, cells = fills(mosaic, tiles_RCQK, limits, style)
-    _draw(ax, beneath, blank_cmap())
-    image = _draw(ax, cells, cmap)
+    _draw(ax, beneath, blank_cmap(quantity))
+    image = _draw(ax, cells, cmap_of(style, quantity))
     ax.set_axisbelow(True)  # tick marks reach one pixel into the first column, and must not be drawn over it
     for spine in ax.spines.values():
         spine.set_visible(False)
@@ -195,14 +200,14 @@ def _draw(ax: Axes, fill: tuple[np.ndarray, Normalize], cmap: Colormap) -> AxesI
     return ax.imshow(fill[0], cmap=cmap, norm=fill[1], extent=box, **how)
 
 
-def draw_gaps(ax: Axes, mosaic: Mosaic, grid: tuple[int, int], maps: Maps, cell: int) -> Boxes:
+def draw_gaps(ax: Axes, mosaic: Mosaic, grid: tuple[int, int], maps: Maps, cell: float) -> Boxes:
     """A thin white line wherever tokens are left out between two rows or two columns."""
     gaps = (maps.axis_Q.gaps, maps.axis_K.gaps) if cell >= LINE_LEAST else ((), ())
     boxes = mosaic.gaps(grid, gaps, LINE_PX / cell)
     return Boxes(ax, boxes, [PAPER] * len(boxes))
 
 
-def draw_edges(ax: Axes, mosaic: Mosaic, grid: tuple[int, int], maps: Maps, cell: int) -> list[Boxes]:
+def draw_edges(ax: Axes, mosaic: Mosaic, grid: tuple[int, int], maps: Maps, cell: float) -> list[Boxes]:
     """A thin line at the edge of what a query's window lets it see, in every map; nothing without one."""
     size = np.array([mosaic.wide, mosaic.tall] * 2)
     line = min(1, EDGE_PX / (cell * mosaic.wide)), min(1, EDGE_PX / (cell * mosaic.tall))
@@ -227,27 +232,30 @@ def add_bar(bar_ax: Axes, image: AxesImage, limits: Limits, style: Style, quanti
 
 
 def place_mosaic(
-    figure: Figure, ax: Axes, bar: Colorbar, size: tuple[int, int], words: layout.Words, beyond: int = 0
+    figure: Figure, ax: Axes, bar: Colorbar, size: tuple[float, float], words: layout.Words, beyond: float = 0
 ) -> None:
     """Put image (size: width and height in pixels), colour bar and words on a figure just large enough.
 
     beyond: pixels that titles reach beyond the image.
     """
+    layout.in_print(figure, words.style)
+    edge, space, thick = (PRINT_EDGE, PRINT_GAP, PRINT_BAR_PX) if words.style.in_print else (EDGE, GAP, BAR_PX)
     numbered_above = ax.xaxis.get_label_position() == "top"
     both = bool(ax.yaxis.get_tick_params()["labelright"])
     labels, numbers = (
         layout.extent(ax.get_yticklabels())[0],
-        layout.axis_room(ax.get_xticklabels(), layout.NAME_SIZE, GAP)[1],
+        layout.axis_room(ax.get_xticklabels(), layout.NAME_SIZE, space)[1],
     )
-    gap = BAR_GAP + beyond + (labels + 4 if both else 0)
-    bar_words = layout.axis_room(bar.ax.get_yticklabels(), float(bar.ax.yaxis.label.get_fontsize()), GAP)[0]
+    beneath = layout.line_px(HEAD_SIZE) / 2 if words.style.in_print else 0  # of the lowest number beside the bar
+    gap = (space if words.style.in_print else BAR_GAP) + beyond + (labels + 4 if both else 0)
+    bar_words = layout.axis_room(bar.ax.get_yticklabels(), float(bar.ax.yaxis.label.get_fontsize()), space)[0]
     plan = layout.Frame(
-        left=round(EDGE + layout.axis_room(ax.get_yticklabels(), layout.NAME_SIZE, GAP)[0]),
+        left=round(edge + layout.axis_room(ax.get_yticklabels(), layout.NAME_SIZE, space)[0]),
         top=round(numbers) if numbered_above else round(layout.line_px(HEAD_SIZE)) + 4,
         size=size,
-        bar=(gap, BAR_PX, min(LONGEST_BAR_PX, max(size[1], LEAST_BAR_PX))),
-        right=gap + BAR_PX + bar_words,
-        below=numbers if both or not numbered_above else 0,
-        edge=EDGE,
+        bar=(gap, thick, min(LONGEST_BAR_PX, max(size[1], LEAST_BAR_PX * (not words.style.in_print)))),
+        right=gap + thick + bar_words,
+        below=numbers if both or not numbered_above else beneath,
+        edge=edge,
     )
     layout.frame(figure, [(ax, bar.ax)], plan, words, plan.left)

@@ -11,29 +11,40 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
 from matplotlib.colors import Colormap, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
 from attnscope.figures import layout
-from attnscope.figures.colours import DARK_INK, Limits, cmap_of, drawable, find_limits, label_colourbar, make_norm
+from attnscope.figures.colours import (
+    DARK_INK,
+    Limits,
+    cmap_of,
+    drawable,
+    find_limits,
+    label_colourbar,
+    make_norm,
+    quantity_name,
+)
 from attnscope.figures.fonts import fonts_for
 from attnscope.figures.style import PatchSheet, Style
 from attnscope.figures.writer import drawing, px, save_figure
 
+BAR_NAME = 20  # pixels of what stands beside the one bar
 EDGE, BAR_GAP, BAR_PX, BAR_ROOM, TITLE_ROOM, GAP, BELOW = 18, 8, 10, 62, 40, 20, 12
 SHEET_PX, LARGEST_PX, HIGHEST_PX, LEAST_PX = 1500, 460, 420, 150
 MOST_COLUMNS = 4
 HEADING_SIZE, TITLE_SIZE, MARK_SIZE = 13.0, 11.0, 9.0
 PALE = 0.6  # of the picture's contrast that is left below the colours
-CLEAREST, DENSEST = 0.15, 0.95  # opacity of the least and of the largest weight
+CLEAREST, DENSEST = 0.0, 0.65  # opacity of the least and of the largest weight: the picture stays visible
 
 
 def save_patches(path: Path, sheet: PatchSheet, style: Style) -> Path:
     """Write the picture and, for each head, its weights over the picture; returns the path.
 
-    One colour scale holds for all heads unless `style.per_head_scale`.
+    One colour scale, and one bar, holds for all heads unless `style.per_head_scale`.
 
         save_patches(Path("picture.png"), PatchSheet(image, boxes, (Patches(weights, "L1H3"),)), Style())
     """
@@ -46,7 +57,9 @@ def patches_figure(sheet: PatchSheet, style: Style, room: float = SHEET_PX) -> F
     """The picture of it; to be called within `writer.drawing`."""
     image, box_N4, heads = sheet.image, sheet.box_N4, sheet.heads
     columns = min(len(heads) + 1, MOST_COLUMNS if style.inches is None else max(1, int(room // LEAST_PX)))
-    size = _size(image, room / columns - BAR_GAP - BAR_PX - BAR_ROOM)
+    bar_room = BAR_GAP + BAR_PX + BAR_ROOM + BAR_NAME * (not style.per_head_scale)
+    beside = bar_room if style.per_head_scale else GAP  # of each panel: one scale has one bar, at the right of all
+    size = _size(image, (room - bar_room * (not style.per_head_scale)) / columns - beside)
     edges, cells = grid_of(box_N4, [head.weight_N for head in heads])
     limits = [find_limits([cells[:, None]], style)] * len(heads)
     if style.per_head_scale:
@@ -58,19 +71,26 @@ def patches_figure(sheet: PatchSheet, style: Style, room: float = SHEET_PX) -> F
     _lines(pairs[0][0], box_N4)
     pairs[0][1].set_axis_off()
     pale = np.asarray(scaled.convert("L"), float)[..., None].repeat(3, -1) * PALE + 255 * (1 - PALE)
-    for (ax, bar_ax), head, cell, limit in zip(pairs[1:], heads, cells, limits, strict=True):
+    with_bar = min(columns - 1, len(heads))
+    for place, (head, cell, limit) in enumerate(zip(heads, cells, limits, strict=True), start=1):
+        ax, bar_ax = pairs[place]
         _show(ax, pale.astype(np.uint8), (head.title, head.note))
-        _over(ax, bar_ax, (*edges, cell), limit, style)
+        mesh = _over(ax, (*edges, cell), limit, style)
+        if style.per_head_scale or place == max(1, with_bar):
+            _bar(bar_ax, mesh, limit, style)
+        else:
+            bar_ax.set_axis_off()
+    layout.in_print(figure, style)
     plan = layout.Frame(
         left=EDGE,
         top=TITLE_ROOM,
         size=size,
         bar=(BAR_GAP, BAR_PX, size[1]),
-        right=BAR_GAP + BAR_PX + BAR_ROOM - GAP,
+        right=bar_room - GAP,
         below=0,
         edge=EDGE,
         columns=columns,
-        pitch=(size[0] + BAR_GAP + BAR_PX + BAR_ROOM, TITLE_ROOM + size[1] + BELOW),
+        pitch=(size[0] + beside, TITLE_ROOM + size[1] + BELOW),
     )
     texts = (style.headed(sheet.title), sheet.note, [style.about.line])
     words = layout.Words(figure, texts, HEADING_SIZE, style)
@@ -134,16 +154,19 @@ def _clear(cmap: Colormap) -> Colormap:
     return ListedColormap(colours).with_extremes(bad=(0, 0, 0, 0))
 
 
-def _over(
-    ax: Axes, bar_ax: Axes, cells: tuple[np.ndarray, np.ndarray, np.ndarray], limits: Limits, style: Style
-) -> None:
+def _over(ax: Axes, cells: tuple[np.ndarray, np.ndarray, np.ndarray], limits: Limits, style: Style) -> QuadMesh:
+    """Weights in the colours of their scale, over what is there."""
     across, down, values = cells
     shown = drawable(values, limits, style)
     mesh = ax.pcolormesh(across, down, shown, cmap=_clear(cmap_of(style, "weight")), norm=make_norm(limits, style))
     mesh.set(linewidth=0, antialiased=False)
     ax.set(xlim=(0, 1), ylim=(1, 0))
-    figure = ax.get_figure()
+    return mesh
+
+
+def _bar(bar_ax: Axes, mesh: QuadMesh, limits: Limits, style: Style) -> None:
+    figure = bar_ax.get_figure()
     assert isinstance(figure, Figure)
     bar = figure.colorbar(mesh, cax=bar_ax)
     bar_ax.tick_params(labelsize=MARK_SIZE)
-    label_colourbar(bar, limits, style, "")
+    label_colourbar(bar, limits, style, "" if style.per_head_scale else quantity_name("weight", style))

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 
 from attnscope.cells import printed
 from attnscope.figures import layout
-from attnscope.figures.colours import BLANK, cmap_of, find_limits
+from attnscope.figures.colours import BLANK, find_limits
 from attnscope.figures.fonts import fonts_for
 from attnscope.figures.jobs import column_mean, foot, sink_name, sink_note
 from attnscope.figures.mosaic import (
@@ -77,6 +77,7 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
     split = [split_sink(maps, style) for maps in drawn]
     removed = split[0][1] is not None
     quantity = drawn[0].quantity
+    style = style.of_overview(drawn[0].tokens, quantity)
     first = alone(drawn, style)
     limits = find_limits([rest.values_HQK for rest, _ in split], style, quantity, alone=first)
     numbers = sorted({head for maps in layers for head in maps.heads})
@@ -85,12 +86,14 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
     pool = _pool(len(split[0][0].labels_Q), len(split[0][0].labels_K), thumb)
     tiles = [_thumbnails(rest, numbers, pool, style, first) for rest, _ in split]
     queries, keys = tiles[0].shape[1:]
-    cell = max(1, min(LARGEST_THUMB_CELL, thumb // max(queries, keys)))
+    cell: float = max(1, min(LARGEST_THUMB_CELL, thumb // max(queries, keys)))
+    if style.in_print:
+        cell = room / (len(numbers) * (keys + 1))
     mosaic = make_mosaic(queries, keys, (GAP_PX, GAP_PX), cell, strip=removed)
 
     figure = layout.new_figure()
     ax, bar_ax = layout.new_panel(figure)
-    image = draw_mosaic(ax, mosaic, _rows(tiles, rows, len(layers)), limits, style, cmap_of(style, quantity))
+    image = draw_mosaic(ax, mosaic, _rows(tiles, rows, len(layers)), limits, style, quantity)
     if removed:
         strips = [_strips(rest, sink, numbers, pool[0]) for rest, sink in split]
         draw_strips(ax, mosaic, _rows(strips, rows, len(layers)), quantity)
@@ -138,7 +141,7 @@ def _name_rows(ax: Axes, mosaic: Mosaic, layers: Sequence[Maps], columns: int) -
 
 
 def _frames(
-    ax: Axes, mosaic: Mosaic, layers: Sequence[Maps], numbers: Sequence[int], cell: int
+    ax: Axes, mosaic: Mosaic, layers: Sequence[Maps], numbers: Sequence[int], cell: float
 ) -> list[tuple[str, str]]:
     """A frame around every head that has a role; the roles that there are, and their colours."""
     found = [
@@ -195,7 +198,7 @@ def pooled(values_HQK: np.ndarray, queries: int, keys: int) -> np.ndarray:
     return np.where(np.isfinite(greatest), greatest, np.nan)
 
 
-def _number_ticks(ax: Axes, mosaic: Mosaic, layers: Sequence[Maps], numbers: Sequence[int], cell: int) -> None:
+def _number_ticks(ax: Axes, mosaic: Mosaic, layers: Sequence[Maps], numbers: Sequence[int], cell: float) -> None:
     """Layer numbers at the left, head numbers above; on all sides of a picture that no screen holds."""
     high, wide = mosaic.shape
     middles = [mosaic.corner(row, 0)[0] + high / 2 for row in range(len(layers))]

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from attnscope.figures import layout
 from attnscope.figures.colours import Limits, cmap_of, label_colourbar
 from attnscope.figures.fonts import fonts_for
-from attnscope.figures.style import Style
+from attnscope.figures.style import Style, ordinal
 from attnscope.figures.writer import drawing, px, save_figure
 
 EDGE, GAP, BAR_PX, BAR_ROOM = 18, 14, 12, 56
@@ -74,6 +74,7 @@ def pairs_figure(pairs: Pairs, style: Style, said: tuple[str, str, str], room: f
     step = _ticks(ax, [pairs.labels[leaf] for leaf in order], side / count)
     _strip(ax, [pairs.colours[leaf] for leaf in order], STRIP_PX / side * count)
     _tree(tree_ax, pairs)
+    layout.in_print(figure, style)
     left, below = (layout.extent(axis.get_ticklabels()) for axis in (ax.yaxis, ax.xaxis))
     frame = layout.Frame(
         left=EDGE + left[0] + STRIP_PX + 2 * STRIP_GAP,
@@ -85,7 +86,7 @@ def pairs_figure(pairs: Pairs, style: Style, said: tuple[str, str, str], room: f
         edge=EDGE,
     )
     legend = list(pairs.legend.items())
-    note += f"; every {step}th head labelled" * (step > 2)
+    note += f"; every {ordinal(step)} head labelled" * (step > 2)
     texts = (style.headed(title), note, [style.about.line])
     words = layout.Words(figure, texts, HEADING_SIZE, style, legend)
     placed = layout.frame(figure, [(ax, bar_ax)], frame, words, EDGE)

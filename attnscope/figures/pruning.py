@@ -54,9 +54,12 @@ def pruning_figure(
         ax.axhline(height, linestyle="--", color=DARK_INK if name == "intact" else orange, linewidth=1)
         ax.annotate(name, (0, height), (2, 3), textcoords="offset points", fontsize=MARK_SIZE, color=DARK_INK)
     _axes(ax, ["intact", *heads] if named else [], len(losses))
-    figure.text(0.02, 0.98, style.headed("Loss as heads go, the least missed first"), fontsize=TITLE_SIZE, va="top")
-    figure.text(0.02, 0.015, style.about.line, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
-    figure.subplots_adjust(left=70 / wide, right=1 - 20 / wide, top=0.9, bottom=0.21)
+    title = style.headed("Loss as heads go, the least missed first") if style.titled else ""
+    figure.text(0.02, 0.98, layout.wrapped(title, wide * 0.96, TITLE_SIZE), fontsize=TITLE_SIZE, va="top")
+    foot = layout.wrapped(style.about.line, wide * 0.96, layout.NOTE_SIZE) if style.captioned else ""
+    figure.text(0.02, 0.015, foot, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
+    layout.in_print(figure, style)
+    figure.subplots_adjust(left=70 / wide, right=1 - 20 / wide, top=0.9 if title else 0.97, bottom=0.21)
     return figure
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
-from attnscope.cells import head_name
+from attnscope.cells import head_name, model_name
 from attnscope.errors import UsageError
 from attnscope.shown import BLANKS, visible
 
@@ -23,8 +23,10 @@ Quantity = Literal["weight", "logit", "norm", "share", "difference"]
 OPEN: tuple[Quantity, ...] = ("logit", "norm", "difference")  # which may lie beyond 0 to 1
 SIGNED: tuple[Quantity, ...] = ("logit", "difference")  # their scales reach equally far to both sides of 0
 ImageFormat = Literal["png", "svg", "pdf"]
+Scale = Literal["auto", "linear", "sqrt", "log"]
 MOST_ANNOTATED = 12  # tokens; numbers in more cells than that are too small to read
-DPI = 120
+LONG = 64  # tokens from which an overview on a linear scale is nearly all dark
+DPI, PRINT_DPI = 120, 300
 HIGHEST_DPI = 1200
 TAKEN = math.inf  # stands where a query sees a key that the style took out
 # After Okabe and Ito: kept apart by colour-blind readers, on white and beside viridis.
@@ -37,6 +39,8 @@ ROLE_COLOURS = {
     "local": "#d55e00",
 }
 WIDTHS = {"column": 3.25, "page": 6.75}  # inches: a column, and both, of the two-column styles of most venues
+PRINT_SIZES = 7.0, 8.0  # points of every text in a paper's figure
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # of lines, which hue alone does not tell apart
 LEAST_WIDTH, MOST_WIDTH = 1.0, 60.0
 
 
@@ -61,13 +65,14 @@ class About:
 class StyleFields(TypedDict, total=False):
     """The fields of `Style` that a picture in a notebook takes, as keywords."""
 
-    scale: Literal["linear", "sqrt", "log"]
+    scale: Scale
     sink: Literal["keep", "mask"]
     per_head_scale: bool
     cmap: str | None
     annotate: bool | None
     floor: float | None
     title: str
+    caption: bool | None
     width: float | str | None
     dpi: int
 
@@ -79,9 +84,11 @@ class Style:
     `sink="mask"` takes a head's sink (`Maps.sinks`, else key 0) out of its map, draws it as its own grey strip at the
     side and prints its mean.
     Without `per_head_scale` one colour scale holds across a call's figures of weights. `scale="sqrt"` lies between
-    linear and log; `floor` is where a log scale begins. `cmap`: default viridis, for logits a map that diverges around
-    0. `annotate=None` writes numbers into the cells when there are at most 12 tokens. `title` is put before each
-    figure's own. `width`: inches, or `column` or `page` of a paper; `dpi`: pixels per inch.
+    linear and log; `auto` is sqrt for an overview of at least 64 tokens, else linear; `floor` is where a log scale
+    begins. `cmap`: default viridis, for logits and differences a map that diverges around 0, light there.
+    `annotate=None` writes numbers into the cells when there are at most 12 tokens. `title` is put before each figure's
+    own. `width`: inches, or `column` or `page` of a paper; there text has 7 to 8 points, and title and caption are
+    drawn only where they are asked for. `caption`: the lines below title and panels; `dpi`: pixels per inch.
 
     Raises UsageError for a choice that does not exist.
 
@@ -89,7 +96,7 @@ class Style:
         >>> Style(image="pdf", width="column", title="Induction")
     """
 
-    scale: Literal["linear", "sqrt", "log"] = "linear"
+    scale: Scale = "auto"
     sink: Literal["keep", "mask"] = "keep"
     per_head_scale: bool = False
     image: ImageFormat = "png"
@@ -97,6 +104,7 @@ class Style:
     annotate: bool | None = None
     floor: float | None = None
     title: str = ""
+    caption: bool | None = None
     width: float | str | None = None
     dpi: int = DPI
     about: About = About()
@@ -110,7 +118,7 @@ class Style:
         if self.floor is not None and not (self.scale == "log" and 0 < self.floor < 1):
             raise UsageError(
                 f"floor: expected a weight between 0 and 1 where the log scale begins, got {self.floor} on a "
-                f"{self.scale} scale",
+                f"{'linear' if self.scale == 'auto' else self.scale} scale",
                 "write scale log and floor 0.001",
             )
         if not 10 <= self.dpi <= HIGHEST_DPI:
@@ -124,7 +132,7 @@ class Style:
 
     def of_model(self, name: str) -> Style:
         """The same of a figure that is of a model alone, made by the same command."""
-        return self.of(About(line=name, model=name, command=self.about.command))
+        return self.of(About(line=model_name(name), model=name, command=self.about.command))
 
     @property
     def inches(self) -> float | None:
@@ -139,6 +147,26 @@ class Style:
             expected = f"{' or '.join(WIDTHS)}, or inches from {LEAST_WIDTH:g} to {MOST_WIDTH:g}"
             raise UsageError(f"width: expected {expected}, got {self.width!r}")
         return inches
+
+    @property
+    def in_print(self) -> bool:
+        """Whether the figure is for a paper, which has its own title and caption."""
+        return str(self.width) in WIDTHS
+
+    @property
+    def titled(self) -> bool:
+        """Whether a figure's title is drawn."""
+        return bool(self.title) or not self.in_print
+
+    @property
+    def captioned(self) -> bool:
+        """Whether the lines below title and panels are drawn."""
+        return self.caption if self.caption is not None else not self.in_print
+
+    def of_overview(self, tokens: int, quantity: Quantity) -> Style:
+        """The same for all heads of a text in one picture, with the scale that its length asks for."""
+        lifted = tokens >= LONG and quantity not in SIGNED and not self.per_head_scale
+        return replace(self, scale="sqrt") if lifted and self.scale == "auto" else self
 
     def annotates(self, tokens: int) -> bool:
         """Whether numbers are written into the cells of a map of so many tokens."""
@@ -233,8 +261,8 @@ class Maps:
 
     @property
     def tokens(self) -> int:
-        """The longer side of a map, in cells."""
-        return max(len(self.labels_Q), len(self.labels_K))
+        """The longer side of a map, in tokens; a binned one's last cell counts in full."""
+        return max(len(self.labels_Q) * self.bin_queries, len(self.labels_K) * self.bin_size)
 
     @property
     def bin_queries(self) -> int:
@@ -249,29 +277,40 @@ class Maps:
     def axis_Q(self) -> Axis:
         """What stands beside the rows."""
         part = self.part.queries if self.part else ()
-        return Axis(self.axes[0], self.labels_Q, self.starts_Q, self.bin_queries > 1, part, self.numbered[0])
+        return Axis(self.axes[0], self.labels_Q, self.starts_Q, self.bin_queries, part, self.numbered[0])
 
     @property
     def axis_K(self) -> Axis:
         """What stands below the columns."""
         part = self.part.keys if self.part else ()
-        return Axis(self.axes[1], self.labels_K, self.starts_K, self.bin_size > 1, part, self.numbered[1])
+        return Axis(self.axes[1], self.labels_K, self.starts_K, self.bin_size, part, self.numbered[1])
 
 
 @dataclass(frozen=True)
 class Axis:
     """One side of a map: its name, a label per cell, and the position of each cell's first token, if known.
 
-    part: the tokens that the cells stand for, where they are some of the text's. numbered: whether positions are
-    printed; labels that say a time need none.
+    size: tokens per cell. part: the tokens that the cells stand for, where they are some of the text's. numbered:
+    whether positions are printed; labels that say a time need none.
     """
 
     name: str
     labels: tuple[str, ...]
     starts: tuple[int, ...] = ()
-    binned: bool = False
+    size: int = 1
     part: tuple[int, ...] = ()
     numbered: bool = True
+
+    @property
+    def binned(self) -> bool:
+        """Whether a cell stands for several tokens."""
+        return self.size > 1
+
+    def named(self, step: int) -> str:
+        """`key`, or `key (every 10th token labelled)` where every fifth cell of two tokens is."""
+        every = step * self.size
+        what = " token" * self.binned
+        return self.name if every == 1 else f"{self.name} (every {ordinal(every)}{what} labelled)"
 
     @property
     def gaps(self) -> list[int]:
@@ -301,8 +340,8 @@ class Panel:
 
     name and unit stand above it. uniform: what uniform attention would score, one number per kind of layer. few_L: the
     layers in which a text has fewer rows than a role needs to stand on; support: why, in words. quantity: what a colour
-    map is chosen by. first: row and column of the heads that are numbered, in their order. behind_LH: the heads that
-    stand behind grey. values_printed: in the cells, where they have room; the panel is drawn even if heads are alike.
+    map is chosen by. first: row and column of the heads that are framed. hatched_LH: the heads that are hatched over
+    their colours. values_printed: in the cells, where they have room; the panel is drawn even if heads are alike.
     without_L: what each layer without attention is, whose row is grey, "" for the others.
     """
 
@@ -316,7 +355,7 @@ class Panel:
     support: str = ""
     quantity: Quantity = "weight"
     first: tuple[tuple[int, int], ...] = ()
-    behind_LH: np.ndarray | None = None
+    hatched_LH: np.ndarray | None = None
     values_printed: bool = False
     without_L: tuple[str, ...] = ()
 
@@ -352,6 +391,12 @@ def parallel_note(maps: Maps) -> str:
 def layer_name(layer: int, parallel: str = "") -> str:
     """`3`, or `3 + ssm` of a layer that computes that beside its attention."""
     return " + ".join(filter(None, (str(layer), parallel)))
+
+
+def ordinal(number: int) -> str:
+    """`2nd`, `11th`, `21st`."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
 
 
 def count(number: int, what: str) -> str:

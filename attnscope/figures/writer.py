@@ -174,7 +174,10 @@ class Reused:
     def _around(self, artists: Sequence[Artist]) -> tuple[slice, slice]:
         """Rows and columns of the canvas that hold artists, and what of them reaches beyond the room they claim."""
         high, wide, _ = self.background.shape
-        boxes = [box for artist in artists if (box := artist.get_tightbbox()) is not None]
+        claimed = [box for artist in artists if (box := artist.get_tightbbox()) is not None]
+        boxes = [box for box in claimed if np.isfinite(box.get_points()).all()]  # a text without letters has none
+        if not boxes:
+            return slice(0, 0), slice(0, 0)
         (x0, y0), (x1, y1) = Bbox.union(boxes).padded(BEYOND).get_points().round().astype(int).tolist()
         return slice(max(0, high - y1), max(0, high - y0)), slice(max(0, x0), max(0, min(x1, wide)))
 

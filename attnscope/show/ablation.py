@@ -1,28 +1,38 @@
-"""ablation.png: score, direct effect, effect alone and effect together of every head, side by side. L layer, H head."""
+"""ablation.png: what each set costs, beside random ones; ablation_heads.png: score, direct effect, cost of each head.
+
+L layer, H head.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.figures import Panel, Style, save_metrics
-from attnscope.figures.style import Quantity
+from attnscope import figures
+from attnscope.cells import shortened
+from attnscope.figures import Panel, SetCost, Style, save_metrics
+from attnscope.figures.style import Quantity, count
+from attnscope.study.atlas.roles import NAMED_BY
 
 if TYPE_CHECKING:
     from attnscope.selection import HeadIndex
     from attnscope.study.ablation.effects import Ablation
     from attnscope.study.atlas.atlas import Atlas
 
-PICTURE = "ablation"  # without the suffix of its kind of file
+PICTURE, OF_HEADS = "ablation", "ablation_heads"  # without the suffix of their kind of file
+MOST_SETS = 40  # bars of a picture
 STANDS_IN = {
     "mean": "mean ablation (over other sequences)",
     "zero": "zero ablation",
     "resample": "resample ablation (another sequence's output)",
 }
+LONGEST_SET = 32  # letters of a set's name
 SMALL = 0.1  # of what heads add: what they take away is drawn as 0 is
 
 
@@ -37,43 +47,82 @@ class Shown:
 
 
 def save_ablation(
-    found: Ablation, folder: Path, heads: Sequence[HeadIndex], atlas: Atlas | None = None, style: Style = Style()
-) -> Path:
-    """ablation.png of a study; heads: all of the model. The score is that of the atlas' induction probe."""
+    found: Ablation,
+    folder: Path,
+    heads: Sequence[HeadIndex],
+    atlas: Atlas | None = None,
+    style: Style = Style(),
+    costs: Sequence[SetCost] | None = None,
+) -> list[Path]:
+    """The pictures of a study; heads: all of the model. costs: of its sets, where its table was read from a folder.
+
+    A score is of the probe that names the heads of a set: a set that is a role of the atlas, or selected by one.
+    """
     facts = found.facts
     task, stands_in = facts["task"], STANDS_IN[facts["replacement"]]
     unit = facts["measure"]["unit"].partition(" per ")[0]
     note = f"task {task['name']}, {task['sequences']} sequences; intact {facts['intact']:.2f} {unit}; {stands_in}"
     style = style.of_model(facts["model"]["name"])
-    return save_effects(folder / f"{PICTURE}.{style.image}", heads, shown_of(found, atlas), style, note)
+    costs = costs_of(found.table().to_pydict()) if costs is None else costs
+    left = f"the first {MOST_SETS} of {len(costs)} sets" * (len(costs) > MOST_SETS)
+    interval = "95 % interval over the sequences in black" * any(one.interval[0] == one.interval[0] for one in costs)
+    said = "; ".join(filter(None, (note, interval, left)))
+    paths = [folder / f"{name}.{style.image}" for name in (PICTURE, OF_HEADS)]
+    title = f"What is lost without {count(len(costs), 'set')} of heads"
+    figures.save_sets(paths[0], costs[:MOST_SETS], style, title=title, note=said, unit=facts["measure"]["unit"])
+    if shown := shown_of(found, atlas):
+        save_effects(paths[1], heads, shown, style, note)
+    return paths[: 1 + bool(shown)]
+
+
+def costs_of(rows: Mapping[str, Sequence[Any]]) -> list[SetCost]:
+    """A bar per named set of an ablation's table, in its order."""
+    columns = ("set", "condition", "heads", "effect", "low", "high", "random_low", "random_high")
+    absent = [None] * len(rows["set"])
+    every = zip(*(rows.get(name, absent) for name in columns), strict=True)
+    return [
+        SetCost(_set_name(str(name), str(heads)), float(effect), (_end(low), _end(high)), (_end(least), _end(most)))
+        for name, condition, heads, effect, low, high, least, most in every
+        if condition == "together"
+    ]
+
+
+def _set_name(name: str, heads: str) -> str:
+    """`induction, 3 heads`; a head alone by its name."""
+    several = len(heads.split())
+    return name if several < 2 and name else f"{shortened(name, LONGEST_SET)}, {count(several, 'head')}"
+
+
+def _end(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
 def shown_of(found: Ablation, atlas: Atlas | None = None) -> list[Shown]:
-    """The panels of a study: what was measured of score, direct, alone and together."""
+    """The panels of a study: what was measured of score, direct and alone."""
     alone: dict[HeadIndex, float] = {}
-    together: dict[HeadIndex, float] = {}
     for heads, effect_S in found.effects.items():
         if len(heads) == 1:
             alone[heads[0]] = float(effect_S.mean())
-    for one in found.asked.named:
-        for head in one.heads if len(one.heads) > 1 else ():
-            together[head] = max(together.get(head, -np.inf), float(found.effect(one).mean()))
     unit = found.facts["measure"]["unit"]
     panels = [*_scores(found, atlas), Shown("direct", "logits of the right token", found.direct or {}, "direct")]
     panels.append(Shown("alone", f"{unit} without it", alone, "effect"))
-    panels.append(Shown("together", f"{unit} without its costliest set", together, "effect"))
     return [one for one in panels if one.values]
 
 
 def _scores(found: Ablation, atlas: Atlas | None) -> list[Shown]:
-    """The induction probe of the task's period, or of the first that was run."""
-    probes = [one for one in atlas.findings if one.probe.startswith("induction")] if atlas else []
-    period = found.facts["task"].get("period")
-    one = next((one for one in probes if one.probe == f"induction p{period}"), next(iter(probes), None))
-    if one is None or atlas is None:
+    """The probe that names each role by which the sets were chosen; of several periods the task's, else the first."""
+    if atlas is None:
         return []
-    values = dict(zip(atlas.heads, one.effects.effect.tolist(), strict=True))
-    return [Shown(one.probe, f"above {one.against}", values, "score")]
+    said = [f"@{one.name}" for one in found.asked.named]
+    roles = [role for role in NAMED_BY if any(re.search(rf"@{re.escape(role)}(?![\w-])", name) for name in said)]
+    period, shown = found.facts["task"].get("period"), dict[str, Shown]()
+    for probe, against in (NAMED_BY[role] for role in roles):
+        probes = [one for one in atlas.findings if one.probe.partition(" p")[0] == probe and one.against == against]
+        one = next((one for one in probes if one.probe == f"{probe} p{period}"), next(iter(probes), None))
+        if one is not None:
+            values = dict(zip(atlas.heads, one.effects.effect.tolist(), strict=True))
+            shown[one.probe] = Shown(one.probe, f"above {one.against}", values, "score")
+    return list(shown.values())
 
 
 def save_effects(
@@ -81,7 +130,7 @@ def save_effects(
 ) -> Path:
     """Draw the panels; heads: all of the model. Raises UsageError for a folder that cannot be written."""
     layers = sorted({layer for layer, _ in heads})
-    title = style.headed(title or f"What {len(heads)} heads do, and what is lost without them")
+    title = title or f"What {len(heads)} heads do, and what is lost without them"
     panels = effect_panels(heads, shown)
     return save_metrics(path, panels, style, layer_labels=layers, title=title, note=note)
 

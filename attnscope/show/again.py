@@ -8,6 +8,7 @@ Folders are what somebody wrote: a table or a fact that is none is refused. No m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,14 +68,20 @@ def _checkpoints(folder: Path, into: Path, style: Style) -> Redrawn:
 
 
 def _ablation(folder: Path, into: Path, style: Style) -> Redrawn:
-    from attnscope.show.ablation import save_ablation
+    from attnscope.show.ablation import costs_of, save_ablation
 
     found = effects.kept_ablation(folder)
     heads = sorted({head for heads in found.effects for head in heads})
     _check(folder, heads)
-    path = save_ablation(found, into, heads, style=style)
+    try:
+        costs = costs_of(atlas.columns_of(folder / effects.TABLE))
+        if not all(isfinite(one.value) for one in costs):
+            raise ValueError("an effect is no number")
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{folder} holds no whole ablation", "make one: attnscope ablate MODEL --out DIR") from error
+    paths = save_ablation(found, into, heads, style=style, costs=costs)
     return Redrawn(
-        [path], ("heads in no set, and scores of an atlas, are not drawn: they are not in the tables; ablate again",)
+        paths, ("heads in no set, and scores of an atlas, are not drawn: they are not in the tables; ablate again",)
     )
 
 

@@ -5,6 +5,7 @@ L layer, H head, N head of all layers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,18 +28,32 @@ PROBES, HEAD_JS = "probes", "head_js"  # pictures, without the suffix of their k
 
 
 def save_probes(atlas: Atlas, folder: Path, name: str, style: Style = Style()) -> Path:
-    """Draw an atlas into a folder; heads whose lower bound names nothing are behind grey. name: of the model."""
+    """Draw an atlas into a folder; heads whose lower bound names nothing are hatched. name: of the model.
+
+    A probe that names no head has no panel, unless none names any; the note lists them.
+    """
     layers = sorted({layer for layer, _ in atlas.heads})
     first: dict[str, Finding] = {}
     for one in atlas.findings:
         first.setdefault(one.probe, one)
     kinds = list(dict.fromkeys(_kind(name) for name in first))
     names = sorted(first, key=lambda name: kinds.index(_kind(name)))
-    panels = [probe_panel(atlas, first[name], layers) for name in names]
-    title = style.headed(f"Probes of {len(atlas.heads)} heads in {len(layers)} layers")
-    note = f"effect: score minus null; greyed out: a lower bound for all heads at once below {LEAST}"
+    every = [probe_panel(atlas, first[name], layers) for name in names]
+    panels = [one for one in every if one.hatched_LH is not None and not one.hatched_LH.all()] or every
+    title = f"Probes of {len(atlas.heads)} heads in {len(layers)} layers"
+    note = probes_note(atlas, [one.name for one in every if all(one is not other for other in panels)])
     path = folder / f"{PROBES}.{style.image}"
     return save_metrics(path, panels, style.of_model(name), layer_labels=layers, title=title, note=note)
+
+
+def probes_note(atlas: Atlas, left_out: Sequence[str]) -> str:
+    """What numbers and hatching mean, on how many sequences they rest, and the probes without a panel."""
+    sequences, seed = (atlas.facts.get(name) for name in ("sequences", "seed"))
+    said = [f"{sequences} sequences"] * isinstance(sequences, int) + [f"seed {seed}"] * isinstance(seed, int)
+    lines = [", ".join(["effect: score minus null", *said])]
+    lines.append(f"hatched: the lower bound for all heads at once is below {LEAST}, which names no role")
+    lines += [f"without a panel, for no head's bound reaches {LEAST}: {'; '.join(left_out)}"] * bool(left_out)
+    return "\n".join(lines)
 
 
 def _kind(probe: str) -> str:
@@ -58,7 +73,7 @@ def probe_panel(atlas: Atlas, finding: Finding, layers: list[int]) -> Panel:
         low=0.0,
         high=1.0,
         unit=f"above {finding.against}",
-        behind_LH=~(np.nan_to_num(low_LH, nan=-1.0) >= LEAST),
+        hatched_LH=~(np.nan_to_num(low_LH, nan=-1.0) >= LEAST),
     )
 
 
@@ -76,7 +91,7 @@ def save_head_js(found: OnTexts, atlas: Atlas, path: Path, style: Style = Style(
         legend=legend,
     )
     note = f"Jensen-Shannon divergence, mean over the rows of {count(found.texts, 'text')}; tree: average linkage"
-    title = style.headed(f"How far apart {len(roles)} heads are")
+    title = f"How far apart {len(roles)} heads are"
     return save_pairs(path, pairs, style, title=title, note=note, unit="JS, bits")
 
 

@@ -31,10 +31,10 @@ def stacked(atlases: Mapping[str, Atlas]) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-def save_checkpoints(atlases: Mapping[str, Atlas], folder: Path, name: str) -> None:
+def save_checkpoints(atlases: Mapping[str, Atlas], folder: Path, name: str, style: Style = Style()) -> None:
     """Write the table of all atlases and the picture of every probe over them; name: of the model."""
     save(stacked(atlases), folder / TABLE)
-    draw_checkpoints(atlases, folder, name)
+    draw_checkpoints(atlases, folder, name, style)
 
 
 def draw_checkpoints(atlases: Mapping[str, Atlas], folder: Path, name: str, style: Style = Style()) -> Path:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnscope.cells import model_name
 from attnscope.figures import Maps, Panel, Style, save_layers, save_metrics
 from attnscope.files import save_json, sha256_of
 from attnscope.folder.claim import writable
@@ -28,7 +29,7 @@ from attnscope.text.align import WORDS
 if TYPE_CHECKING:
     from attnscope.study.comparison import Comparison, Pair, Shared
 
-LONGEST_TEXT = 40  # letters at the foot of a picture
+LONGEST_TEXT, LONGEST_SIDE = 40, 28  # letters at the foot of a picture, and of a side in a title
 
 
 def save(
@@ -105,7 +106,7 @@ def signed_maps(pair: Pair, stack: str | None = None, prefix: str = "") -> list[
             bin_size=size,
             bin_rule="sum over keys, mean over queries" if size > 1 else "",
             quantity="difference",
-            name=f"{prefix}layer {layer}: the other side minus the first".capitalize(),
+            name=f"{f'{prefix}layer {layer}'.capitalize()}: {minus(pair)}",
             starts_Q=starts[0],
             starts_K=starts[1],
             stack=prefix,
@@ -119,12 +120,33 @@ def save_differences(found: Comparison, folder: Path, style: Style) -> Iterator[
     several = len(found.stacks) > 1
     for stack, places in found.stacks.items():
         into, (layers, drawn) = folder / (stack if several else ""), panels(found, stack)
-        title = style.headed(f"Differences of {len(places)} {f'{stack} ' * several}heads in {len(layers)} layers")
-        path, note = into / f"differences.{style.image}", "metrics: the other side minus the first"
+        title = f"Differences of {len(places)} {f'{stack} ' * several}heads in {len(layers)} layers"
+        which = minus(found.pair) if found.pair else "the other side − the first"
+        path, note = into / f"differences.{style.image}", f"metrics: {which}"
         yield save_metrics(path, drawn, style, layer_labels=layers, title=title, note=note)
         if found.pair:
             maps = signed_maps(found.pair, stack, found.stack_name(stack))
             yield from save_layers([(into / "layers" / f"L{one.layer:02d}.{style.image}", one) for one in maps], style)
+
+
+def minus(pair: Pair) -> str:
+    """`“Anna gave John …” − “Mary gave John …”`, or the models where these differ: what a signed map shows."""
+    first, other = (model_name(one.loaded.name) for one in pair[:2])
+    if first == other:
+        read = next(iter(pair.texts), None)
+        first, other = _apart(*(one.text for one in read[2:4])) if read else (first, other)
+    return visible(f"{other} − {first}") if first != other else "the other side − the first"
+
+
+def _apart(first: str, other: str) -> tuple[str, str]:
+    """Two texts in quotes, from a little before they differ where that is not near their beginning."""
+    pairs = enumerate(zip(first, other, strict=False))
+    same = next((place for place, (one, two) in pairs if one != two), min(len(first), len(other)))
+    start = first.rfind(" ", 0, max(0, same - LONGEST_SIDE // 3)) + 1 if same > LONGEST_SIDE // 2 else 0
+    one, two = (
+        f"“{'… ' * bool(start)}{shorten(text[start:], LONGEST_SIDE, placeholder=' …')}”" for text in (first, other)
+    )
+    return one, two
 
 
 def _line(found: Comparison) -> str:
@@ -133,7 +155,7 @@ def _line(found: Comparison) -> str:
         return f"{found.texts} texts"
     texts = [[f"“{shorten(one.text, LONGEST_TEXT)}”" for one in text[2:4]] for text in reversed(found.pair.texts)]
     sides = zip(found.pair[:2], zip(*texts, strict=True), strict=True)
-    said = [f"{one.loaded.name}, {' ← '.join(quoted)}" for one, quoted in sides]
+    said = [f"{model_name(one.loaded.name)}, {' ← '.join(quoted)}" for one, quoted in sides]
     by = ", ".join(dict.fromkeys(WORDS[one.by] for one in found.pair.texts))
     return visible(f"{' compared with '.join(dict.fromkeys(said))}, {by}")
 

@@ -1,12 +1,15 @@
 """`attnscope ablate` with direct effects and its figure, and asked otherwise: pairs, a pruning, a screen."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import measured, prepared
-from attnscope.show.ablation import shown_of
+from attnscope.show.ablation import costs_of, shown_of
 from attnscope.study.ablation.direct import Direct, direct_means
 from attnscope.study.ablation.effects import HeadSets, ablate_sets
 from attnscope.study.ablation.tasks import copy
@@ -35,15 +38,17 @@ def test_the_figure_shows_what_was_measured(demo):
     task, both = copy(demo, sequences=2), HeadSet("both", ((3, 0), (3, 1)))
     said = Direct({(3, 0): 2.0}, "of the logits before their cap at 30")
     found = ablate_sets(demo, task, HeadSets.of([both], demo.geometry, random=0), "zero", direct=said)
-    direct, alone, together = shown_of(found)
+    direct, alone = shown_of(found)
+    [bar] = costs_of(replace(found, direct=None).table().to_pydict())
     cost = dict(zip(["alone", "both"], measured(demo, task, [HeadSet("", ((3, 1),)), both], "zero").T[1:], strict=True))
     intact = found.intact_S.mean()
     assert direct.values == {(3, 0): 2.0}
     assert alone.values[3, 1] == pytest.approx(cost["alone"].mean() - intact, abs=1e-5)
-    assert together.values == {head: pytest.approx(cost["both"].mean() - intact, abs=1e-5) for head in both.heads}
+    assert (bar.name, bar.value) == ("both, 2 heads", pytest.approx(cost["both"].mean() - intact, abs=1e-5))
+    assert all(map(math.isnan, (*bar.interval, *bar.random))), "too few sequences, and no random sets"
     assert found.facts["direct"] == said.said
     without = ablate_sets(demo, task, HeadSets.of([both], demo.geometry, random=0), "zero", direct=Direct({}, "no way"))
-    assert [one.name for one in shown_of(without)] == ["alone", "together"]
+    assert [one.name for one in shown_of(without)] == ["alone"]
     assert without.table()["direct"].null_count == len(without.table())
 
 

@@ -15,7 +15,7 @@ from attnscope.cli import output
 from attnscope.cli.scan_tables import contrasts, left_out, named_sheet, probe_sheet
 from attnscope.errors import InputError, UsageError
 from attnscope.model.loading import DEMO_FOLDER, wrap
-from attnscope.show.atlas import probe_panel, save_probes
+from attnscope.show.atlas import probe_panel, probes_note, save_probes
 from attnscope.study.atlas import scan as scan_room
 from attnscope.study.atlas.atlas import kept as read_back
 from attnscope.study.atlas.atlas import roles_by_head
@@ -110,15 +110,19 @@ def test_a_stranger_has_no_induction_head(real_model_folder):
     assert not [names for names in scan_heads(loaded, repeated).roles.values() if "induction" in names]
 
 
-def test_the_picture_has_a_panel_per_probe_and_greys_who_is_not_named(kept):
+def test_the_picture_hatches_who_is_not_named_and_says_which_probes_name_nobody(kept):
     found, folder = kept
     assert save_probes(found, folder, "demo") == folder / "probes.png"
     assert (folder / "probes.png").read_bytes().startswith(b"\x89PNG")
+    note = probes_note(found, ["offset 3", "sink, no begin token"])
+    assert note.splitlines()[0] == "effect: score minus null, 64 sequences, seed 0"
+    assert note.splitlines()[2].endswith(": offset 3; sink, no begin token")
+    assert len(probes_note(found, []).splitlines()) == 2
     layers = [0, 1, 2, 3]
     [one] = [one for one in found.findings if (one.probe, one.against) == ("induction p50", "other")]
     panel = probe_panel(found, one, layers)
     assert panel.values_LH[3, :2] == pytest.approx(one.effects.effect[18:20])
-    assert np.argwhere(~panel.behind_LH).tolist() == [[3, 0], [3, 1]]
+    assert np.argwhere(~panel.hatched_LH).tolist() == [[3, 0], [3, 1]]
 
 
 def test_the_table_holds_every_contrast_of_every_head(kept):

@@ -1,0 +1,362 @@
+"""Figures for a paper, and what a reader is to see at a glance: sizes, scales, labels, colours, marks."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from matplotlib.colors import PowerNorm, to_hex
+from matplotlib.text import Text
+from PIL import Image
+
+from attnscope.cells import model_name
+from attnscope.cli.app import made
+from attnscope.cli.batch_options import BatchRun
+from attnscope.cli.figure_options import Look
+from attnscope.cli.groups import parameters
+from attnscope.figures import About, Maps, Panel, Patches, PatchSheet, SetCost, Style
+from attnscope.figures.checkpoints import Course, courses_figure
+from attnscope.figures.colours import greys_of
+from attnscope.figures.fonts import Fonts
+from attnscope.figures.heads import prepare_heads
+from attnscope.figures.heatmap import HeadFigure
+from attnscope.figures.layout import NUMBER, number_size, wrapped
+from attnscope.figures.metrics import metrics_figure
+from attnscope.figures.over import patches_figure
+from attnscope.figures.overview import overview_figure
+from attnscope.figures.sets import sets_figure
+from attnscope.figures.style import DPI, Axis, ordinal
+from attnscope.figures.writer import drawing
+from attnscope.show.ablation import costs_of, shown_of
+from attnscope.show.atlas import save_probes
+from attnscope.show.comparison import minus
+from attnscope.study.atlas.findings import Finding
+from helpers.atlases import made_atlas
+from helpers.command_line import call
+from helpers.commands import COMMANDS
+from helpers.figures import bank_maps, causal, layer_figure, numbered, shown, words
+
+COLUMN, PAGE = Style(width="column"), Style(width="page")
+SAID = About(line="demo, “the bank”, 9 tokens")
+
+
+def head_figure(maps: Maps, style: Style) -> HeadFigure:
+    """The figure of the first head, in the width that the style asks for."""
+    [head, *_] = prepare_heads([(Path("x.png"), maps, 0)], style)
+    with drawing(Fonts()):
+        built = HeadFigure.of(head, style)
+        built.show(head)
+        built.canvas.draw()
+    return built
+
+
+def many(tokens: int) -> Maps:
+    return Maps(0, (0,), causal(1, tokens), numbered(tokens), numbered(tokens))
+
+
+def points(figure) -> set[float]:
+    """The sizes of the texts that are drawn, without those of numbers in cells."""
+    return {
+        round(float(text.get_fontsize()), 3)
+        for text in figure.findobj(Text)
+        if text.get_text().strip() and text.get_visible() and text.get_label() != NUMBER
+    }
+
+
+# A paper
+
+
+@pytest.mark.parametrize("tokens", [2, 9, 60, 150])
+def test_a_map_fills_the_column_with_text_that_can_be_read(tokens: int) -> None:
+    built = head_figure(many(tokens), COLUMN.of(SAID))
+    wide, box = built.figure.bbox.width, built.ax.get_window_extent()
+    assert wide / built.figure.dpi == pytest.approx(3.25, abs=0.03)
+    assert box.width / wide > 0.6
+    assert points(built.figure) <= {7.0, 8.0} | {size for size in points(built.figure) if 7 < size < 8}
+    assert all(not text.get_text() for text in built.figure.texts), "neither title nor caption"
+    reach = built.figure.get_tightbbox()
+    assert reach.x0 >= -0.02
+    assert reach.x1 <= 3.27, "nothing is cut off"
+
+
+def test_numbers_are_printed_where_they_fit() -> None:
+    few = head_figure(many(5), COLUMN).map.numbers
+    sizes = {float(text.get_fontsize()) for text in few}
+    assert len(few) == 15
+    assert 5 <= min(sizes) <= max(sizes) <= 8
+    assert not head_figure(many(12), COLUMN).map.numbers, "numbers that nobody can read are left out"
+    assert len(shown(many(12), Style()).map.numbers) == 78, "as ever on a screen"
+    assert number_size(10, Style()) == 3.0
+    assert number_size(10, COLUMN) == 0.0
+
+
+def test_title_and_caption_are_drawn_where_they_are_asked_for() -> None:
+    style = Style(width="column", title="Mine").of(SAID)
+    titled = head_figure(bank_maps(), style)
+    assert titled.words.title.get_text().replace("\n", " ") == "Mine: L27H0 (kv 0)"
+    assert titled.words.foot.get_text() == ""
+    foot = head_figure(bank_maps(), replace(style, caption=True)).words.foot
+    assert "demo" in foot.get_text()
+    assert head_figure(bank_maps(), Style(caption=False).of(SAID)).words.foot.get_text() == ""
+    assert head_figure(bank_maps(), Style(width=5).of(SAID)).words.foot.get_text(), "a width in inches is no paper's"
+
+
+def test_a_papers_files_are_written_with_fine_dots(tmp_path: Path) -> None:
+    asked = ("--text", "the river", "--select", "1.4", "--figures", "heads", "--set", "width=column")
+    call("heatmap", *asked, "--out", str(tmp_path)).ok()
+    with Image.open(tmp_path / "heads" / "L01H04.png") as found:
+        assert found.info["dpi"][0] == pytest.approx(300, abs=0.05)
+        assert found.size[0] == pytest.approx(3.25 * 300, abs=4)
+    assert Look(width="column", dpi=200).style().dpi == 200
+    assert Look(width="5").style().dpi == DPI
+
+
+@pytest.mark.parametrize("style", [COLUMN, PAGE])
+def test_every_other_figure_of_a_paper_has_its_sizes_and_its_width(style: Style) -> None:
+    style, layers = style.of(SAID), [replace(bank_maps(heads=6), layer=layer) for layer in range(4)]
+    panels = [Panel(f"metric {n}", np.random.default_rng(n).random((4, 6)), 0, 1, "share") for n in range(3)]
+    course = Course("induction", "above other", np.random.default_rng(0).random((3, 6)), [1, 2])
+    costs = [SetCost("induction", 2.5, (2.2, 2.8), (0.0, 0.4)), SetCost("sink", 0.1)]
+    with drawing(Fonts()):
+        figures = [
+            layer_figure(layers[0], style),
+            overview_figure(layers, style),
+            metrics_figure(panels, style, ["0", "1", "2", "3"]),
+            courses_figure([course], style, (list("abcdef"), ["1", "2", "3"]), ("a title", "a note"), 350),
+            sets_figure(costs, style, ("a title", "a note", "nats"), 250),
+        ]
+        for figure in figures:
+            figure.canvas.draw()
+            assert min(points(figure)) >= 7 <= max(points(figure)) <= 8, figure
+            assert figure.get_size_inches()[0] <= style.inches + 0.02, figure
+    for figure in figures[:2]:
+        assert figure.get_size_inches()[0] > 0.93 * style.inches, "layers and overview fill it"
+        reach, (wide, high) = figure.get_tightbbox(), figure.get_size_inches()
+        assert min(reach.x0, reach.y0) >= -0.01, "and nothing is cut off"
+        assert reach.x1 <= wide + 0.01
+        assert reach.y1 <= high + 0.01
+
+
+# Scales and labels
+
+
+def test_the_overview_of_a_long_text_is_lifted_and_says_so() -> None:
+    def drawn(maps: Maps, style: Style = Style()):
+        with drawing(Fonts()):
+            figure = overview_figure([maps], style)
+        return figure.axes[0].images[-1].norm, figure.axes[1].get_ylabel()
+
+    norm, label = drawn(many(64))
+    assert isinstance(norm, PowerNorm)
+    assert label == "weight, square-root scale"
+    assert not isinstance(drawn(many(63))[0], PowerNorm)
+    for style in (Style(scale="linear"), Style(per_head_scale=True)):
+        assert not isinstance(drawn(many(64), style)[0], PowerNorm)
+    signed = replace(many(64), quantity="difference")
+    assert not isinstance(drawn(signed)[0], PowerNorm), "a root has no sign"
+    binned = replace(many(40), bin_size=2, starts_Q=tuple(range(0, 80, 2)), starts_K=tuple(range(0, 80, 2)))
+    assert isinstance(drawn(binned)[0], PowerNorm), "80 tokens in 40 cells"
+
+
+def test_axes_say_how_many_tokens_lie_between_labels() -> None:
+    assert Axis("key", numbered(9)).named(1) == "key"
+    assert Axis("key", numbered(9)).named(5) == "key (every 5th labelled)"
+    assert Axis("key", numbered(9), size=2).named(5) == "key (every 10th token labelled)"
+    assert Axis("key", numbered(9), size=3).named(1) == "key (every 3rd token labelled)"
+    assert [ordinal(number) for number in (1, 2, 3, 11, 12, 21, 102)] == [
+        "1st",
+        "2nd",
+        "3rd",
+        "11th",
+        "12th",
+        "21st",
+        "102nd",
+    ]
+    starts = tuple(range(0, 280, 2))
+    maps = replace(many(140), bin_size=2, starts_Q=starts, starts_K=starts)
+    ax = shown(maps, Style()).ax
+    first, second = (int(label.get_text().split()[0]) for label in ax.get_xticklabels()[:2])
+    assert ax.get_xlabel() == f"key (every {ordinal(second - first)} token labelled)"
+
+
+def test_zero_is_light_on_paper_and_what_is_not_seen_is_darker(tmp_path: Path) -> None:
+    values = np.zeros((1, 9, 9), np.float32)
+    values[0][np.triu_indices(9, 1)], values[0, 8, 0] = np.nan, 1.0
+    maps = replace(bank_maps(heads=1), heads=(0,), kv_heads=(), values_HQK=values, quantity="difference")
+    with drawing(Fonts()):
+        beneath, cells = layer_figure(maps, Style()).axes[0].images
+    assert np.min(cells.cmap(cells.norm(0.0))[:3]) > 0.95
+    assert to_hex(beneath.cmap(beneath.norm(0.0))) == greys_of("difference")[0]
+    assert greys_of("difference") != greys_of("weight")
+
+
+def test_a_signed_map_names_both_sides() -> None:
+    def pair(texts: tuple[str, str], models: tuple[str, str] = ("demo", "demo")):
+        sides = [SimpleNamespace(loaded=SimpleNamespace(name=name)) for name in models]
+        read = ("", "decoder", *(SimpleNamespace(text=text) for text in texts))
+        return type("Made", (tuple,), {"texts": [read]})(sides)
+
+    assert minus(pair(("Mary left", "Anna left"))) == "“Anna left” − “Mary left”"
+    assert minus(pair(("a", "a"), ("demo", "/models/lora"))) == "lora − demo"
+    assert minus(pair(("a", "a"))) == "the other side − the first"
+    long = "the town lies where two rivers meet and nobody knows "
+    said = minus(pair((f"{long}why", f"{long}when")))
+    assert said.count("… ") == 2
+    assert "when” − “" in said
+    assert said.endswith("why”")
+
+
+def test_a_path_is_named_by_its_folder() -> None:
+    paths = ("/a/models/tiny", "./tiny", "~/models/tiny/", "C:\\models\\tiny", "a/b/tiny")
+    assert {model_name(path) for path in paths} == {"tiny"}
+    for name in ("demo", "Qwen/Qwen3-0.6B", "/", ""):
+        assert model_name(name) == name
+    assert Style().of_model("/a/models/tiny").about == About(line="tiny", model="/a/models/tiny")
+
+
+def test_notes_are_broken_between_phrases() -> None:
+    lines = wrapped("queries “last” (1 of 9), keys “bank#1” (1 of 9)", 240, 9.0).split("\n")
+    assert lines == ["queries “last” (1 of 9),", "keys “bank#1” (1 of 9)"]
+    assert len(wrapped("one phrase of many words that no line can hold", 150, 9.0).split("\n")) > 1
+
+
+# Studies
+
+
+def test_sets_have_bars_intervals_and_random_bands() -> None:
+    rows = {
+        "set": ["@induction", "L3H0", "@induction", "@induction"],
+        "condition": ["together", "together", "alone", "random"],
+        "heads": ["L3H0 L3H1", "L3H0", "L3H0", "L0H0 L0H1"],
+        "effect": [2.5, 0.1, 0.1, 0.02],
+        "low": [2.2, None, None, None],
+        "high": [2.8, None, None, None],
+        "random_low": [0.0, None, None, None],
+        "random_high": [0.4, None, None, None],
+    }
+    costs = costs_of(rows)
+    assert [one.name for one in costs] == ["@induction, 2 heads", "L3H0"]
+    with drawing(Fonts()):
+        figure = sets_figure(costs, Style(), ("a title", "a note", "nats per token"))
+    ax = figure.axes[0]
+    band, *bars = ax.patches
+    assert [bar.get_width() for bar in bars] == [2.5, 0.1]
+    assert (band.get_x(), band.get_width()) == (0.0, 0.4)
+    assert words(ax.texts) == ["2.50", "0.10"]
+    ends = [line.get_segments()[0][:, 0].tolist() for line in ax.collections[:1]]
+    assert ends == [[2.2, 2.8]]
+    assert ax.get_xlabel() == "nats per token"
+    assert "random sets: 99 % of them" in words(figure.texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "probes"),
+    [
+        ("@previous-token", ["offset 1"]),
+        ("previous-token", ["offset 1"]),
+        ("@induction,@self", ["induction p50", "offset 0"]),
+        ("3.0-1", []),
+    ],
+)
+def test_the_scores_of_an_ablation_are_of_the_probe_that_named_the_set(name: str, probes: list[str]) -> None:
+    effects = SimpleNamespace(effect=np.array([0.9, 0.1]))
+    pairs = [("induction p10", "other"), ("induction p50", "other"), ("induction p50", "shuffled")]
+    pairs += [(f"offset {steps}", "best other offset") for steps in (0, 1)]
+    findings = [SimpleNamespace(probe=probe, against=against, effects=effects) for probe, against in pairs]
+    atlas = SimpleNamespace(findings=findings, heads=((0, 0), (0, 1)))
+    asked = SimpleNamespace(named=(SimpleNamespace(name=name, heads=((0, 0),)),))
+    facts = {"task": {"period": 50}, "measure": {"unit": "nats"}}
+    found = SimpleNamespace(asked=asked, facts=facts, effects={((0, 0),): np.array([1.0])}, direct=None)
+    panels = shown_of(found, atlas)
+    assert [one.name for one in panels] == [*probes, "alone"]
+    assert all(one.values == {(0, 0): 0.9, (0, 1): 0.1} for one in panels[:-1])
+
+
+def test_what_is_hatched_keeps_its_colour() -> None:
+    hatched = np.array([[True, True, False], [False, True, True]])
+    panel = Panel("offset 1", np.arange(6.0).reshape(2, 3) / 6, 0, 1, hatched_LH=hatched)
+    with drawing(Fonts()):
+        ax = metrics_figure([panel], Style(), ["0", "1"]).axes[0]
+    assert len(ax.images) == 1, "no veil over the colours"
+    boxes = [(*patch.get_xy(), patch.get_width()) for patch in ax.patches if patch.get_hatch()]
+    assert boxes == [(-0.5, -0.5, 2), (0.5, 0.5, 2)]
+
+
+def test_lines_of_checkpoints_differ_by_marker_too() -> None:
+    course = Course("induction", "", np.random.default_rng(0).random((3, 20)), range(16))
+    with drawing(Fonts()):
+        figure = courses_figure([course], Style(), ([f"L0H{n}" for n in range(20)], ["a", "b", "c"]), ("", ""), 1240)
+    looks = [(line.get_color(), line.get_marker()) for line in figure.axes[0].lines if line.get_linewidth() > 1]
+    assert len(looks) == len(set(looks)) == 16
+    assert len({marker for _, marker in looks[:8]}) == 8
+
+
+def test_weights_over_a_picture_let_it_be_seen_and_share_a_bar() -> None:
+    box_N4 = np.array([[0, 0, 0.5, 1], [0.5, 0, 1, 1]])
+    heads = tuple(Patches(np.array([0.0, weight]), f"L0H{n}") for n, weight in enumerate((0.1, 0.4, 0.8)))
+    sheet = PatchSheet(Image.new("RGB", (40, 20)), box_N4, heads)
+    with drawing(Fonts()):
+        one, each = (patches_figure(sheet, Style(per_head_scale=own)) for own in (False, True))
+        one.canvas.draw()
+    bars = [[ax for ax in figure.axes[1::2] if ax.axison] for figure in (one, each)]
+    assert list(map(len, bars)) == [1, 3]
+    assert bars[0][0].get_ylabel() == "attention weight"
+    mesh = one.axes[6].collections[0]
+    opacity = mesh.cmap(mesh.norm(np.array([0.0, 0.8])))[:, 3]
+    assert opacity[0] == 0
+    assert 0.4 < opacity[1] < 0.7
+    assert bars[0][0].get_tightbbox().x1 <= one.bbox.width
+
+
+# The commands
+
+
+def test_whatever_draws_takes_the_same_section_of_a_file(tmp_path: Path) -> None:
+    draws = ("heads", "heatmap", "rollout", "explain", "batch", "scan", "compare", "ablate")
+    for name in draws:
+        found = parameters(*COMMANDS[name][0].groups)
+        assert {"image", *parameters(Look), "config"} <= set(found), name
+        assert len([one for one in made(name).params if one.name != "help"]) <= 45, name
+    file = tmp_path / "looks.yaml"
+    file.write_text("figures:\n  width: column\n  scale: log\n  cmap: magma\n  image: svg\n  per_head_scale: true\n")
+    commands = (
+        ("explain", "--toy", "--head", "L0H0", "--out", str(tmp_path)),
+        ("scan", "demo", "--sequences", "2", "--dry-run"),
+        ("ablate", "demo", "--select", "3.0", "--random", "0", "--sequences", "2", "--dry-run"),
+    )
+    for arguments in commands:
+        call(*arguments, "--config", str(file)).ok()
+    drawn = (tmp_path / "toy-L0H0.svg").read_text()
+    assert "what scaling does" not in drawn, "a paper has its own title"
+    assert "attnscope explain" in drawn
+    file.write_text("figures:\n  widht: column\n")
+    refused = call("ablate", "demo", "--select", "3.0", "--dry-run", "--config", str(file))
+    assert (refused.code, "did you mean 'width'?" in refused.err) == (2, True)
+
+
+def test_a_dataset_is_held_to_the_looks_of_its_pictures() -> None:
+    plain = BatchRun(sources=["a"], out=Path("o"), figures="overview")
+    other = replace(plain, cmap="magma", sink="mask")
+    assert plain.looks == {}
+    assert {name: value for name, value in other.held().items() if name not in plain.held()} == {
+        "cmap": "magma",
+        "sink": "mask",
+    }
+    assert other.output({}, other).pictures.style.cmap == "magma"
+    assert other.job().request.split_sink
+
+
+def test_probes_that_name_nobody_are_left_out(tmp_path: Path) -> None:
+    atlas = made_atlas(tmp_path, {(0, 1): ("previous-token",)}, model="/a/models/demo")
+    [nobody] = atlas.findings
+    one = np.where(np.arange(24) == 1, 0.9, 0.0)
+    named = Finding("offset 1", "best other offset", replace(nobody.effects, effect=one, low_all=one))
+    said = save_probes(replace(atlas, findings=[named, nobody]), tmp_path, "/a/models/demo", Style(image="svg"))
+    drawn = said.read_text()
+    assert ">offset 1</text>" in drawn
+    assert ">sink</text>" not in drawn
+    assert "no head's bound reaches 0.3: sink</text>" in drawn
+    assert ">demo</text>" in drawn
+    save_probes(atlas, tmp_path, "demo", Style(image="svg"))
+    assert ">sink</text>" in said.read_text(), "where no probe names a head, all are drawn"
