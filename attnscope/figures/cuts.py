@@ -21,7 +21,8 @@ from attnscope.figures.prose import RAMP
 from attnscope.figures.style import DPI, PRINT_SIZES, Style
 from attnscope.figures.writer import drawing, save_figure
 
-WIDE_PX, HIGH_PX, STEP_PX = 560, 380, 22
+WIDE_PX, HIGH_PX, STEP_PX = 560, 300, 22
+LEGEND_PX, TITLE_PX, NAMES_PX = 17, 34, 78  # above and below the curve
 NAME_SIZE, MARK_SIZE, TITLE_SIZE, TOKEN_SIZE = 10.5, 8.0, 13.0, 11.5
 LINE_PX, MARGIN_PX, BLANK_PX = 30, 26, 5
 MOST_NAMED = 50  # cuts whose names stand below the curve
@@ -55,11 +56,14 @@ def curve_figure(curve: Curve, style: Style, title: str, note: str) -> Figure:
     count = len(curve.names)
     wide = min(max(WIDE_PX, STEP_PX * min(count, MOST_NAMED) + 110), (style.inches or np.inf) * DPI)
     figure = layout.new_figure()
-    figure.set_size_inches(wide / DPI, (HIGH_PX + 110) / DPI)
+    shown = 2 + sum(bool(np.isfinite(one).any()) for one in (curve.low, *(mean for mean, _ in curve.others.values())))
+    above, below = LEGEND_PX * shown + TITLE_PX * style.titled, NAMES_PX + TITLE_PX * style.captioned
+    high = HIGH_PX + above + below
+    figure.set_size_inches(wide / DPI, high / DPI)
     ax, place_N = figure.subplots(), np.arange(count)
-    for (kind, (mean_N, high_N)), colour in zip(curve.others.items(), (ORANGE, GREEN), strict=False):
+    for (kind, (mean_N, high_N)), colour, dashes in zip(curve.others.items(), (ORANGE, GREEN), "-:", strict=False):
         if np.isfinite(mean_N).any():
-            ax.plot(place_N, mean_N, "--", color=colour, linewidth=1.2, label=f"other keys {kind}")
+            ax.plot(place_N, mean_N, dashes, color=colour, linewidth=1.2, label=f"keys {kind}: mean to 95 %")
             ax.fill_between(place_N, mean_N, high_N, color=colour, alpha=0.18, linewidth=0)
     if np.isfinite(curve.low).any():
         ax.fill_between(place_N, curve.low, curve.high, color=BLUE, alpha=0.2, linewidth=0, label="95 % interval")
@@ -67,11 +71,11 @@ def curve_figure(curve: Curve, style: Style, title: str, note: str) -> Figure:
     ax.axhline(0, color=DARK_INK, linewidth=0.8)
     _axes(ax, curve)
     if style.titled:
-        figure.text(0.02, 0.98, title, fontsize=TITLE_SIZE, va="top")
+        figure.text(0.02, 1 - 12 / high, title, fontsize=TITLE_SIZE, va="top")
     for line, text in enumerate((style.about.line, note) if style.captioned else ()):
-        figure.text(0.02, 0.015 + 0.035 * line, text, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
+        figure.text(0.02, (8 + 17 * line) / high, text, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
     layout.in_print(figure, style)
-    figure.subplots_adjust(left=70 / wide, right=1 - 20 / wide, top=0.9, bottom=0.24)
+    figure.subplots_adjust(left=70 / wide, right=1 - 20 / wide, top=1 - above / high, bottom=below / high)
     return figure
 
 
@@ -83,7 +87,7 @@ def _axes(ax: Axes, curve: Curve) -> None:
     ax.set_ylabel(f"{curve.unit} lost", fontsize=NAME_SIZE)
     ax.tick_params(axis="y", labelsize=MARK_SIZE)
     ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
-    ax.legend(fontsize=MARK_SIZE, frameon=False)
+    ax.legend(fontsize=MARK_SIZE, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
     sns.despine(ax=ax)
 
 
@@ -128,20 +132,22 @@ def tokens_figure(tokens: ColouredTokens, style: Style, title: str, note: str) -
         if plain.endswith("\n"):
             x, line = float(MARGIN_PX), line + 1
     wide = min(wide, max(WIDE_PX + 100, int(widest) + MARGIN_PX))
-    high = 92 + LINE_PX * (line + 1) + 34
+    above, below = 20 + 50 * style.titled, 16 + 40 * style.captioned
+    high = above + LINE_PX * (line + 1) + below
     figure.set_size_inches(wide / DPI, high / DPI)
     for text, left, row, effect, asked in placed:
-        text.set_position(((left + BLANK_PX / 2) / wide, 1 - (70 + LINE_PX * row) / high))
+        text.set_position(((left + BLANK_PX / 2) / wide, 1 - (above + LINE_PX * row) / high))
         edge = DARK_INK if asked else "none"
         text.set_bbox({"facecolor": colour_of(effect / most), "edgecolor": edge, "pad": 2.0, "linewidth": 1.0})
         text.set_verticalalignment("top")
     if style.titled:
         figure.text(MARGIN_PX / wide, 1 - 14 / high, title, fontsize=TITLE_SIZE, va="top")
     scale = f"orange: up to {most:.2f} {tokens.unit} lost without the key; blue: gained; framed: query"
-    below_text = (style.about.line, note, scale) if style.captioned else ()
-    for number, said in enumerate(filter(None, below_text)):
-        below = (10 + 17 * number) / high
-        figure.text(MARGIN_PX / wide, below, said, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
+    lines = (style.about.line, note, scale) if style.captioned else ()
+    for number, said in enumerate(filter(None, lines)):
+        figure.text(
+            MARGIN_PX / wide, (10 + 17 * number) / high, said, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR
+        )
     layout.in_print(figure, style)
     return figure
 
