@@ -61,7 +61,10 @@ def test_an_option_is_one_field_of_one_group():
     twice = {name: places for name, places in found.items() if len(places) > 1}
     assert twice == {
         "whole": {("Sources", "whole"), ("Tolerance", "whole")},  # of batch a file, of parity the model
-        "answer": {("Sources", "answer"), ("Answer", "answer")},  # of batch after every text, elsewhere after the one
+        # of batch after every text, of knockout what is to follow, elsewhere read after the one text
+        "answer": {("Sources", "answer"), ("Answered", "answer"), ("Answer", "answer")},
+        "over": {("Ranked", "over"), ("Edges", "over")},  # of relations how they are listed, of knockout what is cut
+        "random": {("Taken", "random"), ("Compared", "random")},  # of ablate sets of heads, of knockout keys
     }
     assert len(found) > 50
     assert homes([Top, TopHeads])["top"] == {("Top", "top")}

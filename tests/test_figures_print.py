@@ -343,7 +343,7 @@ def test_a_dataset_is_held_to_the_looks_of_its_pictures() -> None:
         "cmap": "magma",
         "sink": "mask",
     }
-    assert other.output({}, other).pictures.style.cmap == "magma"
+    assert other.job().output.pictures.style.cmap == "magma"
     assert other.job().request.split_sink
 
 

@@ -64,7 +64,7 @@ class Result:
 
     table: pa.Table
     found: Any
-    figure: tuple[str, Callable[[Path, Style], object]] | None = None
+    figure: tuple[str, Callable[[Path, Style], Path]] | None = None
 
 
 @dataclass(frozen=True)
@@ -214,10 +214,10 @@ def _pruning(asking: Asking) -> Result:
     intact = float(passes.measured([], asking.advance)[:, 0].mean())
     steps = list(pruned(passes, asking.heads, asking.parts, asking.advance))
 
-    def draw(path: Path, style: Style) -> None:
+    def draw(path: Path, style: Style) -> Path:
         names = [head_name(one.layer, one.head) for one in steps]
         guess = math.log(loaded.geometry.vocab_size)
-        save_pruning(path, names, [intact, *(one.value for one in steps)], [("uniform guess", guess)], style)
+        return save_pruning(path, names, [intact, *(one.value for one in steps)], [("uniform guess", guess)], style)
 
     return Result(curve(steps, intact), (steps, intact, passes.measure.unit), ("prune", draw))
 

@@ -61,9 +61,7 @@ def _cell(value: object) -> str:
     return said if len(said) <= LETTERS else said[: LETTERS - 1] + "…"
 
 
-def picture_of(title: str, draw: Callable[[Path], object]) -> Picture:
-    """A picture in memory, of what writes one PNG into a folder."""
+def picture_of(title: str, draw: Callable[[Path], Path]) -> Picture:
+    """A picture in memory, of what writes a PNG into a folder and returns its path."""
     with tempfile.TemporaryDirectory(prefix="attnscope-") as folder:
-        draw(Path(folder))
-        [path] = Path(folder).glob("**/*.png")
-        return Picture(path.read_bytes(), title)
+        return Picture(draw(Path(folder)).read_bytes(), title)

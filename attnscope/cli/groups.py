@@ -195,7 +195,7 @@ def _parameter(name: str, hint: Any, panel: str | None, inherited: Parameter | N
         if key in vars(info) and vars(info)[key] == UNSET[key]:
             setattr(info, key, value)
     extra = tuple(one for one in said if one not in own) or (inherited.extra if inherited else ())
-    if Mark.FIRST in extra:
+    if Mark.FIRST in extra and not (own and own[0].rich_help_panel):
         info.rich_help_panel = None
     return Parameter(name, plain, info, extra)
 

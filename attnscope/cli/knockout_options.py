@@ -10,7 +10,7 @@ from typer import Option
 
 from attnscope.cli.groups import FIRST
 from attnscope.cli.options import Config, Exporting, Format, ModelText, Question, Seed, Selected, Top
-from attnscope.cli.study_options import Rehearsal
+from attnscope.cli.study_options import ManyTexts, Rehearsal, Sampled
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered(ModelText):
+class Answered(ModelText, ManyTexts):
     """One text or many, and what follows each."""
 
     panel = "Text"
@@ -35,13 +35,12 @@ class Answered(ModelText):
     foil: Annotated[
         str | None,
         Option(help="What is not to follow: the effect is the fall of logit(answer) - logit(foil).", metavar="TEXT"),
-        FIRST,
     ] = None
     texts: Annotated[
         str | None,
         Option(help="A corpus instead; its fields query, key, answer and foil win over options.", metavar="FILE"),
-        FIRST,
     ] = None
+    chat: Annotated[bool, Option(rich_help_panel=panel)] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +70,6 @@ class Edges(Selected, Question):
     how: Annotated[
         Literal["mask", "zero"],
         Option(help="mask: the rest of a row takes the weight; zero: the weight is lost."),
-        FIRST,
     ] = "mask"
 
     def __post_init__(self) -> None:
@@ -87,14 +85,17 @@ class Edges(Selected, Question):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared(Rehearsal, Seed, Top):
+class Compared(Rehearsal, Sampled, Seed, Top):
     """What is compared with it."""
 
     panel = "Corpus"
     random: Annotated[
         int, Option(min=0, help="Draws of other keys to compare with, at like distances and of like mass.", metavar="N")
     ] = 100
-    sequences: Annotated[int, Option(min=1, help="Texts at most; intervals need 32.", metavar="N")] = 64
+    seed: Annotated[int, Option(help="Seed of the draws.", rich_help_panel=panel)] = 0
+    sequences: Annotated[
+        int, Option(min=1, help="Texts at most; intervals need 32.", metavar="N", rich_help_panel=panel)
+    ] = 64
 
 
 @dataclass(frozen=True, kw_only=True)

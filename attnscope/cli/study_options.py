@@ -21,7 +21,7 @@ class ManyTexts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampled(ManyTexts):
+class Sampled:
     """How many sequences stand behind a number."""
 
     panel = "Corpus"
@@ -36,7 +36,7 @@ class Rehearsal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sequences(Rehearsal, Sampled):
+class Sequences(Rehearsal, Sampled, ManyTexts):
     """Sequences that are drawn, or counted alone."""
 
     @property
