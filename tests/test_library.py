@@ -36,6 +36,7 @@ NAMES = {
     "capture",
     "compare",
     "explain",
+    "knockout",
     "listen",
     "load",
     "parity",
@@ -156,7 +157,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], object], str]] = {
     "bare": (lambda model, seen: attnscope.capture(model.model, SENTENCE), r"attnscope\.wrap one of a model"),
     "wrap": (lambda model, seen: attnscope.wrap("gpt2", None), r"expected a model of transformers, got str"),
     "map": (lambda model, seen: seen.heatmap(0, 6), r"there is no map of L0H6"),
-    "style": (lambda model, seen: seen.heatmap(0, 0, colour="red"), r"has no 'colour'; it has annotate, cmap"),
+    "style": (lambda model, seen: seen.heatmap(0, 0, colour="red"), r"has no 'colour'; it has annotate, caption, cmap"),
     "figure": (lambda model, seen: seen.export("never", figures=("all",)), r"the figures are overview, layers"),
     "export": (
         lambda model, seen: seen.export("never", figure="all"),
