@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from attnscope.ask import Ask, How
 from attnscope.calls.texts import read_texts
-from attnscope.errors import UsageError
+from attnscope.errors import UnknownOptionError, UsageError
 from attnscope.face import Capture
 from attnscope.keep.view import View
 from attnscope.media.sound import sound_of
@@ -103,7 +103,7 @@ def capture(
     unknown = next((name for name in how if name not in How.__annotations__), None)
     if unknown is not None:
         names = ("layers", "request", "query", "key", "define", "audio", *How.__annotations__)
-        raise UsageError(f"capture has no option {unknown!r}", f"it has {', '.join(names)}")
+        raise UnknownOptionError(f"capture has no option {unknown!r}", f"it has {', '.join(names)}")
     if request is None:
         view = View(heads=None if layers is None else _heads_of(model, layers))
         kept = how.get("picture") is not None

@@ -74,6 +74,10 @@ class UsageError(AttnscopeError):
     exit_code = 2
 
 
+class UnknownOptionError(UsageError, TypeError):
+    """A keyword that a function does not have: a TypeError too, as Python's own refusal is."""
+
+
 class ModelError(AttnscopeError):
     """A model that cannot be found, loaded or read."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from attnscope.errors import UsageError
+from attnscope.errors import UnknownOptionError, UsageError
 from attnscope.shown import brief
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def check_names(what: str, given: Iterable[str], record: type[DataclassInstance]) -> None:
-    """Raise UsageError for a keyword that names no field of a record; what: the function that was called."""
+    """Raise UnknownOptionError for a keyword that names no field of a record; what: the function that was called."""
     names = [one.name for one in fields(record)]
     for name in given:
         if name not in names:
-            raise UsageError(f"{what} has no option {name!r}", f"it has {', '.join(names)}")
+            raise UnknownOptionError(f"{what} has no option {name!r}", f"it has {', '.join(names)}")
 
 
 def plain(record: Any) -> Any:

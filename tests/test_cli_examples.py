@@ -31,10 +31,11 @@ def test_help_shows_two_examples(command):
 
 @pytest.fixture
 def surroundings(tmp_path):
-    """What the examples find where they are typed: a readme and two small corpora."""
+    """What the examples find where they are typed: a readme and small corpora."""
     lines = ["The river bank is green.", "The old boat lies still."]
     (tmp_path / "README.md").write_text("\n".join(lines * 80))
     written(tmp_path / "corpus.jsonl", ({"body": line} for line in lines))
+    written(tmp_path / "facts.jsonl", ({"text": line, "key": "1"} for line in lines))
     (tmp_path / "corpus.txt.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     return tmp_path
 

@@ -510,6 +510,7 @@ def test_out_of_memory_says_what_fits(monkeypatch, error):
 
 
 def test_a_text_too_large_is_refused_before_the_forward_pass(monkeypatch):
+    monkeypatch.setattr("attnscope.observe.choice.SURELY_FITS", 0)
     monkeypatch.setattr("attnscope.observe.choice.free_memory", lambda device: 1000)
     result = call("heads", "--text", SENTENCE, "--engine", "eager")
     assert (result.code, result.out) == (5, b"")

@@ -15,7 +15,8 @@ ROOT = Path(attnscope.__file__).parent
 # Entries that transformers does not know, and why they are there.
 NOT_OF_TRANSFORMERS: dict[str, str] = {}
 # Names of families that are words of another kind elsewhere.
-OTHER_WORDS = {"model/geometry.py": {"mamba"}}  # a kind of layer, and how such layers' attributes begin
+# A kind of layer, and how such layers' attributes begin; how a comparison pairs tokens.
+OTHER_WORDS = {"model/geometry.py": {"mamba"}, "calls/compare.py": {"align"}}
 
 
 def words(source):

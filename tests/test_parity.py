@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+import attnscope
 from attnscope.cli import run
 from attnscope.errors import ForwardError, UsageError
 from attnscope.files import save_json
@@ -463,6 +464,6 @@ MODULES = ("allowed", "alone", "certificate", "given", "unshown", "whole")
 @pytest.mark.parametrize("module", ["parity", *(f"parity.{name}" for name in MODULES)])
 def test_examples_are_true(module: str, demo: LoadedModel) -> None:
     loaded = importlib.import_module(f"attnscope.{module}")
-    result = doctest.testmod(loaded, globs=what_examples_need(demo) | vars(loaded))
+    result = doctest.testmod(loaded, globs=what_examples_need(demo) | vars(loaded) | {"attnscope": attnscope})
     assert result.attempted > 0
     assert result.failed == 0

@@ -194,6 +194,7 @@ def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept, 
         if found is None:
             return 0  # what one costs, the others cost
         atlases[revision] = found.atlas
+        del found
         gc.collect()  # a model holds itself in circles, and would stay beside the next
     if kept.out is not None:
         save_checkpoints(atlases, kept.out, scanned.asked, style)

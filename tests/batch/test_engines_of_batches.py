@@ -35,6 +35,7 @@ def engines(monkeypatch, tiny):
 
     monkeypatch.setattr(worker_module, "observe", observe)
     monkeypatch.setattr(worker_module, "SURELY_FITS", 0)
+    monkeypatch.setattr(choice, "SURELY_FITS", 0)
     monkeypatch.setattr(choice, "free_memory", lambda device: 2 * 2**20)
     return used
 
