@@ -126,6 +126,8 @@ class Journal:
         What lies behind a link is not ours.
         """
         _remove(self.folder / PARTIAL)
+        for path in self.folder.glob(f".{FAILURES}.*"):  # half written, under its temporary name
+            _remove(path)
         named = {path for record in self.records.values() for path in record.files}
         for inner in self.folder.iterdir():
             if inner.is_symlink() or not inner.is_dir():

@@ -67,6 +67,8 @@ export class Plot {
     paintedBy(this.base, (pen) => this.#paint(pen));
     paintedBy(this.top, (pen) => this.#over(pen));
     this.#listen();
+    const foot = document.querySelector(".status"); // its words come after the map, which leaves them room
+    if (foot) new ResizeObserver(() => this.draw()).observe(foot);
   }
 
   /** @param {Drawn|null} drawn */
