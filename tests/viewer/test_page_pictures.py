@@ -202,13 +202,14 @@ def test_a_click_on_the_picture_asks_about_a_patch(browser: Any, page: Path, lla
         canvas.click(position=at)
         visit.settled(query=6)
         visit.go(view="picture", at=3, head=1, query=6)  # a layer of the tower reads other tokens there
-        panel.locator(".note", has_text="does not read this token").wait_for()
+        last = seen.prompt.labels[max(seen.prompt.medium.patches)]  # the text's token is none of the tower's
+        panel.locator("h2", has_text=f"{last} looks in the picture, vision L1H1").wait_for()
         canvas.click(position=at)
         visit.settled(query=count + 6)
         panel.locator(".note", has_text="on the picture").wait_for()
         for view in ("model", "matrix", "text"):
             visit.go(view=view, at=3, head=1, query=count + 6)
-            visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
+            visit.view(view).locator("canvas:visible, .piece:visible, table:visible").first.wait_for(state="visible")
 
 
 def test_a_text_alone_has_no_pictures() -> None:
