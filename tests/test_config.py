@@ -88,7 +88,7 @@ def test_refusals_name_the_key_and_the_next_step(tmp_path, text, says):
         ("text: [a, b]", "text: expected text, got ['a', 'b']"),
         ("define: a=1", "define: expected a list of texts, got 'a=1'"),
         ("define: [[a=1]]", "define: expected a list of texts, got [['a=1']]"),
-        ("scale: cubic", "scale: 'cubic' is not one of 'linear', 'sqrt', 'log'"),
+        ("scale: cubic", "scale: 'cubic' is not one of 'auto', 'linear', 'sqrt', 'log'"),
         ("quantize: 2bit", "quantize: '2bit' is not one of '8bit', '4bit'"),
     ],
 )

@@ -63,7 +63,7 @@ def of_story(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("heads", "--text", STORY, "--top", "1"), "top was 2, now 1"),
         (("heads", "--text", STORY, "--top", "2", "--select", "1"), "select was None, now '1'"),
         (("relations", "--text", STORY), "another run: ascending was False, now None"),
-        (("heatmap", "--text", STORY, "--scale", "log"), "scale was 'linear', now 'log'"),
+        (("heatmap", "--text", STORY, "--scale", "log"), "scale was 'auto', now 'log'"),
         (("heads", "--ids", "{ids}", "--top", "2"), "tokens), now '<s>the' (2 tokens)"),
     ],
 )
@@ -205,7 +205,7 @@ def test_the_library_holds_a_folder_to_its_run_too(seen, demo, tmp_path):
     seen.export(tmp_path, figures=("overview",))
     for other, how, says in (
         (attnscope.capture(demo, CAT), {}, f"text was .* now {CAT!r}"),
-        (seen, {"style": attnscope.Style(scale="log")}, "scale was 'linear', now 'log'"),
+        (seen, {"style": attnscope.Style(scale="log")}, "scale was 'auto', now 'log'"),
         (seen, {"figures": ("layers",)}, r"figures was \['overview'\], now \['layers'\]"),
         (attnscope.capture(attnscope.wrap(demo.model, demo.tokenizer, "mine"), STORY), {}, "model was 'demo', now"),
     ):

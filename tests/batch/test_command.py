@@ -141,7 +141,7 @@ def test_a_file_sets_the_options_of_batch_and_flags_win(place: Path, tiny_folder
     [
         ("batch_token: 5", "unknown key 'batch_token'; did you mean 'batch_tokens'?"),
         ("shard-size: 5", "unknown key 'shard-size'; did you mean 'shard_size'?"),
-        ("sink: mask", "unknown key 'sink'"),
+        ("show: true", "unknown key 'show'"),
     ],
 )
 def test_what_a_batch_file_cannot_say(tmp_path: Path, text: str, says: str) -> None:

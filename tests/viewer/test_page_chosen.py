@@ -134,6 +134,8 @@ def test_a_slider_steps_through_the_queries_and_marks_the_answer(browser, made):
         visit.settled(view="matrix")
         assert "the answer begins" in visit.view("matrix").inner_text()
         visit.page.keyboard.press("5")
+        visit.settled(view="text")
+        visit.view("text").locator(".piece.made").first.wait_for(state="visible")
         assert visit.view("text").locator(".piece.made").count() == 4
 
 
