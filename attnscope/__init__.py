@@ -8,7 +8,8 @@
 >>> seen.heatmap(1, 4)       # layer 1, head 4, drawn
 >>> seen.export("runs/bank") # tables, figures, manifest.json
 
-The commands are functions here: `scan`, `ablate`, `compare`, `batch`, `parity`, `explain`.
+The commands are functions here: `scan`, `ablate`, `compare`, `batch`, `parity`, `explain`,
+`knockout`.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def test_cross_attention_is_cut_in_rows_of_the_target():
 
 @pytest.mark.parametrize("family", ["gpt_oss", "llama"])
 def test_all_visible_keys_cut_equal_a_head_replaced_by_zero(family):
-    """Of sink logits nothing reaches the output; a row that is left without keys gives 0, and is told."""
+    """Of sink logits nothing reaches the output; a row that is left without keys gives 0, and is reported."""
     model = tiny_model(family)
     layer, _, _ = places(model)[-1]
     changed = replacing([Cut("one", ((layer, 2),))], [TOKENS], zeros)

@@ -25,7 +25,7 @@ class Corpus:
     sources: files, folders, globs, or `-`. format: of what has no telling suffix (stdin). whole: a .txt file is one
     text, not one text per line. text_field, id_field: where records hold them; None takes `text` (under chat
     `messages`, where there is one), and `id`, where there is one. audio_field: where records name a sound, which is
-    read in the text's stead. given: texts and records in memory, which are read instead of sources.
+    read instead of the text. given: texts and records in memory, which are read instead of sources.
     """
 
     sources: tuple[str, ...]

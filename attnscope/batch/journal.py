@@ -25,6 +25,8 @@ from attnscope.tables import FORMATS
 JOURNAL, FAILURES, PARTIAL = "journal.jsonl", "failures.jsonl", ".partial"
 SUMMARY = "summary"  # of the texts of all shards, with the suffix of its format
 
+# What a killed process was writing, under the temporary names of `files.whole_path`.
+HALF_WRITTEN = re.compile(r"\.(failures\.jsonl|run\.json|summary\.[a-z]+)\.[0-9a-f]{8}")
 PART = re.compile(r"part-\d{9}(\.[a-z]+)+")
 SWEEPS, PAUSE_SECONDS = 20, 0.1
 
@@ -126,8 +128,9 @@ class Journal:
         What lies behind a link is not ours.
         """
         _remove(self.folder / PARTIAL)
-        for path in self.folder.glob(f".{FAILURES}.*"):  # half written, under its temporary name
-            _remove(path)
+        for path in self.folder.iterdir():
+            if HALF_WRITTEN.fullmatch(path.name) and (path.is_symlink() or path.is_file()):
+                path.unlink(missing_ok=True)
         named = {path for record in self.records.values() for path in record.files}
         for inner in self.folder.iterdir():
             if inner.is_symlink() or not inner.is_dir():

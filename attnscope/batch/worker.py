@@ -24,7 +24,7 @@ from attnscope.model.loading import load
 from attnscope.model.padding import pads
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
-from attnscope.observe.choice import FASTER_SCORES, SURELY_FITS, Choice, choose, kernel_reads
+from attnscope.observe.choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.generation import translation
 from attnscope.selection import select_stacks
@@ -246,8 +246,6 @@ class Worker:
 
     def _choice(self, loaded: LoadedModel, texts: int, longest: int, name: str, quick: bool = True) -> Choice:
         """The engine of a name for a batch; quick: auto takes what is faster, and else goes by memory alone."""
-        if name in ("auto", "eager") and texts * longest**2 <= SURELY_FITS:
-            return Choice(ENGINES["eager"])
         request = self.request if quick and self._quick else None
         choice = choose(loaded, longest, name, batch=texts, request=request)
         return choice if name == self.job.engine else choice._replace(for_speed=True)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Taken = str | Sequence[str] | Mapping[str, Sequence[str]] | Path  # heads that go: a selection, names, sets, their file
 EACH = "each head"
 PASSED = "tokens x layers"
-PROBED = ("repeated", "offsets")  # trials that name the sets where nobody does
+PROBED = ("repeated", "offsets")  # trials that name the sets where none are named
 
 
 class AblateFields(TypedDict, total=False):

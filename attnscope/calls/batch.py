@@ -249,7 +249,7 @@ class Batch(Record):
     folder: Path
     tally: Tally
     failures: tuple[Failure, ...] = ()
-    _held: Any = None  # the folder goes when nobody holds this record
+    _held: Any = None  # the folder goes with the last reference to this record
 
     @property
     def line(self) -> str:

@@ -120,12 +120,12 @@ def compared(
     force: bool = False,
     maps: bool = True,
     tell: Teller = SILENT,
-    told: Any = lambda run: None,
+    ready: Any = lambda run: None,
 ) -> Compared:
     """Read both sides of every text.
 
     options: what compare.json says was asked for; out, force: the folder that it is to be written to, which is refused
-    before the passes where it holds another comparison. maps: keep the maps of one pair, to be drawn. told: called
+    before the passes where it holds another comparison. maps: keep the maps of one pair, to be drawn. ready: called
     with either run of a single text.
     """
     check_alike(*models)
@@ -137,7 +137,7 @@ def compared(
     steps = 2 * len(texts) * sum(map(len, models[0].geometry.stacks.values()))
     with tell.stage("forward passes", steps, "layers") as advance:
         found = compare_heads(
-            readings(texts, models, asked, tell, told),
+            readings(texts, models, asked, tell, ready),
             maps=heads if maps and len(texts) == 1 else None,
             memory=asked.memory,
             align=asked.align,
@@ -157,26 +157,26 @@ def heads_of(loaded: LoadedModel, asked: CompareOptions) -> HeadsOfStacks:
 
 
 def readings(
-    texts: Sequence[SidesOfText], loaded: Sequence[LoadedModel], asked: CompareOptions, tell: Teller, told: Any
+    texts: Sequence[SidesOfText], loaded: Sequence[LoadedModel], asked: CompareOptions, tell: Teller, ready: Any
 ) -> Iterator[tuple[OneSide, OneSide]]:
     """Both sides of each text, ready to be read; of many, those that do not fit are named and left out."""
 
-    def ready(model: LoadedModel, text: Text, chat: bool) -> Run:
+    def prepared(model: LoadedModel, text: Text, chat: bool) -> Run:
         how = {"engine": asked.engine, "memory": asked.memory, "truncate": asked.truncate, "target": asked.target}
         return prepare(model, Ask(text, chat=chat, **how))  # type: ignore[arg-type]
 
     for name, first, other in texts:
         try:
-            runs = [ready(loaded[0], first, asked.chat)]
+            runs = [prepared(loaded[0], first, asked.chat)]
             written = isinstance(other, str | Sound)  # tokens are of one model: the other reads what they say
-            runs.append(ready(loaded[1], other if written else runs[0].text.text, asked.chat and written))
+            runs.append(prepared(loaded[1], other if written else runs[0].text.text, asked.chat and written))
         except InputError as error:
             if len(texts) == 1:
                 raise
             tell.say(f"left out: {name}: {error.message}")
             continue
         for run in runs if len(texts) == 1 else ():
-            told(run)
+            ready(run)
         one, two = (OneSide(run.loaded, run.prompt, run.engine, run.source) for run in runs)
         yield one, two
 

@@ -114,7 +114,7 @@ def draw_scaling(explanation: Explanation, place: Path, style: Style = Style()) 
         place,
         effect,
         explanation.labels,
-        head=visible(f"{explanation.head} of {model_name(explanation.source)}"),  # no control stands in an SVG
+        head=visible(f"{explanation.head} of {model_name(explanation.source)}"),  # an SVG holds no control characters
         divisor=divisor(explanation.scale, explanation.head_dim),
         note=note,
         style=style,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from attnscope.attention.again import CutHow
     from attnscope.model.loaded import LoadedModel
     from attnscope.study.atlas.atlas import Atlas
+    from attnscope.study.knockout.cuts import Selection
     from attnscope.study.knockout.effects import Knocked
 
 
@@ -55,8 +56,13 @@ def knockout(
     check_loaded(model)
     shared = {"query": str(query), "key": None if key is None else str(key), "answer": answer, "foil": foil}
     asked = asked_of(text, {**shared, "define": define or {}, "chat": chat}, each_key=over == "keys")
-    found, heads = atlas_of(model, atlas), None
-    if select is not None:
-        heads = selected(select, model.geometry.heads_by_layer, found.by_role() if found else None)
-    plan = CutPlan(over, heads, select or CutPlan.name, how, random, seed)
+    plan = CutPlan(over, chosen_heads(model, select, atlas), select or CutPlan.name, how, random, seed)
     return knocked_out(model, cases_of(model, asked), plan, None if out is None else Path(out), force=force)
+
+
+def chosen_heads(model: LoadedModel, select: str | None, atlas: Atlas | Path | str | None) -> Selection | None:
+    """The heads that are chosen, by layer; None for all."""
+    if select is None:
+        return None
+    found = atlas_of(model, atlas)
+    return selected(select, model.geometry.heads_by_layer, found.by_role() if found else None)

@@ -83,10 +83,10 @@ def parity(model: LoadedModel, text: Text | None = None, **options: Unpack[Parit
     """
     check_names("parity", options, ParityOptions)
     asked = ParityOptions(**options)
-    return held_against(prepare(model, asked.ask(TEXT if text is None else text)), asked)
+    return checked(prepare(model, asked.ask(TEXT if text is None else text)), asked)
 
 
-def held_against(run: Run, asked: ParityOptions) -> Parity:
+def checked(run: Run, asked: ParityOptions) -> Parity:
     """The forward pass of a run, each of its layers compared with the oracle."""
     report = check_parity(
         run.loaded,

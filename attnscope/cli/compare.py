@@ -111,7 +111,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
         force=printing.force,
         maps=printing.out is not None,
         tell=output.Talk(printing.quiet),
-        told=partial(tell_side, quiet=printing.quiet),
+        ready=partial(tell_side, quiet=printing.quiet),
     )
     found = held.found
     if printing.out is not None:

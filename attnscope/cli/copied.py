@@ -34,7 +34,7 @@ def copied(asked: TextRun, other: OtherSide, ask: Ask) -> Copied:
 
 
 def words_of(asked: TextRun, ask: Ask, group: type = TextRun) -> list[str]:
-    """The options of a group that were given, the text among them, however it came."""
+    """The options of a group that were given, the text among them, from whatever source."""
     taken = parameters(group)
     found = [word for name, one in taken.items() for word in _words(asked, ask, name, one)]
     model = ["--model", str(asked.model)]  # named, though it is the default: a command says what it reads

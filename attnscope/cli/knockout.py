@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from attnscope.model.loaded import LoadedModel
     from attnscope.study.knockout.cases import Case
-    from attnscope.study.knockout.cuts import Selection
     from attnscope.study.knockout.effects import CutPlan
 
 EXAMPLES = (
@@ -46,12 +45,13 @@ def knockout(answered: Answered, edges: Edges, compared: Compared, table: Table,
     output.complain_through_talk(table.quiet)
     asked = asked_texts(answered, edges, text, compared.sequences)
 
+    from attnscope.calls.knockout import chosen_heads
     from attnscope.cli.single import load_model
     from attnscope.study.knockout.cases import cases_of
 
     loaded = load_model(answered, table)
     output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", table.quiet)
-    plan = cut_plan(edges, compared, _selection(loaded, edges))
+    plan = cut_plan(edges, compared, chosen_heads(loaded, edges.select, edges.atlas))
     cases = cases_of(loaded, asked)
     if len(cases) == 1:
         _tell(cases[0], edges, table.quiet)
@@ -74,17 +74,6 @@ def knockout(answered: Answered, edges: Edges, compared: Compared, table: Table,
     for line in notes(found, loaded.geometry):
         output.talk(line, table.quiet)
     return 0
-
-
-def _selection(loaded: LoadedModel, edges: Edges) -> Selection | None:
-    """The heads of --select; None for all."""
-    from attnscope.selection import select
-    from attnscope.study.atlas.atlas import atlas_of
-
-    if edges.select is None:
-        return None
-    atlas = atlas_of(loaded, edges.atlas)
-    return select(edges.select, loaded.geometry.heads_by_layer, atlas.by_role() if atlas else None)
 
 
 def _tell(case: Case, edges: Edges, quiet: bool) -> None:

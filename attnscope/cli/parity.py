@@ -82,11 +82,11 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
     output.complain_through_talk(printing.quiet)
     run = prepared(asked, printing, text, selected)
 
-    from attnscope.calls.parity import ParityOptions, held_against
+    from attnscope.calls.parity import ParityOptions, checked
 
     compared = ParityOptions(selected.select, atol=tolerance.atol, whole=tolerance.whole)
     with output.progress("forward pass and oracle", None, printing.quiet):
-        held = held_against(run, compared)
+        held = checked(run, compared)
     found = held.table()
     _write(printing, held)  # first: a reader of stdout may leave early
     output.emit(found, format, lambda: parity_sheet(found))

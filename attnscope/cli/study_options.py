@@ -14,7 +14,7 @@ FEW = 2  # sequences of a rehearsal: as many as a mean over others takes
 
 @dataclass(frozen=True, kw_only=True)
 class ManyTexts:
-    """A file of texts, for what is said of many."""
+    """A file of texts, for statistics over them."""
 
     panel = "Corpus"
     texts: Annotated[str | None, Option(help="Texts, one per line or record.", metavar="FILE"), FIRST] = None

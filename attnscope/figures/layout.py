@@ -26,7 +26,7 @@ WORDS_PX = 440  # room for the words above and below a small map
 LETTER = 0.55  # of the font size: what a letter of a line is reckoned at, a little more than the average
 FOOT_GAP = 8
 SIGN, SIGN_GAP, ENTRY_GAP = "■", 5, 10  # of a legend
-TIED = "\ue000"  # stands for a blank at which no line is broken
+TIED = "\ue000"  # a blank at which no line is broken
 LINE = 1.2  # from line to line of a note, in lines
 LARGEST_CELL, SMALLEST_CELL = 72, 1
 NUMBER = "number"  # the label of a number in a cell
@@ -76,7 +76,7 @@ def label_size(cell: float) -> float:
 
 
 def number_size(cell: float, style: Style) -> float:
-    """Points at which "0.53" fits into a cell of so many pixels; 0 in a paper where nobody could read it."""
+    """Points at which "0.53" fits into a cell of so many pixels; 0 in a paper, where it would be too small."""
     if style.in_print:
         points = min(PRINT_SIZES[1], px(0.85 * cell) / (4 * NUMBER_LETTER))
         return points if points >= LEAST_NUMBER else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -85,13 +86,8 @@ def choose(
                 "use {engine=fused}, the fastest that can",
             )
         return Choice(engine_named(name, listen))
-    if memory is None and batch * tokens**2 <= SURELY_FITS:
-        case = Case(geometry, loaded.device, loaded.dtype, can_fuse)
-        found = automatic(case, tokens, request, fits=True) if name == "auto" else Choice(ENGINES["eager"])
-        return found._replace(engine=engine_named(found.engine.name, listen)) if listen else found
-    free, width = free_memory(loaded.devices), DTYPE_BYTES[loaded.dtype]
-    room = free if name == "eager" else round(free * SHARE)
-    room = room if memory is None else read_size(memory)
+    width = DTYPE_BYTES[loaded.dtype]
+    room = _room(loaded, name, batch * tokens**2) if memory is None else read_size(memory)
     needed = ENGINES["eager"].bytes(geometry, tokens, width, batch)
     found = Choice(ENGINES["eager"])
     if name == "auto":
@@ -102,6 +98,14 @@ def choose(
     if needed <= room:
         return found
     raise does_not_fit(geometry, tokens, needed, room, (loaded.device, width), can_fuse)
+
+
+def _room(loaded: LoadedModel, name: str, pairs: int) -> int:
+    """Bytes that one layer's matrices may take; no bound on so few pairs of tokens that asking takes longer."""
+    if pairs <= SURELY_FITS:
+        return sys.maxsize
+    free = free_memory(loaded.devices)
+    return free if name == "eager" else round(free * SHARE)
 
 
 class Case(NamedTuple):

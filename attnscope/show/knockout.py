@@ -38,8 +38,8 @@ def _line(found: Knocked) -> str:
 
 def _heads(found: Knocked, path: Path, style: Style) -> Path | None:
     """Layers x heads; a kv group's heads have the effect of their group."""
-    told, unit = found.statistics["effect"], found.facts["measure"]["unit"]
-    effects = {head: float(told[at]) for at, one in enumerate(found.asked) for head in one.cut.heads}
+    statistics, unit = found.statistics["effect"], found.facts["measure"]["unit"]
+    effects = {head: float(statistics[at]) for at, one in enumerate(found.asked) for head in one.cut.heads}
     masses = {head: found.mass(one.cut) for one in found.asked for head in one.cut.heads}
     panels = [
         Shown("effect", f"{unit} lost without the look", effects, "effect"),
@@ -52,7 +52,7 @@ def _heads(found: Knocked, path: Path, style: Style) -> Path | None:
 def _layers(found: Knocked, path: Path, style: Style) -> Path:
     from attnscope.figures.cuts import Curve, save_curve
 
-    told, table = found.statistics, found.table()
+    statistics, table = found.statistics, found.table()
 
     def column(name: str) -> np.ndarray:
         return np.array([np.nan if one is None else one for one in table[name].to_pylist()], np.float64)
@@ -60,7 +60,14 @@ def _layers(found: Knocked, path: Path, style: Style) -> Path:
     others = {alike: (column(f"null_{kind}"), column(f"high_{kind}")) for kind, alike in ALIKE.items()}
     names = [one.cut.name for one in found.asked]
     unit = found.facts["measure"]["unit"]
-    curve = Curve(names, told["effect"], told["low"], told["high"], unit, others if found.facts["random"] else {})
+    curve = Curve(
+        names,
+        statistics["effect"],
+        statistics["low"],
+        statistics["high"],
+        unit,
+        others if found.facts["random"] else {},
+    )
     return save_curve(path, curve, style, style.headed("What is lost where these layers may not look"))
 
 

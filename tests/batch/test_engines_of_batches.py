@@ -34,7 +34,6 @@ def engines(monkeypatch, tiny):
         return real(loaded, prompts, request, engine=engine, **how)
 
     monkeypatch.setattr(worker_module, "observe", observe)
-    monkeypatch.setattr(worker_module, "SURELY_FITS", 0)
     monkeypatch.setattr(choice, "SURELY_FITS", 0)
     monkeypatch.setattr(choice, "free_memory", lambda device: 2 * 2**20)
     return used

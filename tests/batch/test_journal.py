@@ -75,6 +75,20 @@ def test_sweeping_leaves_what_is_committed_and_what_is_not_ours(tmp_path: Path) 
     assert not (tmp_path / ".partial").exists()
 
 
+def test_what_a_killed_process_was_writing_is_swept(tmp_path: Path) -> None:
+    journal = journal_of(tmp_path)
+    theirs = (".failures.jsonl.old", ".run.json.0123abcd0", "x.run.json.0123abcd", ".notes.0123abcd")
+    for name in (".failures.jsonl.79eacebf", ".run.json.0123abcd", ".summary.parquet.0123abcd", *theirs):
+        (tmp_path / name).touch()
+    (tmp_path / ".failures.jsonl.0123abcd").mkdir()  # no file of ours
+    began = time.monotonic()
+    journal.sweep()
+    assert time.monotonic() - began < 1
+    assert {path.name for path in tmp_path.iterdir()} >= {*theirs, ".failures.jsonl.0123abcd"}
+    assert not list(tmp_path.glob(".failures.jsonl.79*")) + list(tmp_path.glob(".run.json.0123abcd"))
+    assert not list(tmp_path.glob(".summary.*"))
+
+
 def test_pictures_of_items_that_no_shard_holds_are_swept(tmp_path: Path) -> None:
     journal = journal_of(tmp_path)  # items 0 to 4
     for name in ("000000", "000004", "000005", "123456789", "notes"):

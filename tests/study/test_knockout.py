@@ -189,11 +189,19 @@ def test_what_has_no_mass_is_not_run_and_what_is_not_seen_is_null(monkeypatch):
     assert {row["effect"] for row in found.table().to_pylist()} == {0.0}
 
 
-def test_a_row_that_is_left_without_keys_is_told(demo):
+def test_a_row_that_is_left_without_keys_is_reported(demo):
     found = attnscope.knockout(demo, BANK, key="*", select="L2H1,L2H3", over="heads", random=0)
     assert found.facts["emptied"] == ["L2H1", "L2H3"]
     replaced = attnscope.knockout(demo, BANK, key="*", select="L2H1,L2H3", over="heads", how="zero", random=0)
     assert replaced.table()["effect"].to_pylist() == pytest.approx(found.table()["effect"].to_pylist(), abs=1e-5)
+
+
+def test_one_row_of_several_that_is_left_without_keys_is_reported(demo):
+    """The first row sees the first token alone: without it nothing is left there, and all other rows see more."""
+    key = {"select": "L2H1", "query": "0-10", "random": 0}
+    assert attnscope.knockout(demo, BANK, key=0, over="keys", **key).facts["emptied"] == ["L2H1"]
+    assert attnscope.knockout(demo, BANK, over="keys", **key).facts["emptied"] == ["L2H1"]
+    assert attnscope.knockout(demo, BANK, key=1, over="keys", **key).facts["emptied"] == []
 
 
 def test_zero_loses_the_weight_and_mask_gives_it_to_the_row(demo):

@@ -107,7 +107,7 @@ class Knocked:
 
     def table(self) -> pa.Table:
         """A row per cut; NaN is null. docs/schemas.md says what the columns are."""
-        told = self.statistics
+        found = self.statistics
         columns: dict[str, Any] = {
             "set": words([one.cut.name for one in self.asked]),
             "layer": pa.array([one.layer for one in self.asked], pa.int32()),
@@ -116,11 +116,11 @@ class Knocked:
             "queries": words([self._places([one.queries for one in self.cases])] * len(self.asked)),
             "keys": words([self._places(one.cut.keys) for one in self.asked]),
             "mass": numbers(np.array([self.mass(one.cut) for one in self.asked])),
-            **{name: numbers(told[name]) for name in STATISTICS},
+            **{name: numbers(found[name]) for name in STATISTICS},
         }
         for kind in KINDS:
             columns |= self._null_columns(kind)
-        return as_table(columns | {"n": told["n"].astype(np.int32)})
+        return as_table(columns | {"n": found["n"].astype(np.int32)})
 
     def mass(self, cut: Cut, texts: Sequence[int] | None = None) -> float:
         """The weight that was cut: mean over rows, heads and the texts that see any of the keys."""
@@ -148,7 +148,7 @@ class Knocked:
         return columns | ({"null_cut_mass": numbers(found[3])} if kind == "mass" else {})
 
     def save(self, folder: Path) -> None:
-        """Write the table, and beside it the facts."""
+        """Write the table, and the facts."""
         save(self.table(), folder / TABLE)
         save_json(self.facts, folder / NAME)
 

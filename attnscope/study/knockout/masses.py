@@ -1,4 +1,4 @@
-"""CutHow much weight the asked rows give to each key, in a pass of the intact texts.
+"""How much weight the asked rows give to each key, in a pass of the intact texts.
 
 Shapes: B text of a pass, S text of the task, P head of a layer, r row of a block, K key.
 """
@@ -25,8 +25,8 @@ class Masses:
     """What asked rows give to keys. heads: of each layer.
 
     mass: of a text and layer (P, K), the mean over its rows; seen: in how many rows a key is seen, (P, K); alone:
-    whether a row of a head sees nothing but one key, or but the keys that are asked, (P,) each; rests: the key that a
-    head rests on in the whole text, -1 for none, (P,).
+    whether a row sees nothing but this key, (P, K); emptied: whether a row sees nothing but the keys that are asked,
+    (P,); rests: the sink of a head in the whole text, -1 for none, (P,).
     """
 
     heads: Mapping[int, tuple[int, ...]]
@@ -34,6 +34,7 @@ class Masses:
     lengths: Sequence[int]
     mass: dict[TextLayer, np.ndarray] = field(default_factory=dict)
     seen: dict[TextLayer, np.ndarray] = field(default_factory=dict)
+    alone: dict[TextLayer, np.ndarray] = field(default_factory=dict)
     emptied: dict[TextLayer, np.ndarray] = field(default_factory=dict)
     rests: dict[TextLayer, np.ndarray] = field(default_factory=dict)
 
@@ -58,7 +59,7 @@ class Masses:
         return mass_K, seen_K, rests - {-1}
 
     def left_empty(self, cut: Cut) -> list[tuple[int, int]]:
-        """The heads of a cut of which a row is left without keys, in any text."""
+        """The heads with a row that is left without keys, in any text; the cut is of all asked keys, or of one."""
         return [
             (layer, self.heads[layer][place])
             for layer, place in self._places(cut)
@@ -69,10 +70,10 @@ class Masses:
         ]
 
     def _empties(self, cut: Cut, text: int, layer: int, place: int) -> bool:
-        if len(cut.keys[text]) == len(self.keys[text]):
+        keys = list(cut.keys[text])
+        if len(keys) == len(self.keys[text]):
             return bool(self.emptied[text, layer][place])
-        alone = self.seen[text, layer][place]
-        return alone.sum() == alone[list(cut.keys[text])].sum()
+        return bool(self.alone[text, layer][place, keys].any())
 
     def _places(self, cut: Cut) -> list[tuple[int, int]]:
         return [(layer, self.heads[layer].index(head)) for layer, head in cut.heads]
@@ -102,14 +103,17 @@ class MassReader:
                 continue
             other = seen_BPrK[number].clone()
             other[..., list(self.masses.keys[text])] = False
+            alone_PrK = seen_BPrK[number] & (seen_BPrK[number].sum(-1, keepdim=True) == 1)
             emptied_P = (seen_BPrK[number].any(-1) & ~other.any(-1)).any(1).cpu().numpy()
             if rests_BP is not None:
                 self.masses.mass[of] = np.zeros((len(heads), length))
                 self.masses.seen[of] = np.zeros((len(heads), length), np.int64)
+                self.masses.alone[of] = np.zeros((len(heads), length), bool)
                 self.masses.emptied[of] = np.zeros(len(heads), bool)
                 self.masses.rests[of] = rests_BP[number]
             self.masses.mass[of] += mass_BPK[number, :, :length]
             self.masses.seen[of] += seen_BPK[number, :, :length]
+            self.masses.alone[of] |= alone_PrK.any(1).cpu().numpy()[:, :length]
             self.masses.emptied[of] |= emptied_P
 
     def _rests(self, call: AttentionCall, texts: Sequence[int], heads: Sequence[int]) -> np.ndarray:
