@@ -126,11 +126,13 @@ def measured(run: Callable[[], set[str]], runs: int, cuda: bool) -> tuple[float,
     return statistics.median(times), torch.cuda.max_memory_allocated() if cuda else 0, answered
 
 
-def rows(model: Any, tokens: int, device: str, runs: int) -> Iterator[tuple[str, bool]]:
-    """A line of the table per way, and whether what should be measured was."""
+def rows(model: Any, tokens: int, device: str, runs: int, only: list[str]) -> Iterator[tuple[str, bool]]:
+    """A line of the table per way, and whether what should be measured was; only: of these, or of all."""
     cuda, base = device.startswith("cuda"), (0.0, 0)
     ids = torch.randint(0, 1000, (1, tokens), generator=torch.Generator().manual_seed(1)).to(device)
     for name, run in ways(model, ids).items():
+        if only and name not in only:
+            continue
         start = f"| {tokens:,} | {name} |"
         try:
             if tokens < LONG:
@@ -160,6 +162,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=lambda text: [int(part) for part in text.split(",")], default=[8192])
     parser.add_argument("--shape", choices=SHAPES, default="llama")
     parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--ways", type=lambda text: text.split(","), default=[], help="some of the rows, plain first")
     parser.add_argument("--device", default="cuda:0")
     options = parser.parse_args()
     name = torch.cuda.get_device_name(options.device) if options.device.startswith("cuda") else options.device
@@ -171,7 +174,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|", flush=True)
     model, failed = made(options.shape, options.device), False
     for tokens in options.tokens:
-        for line, held in rows(model, tokens, options.device, options.runs):
+        for line, held in rows(model, tokens, options.device, options.runs, options.ways):
             print(line, flush=True)
             failed |= not held
     if failed:

@@ -175,7 +175,7 @@ def run_all(demo: LoadedModel, family: str, dtype: torch.dtype, count: int, comm
 
 
 # How often the host may wait for the device per layer, of four tiny ones, with all metrics and relations asked for.
-WAITS_PER_LAYER = {"eager": 4.5, "fused": 5}
+WAITS_PER_LAYER = {"eager": 2, "fused": 3.5}
 
 
 def waits(tokenizer: Any, engine: str) -> float:

@@ -378,6 +378,38 @@ def test_a_planted_kernel_leaves_its_questions_to_the_tiles(
 
 
 @pytest.mark.usefixtures("verdicts")
+def test_every_kernel_proves_itself() -> None:
+    """Also of rows that see fewer keys than are asked for: what stands in their gaps is no key that comes twice."""
+    spec = spec_of(40)
+    P = TritonAttention(spec, with_output=True)
+    P.together(closed_set(spec))
+    assert set(P.answered_by.values()) == {"triton"}
+
+
+class Twice:
+    """A kernel that gives a row's largest key in two places, where all its weights are equal."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(call: Any, known: Any, chosen: Any, most: int, weights: Tensor, places: Tensor, **_: Any) -> None:
+            LARGEST[grid](call, known, chosen, most, weights, places, **_)
+            places[..., 1] = places[..., 0]
+
+        return launch
+
+
+LARGEST = kernels.largest
+
+
+@pytest.mark.usefixtures("verdicts")
+def test_a_kernel_that_gives_a_key_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(20, size=0.0)
+    monkeypatch.setattr(kernels, "largest", Twice())
+    P = TritonAttention(spec)
+    P.ask(TopK(3))
+    assert P.answered_by["TopK"] == "tiles: gives a key twice"
+
+
+@pytest.mark.usefixtures("verdicts")
 def test_statistics_that_raise_leave_everything_to_the_tiles(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,16 +5,19 @@ Shapes: B text, H head, Q query, K key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from attnscope.memory import block_bytes
 
+T = TypeVar("T")
 KEPT_BYTES = 4 * 2**20  # of equal-label pairs that are worth keeping from layer to layer
+MOST_KEPT = 16  # things that layers share
 HIDDEN = -1e30  # the logit of a key that a boolean mask hides: finite, so that 0 * logit is 0
 
 
@@ -33,6 +36,7 @@ class Visibility:
     window: int | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     _matches: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    _once: dict[Hashable, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.mask is not None and 1 in self.mask.shape[-2:]:  # a family may write one row for all queries
@@ -104,6 +108,15 @@ class Visibility:
     def position_Q(self) -> Tensor:
         """Each query's position among the keys."""
         return torch.arange(self.queries, device=self.device) + (self.keys - self.queries)
+
+    def once(self, what: Hashable, make: Callable[[], T]) -> T:
+        """What `make` makes at the first ask: layers that share a mask share it. Small things, the last few of them."""
+        if what not in self._once:
+            while len(self._once) >= MOST_KEPT:
+                del self._once[next(iter(self._once))]
+            self._once[what] = make()
+        found: T = self._once[what]
+        return found
 
     def matches(self, query_label_BQ: Tensor, key_label_BK: Tensor, gap: int, start: int, stop: int) -> Tensor:
         """(B, stop - start, K) float: 1 on the keys j <= i - gap whose label equals the query's; layers share it."""

@@ -114,7 +114,7 @@ class Knockout(Intervention):
         new_XPV = torch.where(seen_XP1, found_NrPV[text_X, row_X], own_XPV.float())
         changed_NQHV[text_X[:, None], query_X[:, None], head_P] = new_XPV.to(changed_NQHV.dtype)
         intact_X = ~torch.isin(text_X, row_E)
-        return relative_error(new_XPV[intact_X], own_XPV[intact_X]) if bool(intact_X.any()) else 0.0
+        return float(relative_error(new_XPV[intact_X], own_XPV[intact_X])) if bool(intact_X.any()) else 0.0
 
 
 def _edges(

@@ -97,13 +97,9 @@ class TopRelation:
 
     def keep(self, layer: Layer, answers: Answers) -> Relation:
         [asked] = self.asks(layer)
-        answer, counts_BHQ = answers[asked], layer.P.visible.counts_BHQ.to(layer.P.device)
-        weight_BHQ = answer.masked_fill(counts_BHQ == 0, torch.nan) if layer.P.finds_largest else answer[0][..., 0]
-        excess_BHQ = weight_BHQ - 1 / counts_BHQ.clamp_min(1)
-        excess_BHQ = excess_BHQ.masked_fill(~layer.texts.asked_BT[:, None], torch.nan)
-        alone_BHQ = counts_BHQ[..., :1] <= 1  # as a causal text's first query is
-        excess_BHQ[..., :1] = excess_BHQ[..., :1].masked_fill(alone_BHQ, torch.nan)
-        best = excess_BHQ.nan_to_num(-torch.inf).max(-1, keepdim=True)
+        answer = answers[asked]
+        weight_BHQ = answer if layer.P.finds_largest else answer[0][..., 0]
+        best = (weight_BHQ - _expected(layer)).nan_to_num(-torch.inf).max(-1, keepdim=True)
         weight_BH, query_BH = weight_BHQ.gather(-1, best.indices)[..., 0], best.indices[..., 0]
         if layer.P.finds_largest:
             key_BH = layer.P.largest_key(query_BH, not self.key_zero)
@@ -111,6 +107,19 @@ class TopRelation:
             key_BH = answer[1][..., 0].gather(-1, best.indices)[..., 0]
         weight_BH = weight_BH.masked_fill(torch.isneginf(best.values[..., 0]), torch.nan)
         return Relation(weight_BH, query_BH, key_BH)
+
+
+def _expected(layer: Layer) -> Tensor:
+    """What uniform attention gives a key, (B, H or 1, Q); NaN for a query that is not asked, or sees no second key."""
+    visible, asked_BT = layer.P.visible, layer.texts.asked_BT
+
+    def make() -> Tensor:
+        counts_BHQ = visible.counts_BHQ.to(layer.P.device)
+        none_BHQ = (counts_BHQ == 0) | ~asked_BT[:, None]
+        none_BHQ[..., :1] |= counts_BHQ[..., :1] <= 1  # as a causal text's first query
+        return (1 / counts_BHQ.clamp_min(1)).masked_fill(none_BHQ, torch.nan)
+
+    return visible.once(("expected", layer.texts), make)
 
 
 class LayerHeads(NamedTuple):

@@ -27,6 +27,7 @@ from attnscope.measure.metrics import Texts
 
 T = TypeVar("T")
 Answers = Mapping[Question, Any]
+WAITING_BYTES = 64 * 2**20
 OfMasks = WeakKeyDictionary[Visibility, T]  # weak: a model that makes a mask per layer must not pile them up
 
 
@@ -82,10 +83,38 @@ class Probe(Protocol):
 
 
 def run_probes(probes: Mapping[str, Probe], layer: Layer) -> dict[str, Any]:
-    """What each probe keeps of a layer; all their questions are answered in one pass."""
+    """What each probe keeps of a layer, on its device; all their questions are answered in one pass."""
     answers = layer.P.together([question for probe in probes.values() for question in probe.asks(layer)])
-    kept = {name: probe.keep(layer, answers) for name, probe in probes.items()}
-    return kept if layer.P.device.type == "cpu" else on_host(kept)
+    return {name: probe.keep(layer, answers) for name, probe in probes.items()}
+
+
+class Waiting:
+    """What layers keep, by layer, until it is taken to the CPU: of several at once, since each copy has the host wait.
+
+    A device holds at most WAITING_BYTES of it, and what one layer keeps.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[LayerKey, Any] = {}
+        self._device: torch.device | None = None
+        self._bytes = 0
+
+    def add(self, layer: Layer, kept: Any) -> dict[LayerKey, Any]:
+        """Keep what a layer does; what is taken to the CPU now, by layer, its own included where it lies there."""
+        ready = self.all() if layer.P.device != self._device else {}
+        self._kept[layer.key], self._device = kept, layer.P.device
+        if layer.P.device.type != "cpu":
+            tensors = (one for one in tree_flatten(kept)[0] if isinstance(one, Tensor))
+            self._bytes += sum(one.untyped_storage().nbytes() for one in tensors)  # of a part all that it is part of
+            if self._bytes <= WAITING_BYTES:
+                return ready
+        return ready | self.all()
+
+    def all(self) -> dict[LayerKey, Any]:
+        """All that waits, on the CPU."""
+        kept, self._kept, self._bytes = self._kept, {}, 0
+        on_cpu = self._device is None or self._device.type == "cpu"
+        return kept if on_cpu or not kept else on_host(kept)
 
 
 def on_host(kept: Any) -> Any:

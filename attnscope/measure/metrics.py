@@ -398,21 +398,30 @@ def counted_rows(P: AttentionOperator, texts: Texts, kind: str) -> Tensor:
     return known[kind]
 
 
+def _rows_of(P: AttentionOperator, texts: Texts, ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """The rows that count for each of S metrics, (S, B, H, Q), and how many; layers that share a mask share them."""
+    import torch
+
+    known = texts.rows_of.setdefault(P.visible, {})
+    if (names := tuple(ids)) not in known:
+        of_metrics = [counted_rows(P, texts, KNOWN[name].rows) for name in names]
+        rows_SBHQ = torch.stack(torch.broadcast_tensors(*of_metrics))
+        known[names] = rows_SBHQ, rows_SBHQ.sum(-1)
+    return known[names]
+
+
 def means(
     P: AttentionOperator, texts: Texts, answers: Mapping[ask.Question, Any], ids: Sequence[str]
 ) -> dict[str, Tensor]:
     """Each metric of each head: its mean over the rows that count; {id: (B, H) float64}, NaN without such a row."""
     import torch
 
-    scores: dict[str, Tensor] = {}
-    for kind in ROWS:
-        names = [name for name in ids if KNOWN[name].rows == kind]
-        if names:
-            rows = counted_rows(P, texts, kind)
-            values = torch.stack(torch.broadcast_tensors(*(row_values(P, texts, answers, name) for name in names)))
-            sums = torch.where(rows, values, 0.0).sum(-1, dtype=torch.float64) / rows.sum(-1)
-            scores.update(zip(names, sums, strict=True))
-    return {name: scores[name] for name in ids}
+    if not ids:
+        return {}
+    rows_SBHQ, count_SBH = _rows_of(P, texts, ids)
+    values = torch.stack(torch.broadcast_tensors(*(row_values(P, texts, answers, name) for name in ids)))
+    sums = torch.where(rows_SBHQ, values, 0.0).sum(-1, dtype=torch.float64) / count_SBH
+    return dict(zip(ids, sums, strict=True))
 
 
 def measure(P: AttentionOperator, texts: Texts, ids: Sequence[str]) -> dict[str, Tensor]:

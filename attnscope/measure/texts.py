@@ -29,7 +29,8 @@ class Texts:
     queries, and where no keys were named. answer_B: where the answer to a prompt begins, the length of a text that is
     none; None where no text is. stack: the stack that reads them; in cross-attention the keys are another text's.
     unasked: the first so many tokens are keys and no queries, and come before no token of the text. asked: what each
-    metric asks, once it was asked. counted: the rows that count for metrics of a kind, by mask, once they were counted.
+    metric asks, once it was asked. counted, rows_of: the rows that count for metrics of a kind, and for some metrics
+    together, by mask, once they were counted.
     """
 
     ids_BT: Tensor
@@ -41,6 +42,9 @@ class Texts:
     unasked: int = 0
     asked: dict[str, tuple[Question, ...]] = field(default_factory=dict, compare=False, repr=False)
     counted: WeakKeyDictionary[Visibility, dict[str, Tensor]] = field(
+        default_factory=WeakKeyDictionary, compare=False, repr=False
+    )
+    rows_of: WeakKeyDictionary[Visibility, dict[tuple[str, ...], tuple[Tensor, Tensor]]] = field(
         default_factory=WeakKeyDictionary, compare=False, repr=False
     )
     _seen: WeakKeyDictionary[Visibility, dict[Features, Tensor]] = field(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from attnscope.keep.layers import LayerKey, PerLayer
-from attnscope.keep.probe import Layer, run_probes
+from attnscope.keep.probe import Layer, Waiting, run_probes
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.things import HEADS, wanted
 from attnscope.keep.values import root_of
@@ -49,7 +49,8 @@ class Reading:
         self.every = geometry.every.get(stack, ())
         self.things = wanted(asked, request)
         self.probes = {name: one.probe for name, one in self.things.items()}
-        self.kept: dict[str, dict[LayerKey, Any]] = {name: {} for name in self.things}
+        self._kept: dict[str, dict[LayerKey, Any]] = {name: {} for name in self.things}
+        self._waiting = Waiting()
         self.kv_of: dict[LayerKey, tuple[int, int]] = {}
 
     def heard(self, call: AttentionCall | CallCheck) -> bool:
@@ -74,10 +75,14 @@ class Reading:
         self.kv_of[key] = call.P.heads, kv_heads
         root = None if self.out is None else partial(root_of, call, self.out)
         layer = Layer(key, call.P, kv_heads, self.texts.to(call.P.device), gram_root=root)
-        for name, found in run_probes(self.probes, layer).items():
-            if found is not None:
-                self.kept[name][key] = found
+        self._keep(self._waiting.add(layer, run_probes(self.probes, layer)))
         self.advance(1)
+
+    def _keep(self, ready: Mapping[LayerKey, Mapping[str, Any]]) -> None:
+        for key, things in ready.items():
+            for name, found in things.items():
+                if found is not None:
+                    self._kept[name][key] = found
 
     def _chooses_keys(self, call: AttentionCall) -> bool:
         """Whether the keys are not the tokens, or the mask hides some that the layer's causal and window rules show."""
@@ -95,7 +100,8 @@ class Reading:
     @cached_property
     def of_texts(self) -> dict[str, Sequence[Any]]:
         """What was kept, one entry per text."""
-        return {name: one.of_texts(self.kept[name]) for name, one in self.things.items()}
+        self._keep(self._waiting.all())
+        return {name: one.of_texts(self._kept[name]) for name, one in self.things.items()}
 
     def observation(self, row: int, report: CaptureReport, facts: Mapping[str, Any]) -> Observation:
         """One text's part of what was kept, cut to its length."""

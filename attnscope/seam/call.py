@@ -81,7 +81,8 @@ class CallCheck:
     "answered" (attnscope computed the output) or "hook". altered: an engine changed the call's output. dtype: of the
     model's own output or weights, where there are any: not always that of the model. answered_by: which of attnscope's
     own ways read each kind of question, {"Entropy": "tiles"}. stack: the layer's stack. repeats: whether its weights
-    are those of the call before it: of the same q and k, over other values.
+    are those of the call before it: of the same q and k, over other values. owed: numbers that are still on a device, by
+    field; `settle` reads them.
     """
 
     layer: int
@@ -102,6 +103,16 @@ class CallCheck:
     answered_by: Mapping[str, str] = field(default_factory=dict)
     stack: str = DECODER
     repeats: bool = False
+    owed: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    def note(self, **found: Tensor | None) -> None:
+        """Numbers that were measured, one each, by field: on a CPU known at once, on a device owed."""
+        for name, number in found.items():
+            on_device = number is not None and number.device.type != "cpu"
+            setattr(self, name, None if number is None or on_device else float(number))
+            self.owed.pop(name, None)
+            if on_device:
+                self.owed[name] = number
 
     @property
     def name(self) -> str:
@@ -121,6 +132,17 @@ class CallCheck:
             for what, found, limit in limits
             if found is not None and not found <= limit
         ]
+
+
+def settle(checks: Iterable[CallCheck]) -> None:
+    """Read what checks still owe, in one copy: each look at a device has the host wait for all that it was given."""
+    owed = [(check, name, number) for check in checks for name, number in check.owed.items()]
+    if owed:
+        device = owed[0][2].device
+        numbers = torch.stack([number.to(device, torch.float32) for _, _, number in owed]).tolist()
+        for (check, name, _), number in zip(owed, numbers, strict=True):
+            setattr(check, name, number)
+            del check.owed[name]
 
 
 TOLERANCE = {  # row sums, and P V against the output: what rounding alone does

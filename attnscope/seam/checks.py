@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.spec import AttentionSpec
+from attnscope.attention.visibility import Visibility
 from attnscope.seam.call import AttentionCall, CallCheck
 
 CHECKED_ROWS = 64  # rows of an answer compared with what the model's own attention gives, per call
@@ -25,9 +26,10 @@ def check_call(call: AttentionCall, route: str) -> CallCheck:
     if mask is not None:
         check.mask = "boolean" if mask.dtype == torch.bool else "additive"
     if call.weights_BHQK is not None:
-        check.row_sum_error, check.masked_weight = _matrix_errors(call)
+        row_sum_error, masked_weight = _matrix_errors(call)
+        check.note(row_sum_error=row_sum_error, masked_weight=masked_weight)
     if call.spec is not None and call.output_BQHV is not None:
-        check.value_error = _value_error(call, call.spec, call.output_BQHV)
+        check.note(value_error=_value_error(call, call.spec, call.output_BQHV))
     own = call.weights_BHQK if call.output_BQHV is None else call.output_BQHV
     check.dtype = None if own is None else own.dtype
     return check
@@ -47,6 +49,16 @@ def sdpa_kernel(spec: AttentionSpec) -> str:
     return {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}.get(choice, "unknown")
 
 
+def sampled(visible: Visibility, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """So many rows spread over all, on the device and on the CPU; layers that share a mask share them."""
+
+    def make() -> tuple[Tensor, Tensor]:
+        on_device, on_host = (sampled_rows(visible.queries, count, one) for one in (device, torch.device("cpu")))
+        return on_device, on_host
+
+    return visible.once(("rows sampled", count, device), make)
+
+
 def sampled_rows(queries: int, count: int = CHECKED_ROWS, device: torch.device | None = None) -> Tensor:
     """So many rows spread over all, in four runs; all of them where there are fewer. Made on the device, not copied."""
     run = count // 4
@@ -56,13 +68,13 @@ def sampled_rows(queries: int, count: int = CHECKED_ROWS, device: torch.device |
     return torch.cat([torch.arange(start, start + run, device=device) for start in starts])
 
 
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Largest difference over the largest expected magnitude."""
+def relative_error(found: Tensor, expected: Tensor) -> Tensor:
+    """Largest difference over the largest expected magnitude, one number."""
     difference = (found.float() - expected.float()).abs().max()
-    return float(difference / expected.abs().max().float().clamp_min(1e-30))
+    return difference / expected.abs().max().float().clamp_min(1e-30)
 
 
-def _matrix_errors(call: AttentionCall) -> tuple[float | None, float]:
+def _matrix_errors(call: AttentionCall) -> tuple[Tensor | None, Tensor]:
     """Largest |row sum - 1| (None with sink logits), and the largest weight on a masked key."""
     P = call.P
     sees_BHQ = (P.visible.counts_BHQ.to(P.device) > 0).float()  # rows that see nothing are uniform in eager attention
@@ -74,17 +86,16 @@ def _matrix_errors(call: AttentionCall) -> tuple[float | None, float]:
         most = P.rows(a, b).amax(shared, keepdim=True) if shared else P.rows(a, b)
         largest.append((most * hidden).max())
     off = ((P.row_sum() - 1).abs() * sees_BHQ).max()
-    row_sum, masked = torch.stack([off, torch.stack(largest).max()]).tolist()  # one look of the host at the device
     with_sinks = call.spec is not None and call.spec.row_sinks is not None
-    return None if with_sinks else row_sum, masked
+    return None if with_sinks else off, torch.stack(largest).max()
 
 
-def _value_error(call: AttentionCall, spec: AttentionSpec, output_BQHV: Tensor) -> float | None:
+def _value_error(call: AttentionCall, spec: AttentionSpec, output_BQHV: Tensor) -> Tensor | None:
     """Largest |P V - output| over some rows; None where the call's output is not P V."""
     P, v_BGKV = call.P, spec.v_BGKV
     if spec.sinks_scale_output or output_BQHV.shape != (P.batch, P.queries, P.heads, v_BGKV.shape[-1]):
         return None
-    row_R, host_R = (sampled_rows(P.queries, REPEATED_ROWS, device) for device in (P.device, torch.device("cpu")))
+    row_R, host_R = sampled(P.visible, REPEATED_ROWS, P.device)
     runs = host_R.split(REPEATED_ROWS // 4)
     weights_BHRK = torch.cat([P.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
     expected_BGRV = weights_BHRK.reshape(P.batch, v_BGKV.shape[1], -1, P.keys) @ v_BGKV.float()

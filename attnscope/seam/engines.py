@@ -24,7 +24,7 @@ from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.triton_kernel import TritonAttention
 from attnscope.errors import ModelError, UsageError
 from attnscope.seam.call import AttentionCall, CallCheck, CallPlace
-from attnscope.seam.checks import CHECKED_ROWS, REPEATED_ROWS, check_call, relative_error, sampled_rows, sdpa_kernel
+from attnscope.seam.checks import CHECKED_ROWS, REPEATED_ROWS, check_call, relative_error, sampled, sdpa_kernel
 from attnscope.seam.cost import Cost, eager_bytes, fused_bytes
 from attnscope.seam.hiding import Hide, without
 from attnscope.seam.own import OwnAttention
@@ -113,10 +113,11 @@ class Engine:
             check = check_call(call, "answered")
         check.kernel, check.answered_by = "attnscope", P.answered_by
         count = max(REPEATED_ROWS, CHECKED_ROWS // P.batch)
-        row_R, host_R = (sampled_rows(P.queries, count, device) for device in (output.device, torch.device("cpu")))
+        row_R, host_R = sampled(P.visible, count, output.device)
         expected = own.rows(spec, row_R, host_R)
         no_number = 0 * output.sum(dtype=torch.float32)  # NaN where any of the output is none, in whatever row
-        check.dtype, check.value_error = expected.dtype, relative_error(output[:, row_R] + no_number, expected)
+        check.note(value_error=relative_error(output[:, row_R] + no_number, expected))
+        check.dtype = expected.dtype
         return call, output, check
 
 

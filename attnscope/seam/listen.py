@@ -34,7 +34,7 @@ from attnscope.model.geometry import geometry_of
 from attnscope.model.libraries import needed
 from attnscope.model.padding import pads_exactly, settle_rotary
 from attnscope.model.placed import device_of, hooks_of
-from attnscope.seam.call import AttentionCall, CallCheck, CallPlace, CaptureReport
+from attnscope.seam.call import AttentionCall, CallCheck, CallPlace, CaptureReport, settle
 from attnscope.seam.checks import check_call
 from attnscope.seam.engines import ENGINES, Engine, OnCall, changing, full_precision
 from attnscope.seam.forward import backbone, bare_model, config_of, with_logits, without_cache
@@ -162,6 +162,7 @@ def listening(
     handles = listener.hook_modules()
     try:
         yield listener.report
+        settle(listener.report.calls)
     finally:
         _remove(thread, listener)
         for handle in handles:
@@ -389,7 +390,7 @@ class _Listener:
         with full_precision(weights.device):
             check = check_call(call, "hook")
             if known.merges_cross:  # each part's rows lack what the other has
-                check.row_sum_error = None
+                check.note(row_sum_error=None)
             self.on_call(call)
         self._read(check)
 

@@ -60,7 +60,11 @@ def _mask_rows(given: Mapping[str, Any], spec: AttentionSpec, row_R: Tensor, hos
     mask = given.get("attention_mask")
     if isinstance(mask, Tensor):
         return mask[..., row_R, :] if mask.shape[-2] > 1 else mask
-    runs = host_R.split(max(1, len(host_R) // 4))  # a look at a device's would make the host wait
-    seen = torch.cat([spec.visible.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
     dtype = spec.q_BHQD.dtype
-    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
+
+    def make() -> Tensor:
+        runs = host_R.split(max(1, len(host_R) // 4))  # a look at a device's would make the host wait
+        seen = torch.cat([spec.visible.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
+        return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
+
+    return spec.visible.once(("mask of rows", len(host_R), dtype), make)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnscope.attention.pieces import PieceAttention
 from attnscope.attention.spec import AttentionSpec
-from attnscope.seam.call import AttentionCall, CallCheck
+from attnscope.seam.call import AttentionCall, CallCheck, settle
 
 
 def joined_calls(calls: Sequence[AttentionCall], places: Sequence[Tensor]) -> AttentionCall:
@@ -63,6 +63,8 @@ def _spec(specs: Sequence[AttentionSpec | None], back: Tensor) -> AttentionSpec 
 
 def joined_checks(checks: Sequence[CallCheck]) -> CallCheck:
     """How such calls held, as of one: the largest of what is off; None where one was not measured."""
+
+    settle(checks)
 
     def largest(name: str) -> float | None:
         found = [getattr(check, name) for check in checks]

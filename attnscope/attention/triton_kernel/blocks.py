@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
 
 from attnscope.attention.spec import AttentionSpec
 
 FEW_ROWS = 16  # the fewest that a tensor core multiplies: what is generated, token by token
 LEAST_COLUMNS = 16  # of a product
+LEAST_HALVES = 64  # the same of 16 bits: narrower ones Triton 3.6 reads beyond their end on Hopper
+HOPPER = 9
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,22 @@ def blocks(spec: AttentionSpec, columns: int = 0, exact: bool = False) -> Blocks
     M = FEW_ROWS if spec.visible.queries <= FEW_ROWS else 64
     loads = spec.bias is not None or spec.visible.as_mask is not None  # a number for every score, beside k
     N = 64 if spec.q_BHQD.shape[-1] <= (64 if loads else 128) else 32
-    most = LEAST_COLUMNS if exact else 128
-    return Blocks(M, N, min(most, power_of_two(columns, LEAST_COLUMNS)) if columns else 0)
+    least, most = (LEAST_COLUMNS, LEAST_COLUMNS) if exact else (LEAST_HALVES, 128)
+    return Blocks(M, N, min(most, power_of_two(columns, least)) if columns else 0)
+
+
+def of_statistics(spec: AttentionSpec) -> Blocks:
+    """The blocks of `statistics`: on Hopper twice the keys, where nothing is loaded beside them; elsewhere it spills."""
+    form = blocks(spec)
+    alone = spec.bias is None and spec.visible.as_mask is None
+    wide = alone and form.M > FEW_ROWS and form.N == 64 and generation(spec.device) == HOPPER
+    return replace(form, N=128) if wide else form
+
+
+@cache
+def generation(device: torch.device) -> int:
+    """Of a CUDA device: 8 Ampere and Ada, 9 Hopper, 10 and 12 Blackwell; 0 of others."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
 
 
 def power_of_two(number: int, least: int = 1) -> int:

@@ -366,7 +366,7 @@ def received(call, known, share, share_b, found, M: tl.constexpr, N: tl.constexp
     if call.WINDOW:
         stop = tl.maximum(0, tl.minimum(stop, low + N - 1 + call.window - offset))
         whole = stop
-    mass_N = tl.zeros([N], tl.float32)
+    mass_MN = tl.zeros([M, N], tl.float32)  # added up over its rows at the end: no exchange between threads in a step
     for phase in tl.static_range(2):
         since, until = (start, tl.minimum(whole, stop)) if phase == 0 else (whole, stop)
         for first in range(since, until, M):
@@ -377,8 +377,8 @@ def received(call, known, share, share_b, found, M: tl.constexpr, N: tl.constexp
             share_M = tl.load(share + text.to(tl.int64) * share_b + row_M, real_M, 0.0)
             x = tl.dot(_queries(call, text, head, row_M), k_DN, input_precision=call.PRECISION)
             x = _shaped(call, x, text, head, row_M[:, None], key_N[None, :], phase == 0)
-            mass_N += tl.sum(tl.exp2(x - top_M[:, None]) * (part_M * share_M)[:, None], 0)
-    tl.store(found + (text * call.heads + head).to(tl.int64) * call.keys + key_N, mass_N, key_N < call.keys)
+            mass_MN += tl.exp2(x - top_M[:, None]) * (part_M * share_M)[:, None]
+    tl.store(found + (text * call.heads + head).to(tl.int64) * call.keys + key_N, tl.sum(mass_MN, 0), key_N < call.keys)
 
 
 @triton.jit(do_not_specialize=["most"])

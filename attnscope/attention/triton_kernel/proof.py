@@ -123,9 +123,10 @@ def _answered(found: Any, question: ask.Question, expected: Any, tiles: TiledAtt
     weights, keys = found
     rows = tiles.dense() if question.heads is None else tiles.dense()[:, list(question.heads)]
     at_keys = rows.gather(-1, keys.long().clamp(0, tiles.keys - 1))  # equal weights may stand in any order
-    there = expected[0].isnan()
-    twice = (keys.sort(-1).values.diff(dim=-1) == 0) & ~there[..., 1:]
-    wrong = _differs([weights, at_keys.masked_fill(there, torch.nan)], [expected[0]] * 2, allowed)
+    gaps = expected[0].isnan()  # of a row that sees fewer keys; what stands there as a key says nothing
+    apart = torch.where(gaps, -1 - torch.arange(keys.shape[-1], device=keys.device), keys.long())
+    twice = apart.sort(-1).values.diff(dim=-1) == 0
+    wrong = _differs([weights, at_keys.masked_fill(gaps, torch.nan)], [expected[0]] * 2, allowed)
     return wrong or ("gives a key twice" if bool(twice.any()) else "")
 
 

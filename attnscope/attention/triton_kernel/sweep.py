@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,10 +17,11 @@ from attnscope.attention import questions as ask
 from attnscope.attention.rows import asked_key, indicator, of_found
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.triton_kernel import kernels
-from attnscope.attention.triton_kernel.blocks import Blocks, blocks, power_of_two
+from attnscope.attention.triton_kernel.blocks import Blocks, blocks, of_statistics, power_of_two
 from attnscope.attention.triton_kernel.kernels import Call, Known
 from attnscope.attention.visibility import row_blocks
 
+T = TypeVar("T")
 MOST_COLUMNS = 256  # of a product: more walk over the keys too often
 MOST_TOP = 64  # keys kept of a row
 PRECISION = "tf32x3"  # products in float32 on tensor cores; "ieee" is multiplied one by one, and spills
@@ -108,7 +109,7 @@ class Sweep:
         known, found = Known(self._room(*shape), self._room(*shape)), self._room(8, *shape)
         sinks = None if spec.sinks is None else spec.sinks.expand(shape)
         kind = 0 if sinks is None else 2 if spec.sinks_scale_output else 1
-        form = blocks(self.spec)
+        form = of_statistics(self.spec)
         place = (sinks, *((0, 0, 0) if sinks is None else sinks.stride()))
         self._launch(
             kernels.statistics, self._grid(form), (known, *place, found, found.stride(0)), form, N=form.N, SINK=kind
@@ -119,21 +120,28 @@ class Sweep:
     def known(self) -> Known:
         return self._found[0]
 
-    @property
-    def rows(self) -> Tensor:
-        """The statistics of every row, (8, B, H, Q)."""
-        return self._found[1]
+    @cached_property
+    def rows(self) -> Sequence[Tensor]:
+        """The 8 statistics of every row, (B, H, Q) each."""
+        return self._found[1].unbind()
+
+    def _shared(self, asked: Any, make: Callable[[], T]) -> T:
+        """What questions take beside the layer, so that layers that share a mask share it."""
+        return self.spec.visible.once((asked, self.B, self.spec.device), make)
 
     def _of_one_key(self, asked: Sequence[ask.At | ask.Back | ask.Key]) -> Tensor:
-        keys = [asked_key(question, self.spec.visible).expand(self.B, -1) for question in asked]
-        keys_SBQ = torch.stack([key.to(self.spec.device, torch.int32) for key in keys])
+        def make() -> Tensor:
+            keys = [asked_key(question, self.spec.visible).expand(self.B, -1) for question in asked]
+            return torch.stack([key.to(self.spec.device, torch.int32) for key in keys])
+
+        keys_SBQ = self._shared(tuple(asked), make)
         found, form = self._room(len(asked), self.B, self.H, self.Q), blocks(self.spec)
         rest = (self.known, keys_SBQ, found, found.stride(0), self.B)
         self._launch(kernels.one_key, self._grid(form, len(asked)), rest, form)
         return found
 
     def _recent(self, asked: Sequence[ask.Window]) -> Tensor:
-        widths_S = torch.tensor([question.width for question in asked], dtype=torch.int32, device=self.spec.device)
+        widths_S = self._shared(tuple(asked), lambda: self._numbers([question.width for question in asked]))
         found, form = self._room(len(asked), self.B, self.H, self.Q), blocks(self.spec)
         rest = (self.known, widths_S, found, found.stride(0), self.B)
         self._launch(kernels.recent, self._grid(form, len(asked)), rest, form, N=form.N)
@@ -142,10 +150,7 @@ class Sweep:
     def _equal(self, asked: ask.EqualLabels) -> Tensor:
         """Sorted by label, the keys of one label are a run: a block of rows reads those of its labels alone."""
         found, form = self._room(self.B, self.H, self.Q), blocks(self.spec)
-        row_label, row_at = asked.query_label_BQ.contiguous().sort(dim=1, stable=True)
-        key_label, key_at = asked.key_label_BK.contiguous().sort(dim=1, stable=True)
-        first, past = (torch.searchsorted(key_label, row_label, right=right, out_int32=True) for right in (False, True))
-        places = (row_at.int(), row_label, key_at.int(), key_label, first, past)
+        places = self._shared(asked, lambda: _runs(asked))
         self._launch(kernels.equal, self._grid(form), (self.known, *places, asked.gap, found), form, N=form.N)
         return found
 
@@ -179,7 +184,7 @@ class Sweep:
     def _largest(self, wanted: Mapping[int, int], skip_key0: bool) -> tuple[Tensor, Tensor]:
         """wanted: how many of each head."""
         most, device = max(wanted.values(), default=1), self.spec.device
-        chosen = torch.tensor(list(wanted.items()), dtype=torch.int32, device=device)
+        chosen = self._shared((*wanted.items(),), lambda: self._numbers(list(wanted.items())))
         shape, form = (self.B, len(wanted), self.Q, most), blocks(self.spec)
         weights, places = self._room(*shape), torch.empty(shape, dtype=torch.int32, device=device)
         grid = (self._grid(form)[0], len(wanted), self.B)
@@ -229,6 +234,9 @@ class Sweep:
     def _room(self, *shape: int) -> Tensor:
         return torch.empty(shape, device=self.spec.device)
 
+    def _numbers(self, numbers: Sequence[Any]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int32, device=self.spec.device)
+
     def _grid(self, form: Blocks, asked: int = 1) -> tuple[int, int, int]:
         return -(-self.Q // form.M), self.H, self.B * asked
 
@@ -237,6 +245,14 @@ class Sweep:
         device = self.spec.device
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             kernel[grid](self.call, *rest, M=form.M, **known, num_warps=form.warps, num_stages=form.stages)
+
+
+def _runs(asked: ask.EqualLabels) -> tuple[Tensor, ...]:
+    """Rows and keys sorted by label, and where the keys of each row's label begin and end."""
+    row_label, row_at = asked.query_label_BQ.contiguous().sort(dim=1, stable=True)
+    key_label, key_at = asked.key_label_BK.contiguous().sort(dim=1, stable=True)
+    first, past = (torch.searchsorted(key_label, row_label, right=right, out_int32=True) for right in (False, True))
+    return row_at.int(), row_label, key_at.int(), key_label, first, past
 
 
 def _rowwise(tensor: Tensor) -> Tensor:

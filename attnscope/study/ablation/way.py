@@ -109,7 +109,7 @@ class _Passed:
 
     def close(self, found: Tensor, expected: Tensor) -> bool:
         """As far as matrix products in the model's own precision allow."""
-        return found.shape == expected.shape and relative_error(found, expected) <= TOLERANCE[self.dtype][1]
+        return found.shape == expected.shape and float(relative_error(found, expected)) <= TOLERANCE[self.dtype][1]
 
 
 def _way(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> Way:
