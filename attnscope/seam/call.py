@@ -81,8 +81,8 @@ class CallCheck:
     "answered" (attnscope computed the output) or "hook". altered: an engine changed the call's output. dtype: of the
     model's own output or weights, where there are any: not always that of the model. answered_by: which of attnscope's
     own ways read each kind of question, {"Entropy": "tiles"}. stack: the layer's stack. repeats: whether its weights
-    are those of the call before it: of the same q and k, over other values. owed: numbers that are still on a device, by
-    field; `settle` reads them.
+    are those of the call before it: of the same q and k, over other values. owed: numbers still on a device, by field;
+    `settle` reads them.
     """
 
     layer: int
@@ -108,10 +108,11 @@ class CallCheck:
     def note(self, **found: Tensor | None) -> None:
         """Numbers that were measured, one each, by field: on a CPU known at once, on a device owed."""
         for name, number in found.items():
-            on_device = number is not None and number.device.type != "cpu"
-            setattr(self, name, None if number is None or on_device else float(number))
             self.owed.pop(name, None)
-            if on_device:
+            if number is None or number.device.type == "cpu":
+                setattr(self, name, None if number is None else float(number))
+            else:
+                setattr(self, name, None)
                 self.owed[name] = number
 
     @property

@@ -39,7 +39,7 @@ def blocks(spec: AttentionSpec, columns: int = 0, exact: bool = False) -> Blocks
 
 
 def of_statistics(spec: AttentionSpec) -> Blocks:
-    """The blocks of `statistics`: on Hopper twice the keys, where nothing is loaded beside them; elsewhere it spills."""
+    """The blocks of `statistics`: on Hopper twice the keys, if nothing is loaded beside them; elsewhere it spills."""
     form = blocks(spec)
     alone = spec.bias is None and spec.visible.as_mask is None
     wide = alone and form.M > FEW_ROWS and form.N == 64 and generation(spec.device) == HOPPER
