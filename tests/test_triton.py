@@ -83,10 +83,9 @@ def test_statistics_compile_for_cards_that_are_not_here() -> None:
     if f"(here {version('triton')})" in page:  # another compiler has other figures
         cells = {(row["arch"], row["width"]): f"{row['registers']}, 0, {row['shared']:,}" for row in found[:-1]}
         for width in WIDTHS:
-            assert f"| `statistics` | {width} | 64 x 64 | {cells[80, width]} | {cells[90, width]} |" in page
+            assert f"| `statistics` | {width} | 64 x 64; 64 x 128 | {cells[80, width]} | {cells[90, width]} |" in page
 
 
-SPILLED = {(86, 128, "largest"): 16}  # bytes, the one that is known: docs/cuda.md
 FORMS = ["boolean", "additive", "bias", "sinks", "softcap", "window", "ahead"]
 
 
@@ -108,7 +107,7 @@ def test_no_kernel_that_is_chosen_spills(arch: int, width: int) -> None:
         others = ["largest", "received", "groups", "output"]
         asked += [{"arch": arch, "width": width, "options": [one], "kernels": others} for one in FORMS[:3]]
     for row in compiled(asked):
-        assert row["stack"] <= SPILLED.get((arch, width, row["kernel"]), 0), row
+        assert row["stack"] == 0, row
         assert row["shared"] <= SHARED[arch], row
 
 

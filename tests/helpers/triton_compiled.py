@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -150,11 +150,20 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """A row per kernel. given: blocks instead of those that would be chosen."""
     spec = spec_of(**form)
-    with mock.patch.object(sweep, "blocks", return_value=chosen.Blocks(**given)) if given else nullcontext():
+    with mock.patch.multiple(sweep, **_always(given)) if given else _card(arch):
         for name, question in questions(spec.visible.queries, spec.visible.keys).items():
             if not kernels or name in kernels:
                 one = launch(spec, question)
                 yield {"arch": arch, **form, "kernel": name, **asdict(one.form), **taken(arch, one)}
+
+
+def _always(given: Mapping[str, int]) -> dict[str, Any]:
+    return dict.fromkeys(("blocks", "of_statistics", "of_largest"), lambda *of, **how: chosen.Blocks(**given))
+
+
+def _card(arch: int) -> AbstractContextManager[Any]:
+    """Blocks are chosen as on a card of that kind."""
+    return mock.patch.object(chosen, "generation", return_value=arch // 10)
 
 
 SEVERAL = {  # kinds whose kernels have other sizes with other questions
@@ -176,7 +185,8 @@ def proven(
     asked = {**questions(Q, K), **{name: make(Q, K) for name, make in SEVERAL.items()}}
     for name, question in asked.items():
         cut = None if question is None else proof._sliced(question, small)
-        both = [_specialised(launch(one, of)) for one, of in ((small, cut), (spec, question))]
+        with _card(90):
+            both = [_specialised(launch(one, of)) for one, of in ((small, cut), (spec, question))]
         yield {"kernel": name, "same": both[0] == both[1], "queries": small.visible.queries}
 
 

@@ -15,7 +15,7 @@ from attnscope.attention.spec import AttentionSpec
 FEW_ROWS = 16  # the fewest that a tensor core multiplies: what is generated, token by token
 LEAST_COLUMNS = 16  # of a product
 LEAST_HALVES = 64  # the same of 16 bits: narrower ones Triton 3.6 reads beyond their end on Hopper
-HOPPER = 9
+AMPERE, HOPPER = 8, 9  # and Ada, as Ampere
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,16 @@ def of_statistics(spec: AttentionSpec) -> Blocks:
     return replace(form, N=128) if wide else form
 
 
+def of_largest(spec: AttentionSpec) -> Blocks:
+    """The blocks of `largest`: on Ampere half the keys at 128 wide heads, which spill with more."""
+    form = blocks(spec)
+    wide = spec.q_BHQD.shape[-1] > 64 and generation(spec.device) == AMPERE
+    return replace(form, N=min(form.N, 32)) if wide else form
+
+
 @cache
 def generation(device: torch.device) -> int:
-    """Of a CUDA device: 8 Ampere and Ada, 9 Hopper, 10 and 12 Blackwell; 0 of others."""
+    """Of a CUDA device, 10 and 12 Blackwell's; 0 of others."""
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
 
 

@@ -17,7 +17,7 @@ from attnscope.attention import questions as ask
 from attnscope.attention.rows import asked_key, indicator, of_found
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.triton_kernel import kernels
-from attnscope.attention.triton_kernel.blocks import Blocks, blocks, of_statistics, power_of_two
+from attnscope.attention.triton_kernel.blocks import Blocks, blocks, of_largest, of_statistics, power_of_two
 from attnscope.attention.triton_kernel.kernels import Call, Known
 from attnscope.attention.visibility import row_blocks
 
@@ -185,7 +185,7 @@ class Sweep:
         """wanted: how many of each head."""
         most, device = max(wanted.values(), default=1), self.spec.device
         chosen = self._shared((*wanted.items(),), lambda: self._numbers(list(wanted.items())))
-        shape, form = (self.B, len(wanted), self.Q, most), blocks(self.spec)
+        shape, form = (self.B, len(wanted), self.Q, most), of_largest(self.spec)
         weights, places = self._room(*shape), torch.empty(shape, dtype=torch.int32, device=device)
         grid = (self._grid(form)[0], len(wanted), self.B)
         more = {"N": form.N, "K": power_of_two(most), "SKIP": skip_key0}
