@@ -47,10 +47,9 @@ def of_statistics(spec: AttentionSpec) -> Blocks:
 
 
 def of_largest(spec: AttentionSpec) -> Blocks:
-    """The blocks of `largest`: on Ampere half the keys at 128 wide heads, which spill with more."""
+    """The blocks of `largest`: on Ampere 32 keys, as more spill."""
     form = blocks(spec)
-    wide = spec.q_BHQD.shape[-1] > 64 and generation(spec.device) == AMPERE
-    return replace(form, N=min(form.N, 32)) if wide else form
+    return replace(form, N=32) if generation(spec.device) == AMPERE else form
 
 
 @cache
