@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
+from transformers import LlamaForCausalLM
 
 import attnscope
 from attnscope.errors import AttnscopeError, ModelError
@@ -158,6 +160,20 @@ def test_a_quantised_checkpoint_and_an_adapter_of_it(tmp_path: Path) -> None:
     assert any("lora_A" in name for name, _ in adapted.model.named_parameters())
     torch.testing.assert_close(weights(adapted), own(adapted), rtol=0, atol=0)
     assert (weights(adapted) - weights(loaded)).abs().max() > 1e-3
+
+
+def test_what_a_library_prints_while_a_model_is_loaded_is_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gptqmodel does, a dozen lines of it."""
+    of_transformers = LlamaForCausalLM.from_pretrained
+
+    def talks(*given: object, **how: object) -> object:
+        sys.stdout.write("Kernel: selected\n")
+        return of_transformers(*given, **how)
+
+    monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", talks)
+    done = call("relations", "-q", TEXT)
+    assert "Kernel" in done.err
+    assert b"Kernel" not in done.out
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import warnings
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -307,7 +308,8 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str, task:
     try:
         if not (source.gguf or options.permits.code):
             check_quantised(config, source.folder / "config.json")
-        with options.permits.held(), bars_as_elsewhere() if source.gguf else nullcontext():
+        bars = bars_as_elsewhere() if source.gguf else nullcontext()
+        with options.permits.held(), bars, redirect_stdout(sys.stderr):  # some packages print what they do
             model, report = model_class(config, task, source.name).from_pretrained(
                 source.folder,
                 config=config,
