@@ -35,14 +35,19 @@ def blocks(spec: AttentionSpec, columns: int = 0, exact: bool = False) -> Blocks
     loads = spec.bias is not None or spec.visible.as_mask is not None  # a number for every score, beside k
     N = 64 if spec.q_BHQD.shape[-1] <= (64 if loads else 128) else 32
     least, most = (LEAST_COLUMNS, LEAST_COLUMNS) if exact else (LEAST_HALVES, 128)
-    return Blocks(M, N, min(most, power_of_two(columns, least)) if columns else 0)
+    form = Blocks(M, N, min(most, power_of_two(columns, least)) if columns else 0)
+    return replace(form, warps=8) if exact and M > FEW_ROWS and generation(spec.device) > HOPPER else form
 
 
 def of_statistics(spec: AttentionSpec) -> Blocks:
-    """The blocks of `statistics`: on Hopper twice the keys, if nothing is loaded beside them; elsewhere it spills."""
-    form = blocks(spec)
-    alone = spec.bias is None and spec.visible.as_mask is None
-    wide = alone and form.M > FEW_ROWS and form.N == 64 and generation(spec.device) == HOPPER
+    """The blocks of `statistics`: on Hopper twice the keys, if nothing is loaded beside them; elsewhere it spills, and
+    a position bias takes twice the threads."""
+    form, hopper = blocks(spec), generation(spec.device) == HOPPER
+    if form.M == FEW_ROWS:
+        return form
+    if spec.bias is not None:
+        return form if hopper else replace(form, warps=8)
+    wide = hopper and form.N == 64 and spec.visible.as_mask is None
     return replace(form, N=128) if wide else form
 
 
