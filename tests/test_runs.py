@@ -84,9 +84,10 @@ def test_another_run_is_refused_before_the_forward_pass(tmp_path, of_story, argu
 def test_the_same_run_again_is_fine_however_its_text_was_given(tmp_path):
     out, file = tmp_path / "runs", tmp_path / "story.txt"
     file.write_text(STORY)
-    call("heads", "--text", STORY, "--top", "1", "--out", str(out), "-q").ok()
+    asked = ("--top", "1", "--figures", "heads", "-q")
+    call("heads", "--text", STORY, *asked, "--out", str(out)).ok()
     before = files_of(out)
-    call("heads", "--file", str(file), "--top", "1", "--out", f"{out}/../runs", "--offline", "-q").ok()
+    call("heads", "--file", str(file), *asked, "--out", f"{out}/../runs", "--offline").ok()
     again = files_of(out)
     assert again.pop("manifest.json") != before.pop("manifest.json")  # other ways to the same
     assert again == before
@@ -123,7 +124,7 @@ def test_a_hostile_manifest_removes_nothing_of_others(tmp_path):
     victims = [other / "L00H00.png", tmp_path / "heads.csv", other / "heads.csv", tmp_path / "victim"]
     for victim in victims:
         victim.write_text("keep")
-    call("heads", "--text", STORY, "--top", "1", "--out", str(out), "-q").ok()
+    call("heads", "--text", STORY, "--top", "1", "--figures", "heads", "--out", str(out), "-q").ok()
     (out / "mine.txt").write_text("keep")
     for path in (out / "heads").iterdir():
         path.unlink()
@@ -226,15 +227,22 @@ def test_a_run_of_an_older_version_is_refused_and_can_be_written_over(seen, tmp_
     assert "overview.png" not in listed(tmp_path)
 
 
-def test_every_file_that_an_export_writes_is_known_as_one(demo, tmp_path):
+@pytest.mark.parametrize(
+    ("image", "by_kv"),
+    [
+        ("png", False),
+        ("svg", True),
+        ("pdf", False),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("png", True), ("svg", False), ("pdf", True))),
+    ],
+)
+def test_every_file_that_an_export_writes_is_known_as_one(demo, tmp_path, image, by_kv):
     small = attnscope.wrap(tiny_model("llama", num_hidden_layers=2, vocab_size=2000), demo.tokenizer)
-    for image in ("png", "svg", "pdf"):
-        for by_kv in (False, True):
-            view = attnscope.View(by_kv=by_kv)
-            request = attnscope.Request(view=view, relations=True, maps="all", rollout="tokens")
-            style = attnscope.Style(image=image)
-            attnscope.capture(small, "the bank", request=request).export(tmp_path, style=style, heads=[], force=True)
-            assert {f"rollout.{image}", f"metrics.{image}", f"overview.{image}", "rollout.csv"} < listed(tmp_path)
+    view = attnscope.View(by_kv=by_kv)
+    request = attnscope.Request(view=view, relations=True, maps="all", rollout="tokens")
+    style = attnscope.Style(image=image)
+    attnscope.capture(small, "the bank", request=request).export(tmp_path, style=style, heads=[])
+    assert {f"rollout.{image}", f"metrics.{image}", f"overview.{image}", "rollout.csv"} < listed(tmp_path)
 
 
 def test_the_heads_drawn_by_default_are_those_of_the_command(seen, tmp_path):
@@ -247,6 +255,8 @@ def test_the_heads_drawn_by_default_are_those_of_the_command(seen, tmp_path):
 
 
 # repeated
+
+ONE_KIND = ("--figures", "heads")  # where pictures of every kind would say no more
 
 
 @pytest.mark.parametrize(
@@ -267,14 +277,28 @@ def test_the_heads_drawn_by_default_are_those_of_the_command(seen, tmp_path):
             "all",
             "-s",
             "3.0-1",
+            *ONE_KIND,
         ),
-        ("heads", "--text", STORY * 60, "--truncate", "left", "--set", "bin=max", "--top", "1", "-s", "1.2"),
-        ("heads", "--text", STORY, "--chat", "--top", "1", "-s", "last"),
+        ("heads", "--text", STORY * 60, "--truncate", "left", "--set", "bin=max", "--top", "1", "-s", "1.2", *ONE_KIND),
+        ("heads", "--text", STORY, "--chat", "--top", "1", "-s", "last", *ONE_KIND),
         ("relations", "--text", STORY, "--top-k", "all", "--min-weight", "0.2", "--weights", "scores"),
         ("rollout", "--text", STORY, "--group", "words"),
         ("heatmap", "--text", STORY, "--image", "svg", "--select", "1.0"),
-        ("heads", "--ids", "{ids}", "--engine", "fused", "--top", "1", "--set", "spreadsheet=true", "-s", "0"),
-        ("heads", "--text", CAT, "--query", "-1", "--key", "beast,first", "--define", "beast=cat", "--top", "1"),
+        ("heads", "--ids", "{ids}", "--engine", "fused", "--set", "spreadsheet=true", "-s", "0.0", *ONE_KIND),
+        (
+            "heads",
+            "--text",
+            CAT,
+            "--query",
+            "-1",
+            "--key",
+            "beast,first",
+            "--define",
+            "beast=cat",
+            "-s",
+            "1.0",
+            *ONE_KIND,
+        ),
     ],
     ids=lambda arguments: " ".join(arguments)[:40],
 )
@@ -308,7 +332,8 @@ def test_a_run_is_repeated_from_its_manifest(tmp_path, arguments):
 )
 def test_the_ask_of_a_manifest_gives_the_same_tables(tmp_path, demo, arguments):
     first, second = tmp_path / "first", tmp_path / "second"
-    call(*arguments, "--text", STORY, "-o", str(first), "-q").ok()
+    drawn = ONE_KIND if arguments[0] == "heads" else ()
+    call(*arguments, "--text", STORY, "--top", "1", *drawn, "-o", str(first), "-q").ok()
     Capture.made_of(read(demo, ask_of(first / "manifest.json"))).export(second, figures=())
     hashes = [{name: one for name, one in said(run)["files"].items() if "csv" in name} for run in (first, second)]
     assert hashes[0] == hashes[1] != {}
@@ -550,7 +575,7 @@ def test_no_cell_of_a_table_for_spreadsheets_is_a_formula(tmp_path):
     for command, format in (("heads", "csv"), ("relations", "csv"), ("relations", "tsv")):
         out = tmp_path / f"{command}-{format}"
         plain = call(command, "--text", text, "--format", format, "-q")
-        files = ("-o", str(out), "--top", "1")
+        files = ("-o", str(out), "--top", "1", *(ONE_KIND if command == "heads" else ()))
         safe = call(command, "--text", text, "--format", format, "--set", "spreadsheet=true", *files, "-q").ok()
         written = [path.read_text(encoding="utf-8") for path in out.glob("*.csv")]
         for table in [safe.out.decode(), *written]:

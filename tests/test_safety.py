@@ -247,8 +247,18 @@ def test_progress_titles_and_paths_are_foreign_text_too(folder: Path, tmp_path: 
     assert "out⟨009B⟩1m⟨202E⟩/overview.png" in shown.replace("\n", "")
 
 
-@pytest.mark.parametrize("image", ["svg", "pdf", "png"])
-def test_pictures_of_a_hostile_text_and_model_can_be_opened(folder: Path, tmp_path: Path, image: str) -> None:
+@pytest.mark.parametrize(
+    ("image", "kinds"),
+    [
+        ("svg", "overview,metrics,layers"),
+        ("pdf", "overview"),
+        ("png", "overview,metrics,layers"),
+        pytest.param("pdf", "overview,metrics,layers", marks=pytest.mark.slow),
+    ],
+)
+def test_pictures_of_a_hostile_text_and_model_can_be_opened(
+    folder: Path, tmp_path: Path, image: str, kinds: str
+) -> None:
     """By a reader of XML, and no word in them turns the line around; a blank that is wide stays."""
     from xml.etree import ElementTree
 
@@ -257,7 +267,7 @@ def test_pictures_of_a_hostile_text_and_model_can_be_opened(folder: Path, tmp_pa
     asked = ("-q", "--model", str(model), "--file", str(tmp_path / "text"), "--image", image)
     titled = ("--set", f"title=\u56f3\u3000{STEERING.replace(chr(0), '')}\ufffe\uffff")
     call("explain", "--head", "1.0", *asked, "--out", str(tmp_path / "o")).ok()
-    heads = ("heads", "--figures", "overview,metrics,layers", "--select", "1")
+    heads = ("heads", "--figures", kinds, "--select", "1")
     for command in (("heatmap", "--select", "1.0"), ("rollout",), heads):
         call(*command, *asked, *titled, "--out", str(tmp_path / "o" / command[0])).ok()
     made = sorted((tmp_path / "o").rglob(f"*.{image}"))

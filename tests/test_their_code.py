@@ -119,6 +119,9 @@ def test_code_that_fails_is_told_in_one_line(folder: Path, tmp_path: Path) -> No
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "folder", [pytest.param(True, marks=pytest.mark.slow), False], ids=["asks", "alone"], indirect=True
+)
 def test_a_second_instance_runs_that_code_with_the_same_flag(
     loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import threading
 import warnings
 from contextlib import redirect_stderr, redirect_stdout, suppress
@@ -74,8 +75,14 @@ def run_once() -> None:
     interval, tqdm.monitor_interval = tqdm.monitor_interval, 0  # a bar starts no thread then
     environment, logger = dict(os.environ), logging.getLogger("attnscope")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not live through a fork either
-    with open(os.devnull, "w") as none, redirect_stdout(none), redirect_stderr(none), warnings.catch_warnings():
-        assert cli.run(["heads", "a bank", "--verbose"]) == 0
+    with (
+        open(os.devnull, "w") as none,
+        redirect_stdout(none),
+        redirect_stderr(none),
+        warnings.catch_warnings(),
+        tempfile.TemporaryDirectory() as out,
+    ):
+        assert cli.run(["heads", "a bank", "--verbose", "--out", out]) == 0
     os.environ.clear()
     os.environ.update(environment)
     logger.handlers, logger.propagate = [], True

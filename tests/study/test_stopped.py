@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -104,9 +105,21 @@ COMMAND = ("ablate", "demo", "--select", "3.0-1", "--each", "--random", "9", "--
 SCAN = ("scan", "demo", "--sequences", "8", "-q", "--top", "99")
 
 
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], tuple[bytes, dict[str, str]]]:
+    """What a command prints and writes that nothing stops; each runs once."""
+
+    @cache
+    def run(line: tuple[str, ...]) -> tuple[bytes, dict[str, str]]:
+        folder = tmp_path_factory.mktemp("unbroken")
+        return call(*line, "--out", str(folder)).ok().out, files_of(folder)
+
+    return run
+
+
 @pytest.mark.parametrize(("line", "readings"), [(COMMAND, "ablation"), (SCAN, "readings")])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_command_that_was_stopped_resumes(tmp_path, line, readings, number):
+def test_a_command_that_was_stopped_resumes(tmp_path, unbroken, line, readings, number):
     folder, seen, kept = tmp_path / "out", set[str](), [0]
     for _ in range(2):
         process = Forked([*line, "--out", str(folder)], cwd=tmp_path, stdout=PIPE, stderr=PIPE)
@@ -122,9 +135,7 @@ def test_a_command_that_was_stopped_resumes(tmp_path, line, readings, number):
             kept.append(int(re.fullmatch(said, err)[1]))
             assert kept[-1] > kept[-2]
     resumed = call(*line, "--out", str(folder)).ok()
-    unbroken = call(*line, "--out", str(tmp_path / "unbroken")).ok()
-    assert resumed.out == unbroken.out
-    assert files_of(folder) == files_of(tmp_path / "unbroken")
+    assert (resumed.out, files_of(folder)) == unbroken(line)
 
 
 def test_without_a_folder_a_stop_says_that_nothing_is_kept(ablating, monkeypatch):
