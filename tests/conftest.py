@@ -13,6 +13,8 @@ from helpers.environment import pin
 from helpers.pretrained import ELSEWHERE, SHARED, pretrained
 
 pin(os.environ)
+# With few tests each: left to the end one worker would work on one of them alone.
+LONG = ("test_ray.py", "test_stopped.py", "test_fuzz.py", "test_triton.py", "test_scan.py", "test_drawing_process.py")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -61,6 +63,11 @@ def demo_without_atlas(tmp_path_factory: pytest.TempPathFactory) -> str:
 def real_model_folder(request: pytest.FixtureRequest) -> Path:
     """A folder of real pretrained weights with an independent oracle; skips where they are not at hand."""
     return pretrained(request.param)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that wait long for other processes begin first, while other workers have something to do."""
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
