@@ -20,6 +20,7 @@ import { piece, tokenOf } from "./text.js";
 
 const FIRST_ROWS = 200; // of a text with thousands of keys
 const LEAST = 0.0005; // of a number that is written out
+const LETTERS = 80; // of an answer, and of what was selected
 const MOST_NAMED = 6; // tokens in a line
 const HOW = {
   mask: "mask: the rest of the row takes the weight",
@@ -39,7 +40,8 @@ class CutsView {
     this.legend = make("div", { class: "legend" });
     this.picture = make("div", { class: "cut-picture" });
     this.chosen = make("div", { class: "beside", role: "status", "aria-label": "Chosen cut" });
-    this.box = make("div", { class: "table-box", tabindex: "0", role: "group", "aria-label": "Table of cuts" });
+    const size = columns(cuts).length ? "table-box" : "table-box few";
+    this.box = make("div", { class: size, tabindex: "0", role: "group", "aria-label": "Table of cuts" });
     element.append(
       facts(side, cuts),
       this.#texts(),
@@ -82,7 +84,7 @@ class CutsView {
       text.queries.forEach((token) => pieces[token]?.classList.add("asked"));
       if (cuts.over !== "keys") text.keys.forEach((token) => pieces[token]?.classList.add("cut"));
       if (cuts.count === 1) this.tokens = pieces;
-      const made = make("span", { class: "cut-answer" }, ` → ${text.answer}${text.foil ? `, foil ${text.foil}` : ""}`);
+      const made = make("span", { class: "cut-answer" }, ` → ${short(text.answer, LETTERS)}${text.foil ? `, foil ${short(text.foil, LETTERS)}` : ""}`);
       box.append(make("div", {}, cuts.count > 1 && make("h3", {}, `text ${place + 1}`), ...pieces, made));
     });
     if (cuts.count > cuts.texts.length)
@@ -317,11 +319,11 @@ function facts(side, cuts) {
   else rows.push(["query and key", "marked in each text"]);
   if (cuts.over === "keys") rows.push(["key", "each of the coloured tokens"]);
   else if (one) rows.push(["key", named(text.keys), "token key"]);
-  rows.push(["heads", cuts.select.replace(/ heads$/, "")]);
+  rows.push(["heads", short(cuts.select.replace(/ heads$/, ""), LETTERS)]);
   rows.push(["cut at a time", OVER[cuts.over] ?? `heads of ${cuts.over.slice("window:".length)} layers around one`]);
   rows.push(["how", HOW[cuts.how]]);
-  if (one) rows.push(["answer", text.answer, "token"]);
-  if (one && text.foil) rows.push(["foil", text.foil, "token"]);
+  if (one) rows.push(["answer", short(text.answer, LETTERS), "token"]);
+  if (one && text.foil) rows.push(["foil", short(text.foil, LETTERS), "token"]);
   rows.push(["intact", `${digits(cuts.intact ?? 0)} ${cuts.unit}${one ? "" : `, mean of ${cuts.count} texts`}`]);
   const pairs = rows.map(([name, value, kind]) => make("div", {}, make("dt", {}, name), make("dd", { class: kind }, value)));
   return make("dl", { class: "cut-facts" }, ...pairs);
