@@ -11,7 +11,10 @@ from attnscope.cli.groups import Parameter, default_of, parameters
 from attnscope.cli.options import ModelText, OtherSide, TextRun
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from attnscope.ask import Ask
+    from attnscope.cli.knockout_options import Answered, Compared, Edges
     from attnscope.viewer.page import Copied
 
 RUNS = ("view", "heads", "heatmap", "text", "relations")  # commands that take whatever a page takes
@@ -35,8 +38,12 @@ def copied(asked: TextRun, other: OtherSide, ask: Ask) -> Copied:
 
 def words_of(asked: TextRun, ask: Ask, group: type = TextRun) -> list[str]:
     """The options of a group that were given, the text among them, from whatever source."""
-    taken = parameters(group)
-    found = [word for name, one in taken.items() for word in _words(asked, ask, name, one)]
+    return _named(
+        asked, [word for name, one in parameters(group).items() for word in _words(asked, ask.text, name, one)]
+    )
+
+
+def _named(asked: ModelText, found: list[str]) -> list[str]:
     model = ["--model", str(asked.model)]  # named, though it is the default: a command says what it reads
     return found if "--model" in found else [*model, *found]
 
@@ -48,21 +55,56 @@ def of_group(group: Any) -> Iterator[str]:
             yield from one.words(getattr(group, name))
 
 
-def _words(asked: TextRun, ask: Ask, name: str, one: Parameter) -> list[str]:
+def _words(asked: Any, text: Any, name: str, one: Parameter) -> list[str]:
     value = getattr(asked, name)
     if value == default_of(type(asked), name):
         return []
-    if name in ("given", "text", "file") and str(value) == STDIN and isinstance(ask.text, str):
-        return ["--text", ask.text if len(ask.text) <= NO_ROOM else STDIN]
+    if name in ("given", "text", "file") and str(value) == STDIN and isinstance(text, str):
+        return ["--text", text if len(text) <= NO_ROOM else STDIN]
     if name == "given":
         return ["--text", str(value)]
     return [word for part in (value if isinstance(value, list) else [value]) for word in one.words(part)]
 
 
+def knockout_command(answered: Answered, edges: Edges, compared: Compared, text: str | Sequence[int] | None) -> str:
+    """The command of a knockout with its text, or the file of its texts."""
+    groups = (answered, edges, compared)
+    words = [
+        word
+        for group in groups
+        for name, one in parameters(type(group)).items()
+        for word in _words(group, text, name, one)
+    ]
+    piped = isinstance(text, str) and not any((answered.given, answered.text, answered.file))
+    beside = ["--text", text if isinstance(text, str) and len(text) <= NO_ROOM else STDIN] * piped
+    return f"attnscope knockout {shlex.join([*_named(answered, words), *beside])}"
+
+
+def knockout_python(
+    answered: Answered, edges: Edges, compared: Compared, text: str | Sequence[int] | None
+) -> list[str]:
+    """The lines of a program that cuts the same; none for a corpus."""
+    if text is None:
+        return []
+    asks = edges.asks()
+    given: dict[str, Any] = {"query": asks["query"], "key": asks["key"], "answer": answered.answer}
+    given |= {"foil": answered.foil, "over": edges.over, "select": edges.select, "how": edges.how}
+    given |= {"random": compared.random, "seed": compared.seed, "define": asks["define"], "chat": answered.chat}
+    given |= {"atlas": edges.atlas and str(edges.atlas)}
+    usual = {"over": "none", "how": "mask", "random": 100}
+    how = [f"{name}={value!r}" for name, value in given.items() if value and value != usual.get(name)]
+    how += ["random=0"] if not compared.random else []
+    cut = ", ".join(["model", repr(text if isinstance(text, str) else list(text)), *how])
+    return ["import attnscope", "", _load(answered), f"found = attnscope.knockout({cut})", "found.table()"]
+
+
+def _load(asked: ModelText) -> str:
+    options = asked.load_options()
+    return f"model = attnscope.load({', '.join([repr(str(options.model)), *_given(options, 'model')])})"
+
+
 def python(asked: TextRun, ask: Ask) -> list[str]:
     """The lines of a program that ends with the observation of the page, as `seen`."""
-    options = asked.load_options()
-    load = [repr(str(options.model)), *_given(options, "model")]
     text = ask.text if isinstance(ask.text, str) else getattr(ask.text, "ids", ask.text)
     lines, first = ["import attnscope", ""], repr(list(text) if isinstance(text, tuple) else text)
     if asked.file not in (None, STDIN):
@@ -70,8 +112,7 @@ def python(asked: TextRun, ask: Ask) -> list[str]:
     if asked.audio is not None:
         first = f"audio={asked.audio!r}"
     how = _given(ask, "text", "keep", "select", "memory", "listen", "verify")
-    lines.append(f"model = attnscope.load({', '.join(load)})")
-    return [*lines, f"seen = attnscope.capture({', '.join(['model', first, *how])})"]
+    return [*lines, _load(asked), f"seen = attnscope.capture({', '.join(['model', first, *how])})"]
 
 
 def _given(record: Any, *without: str) -> Iterator[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnscope.cli import output
+from attnscope.cli.copied import knockout_command, knockout_python
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.knockout_options import Answered, Compared, Edges, Table, asked_texts, cut_plan
-from attnscope.cli.knockout_table import notes, shown
+from attnscope.cli.knockout_table import cautions, notes, shown
 from attnscope.cli.takes import takes
 from attnscope.signals import unwinding
 
@@ -66,10 +67,14 @@ def knockout(answered: Answered, edges: Edges, compared: Compared, table: Table,
             found = knocked_out(loaded, cases, plan, table.out, force=table.force, advance=advance)
         if table.out is not None:
             from attnscope.show.knockout import save_knockout
+            from attnscope.show.knockout_page import PAGE, Again, cuts_page
 
             with output.progress("drawing", None, table.quiet):
-                style = look.style(command_line("knockout", answered, edges, compared, look))
-                save_knockout(found, table.out, style)
+                said = command_line("knockout", answered, edges, compared, look)
+                save_knockout(found, table.out, look.style(said))
+                asked_as = (answered, edges, compared, text)
+                again = Again(said, knockout_command(*asked_as), knockout_python(*asked_as))
+                cuts_page(found, loaded.geometry, cautions(found, loaded.geometry), again).save(table.out / PAGE)
     output.emit(found.table(), format, lambda: shown(found, compared.top))
     for line in notes(found, loaded.geometry):
         output.talk(line, table.quiet)

@@ -100,10 +100,11 @@ class Compared(Rehearsal, Sampled, Seed, Top):
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Config, Format, Exporting):
-    """A table to stdout, table, facts and figures to --out."""
+    """A table to stdout, table, facts, figures and a page to --out."""
 
     out: Annotated[
-        Path | None, Option(help="Write table, facts and figures here; a stopped run resumes.", metavar="DIR")
+        Path | None,
+        Option(help="Write table, facts, figures and knockout.html here; a stopped run resumes.", metavar="DIR"),
     ] = None
 
 

@@ -28,10 +28,16 @@ SINK = "key 0 is often a sink: to cut it harms whatever the head does"
 
 
 def notes(found: Knocked, geometry: Geometry) -> list[str]:
-    """What a reader of the table has to know beside it."""
+    """What a reader of the table has to know beside it, and what was measured without a cut."""
+    facts, unit = found.facts, found.facts["measure"]["unit"]
+    intact = f"intact {facts['intact']:.3f} {unit}, {len(found.cases)} text{'s' * (len(found.cases) > 1)}"
+    return [*cautions(found, geometry), intact]
+
+
+def cautions(found: Knocked, geometry: Geometry) -> list[str]:
+    """How the numbers are read, and what they do not say."""
     facts, unit = found.facts, found.facts["measure"]["unit"]
     lines = [f"{EFFECT}, in {unit}"] + [NULLS] * bool(facts["random"]) + [EDGE]
-    lines.append(f"intact {facts['intact']:.3f} {unit}, {len(found.cases)} text{'s' * (len(found.cases) > 1)}")
     if any(0 in one.keys for one in found.cases):
         lines.append(SINK)
     if facts["emptied"]:

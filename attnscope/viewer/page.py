@@ -211,6 +211,8 @@ def _packed(sides: Sequence[Packs], wanted: Wanted) -> tuple[list[dict[str, Any]
 def sentences(side: Mapping[str, Any]) -> Iterator[str]:
     """What a side of the page does not hold, in words."""
     heads, held = len(side["heads"]), side["maps"]
+    if side.get("cuts") and not (held or side["relations"]):
+        return  # a page of cuts alone is asked for no map
     binned, related = [one for one in held if one["bin"] > 1], side["relations"]
     name, of = brief(side["name"]), f"of {heads} heads"
     strongest = f"with the {related['k']} strongest keys of every query" if related else "without single keys"
@@ -225,7 +227,7 @@ def sentences(side: Mapping[str, Any]) -> Iterator[str]:
 
 def _title(sides: Sequence[Mapping[str, Any]]) -> str:
     """`demo: “the financial bank”`, what is read after it, and what it is compared with."""
-    return " | ".join(f"{side['name']}: {_quoted(side)}" for side in sides)
+    return " | ".join(f"{side['name']}: {side.get('called') or _quoted(side)}" for side in sides)
 
 
 def _quoted(side: Mapping[str, Any]) -> str:

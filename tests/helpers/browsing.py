@@ -15,6 +15,15 @@ Sight = tuple[int, int]
 DESKTOP, PHONE = (1280, 860), (390, 800)
 PATIENCE, PAUSE = 120_000, 20  # ms: other tests may be running
 VIEWS = ("model", "metrics", "head", "matrix", "text", "token", "steps")
+NAMELESS = """() => [...document.querySelectorAll("button, select, input, th, [tabindex='0']")]
+  .filter((one) => one.checkVisibility())
+  .filter((one) => !(one.getAttribute("aria-label") || one.textContent.trim() || one.labels?.[0]?.textContent.trim()))
+  .map((one) => one.outerHTML)"""
+OUTSIDE = """() => [...document.getElementById("app").children].filter((one) => one.checkVisibility())
+  .filter((one) => !one.matches("header, main, section[aria-label], [role=status]")).map((one) => one.outerHTML)"""
+UNSAID = """() => [...document.querySelectorAll("section:not([hidden]) .grid-cells > button")]
+  .filter((one) => one.textContent && !one.getAttribute("aria-label").split(", ").includes(one.textContent))
+  .map((one) => one.outerHTML)"""
 
 
 class Visit:

@@ -46,7 +46,8 @@ def test_a_folder_has_table_facts_and_picture_and_is_not_written_over(tmp_path):
     asked = ("knockout", BANK, "--key", "river", "--over", "window:2", *FEW, "--out", str(tmp_path / "flow"))
     call(*asked).ok()
     folder = tmp_path / "flow"
-    assert {path.name for path in folder.iterdir()} == {"knockout", "knockout.json", "knockout.parquet", "knockout.png"}
+    names = {"knockout.html", "knockout.json", "knockout.parquet", "knockout.png"}
+    assert {path.name for path in folder.iterdir()} == {"knockout", *names}
     facts = json.loads((folder / "knockout.json").read_text())
     assert (facts["schema"], facts["how"], facts["over"]) == ("knockout/1", "mask", "window:2")
     assert facts["texts"][0]["queries"] == [10]

@@ -11,6 +11,8 @@ const { find } = await source("search");
 const { leastOf, sliderOf } = await source("filters");
 const { css, diverging, inkOn, intensity, luminance, sequential, srgb } = await source("colours");
 const { pool } = await source("thumbs");
+const { inOrder, kindOf, namedTokens, plus } = await source("views/cuts");
+const { scaleOf } = await source("views/curve");
 
 const LABELS = ["<s>", "the", "·fin", "ancial", "·bank", "·on"];
 const PLAIN = ["<s>", "the", " fin", "ancial", " bank", " on"];
@@ -376,3 +378,37 @@ test("the ink on any colour is read: a contrast of at least 4.5", () => {
 /** The bytes of `#rrggbb` or `rgb(r g b)`. */
 const bytesOf = (colour) =>
   colour.startsWith("#") ? [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16)) : colour.match(/\d+/g).map(Number);
+
+const CUT = { set: "L0H0", at: 0, layer: 0, head: 0, heads: [[0, 0]], key: null };
+const cutsOf = (over, effects) => ({ over, rows: effects.map((effect) => ({ ...CUT, effect })) });
+
+test("cuts stand in the order of their effects, those that nothing sees last; layers in the model's order", () => {
+  assert.deepEqual(inOrder(cutsOf("heads", [0.1, null, 2, -1])), [2, 0, 3, 1]);
+  assert.deepEqual(inOrder(cutsOf("keys", [0.1, 0.1, 0.2])), [2, 0, 1]);
+  assert.deepEqual(inOrder(cutsOf("window:3", [0.1, null, 2, -1])), [0, 1, 2, 3]);
+  assert.deepEqual(["none", "heads", "kv", "layers", "window:12", "keys"].map((over) => kindOf({ over })), [
+    "none", "heads", "heads", "layers", "layers", "keys",
+  ]);
+});
+
+test("an effect has its sign, and what is too small for three decimals none that is wrong", () => {
+  const said = [1.734, -0.0214, 0, 0.0004, -0.0004, 0.0005, 23.1, null].map(plus);
+  assert.deepEqual(said, ["+1.73", "−0.021", "0", "<0.001", ">−0.001", "+0.001", "+23.1", "–"]);
+});
+
+test("tokens are named with their positions, many by their number", () => {
+  assert.equal(namedTokens(LABELS, [2, 4]), "2 ·fin, 4 ·bank");
+  const many = namedTokens(range(20).map(String), range(20));
+  assert.equal(many, "0 0, 1 1, 2 2, 3 3, 4 4, 5 5, … 20 tokens");
+});
+
+test("the scale of a curve holds its values and 0, in steps of 1, 2 or 5", () => {
+  assert.deepEqual(scaleOf([2.6, 0.1, null]), [0, 3, 1]);
+  assert.deepEqual(scaleOf([null]), [0, 1, 1]);
+  for (const values of [[-3, 7], [1e-5, 2e-5], [-1e4], [0.3, -0.01], [5]]) {
+    const [low, high, every] = scaleOf(values);
+    const near = 1e-9 * every;
+    assert.ok(low <= Math.min(0, ...values) + near && high >= Math.max(0, ...values) - near, `${values}: ${low} to ${high}`);
+    assert.ok((high - low) / every <= 8 && /^[125](e|$)/.test(String(Number(every.toPrecision(3)).toExponential())), `${every}`);
+  }
+});

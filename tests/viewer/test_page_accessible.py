@@ -7,21 +7,12 @@ from pathlib import Path
 import pytest
 
 import attnscope
-from helpers.browsing import VIEWS, visiting
+from helpers.browsing import NAMELESS, OUTSIDE, UNSAID, VIEWS, visiting
 
 STYLE = Path(attnscope.__file__).parent / "viewer" / "src" / "style.css"
 GROUNDS = ("paper", "panel", "raised", "accent-soft", "query-soft", "key-soft")
 WORDS = ("ink", "muted", "faint", "accent", "query", "key", "warn", "made")
 LEAST = 4.5  # WCAG 2.2, 1.4.3: the contrast of text with what is behind it
-NAMELESS = """() => [...document.querySelectorAll("button, select, input, th, [tabindex='0']")]
-  .filter((one) => one.checkVisibility())
-  .filter((one) => !(one.getAttribute("aria-label") || one.textContent.trim() || one.labels?.[0]?.textContent.trim()))
-  .map((one) => one.outerHTML)"""
-OUTSIDE = """() => [...document.getElementById("app").children].filter((one) => one.checkVisibility())
-  .filter((one) => !one.matches("header, main, section[aria-label], [role=status]")).map((one) => one.outerHTML)"""
-UNSAID = """() => [...document.querySelectorAll("section:not([hidden]) .grid-cells > button")]
-  .filter((one) => one.textContent && !one.getAttribute("aria-label").split(", ").includes(one.textContent))
-  .map((one) => one.outerHTML)"""
 
 
 def colours(theme: str) -> dict[str, str]:

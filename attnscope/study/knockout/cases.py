@@ -51,7 +51,7 @@ class AskedText:
 @dataclass(frozen=True)
 class Case:
     """A text as it is read. prompt: the text alone. queries, keys: positions. answer: its ids; said: as text. foil: an
-    id."""
+    id; foil_said: as text."""
 
     prompt: Prompt
     queries: tuple[int, ...]
@@ -59,6 +59,7 @@ class Case:
     answer: tuple[int, ...]
     said: str
     foil: int | None = None
+    foil_said: str = ""
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -174,8 +175,13 @@ def _case(loaded: LoadedModel, question: AskedText, read: _Reading) -> Case:
             f"no query sees the key {question.key}: its first token is {keys[0]}, and the last query {max(queries)}",
             "name keys that come before a query",
         )
-    said = visible_blanks("".join(from_ids(loaded.tokenizer, ids).plain))
-    return Case(prompt, queries, keys, ids, said, foil)
+    said, foil_said = (_said(loaded, one) for one in (ids, () if foil is None else (foil,)))
+    return Case(prompt, queries, keys, ids, said, foil, foil_said)
+
+
+def _said(loaded: LoadedModel, ids: Sequence[int]) -> str:
+    """Some ids as text, with blanks that are seen."""
+    return visible_blanks("".join(from_ids(loaded.tokenizer, ids).plain)) if ids else ""
 
 
 def own_next(loaded: LoadedModel, ids: Sequence[int]) -> tuple[int, ...]:

@@ -13,6 +13,7 @@
  */
 export function recipes(page, state, keys) {
   const side = page.side(state);
+  if (state.view === "cuts") return ofCuts(page);
   const { commands = {}, python = [] } = page.data.copied ?? {};
   const first = page.shown(state) === 0;
   const chosen = new Chosen(page, state, keys);
@@ -26,6 +27,13 @@ export function recipes(page, state, keys) {
     found.push({ name: "Python", text: [...start, ...chosen.python(side)].join("\n") });
   }
   return found;
+}
+
+/** @param {Page} page @returns {Recipe[]} the run that the cuts are of */
+function ofCuts(page) {
+  const { command = null, python = [] } = page.sides.find(({ data }) => data.cuts)?.data.cuts ?? {};
+  const found = command ? [{ name: "Command of this view", text: command }] : [];
+  return python.length ? [...found, { name: "Python", text: python.join("\n") }] : found;
 }
 
 /** @param {...string} words */

@@ -14,7 +14,7 @@ const SHARPER = 2; // pixels of a PNG for each of the screen
 const [LONGEST, MOST] = [16_000, 100e6]; // of a side, and of all: what browsers draw
 
 export class ShareDialog {
-  /** @param {Page} page @param {Store} store @param {() => {panel: HTMLElement, about: string}} seen what is on screen */
+  /** @param {Page} page @param {Store} store @param {() => {panel: HTMLElement, about: string, name?: string}} seen what is on screen */
   constructor(page, store, seen) {
     this.page = page;
     this.store = store;
@@ -62,13 +62,13 @@ export class ShareDialog {
   /** @param {"svg"|"png"} kind */
   async save(kind) {
     const { title, command, version } = this.page.data;
-    const { panel, about } = this.seen();
+    const { panel, about, name: own } = this.seen();
     const made = `attnscope ${version}${command ? `: ${command}` : ""}`;
     const { svg, width, height } = drawn(panel, { title, about, made });
     const plain = new Blob([svg], { type: "image/svg+xml" });
     const blob = kind === "svg" ? plain : await painted(svg, width, height);
     const { view, at, head } = this.store.state;
-    const name = this.page.side(this.store.state).name(at, head).replaceAll(" ", "-");
+    const name = own ?? this.page.side(this.store.state).name(at, head).replaceAll(" ", "-");
     const link = make("a", { download: `attnscope-${view}-${name}.${kind}`, href: URL.createObjectURL(blob) });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10_000);

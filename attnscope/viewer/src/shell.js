@@ -4,7 +4,7 @@ import { Filters, inLayer } from "./filters.js";
 import { HelpDialog, SearchDialog } from "./dialogs.js";
 import { ShareDialog } from "./share.js";
 import { Status } from "./status.js";
-import { greyed } from "./tabs.js";
+import { alone, greyed } from "./tabs.js";
 import { excerpt } from "./views/parts.js";
 
 /**
@@ -36,6 +36,7 @@ export class Shell {
     list.addEventListener("keydown", (event) => this.#alongTabs(event));
     const bar = make("section", { class: "bar", "aria-label": "Views and filters" }, list, this.filters.element);
     const main = make("main", {}, ...this.panels.values());
+    this.filters.element.hidden = this.status.element.hidden = alone(page.data.sides);
     app.replaceChildren(this.#header(), bar, main, this.status.element, this.help.element, this.search.element, this.share.element);
     document.addEventListener("keydown", (event) => this.#key(event));
     addEventListener("scroll", () => tooltip.hide(), { passive: true });
@@ -138,7 +139,7 @@ export class Shell {
   #seen() {
     const panel = /** @type {HTMLElement} */ (this.panels.get(this.store.state.view));
     const about = [...this.status.said.children].map((one) => /** @type {HTMLElement} */ (one).innerText.trim()).filter(Boolean);
-    return { panel, about: about.join("   ") };
+    return { panel, about: about.join("   "), ...this.views.get(this.store.state.view)?.pictured?.() };
   }
 
   #theme() {
@@ -244,6 +245,7 @@ function typing(target, key) {
 
 /** @param {Side} side */
 function facts({ data, stacks, layers, ...side }) {
+  const texts = data.cuts && data.cuts.count > 1 ? `${data.cuts.count} texts` : "";
   const { model, engine } = data;
   const sizes = stacks.map((stack) => {
     const at = layers.findIndex((layer) => (layer.stack ?? "decoder") === stack);
@@ -252,9 +254,9 @@ function facts({ data, stacks, layers, ...side }) {
     const kv = shared && shared !== heads ? ` (${shared} kv)` : "";
     return `${stacks.length > 1 ? `${stack} ` : ""}${counted(count, "layer")} × ${counted(heads, "head")}${kv}`;
   });
-  const texts = side.origins.map((start, place) => (side.origins[place + 1] ?? side.count) - start);
-  const tokens = texts.map((count) => count.toLocaleString("en")).join(" + ");
-  return [model.type, sizes.join(", "), `${tokens} tokens`, model.dtype, engine].filter(Boolean);
+  const lengths = side.origins.map((start, place) => (side.origins[place + 1] ?? side.count) - start);
+  const tokens = lengths.map((count) => count.toLocaleString("en")).join(" + ");
+  return [model.type, sizes.join(", "), texts || `${tokens} tokens`, model.dtype, engine].filter(Boolean);
 }
 
 /** A tab that cannot be opened here; a click, or focus, says why. @param {{id: string, title: string, reason: string}} tab */

@@ -104,6 +104,10 @@ export class SvgPen {
     this.parts.push(`<path d="${this.path}" fill="none"${this.#stroked()}/>`);
   }
 
+  fill() {
+    this.parts.push(`<path d="${this.path}z" fill="${xml(this.fillStyle)}"${this.#alpha()}/>`);
+  }
+
   #stroked() {
     const dash = this.dash && ` stroke-dasharray="${this.dash}"`;
     return ` stroke="${xml(this.strokeStyle)}" stroke-width="${n(this.lineWidth)}"${dash}${this.#alpha()}`;

@@ -1,5 +1,6 @@
 /** The views of the page, in the order of their tabs and keys. */
 import { mount as compare } from "./views/compare.js";
+import { mount as cuts } from "./views/cuts.js";
 import { mount as head } from "./views/head.js";
 import { mount as matrix } from "./views/matrix.js";
 import { mount as metrics } from "./views/metrics.js";
@@ -28,6 +29,7 @@ const TABS = [
   { id: "picture", title: "Picture", mount: picture, shows: (side) => weights(side) && !!side.pictures?.length },
   { id: "token", title: "Token", mount: token, shows: weights },
   { id: "steps", title: "Steps", mount: steps, shows: (side) => side.steps !== null },
+  { id: "cuts", title: "Cuts", mount: cuts, shows: (side) => !!side.cuts },
   { id: "compare", title: "Compare", mount: compare, shows: (_, sides) => sides > 1 },
 ];
 
@@ -35,7 +37,10 @@ const NO_STEPS = "only of a decoder's text of up to 256 tokens, where q, k and v
 
 /** @param {SideData[]} sides @returns {{id: string, title: string, reason: string}[]} greyed, with why */
 export const greyed = (sides) =>
-  sides.some((side) => side.steps !== null) ? [] : [{ id: "steps", title: "Steps", reason: `Steps: ${NO_STEPS}` }];
+  alone(sides) || sides.some((side) => side.steps !== null) ? [] : [{ id: "steps", title: "Steps", reason: `Steps: ${NO_STEPS}` }];
 
 /** @param {SideData[]} sides @returns {Tab[]} those that the page has something for */
 export const tabsOf = (sides) => TABS.filter((tab) => sides.some((side) => tab.shows(side, sides.length)));
+
+/** @param {SideData[]} sides @returns {boolean} whether the page holds cuts and nothing else: no weights, so no selection of them */
+export const alone = (sides) => tabsOf(sides).every(({ id }) => id === "cuts");

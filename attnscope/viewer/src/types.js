@@ -95,7 +95,52 @@
  * @property {(Place|null)[]} first for each layer, the first key that each query sees; null where that is 0
  * @property {{src: string}[]} [pictures] beside the text, as data URIs
  * @property {import("./views/picture.js").Patch[]} [patches] the tokens that stand for a part of a picture, 0 to 1
+ * @property {Cuts} [cuts] what was cut beforehand, and what it cost
  * @property {(Place|null)[]} [end] for each layer, what is behind the last; null where that is the query's own
+ *
+ * @typedef {object} CutText
+ * @property {number[]} queries
+ * @property {number[]} keys
+ * @property {string} answer
+ * @property {string|null} foil
+ * @property {{label: string[], plain: string[], special: number[]}|null} tokens null where they are the side's
+ *
+ * @typedef {object} Cut numbers are null where there are none
+ * @property {string} set
+ * @property {number|null} at of a layer, or the one in the middle of a window
+ * @property {number|null} layer its number
+ * @property {number|null} head
+ * @property {[at: number, head: number][]} heads of a head or a kv group
+ * @property {number|null} key
+ * @property {number|null} mass
+ * @property {number|null} effect null where no query sees a key
+ * @property {number|null} low
+ * @property {number|null} high
+ * @property {number|null} p
+ * @property {number|null} null_distance
+ * @property {number|null} high_distance
+ * @property {number|null} percentile_distance
+ * @property {number} n_distance
+ * @property {number|null} null_mass
+ * @property {number|null} high_mass
+ * @property {number|null} percentile_mass
+ * @property {number} n_mass
+ * @property {number|null} null_cut_mass
+ * @property {number} n
+ *
+ * @typedef {object} Cuts
+ * @property {string} over
+ * @property {"mask"|"zero"} how
+ * @property {string} select
+ * @property {string} unit
+ * @property {number} random
+ * @property {number|null} intact
+ * @property {number} count of texts
+ * @property {CutText[]} texts the first of them
+ * @property {Cut[]} rows
+ * @property {string[]} notes
+ * @property {string|null} command
+ * @property {string[]} python
  *
  * @typedef {object} PageData
  * @property {string} format
@@ -136,7 +181,7 @@
  * @typedef {import("./data.js").Page} Page
  * @typedef {import("./data.js").Side} Side
  *
- * @typedef {{render: (state: State) => void}} View
+ * @typedef {{render: (state: State) => void, pictured?: () => {about: string, name: string}}} View
  * @typedef {(element: HTMLElement, page: Page, store: Store) => View} Mount
  */
 export {};

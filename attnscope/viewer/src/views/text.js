@@ -213,9 +213,10 @@ class TextView {
 /**
  * A token as it reads: a special one by its name, the rest of a split character as a thin mark.
  *
- * @param {Side} side @param {number} token
+ * @param {{tokens: {label: string[], plain: string[], special: number[]}, data: {answer: number|null}, origins: number[]}} side
+ * @param {number} token
  */
-function piece({ tokens, data: { answer }, origins }, token) {
+export function piece({ tokens, data: { answer }, origins }, token) {
   const apart = origins.length > 1 && token >= origins[1]; // a text of its own needs no line break before it
   const plain = tokens.plain[token];
   const kind = tokens.special[token] ? "piece special" : plain ? "piece" : "piece rest";
@@ -225,7 +226,7 @@ function piece({ tokens, data: { answer }, origins }, token) {
 }
 
 /** @param {Event} event @returns {number|null} */
-function tokenOf(event) {
+export function tokenOf(event) {
   const token = /** @type {HTMLElement} */ (event.target).dataset?.token;
   return token === undefined ? null : Number(token);
 }

@@ -1,0 +1,194 @@
+"""knockout.html: a knockout as a page of one view: the text with queries and keys, each cut's effect and its nulls.
+
+cuts_page(found, loaded.geometry, notes).save(folder / PAGE)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnscope.viewer.page import About, page_of
+from attnscope.viewer.plan import Plan
+from attnscope.viewer.side import rounded, said_of
+
+if TYPE_CHECKING:
+    from attnscope.model.geometry import Geometry
+    from attnscope.study.knockout.cases import Case
+    from attnscope.study.knockout.cuts import AskedCut
+    from attnscope.study.knockout.effects import Knocked
+    from attnscope.viewer.pack import Blobs
+    from attnscope.viewer.page import Page
+    from attnscope.viewer.side import Wanted
+
+PAGE = "knockout.html"
+MOST_TEXTS = 20  # of a corpus, that are shown with their queries and keys
+COUNTS = ("n", "n_distance", "n_mass")
+NUMBERS = (
+    *("mass", "effect", "low", "high", "p", "null_distance", "high_distance", "percentile_distance"),
+    *("null_mass", "high_mass", "percentile_mass", "null_cut_mass"),
+)
+
+
+@dataclass(frozen=True)
+class Again:
+    """What makes the numbers again. said: the command as the page says it, without the text; command: as a shell takes
+    it; python: the lines of a program."""
+
+    said: str | None = None
+    command: str | None = None
+    python: Sequence[str] = ()
+
+
+def cuts_page(found: Knocked, geometry: Geometry, notes: Sequence[str] = (), again: Again = Again()) -> Page:
+    """The page of a knockout; notes: what a reader has to know beside the numbers.
+
+    >>> cuts_page(found, loaded.geometry).save("knockout.html")
+    """
+    side = CutsSide(found, geometry, notes, again)
+    return page_of([side], Plan(), About(again.said, side.open))
+
+
+@dataclass(frozen=True)
+class CutsSide:
+    """A knockout on its way into the page: tokens and heads without weights, and its cuts."""
+
+    found: Knocked
+    geometry: Geometry
+    notes: Sequence[str] = ()
+    again: Again = field(default_factory=Again)
+
+    @property
+    def plain(self) -> Sequence[str]:
+        """What each token shows."""
+        return self.found.cases[0].prompt.plain if len(self.found.cases) == 1 else ()
+
+    def packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
+        """The side as the page's JSON has it: it has no arrays."""
+        return {**self.said, "maps": [], "relations": None, "steps": None, "first": [None] * len(self.said["layers"])}
+
+    @cached_property
+    def said(self) -> Mapping[str, Any]:
+        """What is said in words and numbers."""
+        facts, model = self.found.facts, self.found.facts["model"]
+        whole = {layer.index: layer for layer in self.geometry.layers}
+        count = len(self.found.cases)
+        return {
+            "name": model["name"],
+            **({"called": f"{count} texts"} if count > 1 else {}),
+            "model": {**model, "layers": len(self.geometry.layers), "dtype": facts["dtype"]},
+            "engine": "",
+            **_text(self.found.cases),
+            "layers": [
+                {
+                    "layer": layer,
+                    "stack": facts["stack"],
+                    "heads": whole[layer].heads,
+                    "kv_heads": whole[layer].kv_heads,
+                    "visible": "",
+                }
+                for layer in self._layers
+            ],
+            "metrics": [],
+            "heads": [
+                {
+                    "at": self._layers.index(layer),
+                    "head": head,
+                    "kv_head": head * whole[layer].kv_heads // whole[layer].heads,
+                    "role": "-",
+                    "near_uniform": None,
+                    "top_key": None,
+                    "top_key_mass": None,
+                    "scores": [],
+                    "uniform": [],
+                }
+                for layer, head in self._heads
+            ],
+            "cuts": self.cuts,
+        }
+
+    @cached_property
+    def cuts(self) -> dict[str, Any]:
+        """What was cut and what it cost, as the view takes it."""
+        facts, cases = self.found.facts, self.found.cases
+        return {
+            "over": facts["over"],
+            "how": facts["how"],
+            "select": facts["select"],
+            "unit": facts["measure"]["unit"],
+            "random": facts["random"],
+            "intact": rounded(np.array([facts["intact"]]))[0],
+            "count": len(cases),
+            "texts": [_asked(one, len(cases) > 1) for one in cases[:MOST_TEXTS]],
+            "rows": self._rows(),
+            "notes": list(self.notes),
+            "command": self.again.command,
+            "python": list(self.again.python),
+        }
+
+    @property
+    def open(self) -> str:
+        """The state of the page at first: the cut with the largest effect."""
+        rows = self.cuts["rows"]
+        best = max(rows, key=lambda row: -np.inf if row["effect"] is None else row["effect"])
+        state = {"view": "cuts", "at": best["at"] or 0, "head": best["head"] or 0, "key": best["key"]}
+        if best["heads"]:
+            state["at"], state["head"] = best["heads"][0]
+        return "&".join(f"{name}={value}" for name, value in state.items() if value is not None)
+
+    @cached_property
+    def _heads(self) -> list[tuple[int, int]]:
+        """The heads that were cut in any set, in the model's order."""
+        return sorted({head for one in self.found.asked for head in one.cut.heads})
+
+    @cached_property
+    def _layers(self) -> list[int]:
+        return sorted({layer for layer, _ in self._heads})
+
+    def _rows(self) -> list[dict[str, Any]]:
+        table = self.found.table()
+        numbers = {name: rounded(np.array(table[name].to_pylist(), np.float64)) for name in NUMBERS}
+        counts = {name: table[name].to_pylist() for name in COUNTS}
+        return [
+            {
+                "set": one.cut.name,
+                **self._place(one),
+                **{name: values[place] for name, values in {**numbers, **counts}.items()},
+            }
+            for place, one in enumerate(self.found.asked)
+        ]
+
+    def _place(self, one: AskedCut) -> dict[str, Any]:
+        """Where a cut stands on the page: its layer, its head or heads, its key."""
+        over, at = self.found.facts["over"], self._layers.index
+        return {
+            "at": None if one.layer is None else at(one.layer),
+            "layer": one.layer,
+            "head": one.head,
+            "heads": [[at(layer), head] for layer, head in one.cut.heads] if over in ("heads", "kv") else [],
+            "key": one.cut.keys[0][0] if over == "keys" else None,
+        }
+
+
+def _text(cases: Sequence[Case]) -> dict[str, Any]:
+    """The one text; of a corpus none, since each has tokens of its own."""
+    if len(cases) == 1:
+        return {**said_of(cases[0].prompt), "answer": None}
+    tokens: dict[str, list[Any]] = {name: [] for name in ("text", "label", "plain", "id", "special", "start", "stop")}
+    return {"text": "", "tokens": tokens, "words": [], "sentences": [], "turns": [], "answer": None}
+
+
+def _asked(case: Case, apart: bool) -> dict[str, Any]:
+    """What was asked of a text; apart: with its tokens, where the page has those of no text."""
+    tokens = said_of(case.prompt)["tokens"]
+    return {
+        "queries": list(case.queries),
+        "keys": list(case.keys),
+        "answer": case.said,
+        "foil": case.foil_said or None,
+        "tokens": {name: tokens[name] for name in ("label", "plain", "special")} if apart else None,
+    }

@@ -1,0 +1,230 @@
+"""The page of a knockout in a browser: each kind of cut, what is heard and pointed at, hostile words, both widths."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import attnscope
+from attnscope.show.knockout_page import Again, cuts_page
+from helpers.browsing import DESKTOP, NAMELESS, OUTSIDE, PHONE, UNSAID, visiting
+from helpers.command_line import call
+from helpers.hostile import HOSTILE, STEERING, called, controls, ran_nothing
+from helpers.pages import read
+
+BANK = "the bank of the river, the bank of the"
+WIDE = "document.scrollingElement.scrollWidth - innerWidth"
+KINDS = ("none", "heads", "kv", "layers", "window:2", "keys")
+
+
+@pytest.fixture(scope="module")
+def cut(demo):
+    """A knockout over a kind of cut, each computed once."""
+    known = {}
+
+    def over(kind, **how):
+        key = {} if kind == "keys" else {"key": "river"}
+        name = f"{kind} {how}"
+        if name not in known:
+            asked = {"answer": " river", "random": 3, **key, **how}
+            known[name] = attnscope.knockout(demo, BANK, over=kind, **asked)
+        return known[name]
+
+    return over
+
+
+@pytest.fixture
+def opened(browser, demo, tmp_path):
+    def visit(found, state="", **how):
+        path = cuts_page(found, demo.geometry).save(tmp_path / "knockout.html")
+        return visiting(browser, path, state, **how)
+
+    return visit
+
+
+def view(visit):
+    found = visit.view("cuts")
+    found.locator("table.heads").wait_for()
+    return found
+
+
+def digits(value):
+    """As the page writes an effect of some size: three digits, at most three decimals, a sign."""
+    size = abs(value)
+    text = f"{float(f'{size:.3f}' if size < 1 else f'{size:.3g}'):g}"
+    return f"{'+' if value > 0 else '−'}{text}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_cut_has_its_picture_and_its_table(opened, cut, kind):
+    found = cut(kind)
+    with opened(found) as visit:
+        shown = view(visit)
+        assert visit.page.locator("[role=tab]").all_inner_texts() == ["Cuts"]
+        assert shown.locator(".grid button").count() == (24 if kind in ("heads", "kv") else 0)
+        assert shown.locator(".curve-steps button").count() == (4 if kind in ("layers", "window:2") else 0)
+        assert shown.locator("tr[data-cut]").count() == len(found.asked)
+        assert shown.locator(".piece.asked").all_inner_texts() == [" the"]
+        assert shown.locator(".piece.cut").all_inner_texts() == ([] if kind == "keys" else [" river"])
+        coloured = [
+            one for one in shown.locator(".piece").all() if "background-color" in (one.get_attribute("style") or "")
+        ]
+        assert len(coloured) == (11 if kind == "keys" else 0)
+        said = shown.locator(".cut-facts").inner_text()
+        for words in ("·river", "10 ·the", "mask: the rest of the row takes the weight"):
+            assert words in said
+        assert not visit.page.locator(".filters, .status").locator("visible=true").count()
+        rows = found.table().to_pylist()
+        best = max(rows, key=lambda row: row["effect"])
+        assert shown.locator(".beside h3").inner_text() == f"{best['set']}: {digits(best['effect'])} nats"
+
+
+def test_a_head_says_its_effect_to_a_pointer_to_keys_and_to_those_who_hear(opened, cut):
+    found = cut("heads")
+    row = found.table().to_pylist()[18]
+    with opened(found) as visit:
+        head = view(visit).locator('[data-head="3.0"]')
+        assert head.get_attribute("aria-label") == f"L3H0, {row['effect']:+.2f}"
+        head.hover()
+        tip = visit.tip("weight that was cut")
+        for words in ("L3H0", f"{row['mass']:.3f}", "at like distances", "100 % of 3", "of like mass"):
+            assert words in tip
+        visit.page.mouse.move(1, 1)
+        visit.page.locator("[role=tab]").focus()
+        for _ in range(4):
+            visit.page.keyboard.press("Tab")
+            if head.evaluate("one => one === document.activeElement"):
+                break
+        assert "L3H0" in visit.tip("weight that was cut")
+        visit.page.keyboard.press("ArrowRight")
+        visit.settled(at=3, head=1)
+        assert view(visit).locator(".beside h3").inner_text().startswith("L3H1: +")
+
+
+def test_an_effect_is_a_colour_light_at_zero_and_none_where_nothing_is_seen(opened, demo, cut):
+    found = attnscope.knockout(demo, BANK, query=5, over="keys", random=0)
+    with opened(found) as visit:
+        pieces = view(visit).locator(".piece")
+        unseen = [place for place in range(11) if "unseen" in pieces.nth(place).get_attribute("class").split()]
+        assert unseen == [6, 7, 8, 9, 10]  # behind the query
+        assert "seen by no query" in view(visit).locator(".legend").inner_text()
+        assert view(visit).locator("tr[data-cut='6'] td").nth(2).inner_text() == "–"
+    light = """one => {
+      const [r, g, b] = getComputedStyle(one).backgroundColor.match(/\\d+/g).map(Number);
+      return [r + g + b, r - b];
+    }"""
+    with opened(cut("heads")) as visit:
+        cells = view(visit)
+        zero, strong = (cells.locator(f'[data-head="{name}"]').evaluate(light) for name in ("0.1", "3.0"))
+        assert zero[0] > 700 > strong[0]
+        assert abs(zero[1]) < 20 < strong[1]  # grey, and orange
+
+
+def test_a_curve_is_walked_with_arrows_and_saved_as_lines(opened, cut):
+    with opened(cut("window:2")) as visit:
+        steps = view(visit).locator(".curve-steps button")
+        first = steps.nth(0)
+        first.hover()
+        assert "L0-1" in visit.tip("weight that was cut")
+        first.click()
+        visit.settled(at=0)
+        first.press("ArrowRight")
+        visit.settled(at=1)
+        assert view(visit).locator(".beside h3").inner_text().startswith("L1-2: ")
+        assert steps.nth(1).evaluate("one => one === document.activeElement")
+        visit.page.keyboard.press("s")
+        with visit.page.expect_download() as download:
+            visit.page.locator("[data-save=svg]").click()
+        saved = download.value
+        assert saved.suggested_filename == "attnscope-cuts-over-window-2.svg"
+        text = saved.path().read_text("utf-8")
+        for words in (">L3</text>", "layer in the middle of a window", "keys at like distances", "<path"):
+            assert words in text
+
+
+def test_a_key_is_chosen_in_the_text(opened, cut):
+    with opened(cut("keys")) as visit:
+        view(visit).locator('.piece[data-token="5"]').click()
+        visit.settled(key=5)
+        assert view(visit).locator(".beside h3").inner_text().startswith("river(5): +")
+        assert view(visit).locator("tr[aria-selected=true] td").first.inner_text() == "river(5)"
+        view(visit).locator('.piece[data-token="10"]').hover()
+        assert "a query too" in visit.tip("this token")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_names_landmarks_and_widths(opened, cut, kind, theme):
+    for size in (DESKTOP, PHONE):
+        with opened(cut(kind), size=size, theme=theme) as visit:
+            assert view(visit).locator("h2").first.inner_text().lower() == "cuts"
+            assert visit.page.evaluate(NAMELESS) == []
+            assert visit.page.evaluate(OUTSIDE) == []
+            assert visit.page.evaluate(UNSAID) == []
+            assert visit.page.evaluate(WIDE) <= 0
+
+
+@pytest.mark.parametrize("text", [*HOSTILE.values(), STEERING], ids=[*HOSTILE, "steering"])
+@pytest.mark.parametrize("kind", ["heads", "keys"])
+def test_hostile_words_are_shown_as_text(browser, demo, cut, tmp_path, kind, text):
+    found = cut(kind)
+    case = found.cases[0]
+    prompt = called(case, [text, "b"])
+    facts = {**found.facts, "model": {**found.facts["model"], "name": text}, "select": text}
+    asked = [replace(one, cut=replace(one.cut, name=text)) for one in found.asked]
+    case = replace(case, prompt=prompt, said=text, foil_said=text, queries=(2,))
+    hostile = replace(found, cases=(case,), facts=facts, asked=tuple(asked))
+    page = cuts_page(hostile, demo.geometry, [text], Again(text, text, [text]))
+    path = page.save(tmp_path / "page.html")
+    for size in (DESKTOP, PHONE):
+        with visiting(browser, path, size=size) as visit:
+            visit.hover(view(visit).locator('.piece[data-token="2"]'))
+            visit.tip("a query")
+            assert ran_nothing(visit)
+            assert not controls(visit)
+            assert visit.page.evaluate(WIDE) <= 0
+            visit.page.keyboard.press("s")
+            visit.page.get_by_role("dialog", name="Save and copy").wait_for()
+            assert ran_nothing(visit)
+
+
+def test_texts_are_listed_each_with_its_own_marks(browser, tmp_path):
+    path = tmp_path / "facts.jsonl"
+    rows = [
+        {"text": BANK, "key": "river", "answer": " river", "foil": " bank"},
+        {"text": "a river and a bank, a river and a", "key": "bank", "answer": " bank", "foil": " river"},
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    call("knockout", "--texts", str(path), "--over", "heads", "--random", "0", "--out", str(tmp_path / "run")).ok()
+    page = tmp_path / "run" / "knockout.html"
+    said = read(page).said
+    assert said["title"] == "demo: 2 texts"
+    assert [text["answer"] for text in said["sides"][0]["cuts"]["texts"]] == ["·river", "·bank"]
+    with visiting(browser, page) as visit:
+        shown = view(visit)
+        assert shown.locator(".piece.cut").all_inner_texts() == [" river", " bank"]
+        assert shown.locator(".cut-answer").all_inner_texts() == [" → ·river, foil ·bank", " → ·bank, foil ·river"]
+        assert "marked in each text" in shown.locator(".cut-facts").inner_text()
+        assert "2 texts" in visit.page.locator("header").inner_text()
+
+
+def test_the_page_copies_the_command_with_its_text(tmp_path):
+    asked = ("--key", "river", "--over", "heads", "--random", "2", "--seed", "3")
+    first = call("knockout", BANK, *asked, "--out", str(tmp_path / "one"), "-q").ok()
+    side = read(tmp_path / "one" / "knockout.html").said["sides"][0]
+    assert side["cuts"]["command"] == (
+        f"attnscope knockout --model demo --text '{BANK}' --key river --over heads --seed 3 --random 2"
+    )
+    names = {}
+    exec("\n".join(side["cuts"]["python"]), names)
+    again = names["found"].table().to_pylist()
+    assert [f"{row['effect']:.4f}" for row in again] == [f"{float(row['effect']):.4f}" for row in first.rows]
+    call("knockout", "-", *asked, "--out", str(tmp_path / "two"), "-q", stdin=BANK.encode()).ok()
+    assert f"--text '{BANK}'" in read(tmp_path / "two" / "knockout.html").said["sides"][0]["cuts"]["command"]
+
+
+def test_a_page_without_cuts_has_no_view_of_them(browser, demo, tmp_path):
+    path = attnscope.capture(demo, "the river bank").page().save(tmp_path / "page.html")
+    with visiting(browser, path) as visit:
+        visit.page.locator("[role=tab]").first.wait_for()
+        assert "Cuts" not in visit.page.locator("[role=tab]").all_inner_texts()
