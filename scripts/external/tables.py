@@ -129,17 +129,22 @@ def own(path: Path) -> Columns:
 def written(folder: Path) -> dict[str, dict[str, Path]]:
     """{table: {format: path}}, as the commands write them."""
     found: dict[str, dict[str, Path]] = {}
-    corpus = folder / "corpus.jsonl"
-    corpus.write_text("".join(f'{{"id": "a,{n}", "text": "the bank, \\"{n}\\" is old"}}\n' for n in range(40)))
     for format in FORMATS:
         for name, command in COMMANDS.items():
             found.setdefault(name, {})[format] = printed(folder / f"{name}.{format}", command)
     for format in BATCH_FORMATS:
-        given = ("--tables", ",".join(BATCH[1:]), "--spans", "where=bank", "--spans", "end=last")
-        attnscope("batch", str(corpus), "--format", format, *given, "--out", str(folder / format))
-        for name in BATCH:
-            found.setdefault(f"batch {name}", {})[format] = next((folder / format / name).glob(f"*.{format}"))
+        for name, path in batch(folder, format).items():
+            found.setdefault(name, {})[format] = path
     return found
+
+
+def batch(folder: Path, format: str) -> dict[str, Path]:
+    """A file of each table of a dataset, in one format."""
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text("".join(f'{{"id": "a,{n}", "text": "the bank, \\"{n}\\" is old"}}\n' for n in range(40)))
+    given = ("--tables", "heads,relations", "--spans", "where=bank", "--spans", "end=last")
+    attnscope("batch", str(corpus), "--format", format, *given, "--out", str(folder / format))
+    return {f"batch {name}": next((folder / format / name).glob(f"*.{format}")) for name in BATCH}
 
 
 def printed(path: Path, command: Sequence[str]) -> Path:
