@@ -6,7 +6,6 @@ Shapes: G kv head, K key.
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from kvpress import ObservedAttentionPress, SnapKVPress, TOVAPress
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from external.common import Check, Report, arguments, project_python
+from external.common import Check, Report, arguments, by_project
 
 ROUNDING = 1e-6
 WINDOW, KERNEL, KEPT = 16, 5, 0.5
@@ -57,7 +56,7 @@ def main() -> None:
     asked = arguments()
     folder = Path("ours").resolve()
     folder.mkdir(exist_ok=True)
-    subprocess.run([project_python(), "-m", "external.kvpress_ours", str(folder)], check=True)
+    by_project("kvpress_ours", str(folder))
     models = json.loads((folder / "models.json").read_text())
     received = {name: dict(np.load(folder / f"{name}.npz")) for name in models}
     report = Report(("kvpress", "transformers", "torch"))

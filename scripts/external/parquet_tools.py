@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas
 
-from external.common import Check, Report, arguments, project_python
+from external.common import Check, Report, arguments, by_project
 from external.tables import zeroed
 
 PHYSICAL = {"bool": "0", "int32": "1", "int64": "2", "float": "4", "double": "5", "string": "6"}  # by Parquet's format
@@ -82,7 +82,7 @@ def attempt(check: Check, holds: Holds, name: str, path: str, table: Table) -> N
 def main() -> None:
     """A check of each command; controls of another table, and of a damaged page."""
     asked, folder = arguments(), Path.cwd()
-    subprocess.run([project_python(), "-m", "external.parquet_tools_ours", str(folder)], check=True)
+    by_project("parquet_tools_ours", str(folder))
     tables = json.loads((folder / "tables.json").read_text())
     report = Report(("parquet-tools", "pandas", "pyarrow"))
     for what, holds, another in (
