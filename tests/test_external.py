@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from external import driver  # noqa: E402
-from external.common import source_of  # noqa: E402
+from external.common import by_project, source_of  # noqa: E402
 from external.document import document, fell_short  # noqa: E402
 
 SCRIPT = """
@@ -219,6 +219,17 @@ def test_the_command_runs_from_any_folder(tmp_path: Path) -> None:
     done = subprocess.run(asked, cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable}, text=True,
         capture_output=True, check=True)  # fmt: skip
     assert "--source NAME=FOLDER" in done.stdout
+
+
+def test_a_judge_without_attnscope_asks_this_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever attnscope is installed in the project's Python, and whatever the judge's own path is."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$PYTHONPATH $*" > {tmp_path}/asked\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("ATTNSCOPE_PYTHON", str(python))
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    by_project("kvpress_ours", "folder")
+    assert (tmp_path / "asked").read_text() == f"{ROOT / 'scripts'}{os.pathsep}{ROOT} -m external.kvpress_ours folder\n"
 
 
 @pytest.mark.slow

@@ -111,9 +111,15 @@ def arguments() -> argparse.Namespace:
     return parser().parse_args()
 
 
-def project_python() -> str:
-    """The Python that attnscope is installed in, for a judge that is not: it writes what the judge then reads."""
-    return os.environ["ATTNSCOPE_PYTHON"]
+def by_project(module: str, *given: str) -> None:
+    """Run a module of this folder with the project's own Python, which has what attnscope needs, and this clone.
+
+    For a judge in whose environment attnscope is not: the module writes what the judge then reads.
+    """
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "scripts"), str(root)])}
+    command = [os.environ["ATTNSCOPE_PYTHON"], "-m", f"external.{module}", *given]
+    subprocess.run(command, check=True, stdout=sys.stderr, env=environment)
 
 
 def source_of(requirement: str, folder: Path) -> Path:

@@ -6,7 +6,6 @@ Shapes: G kv head, K key.
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from kvpress import ObservedAttentionPress, SnapKVPress, TOVAPress
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from external.common import Check, Report, arguments, project_python
+from external.common import Check, Report, arguments, by_project
 
 ROUNDING = 1e-6
 WINDOW, KERNEL, KEPT = 16, 5, 0.5
@@ -31,10 +30,10 @@ def observed(received: Received, layer: int) -> np.ndarray:
     return found_GK * tokens / np.arange(tokens, 0, -1)
 
 
-def snapkv(received: Received, layer: int) -> np.ndarray:
+def snapkv(received: Received, layer: int, kernel: int = KERNEL) -> np.ndarray:
     """The mean over the last queries, then over neighbouring keys; keys of the window have no score of their own."""
     found_GK = received[f"{layer} window"][:, :-WINDOW]
-    return np.stack([np.convolve(row, np.ones(KERNEL) / KERNEL, "same") for row in found_GK])
+    return np.stack([np.convolve(row, np.ones(kernel) / kernel, "same") for row in found_GK])
 
 
 def tova(received: Received, layer: int, queries: str = "last") -> np.ndarray:
@@ -57,7 +56,7 @@ def main() -> None:
     asked = arguments()
     folder = Path("ours").resolve()
     folder.mkdir(exist_ok=True)
-    subprocess.run([project_python(), "-m", "external.kvpress_ours", str(folder)], check=True)
+    by_project("kvpress_ours", str(folder))
     models = json.loads((folder / "models.json").read_text())
     received = {name: dict(np.load(folder / f"{name}.npz")) for name in models}
     report = Report(("kvpress", "transformers", "torch"))
@@ -71,20 +70,26 @@ def main() -> None:
             for name, ours in received.items():
                 theirs = scores(press, models[name], attention, ours["ids"])
                 compare_kept(check, f"{type(press).__name__} {attention} {name}", theirs, ours, expected)
-    faults: dict[str, Expected] = {
-        "received as it is, over all queries: not divided by the queries that see the key": lambda ours, layer: ours[
-            f"{layer} all"
-        ],
-        "the kv heads in another order": lambda ours, layer: np.roll(observed(ours, layer), 1, 0),
-        "the keys one place further": lambda ours, layer: np.roll(observed(ours, layer), 1, 1),
-        "the query before the last": lambda ours, layer: tova(ours, layer, "before"),
+    mass, snap, last = (CASES[place][0] for place in (0, 1, -2))
+    faults: dict[str, tuple[Any, Expected]] = {
+        "received as it is, over all queries: not divided by the queries that see the key": (
+            mass,
+            lambda ours, layer: ours[f"{layer} all"],
+        ),
+        "the kv heads in another order": (mass, lambda ours, layer: np.roll(observed(ours, layer), 1, 0)),
+        "the keys one place further": (mass, lambda ours, layer: np.roll(observed(ours, layer), 1, 1)),
+        "the mean over three neighbouring keys, not five": (snap, lambda ours, layer: snapkv(ours, layer, 3)),
+        "the query before the last": (last, lambda ours, layer: tova(ours, layer, "before")),
     }
-    for what, fault in faults.items():
-        press = CASES[-2][0] if "query" in what else CASES[0][0]
+    for what, (press, fault) in faults.items():
         with report.control(f"{type(press).__name__}, {what}") as control:
             for name, ours in received.items():
                 theirs = scores(press, models[name], "eager", ours["ids"])
                 compare(control, name, theirs, lambda layer, ours=ours, fault=fault: fault(ours, layer))
+    with report.control("which half of a cache's keys TOVAPress keeps, by the query before the last") as control:
+        for name, ours in received.items():
+            theirs = scores(last, models[name], "eager", ours["ids"])
+            compare_kept(control, name, theirs, ours, lambda ours, layer: tova(ours, layer, "before"))
     report.write(asked.out)
 
 

@@ -27,8 +27,13 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 def duckdb_reads(path: Path) -> Columns:
+    """Arrow through the library nanoarrow, which shares no code with the pyarrow that wrote it."""
     import duckdb
 
+    if path.suffix == ".arrow":
+        from nanoarrow import ArrayStream
+
+        return duckdb.from_arrow(ArrayStream.from_path(path)).to_arrow_table().to_pydict()
     read = {
         "parquet": "read_parquet('{}')",
         "csv": "read_csv('{}', all_varchar=false)",
@@ -36,6 +41,25 @@ def duckdb_reads(path: Path) -> Columns:
         "jsonl": "read_json('{}', format='newline_delimited')",
     }[path.suffix[1:]]
     return duckdb.sql(f"select * from {read.format(path)}").to_arrow_table().to_pydict()
+
+
+def duckdb_extension_reads(path: Path) -> Columns:
+    import duckdb
+
+    return duckdb.sql(f"select * from read_arrow('{path}')").to_arrow_table().to_pydict()
+
+
+def has_extension(folder: Path) -> bool:
+    """Whether DuckDB's own reader of Arrow, an extension that it downloads, could be had."""
+    import duckdb
+
+    duckdb.sql(f"set extension_directory = '{folder}'")
+    try:
+        duckdb.sql("install nanoarrow from community")
+        duckdb.sql("load nanoarrow")
+    except duckdb.Error:
+        return False
+    return True
 
 
 def polars_reads(path: Path) -> Columns:
@@ -53,15 +77,29 @@ def polars_reads(path: Path) -> Columns:
 
 def pandas_reads(path: Path) -> Columns:
     import pandas
+    import pyarrow
 
     read = {
         "parquet": pandas.read_parquet,
+        "arrow": lambda one: pandas.DataFrame.from_arrow(pyarrow.ipc.open_stream(one)),
         "csv": lambda one: pandas.read_csv(one, keep_default_na=False, na_values=[""]),
         "tsv": lambda one: pandas.read_csv(one, sep="\t", keep_default_na=False, na_values=[""]),
         "jsonl": lambda one: pandas.read_json(one, lines=True, dtype=False),
     }
     table = read[path.suffix[1:]](path)
     return table.astype(object).where(table.notna(), None).to_dict("list")
+
+
+def feather_refuses(path: Path) -> bool:
+    """Whether pandas' `read_feather` says that a file is not of the format which it reads."""
+    import pandas
+    import pyarrow
+
+    try:
+        pandas.read_feather(path)
+    except pyarrow.ArrowInvalid as error:
+        return "Not a Feather V1 or Arrow IPC file" in str(error)
+    return False
 
 
 def fastparquet_reads(path: Path) -> Columns:
@@ -72,9 +110,9 @@ def fastparquet_reads(path: Path) -> Columns:
 
 
 READERS: Mapping[str, tuple[Callable[[Path], Columns], Sequence[str]]] = {
-    "DuckDB": (duckdb_reads, ("parquet", *UNTYPED)),
+    "DuckDB": (duckdb_reads, FORMATS),
     "polars": (polars_reads, FORMATS),
-    "pandas": (pandas_reads, ("parquet", *UNTYPED)),
+    "pandas": (pandas_reads, FORMATS),
     "fastparquet": (fastparquet_reads, ("parquet",)),
 }
 
@@ -91,17 +129,22 @@ def own(path: Path) -> Columns:
 def written(folder: Path) -> dict[str, dict[str, Path]]:
     """{table: {format: path}}, as the commands write them."""
     found: dict[str, dict[str, Path]] = {}
-    corpus = folder / "corpus.jsonl"
-    corpus.write_text("".join(f'{{"id": "a,{n}", "text": "the bank, \\"{n}\\" is old"}}\n' for n in range(40)))
     for format in FORMATS:
         for name, command in COMMANDS.items():
             found.setdefault(name, {})[format] = printed(folder / f"{name}.{format}", command)
     for format in BATCH_FORMATS:
-        given = ("--tables", ",".join(BATCH[1:]), "--spans", "where=bank", "--spans", "end=last")
-        attnscope("batch", str(corpus), "--format", format, *given, "--out", str(folder / format))
-        for name in BATCH:
-            found.setdefault(f"batch {name}", {})[format] = next((folder / format / name).glob(f"*.{format}"))
+        for name, path in batch(folder, format).items():
+            found.setdefault(name, {})[format] = path
     return found
+
+
+def batch(folder: Path, format: str) -> dict[str, Path]:
+    """A file of each table of a dataset, in one format."""
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text("".join(f'{{"id": "a,{n}", "text": "the bank, \\"{n}\\" is old"}}\n' for n in range(40)))
+    given = ("--tables", "heads,relations", "--spans", "where=bank", "--spans", "end=last")
+    attnscope("batch", str(corpus), "--format", format, *given, "--out", str(folder / format))
+    return {f"batch {name}": next((folder / format / name).glob(f"*.{format}")) for name in BATCH}
 
 
 def printed(path: Path, command: Sequence[str]) -> Path:
@@ -136,27 +179,51 @@ def same(value: Any, read: Any, text: bool) -> bool:
     return read is not None and not isinstance(read, str) and read == value
 
 
+def zeroed(whole: bytes) -> bytes:
+    """The first half is zeros, but for the first four bytes."""
+    half = len(whole) // 2
+    return whole[:4] + bytes(half - 4) + whole[half:]
+
+
+DAMAGED: Mapping[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "parquet": ("a Parquet file with a damaged page", zeroed),
+    "arrow": ("an Arrow stream that ends in its middle", lambda whole: whole[: len(whole) // 2]),
+}
+
+
 def main() -> None:
-    """A check for each reader and format, a control for each of another text's table, and one of damaged Parquet."""
+    """A check for each reader and format, a control of another text's table, and one of a damaged file."""
     asked, folder = arguments(), Path.cwd()
-    report = Report(("attnscope", "duckdb", "polars", "pandas", "pyarrow", "fastparquet"))
+    report = Report(("attnscope", "duckdb", "polars", "pandas", "pyarrow", "fastparquet", "nanoarrow"))
     tables = written(folder)
     others = {format: printed(folder / f"other.{format}", ("heads", OTHER)) for format in FORMATS}
     expected = {name: own(paths["parquet"]) for name, paths in tables.items()}
-    for reader, (read, formats) in READERS.items():
+    readers = dict(READERS)
+    if has_extension(folder / "extensions"):
+        readers["DuckDB's extension"] = (duckdb_extension_reads, ("arrow",))
+    else:
+        report.not_had.append("DuckDB's own reader of Arrow, its extension: DuckDB could not download it")
+    for reader, (read, formats) in readers.items():
         for format in formats:
+            text = format in UNTYPED
             with report.check(f"{reader} reads every column of {format} with the same rows and values") as check:
                 for name, paths in tables.items():
                     if format in paths:
-                        attempt(check, name, read, paths[format], expected[name], format in UNTYPED)
+                        attempt(check, name, read, paths[format], expected[name], text)
             with report.control(f"{reader}: another text's {format}") as check:
-                attempt(check, "heads", read, others[format], expected["heads"], format in UNTYPED)
-        with report.control(f"{reader}: a Parquet file with a damaged page") as check:
-            path = folder / "damaged.parquet"
-            whole = bytearray(tables["relations"]["parquet"].read_bytes())
-            whole[4 : len(whole) // 2] = bytes(len(whole) // 2 - 4)
-            path.write_bytes(whole)
-            attempt(check, "relations", read, path, expected["relations"], False)
+                attempt(check, "heads", read, others[format], expected["heads"], text)
+        for format, (fault, damage) in DAMAGED.items():
+            if format not in formats:
+                continue
+            path = folder / f"damaged.{format}"
+            path.write_bytes(damage(tables["relations"][format].read_bytes()))
+            with report.control(f"{reader}: {fault}") as check:
+                attempt(check, "relations", read, path, expected["relations"], False)
+    if all(feather_refuses(paths["arrow"]) for paths in tables.values() if "arrow" in paths):
+        report.notes.append(
+            "pandas' `read_feather` refuses every Arrow table: it reads Arrow's file format alone, and a command writes"
+            " Arrow's stream format, which fits a pipe. `pandas.DataFrame.from_arrow` takes the stream"
+        )
     report.write(asked.out)
 
 

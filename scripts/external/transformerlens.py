@@ -114,6 +114,10 @@ def hook_names(report: Report, models: Sequence[Both]) -> None:
                     )
                 else:
                     check.hold(near(logits.softmax(-1), weights, ROUNDING), f"{both} layer {layer}: hook_attn_scores")
+    with report.control("the weights taken for the logits before the softmax") as control:
+        for both in models[:-1]:
+            for weights in their_patterns(both):
+                control.hold(near(weights.softmax(-1), weights, ROUNDING))
 
 
 def near(found: Tensor, expected: Tensor | float, allowed: float) -> bool:
