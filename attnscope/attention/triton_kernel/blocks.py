@@ -40,15 +40,18 @@ def blocks(spec: AttentionSpec, columns: int = 0, exact: bool = False) -> Blocks
 
 
 def of_statistics(spec: AttentionSpec) -> Blocks:
-    """The blocks of `statistics`: on Hopper twice the keys, if nothing is loaded beside them; elsewhere it spills, and
-    a position bias takes twice the threads."""
-    form, hopper = blocks(spec), generation(spec.device) == HOPPER
+    """The blocks of `statistics`: as many keys and threads as spill nothing on the card.
+
+    On Hopper twice the keys, if nothing is loaded beside them. On Blackwell, and with a position bias, twice the
+    threads; of wide heads with a bias fewer keys.
+    """
+    form, card, bias = blocks(spec), generation(spec.device), spec.bias is not None
     if form.M == FEW_ROWS:
         return form
-    if spec.bias is not None:
-        return form if hopper else replace(form, warps=8)
-    wide = hopper and form.N == 64 and spec.visible.as_mask is None
-    return replace(form, N=128) if wide else form
+    if card == HOPPER:
+        return form if bias or form.N < 64 or spec.visible.as_mask is not None else replace(form, N=128)
+    N = 16 if bias and spec.q_BHQD.shape[-1] > 128 else form.N
+    return replace(form, N=N, warps=8) if bias or card > HOPPER else form
 
 
 def of_largest(spec: AttentionSpec) -> Blocks:
