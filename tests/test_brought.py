@@ -162,7 +162,9 @@ def test_a_quantised_checkpoint_and_an_adapter_of_it(tmp_path: Path) -> None:
     assert (weights(adapted) - weights(loaded)).abs().max() > 1e-3
 
 
-def test_what_a_library_prints_while_a_model_is_loaded_is_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_library_prints_while_a_model_is_loaded_is_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As gptqmodel does, a dozen lines of it."""
     of_transformers = LlamaForCausalLM.from_pretrained
 
@@ -171,7 +173,8 @@ def test_what_a_library_prints_while_a_model_is_loaded_is_no_data(monkeypatch: p
         return of_transformers(*given, **how)
 
     monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", talks)
-    done = call("relations", "-q", TEXT)
+    folder = shutil.copytree(DEMO_FOLDER, tmp_path / "m")
+    done = call("relations", "-q", TEXT, "-m", str(folder))
     assert "Kernel" in done.err
     assert b"Kernel" not in done.out
 
