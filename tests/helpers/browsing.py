@@ -21,7 +21,7 @@ NAMELESS = """() => [...document.querySelectorAll("button, select, input, th, [t
   .map((one) => one.outerHTML)"""
 OUTSIDE = """() => [...document.getElementById("app").children].filter((one) => one.checkVisibility())
   .filter((one) => !one.matches("header, main, section[aria-label], [role=status]")).map((one) => one.outerHTML)"""
-MISNAMED = """() => [...document.querySelectorAll("button[aria-label]")].filter((one) => one.checkVisibility())
+MISNAMED = r"""() => [...document.querySelectorAll("button[aria-label]")].filter((one) => one.checkVisibility())
   .filter((one) => {
     const words = (text) => ` ${(text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? []).join(" ")} `;
     const parts = [...one.childNodes].filter((part) => part.ariaHidden !== "true");
