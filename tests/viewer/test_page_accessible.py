@@ -14,6 +14,15 @@ GROUNDS = ("paper", "panel", "raised", "accent-soft", "query-soft", "key-soft")
 WORDS = ("ink", "muted", "faint", "accent", "query", "key", "warn", "made")
 LEAST = 4.5  # WCAG 2.2, 1.4.3: the contrast of text with what is behind it
 
+UNSPOKEN = """() => {
+  const words = (text) => ` ${text.toLowerCase().split(/[^\\p{L}\\p{N}]+/u).filter(Boolean).join(" ")} `;
+  const seen = (one) => one.nodeType === Node.TEXT_NODE ? one.data
+    : one.ariaHidden === "true" || !one.checkVisibility() ? "" : [...one.childNodes].map(seen).join("");
+  return [...document.querySelectorAll("button[aria-label]")].filter((one) => one.checkVisibility())
+    .filter((one) => words(seen(one)).trim() && !words(one.ariaLabel).includes(words(seen(one))))
+    .map((one) => one.outerHTML);
+}"""
+
 
 def colours(theme: str) -> dict[str, str]:
     """The style sheet's own colours by name."""
@@ -61,6 +70,17 @@ def test_what_can_be_reached_has_a_name_and_stands_in_a_landmark(browser, subjec
         visit.page.evaluate("document.getElementById('app').append('', document.createElement('button'))")
         assert len(visit.page.evaluate(NAMELESS)) == 2
         assert len(visit.page.evaluate(OUTSIDE)) == 1
+
+
+def test_a_name_has_the_words_that_are_seen(browser, subject):
+    """WCAG 2.2, 2.5.3: who speaks to a page says what stands on the button."""
+    with visiting(browser, subject.path, "view=head&at=1&head=1") as visit:
+        for view in ("head", "metrics"):
+            visit.go(view=view, at=1, head=1, query=5, key=2)
+            visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
+            assert visit.page.evaluate(UNSPOKEN) == []
+        visit.page.evaluate("document.querySelector('.tools button').ariaLabel = 'Save and copy'")
+        assert len(visit.page.evaluate(UNSPOKEN)) == 1
 
 
 def test_a_head_is_called_by_its_number_too(browser, subject):

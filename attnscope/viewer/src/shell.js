@@ -54,12 +54,9 @@ export class Shell {
       { type: "button", class: "plain", title: "Keys and help (?)", onclick: () => this.help.open() },
       "?",
     );
-    const share = make(
-      "button",
-      { type: "button", class: "plain", "aria-label": "Save, copy", onclick: () => void this.share.open() },
-      make("span", { "aria-hidden": "true" }, "⤓"),
-      make("span", { class: "wide-only" }, " Save, copy"),
-    );
+    const share = make("button", { type: "button", class: "plain", onclick: () => void this.share.open() });
+    share.append(make("span", { "aria-hidden": "true" }, "⤓"), make("span", { class: "wide-only" }, " Save, copy"));
+    share.setAttribute("aria-label", "Save, copy"); // the words that are seen, for who speaks to the page
     share.title = "Save what is seen, copy what makes it (s)";
     theme.setAttribute("aria-label", "Light or dark");
     help.setAttribute("aria-label", "Keys and help");

@@ -80,7 +80,7 @@ export class Overlay {
         class: "square",
         title,
         "data-square": `${at}.${head}`,
-        "aria-label": `${head}: lines of ${side.name(at, head)}`, // which begins as what is seen does
+        "aria-label": `head ${head}: lines of ${side.name(at, head)}`,
         onclick: () => this.#toggle(head),
         ondblclick: () => this.store.set({ head, heads: [] }),
       },
