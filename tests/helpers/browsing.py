@@ -21,14 +21,6 @@ NAMELESS = """() => [...document.querySelectorAll("button, select, input, th, [t
   .map((one) => one.outerHTML)"""
 OUTSIDE = """() => [...document.getElementById("app").children].filter((one) => one.checkVisibility())
   .filter((one) => !one.matches("header, main, section[aria-label], [role=status]")).map((one) => one.outerHTML)"""
-MISNAMED = r"""() => [...document.querySelectorAll("button[aria-label]")].filter((one) => one.checkVisibility())
-  .filter((one) => {
-    const words = (text) => ` ${(text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? []).join(" ")} `;
-    const parts = [...one.childNodes].filter((part) => part.ariaHidden !== "true");
-    const seen = words(parts.map((part) => part.innerText ?? part.textContent).join(" "));
-    return seen.trim() && !words(one.getAttribute("aria-label")).includes(seen);
-  })
-  .map((one) => one.outerHTML)"""
 UNSAID = """() => [...document.querySelectorAll("section:not([hidden]) .grid-cells > button")]
   .filter((one) => one.textContent && !one.getAttribute("aria-label").split(", ").includes(one.textContent))
   .map((one) => one.outerHTML)"""
