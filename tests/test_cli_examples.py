@@ -15,7 +15,7 @@ from helpers.corpora import written
 from helpers.forks import shim
 
 EXAMPLES = [example for _, examples in COMMANDS.values() for example in examples]
-STARTED = COMMANDS["batch"][1][-1]  # the others are forked: nothing else differs
+STARTED = [COMMANDS[name][1][-1] for name in ("batch", "heads")]  # the others are forked: nothing else differs
 SLOW = ("attnscope ablate demo --select @previous-token --sequences 32", "attnscope scan demo --sequences 32 --out")
 
 
@@ -45,7 +45,7 @@ def surroundings(tmp_path):
     "example", [pytest.param(one, marks=pytest.mark.slow) if one.startswith(SLOW) else one for one in EXAMPLES]
 )
 def test_an_example_runs(example, surroundings):
-    first = Path(sys.executable).parent if example == STARTED else shim()
+    first = Path(sys.executable).parent if example in STARTED else shim()
     env = os.environ | {"PATH": f"{first}{os.pathsep}{os.environ['PATH']}"}
     command = ["bash", "-c", example]
     done = subprocess.run(command, cwd=surroundings, env=env, capture_output=True, text=True, timeout=HANGS)

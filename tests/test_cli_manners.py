@@ -181,7 +181,7 @@ def test_what_is_asked_for_is_not_left_out_on_a_terminal(flags, expected):
 
 
 def test_a_real_terminal_has_a_table_and_progress_bars_that_go_away():
-    code, shown = on_terminal(["heads", "--text", SENTENCE], 100)
+    code, shown = on_terminal(["heads", "--text", SENTENCE], 100, fork=False)
     assert code == 0
     body = [line for line in CODES.sub("", shown).splitlines() if re.match(r"\s*L\d+H\d+ ", line)]
     assert len(body) == 20

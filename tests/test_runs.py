@@ -84,10 +84,9 @@ def test_another_run_is_refused_before_the_forward_pass(tmp_path, of_story, argu
 def test_the_same_run_again_is_fine_however_its_text_was_given(tmp_path):
     out, file = tmp_path / "runs", tmp_path / "story.txt"
     file.write_text(STORY)
-    asked = ("--top", "1", "--figures", "heads", "-q")
-    call("heads", "--text", STORY, *asked, "--out", str(out)).ok()
+    call("heads", "--text", STORY, "--top", "1", "--out", str(out), "-q").ok()
     before = files_of(out)
-    call("heads", "--file", str(file), *asked, "--out", f"{out}/../runs", "--offline").ok()
+    call("heads", "--file", str(file), "--top", "1", "--out", f"{out}/../runs", "--offline", "-q").ok()
     again = files_of(out)
     assert again.pop("manifest.json") != before.pop("manifest.json")  # other ways to the same
     assert again == before
@@ -124,7 +123,7 @@ def test_a_hostile_manifest_removes_nothing_of_others(tmp_path):
     victims = [other / "L00H00.png", tmp_path / "heads.csv", other / "heads.csv", tmp_path / "victim"]
     for victim in victims:
         victim.write_text("keep")
-    call("heads", "--text", STORY, "--top", "1", "--figures", "heads", "--out", str(out), "-q").ok()
+    call("heads", "--text", STORY, "--top", "1", "--out", str(out), "-q").ok()
     (out / "mine.txt").write_text("keep")
     for path in (out / "heads").iterdir():
         path.unlink()
@@ -227,22 +226,15 @@ def test_a_run_of_an_older_version_is_refused_and_can_be_written_over(seen, tmp_
     assert "overview.png" not in listed(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("image", "by_kv"),
-    [
-        ("png", False),
-        ("svg", True),
-        ("pdf", False),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("png", True), ("svg", False), ("pdf", True))),
-    ],
-)
-def test_every_file_that_an_export_writes_is_known_as_one(demo, tmp_path, image, by_kv):
+def test_every_file_that_an_export_writes_is_known_as_one(demo, tmp_path):
     small = attnscope.wrap(tiny_model("llama", num_hidden_layers=2, vocab_size=2000), demo.tokenizer)
-    view = attnscope.View(by_kv=by_kv)
-    request = attnscope.Request(view=view, relations=True, maps="all", rollout="tokens")
-    style = attnscope.Style(image=image)
-    attnscope.capture(small, "the bank", request=request).export(tmp_path, style=style, heads=[])
-    assert {f"rollout.{image}", f"metrics.{image}", f"overview.{image}", "rollout.csv"} < listed(tmp_path)
+    for image in ("png", "svg", "pdf"):
+        for by_kv in (False, True):
+            view = attnscope.View(by_kv=by_kv)
+            request = attnscope.Request(view=view, relations=True, maps="all", rollout="tokens")
+            style = attnscope.Style(image=image)
+            attnscope.capture(small, "the bank", request=request).export(tmp_path, style=style, heads=[], force=True)
+            assert {f"rollout.{image}", f"metrics.{image}", f"overview.{image}", "rollout.csv"} < listed(tmp_path)
 
 
 def test_the_heads_drawn_by_default_are_those_of_the_command(seen, tmp_path):
@@ -277,28 +269,14 @@ ONE_KIND = ("--figures", "heads")  # where pictures of every kind would say no m
             "all",
             "-s",
             "3.0-1",
-            *ONE_KIND,
         ),
-        ("heads", "--text", STORY * 60, "--truncate", "left", "--set", "bin=max", "--top", "1", "-s", "1.2", *ONE_KIND),
-        ("heads", "--text", STORY, "--chat", "--top", "1", "-s", "last", *ONE_KIND),
+        ("heads", "--text", STORY * 60, "--truncate", "left", "--set", "bin=max", "--top", "1", "-s", "1.2"),
+        ("heads", "--text", STORY, "--chat", "--top", "1", "-s", "last"),
         ("relations", "--text", STORY, "--top-k", "all", "--min-weight", "0.2", "--weights", "scores"),
         ("rollout", "--text", STORY, "--group", "words"),
         ("heatmap", "--text", STORY, "--image", "svg", "--select", "1.0"),
-        ("heads", "--ids", "{ids}", "--engine", "fused", "--set", "spreadsheet=true", "-s", "0.0", *ONE_KIND),
-        (
-            "heads",
-            "--text",
-            CAT,
-            "--query",
-            "-1",
-            "--key",
-            "beast,first",
-            "--define",
-            "beast=cat",
-            "-s",
-            "1.0",
-            *ONE_KIND,
-        ),
+        ("heads", "--ids", "{ids}", "--engine", "fused", "--top", "1", "--set", "spreadsheet=true", "-s", "0"),
+        ("heads", "--text", CAT, "--query", "-1", "--key", "beast,first", "--define", "beast=cat", "--top", "1"),
     ],
     ids=lambda arguments: " ".join(arguments)[:40],
 )

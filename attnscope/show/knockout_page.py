@@ -73,7 +73,7 @@ class CutsSide:
 
     @cached_property
     def said(self) -> Mapping[str, Any]:
-        """What is said in words and numbers."""
+        """The side's words and numbers, as the page's JSON has them."""
         facts, model = self.found.facts, self.found.facts["model"]
         whole = {layer.index: layer for layer in self.geometry.layers}
         count = len(self.found.cases)

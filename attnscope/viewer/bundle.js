@@ -1,4 +1,4 @@
-/* attnscope viewer, made by scripts/build_viewer.mjs of sources 05c0adb964853b9bcaa214855b1ab3361db1d93a80f14bd1af8d18eef0f161a3 */
+/* attnscope viewer, made by scripts/build_viewer.mjs of sources 50a0687bc3720d6ea1c3c0fc6970081b2800cd78a7b8c71e95b3a88888c3fc6c */
 /* d3-color
 Copyright 2010-2026 Mike Bostock
 

@@ -382,7 +382,7 @@ const bytesOf = (colour) =>
 const CUT = { set: "L0H0", at: 0, layer: 0, head: 0, heads: [[0, 0]], key: null };
 const cutsOf = (over, effects) => ({ over, rows: effects.map((effect) => ({ ...CUT, effect })) });
 
-test("cuts stand in the order of their effects, those that nothing sees last; layers in the model's order", () => {
+test("cuts are sorted by effect, those that no query sees last; layers keep the model's order", () => {
   assert.deepEqual(inOrder(cutsOf("heads", [0.1, null, 2, -1])), [2, 0, 3, 1]);
   assert.deepEqual(inOrder(cutsOf("keys", [0.1, 0.1, 0.2])), [2, 0, 1]);
   assert.deepEqual(inOrder(cutsOf("window:3", [0.1, null, 2, -1])), [0, 1, 2, 3]);

@@ -262,7 +262,7 @@ class CutsView {
   }
 }
 
-/** @param {Cuts} cuts @returns {"heads"|"layers"|"keys"|"none"} what stands for a cut */
+/** @param {Cuts} cuts @returns {"heads"|"layers"|"keys"|"none"} how cuts are drawn */
 export function kindOf({ over }) {
   if (over === "heads" || over === "kv") return "heads";
   return over === "keys" || over === "none" ? over : "layers";
