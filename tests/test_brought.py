@@ -136,11 +136,18 @@ def test_a_model_is_quantised_on_the_cpu(demo: LoadedModel, quantize: str, dtype
 def test_quantised_weights_are_those_that_transformers_dequantises(
     demo: LoadedModel, quantize: str, dtype: str, near: float
 ) -> None:
-    """In 4 bits to rounding; in 8 bits bitsandbytes rounds what enters a layer, too."""
+    """In 4 bits to rounding; in 8 bits bitsandbytes rounds what enters a layer, too.
+
+    In 4 bits it multiplies in bfloat16 where the processor can, whatever was asked for.
+    """
     pytest.importorskip("bitsandbytes")
+    from bitsandbytes.functional import has_avx512bf16
+
+    near = max(near, 0.02) if has_avx512bf16() else near
     loaded = load(LoadOptions(quantize=quantize, dtype=dtype, device="cpu"))
     read = {engine: weights(loaded, engine=engine) for engine in ("eager", "fused")}
-    expected = own(wrap(loaded.model.dequantize(dtype=torch.float32).float(), loaded.tokenizer))
+    unread = load(LoadOptions(quantize=quantize, dtype=dtype, device="cpu"))  # a pass may pack weights for this CPU
+    expected = own(wrap(unread.model.dequantize(dtype=torch.float32).float(), unread.tokenizer))
     for found in read.values():
         torch.testing.assert_close(found, expected, rtol=0, atol=near)
     assert (weights(demo) - expected).abs().max() > 1e-3  # what was quantised differs from what was not

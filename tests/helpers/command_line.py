@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Self
 from unittest.mock import patch
 
+from rich.style import Style
+
 from attnscope.cli import run
 from attnscope.model import loading
 from attnscope.model.options import LoadOptions
@@ -75,6 +77,7 @@ def call(*arguments: str, stdin: bytes = b"", columns: int | None = None, **envi
     settings = environment if columns is None else {"COLUMNS": str(columns), "TERM": "xterm-256color"} | environment
     streams = patch.multiple(sys, stdout=out, stderr=err, stdin=given)
     demos = patch.object(loading, "_model", _model)
+    Style._add.cache_clear()  # a style keeps the codes of the first terminal that it was printed on
     with patch.dict(os.environ, settings), streams, demos, warnings.catch_warnings(), _logger_kept():
         code = run(arguments)
         out.flush()
