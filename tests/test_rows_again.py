@@ -155,7 +155,7 @@ def test_cross_attention_is_cut_in_rows_of_the_target():
 
 @pytest.mark.parametrize("family", ["gpt_oss", "llama"])
 def test_all_visible_keys_cut_equal_a_head_replaced_by_zero(family):
-    """Of sink logits nothing reaches the output; a row that is left without keys gives 0, and is reported."""
+    """Of sink logits nothing reaches the output; a row that is left without keys gives 0 (a study reports it)."""
     model = tiny_model(family)
     layer, _, _ = places(model)[-1]
     changed = replacing([Cut("one", ((layer, 2),))], [TOKENS], zeros)
@@ -167,7 +167,6 @@ def test_all_visible_keys_cut_equal_a_head_replaced_by_zero(family):
     found = listen(model, ids_of().repeat(2, 1), lambda call: None, engine=engine, logits_at=[13])
     assert_close(found.logits, replaced.logits, atol=1e-5, rtol=0)
     assert (found.logits[1] - found.logits[0]).abs().max() > 1e-4
-    assert knockout.emptied == {(layer, 2)}
 
 
 def test_one_edge_carries_everything_in_a_model_made_by_hand():

@@ -3,24 +3,23 @@
 Geva et al. 2023 (arXiv 2304.14767) cut the logits of one key for all heads of some layers. Here each cut has heads and
 keys of its own, and the intact rows of the same pass are computed again by the same code.
 
-Shapes: B text of a pass, N row of a pass (text, or cut and text), H head, P head of a layer that is computed again,
-R asked row, r row of a block, K key, V width of v.
+Shapes: B text, N row of a pass (text, or cut and text), P head of a layer that is computed again, R asked row, r row of
+a block, K key, E edge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnscope.attention.again import CutHow, RowBlock, RowsAgain, padded
-from attnscope.errors import ModelError
+from attnscope.intervene.again import check_again, put, spec_of
 from attnscope.intervene.intervention import HeadSet, Intervention
-from attnscope.seam.call import TOLERANCE, AttentionCall
-from attnscope.seam.checks import relative_error
+from attnscope.seam.call import AttentionCall
 from attnscope.seam.engines import Change, Engine
 from attnscope.stacks import DECODER
 
@@ -53,7 +52,6 @@ class Knockout(Intervention):
     how: CutHow = "mask"
     stack: str = DECODER
     read: OnRows | None = None
-    emptied: set[tuple[int, int]] = field(default_factory=set, compare=False)
     name: str = "knockout"
 
     @property
@@ -72,7 +70,7 @@ class Knockout(Intervention):
             heads = self.heads.get(call.layer, ())
             if call.stack != self.stack or not heads:
                 return output_NQHV
-            spec = _spec(call, output_NQHV)
+            spec = spec_of(call, output_NQHV)
             query_BR = padded([self.queries[text] for text in texts], spec.device)
             query_NR = query_BR.repeat(spec.batch // len(texts), 1)
             edges = _edges(call.layer, heads, cuts, texts, spec.device)
@@ -80,41 +78,23 @@ class Knockout(Intervention):
             for block in RowsAgain(spec, heads).blocks(query_NR):
                 if self.read is not None:
                     self.read(call, texts, heads, block)
-                worst = max(worst, self._write(changed, output_NQHV, heads, block, edges, call.layer))
-            _check(call, worst, output_NQHV.dtype)
+                found_NrPV = block.output(_cut(block, heads, edges), self.how)
+                worst = max(worst, put(changed, output_NQHV, heads, block, found_NrPV, edges[0]))
+            check_again(call, worst, output_NQHV.dtype)
             return changed
 
         return change
 
-    def _write(
-        self,
-        changed_NQHV: Tensor,
-        own_NQHV: Tensor,
-        heads: tuple[int, ...],
-        block: RowBlock,
-        edges: Sequence[Tensor],
-        layer: int,
-    ) -> float:
-        """Put a block's rows in their places; returns how far rows without a cut are from the model's own."""
-        N, P, K = len(block.query_Nr), len(heads), block.spec.visible.keys
-        row_E, place_E, key_E = edges
-        cut_NPrK = None
-        if len(row_E):
-            cut_NPK = torch.zeros(N, P, K, dtype=torch.bool, device=row_E.device)
-            cut_NPK[row_E, place_E, key_E] = True
-            cut_NPrK = cut_NPK[:, :, None]
-        found_NrPV = block.output(cut_NPrK, self.how)
-        text_X, row_X = (block.query_Nr >= 0).nonzero(as_tuple=True)
-        query_X, head_P = block.query_Nr[text_X, row_X], torch.tensor(heads, device=row_E.device)
-        own_XPV = own_NQHV[text_X[:, None], query_X[:, None], head_P]
-        seen_XP1 = ~block.blind()[text_X, row_X][..., None]  # a row that sees nothing stays as it was
-        if cut_NPrK is not None and self.how == "mask":
-            empty_NP = (block.blind(cut_NPrK) & ~block.blind()).any(1)
-            self.emptied.update((layer, heads[place]) for place in empty_NP.any(0).nonzero()[:, 0].tolist())
-        new_XPV = torch.where(seen_XP1, found_NrPV[text_X, row_X], own_XPV.float())
-        changed_NQHV[text_X[:, None], query_X[:, None], head_P] = new_XPV.to(changed_NQHV.dtype)
-        intact_X = ~torch.isin(text_X, row_E)
-        return float(relative_error(new_XPV[intact_X], own_XPV[intact_X])) if bool(intact_X.any()) else 0.0
+
+def _cut(block: RowBlock, heads: Sequence[int], edges: Sequence[Tensor]) -> Tensor | None:
+    """Which weights of a block are cut, (N, P, r, K); None for none."""
+    row_E, place_E, key_E = edges
+    if not len(row_E):
+        return None
+    size = len(block.query_Nr), len(heads), block.spec.visible.keys
+    cut_NPK = torch.zeros(size, dtype=torch.bool, device=row_E.device)
+    cut_NPK[row_E, place_E, key_E] = True
+    return cut_NPK[:, :, None]
 
 
 def _edges(
@@ -132,24 +112,3 @@ def _edges(
     ]
     edge_E3 = torch.tensor(found, dtype=torch.long, device=device).view(-1, 3)
     return edge_E3[:, 0], edge_E3[:, 1], edge_E3[:, 2]
-
-
-def _spec(call: AttentionCall, output_NQHV: Tensor) -> Any:
-    """The call's q, k and v. Raises ModelError for a family whose output is not one row per query and head of them."""
-    spec = call.spec
-    if spec is None or output_NQHV.shape[:3] != (spec.batch, spec.visible.queries, spec.heads):
-        raise ModelError(
-            f"layer {call.layer}: its heads' outputs are not what its q, k and v give", "choose another family"
-        )
-    return spec
-
-
-def _check(call: AttentionCall, worst: float, dtype: torch.dtype) -> None:
-    """Raise ModelError where intact rows that were computed again are not the model's own."""
-    allowed = TOLERANCE.get(dtype, TOLERANCE[torch.float32])[1]
-    if not worst <= allowed:
-        raise ModelError(
-            f"layer {call.layer}: rows computed again differ from the model's own by {worst:.2g} (allowed "
-            f"{allowed:.2g})",
-            "choose another family: this one's attention is not what its q, k and v give",
-        )

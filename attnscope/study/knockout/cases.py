@@ -95,11 +95,11 @@ def cases_of(loaded: LoadedModel, questions: Sequence[AskedText]) -> list[Case]:
     """The cases of some questions. Raises InputError for what cannot be one, with the line where there are several."""
     loaded.check_task("a knockout")
     loaded.check_bare("a knockout")
-    with _Reading(loaded, any(one.chat for one in questions)) as read:
-        return [_located(loaded, one, read) for one in questions]
+    with Reading(loaded, any(one.chat for one in questions)) as read:
+        return [located(loaded, one, read) for one in questions]
 
 
-def _located(loaded: LoadedModel, question: AskedText, read: _Reading) -> Case:
+def located(loaded: LoadedModel, question: AskedText, read: Reading) -> Case:
     """The case; an error says where the question was written."""
     try:
         return _case(loaded, question, read)
@@ -109,14 +109,14 @@ def _located(loaded: LoadedModel, question: AskedText, read: _Reading) -> Case:
         raise InputError(f"{question.where}: {error.message}", error.hint) from error
 
 
-class _Reading:
+class Reading:
     """Texts and ids -> prompts, whose `answer` says where an answer begins."""
 
     def __init__(self, loaded: LoadedModel, chat: bool) -> None:
         self.loaded = loaded
         self.apart = reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, chat))
 
-    def __enter__(self) -> _Reading:
+    def __enter__(self) -> Reading:
         self.tokenised = self.apart.__enter__()
         return self
 
@@ -155,7 +155,7 @@ class _Reading:
         return whole.ids[whole.answer :]
 
 
-def _case(loaded: LoadedModel, question: AskedText, read: _Reading) -> Case:
+def _case(loaded: LoadedModel, question: AskedText, read: Reading) -> Case:
     prompt = read.prompt(question)
     answer = question.answer
     ids = own_next(loaded, prompt.ids) if answer is None else read.answer(question, prompt, answer)
