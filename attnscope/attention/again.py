@@ -127,9 +127,9 @@ class RowBlock:
         """The output, (N, r, P, V) in float32, without what is cut; 0 in a row that is left without keys."""
         if cut_NPrK is None or how == "zero":
             weights = self.weights_NPrK if cut_NPrK is None else self.weights_NPrK.masked_fill(cut_NPrK, 0.0)
-            return self._values(weights, self.logits_NPrK)
+            return self.weighted(weights, self.logits_NPrK)
         logits = self.logits_NPrK.masked_fill(cut_NPrK, -torch.inf)
-        return self._values(self._softmax(logits), logits)
+        return self.weighted(self._softmax(logits), logits)
 
     def blind(self, cut_NPrK: Tensor | None = None) -> Tensor:
         """Boolean (N, r, P): a row that sees no key, or none but what is cut."""
@@ -148,8 +148,8 @@ class RowBlock:
     def _softmax(self, logits_NPrK: Tensor) -> Tensor:
         return self._asked.normalised(logits_NPrK, 0, logits_NPrK.shape[2])
 
-    def _values(self, weights_NPrK: Tensor, logits_NPrK: Tensor) -> Tensor:
-        """P V, every head with its own kv head; less what a sink logit takes of the output alone."""
+    def weighted(self, weights_NPrK: Tensor, logits_NPrK: Tensor) -> Tensor:
+        """P V, (N, r, P, V), every head with its own kv head; less what a sink logit takes of the output alone."""
         v_NGKV, per_group = self.spec.v_BGKV, self.spec.heads // self.spec.kv_heads
         N, P, r, K = weights_NPrK.shape
         if per_group * v_NGKV.shape[1] == P:

@@ -22,7 +22,7 @@ from attnscope.seam.listen import listen
 
 if TYPE_CHECKING:
     from attnscope.intervene.passes import Advance, Passes
-    from attnscope.seam.call import AttentionCall, CallPlace
+    from attnscope.seam.call import AttentionCall
 
 BACKWARD = 3  # what a pass with its backward pass takes, in passes
 
@@ -58,11 +58,27 @@ def _of_batch(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[int, int
     if not isinstance(intervention, Replacing):
         raise UsageError("a screen by gradients is of outputs that are replaced", "use {replace=mean}")
 
-    kept: dict[CallPlace, Tensor] = {}
+    kept, gradients = backward(passes, batch)
+    lengths = [passes.task.lengths[place] for place in batch]
+    found: dict[int, Tensor] = {}
+    with torch.no_grad():
+        for (call, z_BTHV), grad_BTHV in zip(kept, gradients, strict=True):
+            gone_BTHV = intervention.instead(call.place, z_BTHV, lengths) - z_BTHV
+            products = [(grad_BTHV.double() * one).sum((1, 3)) for one in (gone_BTHV, z_BTHV)]
+            found[call.layer] = found.get(call.layer, 0) + torch.stack(products, -1).cpu()
+    heads = [(layer, head) for layer, one in found.items() for head in range(one.shape[1])]
+    return heads, torch.cat(list(found.values()), 1).numpy()
+
+
+def backward(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[AttentionCall, Tensor]], Sequence[Tensor]]:
+    """The calls of an intact pass over some sequences with their outputs, and the gradient of each output: how much
+    worse the measure gets, summed over the sequences."""
+    kept: list[tuple[AttentionCall, Tensor]] = []
 
     def keep(call: AttentionCall, output_BTHV: Tensor) -> Tensor:
-        kept[call.place] = output_BTHV if output_BTHV.requires_grad else output_BTHV.requires_grad_()
-        return kept[call.place]
+        output_BTHV = output_BTHV if output_BTHV.requires_grad else output_BTHV.requires_grad_()
+        kept.append((call, output_BTHV))
+        return output_BTHV
 
     asked = passes.asked(batch)
     report = listen(
@@ -76,13 +92,4 @@ def _of_batch(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[int, int
     assert report.logits is not None
     values_BK = passes.values(report.logits, batch, asked)
     cost = passes.measure.worse * values_BK.sum()  # of a text's rows only its own value has a gradient
-    lengths = [passes.task.lengths[place] for place in batch]
-    gradients = torch.autograd.grad(cost, list(kept.values()))
-    found: dict[int, Tensor] = {}
-    with torch.no_grad():
-        for (place, z_BTHV), grad_BTHV in zip(kept.items(), gradients, strict=True):
-            gone_BTHV = intervention.instead(place, z_BTHV, lengths) - z_BTHV
-            products = [(grad_BTHV.double() * one).sum((1, 3)) for one in (gone_BTHV, z_BTHV)]
-            found[place.layer] = found.get(place.layer, 0) + torch.stack(products, -1).cpu()
-    heads = [(layer, head) for layer, one in found.items() for head in range(one.shape[1])]
-    return heads, torch.cat(list(found.values()), 1).numpy()
+    return kept, torch.autograd.grad(cost, [output_BTHV for _, output_BTHV in kept])

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.errors import ForwardError, ModelError, first_line
+from attnscope.errors import ForwardError, InputError, ModelError, first_line
 from attnscope.intervene.branches import BranchError, DecoderLayers, branching, decoder_layers, unheard
 from attnscope.intervene.intervention import HeadSet, Heard, Intervention
 from attnscope.intervene.measure import LOSS, Measure
@@ -80,6 +80,7 @@ def prepared(
     """
     passes = Passes(loaded, task, of(replacement), engine or UNCHECKED, measure)
     _check(passes)
+    passes.check_together()
     passes = replace(passes, intervention=passes.intervention.learnt(task, partial(passes.each, advance=advance)))
     return passes.sharing(sets) if shared else passes
 
@@ -229,22 +230,49 @@ class Passes:
 
     def batches(self, sets: int) -> list[list[int]]:
         """Sequences that are read together with so many sets; of one length where the family asks for it."""
-        size = max(self._fewest, self._rows // (1 + sets))
-        lengths, mixed = self.task.lengths, pads(self.loaded.model) and not to_be_found(self.loaded.model)
+        one, lengths = self.task.together, self.task.lengths
+        size = max(self._fewest, self._rows // (1 + sets) // one * one)
+        groups = [range(start, start + one) for start in range(0, len(lengths), one)]
+        longest = [max(lengths[place] for place in group) for group in groups]
         found: list[list[int]] = []
-        for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-            last = found[-1] if found else []
-            if not last or len(last) == size or not (mixed or lengths[last[0]] == lengths[place]):
+        before = 0
+        for number in sorted(range(len(groups)), key=lambda number: -longest[number]):
+            if not found or len(found[-1]) >= size or not (self.mixed or before == longest[number]):
                 found.append([])
-            found[-1].append(place)
+            found[-1].extend(groups[number])
+            before = longest[number]
         if len(found) > 1 and len(found[-1]) < self._fewest:
             found[-2] += found.pop()
         return found
 
+    def check_together(self) -> None:
+        """Raise InputError where sequences of different lengths are to be read together, and this family reads the
+        shorter in another way beside the longer: it is tried where that is not known."""
+        one, lengths = self.task.together, self.task.lengths
+        groups = [range(start, start + one) for start in range(0, len(lengths), one)]
+        uneven = [list(group) for group in groups if len({lengths[place] for place in group}) > 1]
+        if not uneven or self.mixed:
+            return
+        batch = max(uneven, key=lambda group: max(lengths[place] for place in group))
+        if pads(self.loaded.model):
+            intact = replace(self, intervention=Replacing("zero"))
+            alone = [float(intact.run([place], [])[0, 0]) for place in batch]
+            if np.abs(intact.run(batch, [])[:, 0] - alone).max() <= AGREES[self.loaded.dtype]:
+                return
+        raise InputError(
+            f"{self.loaded.geometry.model_type} reads a text in another way beside a longer one",
+            "use texts of as many tokens",
+        )
+
+    @property
+    def mixed(self) -> bool:
+        """Whether sequences of different lengths are padded and read in one pass."""
+        return pads(self.loaded.model) and not to_be_found(self.loaded.model)
+
     @property
     def _fewest(self) -> int:
         """Sequences that a pass needs."""
-        return self.intervention.least
+        return max(self.intervention.least, self.task.together)
 
     @property
     def _rows(self) -> int:

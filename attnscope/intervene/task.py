@@ -14,13 +14,14 @@ class Task:
     """Sequences and what counts in them.
 
     ids: of every sequence. rows: of every sequence the positions whose next token's loss counts, ascending. facts: what
-    it was made of.
+    it was made of. together: so many sequences that follow each other are read in one pass: 2 for pairs.
     """
 
     name: str
     ids: tuple[tuple[int, ...], ...]
     rows: tuple[tuple[int, ...], ...]
     facts: Mapping[str, Any] = field(default_factory=dict)
+    together: int = 1
 
     def __len__(self) -> int:
         return len(self.ids)

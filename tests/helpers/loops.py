@@ -2,6 +2,8 @@
 
 with looped(model, cut):        # cut(layer, head, query) -> keys
     model(ids)
+with looped(model, patch=patch):        # patch(module, what, tensor) -> tensor
+    model(ids)
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +14,17 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 Cut = Callable[[torch.nn.Module, int, int], Sequence[int]]
+Patch = Callable[[torch.nn.Module, object, torch.Tensor], torch.Tensor]  # "key", "value", (text, head, query), "output"
 NAME = "attnscope_loop"
 SINKS = ("s_aux", "sinks")
 
 
-def loop(module, query, key, value, attention_mask, scaling=None, cut=None, how="mask", scaled=False, **given):
+def loop(
+    module, query, key, value, attention_mask, scaling=None, cut=None, how="mask", scaled=False, patch=None, **given
+):
     """One row after the other: logits, soft-cap, bias, mask, cut, sink, softmax, values."""
+    patch = patch or (lambda module, what, value: value)
+    key, value = patch(module, "key", key), patch(module, "value", value)
     batch, heads, queries, width = query.shape
     scaling = width**-0.5 if scaling is None else scaling
     shared, softcap, bias = heads // key.shape[1], given.get("softcap"), given.get("position_bias")
@@ -48,18 +55,29 @@ def loop(module, query, key, value, attention_mask, scaling=None, cut=None, how=
                 weights = numerators / (numerators.sum() + (0.0 if scaled else sink))
                 if how == "zero":
                     weights[gone] = 0.0
+                weights = patch(module, (text, head, at), weights)
                 out[text, at, head] = weights @ v
                 if scaled:
                     out[text, at, head] *= numerators.sum() / (numerators.sum() + sink)
-    return out, None
+    return patch(module, "output", out), None
 
 
 @contextmanager
-def looped(model, cut: Cut, how: str = "mask", scaled: bool = False) -> Iterator[None]:
-    """The model with its attention as a loop; cut(module, head, query): the keys that are cut from that row."""
+def looped(
+    model,
+    cut: Cut = lambda module, head, query: (),
+    how: str = "mask",
+    scaled: bool = False,
+    patch: Patch | None = None,
+) -> Iterator[None]:
+    """The model with its attention as a loop.
+
+    cut(module, head, query): the keys that are cut from that row. patch: what is put in the place of keys, values,
+    weights and outputs.
+    """
 
     def attend(module, query, key, value, attention_mask, **given):
-        return loop(module, query, key, value, attention_mask, cut=cut, how=how, scaled=scaled, **given)
+        return loop(module, query, key, value, attention_mask, cut=cut, how=how, scaled=scaled, patch=patch, **given)
 
     before = model.config._attn_implementation
     AttentionInterface.register(NAME, attend)

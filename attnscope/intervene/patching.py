@@ -1,0 +1,173 @@
+"""Activation patching: heads of one text are given what they have in another text, which stands in the same pass.
+
+Interchange interventions (Geiger et al. 2021, arXiv 2106.02997), as used on indirect objects (Wang et al. 2022, arXiv
+2211.00593); Heimersheim and Nanda 2024 (arXiv 2404.15255) say how to read them. The texts of a task are pairs: 2n, the
+clean one, and 2n + 1, the corrupted one. Each is patched from the other, so that one pass shows what the patch costs
+the clean text and what it gives back to the corrupted one.
+
+    engine = Patching("output").over(UNCHECKED, [Patch("one", ((3, 0),), ((4, 5), (4, 5)))], lengths, texts=(0, 1))
+
+Shapes: B text of a pass, N row of a pass (text, or patch and text), H head, G kv head, Q query, P head that is computed
+again, r row of a block, K key, V width of v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from attnscope.attention.again import RowBlock, RowsAgain, padded
+from attnscope.attention.spec import AttentionSpec
+from attnscope.errors import InputError
+from attnscope.intervene.again import check_again, put, spec_of
+from attnscope.intervene.intervention import HeadSet, Intervention
+from attnscope.intervene.task import Task
+from attnscope.seam.call import AttentionCall
+from attnscope.seam.engines import Change, Engine
+from attnscope.stacks import DECODER
+
+Patched = Literal["output", "pattern", "key", "value"]
+PATCHED: tuple[Patched, ...] = get_args(Patched)
+SHARED: tuple[Patched, ...] = ("key", "value")  # what the heads of a kv group have in common
+
+
+@dataclass(frozen=True)
+class Patch(HeadSet):
+    """Heads, and the positions of each text of the task at which they are patched: of a pair those that belong together
+    in the same places."""
+
+    at: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def identity(self) -> Hashable:
+        return self.heads, self.at
+
+
+@dataclass(frozen=True)
+class Move:
+    """Into a row of the pass, at some positions of some heads, from another row at others."""
+
+    row: int
+    source: int
+    heads: tuple[int, ...]
+    at: tuple[int, ...]
+    source_at: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Patching(Intervention):
+    """Heads are given what they have in the other text of a pair. The sets of its passes are Patches.
+
+    what: a head's output before the output projection, its pattern (the weights of its rows), or its keys or values,
+    which all heads of a kv group share. Where rows are computed again for it, those of the intact texts are, too.
+    stack: whose layers the heads are of.
+    """
+
+    what: Patched
+    stack: str = DECODER
+    name: str = "patch"
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"patch": self.what}
+
+    @property
+    def least(self) -> int:
+        """A pair."""
+        return 2
+
+    def check(self, task: Task) -> None:
+        if task.together != 2 or len(task) % 2:
+            raise InputError("patching needs pairs of texts", "give each text its corrupted one")
+
+    def over(
+        self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
+    ) -> Engine:
+        return replace(engine, change=self.patching([one for one in sets if isinstance(one, Patch)], texts))
+
+    def patching(self, patches: Sequence[Patch], texts: Sequence[int]) -> Change:
+        """An engine's `change` for a pass of some texts and, behind them, the same texts once per patch."""
+
+        def change(call: AttentionCall, output_NQHV: Tensor) -> Tensor:
+            moved = list(moves(patches, texts, call.layer)) if call.stack == self.stack else []
+            return self.changed(call, output_NQHV, moved, heads_of(moved)) if moved else output_NQHV
+
+        return change
+
+    def changed(
+        self, call: AttentionCall, output_NQHV: Tensor, moved: Sequence[Move], heads: tuple[int, ...]
+    ) -> Tensor:
+        """A call's output with some moves made, each from the intact call; heads: those that are computed again."""
+        if self.what != "output":
+            return self._again(call, output_NQHV, moved, heads)
+        changed, device = output_NQHV.clone(), output_NQHV.device
+        for one in moved:
+            heads_P, at_Q, source_Q = (_index(places, device) for places in (one.heads, one.at, one.source_at))
+            changed[one.row, at_Q[:, None], heads_P] = output_NQHV[one.source, source_Q[:, None], heads_P]
+        return changed
+
+    def _again(self, call: AttentionCall, output_NQHV: Tensor, moved: Sequence[Move], heads: tuple[int, ...]) -> Tensor:
+        """Rows of the heads computed again, with the moves made in keys, values or weights."""
+        spec = spec_of(call, output_NQHV)
+        query_NR = self._queries(spec, moved)
+        if self.what != "pattern":
+            spec = _with_moved(spec, self.what, moved)
+        changed, worst = output_NQHV.clone(), 0.0
+        altered_E = _index([one.row for one in moved], spec.device)
+        for block in RowsAgain(spec, heads).blocks(query_NR):
+            found_NrPV = _of_patterns(block, heads, moved) if self.what == "pattern" else block.output(None, "mask")
+            worst = max(worst, put(changed, output_NQHV, heads, block, found_NrPV, altered_E))
+        check_again(call, worst, output_NQHV.dtype)
+        return changed
+
+    def _queries(self, spec: AttentionSpec, moved: Sequence[Move]) -> Tensor:
+        """The rows that are computed again, (N, R): of patterns those that are patched, else all."""
+        if self.what == "pattern" and moved:
+            rows = sorted({place for one in moved for place in one.at})
+            return padded([rows] * spec.batch, spec.device)
+        return torch.arange(spec.visible.queries, device=spec.device).expand(spec.batch, -1)
+
+
+def heads_of(moved: Sequence[Move]) -> tuple[int, ...]:
+    """All heads that any of the moves has, ascending."""
+    return tuple(sorted({head for one in moved for head in one.heads}))
+
+
+def moves(patches: Sequence[Patch], texts: Sequence[int], layer: int) -> Iterator[Move]:
+    """What patches move in a layer, in a pass of some texts and, behind them, the same texts once per patch."""
+    for number, patch in enumerate(patches, start=1):
+        heads = tuple(head for of, head in patch.heads if of == layer)
+        for place, text in enumerate(texts if heads else ()):
+            if patch.at[text]:
+                row, other = number * len(texts) + place, text ^ 1
+                yield Move(row, texts.index(other), heads, patch.at[text], patch.at[other])
+
+
+def _with_moved(spec: AttentionSpec, what: Patched, moved: Sequence[Move]) -> AttentionSpec:
+    """The call with some keys or values of its rows taken from others."""
+    own_NGKX = spec.k_BGKD if what == "key" else spec.v_BGKV
+    changed, per_group = own_NGKX.clone(), spec.heads // spec.kv_heads
+    for one in moved:
+        groups = _index(sorted({head // per_group for head in one.heads}), spec.device)[:, None]
+        changed[one.row, groups, _index(one.at, spec.device)] = own_NGKX[
+            one.source, groups, _index(one.source_at, spec.device)
+        ]
+    return replace(spec, k_BGKD=changed) if what == "key" else replace(spec, v_BGKV=changed)
+
+
+def _of_patterns(block: RowBlock, heads: Sequence[int], moved: Sequence[Move]) -> Tensor:
+    """The output of a block, some of whose rows have the weights of others; positions are the same in both."""
+    weights = block.weights_NPrK.clone()
+    for one in moved:
+        places_P1 = _index([heads.index(head) for head in one.heads], weights.device)[:, None]
+        here = torch.isin(block.query_Nr[one.row], _index(one.at, weights.device)).nonzero()[:, 0]
+        weights[one.row, places_P1, here] = block.weights_NPrK[one.source, places_P1, here]
+    return block.weighted(weights, block.logits_NPrK)
+
+
+def _index(places: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(places, dtype=torch.long, device=device)
