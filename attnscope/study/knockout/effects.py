@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 SCHEMA = "knockout/1"
 NAME, TABLE, READINGS = "knockout.json", "knockout.parquet", "knockout"
 HIGH = 0.95  # of the draws lie below the column `high_`
-SHARED_FROM = 8  # cuts from which sharing layers is worth its own check
+SHARED_FROM = 8  # sets from which sharing layers is worth its own check
 STATISTICS = ("effect", "low", "high", "p")
 
 
