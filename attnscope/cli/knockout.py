@@ -94,16 +94,10 @@ def _tell(case: Case, edges: Edges, quiet: bool) -> None:
 
 def _rehearsed(loaded: LoadedModel, cases: Sequence[Case], plan: CutPlan, quiet: bool) -> str:
     """What would be done, and its cost at most."""
-    from attnscope.study.ablation.effects import operations, pass_seconds
+    from attnscope.cli.rehearsal import rehearsed
     from attnscope.study.knockout.effects import planned
 
     asked, passes = planned(loaded, cases, plan)
-    cuts = [one.cut for one in asked]
-    times, texts = 1 + 2 * plan.random, "1 text" if len(cases) == 1 else f"{len(cases)} texts"
-    token_layers = passes.token_layers(cuts) * times
-    rows = sum(map(len, passes.task.rows)) * (1 + len(cuts) * times)
-    said = f"{len(cuts)} cuts, at most {len(cuts) * times} with others, on {texts}: at most {token_layers} "
-    said += f"tokens x layers, about {operations(loaded, token_layers, rows):.0e} operations"
-    with output.progress("measuring a batch", None, quiet):
-        seconds = token_layers * pass_seconds(passes, cuts)
-    return said + output.estimated(seconds)
+    cuts, times = [one.cut for one in asked], 1 + 2 * plan.random
+    what = f"{len(cuts)} cuts, at most {len(cuts) * times} with others, on"
+    return rehearsed(loaded, passes, cuts, what, len(cases), "text", quiet, times)

@@ -121,7 +121,7 @@ def asked_texts(answered: Answered, edges: Edges, text: str | Sequence[int] | No
     assert answered.texts is not None
     found = []
     for item in texts_in(answered.texts, most, chat=answered.chat):
-        own = {name: _field(item, name) for name in FIELDS if item.fields.get(name) is not None}
+        own = {name: field_of(item, name) for name in FIELDS if item.fields.get(name) is not None}
         try:
             [one] = asked_of([{"text": item.text, **own}], given | how, each_key=edges.of_keys)
         except UsageError as error:
@@ -130,7 +130,8 @@ def asked_texts(answered: Answered, edges: Edges, text: str | Sequence[int] | No
     return found
 
 
-def _field(item: Item, name: str) -> str:
+def field_of(item: Item, name: str) -> str:
+    """A field of a record as text. Raises InputError for what is none."""
     from attnscope.errors import InputError
 
     value = item.fields[name]

@@ -23,7 +23,8 @@ from attnscope.files import save_json
 from attnscope.folder.parts import Parts, claim, with_weights
 from attnscope.intervene.passes import AGREES, Advance, Passes, prepared
 from attnscope.intervene.patch_gradient import estimated
-from attnscope.intervene.patching import Patch, Patched, Patching
+from attnscope.intervene.patching import Patch, Patching
+from attnscope.intervene.what import What
 from attnscope.model.libraries import versions
 from attnscope.selection import everything
 from attnscope.stacks import DECODER
@@ -56,7 +57,7 @@ class PatchPlan:
     where all are patched together.
     """
 
-    what: Patched = "output"
+    what: What = "output"
     over: Over = "none"
     select: Selection | None = None
     name: str = "all heads"

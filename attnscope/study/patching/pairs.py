@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError, UsageError
 from attnscope.intervene.measure import Measure
-from attnscope.intervene.patching import Patched
 from attnscope.intervene.task import Task
+from attnscope.intervene.what import What
 from attnscope.study.knockout.cases import AskedText, Case, Reading, case_of, naming, records_of, task_of
 from attnscope.study.knockout.cuts import key_name
 from attnscope.text.align import alignment, units
@@ -84,7 +84,7 @@ def asked_pairs(text: str | Sequence[int] | Sequence[Mapping[str, Any]], shared:
     return found
 
 
-def pairs_of(loaded: LoadedModel, questions: Sequence[AskedPair], what: Patched = "output") -> list[Pair]:
+def pairs_of(loaded: LoadedModel, questions: Sequence[AskedPair], what: What = "output") -> list[Pair]:
     """The pairs of some questions. Raises InputError for what cannot be one, with the line where there are several."""
     loaded.check_task("patching")
     loaded.check_bare("patching")
@@ -96,7 +96,7 @@ def pairs_of(loaded: LoadedModel, questions: Sequence[AskedPair], what: Patched 
         return found
 
 
-def _pair(loaded: LoadedModel, question: AskedPair, what: Patched, read: Reading) -> Pair:
+def _pair(loaded: LoadedModel, question: AskedPair, what: What, read: Reading) -> Pair:
     clean = case_of(loaded, question.clean, read)
     corrupted = _corrupted(question, clean, read)
     partner = partners(clean, corrupted)
@@ -141,7 +141,7 @@ def partners(clean: Case, corrupted: Case) -> dict[int, int]:
     return {one[0]: other[0] for one, other in both if len(one) == len(other) == 1}
 
 
-def _check_places(pair: Pair, what: Patched) -> None:
+def _check_places(pair: Pair, what: What) -> None:
     """Raise InputError where what is patched cannot be moved to another position."""
     lengths = len(pair.clean.prompt), len(pair.corrupted.prompt)
     if what == "pattern" and lengths[0] != lengths[1]:

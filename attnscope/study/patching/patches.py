@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from attnscope.errors import UsageError
 from attnscope.intervene.intervention import HeadSet
-from attnscope.intervene.patching import SHARED, Patch, Patched
+from attnscope.intervene.patching import Patch
+from attnscope.intervene.what import SHARED, What
 from attnscope.model.geometry import Geometry
 from attnscope.study.ablation.sets import controls_of, parts, whole_groups
 from attnscope.study.knockout.cuts import key_name
@@ -26,9 +27,7 @@ class AskedPatch:
     place: int | None = None
 
 
-def patches_over(
-    over: Over, whole: HeadSet, geometry: Geometry, pairs: Sequence[Pair], what: Patched
-) -> list[AskedPatch]:
+def patches_over(over: Over, whole: HeadSet, geometry: Geometry, pairs: Sequence[Pair], what: What) -> list[AskedPatch]:
     """The patches of some heads; of keys and values whole kv groups.
 
     Raises UsageError where tokens are to be patched one by one, and pairs have other numbers of them.
@@ -79,7 +78,7 @@ def _name(pairs: Sequence[Pair], place: int) -> str:
     return key_name(pairs[0].clean, pairs[0].at[place]) if len(pairs) == 1 else f"token {place}"
 
 
-def random_patches(asked: AskedPatch, geometry: Geometry, what: Patched, count: int, seed: int) -> list[Patch]:
+def random_patches(asked: AskedPatch, geometry: Geometry, what: What, count: int, seed: int) -> list[Patch]:
     """Patches of as many other heads in each layer, at the same tokens."""
     drawn = controls_of(asked.patch, [asked.patch], geometry, by_kv=what in SHARED, seed=seed, count=count)
     return [Patch(one.name, one.heads, asked.patch.at) for one in drawn]
