@@ -212,6 +212,23 @@ class Selected:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Named:
+    """Names for tokens."""
+
+    panel = "Question"
+    define: Annotated[
+        list[str] | None,
+        Option(help="A name for tokens, as subject=Mary; may be repeated.", metavar="NAME=TOKENS"),
+        HELD,
+    ] = None
+
+    @property
+    def meanings(self) -> list[str]:
+        """What names mean, as `subject=Mary`."""
+        return list(self.define or ())
+
+
+@dataclass(frozen=True, kw_only=True)
 class Query:
     """Which tokens look."""
 
@@ -225,21 +242,11 @@ class Query:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question(Query):
+class Question(Named, Query):
     """Which tokens are asked about."""
 
     panel = "Question"
     key: Annotated[str | None, Option(help="Keys, in the same words.", metavar="TOKENS"), FIRST, HELD] = None
-    define: Annotated[
-        list[str] | None,
-        Option(help="A name for tokens, as subject=Mary; may be repeated.", metavar="NAME=TOKENS"),
-        HELD,
-    ] = None
-
-    @property
-    def meanings(self) -> list[str]:
-        """What names mean, as `subject=Mary`."""
-        return list(self.define or ())
 
     def asks(self) -> TokenFields:
         """The fields of `Request` that say which tokens are meant. Raises UsageError for what no text makes right."""

@@ -9,12 +9,12 @@ from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.patch_options import BesideOthers, Paired, Patches, PatchTable, asked_of_options, patch_plan
-from attnscope.cli.patch_table import notes, shown
+from attnscope.cli.patch_table import shown, to_know
 from attnscope.cli.takes import takes
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
-    from attnscope.study.patching.pairs import Pair
+    from attnscope.study.patching.pairs import TextPair
 
 RIVER = '"the bank of the river, the bank of the" --corrupted "the bank of the field, the bank of the"'
 EXAMPLES = (
@@ -73,12 +73,12 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTa
             with output.progress("drawing", None, table.quiet):
                 save_patching(found, table.out, look.style(command_line("patch", paired, patches, beside, look)))
     output.emit(found.table(), format, lambda: shown(found, beside.top))
-    for line in notes(found):
+    for line in to_know(found):
         output.talk(line, table.quiet)
     return 0
 
 
-def _tell(pair: Pair, quiet: bool) -> None:
+def _tell(pair: TextPair, quiet: bool) -> None:
     """Say which tokens differ and which are patched, and what the answer is."""
     from attnscope.cells import shortened
     from attnscope.study.knockout.cuts import key_name

@@ -10,7 +10,7 @@ from typer import Option
 
 from attnscope.cli.groups import FIRST, UNRECORDED
 from attnscope.cli.knockout_options import Answered, Compared, field_of
-from attnscope.cli.options import Config, Exporting, Format, Selected
+from attnscope.cli.options import Config, Exporting, Format, Named, Selected
 from attnscope.errors import UsageError
 from attnscope.intervene.what import What
 from attnscope.study.patching.over import Method, Over
@@ -40,7 +40,7 @@ class Paired(Answered):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patches(Selected):
+class Patches(Named, Selected):
     """What is patched, and in what portions."""
 
     panel = "Question"
@@ -62,12 +62,7 @@ class Patches(Selected):
     method: Annotated[
         Method,
         Option(help="Run every patch, or estimate all from one backward pass and run a few."),
-        FIRST,
     ] = "measure"
-    define: Annotated[
-        list[str] | None,
-        Option(help="A name for tokens, as subject=Mary; may be repeated.", metavar="NAME=TOKENS"),
-    ] = None
 
     def __post_init__(self) -> None:
         self.names()
@@ -76,7 +71,7 @@ class Patches(Selected):
         """What names mean. Raises UsageError for tokens that no text makes right."""
         from attnscope.text.tokens import check_expression, defined
 
-        groups = defined(list(self.define or ()))
+        groups = defined(self.meanings)
         if self.at is not None:
             check_expression(self.at, groups)
         return groups
@@ -91,6 +86,7 @@ class BesideOthers(Compared):
         int, Option(min=0, help="Sets of as many other heads to compare with, of --over none.", metavar="N")
     ] = 100
     seed: Annotated[int, Option(help="Seed of the sets.", rich_help_panel=panel)] = 0
+    dry_run: Annotated[bool, Option(rich_help_panel=panel)] = False
     sequences: Annotated[
         int, Option(min=1, help="Pairs at most; intervals need 32.", metavar="N", rich_help_panel=panel)
     ] = 64

@@ -23,7 +23,7 @@ GROUPS = "the heads of a kv group share keys and values, and are patched togethe
 ESTIMATE = "estimate: to first order, from one backward pass"
 
 
-def notes(found: PatchedPairs) -> list[str]:
+def to_know(found: PatchedPairs) -> list[str]:
     """What a reader of the table has to know beside it, and what was measured without a patch."""
     facts, unit = found.facts, found.facts["measure"]["unit"]
     lines = [f"{EFFECT}, in {unit}", RESTORED]
@@ -37,7 +37,11 @@ def notes(found: PatchedPairs) -> list[str]:
         lines.append(f"{len(found.random)} sets of as many other heads: {above} of them cost less")
     if found.estimates is not None:
         rank = facts["rank_correlation"]
-        said = "no order can be told" if rank is None else f"rank correlation with what was measured {rank:.2f}"
+        said = (
+            "they are equal, or too few for an order"
+            if rank is None
+            else f"rank correlation with what was measured {rank:.2f}"
+        )
         lines.append(f"{ESTIMATE}; {facts['tried']} patches were run: {said}")
     if any(pair.alike for pair in found.pairs):
         lines.append("a text that is patched from itself loses 0, and was not run")

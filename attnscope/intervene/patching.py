@@ -91,7 +91,7 @@ class Patching(Intervention):
 
         def change(call: AttentionCall, output_NQHV: Tensor) -> Tensor:
             moved = list(moves(patches, texts, call.layer)) if call.stack == self.stack else []
-            return self.changed(call, output_NQHV, moved, heads_of(moved)) if moved else output_NQHV
+            return self.changed(call, output_NQHV, moved, moved_heads(moved)) if moved else output_NQHV
 
         return change
 
@@ -129,7 +129,7 @@ class Patching(Intervention):
         return torch.arange(spec.visible.queries, device=spec.device).expand(spec.batch, -1)
 
 
-def heads_of(moved: Sequence[Move]) -> tuple[int, ...]:
+def moved_heads(moved: Sequence[Move]) -> tuple[int, ...]:
     """All heads that any of the moves has, ascending."""
     return tuple(sorted({head for one in moved for head in one.heads}))
 

@@ -185,7 +185,7 @@ def test_a_family_that_cannot_pad_takes_texts_of_one_length(monkeypatch):
     layer = model.geometry.attention_layers[0].index
     uneven, even = task_of(((1, 12), (2, 9))), task_of(((1, 9), (2, 9)))
     monkeypatch.setattr("attnscope.intervene.passes.pads", lambda model: False)
-    with pytest.raises(InputError, match="bamba reads a text in another way beside a longer one"):
+    with pytest.raises(InputError, match="bamba reads a text in another way where a longer one is in the same pass"):
         prepared(model, uneven, [Patch("one", ((layer, 0),), at_of(uneven, 3))], Patching("output"))
     prepared(model, even, [Patch("one", ((layer, 0),), at_of(even, 3))], Patching("output"))
 

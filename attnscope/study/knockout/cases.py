@@ -107,7 +107,7 @@ def cases_of(loaded: LoadedModel, questions: Sequence[AskedText]) -> list[Case]:
     """The cases of some questions. Raises InputError for what cannot be one, with the line where there are several."""
     loaded.check_task("a knockout")
     loaded.check_bare("a knockout")
-    with Reading(loaded, any(one.chat for one in questions)) as read:
+    with CaseReader(loaded, any(one.chat for one in questions)) as read:
         found = []
         for one in questions:
             with naming(one.where):
@@ -126,14 +126,14 @@ def naming(where: str) -> Iterator[None]:
         raise InputError(f"{where}: {error.message}", error.hint) from error
 
 
-class Reading:
+class CaseReader:
     """Texts and ids -> prompts, whose `answer` says where an answer begins."""
 
     def __init__(self, loaded: LoadedModel, chat: bool) -> None:
         self.loaded = loaded
         self.apart = reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, chat))
 
-    def __enter__(self) -> Reading:
+    def __enter__(self) -> CaseReader:
         self.tokenised = self.apart.__enter__()
         return self
 
@@ -172,7 +172,7 @@ class Reading:
         return whole.ids[whole.answer :]
 
 
-def case_of(loaded: LoadedModel, question: AskedText, read: Reading) -> Case:
+def case_of(loaded: LoadedModel, question: AskedText, read: CaseReader) -> Case:
     """The case of one question."""
     prompt = read.prompt(question)
     answer = question.answer

@@ -34,7 +34,7 @@ from attnscope.study.ablation.sets import CONTROLS, head_set
 from attnscope.study.knockout.cuts import Selection
 from attnscope.study.knockout.effects import COPY, SHARED_FROM
 from attnscope.study.patching.over import Method, Over
-from attnscope.study.patching.pairs import Pair, pairs_task
+from attnscope.study.patching.pairs import TextPair, pairs_task
 from attnscope.study.patching.patches import AskedPatch, patches_over, random_patches
 from attnscope.study.statistics import FEWEST, means, paired
 from attnscope.tables import as_table, numbers, save, words
@@ -72,7 +72,7 @@ class PatchedPairs:
     (S,) of every patch that was run, by its identity: how much worse the measure gets. intact_S: what was measured
     without a patch. estimates: (S, N) of the asked patches to first order, None where all were run."""
 
-    pairs: tuple[Pair, ...]
+    pairs: tuple[TextPair, ...]
     asked: tuple[AskedPatch, ...]
     random: tuple[Patch, ...]
     effects: Mapping[Any, np.ndarray]
@@ -174,7 +174,7 @@ def _statistics(effect_PN: np.ndarray) -> dict[str, np.ndarray]:
 
 def patched(
     loaded: LoadedModel,
-    pairs: Sequence[Pair],
+    pairs: Sequence[TextPair],
     plan: PatchPlan = PatchPlan(),
     folder: Path | None = None,
     *,
@@ -208,7 +208,7 @@ def patched(
 
 
 def planned(
-    loaded: LoadedModel, pairs: Sequence[Pair], plan: PatchPlan
+    loaded: LoadedModel, pairs: Sequence[TextPair], plan: PatchPlan
 ) -> tuple[list[AskedPatch], list[Patch], Passes]:
     """The patches that are asked for, those of other heads, and passes that share no layers. Raises as `patched`."""
     geometry = loaded.geometry
@@ -230,7 +230,7 @@ def _tried(patches: Sequence[Patch], estimate_SN: np.ndarray) -> list[Patch]:
 
 
 def _run(
-    passes: Passes, pairs: Sequence[Pair], patches: Sequence[Patch], parts: Parts, advance: Advance
+    passes: Passes, pairs: Sequence[TextPair], patches: Sequence[Patch], parts: Parts, advance: Advance
 ) -> tuple[Passes, np.ndarray, dict[Any, np.ndarray]]:
     """The passes with shared layers where that pays, the intact measure, and (S,) effects by a patch's identity; of a
     pair of the same text exactly 0."""
@@ -248,7 +248,7 @@ def _run(
 
 
 def _facts(
-    loaded: LoadedModel, pairs: Sequence[Pair], plan: PatchPlan, asked: Sequence[AskedPatch], passes: Passes
+    loaded: LoadedModel, pairs: Sequence[TextPair], plan: PatchPlan, asked: Sequence[AskedPatch], passes: Passes
 ) -> dict[str, Any]:
     """What tells these patches from others."""
     facts = task_facts(loaded, passes.task, passes.intervention, passes.measure)
@@ -266,7 +266,7 @@ def _facts(
     }
 
 
-def _pair_facts(pair: Pair) -> dict[str, Any]:
+def _pair_facts(pair: TextPair) -> dict[str, Any]:
     return {
         "sha256": pair.clean.prompt.sha256,
         "tokens": len(pair.clean.prompt),

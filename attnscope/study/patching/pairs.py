@@ -13,7 +13,7 @@ from attnscope.errors import InputError, UsageError
 from attnscope.intervene.measure import Measure
 from attnscope.intervene.task import Task
 from attnscope.intervene.what import What
-from attnscope.study.knockout.cases import AskedText, Case, Reading, case_of, naming, records_of, task_of
+from attnscope.study.knockout.cases import AskedText, Case, CaseReader, case_of, naming, records_of, task_of
 from attnscope.study.knockout.cuts import key_name
 from attnscope.text.align import alignment, units
 from attnscope.text.prompt import Side
@@ -56,7 +56,7 @@ class AskedPair:
 
 
 @dataclass(frozen=True)
-class Pair:
+class TextPair:
     """A pair as it is read. at: positions of the clean text; partners: those of the corrupted text, in the same places.
     without: how many tokens of the clean text have no partner."""
 
@@ -84,11 +84,11 @@ def asked_pairs(text: str | Sequence[int] | Sequence[Mapping[str, Any]], shared:
     return found
 
 
-def pairs_of(loaded: LoadedModel, questions: Sequence[AskedPair], what: What = "output") -> list[Pair]:
+def pairs_of(loaded: LoadedModel, questions: Sequence[AskedPair], what: What = "output") -> list[TextPair]:
     """The pairs of some questions. Raises InputError for what cannot be one, with the line where there are several."""
     loaded.check_task("patching")
     loaded.check_bare("patching")
-    with Reading(loaded, any(one.chat for one in questions)) as read:
+    with CaseReader(loaded, any(one.chat for one in questions)) as read:
         found = []
         for one in questions:
             with naming(one.where):
@@ -96,7 +96,7 @@ def pairs_of(loaded: LoadedModel, questions: Sequence[AskedPair], what: What = "
         return found
 
 
-def _pair(loaded: LoadedModel, question: AskedPair, what: What, read: Reading) -> Pair:
+def _pair(loaded: LoadedModel, question: AskedPair, what: What, read: CaseReader) -> TextPair:
     clean = case_of(loaded, question.clean, read)
     corrupted = _corrupted(question, clean, read)
     partner = partners(clean, corrupted)
@@ -109,18 +109,18 @@ def _pair(loaded: LoadedModel, question: AskedPair, what: What, read: Reading) -
         alone = next((place for place in at if place not in partner), None)
         if alone is not None:
             raise InputError(f"{key_name(clean, alone)} has no partner in the corrupted text", "choose other tokens")
-    pair = Pair(clean, corrupted, at, tuple(partner[place] for place in at), len(clean.prompt) - len(partner))
+    pair = TextPair(clean, corrupted, at, tuple(partner[place] for place in at), len(clean.prompt) - len(partner))
     _check_places(pair, what)
     return pair
 
 
-def _corrupted(question: AskedPair, clean: Case, read: Reading) -> Case:
+def _corrupted(question: AskedPair, clean: Case, read: CaseReader) -> Case:
     """The corrupted text with the answer of the clean one behind it."""
     asked = replace(question.clean, text=question.corrupted)
     prompt = read.prompt(asked)
     if isinstance(question.answer, str) and read.answer(asked, prompt, question.answer) != clean.answer:
         raise InputError(
-            "the answer is tokenised otherwise behind the corrupted text", "end both texts with the same word"
+            "the answer is tokenised otherwise after the corrupted text", "end both texts with the same word"
         )
     if read.loaded.geometry.max_positions is not None:
         _check_room(len(prompt) + len(clean.answer), read.loaded.geometry.max_positions)
@@ -141,7 +141,7 @@ def partners(clean: Case, corrupted: Case) -> dict[int, int]:
     return {one[0]: other[0] for one, other in both if len(one) == len(other) == 1}
 
 
-def _check_places(pair: Pair, what: What) -> None:
+def _check_places(pair: TextPair, what: What) -> None:
     """Raise InputError where what is patched cannot be moved to another position."""
     lengths = len(pair.clean.prompt), len(pair.corrupted.prompt)
     if what == "pattern" and lengths[0] != lengths[1]:
@@ -157,7 +157,7 @@ def _check_places(pair: Pair, what: What) -> None:
         )
 
 
-def pairs_task(pairs: Sequence[Pair]) -> tuple[Task, Measure]:
+def pairs_task(pairs: Sequence[TextPair]) -> tuple[Task, Measure]:
     """The passes' task, clean and corrupted texts in turn, and what the answer is measured by."""
     task, measure = task_of([case for pair in pairs for case in (pair.clean, pair.corrupted)])
     return replace(task, name="pairs", facts={}, together=2), measure

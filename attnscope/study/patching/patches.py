@@ -13,7 +13,7 @@ from attnscope.model.geometry import Geometry
 from attnscope.study.ablation.sets import controls_of, parts, whole_groups
 from attnscope.study.knockout.cuts import key_name
 from attnscope.study.patching.over import Over
-from attnscope.study.patching.pairs import Pair
+from attnscope.study.patching.pairs import TextPair
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,9 @@ class AskedPatch:
     place: int | None = None
 
 
-def patches_over(over: Over, whole: HeadSet, geometry: Geometry, pairs: Sequence[Pair], what: What) -> list[AskedPatch]:
+def patches_over(
+    over: Over, whole: HeadSet, geometry: Geometry, pairs: Sequence[TextPair], what: What
+) -> list[AskedPatch]:
     """The patches of some heads; of keys and values whole kv groups.
 
     Raises UsageError where tokens are to be patched one by one, and pairs have other numbers of them.
@@ -57,13 +59,13 @@ def _alone(one: HeadSet, at: tuple[tuple[int, ...], ...], geometry: Geometry) ->
     return AskedPatch(Patch(str(one), one.heads, at), layer, one.heads[0][1] if len(one.heads) == 1 else None)
 
 
-def _at(pairs: Sequence[Pair], place: int | None = None) -> tuple[tuple[int, ...], ...]:
+def _at(pairs: Sequence[TextPair], place: int | None = None) -> tuple[tuple[int, ...], ...]:
     """The positions of each text of the task; place: of one asked token alone."""
     both = [positions for pair in pairs for positions in (pair.at, pair.partners)]
     return tuple(positions if place is None else (positions[place],) for positions in both)
 
 
-def _count(pairs: Sequence[Pair]) -> int:
+def _count(pairs: Sequence[TextPair]) -> int:
     """How many tokens each pair is patched at."""
     counts = sorted({len(pair.at) for pair in pairs})
     if len(counts) > 1:
@@ -73,7 +75,7 @@ def _count(pairs: Sequence[Pair]) -> int:
     return counts[0]
 
 
-def _name(pairs: Sequence[Pair], place: int) -> str:
+def _name(pairs: Sequence[TextPair], place: int) -> str:
     """An asked token as a table names it: `bank(8)` of one pair, of several `token 3`, counted among those asked."""
     return key_name(pairs[0].clean, pairs[0].at[place]) if len(pairs) == 1 else f"token {place}"
 
