@@ -144,12 +144,15 @@ def knockouts(rng: random.Random, folder: Path) -> Try:
 @kind
 def patches(rng: random.Random, folder: Path) -> Try:
     """Records of pairs, and the options of their patches."""
-    row: dict[str, Any] = {"text": TEXT, "corrupted": f"a {TEXT}", "at": "last", "answer": " bank", "foil": " river"}
-    for name in rng.sample(sorted(row), rng.choice((1, 1, 2))):
+    other = rng.choice((TEXT.replace("and", "bank"), f"a {TEXT}"))
+    row: dict[str, Any] = {"text": TEXT, "corrupted": other, "at": "last", "answer": " bank", "foil": " river"}
+    for name in rng.sample(sorted(row), rng.choice((0, 1, 1, 2))):
         row[name] = rng.choice((*JSONS, *NASTY, *PLACES))
     path = folder / "pairs.jsonl"
-    path.write_bytes(rng.choice((lines(row), lines(row, row), b"[" * 100_000, *RAW_JSON)))
-    over = rng.choice(("none", "heads", "layers", "positions", "kv", "layers,positions", *NASTY, *NUMBERS))
+    path.write_bytes(rng.choice((lines(row), lines(row, row), rng.choice((b"[" * 100_000, *RAW_JSON)))))
+    over = rng.choice(
+        ("none", "heads", "layers", "positions", "kv", "layers,positions", rng.choice((*NASTY, *NUMBERS)))
+    )
     what = rng.choice(("output", "pattern", "key", "value", "value", rng.choice(NASTY)))
     options = ["--texts", str(path), "--random", "1", f"--over={over}", f"--what={what}"]
     method = ["--method", "gradient"] * (rng.random() < 0.3)
