@@ -18,7 +18,7 @@ from attnscope.model.families import family as family_of_name
 from attnscope.parity import ATOL, check_parity
 from attnscope.reference import reader
 from attnscope.reference.layouts import FAMILIES, UNREAD, VARIANTS, Layout, layout_of
-from helpers.families import WITHOUT_ATTENTION, tiny_config
+from helpers.families import BYPASS, WITHOUT_ATTENTION, tiny_config
 from helpers.families_table import STACKS, document, figures_of, measure_case, rows_without_figures
 from helpers.parity_cases import CASES
 from helpers.parity_models import NOT_MADE, TYPES, Measured, as_loaded, ids_for, in_half, measure, roused_model
@@ -34,13 +34,6 @@ NAMED = words(
     gpt_neox gptj codegen gpt_bigcode starcoder2 opt bloom falcon mpt olmo olmo2 olmo3 olmoe cohere cohere2 granite
     granitemoe glm glm4 nemotron persimmon stablelm smollm3 gpt_oss deepseek_v2 deepseek_v3 minicpm3 llama4_text xglm
     biogpt qwen3_next jamba
-    """
-)
-# They never call the attention interface, so no q, k and v can be heard.
-BYPASS = words(
-    """
-    big_bird bloom codegen falcon git gpt_neo gpt_neox_japanese gptj megatron-bert mpt mvp openai-gpt prophetnet rembert
-    roformer trocr xglm xlm cpmant xlnet
     """
 )
 SCORES_ONLY = words(

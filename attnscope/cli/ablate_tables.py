@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from attnscope import cells
 from attnscope.cli import output
+from attnscope.cli.rounding import rounding_notes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,9 +41,8 @@ def notes(found: Ablation) -> list[str]:
         lines.append("resample misinforms the model with another sequence's output: it costs more than zero does")
     if facts["unshared"]:
         lines.append(f"the passes were unshared: {facts['unshared']}")
-    if facts["spread"] is not None:
-        unit = facts["measure"]["unit"].partition(" per ")[0]
-        lines.append(f"two intact rows of one pass differ by up to {facts['spread']:.1g} {unit}: less is noise")
+    tested = {one.heads: one for one in (*found.asked.named, *chain(*found.asked.alone.values()))}
+    lines += rounding_notes(facts, [float(found.effect(one).mean()) for one in tested.values()])
     if any(facts["random_sets"].values()):
         lines.append(DRAWN[facts["controls"]])
     few = [f"{name} {count}" for name, count in facts["random_sets"].items() if count < facts["random_asked"]]

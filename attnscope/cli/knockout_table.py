@@ -8,6 +8,7 @@ import numpy as np
 
 from attnscope import cells
 from attnscope.cli import output
+from attnscope.cli.rounding import rounding_notes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -45,8 +46,7 @@ def cautions(found: Knocked, geometry: Geometry) -> list[str]:
     bare = [layer.index for layer in geometry.layers if not layer.attention]
     if bare:
         lines.append(f"{len(bare)} of {len(geometry.layers)} layers have no attention, and nothing is cut in them")
-    if facts["spread"] is not None:
-        lines.append(f"two intact rows of one pass differ by up to {facts['spread']:.1g} {unit}: less is noise")
+    lines += rounding_notes(facts, found.statistics["effect"])
     if facts["unshared"]:
         lines.append(f"the passes were unshared: {facts['unshared']}")
     return lines

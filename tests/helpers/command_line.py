@@ -18,6 +18,7 @@ from unittest.mock import patch
 from rich.style import Style
 
 from attnscope.cli import run
+from attnscope.figures import prose
 from attnscope.model import loading
 from attnscope.model.options import LoadOptions
 from attnscope.model.sources import Source
@@ -77,7 +78,8 @@ def call(*arguments: str, stdin: bytes = b"", columns: int | None = None, **envi
     settings = environment if columns is None else {"COLUMNS": str(columns), "TERM": "xterm-256color"} | environment
     streams = patch.multiple(sys, stdout=out, stderr=err, stdin=given)
     demos = patch.object(loading, "_model", _model)
-    Style._add.cache_clear()  # a style keeps the codes of the first terminal that it was printed on
+    for made in (Style._add, prose._ink):  # a style keeps the codes of the first terminal that it was printed on
+        made.cache_clear()
     with patch.dict(os.environ, settings), streams, demos, warnings.catch_warnings(), _logger_kept():
         code = run(arguments)
         out.flush()

@@ -146,6 +146,11 @@ NOT_BUILT = {
     "musicgen_melody",
 }
 MODEL_TYPES = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - NOT_BUILT)
+# They never call the attention interface, so no q, k and v can be heard.
+BYPASS = (
+    "big_bird", "bloom", "codegen", "falcon", "git", "gpt_neo", "gpt_neox_japanese", "gptj", "megatron-bert", "mpt",
+    "mvp", "openai-gpt", "prophetnet", "rembert", "roformer", "trocr", "xglm", "xlm", "cpmant", "xlnet",
+)  # fmt: skip
 WITHOUT_ATTENTION = ("falcon_mamba", "mamba", "mamba2", "reformer", "rwkv", "xlstm")
 
 

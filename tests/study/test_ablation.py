@@ -196,10 +196,19 @@ def test_what_cannot_be_replaced_is_refused(demo):
 
 def test_half_precision_tells_what_two_intact_rows_differ_by(demo):
     loaded = wrap(tiny_model("llama", initializer_range=0.2).to(torch.bfloat16), demo.tokenizer)
-    asked = HeadSets.of([HeadSet("one", ((1, 1),))], loaded.geometry, random=2)
-    facts = ablate_sets(loaded, random_task(9, 9, 9), asked).facts
-    assert 0 <= facts["spread"] < 0.1
-    assert any("two intact rows" in line for line in notes(ablate_sets(loaded, random_task(9, 9, 9), asked)))
+    asked = HeadSets.of([HeadSet("two", ((1, 1), (2, 0)))], loaded.geometry, random=2)
+    found = ablate_sets(loaded, random_task(9, 9, 9), asked)
+    assert 0 <= found.facts["spread"] < 0.1
+    sizes = sorted(abs(row["effect"]) for row in found.table().to_pylist() if row["condition"] != "random")
+    for count, spread in ((1, sizes[1]), (3, 2 * sizes[2])):
+        [line] = [
+            line for line in notes(replace(found, facts=found.facts | {"spread": spread})) if "intact rows" in line
+        ]
+        assert line.startswith(
+            f"two intact rows of one pass differ by up to {spread:.1g} nats, and {count} of 3 effects"
+        )
+    equal = notes(replace(found, facts=found.facts | {"spread": 0.0}))
+    assert any(line.startswith("two intact rows of one pass are equal, but rounding to bfloat16") for line in equal)
 
 
 # the demo's circuit

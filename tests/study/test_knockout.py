@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -10,10 +11,13 @@ import torch
 
 import attnscope
 from attnscope.attention.again import RowsAgain
+from attnscope.cli.knockout_table import cautions
+from attnscope.cli.rounding import ROUNDING
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.intervene.knockout import Cut
 from attnscope.model.loading import wrap
 from attnscope.show.knockout import save_knockout
+from attnscope.study.ablation.effects import HALF
 from attnscope.study.knockout.cases import AskedText, cases_of
 from attnscope.study.knockout.cuts import cuts_over
 from attnscope.study.knockout.effects import CutPlan, knocked_out
@@ -290,13 +294,47 @@ def test_shared_layers_measure_the_same(demo, monkeypatch):
     assert shared.table()["effect"].to_pylist() == pytest.approx(apart.table()["effect"].to_pylist(), abs=1e-5)
 
 
-def test_half_precision_says_what_is_noise():
-    demo = attnscope.load("demo", device="cpu", dtype="bfloat16")
-    found = attnscope.knockout(demo, BANK, key="river", over="layers", random=0)
+@pytest.fixture(scope="module")
+def in_half():
+    return attnscope.load("demo", device="cpu", dtype="bfloat16")
+
+
+def test_half_precision_tells_what_two_intact_rows_differ_by(in_half):
+    found = attnscope.knockout(in_half, BANK, key="river", over="layers", random=0)
     assert found.facts["spread"] is not None
     assert found.facts["spread"] < 0.1 < found.table()["effect"].to_pylist()[3]
-    alone = attnscope.knockout(demo, BANK, key="river", random=0)
+    alone = attnscope.knockout(in_half, BANK, key="river", random=0)
     assert alone.facts["spread"] is not None
+
+
+def test_half_precision_counts_the_effects_below_what_intact_rows_differ_by(in_half):
+    found = attnscope.knockout(in_half, BANK, key="river", over="heads", select="3", random=0)
+    sizes = sorted(abs(effect) for effect in found.table()["effect"].to_pylist())
+    for count, spread in ((0, sizes[0]), (4, sizes[4]), (6, 2 * sizes[5])):
+        told = replace(found, facts=found.facts | {"spread": spread})
+        [line] = [line for line in cautions(told, in_half.geometry) if "two intact rows" in line]
+        assert line.startswith(
+            f"two intact rows of one pass differ by up to {spread:.1g} nats, and {count} of 6 effects"
+        )
+    equal = replace(found, facts=found.facts | {"spread": 0.0})
+    told = "two intact rows of one pass are equal, but rounding to bfloat16 is up to 0.4 % of each number: "
+    assert f"{told}--dtype float32 shows what it is worth" in cautions(equal, in_half.geometry)
+    whole = replace(found, facts=found.facts | {"spread": None})
+    assert not [line for line in cautions(whole, in_half.geometry) if "rows of one pass" in line]
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_the_rounding_of_half_precision_is_half_the_step_behind_1(dtype):
+    after = torch.nextafter(torch.ones((), dtype=getattr(torch, dtype)), torch.tensor(2.0, dtype=getattr(torch, dtype)))
+    assert f"{100 * float(after - 1) / 2:.1g} %" == ROUNDING[dtype]
+
+
+def test_half_precision_moves_an_effect_by_more_than_two_intact_rows_differ(demo, in_half):
+    """Both rows are rounded alike: what they differ by does not bound what rounding does to an effect."""
+    exact, rounded = (attnscope.knockout(one, BANK, key="river", over="heads", random=0) for one in (demo, in_half))
+    assert exact.cases[0].answer == rounded.cases[0].answer
+    apart = np.abs(exact.statistics["effect"] - rounded.statistics["effect"])
+    assert apart.max() > rounded.facts["spread"]
 
 
 @pytest.mark.parametrize(
