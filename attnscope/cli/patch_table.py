@@ -8,6 +8,7 @@ import numpy as np
 
 from attnscope import cells
 from attnscope.cli import output
+from attnscope.cli.rounding import rounding_notes
 from attnscope.intervene.what import SHARED
 
 if TYPE_CHECKING:
@@ -45,8 +46,7 @@ def to_know(found: PatchedPairs) -> list[str]:
         lines.append(f"{ESTIMATE}; {facts['tried']} patches were run: {said}")
     if any(pair.alike for pair in found.pairs):
         lines.append("a text that is patched from itself loses 0, and was not run")
-    if facts["spread"] is not None:
-        lines.append(f"two intact rows of one pass differ by up to {facts['spread']:.1g} {unit}: less is noise")
+    lines += rounding_notes(facts, found.statistics["effect"])
     if facts["unshared"]:
         lines.append(f"the passes were unshared: {facts['unshared']}")
     count = f"{len(found.pairs)} pair{'s' * (len(found.pairs) > 1)}"
