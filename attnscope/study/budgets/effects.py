@@ -116,12 +116,16 @@ class BudgetCosts:
             {'stream:4+32': '0-2,3.2-5'}
         """
         check_below(below)
-        worst_N = np.where(np.isnan(self.statistics["high"]), self.statistics["effect"], self.statistics["high"])
-        found: dict[str, list[tuple[int, int]]] = {kind: [] for kind in self.kinds}
-        for one, worst in zip(self.asked, worst_N, strict=True):
-            if not one.together and worst < below:
-                found[one.budget.keep] += one.budget.heads
-        return {kind: written_heads(heads, self.widths) for kind, heads in found.items()}
+        return {kind: written_heads(self.bearing(kind, below), self.widths) for kind in self.kinds}
+
+    def bearing(self, kind: str, below: float = BELOW) -> list[tuple[int, int]]:
+        """The heads that one of the budgets costs less than `below`, as (layer, head)."""
+        effect_N, high_N = self.statistics["effect"], self.statistics["high"]
+        worst_N = np.where(np.isnan(high_N), effect_N, high_N)
+        alone = [
+            one.budget for one, worst in zip(self.asked, worst_N, strict=True) if not one.together and worst < below
+        ]
+        return sorted(head for one in alone if one.keep == kind for head in one.heads)
 
     def save(self, folder: Path) -> None:
         """Write the table, and the facts."""
