@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.cells import shortened
 from attnscope.cli import output
-from attnscope.cli.budgets_table import budgets_sheet, notes
+from attnscope.cli.budgets_table import budget_notes, budgets_sheet
 from attnscope.cli.groups import command_line
 from attnscope.cli.knockout_options import field_of
 from attnscope.signals import unwinding
@@ -59,7 +59,7 @@ def measure_budgets(
             with output.progress("drawing", None, table.quiet):
                 save_budgets(found, table.out, look.style(command_line("knockout", answered, edges, budgets, look)))
     output.emit(found.table(), format, lambda: budgets_sheet(found, compared.top))
-    for line in notes(found, loaded.geometry, budgets.below):
+    for line in budget_notes(found, loaded.geometry, budgets.below):
         output.talk(line, table.quiet)
     return 0
 

@@ -18,7 +18,7 @@ TOP = "top:N knows the query of each row: a cache chooses before it, and loses m
 OWN = "top and h2o choose for each head: of a shared kv head a cache stores what any of its heads keeps"
 
 
-def notes(found: BudgetCosts, geometry: Geometry, below: float) -> list[str]:
+def budget_notes(found: BudgetCosts, geometry: Geometry, below: float) -> list[str]:
     """What a reader of the table has to know, which heads can bear each budget, and what was measured without one."""
     facts = found.facts
     lines = [f"effect: what is lost where these heads keep no other keys, in {found.unit}", KEPT]

@@ -128,6 +128,7 @@ class Compared(Rehearsal, Sampled, Seed, Top):
     """What is compared with it."""
 
     panel = "Corpus"
+    dry_run: Annotated[bool, Option(rich_help_panel=panel)] = False
     random: Annotated[
         int, Option(min=0, help="Draws of other keys to compare with, at like distances and of like mass.", metavar="N")
     ] = 100

@@ -32,7 +32,7 @@ from attnscope.stacks import DECODER
 from attnscope.study.ablation.effects import HALF, effects_of, task_facts
 from attnscope.study.budgets.asked import BELOW, check_below
 from attnscope.study.budgets.cases import CacheCase, budget_task
-from attnscope.study.budgets.sets import AskedBudget, budgets_over, heads_of
+from attnscope.study.budgets.sets import AskedBudget, budgeted_heads, budgets_over
 from attnscope.study.knockout.effects import SHARED_FROM
 from attnscope.study.statistics import effect_columns
 from attnscope.tables import as_table, numbers, save, words
@@ -151,7 +151,7 @@ def budgeted(
     facts, parts = _facts(loaded, cases, plan, asked, passes), Parts()
     if folder is not None:
         facts = with_weights(facts, loaded)
-        parts = claim(folder, READINGS, "budgets", facts, force)
+        parts = claim(folder, READINGS, "budget", facts, force)
     with parts.resumable():
         shares = read_shares(passes, plan.kinds)
         passes, intact_S, effects = _measured(passes, asked, shares, parts, advance)
@@ -177,7 +177,7 @@ def planned_budgets(
     selection = everything(loaded.geometry.heads_by_layer) if plan.select is None else plan.select
     asked = budgets_over(plan.over, selection, loaded.geometry, plan.kinds, plan.name)
     task, measure = budget_task(cases)
-    cache = CacheBudget(tuple(one.end for one in cases), tuple(one.stop for one in cases), heads_of(asked))
+    cache = CacheBudget(tuple(one.end for one in cases), tuple(one.stop for one in cases), budgeted_heads(asked))
     return asked, prepared(loaded, task, [one.budget for one in asked], cache, measure=measure, shared=False)
 
 

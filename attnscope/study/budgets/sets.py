@@ -48,7 +48,7 @@ def budgets_over(
     return found
 
 
-def heads_of(asked: Iterable[AskedBudget]) -> dict[int, tuple[int, ...]]:
+def budgeted_heads(asked: Iterable[AskedBudget]) -> dict[int, tuple[int, ...]]:
     """The heads that any budget is of, by layer."""
     every = sorted({head for one in asked for head in one.budget.heads})
     layers = dict.fromkeys(layer for layer, _ in every)
