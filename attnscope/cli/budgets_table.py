@@ -42,10 +42,11 @@ def bearable_lines(found: BudgetCosts, below: float) -> list[str]:
     """The heads that can bear each budget, as --select takes them."""
     every = {head for one in found.asked for head in one.budget.heads}
     interval = " (upper end of the interval)" * bool((found.statistics["high"] == found.statistics["high"]).any())
+    alone = {"heads": "alone", "kv": "by kv groups alone", "layers": "by layers alone"}[found.facts["over"]]
     lines = []
     for kind, heads in found.bearable(below).items():
         count = len(found.bearing(kind, below))
-        said = f"{kind}: {count} of {len(every)} heads lose less than {below:g} {found.unit} each{interval}"
+        said = f"{kind}: {count} of {len(every)} heads, {alone}, lose less than {below:g} {found.unit}{interval}"
         lines.append(f"{said}: --select {heads}" if heads else said)
     return lines
 

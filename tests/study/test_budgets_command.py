@@ -17,7 +17,9 @@ def test_a_row_per_budget_and_head_and_the_heads_that_can_bear_it():
     assert len(found.rows) == 2 * 25
     for line in ("measured: 14 next tokens", "in nats per token", "kept: the share", "top:N knows the query"):
         assert line in found.err
-    [(count, heads)] = re.findall(r"^stream:1\+4: (\d+) of 24 heads lose .* --select (\S+)$", found.err, re.MULTILINE)
+    [(count, heads)] = re.findall(
+        r"^stream:1\+4: (\d+) of 24 heads, alone, lose .* --select (\S+)$", found.err, re.MULTILINE
+    )
     alone = [row for row in found.rows if row["head"] and row["keep"] == "stream:1+4"]
     assert int(count) == sum(float(row["effect"]) < 0.02 for row in alone)
     again = call("knockout", BANK, "--keep", "stream:1+4", "--select", heads, "--over", "heads", "-q").ok()
