@@ -17,7 +17,7 @@ from attnscope.intervene.measure import LOSS, AnswerLoss, LogitDifference, Measu
 from attnscope.intervene.task import Task
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.generation import continuation
-from attnscope.study.knockout.cases import AskedText, Reading, said_of_ids
+from attnscope.study.knockout.cases import AskedText, CaseReader, said_of_ids
 from attnscope.text.answer import check_answer, check_room
 from attnscope.text.prompt import Prompt
 from attnscope.text.tokens import find
@@ -92,11 +92,11 @@ def budget_cases(loaded: LoadedModel, questions: Sequence[AskedCache], keep: str
     loaded.check_task("a budget of a cache")
     loaded.check_bare("a budget of a cache")
     once = [name for name, one in written_budgets(keep).items() if one.once]
-    with Reading(loaded, any(one.chat for one in questions)) as read:
+    with CaseReader(loaded, any(one.chat for one in questions)) as read:
         return [_located(loaded, one, read, once) for one in questions]
 
 
-def _located(loaded: LoadedModel, question: AskedCache, read: Reading, once: Sequence[str]) -> CacheCase:
+def _located(loaded: LoadedModel, question: AskedCache, read: CaseReader, once: Sequence[str]) -> CacheCase:
     """The case; an error says where the question was written."""
     try:
         case = _case(loaded, question, read)
@@ -109,7 +109,7 @@ def _located(loaded: LoadedModel, question: AskedCache, read: Reading, once: Seq
         raise InputError(f"{question.where}: {error.message}", error.hint) from error
 
 
-def _case(loaded: LoadedModel, question: AskedCache, read: Reading) -> CacheCase:
+def _case(loaded: LoadedModel, question: AskedCache, read: CaseReader) -> CacheCase:
     prompt = read.prompt(question)
     last = len(prompt) - 1
     end = 1 + (last if question.at is None else max(find(prompt, question.at, question.define).positions))
@@ -132,7 +132,7 @@ def _case(loaded: LoadedModel, question: AskedCache, read: Reading) -> CacheCase
     return case if foil is None else replace(case, foil_said=said_of_ids(loaded, (foil,)))
 
 
-def _answer(loaded: LoadedModel, question: AskedCache, read: Reading, prompt: Prompt) -> tuple[int, ...]:
+def _answer(loaded: LoadedModel, question: AskedCache, read: CaseReader, prompt: Prompt) -> tuple[int, ...]:
     """The ids of the answer: as it is given, or what the model itself puts after the text; empty for none."""
     if question.answer is not None:
         return read.answer(question, prompt, question.answer)
