@@ -65,6 +65,7 @@ def test_an_option_is_one_field_of_one_group():
         "answer": {("Sources", "answer"), ("Answered", "answer"), ("Answer", "answer")},
         # of relations how they are listed, of knockout what is cut, of patch what is patched
         "over": {("Ranked", "over"), ("Edges", "over"), ("Patches", "over")},
+        "at": {("CacheBudgets", "at"), ("Patches", "at")},  # of knockout the end of a prompt, of patch what is patched
         "method": {("Otherwise", "method"), ("Patches", "method")},  # of ablate a screen, of patch how all is known
         "random": {("Taken", "random"), ("Compared", "random")},  # of ablate sets of heads, of knockout keys
     }
