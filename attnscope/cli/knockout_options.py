@@ -38,7 +38,7 @@ class Answered(ModelText, ManyTexts):
     ] = None
     texts: Annotated[
         str | None,
-        Option(help="A corpus instead; its fields query, key, answer and foil win over options.", metavar="FILE"),
+        Option(help="A corpus instead; its fields query, key, answer, foil, and with --keep at, win.", metavar="FILE"),
     ] = None
     chat: Annotated[bool, Option(rich_help_panel=panel)] = False
 
