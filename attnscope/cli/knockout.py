@@ -106,10 +106,10 @@ def _tell(case: Case, edges: Edges, quiet: bool) -> None:
 
 def _rehearsed(loaded: LoadedModel, cases: Sequence[Case], plan: CutPlan, quiet: bool) -> str:
     """What would be done, and its cost at most."""
-    from attnscope.cli.rehearsal import rehearsed
+    from attnscope.cli.rehearsal import number_of, rehearsed
     from attnscope.study.knockout.effects import planned
 
     asked, passes = planned(loaded, cases, plan)
     cuts, times = [one.cut for one in asked], 1 + 2 * plan.random
-    what = f"{len(cuts)} cuts, at most {len(cuts) * times} with others, on"
-    return rehearsed(loaded, passes, cuts, what, len(cases), "text", quiet, times)
+    said = f"{len(cuts)} cuts, at most {len(cuts) * times} with others, on {number_of(len(cases), 'text')}"
+    return rehearsed(loaded, passes, cuts, said, quiet, times=times)
