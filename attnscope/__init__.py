@@ -9,7 +9,7 @@
 >>> seen.export("runs/bank") # tables, figures, manifest.json
 
 The commands are functions here: `scan`, `ablate`, `compare`, `batch`, `parity`, `explain`,
-`knockout`.
+`knockout`, `patch`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from attnscope.calls.explain import explain
     from attnscope.calls.knockout import knockout
     from attnscope.calls.parity import parity
+    from attnscope.calls.patch import patch
     from attnscope.calls.scan import scan
     from attnscope.errors import AttnscopeError
     from attnscope.figures import Style
@@ -53,6 +54,7 @@ __all__ = [
     "listen",
     "load",
     "parity",
+    "patch",
     "scan",
     "wrap",
 ]
@@ -70,6 +72,7 @@ _HOMES = {
     "compare": "attnscope.calls.compare",
     "explain": "attnscope",
     "knockout": "attnscope.calls.knockout",
+    "patch": "attnscope.calls.patch",
     "listen": "attnscope.seam.listen",
     "load": "attnscope.api",
     "parity": "attnscope",

@@ -118,6 +118,18 @@ def spelled(numbers: Sequence[int]) -> str:
     return ",".join(f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else str(run[0][1]) for run in runs)
 
 
+def written_heads(heads: Iterable[HeadIndex], heads_by_layer: Mapping[int, int]) -> str:
+    """Heads as `select` reads them, as short as it can be; heads_by_layer: as of `select`.
+
+    >>> written_heads([(0, 0), (0, 1), (1, 0), (1, 1), (2, 1)], {0: 2, 1: 2, 2: 2})
+    '0-1,2.1'
+    """
+    chosen = {layer: [head for _, head in group] for layer, group in groupby(sorted(set(heads)), lambda one: one[0])}
+    whole = [layer for layer, found in chosen.items() if len(found) == heads_by_layer[layer]]
+    some = [f"{layer}.{run}" for layer in chosen if layer not in whole for run in spelled(chosen[layer]).split(",")]
+    return ",".join([*filter(None, [spelled(whole)]), *some])
+
+
 def _digits(text: str, part: str) -> list[int]:
     first, _, last = text.partition("-")
     low, high = int(first), int(last or first)

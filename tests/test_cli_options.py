@@ -63,7 +63,10 @@ def test_an_option_is_one_field_of_one_group():
         "whole": {("Sources", "whole"), ("Tolerance", "whole")},  # of batch a file, of parity the model
         # of batch after every text, of knockout what is to follow, elsewhere read after the one text
         "answer": {("Sources", "answer"), ("Answered", "answer"), ("Answer", "answer")},
-        "over": {("Ranked", "over"), ("Edges", "over")},  # of relations how they are listed, of knockout what is cut
+        # of relations how they are listed, of knockout what is cut, of patch what is patched
+        "over": {("Ranked", "over"), ("Edges", "over"), ("Patches", "over")},
+        "at": {("CacheBudgets", "at"), ("Patches", "at")},  # of knockout the end of a prompt, of patch what is patched
+        "method": {("Otherwise", "method"), ("Patches", "method")},  # of ablate a screen, of patch how all is known
         "random": {("Taken", "random"), ("Compared", "random")},  # of ablate sets of heads, of knockout keys
     }
     assert len(found) > 50

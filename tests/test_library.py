@@ -40,6 +40,7 @@ NAMES = {
     "listen",
     "load",
     "parity",
+    "patch",
     "scan",
     "wrap",
 }

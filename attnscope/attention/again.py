@@ -123,6 +123,12 @@ class RowBlock:
         """The weights of the asked heads as they are; 0 in a row that sees nothing."""
         return self._softmax(self.logits_NPrK)
 
+    @property
+    def row_sinks_NPr1(self) -> Tensor | None:
+        """The asked heads' sink logits that take a share of the rows, (N or 1, P, r, 1); None without."""
+        sinks, rows = self._asked.row_sinks, self.query_Nr.shape[1]
+        return None if sinks is None else sinks.float().expand(-1, -1, rows)[..., None]
+
     def output(self, cut_NPrK: Tensor | None, how: CutHow) -> Tensor:
         """The output, (N, r, P, V) in float32, without what is cut; 0 in a row that is left without keys."""
         if cut_NPrK is None or how == "zero":

@@ -7,7 +7,7 @@ Shapes: B text, H head, G kv head, R heads of a group as rows, Q query, K key, D
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -56,6 +56,20 @@ class AttentionSpec:
     def row_sinks(self) -> Tensor | None:
         """The sink logits that take a share of the rows, which then sum to less than 1."""
         return None if self.sinks_scale_output else self.sinks
+
+    def first_texts(self, count: int) -> AttentionSpec:
+        """The call with its first texts alone."""
+        visible, (bias, sinks) = self.visible, (self.bias, self.sinks)
+        mask = visible.mask if visible.mask is None else visible.mask[:count]
+        return replace(
+            self,
+            q_BHQD=self.q_BHQD[:count],
+            k_BGKD=self.k_BGKD[:count],
+            v_BGKV=self.v_BGKV[:count],
+            visible=replace(visible, mask=mask, _matches={}, _once={}),
+            bias=bias if bias is None else bias[:count],
+            sinks=sinks if sinks is None else sinks[:count],
+        )
 
     def logits(self, start: int, stop: int) -> Tensor:
         """Logits (pre-softmax) of a block of queries, fp32 (B, H, stop - start, K); -inf where a mask blanks."""

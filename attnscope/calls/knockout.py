@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from attnscope.model.loaded import check_loaded
 from attnscope.selection import select as selected
 from attnscope.study.atlas.atlas import atlas_of
+from attnscope.study.budgets.asked import check_budgets, check_no_budget
+from attnscope.study.budgets.cases import asked_caches, budget_cases
+from attnscope.study.budgets.effects import BudgetPlan, budgeted
 from attnscope.study.knockout.cases import asked_of, cases_of
 from attnscope.study.knockout.effects import CutPlan, knocked_out
 
@@ -16,13 +19,18 @@ if TYPE_CHECKING:
     from attnscope.attention.again import CutHow
     from attnscope.model.loaded import LoadedModel
     from attnscope.study.atlas.atlas import Atlas
+    from attnscope.study.budgets.effects import BudgetCosts
     from attnscope.study.knockout.cuts import Selection
     from attnscope.study.knockout.effects import Knocked
 
 
+Text = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+
+@overload
 def knockout(
     model: LoadedModel,
-    text: str | Sequence[int] | Sequence[Mapping[str, Any]],
+    text: Text,
     query: str | int = "last",
     key: str | int | None = None,
     *,
@@ -38,7 +46,51 @@ def knockout(
     atlas: Atlas | Path | str | None = None,
     out: Path | str | None = None,
     force: bool = False,
-) -> Knocked:
+) -> Knocked: ...
+
+
+@overload
+def knockout(
+    model: LoadedModel,
+    text: Text,
+    *,
+    keep: str,
+    at: str | int | None = None,
+    answer: str | Sequence[int] | None = None,
+    generate: int | None = None,
+    foil: str | Sequence[int] | None = None,
+    over: str = "none",
+    select: str | None = None,
+    define: Mapping[str, str] | None = None,
+    chat: bool = False,
+    atlas: Atlas | Path | str | None = None,
+    out: Path | str | None = None,
+    force: bool = False,
+) -> BudgetCosts: ...
+
+
+def knockout(
+    model: LoadedModel,
+    text: Text,
+    query: str | int = "last",
+    key: str | int | None = None,
+    *,
+    keep: str | None = None,
+    at: str | int | None = None,
+    answer: str | Sequence[int] | None = None,
+    generate: int | None = None,
+    foil: str | Sequence[int] | None = None,
+    over: str = "none",
+    select: str | None = None,
+    how: CutHow = "mask",
+    random: int = 100,
+    seed: int = 0,
+    define: Mapping[str, str] | None = None,
+    chat: bool = False,
+    atlas: Atlas | Path | str | None = None,
+    out: Path | str | None = None,
+    force: bool = False,
+) -> Knocked | BudgetCosts:
     """What an answer loses where heads may not look from the queries at the keys (Geva et al. 2023, arXiv 2304.14767).
 
     text: one text, or token ids; or records of {"text", "query", "key", "answer", "foil"}, each of which may leave out
@@ -48,16 +100,32 @@ def knockout(
     "kv". select: the heads, as "27.3,last"; all without it. how: "mask", the rest of a row takes the weight, or "zero".
     random: draws of other keys to compare with. out: a folder for table and facts, where a stopped run resumes.
 
-    Returns what was measured: `table()` has a row per cut. Raises InputError for a text, an answer or tokens that
-    cannot be meant, ModelError for a family that attends outside the attention interface.
+    keep: budgets of a KV cache instead of queries and keys, by commas: "stream:A+N" and "top:N" in every row, "h2o:N",
+    and "received:N" and "snap:N@W", which choose at the end of the prompt. at: the last token of the prompt, in a text
+    that goes on. generate: so many tokens of the model's own as the answer. Without an answer the effect is over all
+    tokens of the text, those after `at` alone where it is given. random and seed have no meaning then. Records are of
+    {"text", "at", "answer", "foil"}.
+
+    Returns what was measured: `table()` has a row per cut, or per budget. Raises InputError for a text, an answer or
+    tokens that cannot be meant, ModelError for a family that attends outside the attention interface.
 
         >>> attnscope.knockout(model, "the bank of the river, the bank of the", key="river", over="heads").table()
+        >>> attnscope.knockout(model, text, keep="stream:4+32,h2o:36", over="heads").bearable(0.01)
     """
     check_loaded(model)
-    shared = {"query": str(query), "key": None if key is None else str(key), "answer": answer, "foil": foil}
-    asked = asked_of(text, {**shared, "define": define or {}, "chat": chat}, each_key=over == "keys")
-    plan = CutPlan(over, chosen_heads(model, select, atlas), select or CutPlan.name, how, random, seed)
-    return knocked_out(model, cases_of(model, asked), plan, None if out is None else Path(out), force=force)
+    folder = None if out is None else Path(out)
+    shared: dict[str, Any] = {"answer": answer, "foil": foil, "define": define or {}, "chat": chat}
+    spelled = None if key is None else str(key)
+    if keep is not None:
+        check_budgets(keep, over, query=None if query == "last" else str(query), key=spelled, how=how)
+        caches = asked_caches(text, {**shared, "at": at, "generate": generate})
+        plan = BudgetPlan(keep, over, chosen_heads(model, select, atlas), select or BudgetPlan.name)
+        return budgeted(model, budget_cases(model, caches, keep), plan, folder, force=force)
+    check_no_budget(at, generate)
+    shared |= {"query": str(query), "key": spelled}
+    asked = asked_of(text, shared, each_key=over == "keys")
+    cuts = CutPlan(over, chosen_heads(model, select, atlas), select or CutPlan.name, how, random, seed)
+    return knocked_out(model, cases_of(model, asked), cuts, folder, force=force)
 
 
 def chosen_heads(model: LoadedModel, select: str | None, atlas: Atlas | Path | str | None) -> Selection | None:

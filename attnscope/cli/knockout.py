@@ -9,7 +9,7 @@ from attnscope.cli.copied import knockout_command, knockout_python
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.knockout_options import Answered, Compared, Edges, Table, asked_texts, cut_plan
+from attnscope.cli.knockout_options import Answered, CacheBudgets, Compared, Edges, Table, asked_texts, cut_plan
 from attnscope.cli.knockout_table import cautions, notes, shown
 from attnscope.cli.takes import takes
 from attnscope.signals import unwinding
@@ -26,17 +26,29 @@ EXAMPLES = (
     'attnscope knockout "the bank of the river, the bank of the" --answer " river" --foil " bank" --over keys',
     'attnscope knockout "the bank of the river, the bank of the" --key river --over window:3 --out runs/flow',
     "attnscope knockout --texts facts.jsonl --over layers --random 0 --out runs/facts",
+    "attnscope knockout --file README.md --truncate right --keep stream:4+64,stream:4+16,h2o:68 --over heads",
 )
 
 
-@takes(Answered, Edges, Compared, Table, Look, file=GROUPS)
-def knockout(answered: Answered, edges: Edges, compared: Compared, table: Table, look: Look) -> int:
+@takes(Answered, Edges, CacheBudgets, Compared, Table, Look, file=GROUPS)
+def knockout(
+    answered: Answered, edges: Edges, budgets: CacheBudgets, compared: Compared, table: Table, look: Look
+) -> int:
     """What an answer loses where heads may not look.
 
     In the rows of the --query tokens (default: last) the weights of the --key tokens are cut in chosen heads, the rows
     computed again, and the model runs on. The effect is what the answer loses against the intact rows of the same
     pass: nats, or with --foil logits. It is compared with that of other keys in the same rows and heads.
+
+    With --keep, heads keep the keys of a cache budget in every row, and the effect is what the text loses per token, or
+    the answer. stream:A+N keeps the first A keys and the last N, top:N each row's N largest, h2o:N those of the largest
+    sum so far and the most recent. received:N and snap:N@W choose once, at the end of the prompt.
     """
+    budgets.check(answered, edges)
+    if budgets.keep is not None:
+        from attnscope.cli.budgets import measure_budgets
+
+        return measure_budgets(answered, edges, budgets, compared, table, look)
     format = output.wanted_format(table.format)
     text = None
     if answered.texts is None:
@@ -94,16 +106,10 @@ def _tell(case: Case, edges: Edges, quiet: bool) -> None:
 
 def _rehearsed(loaded: LoadedModel, cases: Sequence[Case], plan: CutPlan, quiet: bool) -> str:
     """What would be done, and its cost at most."""
-    from attnscope.study.ablation.effects import operations, pass_seconds
+    from attnscope.cli.rehearsal import number_of, rehearsed
     from attnscope.study.knockout.effects import planned
 
     asked, passes = planned(loaded, cases, plan)
-    cuts = [one.cut for one in asked]
-    times, texts = 1 + 2 * plan.random, "1 text" if len(cases) == 1 else f"{len(cases)} texts"
-    token_layers = passes.token_layers(cuts) * times
-    rows = sum(map(len, passes.task.rows)) * (1 + len(cuts) * times)
-    said = f"{len(cuts)} cuts, at most {len(cuts) * times} with others, on {texts}: at most {token_layers} "
-    said += f"tokens x layers, about {operations(loaded, token_layers, rows):.0e} operations"
-    with output.progress("measuring a batch", None, quiet):
-        seconds = token_layers * pass_seconds(passes, cuts)
-    return said + output.estimated(seconds)
+    cuts, times = [one.cut for one in asked], 1 + 2 * plan.random
+    said = f"{len(cuts)} cuts, at most {len(cuts) * times} with others, on {number_of(len(cases), 'text')}"
+    return rehearsed(loaded, passes, cuts, said, quiet, times=times)

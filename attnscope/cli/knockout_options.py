@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli.groups import FIRST
-from attnscope.cli.options import Config, Exporting, Format, ModelText, Question, Seed, Selected, Top
+from attnscope.cli.options import Config, Exporting, Format, Generated, ModelText, Question, Seed, Selected, Top
 from attnscope.cli.study_options import ManyTexts, Rehearsal, Sampled
 from attnscope.errors import UsageError
 
@@ -38,7 +38,7 @@ class Answered(ModelText, ManyTexts):
     ] = None
     texts: Annotated[
         str | None,
-        Option(help="A corpus instead; its fields query, key, answer and foil win over options.", metavar="FILE"),
+        Option(help="A corpus instead; its fields query, key, answer, foil, and with --keep at, win.", metavar="FILE"),
     ] = None
     chat: Annotated[bool, Option(rich_help_panel=panel)] = False
 
@@ -73,9 +73,6 @@ class Edges(Selected, Question):
     ] = "mask"
 
     def __post_init__(self) -> None:
-        from attnscope.study.knockout.over import check_over
-
-        check_over(self.over)
         self.asks()
 
     @property
@@ -85,10 +82,53 @@ class Edges(Selected, Question):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheBudgets(Generated):
+    """Which keys a cache keeps, in place of edges that are cut."""
+
+    panel = "Budget"
+    keep: Annotated[
+        str | None,
+        Option(
+            help="Budgets of a KV cache instead, by commas: stream:4+64, top:64, h2o:64, received:64, snap:64@16.",
+            metavar="BUDGETS",
+        ),
+        FIRST,
+    ] = None
+    at: Annotated[
+        str | None,
+        Option(
+            help="The last token of the prompt, in a text that continues (default: the last token).", metavar="TOKEN"
+        ),
+    ] = None
+    generate: Annotated[
+        int | None,
+        Option(help="Measure up to N tokens that the model itself puts after the text.", rich_help_panel=panel),
+    ] = None
+    below: Annotated[float, Option(help="List the heads that lose less than this, for --select.", metavar="NATS")] = (
+        0.01
+    )
+
+    def check(self, answered: Answered, edges: Edges) -> None:
+        """Raise UsageError for what has no meaning with a budget, or without one."""
+        from attnscope.study.budgets.asked import check_below, check_budgets, check_no_budget
+        from attnscope.study.knockout.over import check_over
+        from attnscope.text.answer import check_answer
+
+        if self.keep is None:
+            check_no_budget(self.at, self.generate)
+            check_over(edges.over)
+            return
+        check_budgets(self.keep, edges.over, query=edges.query, key=edges.key, how=edges.how)
+        check_answer(self.generate, answered.answer, answered.truncate)
+        check_below(self.below)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Compared(Rehearsal, Sampled, Seed, Top):
     """What is compared with it."""
 
     panel = "Corpus"
+    dry_run: Annotated[bool, Option(rich_help_panel=panel)] = False
     random: Annotated[
         int, Option(min=0, help="Draws of other keys to compare with, at like distances and of like mass.", metavar="N")
     ] = 100
@@ -121,7 +161,7 @@ def asked_texts(answered: Answered, edges: Edges, text: str | Sequence[int] | No
     assert answered.texts is not None
     found = []
     for item in texts_in(answered.texts, most, chat=answered.chat):
-        own = {name: _field(item, name) for name in FIELDS if item.fields.get(name) is not None}
+        own = {name: field_of(item, name) for name in FIELDS if item.fields.get(name) is not None}
         try:
             [one] = asked_of([{"text": item.text, **own}], given | how, each_key=edges.of_keys)
         except UsageError as error:
@@ -130,7 +170,8 @@ def asked_texts(answered: Answered, edges: Edges, text: str | Sequence[int] | No
     return found
 
 
-def _field(item: Item, name: str) -> str:
+def field_of(item: Item, name: str) -> str:
+    """A field of a record as text. Raises InputError for what is none."""
     from attnscope.errors import InputError
 
     value = item.fields[name]

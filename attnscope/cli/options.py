@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # The sections of --help in their order; a group without a panel is of the first.
 PANELS = (
-    *("Options", "Corpus", "Text", "Question", "Page", "Attention", "Relations", "Dataset", "Files"),
+    *("Options", "Corpus", "Text", "Question", "Budget", "Page", "Attention", "Relations", "Dataset", "Files"),
     *("Figures", "Engine", "Model", "Ray", "Messages", "Settings"),
 )
 FILE_NAME = re.compile(r"[^\s\"'<>]+\.(txt|md|json|jsonl|csv|tsv|html?|ya?ml|log|pdf)")
@@ -140,13 +140,20 @@ class ModelTexts(ModelText):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What follows the text."""
+class Generated:
+    """What the model puts after the text."""
 
     panel = "Text"
     generate: Annotated[
         int | None, Option(help="Let the model continue for up to N tokens, greedily, and read them too.", metavar="N")
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer(Generated):
+    """What follows the text."""
+
+    panel = "Text"
     answer: Annotated[
         str | None,
         Option(
@@ -212,6 +219,23 @@ class Selected:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Named:
+    """Names for tokens."""
+
+    panel = "Question"
+    define: Annotated[
+        list[str] | None,
+        Option(help="A name for tokens, as subject=Mary; may be repeated.", metavar="NAME=TOKENS"),
+        HELD,
+    ] = None
+
+    @property
+    def meanings(self) -> list[str]:
+        """What names mean, as `subject=Mary`."""
+        return list(self.define or ())
+
+
+@dataclass(frozen=True, kw_only=True)
 class Query:
     """Which tokens look."""
 
@@ -225,21 +249,11 @@ class Query:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question(Query):
+class Question(Named, Query):
     """Which tokens are asked about."""
 
     panel = "Question"
     key: Annotated[str | None, Option(help="Keys, in the same words.", metavar="TOKENS"), FIRST, HELD] = None
-    define: Annotated[
-        list[str] | None,
-        Option(help="A name for tokens, as subject=Mary; may be repeated.", metavar="NAME=TOKENS"),
-        HELD,
-    ] = None
-
-    @property
-    def meanings(self) -> list[str]:
-        """What names mean, as `subject=Mary`."""
-        return list(self.define or ())
 
     def asks(self) -> TokenFields:
         """The fields of `Request` that say which tokens are meant. Raises UsageError for what no text makes right."""

@@ -260,7 +260,7 @@ class Passes:
             if np.abs(intact.run(batch, [])[:, 0] - alone).max() <= AGREES[self.loaded.dtype]:
                 return
         raise InputError(
-            f"{self.loaded.geometry.model_type} reads a text in another way beside a longer one",
+            f"{self.loaded.geometry.model_type} reads a text in another way where a longer one is in the same pass",
             "use texts of as many tokens",
         )
 

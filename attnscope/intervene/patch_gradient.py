@@ -20,7 +20,7 @@ import torch
 
 from attnscope.errors import UsageError
 from attnscope.intervene.gradient import BACKWARD, backward
-from attnscope.intervene.patching import Patch, Patching, heads_of, moves
+from attnscope.intervene.patching import Patch, Patching, moved_heads, moves
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,7 @@ def _of_layer(
         # The intact texts themselves are patched, each from its intact partner.
         moved = [replace(one, row=one.row - len(batch)) for one in moves([patch], batch, call.layer)]
         if moved:
-            heads = heads_of(moved)
+            heads = moved_heads(moved)
             stay = [replace(one, source=one.row, source_at=one.at) for one in moved]  # the same rows computed again
             before, after = (patching.changed(call, output_BTHV, one, heads) for one in (stay, moved))
             product_B = (grad_BTHV.double() * (after - before)).sum((1, 2, 3))

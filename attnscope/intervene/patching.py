@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,13 +26,10 @@ from attnscope.errors import InputError
 from attnscope.intervene.again import check_again, put, spec_of
 from attnscope.intervene.intervention import HeadSet, Intervention
 from attnscope.intervene.task import Task
+from attnscope.intervene.what import What
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.engines import Change, Engine
 from attnscope.stacks import DECODER
-
-Patched = Literal["output", "pattern", "key", "value"]
-PATCHED: tuple[Patched, ...] = get_args(Patched)
-SHARED: tuple[Patched, ...] = ("key", "value")  # what the heads of a kv group have in common
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Patching(Intervention):
     stack: whose layers the heads are of.
     """
 
-    what: Patched
+    what: What
     stack: str = DECODER
     name: str = "patch"
 
@@ -94,7 +91,7 @@ class Patching(Intervention):
 
         def change(call: AttentionCall, output_NQHV: Tensor) -> Tensor:
             moved = list(moves(patches, texts, call.layer)) if call.stack == self.stack else []
-            return self.changed(call, output_NQHV, moved, heads_of(moved)) if moved else output_NQHV
+            return self.changed(call, output_NQHV, moved, moved_heads(moved)) if moved else output_NQHV
 
         return change
 
@@ -132,7 +129,7 @@ class Patching(Intervention):
         return torch.arange(spec.visible.queries, device=spec.device).expand(spec.batch, -1)
 
 
-def heads_of(moved: Sequence[Move]) -> tuple[int, ...]:
+def moved_heads(moved: Sequence[Move]) -> tuple[int, ...]:
     """All heads that any of the moves has, ascending."""
     return tuple(sorted({head for one in moved for head in one.heads}))
 
@@ -147,7 +144,7 @@ def moves(patches: Sequence[Patch], texts: Sequence[int], layer: int) -> Iterato
                 yield Move(row, texts.index(other), heads, patch.at[text], patch.at[other])
 
 
-def _with_moved(spec: AttentionSpec, what: Patched, moved: Sequence[Move]) -> AttentionSpec:
+def _with_moved(spec: AttentionSpec, what: What, moved: Sequence[Move]) -> AttentionSpec:
     """The call with some keys or values of its rows taken from others."""
     own_NGKX = spec.k_BGKD if what == "key" else spec.v_BGKV
     changed, per_group = own_NGKX.clone(), spec.heads // spec.kv_heads

@@ -137,6 +137,18 @@ def means(
     return Means(mean_N, low_N, high_N, there_SN.sum(0))
 
 
+def effect_columns(effect_SN: np.ndarray) -> dict[str, np.ndarray]:
+    """Of N effects of S texts: effect, low, high, p (NaN for null), and n, the texts behind it; (N,) each.
+
+    An effect that some texts lack (NaN) has no p, which is over all effects at once; nor has any under FEWEST texts.
+    """
+    found, p_N = means(effect_SN, span=0.0), np.full(effect_SN.shape[1], np.nan)
+    whole_N = ~np.isnan(effect_SN).any(0)
+    if len(effect_SN) >= FEWEST and whole_N.any():
+        p_N[whole_N] = paired(effect_SN[:, whole_N], np.zeros_like(effect_SN[:, whole_N]), span=0.0).p
+    return {"effect": found.mean, "low": found.low, "high": found.high, "p": p_N, "n": found.n}
+
+
 def _t(mean: np.ndarray, mean_of_squares: np.ndarray, count: int) -> np.ndarray:
     """mean / standard error; infinite without spread, 0 for a mean of 0."""
     error = _error(mean, mean_of_squares, count)

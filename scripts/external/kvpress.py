@@ -1,6 +1,6 @@
-"""KVPress' scores of keys against what attnscope says that keys receive.
+"""KVPress' scores of keys against what attnscope says that keys receive, and pressed caches against its budgets.
 
-Shapes: G kv head, K key.
+Shapes: G kv head, K key, D width of a key, T token, V vocabulary.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ def tova(received: Received, layer: int, queries: str = "last") -> np.ndarray:
     return np.broadcast_to(found_GK.mean(0), found_GK.shape)
 
 
+KEPT_BY = {  # what budgets of attnscope are to its presses
+    "received": lambda share, window: ObservedAttentionPress(share),
+    "snap": lambda share, window: SnapKVPress(share, window, KERNEL),
+}
+PROMPT, LOSS_ROUNDING = 40, 1e-4  # nats
 CASES: tuple[tuple[Any, str, Expected], ...] = (
     (ObservedAttentionPress(KEPT), "eager", observed),
     (SnapKVPress(KEPT, WINDOW, KERNEL), "eager", snapkv),
@@ -70,6 +75,7 @@ def main() -> None:
             for name, ours in received.items():
                 theirs = scores(press, models[name], attention, ours["ids"])
                 compare_kept(check, f"{type(press).__name__} {attention} {name}", theirs, ours, expected)
+    pressed(report, models, received)
     mass, snap, last = (CASES[place][0] for place in (0, 1, -2))
     faults: dict[str, tuple[Any, Expected]] = {
         "received as it is, over all queries: not divided by the queries that see the key": (
@@ -91,6 +97,77 @@ def main() -> None:
             theirs = scores(last, models[name], "eager", ours["ids"])
             compare_kept(control, name, theirs, ours, lambda ours, layer: tova(ours, layer, "before"))
     report.write(asked.out)
+
+
+def pressed(report: Report, models: Mapping[str, str], received: Mapping[str, Received]) -> None:
+    """The keys that are left in a pressed cache, and the loss of what is read after it."""
+    texts = [(name, models[name], ours) for name, ours in received.items()]
+    budgets = sorted({name.partition(" kept ")[2] for ours in received.values() for name in ours if " kept " in name})
+    with report.check("budgets received and snap: the keys that are left in a cache that a press has pressed") as check:
+        for name, folder, ours in texts:
+            for written in budgets:
+                compare_left(check, f"{name} {written}", left_in_cache(folder, written, ours["ids"]), ours, written)
+    losses = sorted(name for ours in received.values() for name in ours if name.startswith("loss "))
+    with report.check(f"the loss of the tokens after a pressed prompt, to {LOSS_ROUNDING:g} nats per token") as check:
+        for name, folder, ours in texts:
+            for loss in dict.fromkeys(losses):
+                apart = abs(loss_after(folder, loss.partition(" ")[2], ours["ids"]) - float(ours[loss]))
+                check.hold(apart <= LOSS_ROUNDING, f"{name} {loss}: apart by {apart:.2g}")
+    with report.control("the keys that received:30 keeps, of a cache that SnapKVPress has pressed") as control:
+        for name, folder, ours in texts:
+            theirs = left_in_cache(folder, "snap:30@16", ours["ids"])
+            compare_left(control, name, theirs, ours, "received:30")
+    with report.control("the loss after a pressed prompt, against that of the whole cache") as control:
+        for name, folder, ours in texts:
+            apart = abs(loss_after(folder, "snap:20@16", ours["ids"]) - float(ours["loss"]))
+            control.hold(apart <= LOSS_ROUNDING, f"{name}: apart by {apart:.2g}")
+
+
+def press_of(written: str, tokens: int) -> Any:
+    """The press that keeps as many keys of so many as a budget."""
+    kind, _, numbers = written.partition(":")
+    kept, _, window = numbers.partition("@")
+    share = 1 - (int(kept) + 0.5) / tokens  # it keeps int(tokens * (1 - share)) keys
+    return KEPT_BY[kind](share, int(window or 0))
+
+
+def left_in_cache(folder: str, written: str, ids: np.ndarray) -> list[np.ndarray]:
+    """(G, K) boolean of each layer: which keys of the whole cache are in the one that a press has pressed."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    whole, less = DynamicCache(), DynamicCache()
+    with torch.no_grad():
+        model(torch.from_numpy(ids)[None], past_key_values=whole, use_cache=True)
+        with press_of(written, len(ids))(model):
+            model(torch.from_numpy(ids)[None], past_key_values=less, use_cache=True)
+    found = []
+    for every, left in zip(whole.layers, less.layers, strict=True):
+        same_GKK = (every.keys[0, :, :, None] - left.keys[0, :, None]).abs().amax(-1) < ROUNDING
+        found.append(same_GKK.any(-1).numpy())
+    return found
+
+
+def loss_after(folder: str, written: str, ids: np.ndarray) -> float:
+    """The mean loss of the tokens after the first one that follows a pressed prompt, nats."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    cache, ids_1T = DynamicCache(), torch.from_numpy(ids)[None]
+    with torch.no_grad():
+        with press_of(written, PROMPT)(model):
+            model(ids_1T[:, :PROMPT], past_key_values=cache, use_cache=True)
+        places_1T = torch.arange(PROMPT, len(ids))[None]
+        given = {"past_key_values": cache, "position_ids": places_1T, "use_cache": True}
+        logits_TV = model(ids_1T[:, PROMPT:], **given).logits[0, :-1]
+    return float(torch.nn.functional.cross_entropy(logits_TV, ids_1T[0, PROMPT + 1 :]))
+
+
+def compare_left(check: Check, case: str, theirs: list[np.ndarray], ours: Received, written: str) -> None:
+    """Every key of every kv head: whether it is kept."""
+    for layer, left_GK in enumerate(theirs):
+        found_GK = ours[f"{layer} kept {written}"]
+        for group, (found_K, left_K) in enumerate(zip(found_GK, left_GK, strict=True)):
+            for key, (mine, other) in enumerate(zip(found_K.tolist(), left_K.tolist(), strict=True)):
+                check.hold(
+                    mine == other, f"{case} layer {layer} kv head {group} key {key}: {mine}, {other} in the cache"
+                )
 
 
 def scores(press: Any, folder: str, attention: str, ids: np.ndarray) -> list[np.ndarray]:

@@ -10,8 +10,9 @@ from attnscope.errors import InputError
 from attnscope.intervene.measure import AnswerLoss, LogitDifference
 from attnscope.intervene.passes import prepared
 from attnscope.intervene.patch_gradient import estimated
-from attnscope.intervene.patching import PATCHED, SHARED, Patch, Patching
+from attnscope.intervene.patching import Patch, Patching
 from attnscope.intervene.task import Task
+from attnscope.intervene.what import SHARED, WHAT
 from attnscope.model.families import family_of
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.seam.engines import UNCHECKED
@@ -91,7 +92,7 @@ def passed(model, what, sets, ids):
     return listen(model, rows, lambda call: None, engine=engine, logits_at=list(range(TOKENS))).logits
 
 
-@pytest.mark.parametrize("what", PATCHED)
+@pytest.mark.parametrize("what", WHAT)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_patch_equals_a_plain_loop(family, what):
     """A head, of keys and values a kv group; each text patched from the other."""
@@ -148,7 +149,7 @@ def at_of(task, *places):
 
 def test_a_text_patched_from_itself_stays(tiny):
     task = task_of(((1, 12), (1, 12)))
-    for what in PATCHED:
+    for what in WHAT:
         sets = [Patch(str(head), (head,), at_of(task, 3, 5)) for head in EVERY]
         passes = prepared(tiny, task, sets, Patching(what), measure=AnswerLoss())
         assert np.abs(passes.effects(passes.measured(sets))).max() < 1e-6
@@ -184,7 +185,7 @@ def test_a_family_that_cannot_pad_takes_texts_of_one_length(monkeypatch):
     layer = model.geometry.attention_layers[0].index
     uneven, even = task_of(((1, 12), (2, 9))), task_of(((1, 9), (2, 9)))
     monkeypatch.setattr("attnscope.intervene.passes.pads", lambda model: False)
-    with pytest.raises(InputError, match="bamba reads a text in another way beside a longer one"):
+    with pytest.raises(InputError, match="bamba reads a text in another way where a longer one is in the same pass"):
         prepared(model, uneven, [Patch("one", ((layer, 0),), at_of(uneven, 3))], Patching("output"))
     prepared(model, even, [Patch("one", ((layer, 0),), at_of(even, 3))], Patching("output"))
 
@@ -195,7 +196,7 @@ def test_pairs_are_needed(tiny):
         prepared(tiny, alone, [], Patching("output"))
 
 
-@pytest.mark.parametrize("what", PATCHED)
+@pytest.mark.parametrize("what", WHAT)
 def test_the_estimate_is_the_slope(tiny, what):
     """A text that differs little: the effects of all heads, to first order, are those that were measured."""
     task = Task("pair", (tuple(range(10, 22)), tuple(range(30, 42))), ((10,), (10,)), together=2)

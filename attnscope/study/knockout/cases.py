@@ -5,7 +5,8 @@ cases = cases_of(loaded, [AskedText("Mary and John went out. John gave a book to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -77,46 +78,62 @@ def asked_of(
 ) -> list[AskedText]:
     """What is asked of a text, or of records of texts; shared: the fields of all. Raises UsageError for a record that
     is none, and where no key is named and each is not cut alone."""
-    records = [{"text": text}] if isinstance(text, str) or not any(isinstance(one, Mapping) for one in text) else text
     found = []
-    for number, record in enumerate(records, 1):
-        where = f"text {number}" if len(records) > 1 else ""
-        if not isinstance(record, Mapping) or "text" not in record or set(record) - {"text", *FIELDS}:
-            raise UsageError(f"{where or 'text'} is not a record of text, {', '.join(FIELDS)}", "leave out the rest")
-        own = {**shared, **{name: value for name, value in record.items() if value is not None}, "where": where}
+    for own in records_of(text, shared, FIELDS):
         own |= {name: str(own[name]) for name in ("query", "key") if own[name] is not None}
         if own["key"] is None and not each_key:
+            where = own["where"]
             raise UsageError(f"{where}: no key was named".removeprefix(": "), "name it with {key}, or use {over=keys}")
         found.append(AskedText(**own))
     return found
+
+
+def records_of(
+    text: str | Sequence[int] | Sequence[Mapping[str, Any]], shared: Mapping[str, Any], names: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """What is given of a text, or of each record of texts: the fields of all, its own, and `where` it was written.
+
+    names: what a record may say beside its text. Raises UsageError for a record that is none.
+    """
+    records = [{"text": text}] if isinstance(text, str) or not any(isinstance(one, Mapping) for one in text) else text
+    for number, record in enumerate(records, 1):
+        where = f"text {number}" if len(records) > 1 else ""
+        if not isinstance(record, Mapping) or "text" not in record or set(record) - {"text", *names}:
+            raise UsageError(f"{where or 'text'} is not a record of text, {', '.join(names)}", "leave out the rest")
+        yield {**shared, **{name: value for name, value in record.items() if value is not None}, "where": where}
 
 
 def cases_of(loaded: LoadedModel, questions: Sequence[AskedText]) -> list[Case]:
     """The cases of some questions. Raises InputError for what cannot be one, with the line where there are several."""
     loaded.check_task("a knockout")
     loaded.check_bare("a knockout")
-    with Reading(loaded, any(one.chat for one in questions)) as read:
-        return [located(loaded, one, read) for one in questions]
+    with CaseReader(loaded, any(one.chat for one in questions)) as read:
+        found = []
+        for one in questions:
+            with naming(one.where):
+                found.append(case_of(loaded, one, read))
+        return found
 
 
-def located(loaded: LoadedModel, question: AskedText, read: Reading) -> Case:
-    """The case; an error says where the question was written."""
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """An error in the block says where the question was written."""
     try:
-        return _case(loaded, question, read)
+        yield
     except (InputError, UsageError) as error:
-        if not question.where:
+        if not where:
             raise
-        raise InputError(f"{question.where}: {error.message}", error.hint) from error
+        raise InputError(f"{where}: {error.message}", error.hint) from error
 
 
-class Reading:
+class CaseReader:
     """Texts and ids -> prompts, whose `answer` says where an answer begins."""
 
     def __init__(self, loaded: LoadedModel, chat: bool) -> None:
         self.loaded = loaded
         self.apart = reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, chat))
 
-    def __enter__(self) -> Reading:
+    def __enter__(self) -> CaseReader:
         self.tokenised = self.apart.__enter__()
         return self
 
@@ -155,7 +172,8 @@ class Reading:
         return whole.ids[whole.answer :]
 
 
-def _case(loaded: LoadedModel, question: AskedText, read: Reading) -> Case:
+def case_of(loaded: LoadedModel, question: AskedText, read: CaseReader) -> Case:
+    """The case of one question."""
     prompt = read.prompt(question)
     answer = question.answer
     ids = own_next(loaded, prompt.ids) if answer is None else read.answer(question, prompt, answer)
@@ -175,11 +193,11 @@ def _case(loaded: LoadedModel, question: AskedText, read: Reading) -> Case:
             f"no query sees the key {question.key}: its first token is {keys[0]}, and the last query {max(queries)}",
             "name keys that come before a query",
         )
-    said, foil_said = (_said(loaded, one) for one in (ids, () if foil is None else (foil,)))
+    said, foil_said = (said_of_ids(loaded, one) for one in (ids, () if foil is None else (foil,)))
     return Case(prompt, queries, keys, ids, said, foil, foil_said)
 
 
-def _said(loaded: LoadedModel, ids: Sequence[int]) -> str:
+def said_of_ids(loaded: LoadedModel, ids: Sequence[int]) -> str:
     """Some ids as text, with blanks that are seen."""
     return visible_blanks("".join(from_ids(loaded.tokenizer, ids).plain)) if ids else ""
 

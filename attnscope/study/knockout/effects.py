@@ -33,7 +33,7 @@ from attnscope.study.knockout.cases import Case, task_of
 from attnscope.study.knockout.cuts import AskedCut, Selection, cuts_over
 from attnscope.study.knockout.masses import Masses, MassReader, read_masses
 from attnscope.study.knockout.nulls import DRAWS, KINDS, Null, NullKind, null_of
-from attnscope.study.statistics import FEWEST, means, paired
+from attnscope.study.statistics import effect_columns
 from attnscope.tables import as_table, numbers, save, words
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 SCHEMA = "knockout/1"
 NAME, TABLE, READINGS = "knockout.json", "knockout.parquet", "knockout"
 HIGH = 0.95  # of the draws lie below the column `high_`
-SHARED_FROM = 8  # cuts from which sharing layers is worth its own check
+SHARED_FROM = 8  # sets from which sharing layers is worth its own check
 STATISTICS = ("effect", "low", "high", "p")
 
 
@@ -88,13 +88,7 @@ class Knocked:
     @cached_property
     def statistics(self) -> Mapping[str, np.ndarray]:
         """Of every cut: effect, low, high, p (NaN for null), and n, the texts behind it; (N,) each."""
-        effect_SN = np.stack([self.effect(one.cut) for one in self.asked], 1)
-        found = means(effect_SN, span=0.0)
-        p = np.full(effect_SN.shape[1], np.nan)
-        whole = ~np.isnan(effect_SN).any(0)
-        if len(effect_SN) >= FEWEST and whole.any():
-            p[whole] = paired(effect_SN[:, whole], np.zeros_like(effect_SN[:, whole]), span=0.0).p
-        return {"effect": found.mean, "low": found.low, "high": found.high, "p": p, "n": found.n}
+        return effect_columns(np.stack([self.effect(one.cut) for one in self.asked], 1))
 
     def by_token(self) -> np.ndarray:
         """(T,): of one text whose keys were cut one by one, the effect of each token, NaN for those that were not."""

@@ -1,0 +1,132 @@
+"""The options of `attnscope patch`: the two texts, what is patched where, how it is measured, and where it goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from attnscope.cli.groups import FIRST, UNRECORDED
+from attnscope.cli.knockout_options import Answered, Compared, field_of
+from attnscope.cli.options import Config, Exporting, Format, Named, Selected
+from attnscope.errors import UsageError
+from attnscope.intervene.what import What
+from attnscope.study.patching.over import Method, Over
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from attnscope.study.knockout.cuts import Selection
+    from attnscope.study.patching.effects import PatchPlan
+    from attnscope.study.patching.pairs import AskedPair
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired(Answered):
+    """A clean and a corrupted text, or many pairs, and what follows each."""
+
+    corrupted: Annotated[
+        str | None,
+        Option(help="The other text, in which something was exchanged.", metavar="TEXT"),
+        FIRST,
+        UNRECORDED,
+    ] = None
+    texts: Annotated[
+        str | None,
+        Option(
+            help="Records of pairs instead; fields corrupted, at, answer and foil win over options.", metavar="FILE"
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patches(Named, Selected):
+    """What is patched, and in what portions."""
+
+    panel = "Question"
+    what: Annotated[
+        What,
+        Option(help="A head's output, the pattern of its rows, or its group's keys or values."),
+        FIRST,
+    ] = "output"
+    at: Annotated[
+        str | None,
+        Option(help="Tokens of TEXT that are patched (default: all that the other text has, too).", metavar="TOKENS"),
+        FIRST,
+    ] = None
+    over: Annotated[
+        Over,
+        Option(help="What is patched at a time; none: everything at once."),
+        FIRST,
+    ] = "none"
+    method: Annotated[
+        Method,
+        Option(help="Run every patch, or estimate all from one backward pass and run a few."),
+    ] = "measure"
+
+    def __post_init__(self) -> None:
+        self.names()
+
+    def names(self) -> Mapping[str, str]:
+        """What names mean. Raises UsageError for tokens that no text makes right."""
+        from attnscope.text.tokens import check_expression, defined
+
+        groups = defined(self.meanings)
+        if self.at is not None:
+            check_expression(self.at, groups)
+        return groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class BesideOthers(Compared):
+    """What is compared with it, and how many pairs are read."""
+
+    panel = "Corpus"
+    random: Annotated[
+        int, Option(min=0, help="Sets of as many other heads to compare with, of --over none.", metavar="N")
+    ] = 100
+    seed: Annotated[int, Option(help="Seed of the sets.", rich_help_panel=panel)] = 0
+    dry_run: Annotated[bool, Option(rich_help_panel=panel)] = False
+    sequences: Annotated[
+        int, Option(min=1, help="Pairs at most; intervals need 32.", metavar="N", rich_help_panel=panel)
+    ] = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchTable(Config, Format, Exporting):
+    """A table to stdout, table, facts and a figure to --out."""
+
+    out: Annotated[
+        Path | None, Option(help="Write table, facts and a figure here; a stopped run resumes.", metavar="DIR")
+    ] = None
+
+
+def asked_of_options(paired: Paired, patches: Patches, text: str | Sequence[int] | None, most: int) -> list[AskedPair]:
+    """What is asked of the one pair, or of each of the corpus. Raises as `texts_in`; UsageError for a text alone."""
+    from attnscope.batch.items import texts_in
+    from attnscope.study.patching.pairs import FIELDS, asked_pairs
+
+    given = {"corrupted": paired.corrupted, "at": patches.at, "answer": paired.answer, "foil": paired.foil}
+    how = {"define": patches.names(), "chat": paired.chat, "truncate": paired.truncate}
+    if text is not None:
+        return asked_pairs(text, given | how)
+    assert paired.texts is not None
+    found = []
+    for item in texts_in(paired.texts, most, chat=paired.chat, stdin="jsonl"):
+        own = {name: field_of(item, name) for name in FIELDS if item.fields.get(name) is not None}
+        try:
+            [one] = asked_pairs([{"text": item.text, **own}], given | how)
+        except UsageError as error:
+            raise UsageError(f"{item.id}: {error.message}", error.hint) from error
+        found.append(replace(one, where=item.id))
+    return found
+
+
+def patch_plan(patches: Patches, beside: BesideOthers, selection: Selection | None) -> PatchPlan:
+    """What is patched, and how that is measured."""
+    from attnscope.study.patching.effects import PatchPlan
+
+    name = PatchPlan.name if patches.select is None else patches.select
+    return PatchPlan(patches.what, patches.over, selection, name, patches.method, beside.random, beside.seed)

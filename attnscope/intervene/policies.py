@@ -1,0 +1,242 @@
+"""What a KV cache keeps under a budget: the keys of each row that are dropped before the softmax.
+
+    dropped = policy_of("stream:4+64").over(budgeted)    # of one attention call
+    for block in RowsAgain(spec, heads).blocks(query_NR):
+        dropped_ErK = dropped(block)
+
+`stream` is StreamingLLM's (Xiao et al. 2023, arXiv 2309.17453), `h2o` is of Zhang et al. 2023 (arXiv 2306.14048),
+`snap` is SnapKV (Li et al. 2024, arXiv 2404.14469). `received` and `snap` choose as KVPress 0.5.5 does.
+
+Shapes: B text, N row of a pass (text, or set and text), P asked head, G kv head, E row of a pass and head that has a
+budget, R asked row, r row of a block, K key.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool1d
+
+from attnscope.attention.again import RowBlock, RowsAgain, padded
+from attnscope.attention.spec import AttentionSpec
+from attnscope.intervene.budget_names import written_budget
+
+POOLED = 5  # neighbouring keys whose scores `snap` averages
+Dropping = Callable[[RowBlock], Tensor]  # a block of rows, in their order -> (E, r, K), True for what is dropped
+
+
+@dataclass(frozen=True)
+class BudgetedHeads:
+    """The heads of one attention call that have a budget.
+
+    spec: the call of the whole pass. heads: those that are computed again. ends: of each text, the tokens of its
+    prompt. row_E, place_E: the row of the pass, and the head's place among `heads`.
+    """
+
+    spec: AttentionSpec
+    heads: tuple[int, ...]
+    ends: tuple[int, ...]
+    row_E: Tensor
+    place_E: Tensor
+
+    @property
+    def text_E(self) -> Tensor:
+        """Which text of the pass each is of."""
+        return self.row_E % len(self.ends)
+
+    @property
+    def key_K(self) -> Tensor:
+        """The position of each key."""
+        return torch.arange(self.spec.visible.keys, device=self.spec.device)
+
+    def of(self, value_NPrK: Tensor) -> Tensor:
+        """(E, r, K) of what a block has per row of the pass or once, per head or once."""
+        rows, places = value_NPrK.shape[:2]
+        return value_NPrK[self.row_E if rows > 1 else self.row_E * 0, self.place_E if places > 1 else self.place_E * 0]
+
+    def query_Er(self, block: RowBlock) -> Tensor:
+        """The positions of a block's rows, -1 for none."""
+        return block.query_Nr[self.row_E]
+
+
+class KeptKeys(ABC):
+    """A budget. once: see `Once`."""
+
+    once: bool = False
+
+    @abstractmethod
+    def over(self, budgeted: BudgetedHeads) -> Dropping:
+        """What is dropped of each block of an attention call. Blocks come in the order of their rows."""
+
+
+@dataclass(frozen=True)
+class Stream(KeptKeys):
+    """The first keys, and the last ones of each row, the query's own among them."""
+
+    first: int
+    last: int
+
+    def over(self, budgeted: BudgetedHeads) -> Dropping:
+        key_K = budgeted.key_K
+
+        def dropped(block: RowBlock) -> Tensor:
+            back_ErK = budgeted.query_Er(block)[..., None] - key_K
+            return (back_ErK >= self.last) & (key_K >= self.first)
+
+        return dropped
+
+
+@dataclass(frozen=True)
+class Top(KeptKeys):
+    """Each row's keys of largest weight: what a cache would keep that knew the query."""
+
+    size: int
+
+    def over(self, budgeted: BudgetedHeads) -> Dropping:
+        def dropped(block: RowBlock) -> Tensor:
+            logits_ErK = budgeted.of(block.logits_NPrK)
+            largest_Erk = logits_ErK.topk(min(self.size, logits_ErK.shape[-1]), -1).indices
+            return torch.ones_like(logits_ErK, dtype=torch.bool).scatter_(-1, largest_Erk, False)
+
+        return dropped
+
+
+@dataclass(frozen=True)
+class HeavyHitters(KeptKeys):
+    """The keys with the largest sum of weights in the rows so far, and the most recent: half of the budget, rounded up.
+
+    Each head has a sum of its own, over its rows under its own evictions. A key that was evicted does not return.
+    """
+
+    size: int
+
+    def over(self, budgeted: BudgetedHeads) -> Dropping:
+        shape, device = (len(budgeted.row_E), len(budgeted.key_K)), budgeted.spec.device
+        kept_EK = torch.zeros(shape, dtype=torch.bool, device=device)
+        sum_EK = torch.zeros(shape, device=device)
+
+        def dropped(block: RowBlock) -> Tensor:
+            nonlocal kept_EK
+            query_Er, logits_ErK = budgeted.query_Er(block), budgeted.of(block.logits_NPrK)
+            seen_ErK, sink_NPr1 = budgeted.of(block.seen_NPrK), block.row_sinks_NPr1
+            sink_Er1 = None if sink_NPr1 is None else budgeted.of(sink_NPr1)
+            found_ErK = torch.zeros_like(logits_ErK, dtype=torch.bool)
+            for at in range(query_Er.shape[1]):
+                back_EK = query_Er[:, at, None] - budgeted.key_K
+                kept_EK = self._kept((kept_EK | (back_EK == 0)) & seen_ErK[:, at], back_EK, sum_EK)
+                logits_EK = logits_ErK[:, at].masked_fill(~kept_EK, -torch.inf)
+                sum_EK.add_(_softmax(logits_EK, None if sink_Er1 is None else sink_Er1[:, at]))
+                found_ErK[:, at] = ~kept_EK
+            return found_ErK
+
+        return dropped
+
+    def _kept(self, there_EK: Tensor, back_EK: Tensor, sum_EK: Tensor) -> Tensor:
+        """The keys that stay of those in the cache: where it is full, the older key of the least sum is evicted."""
+        older_EK = there_EK & (back_EK >= (self.size + 1) // 2)
+        least_E = sum_EK.masked_fill(~older_EK, torch.inf).argmin(-1)
+        full_E = there_EK.sum(-1) > self.size
+        evicted_EK = torch.zeros_like(there_EK).scatter_(-1, least_E[:, None], full_E[:, None])
+        return there_EK & ~evicted_EK
+
+
+def _softmax(logits_EK: Tensor, sink_E1: Tensor | None) -> Tensor:
+    """The weights of rows, 0 in one that has no key; a sink logit takes its share."""
+    if sink_E1 is not None:
+        logits_EK = torch.cat([logits_EK, sink_E1], -1)
+    weights_EK = logits_EK.softmax(-1).nan_to_num(0.0)
+    return weights_EK if sink_E1 is None else weights_EK[:, :-1]
+
+
+class Once(KeptKeys):
+    """Keys that are chosen once, at the end of the prompt, for each kv head: only rows after it lose the others.
+
+    Such a row keeps all keys after the prompt, too. size: the keys of the prompt that stay.
+    """
+
+    size: int
+    once = True
+
+    @abstractmethod
+    def scores(self, spec: AttentionSpec, heads: tuple[int, ...], ends: Sequence[int]) -> Tensor:
+        """(B, P, K): how much each key of the prompts counts for each head."""
+
+    def chosen(self, spec: AttentionSpec, heads: tuple[int, ...], ends: Sequence[int]) -> Tensor:
+        """(B, P, K), True for the keys of the prompts that the kv head of each asked head keeps; spec: of the texts.
+
+        The scores are averaged over all heads of a kv head, also over those that are not asked.
+        """
+        shared = spec.heads // spec.kv_heads
+        groups = sorted({head // shared for head in heads})
+        whole = tuple(group * shared + one for group in groups for one in range(shared))
+        score_BGK = self.scores(spec, whole, ends).unflatten(1, (len(groups), shared)).mean(2)
+        kept_BGK = torch.zeros_like(score_BGK, dtype=torch.bool)
+        for text, end in enumerate(ends):
+            best_Gk = score_BGK[text, :, :end].topk(min(self.size, end), -1).indices
+            kept_BGK[text].scatter_(-1, best_Gk, True)
+        return kept_BGK[:, [groups.index(head // shared) for head in heads]]
+
+    def over(self, budgeted: BudgetedHeads) -> Dropping:
+        texts = budgeted.spec.first_texts(len(budgeted.ends))
+        kept_EK = self.chosen(texts, budgeted.heads, budgeted.ends)[budgeted.text_E, budgeted.place_E]
+        end_E1 = torch.tensor(budgeted.ends, device=kept_EK.device)[budgeted.text_E, None]
+        lost_EK = ~kept_EK & (budgeted.key_K < end_E1)
+        return lambda block: lost_EK[:, None] & (budgeted.query_Er(block) >= end_E1)[..., None]
+
+
+@dataclass(frozen=True)
+class Received(Once):
+    """The keys of the prompt that receive most: the mean weight over the prompt's queries that see a key."""
+
+    size: int
+
+    def scores(self, spec: AttentionSpec, heads: tuple[int, ...], ends: Sequence[int]) -> Tensor:
+        sum_BPK, seen_BPK = _sums(spec, heads, [range(end) for end in ends])
+        return sum_BPK / seen_BPK.clamp_min(1)
+
+
+@dataclass(frozen=True)
+class Snap(Once):
+    """The last keys of the prompt, and those that its last queries look at: their mean weight over these queries,
+    averaged over POOLED neighbouring keys. window: how many queries and keys are the last."""
+
+    size: int
+    window: int
+
+    def scores(self, spec: AttentionSpec, heads: tuple[int, ...], ends: Sequence[int]) -> Tensor:
+        starts = [max(0, end - self.window) for end in ends]
+        sum_BPK, _ = _sums(spec, heads, [range(*one) for one in zip(starts, ends, strict=True)])
+        score_BPK = torch.full_like(sum_BPK, torch.inf)
+        for text, start in enumerate(starts):
+            if start:
+                mean_PK = sum_BPK[text, :, :start] / self.window
+                score_BPK[text, :, :start] = avg_pool1d(mean_PK, POOLED, stride=1, padding=POOLED // 2)
+        return score_BPK
+
+
+def _sums(spec: AttentionSpec, heads: tuple[int, ...], queries: Sequence[range]) -> tuple[Tensor, Tensor]:
+    """(B, P, K) each: the sum of the weights that some queries of each text give to a key, and how many see it."""
+    sum_BPK = torch.zeros(spec.batch, len(heads), spec.visible.keys, device=spec.device)
+    seen_BPK = torch.zeros_like(sum_BPK, dtype=torch.long)
+    for block in RowsAgain(spec, heads).blocks(padded(queries, spec.device)):
+        asked_B1r1 = (block.query_Nr >= 0)[:, None, :, None]
+        sum_BPK += (block.weights_NPrK * asked_B1r1).sum(2)
+        seen_BPK += (block.seen_NPrK & asked_B1r1).sum(2)
+    return sum_BPK, seen_BPK
+
+
+KINDS = {"stream": Stream, "top": Top, "h2o": HeavyHitters, "received": Received, "snap": Snap}
+
+
+def policy_of(text: str) -> KeptKeys:
+    """The budget that a text names. Raises UsageError for a text that names none.
+
+    >>> policy_of("snap:64@16")
+    Snap(size=64, window=16)
+    """
+    written = written_budget(text)
+    return KINDS[written.kind](*written.numbers)

@@ -1,0 +1,244 @@
+"""What a smaller cache costs texts or their answers, beside the share of the keys that it keeps.
+
+    found = budgeted(loaded, cases, BudgetPlan("stream:4+64,top:64", over="heads"))
+    found.table()
+    found.bearable(0.01)      # {"stream:4+64": "0-2,3.2-5", ...}
+
+Shapes: S text, N budget of a set of heads, P head of a layer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+
+from attnscope.cells import head_name
+from attnscope.files import save_json
+from attnscope.folder.parts import Parts, claim, with_weights
+from attnscope.intervene.budget_names import written_budgets
+from attnscope.intervene.budgets import CacheBudget, HeadBudget, KeptShares
+from attnscope.intervene.passes import Advance, Passes, prepared
+from attnscope.model.libraries import versions
+from attnscope.selection import everything, written_heads
+from attnscope.stacks import DECODER
+from attnscope.study.ablation.effects import HALF, effects_of, task_facts
+from attnscope.study.budgets.asked import BELOW, check_below
+from attnscope.study.budgets.cases import CacheCase, budget_task
+from attnscope.study.budgets.sets import AskedBudget, budgeted_heads, budgets_over
+from attnscope.study.knockout.effects import SHARED_FROM
+from attnscope.study.statistics import effect_columns
+from attnscope.tables import as_table, numbers, save, words
+
+if TYPE_CHECKING:
+    from attnscope.model.loaded import LoadedModel
+
+SCHEMA = "budgets/1"
+NAME, TABLE, READINGS = "budgets.json", "budgets.parquet", "budgets"
+STATISTICS = ("effect", "low", "high", "p")
+COPY = HeadBudget("intact copy", ())  # in half precision: what it differs by is noise
+Shares = Mapping[tuple[str, int, int], np.ndarray]  # of a budget, a text and a layer: what each head keeps, (P,)
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """Which heads have which budgets. keep: as they are written, by commas. over: what has one at a time, see `sets`.
+    select: the heads, by layer, None for all; name: what they are called together."""
+
+    keep: str
+    over: str = "none"
+    select: Mapping[int, Sequence[int]] | None = None
+    name: str = "all heads"
+
+    @property
+    def kinds(self) -> list[str]:
+        """The budgets, each once."""
+        return list(written_budgets(self.keep))
+
+
+@dataclass(frozen=True)
+class BudgetCosts:
+    """What was measured. asked: the budgets, in the order of the table. effect_SN: what each costs each text, exactly 0
+    in a text of which it drops nothing. kept_N: the share of the keys that its heads keep, mean over rows, heads and
+    texts. intact_S: what was measured without a budget. widths: how many heads each layer has."""
+
+    cases: tuple[CacheCase, ...]
+    asked: tuple[AskedBudget, ...]
+    effect_SN: np.ndarray
+    kept_N: np.ndarray
+    intact_S: np.ndarray
+    widths: Mapping[int, int]
+    facts: Mapping[str, Any]
+
+    @property
+    def unit(self) -> str:
+        """Of the effects."""
+        return str(self.facts["measure"]["unit"])
+
+    @property
+    def kinds(self) -> list[str]:
+        """The budgets as they are written, in their order."""
+        return list(dict.fromkeys(one.budget.keep for one in self.asked))
+
+    @cached_property
+    def statistics(self) -> Mapping[str, np.ndarray]:
+        """Of every budget: effect, low, high, p (NaN for null), and n, the texts behind it; (N,) each."""
+        return effect_columns(self.effect_SN)
+
+    def table(self) -> pa.Table:
+        """A row per budget and set of heads; NaN is null. docs/schemas.md says what the columns are."""
+        found = self.statistics
+        columns: dict[str, Any] = {
+            "keep": words([one.budget.keep for one in self.asked]),
+            "set": words([one.budget.name for one in self.asked]),
+            "layer": pa.array([one.layer for one in self.asked], pa.int32()),
+            "head": pa.array([one.head for one in self.asked], pa.int32()),
+            "stack": words([self.facts["stack"]] * len(self.asked)).dictionary_encode(),
+            "kept": numbers(self.kept_N),
+            **{name: numbers(found[name]) for name in STATISTICS},
+        }
+        return as_table(columns | {"n": found["n"].astype(np.int32)})
+
+    def bearable(self, below: float = BELOW) -> dict[str, str]:
+        """The heads that each budget costs less than `below`, as `select` takes them, empty for none.
+
+        Each head, kv group or layer is judged alone: by the upper end of its interval, or by its effect where there is
+        none. Raises UsageError for a limit that is no number above 0.
+
+            >>> attnscope.knockout(model, text, keep="stream:4+32", over="heads").bearable(0.05)
+            {'stream:4+32': '0-2,3.2-5'}
+        """
+        check_below(below)
+        return {kind: written_heads(self.bearing(kind, below), self.widths) for kind in self.kinds}
+
+    def bearing(self, kind: str, below: float = BELOW) -> list[tuple[int, int]]:
+        """The heads that one of the budgets costs less than `below`, as (layer, head)."""
+        effect_N, high_N = self.statistics["effect"], self.statistics["high"]
+        worst_N = np.where(np.isnan(high_N), effect_N, high_N)
+        alone = [
+            one.budget for one, worst in zip(self.asked, worst_N, strict=True) if not one.together and worst < below
+        ]
+        return sorted(head for one in alone if one.keep == kind for head in one.heads)
+
+    def save(self, folder: Path) -> None:
+        """Write the table, and the facts."""
+        save(self.table(), folder / TABLE)
+        save_json(self.facts, folder / NAME)
+
+
+def budgeted(
+    loaded: LoadedModel,
+    cases: Sequence[CacheCase],
+    plan: BudgetPlan,
+    folder: Path | None = None,
+    *,
+    force: bool = False,
+    advance: Advance = lambda token_layers: None,
+) -> BudgetCosts:
+    """Give heads a budget, and measure; with a folder, keep each pass's readings, and write table and facts.
+
+    Raises ModelError for a family that attends outside the attention interface, UsageError for a folder that holds
+    another study, unless force says to write over it.
+    """
+    asked, passes = planned_budgets(loaded, cases, plan)
+    facts, parts = _facts(loaded, cases, plan, asked, passes), Parts()
+    if folder is not None:
+        facts = with_weights(facts, loaded)
+        parts = claim(folder, READINGS, "budget", facts, force)
+    with parts.resumable():
+        shares = read_shares(passes, plan.kinds)
+        passes, intact_S, effects = _measured(passes, asked, shares, parts, advance)
+    texts = range(len(cases))
+    effect_SN = np.stack([effects[one.budget.identity] for one in asked], 1)
+    kept_N = np.array(
+        [np.mean([shares_of(shares, passes, one.budget, text).mean() for text in texts]) for one in asked]
+    )
+    spread = float(np.abs(effects[COPY.identity]).max()) if COPY.identity in effects else None
+    measured = {"intact": float(intact_S.mean()), "intact_by_text": intact_S.tolist(), "spread": spread}
+    facts |= {**measured, "unshared": passes.why_not or None, "versions": versions()}
+    widths = loaded.geometry.heads_by_layer
+    found = BudgetCosts(tuple(cases), tuple(asked), effect_SN, kept_N, intact_S, widths, {"schema": SCHEMA, **facts})
+    if folder is not None:
+        found.save(folder)
+    return found
+
+
+def planned_budgets(
+    loaded: LoadedModel, cases: Sequence[CacheCase], plan: BudgetPlan
+) -> tuple[list[AskedBudget], Passes]:
+    """The budgets that are asked for, and passes that share no layers. Raises as `budgeted`."""
+    selection = everything(loaded.geometry.heads_by_layer) if plan.select is None else plan.select
+    asked = budgets_over(plan.over, selection, loaded.geometry, plan.kinds, plan.name)
+    task, measure = budget_task(cases)
+    cache = CacheBudget(tuple(one.end for one in cases), tuple(one.stop for one in cases), budgeted_heads(asked))
+    return asked, prepared(loaded, task, [one.budget for one in asked], cache, measure=measure, shared=False)
+
+
+def read_shares(passes: Passes, kinds: Sequence[str]) -> Shares:
+    """What every budget keeps of each text, layer and head, in one pass over each text."""
+    cache, found = passes.intervention, dict[tuple[str, int, int], np.ndarray]()
+    assert isinstance(cache, CacheBudget)
+
+    def note(kind: str, text: int, layer: int, share_P: Tensor) -> None:
+        found[kind, text, layer] = share_P.numpy()
+
+    reading = replace(passes, intervention=KeptShares(cache, kinds, note), layers=None)
+    for batch in reading.batches(0):
+        reading.run(batch, [])
+    return found
+
+
+def shares_of(shares: Shares, passes: Passes, one: HeadBudget, text: int) -> np.ndarray:
+    """The share of the keys that each head of a budget keeps in a text, mean over rows; 1 where it loses none."""
+    cache = passes.intervention
+    assert isinstance(cache, CacheBudget)
+    return np.array([shares[one.keep, text, layer][cache.heads[layer].index(head)] for layer, head in one.heads])
+
+
+def _measured(
+    passes: Passes, asked: Sequence[AskedBudget], shares: Shares, parts: Parts, advance: Advance
+) -> tuple[Passes, np.ndarray, dict[Any, np.ndarray]]:
+    """The passes with shared layers where that pays, the intact measure, and (S,) effects by a budget's identity."""
+    every, texts = {one.budget.identity: one.budget for one in asked}, range(len(passes.task))
+    lost = {name: [shares_of(shares, passes, one, text).min() < 1 for text in texts] for name, one in every.items()}
+    copies = [COPY] if passes.loaded.dtype in HALF else []
+    sets = [*copies, *(one for name, one in every.items() if any(lost[name]))]
+    if len(sets) >= SHARED_FROM:
+        passes = passes.sharing(sets)
+    intact_S, effect_SK = effects_of(passes, sets, parts, advance)
+    run = {one.identity: effect_SK[:, place] for place, one in enumerate(sets)}
+    found = {name: np.where(lost[name], run.get(name, 0.0), 0.0) for name in every}
+    return passes, intact_S, found | {one.identity: run[one.identity] for one in copies}
+
+
+def _facts(
+    loaded: LoadedModel, cases: Sequence[CacheCase], plan: BudgetPlan, asked: Sequence[AskedBudget], passes: Passes
+) -> dict[str, Any]:
+    """What tells this study from another."""
+    heads = " ".join(sorted({head_name(*head) for one in asked for head in one.budget.heads}))
+    return task_facts(loaded, passes.task, passes.intervention, passes.measure) | {
+        "keep": plan.kinds,
+        "over": plan.over,
+        "select": plan.name,
+        "heads_sha256": hashlib.sha256(heads.encode()).hexdigest(),
+        "stack": DECODER,
+        "texts": [_text_facts(one) for one in cases],
+    }
+
+
+def _text_facts(case: CacheCase) -> dict[str, Any]:
+    return {
+        "sha256": case.prompt.sha256,
+        "tokens": len(case.prompt),
+        "end": case.end,
+        "rows": [case.start, case.stop],
+        "answer": list(case.answer),
+        "foil": case.foil,
+    }

@@ -1,0 +1,55 @@
+"""Which heads have which budget at a time: heads, kv groups or layers alone, and all chosen heads together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from attnscope.cells import head_name
+from attnscope.intervene.budgets import HeadBudget
+from attnscope.model.geometry import Geometry
+from attnscope.study.ablation.sets import head_set, parts
+
+
+@dataclass(frozen=True)
+class AskedBudget:
+    """One budget that is asked for. layer, head: where it is of one; neither of all chosen heads together."""
+
+    budget: HeadBudget
+    layer: int | None = None
+    head: int | None = None
+
+    @property
+    def together(self) -> bool:
+        """Whether it is of all chosen heads."""
+        return self.layer is None
+
+
+def budgets_over(
+    over: str, selection: Mapping[int, Sequence[int]], geometry: Geometry, kinds: Iterable[str], name: str
+) -> list[AskedBudget]:
+    """Of each kind of budget all chosen heads together, and what goes alone; selection: the heads, by layer. name: of
+    all of them together."""
+    whole = head_set(name, selection)
+    alone: list[tuple[str, tuple[tuple[int, int], ...], int, int | None]] = []
+    if over == "heads":
+        alone = [(head_name(*head), (head,), *head) for head in whole.heads]
+    elif over == "kv":
+        alone = [(one.name, one.heads, one.heads[0][0], None) for one in parts(whole, geometry, True)]
+    elif over == "layers":
+        alone = [
+            (f"L{layer}", tuple((layer, head) for head in heads), layer, None)
+            for layer, heads in sorted(selection.items())
+        ]
+    found = []
+    for kind in kinds:
+        found.append(AskedBudget(HeadBudget(name, whole.heads, kind)))
+        found += [AskedBudget(HeadBudget(said, heads, kind), *place) for said, heads, *place in alone]
+    return found
+
+
+def budgeted_heads(asked: Iterable[AskedBudget]) -> dict[int, tuple[int, ...]]:
+    """The heads that any budget is of, by layer."""
+    every = sorted({head for one in asked for head in one.budget.heads})
+    layers = dict.fromkeys(layer for layer, _ in every)
+    return {at: tuple(head for layer, head in every if layer == at) for at in layers}

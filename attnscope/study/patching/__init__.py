@@ -1,0 +1,1 @@
+"""Which heads carry the difference between two texts? Each is patched from the other."""

@@ -1,0 +1,163 @@
+"""What is patched: pairs of a clean and a corrupted text with one answer, and which of their tokens belong together.
+
+pairs = pairs_of(loaded, [AskedPair("Mary and John. John saw", "Mary and John. Mary saw", answer=" Mary")])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import InputError, UsageError
+from attnscope.intervene.measure import Measure
+from attnscope.intervene.task import Task
+from attnscope.intervene.what import What
+from attnscope.study.knockout.cases import AskedText, Case, CaseReader, case_of, naming, records_of, task_of
+from attnscope.study.knockout.cuts import key_name
+from attnscope.text.align import alignment, units
+from attnscope.text.prompt import Side
+from attnscope.text.tokens import find
+
+if TYPE_CHECKING:
+    from attnscope.model.loaded import LoadedModel
+
+FIELDS = ("corrupted", "at", "answer", "foil")
+AS_MANY = "use texts of as many tokens"
+
+
+@dataclass(frozen=True)
+class AskedPair:
+    """What is asked of one pair. text, corrupted: texts, or both token ids. at: the tokens of the clean text that are
+    patched, None for all that have a partner. answer, foil: as of `AskedText`, behind either text."""
+
+    text: str | Sequence[int]
+    corrupted: str | Sequence[int]
+    at: str | None = None
+    answer: str | Sequence[int] | None = None
+    foil: str | Sequence[int] | None = None
+    define: Mapping[str, str] = field(default_factory=dict)
+    chat: bool = False
+    truncate: Side | None = None
+    where: str = ""
+
+    @property
+    def clean(self) -> AskedText:
+        """The question of the clean text."""
+        return AskedText(
+            self.text,
+            answer=self.answer,
+            foil=self.foil,
+            define=self.define,
+            chat=self.chat,
+            truncate=self.truncate,
+            where=self.where,
+        )
+
+
+@dataclass(frozen=True)
+class TextPair:
+    """A pair as it is read. at: positions of the clean text; partners: those of the corrupted text, in the same places.
+    without: how many tokens of the clean text have no partner."""
+
+    clean: Case
+    corrupted: Case
+    at: tuple[int, ...]
+    partners: tuple[int, ...]
+    without: int = 0
+
+    @property
+    def alike(self) -> bool:
+        """Whether both texts are the same, so that no patch changes anything."""
+        return self.clean.ids == self.corrupted.ids
+
+
+def asked_pairs(text: str | Sequence[int] | Sequence[Mapping[str, Any]], shared: Mapping[str, Any]) -> list[AskedPair]:
+    """What is asked of a text, or of records of pairs; shared: the fields of all. Raises UsageError for a record that
+    is none, and where a text has no corrupted one."""
+    found = []
+    for own in records_of(text, shared, FIELDS):
+        if own["corrupted"] is None:
+            where = own["where"]
+            raise UsageError(f"{where}: no corrupted text was given".removeprefix(": "), "give one with {corrupted}")
+        found.append(AskedPair(**own | {"at": None if own["at"] is None else str(own["at"])}))
+    return found
+
+
+def pairs_of(loaded: LoadedModel, questions: Sequence[AskedPair], what: What = "output") -> list[TextPair]:
+    """The pairs of some questions. Raises InputError for what cannot be one, with the line where there are several."""
+    loaded.check_task("patching")
+    loaded.check_bare("patching")
+    with CaseReader(loaded, any(one.chat for one in questions)) as read:
+        found = []
+        for one in questions:
+            with naming(one.where):
+                found.append(_pair(loaded, one, what, read))
+        return found
+
+
+def _pair(loaded: LoadedModel, question: AskedPair, what: What, read: CaseReader) -> TextPair:
+    clean = case_of(loaded, question.clean, read)
+    corrupted = _corrupted(question, clean, read)
+    partner = partners(clean, corrupted)
+    if question.at is None:
+        at = tuple(sorted(partner))
+        if not at:
+            raise InputError("the two texts have no token in common", "name texts that differ in some words alone")
+    else:
+        at = find(clean.prompt, question.at, question.define).positions
+        alone = next((place for place in at if place not in partner), None)
+        if alone is not None:
+            raise InputError(f"{key_name(clean, alone)} has no partner in the corrupted text", "choose other tokens")
+    pair = TextPair(clean, corrupted, at, tuple(partner[place] for place in at), len(clean.prompt) - len(partner))
+    _check_places(pair, what)
+    return pair
+
+
+def _corrupted(question: AskedPair, clean: Case, read: CaseReader) -> Case:
+    """The corrupted text with the answer of the clean one behind it."""
+    asked = replace(question.clean, text=question.corrupted)
+    prompt = read.prompt(asked)
+    if isinstance(question.answer, str) and read.answer(asked, prompt, question.answer) != clean.answer:
+        raise InputError(
+            "the answer is tokenised otherwise after the corrupted text", "end both texts with the same word"
+        )
+    if read.loaded.geometry.max_positions is not None:
+        _check_room(len(prompt) + len(clean.answer), read.loaded.geometry.max_positions)
+    last = len(prompt) - 1
+    return replace(clean, prompt=prompt, queries=(last,), keys=tuple(range(len(prompt))))
+
+
+def _check_room(tokens: int, room: int) -> None:
+    if tokens > room:
+        raise InputError(f"the corrupted text has {tokens} tokens with its answer, the model reads {room}", "cut it")
+
+
+def partners(clean: Case, corrupted: Case) -> dict[int, int]:
+    """Which token of the corrupted text each token of the clean one belongs to, one to one; some belong to none."""
+    a, b = clean.prompt.plain, corrupted.prompt.plain
+    of_clean, of_corrupted = units(a, b, alignment(a, b)).members
+    both = zip(of_clean, of_corrupted, strict=True)
+    return {one[0]: other[0] for one, other in both if len(one) == len(other) == 1}
+
+
+def _check_places(pair: TextPair, what: What) -> None:
+    """Raise InputError where what is patched cannot be moved to another position."""
+    lengths = len(pair.clean.prompt), len(pair.corrupted.prompt)
+    if what == "pattern" and lengths[0] != lengths[1]:
+        raise InputError(
+            f"a pattern is of as many keys: expected a corrupted text of {lengths[0]} tokens, got {lengths[1]}",
+            f"{AS_MANY}, or patch the output",
+        )
+    moved = next((both for both in zip(pair.at, pair.partners, strict=True) if both[0] != both[1]), None)
+    if what == "key" and moved is not None:
+        raise InputError(
+            f"a key carries its position, and {key_name(pair.clean, moved[0])} is token {moved[1]} of the other text",
+            f"{AS_MANY}, or patch the value",
+        )
+
+
+def pairs_task(pairs: Sequence[TextPair]) -> tuple[Task, Measure]:
+    """The passes' task, clean and corrupted texts in turn, and what the answer is measured by."""
+    task, measure = task_of([case for pair in pairs for case in (pair.clean, pair.corrupted)])
+    return replace(task, name="pairs", facts={}, together=2), measure
