@@ -1,6 +1,7 @@
 """Budgets of a KV cache as a study: the demo's induction heads, transformers' own mask, shares counted by hand."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -9,6 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import attnscope
+from attnscope.cli.budgets_table import budget_notes
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.intervene.budgets import CacheBudget
 from attnscope.model.loading import wrap
@@ -193,10 +195,14 @@ def test_a_folder_has_table_and_facts_and_a_stopped_run_resumes(demo, tmp_path):
         attnscope.knockout(demo, BANK, **asked)
 
 
-def test_half_precision_says_what_is_noise():
+def test_half_precision_counts_the_effects_below_what_intact_rows_differ_by():
     demo = attnscope.load("demo", device="cpu", dtype="bfloat16")
     found = attnscope.knockout(demo, BANK, keep="stream:1+4")
     assert found.facts["spread"] < 0.1 < found.effect_SN[0, 0]
+    effects = [row["effect"] for row in found.table().to_pylist()]
+    told = replace(found, facts=found.facts | {"spread": 2 * max(map(abs, effects))})
+    said = f"and {len(effects)} of {len(effects)} effects are smaller; rounding to bfloat16"
+    assert any(said in line for line in budget_notes(told, demo.geometry, 0.05))
 
 
 @pytest.mark.parametrize(
