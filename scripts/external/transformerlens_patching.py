@@ -65,7 +65,7 @@ def patching(report: Report, models: Sequence[Both]) -> None:
     """Every function, and the same with a planted fault."""
     for sweep in HEADS:
         compare_sweep(report, models, sweep)
-    rotated = [both for both in models if f"blocks.0.attn.hook_{ROTATED.activation}" in both.theirs.hook_dict]
+    rotated = [both for both in models if f"blocks.0.attn.hook_{ROTATED.activation}" in their_cache(both, 0)]
     compare_sweep(report, rotated, ROTATED)
     report.notes.append(f"keys after the rotation, which the bridge shows of {', '.join(map(str, rotated))} alone")
     compare_sweep(report, models, BLOCKS)
@@ -154,14 +154,21 @@ def our_patched(both: Both, sweep: Sweep) -> Tensor:
 @cache
 def their_patched(both: Both, sweep: Sweep, at: int | None = None) -> Tensor:
     """(L, X, R, B): the same by TransformerLens; at: another position than the sweep's."""
-    clean_BT, corrupted_BT = texts(both)
     runs = []
-    for tokens_BT, source_BT in ((clean_BT, corrupted_BT), (corrupted_BT, clean_BT)):
+    for run, tokens_BT in enumerate(texts(both)):
         with torch.no_grad():
-            _, cached = both.theirs.run_with_cache(source_BT)
-            found = function(both, sweep, at)(both.theirs, tokens_BT, cached, difference, reduce="none")
+            asked = (both.theirs, tokens_BT, their_cache(both, 1 - run), difference)
+            found = function(both, sweep, at)(*asked, reduce="none")
         runs.append(by_layer(both, found.values.flatten(0, -2)))
     return torch.stack(runs, 2)
+
+
+@cache
+def their_cache(both: Both, text: int) -> Any:
+    """What TransformerLens keeps of the intact texts: 0 of the clean ones, 1 of the corrupted ones."""
+    with torch.no_grad():
+        _, kept = both.theirs.run_with_cache(texts(both)[text])
+    return kept
 
 
 def function(both: Both, sweep: Sweep, at: int | None) -> Callable[..., Any]:
@@ -232,16 +239,13 @@ def their_scores(both: Both) -> Tensor:
     """(L, T, H, R, B): TransformerLens' score of each head's output at each position."""
     shape = (both.theirs.cfg.n_layers, TOKENS, both.theirs.cfg.n_heads, 2, PAIRS)
     found = torch.full(shape, torch.nan)
-    clean_BT, corrupted_BT = texts(both)
-    for run, (tokens_BT, source_BT) in enumerate(((clean_BT, corrupted_BT), (corrupted_BT, clean_BT))):
-        for pair in range(PAIRS):
-            one = slice(pair, pair + 1)
-            scored = attribution_patch(
-                both.theirs, source_BT[one], tokens_BT[one], lambda logits: difference(logits)[0]
-            )
-            for node, score in scored.node_scores.items():
-                if node.kind == "attn_head_out":
-                    found[node.layer, node.position, node.head, run, pair] = score
+    for run, pair in itertools.product(range(2), range(PAIRS)):
+        one = slice(pair, pair + 1)
+        tokens_BT, source_BT = texts(both)[run], texts(both)[1 - run]
+        scored = attribution_patch(both.theirs, source_BT[one], tokens_BT[one], lambda logits: difference(logits)[0])
+        for node, score in scored.node_scores.items():
+            if node.kind == "attn_head_out":
+                found[node.layer, node.position, node.head, run, pair] = score
     return found
 
 
