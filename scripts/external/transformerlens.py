@@ -39,6 +39,7 @@ STORY = "The small bird saw the boat. Then the the bird sees the boat, the boat,
 def main() -> None:
     """Ask everything of every model and write the result."""
     asked = arguments()
+    torch.set_num_threads(1)  # models this small are many times slower on two threads of a busy machine
     report = Report(("transformer-lens", "transformers", "torch"))
     made = [Both(kind, tiny(kind, Path(kind).resolve())) for kind in (*FAMILIES, WRAPPED)]
     models = [*made[:-1], Both("demo", demo_folder())]

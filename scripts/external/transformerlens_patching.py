@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -65,7 +65,7 @@ def patching(report: Report, models: Sequence[Both]) -> None:
     """Every function, and the same with a planted fault."""
     for sweep in HEADS:
         compare_sweep(report, models, sweep)
-    rotated = [both for both in models if f"blocks.0.attn.hook_{ROTATED.activation}" in both.theirs.hook_dict]
+    rotated = [both for both in models if f"blocks.0.attn.hook_{ROTATED.activation}" in their_cache(both, 0)]
     compare_sweep(report, rotated, ROTATED)
     report.notes.append(f"keys after the rotation, which the bridge shows of {', '.join(map(str, rotated))} alone")
     compare_sweep(report, models, BLOCKS)
@@ -152,52 +152,66 @@ def our_patched(both: Both, sweep: Sweep) -> Tensor:
 
 
 @cache
-def their_patched(both: Both, sweep: Sweep, at: int | None = None) -> Tensor:
-    """(L, X, R, B): the same by TransformerLens; at: another position than the sweep's."""
-    clean_BT, corrupted_BT = texts(both)
+def their_patched(both: Both, sweep: Sweep) -> Tensor:
+    """(L, X, R, B): the same by TransformerLens."""
     runs = []
-    for tokens_BT, source_BT in ((clean_BT, corrupted_BT), (corrupted_BT, clean_BT)):
+    for run, tokens_BT in enumerate(texts(both)):
         with torch.no_grad():
-            _, cached = both.theirs.run_with_cache(source_BT)
-            found = function(both, sweep, at)(both.theirs, tokens_BT, cached, difference, reduce="none")
+            asked = (both.theirs, tokens_BT, their_cache(both, 1 - run), difference)
+            found = their_function(both, sweep)(*asked, reduce="none")
         runs.append(by_layer(both, found.values.flatten(0, -2)))
     return torch.stack(runs, 2)
 
 
-def function(both: Both, sweep: Sweep, at: int | None) -> Callable[..., Any]:
+@cache
+def their_cache(both: Both, text: int) -> Any:
+    """What TransformerLens keeps of the intact texts: 0 of the clean ones, 1 of the corrupted ones."""
+    with torch.no_grad():
+        _, kept = both.theirs.run_with_cache(texts(both)[text])
+    return kept
+
+
+def their_function(both: Both, sweep: Sweep) -> Callable[..., Any]:
     """TransformerLens' function, with its own list of what is patched unless a position or an activation is named."""
     named = getattr(functions, f"get_act_patch_{sweep.function}")
-    place = sweep.at if at is None else at
-    if place is None and not sweep.activation:
+    if sweep.at is None and not sweep.activation:
         return named
-    config = both.theirs.cfg
-    heads = (sweep.grouped and config.n_key_value_heads) or config.n_heads
     axes = named.keywords["index_axis_names"]
-    ranges = [
-        {"layer": range(config.n_layers), "pos": [place], "dest_pos": [place]}.get(one, range(heads)) for one in axes
-    ]
-    listed = pd.DataFrame(itertools.product(*ranges), columns=list(axes))
-    activation = {"activation_name": sweep.activation} if sweep.activation else {}
+    chosen = {"index_axis_names": None, "index_df": listed(both, sweep, axes)}
+    if sweep.activation:
+        chosen["activation_name"] = sweep.activation
+    return partial(named, **chosen)
 
-    def with_list(*given: Any, **options: Any) -> Any:
-        return named(*given, index_axis_names=None, index_df=listed, **activation, **options)
 
-    return with_list
+def listed(both: Both, sweep: Sweep, axes: Sequence[str]) -> pd.DataFrame:
+    """Every head of every layer, kv heads where these are patched, at the sweep's position."""
+    config = both.theirs.cfg
+    heads = range((sweep.grouped and config.n_key_value_heads) or config.n_heads)
+    of = {
+        "layer": range(config.n_layers),
+        "head": heads,
+        "head_index": heads,
+        "pos": [sweep.at],
+        "dest_pos": [sweep.at],
+    }
+    return pd.DataFrame(itertools.product(*(of[axis] for axis in axes)), columns=list(axes))
 
 
 def at_one_position(report: Report, models: Sequence[Both]) -> None:
     """Heads patched at one position alone."""
     sweeps = [Sweep(f"attn_head_{name}_by_pos", what, at=at) for what, name in CACHED.items() for at in PLACES]
-    with report.check(
-        f"`get_act_patch_attn_head_` of `out`, `pattern`, `k` and `v`, `_by_pos`, at positions "
-        f"{' and '.join(map(str, PLACES))}: `patch` with `at`, to {APART:g}"
-    ) as check:
+    names = ", ".join(f"`get_act_patch_attn_head_{name}_by_pos`" for name in CACHED.values())
+    places = " and ".join(map(str, PLACES))
+    with report.check(f"{names} at positions {places}: `patch` with `at`, to {APART:g}") as check:
         for both, sweep in itertools.product(models, sweeps):
             hold_all(check, f"{both} {sweep} {sweep.at}", our_patched(both, sweep), their_patched(both, sweep))
-    with report.control(f"the same: TransformerLens patches the position before, of {PLACES[-1]}") as control:
+    with report.control(
+        f"heads at one position: TransformerLens patches {PLACES[0]} instead of {PLACES[1]}"
+    ) as control:
         for both, sweep in itertools.product(models, sweeps):
-            if sweep.at == PLACES[-1]:
-                hold_all(control, "", our_patched(both, sweep), their_patched(both, sweep, sweep.at - 1))
+            if sweep.at == PLACES[1]:
+                moved = replace(sweep, at=PLACES[0])
+                hold_all(control, "", our_patched(both, sweep), their_patched(both, moved))
     pairs = [(our_patched(both, one), their_patched(both, one)) for both, one in itertools.product(models, sweeps)]
     report.notes.append(f"heads at one position: {how_far(pairs)}")
 
@@ -209,11 +223,11 @@ def estimates(report: Report, models: Sequence[Both], over: Any) -> None:
     """Attribution patching: what patches would change, to first order."""
     asked = f'method="gradient", over="{over}"'
     with report.check(
-        f"`attribution_patch`, outputs of heads, either way: `patch` with {asked}, to {APART:g}"
+        f"`attribution_patch`, either text patched from the other: `patch` with {asked}, to {APART:g}"
     ) as check:
         for both in models:
             hold_all(check, f"{both} estimate", our_estimates(both, over), their_estimates(both, over))
-    with report.control(f"`attribution_patch`, over {over}: gradients of the other text") as control:
+    with report.control(f"`attribution_patch`, over {over}: the gradient is that of the other text") as control:
         for both in models:
             hold_all(control, "", our_estimates(both, over), -their_estimates(both, over).flip(2))
     pairs = [(our_estimates(both, over), their_estimates(both, over)) for both in models]
@@ -232,16 +246,13 @@ def their_scores(both: Both) -> Tensor:
     """(L, T, H, R, B): TransformerLens' score of each head's output at each position."""
     shape = (both.theirs.cfg.n_layers, TOKENS, both.theirs.cfg.n_heads, 2, PAIRS)
     found = torch.full(shape, torch.nan)
-    clean_BT, corrupted_BT = texts(both)
-    for run, (tokens_BT, source_BT) in enumerate(((clean_BT, corrupted_BT), (corrupted_BT, clean_BT))):
-        for pair in range(PAIRS):
-            one = slice(pair, pair + 1)
-            scored = attribution_patch(
-                both.theirs, source_BT[one], tokens_BT[one], lambda logits: difference(logits)[0]
-            )
-            for node, score in scored.node_scores.items():
-                if node.kind == "attn_head_out":
-                    found[node.layer, node.position, node.head, run, pair] = score
+    for run, pair in itertools.product(range(2), range(PAIRS)):
+        one = slice(pair, pair + 1)
+        tokens_BT, source_BT = texts(both)[run], texts(both)[1 - run]
+        scored = attribution_patch(both.theirs, source_BT[one], tokens_BT[one], lambda logits: difference(logits)[0])
+        for node, score in scored.node_scores.items():
+            if node.kind == "attn_head_out":
+                found[node.layer, node.position, node.head, run, pair] = score
     return found
 
 
