@@ -26,7 +26,7 @@ EXAMPLES = (
     'attnscope knockout "the bank of the river, the bank of the" --answer " river" --foil " bank" --over keys',
     'attnscope knockout "the bank of the river, the bank of the" --key river --over window:3 --out runs/flow',
     "attnscope knockout --texts facts.jsonl --over layers --random 0 --out runs/facts",
-    "attnscope knockout --file README.md --truncate right --keep stream:4+64,stream:4+16,h2o:68 --over heads",
+    "attnscope knockout --file README.md --truncate right --keep stream:4+64,stream:4+16 --over layers",
 )
 
 

@@ -162,6 +162,14 @@ def test_the_heads_that_can_bear_a_budget_are_a_selection(demo):
         one.bearable(0)
 
 
+def test_a_kv_group_has_a_budget_as_a_whole(demo):
+    alone = attnscope.knockout(demo, BANK, keep="stream:1+4", over="kv", select="3.0").table().to_pylist()
+    both = attnscope.knockout(demo, BANK, keep="stream:1+4", select="3.0-1").table().to_pylist()
+    assert [row["set"] for row in alone] == ["3.0", "L3H0 L3H1"]
+    assert alone[1]["effect"] == pytest.approx(both[0]["effect"], abs=1e-6)
+    assert alone[1]["effect"] > alone[0]["effect"] + 0.1
+
+
 def test_over_texts_the_upper_end_of_the_interval_decides(demo):
     texts = [repeated(seed) for seed in range(TEXTS)]
     found = attnscope.knockout(demo, texts, keep="stream:4+40", over="layers")

@@ -30,9 +30,10 @@ from attnscope.model.libraries import versions
 from attnscope.selection import everything, written_heads
 from attnscope.stacks import DECODER
 from attnscope.study.ablation.effects import HALF, effects_of, task_facts
+from attnscope.study.ablation.sets import heads_by_layer
 from attnscope.study.budgets.asked import BELOW, check_below
 from attnscope.study.budgets.cases import CacheCase, budget_task
-from attnscope.study.budgets.sets import AskedBudget, budgeted_heads, budgets_over
+from attnscope.study.budgets.sets import AskedBudget, budgets_over
 from attnscope.study.knockout.effects import SHARED_FROM
 from attnscope.study.statistics import effect_columns
 from attnscope.tables import as_table, numbers, save, words
@@ -177,8 +178,9 @@ def planned_budgets(
     selection = everything(loaded.geometry.heads_by_layer) if plan.select is None else plan.select
     asked = budgets_over(plan.over, selection, loaded.geometry, plan.kinds, plan.name)
     task, measure = budget_task(cases)
-    cache = CacheBudget(tuple(one.end for one in cases), tuple(one.stop for one in cases), budgeted_heads(asked))
-    return asked, prepared(loaded, task, [one.budget for one in asked], cache, measure=measure, shared=False)
+    sets, ends, stops = [one.budget for one in asked], [one.end for one in cases], [one.stop for one in cases]
+    cache = CacheBudget(tuple(ends), tuple(stops), heads_by_layer(sets))
+    return asked, prepared(loaded, task, sets, cache, measure=measure, shared=False)
 
 
 def read_shares(passes: Passes, kinds: Sequence[str]) -> Shares:

@@ -29,6 +29,7 @@ from attnscope.model.libraries import versions
 from attnscope.selection import everything
 from attnscope.stacks import DECODER
 from attnscope.study.ablation.effects import HALF, effects_of, task_facts
+from attnscope.study.ablation.sets import heads_by_layer
 from attnscope.study.knockout.cases import Case, task_of
 from attnscope.study.knockout.cuts import AskedCut, Selection, cuts_over
 from attnscope.study.knockout.masses import Masses, MassReader, read_masses
@@ -195,9 +196,9 @@ def planned(loaded: LoadedModel, cases: Sequence[Case], plan: CutPlan) -> tuple[
     selection = everything(geometry.heads_by_layer) if plan.select is None else plan.select
     asked = cuts_over(plan.over, selection, geometry, cases, plan.name)
     task, measure = task_of(cases)
-    heads = {layer: tuple(chosen) for layer, chosen in selection.items()}
-    knockout = Knockout(tuple(one.queries for one in cases), heads, plan.how)
-    return asked, prepared(loaded, task, [one.cut for one in asked], knockout, measure=measure, shared=False)
+    cuts = [one.cut for one in asked]
+    knockout = Knockout(tuple(one.queries for one in cases), heads_by_layer(cuts), plan.how)
+    return asked, prepared(loaded, task, cuts, knockout, measure=measure, shared=False)
 
 
 def _at_once(passes: Passes, cut: Cut, advance: Advance) -> tuple[Masses, np.ndarray, dict[Any, np.ndarray]]:
