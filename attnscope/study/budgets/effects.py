@@ -27,6 +27,7 @@ from attnscope.intervene.budget_names import written_budgets
 from attnscope.intervene.budgets import CacheBudget, HeadBudget, KeptShares
 from attnscope.intervene.passes import Advance, Passes, prepared
 from attnscope.model.libraries import versions
+from attnscope.record import TableRecord
 from attnscope.selection import everything, written_heads
 from attnscope.stacks import DECODER
 from attnscope.study.ablation.effects import HALF, effects_of, task_facts
@@ -35,7 +36,7 @@ from attnscope.study.budgets.asked import BELOW, check_below
 from attnscope.study.budgets.cases import CacheCase, budget_task
 from attnscope.study.budgets.sets import AskedBudget, budgets_over
 from attnscope.study.knockout.effects import SHARED_FROM
-from attnscope.study.statistics import effect_columns
+from attnscope.study.statistics import effect_columns, largest
 from attnscope.tables import as_table, numbers, save, words
 
 if TYPE_CHECKING:
@@ -64,8 +65,8 @@ class BudgetPlan:
         return list(written_budgets(self.keep))
 
 
-@dataclass(frozen=True)
-class BudgetCosts:
+@dataclass(frozen=True, repr=False)
+class BudgetCosts(TableRecord):
     """What was measured. asked: the budgets, in the order of the table. effect_SN: what each costs each text, exactly 0
     in a text of which it drops nothing. kept_N: the share of the keys that its heads keep, mean over rows, heads and
     texts. intact_S: what was measured without a budget. widths: how many heads each layer has."""
@@ -77,6 +78,15 @@ class BudgetCosts:
     intact_S: np.ndarray
     widths: Mapping[int, int]
     facts: Mapping[str, Any]
+
+    @property
+    def line(self) -> str:
+        """What was measured, and the largest cost."""
+        effect_N = self.statistics["effect"]
+        worst = largest(effect_N)
+        count, budget = f"{len(self.cases)} text{'s' * (len(self.cases) > 1)}", self.asked[worst].budget
+        said = f"{budget.keep}, {budget.name}, {effect_N[worst]:+.3f} {self.unit}"
+        return f"{len(self.asked)} budgets, {count}: costliest {said}"
 
     @property
     def unit(self) -> str:

@@ -26,6 +26,7 @@ from attnscope.folder.parts import Parts, claim, with_weights
 from attnscope.intervene.knockout import Cut, Knockout
 from attnscope.intervene.passes import Advance, Passes, prepared
 from attnscope.model.libraries import versions
+from attnscope.record import TableRecord
 from attnscope.selection import everything
 from attnscope.stacks import DECODER
 from attnscope.study.ablation.effects import HALF, effects_of, task_facts
@@ -63,8 +64,8 @@ class CutPlan:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Knocked:
+@dataclass(frozen=True, repr=False)
+class Knocked(TableRecord):
     """What was measured. asked: the cuts; nulls: of each, by kind. effects: (S,) of every cut by its identity, NaN in a
     text none of whose rows sees its keys, 0 where their weight is 0. intact_S: what was measured without a cut."""
 
@@ -75,6 +76,15 @@ class Knocked:
     effects: Mapping[Any, np.ndarray]
     intact_S: np.ndarray
     facts: Mapping[str, Any]
+
+    @property
+    def line(self) -> str:
+        """What was measured, and the largest effect."""
+        effect_N = self.statistics["effect"]
+        best = int(np.nanargmax(effect_N))
+        count = f"{len(self.cases)} text{'s' * (len(self.cases) > 1)}"
+        said = f"{effect_N[best]:+.3f} {self.facts['measure']['unit']}"
+        return f"{len(self.asked)} cuts, {count}: largest {self.asked[best].cut.name}, {said}"
 
     @property
     def where(self) -> str:
