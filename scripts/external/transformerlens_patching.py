@@ -3,7 +3,8 @@
 Both patch one text of a pair from the other: the clean one from the corrupted one, and back.
 
 Shapes: L layer, X what is patched of a layer (heads, kv heads or positions), R run (the clean text patched, the
-corrupted one patched), B pair, T token, H head, P patch.
+corrupted one patched), B pair, S text (clean and corrupted in turn), P patch, T token, H head, V token of the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -102,9 +103,7 @@ def how_far(pairs: Sequence[tuple[Tensor, Tensor]]) -> str:
     """How far two programs are apart at most, and how far one patch is from the next in the same layer."""
     apart = max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
     between = torch.cat([(theirs - theirs.roll(1, 1)).abs().flatten() for _, theirs in pairs]).median()
-    return (
-        f"apart by at most {apart:.1e}, where one patch is apart from the next of its layer by {between:.1e} (median)"
-    )
+    return f"apart by at most {apart:.1e}; a patch and the next of its layer by {between:.1e} in the median"
 
 
 # what both are given
@@ -187,14 +186,14 @@ def listed(both: Both, sweep: Sweep, axes: Sequence[str]) -> pd.DataFrame:
     """Every head of every layer, kv heads where these are patched, at the sweep's position."""
     config = both.theirs.cfg
     heads = range((sweep.grouped and config.n_key_value_heads) or config.n_heads)
-    of = {
+    ranges = {
         "layer": range(config.n_layers),
         "head": heads,
         "head_index": heads,
         "pos": [sweep.at],
         "dest_pos": [sweep.at],
     }
-    return pd.DataFrame(itertools.product(*(of[axis] for axis in axes)), columns=list(axes))
+    return pd.DataFrame(itertools.product(*(ranges[axis] for axis in axes)), columns=list(axes))
 
 
 def at_one_position(report: Report, models: Sequence[Both]) -> None:
@@ -205,9 +204,7 @@ def at_one_position(report: Report, models: Sequence[Both]) -> None:
     with report.check(f"{names} at positions {places}: `patch` with `at`, to {APART:g}") as check:
         for both, sweep in itertools.product(models, sweeps):
             hold_all(check, f"{both} {sweep} {sweep.at}", our_patched(both, sweep), their_patched(both, sweep))
-    with report.control(
-        f"heads at one position: TransformerLens patches {PLACES[0]} instead of {PLACES[1]}"
-    ) as control:
+    with report.control(f"heads at one position: TransformerLens patches {PLACES[0]}, not {PLACES[1]}") as control:
         for both, sweep in itertools.product(models, sweeps):
             if sweep.at == PLACES[1]:
                 moved = replace(sweep, at=PLACES[0])
@@ -222,9 +219,7 @@ def at_one_position(report: Report, models: Sequence[Both]) -> None:
 def estimates(report: Report, models: Sequence[Both], over: Any) -> None:
     """Attribution patching: what patches would change, to first order."""
     asked = f'method="gradient", over="{over}"'
-    with report.check(
-        f"`attribution_patch`, either text patched from the other: `patch` with {asked}, to {APART:g}"
-    ) as check:
+    with report.check(f"`attribution_patch`, towards either text: `patch` with {asked}, to {APART:g}") as check:
         for both in models:
             hold_all(check, f"{both} estimate", our_estimates(both, over), their_estimates(both, over))
     with report.control(f"`attribution_patch`, over {over}: the gradient is that of the other text") as control:
@@ -236,7 +231,7 @@ def estimates(report: Report, models: Sequence[Both], over: Any) -> None:
 
 @cache
 def our_estimates(both: Both, over: str) -> Tensor:
-    """(L, X, R, B): what patches would change in either text."""
+    """(L, X, R, B): what patches would change in either text; attnscope estimates how far the difference falls."""
     estimate_SP = ours(both, over=over, method="gradient").estimates
     return by_layer(both, -estimate_SP.reshape(PAIRS, 2, -1).transpose(2, 1, 0))
 
