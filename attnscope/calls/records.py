@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from attnscope.drawing import Picture
-from attnscope.record import TableRecord
+from attnscope.tables import TableRecord
 
 
 class Record(TableRecord):

@@ -27,7 +27,6 @@ from attnscope.intervene.budget_names import written_budgets
 from attnscope.intervene.budgets import CacheBudget, HeadBudget, KeptShares
 from attnscope.intervene.passes import Advance, Passes, prepared
 from attnscope.model.libraries import versions
-from attnscope.record import TableRecord
 from attnscope.selection import everything, written_heads
 from attnscope.stacks import DECODER
 from attnscope.study.ablation.effects import HALF, effects_of, task_facts
@@ -37,7 +36,7 @@ from attnscope.study.budgets.cases import CacheCase, budget_task
 from attnscope.study.budgets.sets import AskedBudget, budgets_over
 from attnscope.study.knockout.effects import SHARED_FROM
 from attnscope.study.statistics import effect_columns, largest
-from attnscope.tables import as_table, numbers, save, words
+from attnscope.tables import TableRecord, as_table, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

@@ -26,7 +26,6 @@ from attnscope.folder.parts import Parts, claim, with_weights
 from attnscope.intervene.knockout import Cut, Knockout
 from attnscope.intervene.passes import Advance, Passes, prepared
 from attnscope.model.libraries import versions
-from attnscope.record import TableRecord
 from attnscope.selection import everything
 from attnscope.stacks import DECODER
 from attnscope.study.ablation.effects import HALF, effects_of, task_facts
@@ -36,7 +35,7 @@ from attnscope.study.knockout.cuts import AskedCut, Selection, cuts_over
 from attnscope.study.knockout.masses import Masses, MassReader, read_masses
 from attnscope.study.knockout.nulls import DRAWS, KINDS, Null, NullKind, null_of
 from attnscope.study.statistics import effect_columns
-from attnscope.tables import as_table, numbers, save, words
+from attnscope.tables import TableRecord, as_table, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -81,7 +80,7 @@ class Knocked(TableRecord):
     def line(self) -> str:
         """What was measured, and the largest effect."""
         effect_N = self.statistics["effect"]
-        best = int(np.nanargmax(effect_N))
+        best = largest(effect_N)
         count = f"{len(self.cases)} text{'s' * (len(self.cases) > 1)}"
         said = f"{effect_N[best]:+.3f} {self.facts['measure']['unit']}"
         return f"{len(self.asked)} cuts, {count}: largest {self.asked[best].cut.name}, {said}"

@@ -26,7 +26,6 @@ from attnscope.intervene.patch_gradient import estimated
 from attnscope.intervene.patching import Patch, Patching
 from attnscope.intervene.what import What
 from attnscope.model.libraries import versions
-from attnscope.record import TableRecord
 from attnscope.selection import everything
 from attnscope.stacks import DECODER
 from attnscope.study.ablation.effects import HALF, RANGE, effects_of, task_facts
@@ -37,8 +36,8 @@ from attnscope.study.knockout.effects import COPY, SHARED_FROM
 from attnscope.study.patching.over import Method, Over
 from attnscope.study.patching.pairs import TextPair, pairs_task
 from attnscope.study.patching.patches import AskedPatch, patches_over, random_patches
-from attnscope.study.statistics import effect_columns
-from attnscope.tables import as_table, numbers, save, words
+from attnscope.study.statistics import effect_columns, largest
+from attnscope.tables import TableRecord, as_table, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -86,13 +85,12 @@ class PatchedPairs(TableRecord):
     def line(self) -> str:
         """What was measured, and the largest share or effect."""
         values = self.statistics["effect"] if self.estimates is None else self.estimates[::2].mean(0)
-        best = int(np.nanargmax(values))
+        best = largest(values)
         unit = self.facts["measure"]["unit"]
         said = f"{values[best]:+.3f} {unit}" if self.gap is None else f"{values[best] / self.gap:.2f} of the gap"
         count = f"{len(self.pairs)} pair{'s' * (len(self.pairs) > 1)}"
-        return (
-            f"{self.facts['what']} of {len(self.asked)} patches, {count}: largest {self.asked[best].patch.name}, {said}"
-        )
+        what = f"{len(self.asked)} patches of the {self.facts['what']}"
+        return f"{what}, {count}: largest {self.asked[best].patch.name}, {said}"
 
     def effect(self, patch: Patch) -> np.ndarray:
         """(P,): what a patch costs the answer of each clean text; NaN where it was not run."""
