@@ -34,7 +34,7 @@ from attnscope.study.knockout.cases import Case, task_of
 from attnscope.study.knockout.cuts import AskedCut, Selection, cuts_over
 from attnscope.study.knockout.masses import Masses, MassReader, read_masses
 from attnscope.study.knockout.nulls import DRAWS, KINDS, Null, NullKind, null_of
-from attnscope.study.statistics import effect_columns
+from attnscope.study.statistics import effect_columns, largest
 from attnscope.tables import TableRecord, as_table, numbers, save, words
 
 if TYPE_CHECKING:
