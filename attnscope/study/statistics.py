@@ -149,10 +149,10 @@ def effect_columns(effect_SN: np.ndarray) -> dict[str, np.ndarray]:
     return {"effect": found.mean, "low": found.low, "high": found.high, "p": p_N, "n": found.n}
 
 
-def largest(values_N: np.ndarray) -> int:
+def largest_of(values_N: np.ndarray) -> int:
     """The place of the largest number, NaN left out; 0 where all are NaN.
 
-    >>> largest(np.array([np.nan, 1.0, 3.0]))
+    >>> largest_of(np.array([np.nan, 1.0, 3.0]))
     2
     """
     return int(np.nan_to_num(values_N, nan=-np.inf).argmax())

@@ -35,7 +35,7 @@ from attnscope.study.budgets.asked import BELOW, check_below
 from attnscope.study.budgets.cases import CacheCase, budget_task
 from attnscope.study.budgets.sets import AskedBudget, budgets_over
 from attnscope.study.knockout.effects import SHARED_FROM
-from attnscope.study.statistics import effect_columns, largest
+from attnscope.study.statistics import effect_columns, largest_of
 from attnscope.tables import TableRecord, as_table, numbers, save, words
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class BudgetCosts(TableRecord):
     def line(self) -> str:
         """What was measured, and the largest cost."""
         effect_N = self.statistics["effect"]
-        worst = largest(effect_N)
+        worst = largest_of(effect_N)
         count, budget = f"{len(self.cases)} text{'s' * (len(self.cases) > 1)}", self.asked[worst].budget
         said = f"{budget.keep}, {budget.name}, {effect_N[worst]:+.3f} {self.unit}"
         return f"{len(self.asked)} budgets, {count}: costliest {said}"

@@ -34,7 +34,7 @@ from attnscope.study.knockout.cases import Case, task_of
 from attnscope.study.knockout.cuts import AskedCut, Selection, cuts_over
 from attnscope.study.knockout.masses import Masses, MassReader, read_masses
 from attnscope.study.knockout.nulls import DRAWS, KINDS, Null, NullKind, null_of
-from attnscope.study.statistics import effect_columns, largest
+from attnscope.study.statistics import effect_columns, largest_of
 from attnscope.tables import TableRecord, as_table, numbers, save, words
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Knocked(TableRecord):
     def line(self) -> str:
         """What was measured, and the largest effect."""
         effect_N = self.statistics["effect"]
-        best = largest(effect_N)
+        best = largest_of(effect_N)
         count = f"{len(self.cases)} text{'s' * (len(self.cases) > 1)}"
         said = f"{effect_N[best]:+.3f} {self.facts['measure']['unit']}"
         return f"{len(self.asked)} cuts, {count}: largest {self.asked[best].cut.name}, {said}"

@@ -36,7 +36,7 @@ from attnscope.study.knockout.effects import COPY, SHARED_FROM
 from attnscope.study.patching.over import Method, Over
 from attnscope.study.patching.pairs import TextPair, pairs_task
 from attnscope.study.patching.patches import AskedPatch, patches_over, random_patches
-from attnscope.study.statistics import effect_columns, largest
+from attnscope.study.statistics import effect_columns, largest_of
 from attnscope.tables import TableRecord, as_table, numbers, save, words
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class PatchedPairs(TableRecord):
     def line(self) -> str:
         """What was measured, and the largest share or effect."""
         values = self.statistics["effect"] if self.estimates is None else self.estimates[::2].mean(0)
-        best = largest(values)
+        best = largest_of(values)
         unit = self.facts["measure"]["unit"]
         said = f"{values[best]:+.3f} {unit}" if self.gap is None else f"{values[best] / self.gap:.2f} of the gap"
         count = f"{len(self.pairs)} pair{'s' * (len(self.pairs) > 1)}"
