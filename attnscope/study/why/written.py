@@ -10,7 +10,7 @@ Shapes: B text (one), T token, H head, V width of v, E model width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,16 +30,21 @@ if TYPE_CHECKING:
     from attnscope.seam.call import AttentionCall
 
 TRIED = 8  # tokens by which the layers are found
+ROWS = 128  # of weights at once
 ANOTHER = "choose another model"
 
 
 @dataclass(frozen=True)
 class Component:
-    """Who writes a part of the residual: `embedding`, a `head`, or the `rest` of a block; layer: of the block."""
+    """Who writes a part of the residual: `embedding`, a `head`, or the `rest` of a block; layer: of the block.
+
+    position: of the token that a head read, where its output is split by its own keys.
+    """
 
     kind: str
     layer: int | None = None
     head: int | None = None
+    position: int | None = None
 
     @property
     def name(self) -> str:
@@ -68,33 +73,50 @@ class Written:
         """Who writes, in the model's order."""
         found = [Component("embedding")]
         for block, number in enumerate(self.numbers[:-1]):
-            count = self.heads[block].output_BQHV.shape[2] if block in self.heads else 0  # type: ignore[union-attr]
+            count = _output(self.heads[block]).shape[2] if block in self.heads else 0
             found += [Component("head", number, head) for head in range(count)]
             found.append(Component("rest", number))
         return found
 
-    @property
-    def variables(self) -> list[Tensor]:
-        """The residuals, then the heads' outputs by block."""
-        return [*self.residuals, *(call.output_BQHV for call in self.heads.values() if call.output_BQHV is not None)]
+    def gradients(self, value: Tensor, along: Tensor | None = None) -> list[Tensor | None]:
+        """Of a number at the residuals, then at the heads' outputs by block; along: of a tensor, in this direction,
+        itself a variable."""
+        variables = [*self.residuals, *map(_output, self.heads.values())]
+        how = {"retain_graph": True, "allow_unused": True, "create_graph": along is not None}
+        return list(torch.autograd.grad(value, variables, along, **how))
 
     def shares(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """(C,) float64: how much of a number each component gives, by its gradients at the variables.
+        """(C,) float64: how much of a number each component gives, by its gradients.
 
         What else a block writes is what the residual gives behind it, less what it gives before it and what its heads
         give.
         """
         residuals, heads = gradients[: len(self.residuals)], gradients[len(self.residuals) :]
-        whole = [float(_products(x, g).sum()) for x, g in zip(self.residuals, residuals, strict=True)]
+        whole = [_products(x, g).sum() for x, g in zip(self.residuals, residuals, strict=True)]
         of_block = {
-            block: _products(call.output_BQHV, gradient).sum((0, 1, 3))  # type: ignore[arg-type]
+            block: _products(_output(call), gradient).sum((0, 1, 3))
             for (block, call), gradient in zip(self.heads.items(), heads, strict=True)
         }
-        found = [torch.tensor(whole[:1], dtype=torch.float64)]
+        found = [whole[0][None]]
         for block in range(len(whole) - 1):
-            heads_H = of_block.get(block, torch.zeros(0, dtype=torch.float64))
-            found += [heads_H, (whole[block + 1] - whole[block] - heads_H.sum()).reshape(1)]
+            heads_H = of_block.get(block, whole[0].new_zeros(0))
+            found += [heads_H, (whole[block + 1] - whole[block] - heads_H.sum())[None]]
         return torch.cat(found)
+
+    def shares_by_token(self, gradients: Sequence[Tensor | None]) -> dict[Component, Tensor]:
+        """{head: (T,) float64}: how much of a number each head gives by each of the tokens that it reads."""
+        found: dict[Component, Tensor] = {}
+        for (block, call), gradient in zip(self.heads.items(), gradients[len(self.residuals) :], strict=True):
+            by_token_HT = _by_token(call, gradient)
+            for head, by_token_T in enumerate(by_token_HT):
+                found[Component("head", self.numbers[block], head)] = by_token_T
+        return found
+
+    def vectors(self, chosen: Sequence[int]) -> list[Tensor]:
+        """(T, E) of each chosen component: what of the layer's residual is its own, every norm on the way frozen."""
+        along = torch.zeros_like(self.residuals[-1], requires_grad=True)
+        share_C = self.shares(self.gradients(self.residuals[-1], along))
+        return [torch.autograd.grad(share_C[one], along, retain_graph=True)[0][0] for one in chosen]
 
     def again(self, residual_BTE: Tensor, frozen: bool = True) -> AttentionSpec:
         """The layer's call on another residual; frozen: with the scales that the norms had."""
@@ -103,8 +125,32 @@ class Written:
             return self.rerun(residual_BTE, frozen)
 
 
+def _output(call: AttentionCall) -> Tensor:
+    assert call.output_BQHV is not None
+    return call.output_BQHV
+
+
 def _products(x: Tensor, gradient: Tensor | None) -> Tensor:
     return torch.zeros_like(x, dtype=torch.float64) if gradient is None else x.detach().double() * gradient.double()
+
+
+@torch.no_grad()
+def _by_token(call: AttentionCall, gradient_BTHV: Tensor | None) -> Tensor:
+    """(H, K) float64: what each head gives by each key, A (v . gradient), summed over its rows."""
+    spec, output = call.spec, _output(call)
+    if spec is None:
+        raise ModelError("the values of this model's heads are not seen", ANOTHER)
+    v_HKV = spec.v_BGKV[0].double().repeat_interleave(spec.heads // spec.kv_heads, 0)
+    found_HK = v_HKV.new_zeros(v_HKV.shape[:2])
+    if gradient_BTHV is None:
+        return found_HK
+    gradient_HTV = gradient_BTHV[0].transpose(0, 1).double()
+    rows = torch.nonzero(gradient_HTV.abs().sum((0, 2)))[:, 0].tolist()
+    for start in range(min(rows, default=0), max(rows, default=-1) + 1, ROWS):
+        stop = min(start + ROWS, output.shape[1])
+        weights_HQK = spec.weights(start, stop)[0].double()
+        found_HK += (weights_HQK * (gradient_HTV[:, start:stop] @ v_HKV.mT)).sum(1)
+    return found_HK
 
 
 @contextmanager
@@ -208,10 +254,8 @@ class _Pass:
             stack.enter_context(listening(self.model, on_call, engine=UNCHECKED))
             if frozen:
                 stack.enter_context(self.norms.again())
-            try:
+            with suppress(_ReachedError):
                 self.blocks[-1](*args, **kwargs)
-            except _ReachedError:
-                pass
         return found[0]
 
 
