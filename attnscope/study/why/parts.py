@@ -3,7 +3,7 @@
 With the scale of every norm frozen, a logit is linear in the residual of its key, and linear in that of its query. The
 softmax does not see what all keys share, so that a contribution is shown less its mean over the visible keys.
 
-    parts_of(loaded, ids, AskedLogit(3, 0, query=39, key=20)).contrast_N
+    parts_of(loaded, ids, AskedLogit(3, 0, query=39)).contrast_N
 
 Shapes: N row, C component, T token, D width of q and k.
 """
@@ -35,7 +35,7 @@ BIAS, POSITION = Component("bias"), Component("position")
 
 @dataclass(frozen=True)
 class AskedLogit:
-    """A head, one of its queries and one of that query's keys.
+    """A head, one of its queries and one of that query's keys, None for the one of the largest logit.
 
     against: another key, None for the mean of all that the query sees. side: `key`, `query`, or `both`, each component
     of the query with each of the key. by_tokens: split what a head wrote by the tokens that it read. verify: so many of
@@ -45,7 +45,7 @@ class AskedLogit:
     layer: int
     head: int
     query: int
-    key: int
+    key: int | None = None
     against: int | None = None
     side: str = "key"
     by_tokens: bool = False
@@ -102,12 +102,20 @@ def parts_of(loaded: LoadedModel, ids: Sequence[int], asked: AskedLogit) -> Logi
         if spec.k_BGKD.shape[2] != len(ids):
             raise ModelError("this head has keys that are no tokens of the text", "choose another layer")
         seen = visible_keys(spec, asked.head, asked.query)
+        if asked.key is None:
+            asked = replace(asked, key=_most_seen(spec, asked))
         for key in (asked.key, asked.against):
             if key is not None and key not in seen:
                 raise InputError(
                     f"query {asked.query} does not see key {key} in this head", "choose a key that it sees"
                 )
         return _Apart(found, asked, seen).parts()
+
+
+def _most_seen(spec: AttentionSpec, asked: AskedLogit) -> int:
+    """The key that the query gives most weight."""
+    query_BH = torch.full((1, spec.heads), asked.query, device=spec.device)
+    return int(spec.logits_of(query_BH)[0, asked.head].argmax())
 
 
 def check_model(loaded: LoadedModel) -> None:
@@ -124,7 +132,8 @@ class _Apart:
     """One logit of a pass, and what it is compared with."""
 
     def __init__(self, found: Written, asked: AskedLogit, seen: list[int]) -> None:
-        self.found, self.asked, self.seen = found, asked, seen
+        assert asked.key is not None
+        self.found, self.asked, self.seen, self.key = found, asked, seen, asked.key
         self.others = seen if asked.against is None else [asked.against]
         self.nothing = found.again(torch.zeros_like(found.residuals[-1]))
         self.components = [*found.components, BIAS]
@@ -139,7 +148,7 @@ class _Apart:
             _check(column, logit, one.size(spec))
         position_K = position_term(spec, asked.head, asked.query)
         if position_K is not None:
-            added = [float(position_K[keys].mean()) for keys in ([asked.key], self.others)]
+            added = [float(position_K[keys].mean()) for keys in ([self.key], self.others)]
             rows = rows.with_row(POSITION, added)
             logits = [logit + one for logit, one in zip(logits, added, strict=True)]
         contribution_N, base_N = rows.columns
@@ -150,7 +159,7 @@ class _Apart:
 
     def _one_sided(self, side: str) -> tuple[OneSided, OneSided]:
         asked = self.asked
-        return one_sided(_spec(self.found), side, asked.head, asked.query, asked.key, self.others)
+        return one_sided(_spec(self.found), side, asked.head, asked.query, self.key, self.others)
 
     def _rows(self) -> _Rows:
         """A row per component, or per head and token that it read."""
@@ -214,7 +223,7 @@ class _Apart:
         tried = known[: self.asked.verify]
         vectors = self.found.vectors([written_by.index(rows.components[place]) for place in tried])
         intact = self._product(_spec(self.found))
-        row = self.asked.key if side == "key" else self.asked.query
+        row = self.key if side == "key" else self.asked.query
         for place, vector_TE in zip(tried, vectors, strict=True):
             residual_BTE = self.found.residuals[-1].detach().clone()
             residual_BTE[0, row] += vector_TE[self.others].mean(0) - vector_TE[row]
@@ -224,7 +233,7 @@ class _Apart:
     def _product(self, spec: AttentionSpec) -> float:
         """The logit of a call before soft-cap and position."""
         q_D = spec.q_BHQD[0, self.asked.head, self.asked.query].detach().double()
-        return float(q_D @ keys_of(spec, self.asked.head)[self.asked.key].detach().double()) * spec.scale
+        return float(q_D @ keys_of(spec, self.asked.head)[self.key].detach().double()) * spec.scale
 
 
 @dataclass(frozen=True)
