@@ -13,7 +13,7 @@ import pyarrow as pa
 from attnscope.ask import Ask
 from attnscope.calls.explain import one_head, one_token
 from attnscope.calls.records import Record, picture_of
-from attnscope.cells import head_name, signed
+from attnscope.cells import head_name, number, signed
 from attnscope.errors import UsageError
 from attnscope.figures import About, SetCost, Style, save_sets
 from attnscope.files import save_json
@@ -173,11 +173,11 @@ class Why(Record):
 
     @property
     def asked_line(self) -> str:
-        """Which logit it is, and how far it stands out."""
+        """Which logit it is, and how far it is from the others."""
         parts, asked = self.parts, self.parts.asked
         return (
-            f"{self.source}, query {self.token(asked.query)}: {self.token(asked.key)} stands "
-            f"{signed(parts.logit - parts.base)} above {self.others}"
+            f"{self.source}, query {self.token(asked.query)}: {self.token(asked.key)} is "
+            f"{number(parts.logit - parts.base)} above {self.others}"
         )
 
     @property

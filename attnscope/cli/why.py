@@ -6,10 +6,10 @@ from attnscope.cli import output
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import ModelText, Top
+from attnscope.cli.options import Top
 from attnscope.cli.takes import takes
-from attnscope.cli.why_options import Logit, WhyTable
-from attnscope.cli.why_table import shown, to_know
+from attnscope.cli.why_options import Logit, LogitText, WhyTable
+from attnscope.cli.why_table import logit_sheet, to_know
 from attnscope.signals import unwinding
 
 RIVER = '"the bank of the river, the bank of the" --head L3H0 --key river'
@@ -21,8 +21,8 @@ EXAMPLES = (
 )
 
 
-@takes(ModelText, Logit, Top, WhyTable, Look, file=GROUPS)
-def why(asked: ModelText, logit: Logit, top: Top, table: WhyTable, look: Look) -> int:
+@takes(LogitText, Logit, Top, WhyTable, Look, file=GROUPS)
+def why(asked: LogitText, logit: Logit, top: Top, table: WhyTable, look: Look) -> int:
     """Why a head looks where it looks: its logit, by what wrote it.
 
     The logit of --key in the row of --query is taken apart by what wrote the key's residual: embedding, earlier heads,
@@ -56,7 +56,7 @@ def why(asked: ModelText, logit: Logit, top: Top, table: WhyTable, look: Look) -
     if table.out is not None:
         with unwinding(), output.progress("drawing", None, table.quiet):
             found.export(table.out, style=look.style(command_line("why", asked, logit, look)), force=table.force)
-    output.emit(found.table(), format, lambda: shown(found, top.top))
+    output.emit(found.table(), format, lambda: logit_sheet(found, top.top))
     for line in to_know(found):
         output.talk(line, table.quiet)
     return 0

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LogitText(ModelText):
+    """The text of one query and one key."""
+
+    panel = "Text"
+    chat: Annotated[bool, Option(rich_help_panel=panel)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Logit(OneHead, Question):
     """Which logit is taken apart, and how."""
 
@@ -31,7 +39,7 @@ class Logit(OneHead, Question):
     ] = "mean"
     side: Annotated[
         Literal["key", "query", "both"],
-        Option(help="Whose residual is taken apart: the key's, the query's, or both in pairs."),
+        Option(help="The residual of the key or of the query; both: in pairs."),
         FIRST,
     ] = "key"
     by: Annotated[

@@ -40,7 +40,7 @@ def to_know(found: Why) -> list[str]:
     return [*lines, found.line]
 
 
-def shown(found: Why, top: int | None) -> RichTable:
+def logit_sheet(found: Why, top: int | None) -> RichTable:
     """A row per component or pair, the largest contrasts first."""
     rows, sheet = found.table().to_pylist(), output.sheet()
     read, pairs, tried = (any(row[name] is not None for row in rows) for name in ("position", "other", "true"))
