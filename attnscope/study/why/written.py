@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 TRIED = 8  # tokens by which the layers are found
 ROWS = 128  # of weights at once
 ANOTHER = "choose another model"
+LOST = "the residual of this model cannot be followed"
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,10 @@ def written(loaded: LoadedModel, ids: Sequence[int], layer: int) -> Iterator[Wri
     try:
         layers = decoder_layers(loaded, ids[:TRIED])
     except BranchError as error:
-        raise ModelError(f"the residual of this model cannot be followed: {error}", ANOTHER) from error
+        raise ModelError(f"{LOST}: {error}", ANOTHER) from error
+    around = layers.around
+    if next(one for one in around if around[one] is around[layer]) != layer:
+        raise ModelError(f"{LOST}: layer {layer} is an earlier layer that runs again", "choose an earlier layer")
     with FrozenNorms(loaded.model) as norms:
         yield _Pass(loaded.model, layers, layer, norms).run(torch.tensor([list(ids)], device=loaded.device))
 
@@ -209,7 +213,7 @@ class _Pass:
         """Before a block: keep its residual, of the first block as a variable."""
         residual = _hidden(args, kwargs)
         if residual is None or residual.ndim != 3 or len(residual) != 1:
-            raise ModelError("the residual of this model cannot be followed: its blocks are given another", ANOTHER)
+            raise ModelError(f"{LOST}: its blocks are not given one vector per token", ANOTHER)
         if not self.written.residuals:
             residual = residual.detach().requires_grad_()
         self.written.residuals.append(residual)
@@ -220,6 +224,8 @@ class _Pass:
 
     def _constant(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before a module whose output is taken as it is: no gradient comes back from it, but by the heads' outputs."""
+        if len(self.written.residuals) == len(self.blocks):  # it is shared with the layer that is asked for
+            return None
         given = _hidden(args, kwargs)
         heads = self.written.heads.get(len(self.written.residuals) - 1)
         if given is None or (heads is not None and _same(given, heads.output_BQHV)):
@@ -261,13 +267,15 @@ class _Pass:
 
 def branches(block: nn.Module, attention: set[int]) -> Iterator[nn.Module]:
     """The modules of a block that compute something of its residual: its attention, and the largest that have matrices
-    and no attention in them."""
+    and neither attention nor norms in them: one with a norm may hold the residual connection, too."""
     for module in block.children():
         if id(module) in attention:
             yield module
-        elif any(id(one) in attention for one in module.modules()):
+        elif is_norm(module) or all(one.ndim < 2 for one in module.parameters()):
+            continue
+        elif any(id(one) in attention or is_norm(one) for one in module.modules()):
             yield from branches(module, attention)
-        elif not is_norm(module) and any(one.ndim > 1 for one in module.parameters()):
+        else:
             yield module
 
 
