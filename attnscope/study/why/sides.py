@@ -80,4 +80,4 @@ def position_term(spec: AttentionSpec, head: int, query: int) -> Tensor | None:
 def _row(values: Tensor, spec: AttentionSpec, head: int, query: int) -> Tensor:
     keys = spec.k_BGKD.shape[2]
     values_HQK = values[0, ..., :keys].expand(spec.heads, spec.q_BHQD.shape[2], keys)
-    return values_HQK[head, query].double().cpu()
+    return values_HQK[head, query].detach().double().cpu()

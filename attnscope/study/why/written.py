@@ -168,7 +168,9 @@ def written(loaded: LoadedModel, ids: Sequence[int], layer: int) -> Iterator[Wri
         raise ModelError(f"{LOST}: {error}", ANOTHER) from error
     around = layers.around
     if next(one for one in around if around[one] is around[layer]) != layer:
-        raise ModelError(f"{LOST}: layer {layer} is an earlier layer that runs again", "choose an earlier layer")
+        raise ModelError(
+            f"{LOST}: layer {layer} is in the block of an earlier layer", "choose the first layer of the block"
+        )
     with FrozenNorms(loaded.model) as norms:
         yield _Pass(loaded.model, layers, layer, norms).run(torch.tensor([list(ids)], device=loaded.device))
 
