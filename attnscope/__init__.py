@@ -9,7 +9,7 @@
 >>> seen.export("runs/bank") # tables, figures, manifest.json
 
 The commands are functions here: `scan`, `ablate`, `compare`, `batch`, `parity`, `explain`,
-`knockout`, `patch`.
+`knockout`, `patch`, `why`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from attnscope.calls.parity import parity
     from attnscope.calls.patch import patch
     from attnscope.calls.scan import scan
+    from attnscope.calls.why import why
     from attnscope.errors import AttnscopeError
     from attnscope.figures import Style
     from attnscope.keep.view import View
@@ -56,6 +57,7 @@ __all__ = [
     "parity",
     "patch",
     "scan",
+    "why",
     "wrap",
 ]
 
@@ -77,6 +79,7 @@ _HOMES = {
     "load": "attnscope.api",
     "parity": "attnscope",
     "scan": "attnscope.calls.scan",
+    "why": "attnscope.calls.why",
     "wrap": "attnscope.model.loading",
 }
 

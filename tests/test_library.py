@@ -42,6 +42,7 @@ NAMES = {
     "parity",
     "patch",
     "scan",
+    "why",
     "wrap",
 }
 

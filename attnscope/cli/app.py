@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ablate": (STUDY, "What is lost without some heads, alone and together."),
     "knockout": (STUDY, "What an answer loses where heads may not look."),
     "patch": (STUDY, "What an answer loses where heads are as in another text."),
+    "why": (STUDY, "Why a head looks where it looks: its logit, by what wrote it."),
     "parity": (LOOK_UP, "Every layer against attention written from the papers."),
     "info": (LOOK_UP, "A model's layers, heads, windows, and what N tokens would cost."),
     "metrics": (LOOK_UP, "What each metric is, and the rules that name a head's role."),

@@ -14,7 +14,7 @@ from attnscope.cli import output
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import FIRST, command_line
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Config, Format, ModelText, Query, Seed, Writing
+from attnscope.cli.options import Config, Format, ModelText, OneHead, Query, Seed, Writing
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.figures.style import ImageFormat
@@ -37,10 +37,10 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps(Query, Seed):
+class Steps(OneHead, Query, Seed):
     """What is explained."""
 
-    head: Annotated[str | None, Option(help="The head: L2H3 or 2.3.", metavar="HEAD"), FIRST] = None
+    panel = "Question"
     query: Annotated[str, Option(help="The token to follow: 5, last, bank#2 (`attnscope tokens -h`).")] = "last"
     toy: Annotated[bool, Option(help='"I saw a saw" with tiny numbers, without a model.'), FIRST] = False
     scaling: Annotated[bool, Option(help="std(q·k) against d_k on random data, without a model."), FIRST] = False
@@ -100,8 +100,7 @@ def explain(asked: ModelText, steps: Steps, telling: Telling) -> int:
 
 def explain_model(asked: ModelText, steps: Steps, telling: Telling) -> int:
     """Explain one head of a model."""
-    if steps.head is None:
-        raise UsageError("no head was named", "name one with --head L2H3; `attnscope heads` lists them")
+    head = steps.named
 
     from attnscope.calls.explain import STACKS, followed
     from attnscope.cli.single import prepared, read_text
@@ -113,7 +112,7 @@ def explain_model(asked: ModelText, steps: Steps, telling: Telling) -> int:
     for note in run.chosen.notes:
         output.talk(note, telling.quiet)
     with output.progress("forward pass", None, telling.quiet):
-        explanation = followed(run, steps.head).explanation
+        explanation = followed(run, head).explanation
     return finish(telling, explanation)
 
 

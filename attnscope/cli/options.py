@@ -219,6 +219,21 @@ class Selected:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OneHead:
+    """Which head, where it is one."""
+
+    panel = "Attention"
+    head: Annotated[str | None, Option(help="The head: L2H3 or 2.3.", metavar="HEAD"), FIRST] = None
+
+    @property
+    def named(self) -> str:
+        """The head's name. Raises UsageError where none was named."""
+        if self.head is None:
+            raise UsageError("no head was named", "name one with --head L2H3; `attnscope heads` lists them")
+        return self.head
+
+
+@dataclass(frozen=True, kw_only=True)
 class Named:
     """Names for tokens."""
 

@@ -32,10 +32,14 @@ class BranchError(Exception):
 
 @dataclass(frozen=True)
 class DecoderLayers:
-    """The decoder layers of a model: around[layer]: the one around an attention layer; all: in order, others too."""
+    """The decoder layers of a model: around[layer]: the one around an attention layer; all: in order, others too.
+
+    attention[layer]: the module that attends in it.
+    """
 
     around: Mapping[int, nn.Module]
     all: tuple[nn.Module, ...]
+    attention: Mapping[int, nn.Module]
 
     def start(self, layer: int) -> int:
         """How many decoder layers run before an attention layer."""
@@ -45,6 +49,7 @@ class DecoderLayers:
 def decoder_layers(loaded: LoadedModel, ids: Sequence[int]) -> DecoderLayers:
     """The decoder layers, found by reading some tokens. Raises BranchError where attention is shared between them."""
     found: dict[int, nn.Module] = {}
+    attention: dict[int, nn.Module] = {}
     lists: dict[nn.Module, None] = {}
 
     def note(call: AttentionCall, output: Tensor) -> Tensor:
@@ -55,12 +60,13 @@ def decoder_layers(loaded: LoadedModel, ids: Sequence[int]) -> DecoderLayers:
         module = loaded.model.get_submodule(place.path[: number.end()])
         if found.setdefault(place.layer, module) is not module:
             raise BranchError("its layers share their attention")
+        attention.setdefault(place.layer, place.module)
         lists[loaded.model.get_submodule(place.path[: number.start()])] = None
         return output
 
     ids_BT = torch.tensor([list(ids)], device=loaded.device)
     listen(loaded.model, ids_BT, unheard, engine=replace(UNCHECKED, change=note))
-    return DecoderLayers(found, tuple(layer for one in lists for layer in one.children()))
+    return DecoderLayers(found, tuple(layer for one in lists for layer in one.children()), attention)
 
 
 def unheard(call: object) -> None:

@@ -12,7 +12,7 @@ from fuzzing.made import command, copied, left, lines, one_by_one, other_table, 
 from fuzzing.trying import Try, heads, kind
 from fuzzing.words import JSONS, NASTY, NUMBERS, RAW_JSON, TEXT, damage, edit, odd_file, spoil
 
-STUDIES = ("scan", "texts", "ablate", "pairs", "prune", "knockout", "budgets", "patch", "compare", "models")
+STUDIES = ("scan", "texts", "ablate", "pairs", "prune", "knockout", "budgets", "patch", "why", "compare", "models")
 ROLES: tuple[Any, ...] = ([5], "induction", {"a": 1}, [None], [NASTY[0]], [[]], ["x" * 9999], 10**30)
 PLACES = ("L0H0", "L9H9", "L-1H0", "LxH0", "", "L0H" + "9" * 5000, NASTY[2], "cross.L0H0")
 MANY = 5 * 10**7  # rows of a table that takes a few KB
@@ -175,6 +175,16 @@ def budgets(rng: random.Random, folder: Path) -> Try:
     source = rng.choice((["--texts", str(path)], ["--texts", str(path)], ["--text", TEXT]))
     over = rng.choice(("none", "heads", "layers", "kv", rng.choice(("keys", "window:2", *NASTY))))
     return Try(["knockout", "-q", "--model", str(shallow()), *source, f"--keep={keep}", f"--over={over}", *more])
+
+
+@kind
+def logits(rng: random.Random, folder: Path) -> Try:
+    """The head, the tokens and the options of a logit that is taken apart."""
+    options = {"head": "L1H0", "query": "last", "key": "first", "against": "mean", "side": "key", "by": "component"}
+    for name in rng.sample(sorted(options), rng.choice((0, 1, 1, 2))):
+        options[name] = rng.choice((*NASTY, *PLACES, *NUMBERS, "tokens", "both", "last", "bank#1"))
+    more = ["--verify"] * (rng.random() < 0.3)
+    return Try(["why", "-q", "--text", TEXT, *(f"--{name}={value}" for name, value in options.items()), *more])
 
 
 @kind

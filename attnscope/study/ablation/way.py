@@ -10,7 +10,7 @@ Shapes: B text, T token, H head, V width of v, E model width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from attnscope.seam.checks import relative_error
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.study.atlas.copying import output_projections, projection
+from attnscope.study.norms import Norm, norm_of
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -31,25 +32,6 @@ if TYPE_CHECKING:
 
 ROUNDINGS = 4  # of the additions and factors between a block's input and its output
 MOST_PARTS = 2  # modules of a block that add to the residual stream beside its attention
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A final norm whose scale is frozen: weight ⊙ x, or x without its mean, and some bias."""
-
-    module: nn.Module
-    weight_E: Tensor
-    bias_E: Tensor
-    centred: bool
-
-    def scale(self, x: Tensor, y: Tensor) -> Tensor:
-        """(..., 1): what it multiplied each row by, from what came in and out."""
-        straight, unbiased = self.straight(x), y - self.bias_E.to(y.device)
-        return (unbiased * straight).sum(-1, keepdim=True) / straight.square().sum(-1, keepdim=True)
-
-    def straight(self, x: Tensor) -> Tensor:
-        """The norm of x but for its scale."""
-        return self.weight_E.to(x.device) * (x - x.mean(-1, keepdim=True) if self.centred else x)
 
 
 @dataclass(frozen=True)
@@ -221,25 +203,10 @@ def _final_norm(model: nn.Module, blocks: Sequence[nn.Module], last: Tensor, pas
     for module, given in passed.given.items():
         if module in within or given.shape != last.shape or not torch.equal(given, last):
             continue
-        norm = _frozen(module, given.float(), passed.gave[module].float(), passed.close)
+        norm = norm_of(module, given.float(), passed.gave[module].float(), passed.close)
         if norm is not None:
             return norm
     raise _NotPlainError("no RMSNorm or LayerNorm takes what the last block gives")
-
-
-def _frozen(module: nn.Module, x: Tensor, y: Tensor, close: Callable[[Tensor, Tensor], bool]) -> Norm | None:
-    """The module as a norm with a frozen scale, where it is one: of x or centred x, its weight as it is or beside 1."""
-    own = weights_of(module).get("weight")
-    one_E = torch.ones(x.shape[-1])
-    weights = [one_E] if own is None else [own.detach().float().cpu(), own.detach().float().cpu() + 1]  # Gemma's
-    bias = weights_of(module).get("bias")
-    bias_E = one_E * 0 if bias is None else bias.detach().float().cpu()
-    for centred in (False, True):
-        for weight_E in weights:
-            norm = Norm(module, weight_E, bias_E, centred)
-            if x.shape == y.shape and close(norm.scale(x, y) * norm.straight(x) + bias_E, y):
-                return norm
-    return None
 
 
 def _logits_factor(unembed: nn.Module, normed: Tensor, passed: _Passed, config: Any) -> tuple[float, str]:

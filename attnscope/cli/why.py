@@ -1,0 +1,62 @@
+"""`attnscope why`: a logit before the softmax, taken apart by what wrote the residual of its key or query."""
+
+from __future__ import annotations
+
+from attnscope.cli import output
+from attnscope.cli.figure_options import Look
+from attnscope.cli.groups import command_line
+from attnscope.cli.heads import GROUPS
+from attnscope.cli.options import Top
+from attnscope.cli.takes import takes
+from attnscope.cli.why_options import Logit, LogitText, WhyTable
+from attnscope.cli.why_table import logit_sheet, to_know
+from attnscope.signals import unwinding
+
+RIVER = '"the bank of the river, the bank of the" --head L3H0 --key river'
+EXAMPLES = (
+    f"attnscope why {RIVER}",
+    f'attnscope why {RIVER} --against "bank#1" --by tokens',
+    f"attnscope why {RIVER} --side both --format jsonl",
+    f"attnscope why {RIVER} --verify --out runs/river",
+)
+
+
+@takes(LogitText, Logit, Top, WhyTable, Look, file=GROUPS)
+def why(asked: LogitText, logit: Logit, top: Top, table: WhyTable, look: Look) -> int:
+    """Why a head looks where it looks: its logit, by what wrote it.
+
+    The logit of --key in the row of --query is taken apart by what wrote the key's residual: embedding, earlier heads,
+    and the rest of each block. Norms keep the scale that they have, so that the contributions sum to the logit. The
+    softmax does not see what all keys share: the contrast is the contribution less its mean over the visible keys, or
+    less that of --against. --side query takes the query's residual, both each pair of a component of the key and one
+    of the query.
+    """
+    format = output.wanted_format(table.format)
+    head, options = logit.named, logit.options(asked)
+
+    from attnscope.cli.single import read_text
+
+    text = read_text(asked, table)
+
+    from attnscope.ask import Ask
+    from attnscope.calls.why import STACKS, request, taken_apart
+    from attnscope.cli.single import load_model, tell_asked
+    from attnscope.run import prepare
+
+    loaded = load_model(asked, table)
+    loaded.check_task(*STACKS)
+    run = prepare(
+        loaded, Ask(text, request(options), engine="fused", chat=asked.chat, truncate=asked.truncate), compared=False
+    )
+    told = loaded.name, loaded.device, loaded.dtype, loaded.geometry.in_words, f"{len(run.prompt)} tokens"
+    output.talk("  ".join(told), table.quiet)
+    tell_asked(run, table.quiet)
+    with output.progress("taking the logit apart", None, table.quiet):
+        found = taken_apart(run, head, options)
+    if table.out is not None:
+        with unwinding(), output.progress("drawing", None, table.quiet):
+            found.export(table.out, style=look.style(command_line("why", asked, logit, look)), force=table.force)
+    output.emit(found.table(), format, lambda: logit_sheet(found, top.top))
+    for line in to_know(found):
+        output.talk(line, table.quiet)
+    return 0

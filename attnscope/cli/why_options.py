@@ -1,0 +1,68 @@
+"""The options of `attnscope why`: which logit of which head, what it is compared with, and where the table goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Option
+
+from attnscope.cli.groups import FIRST
+from attnscope.cli.options import Config, Exporting, Format, ModelText, OneHead, Question
+
+if TYPE_CHECKING:
+    from attnscope.calls.why import WhyOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitText(ModelText):
+    """The text of one query and one key."""
+
+    panel = "Text"
+    chat: Annotated[bool, Option(rich_help_panel=panel)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logit(OneHead, Question):
+    """Which logit is taken apart, and how."""
+
+    panel = "Question"
+    query: Annotated[str, Option(help="The token that looks: 5, last, bank#2 (`attnscope tokens -h`).")] = "last"
+    key: Annotated[str | None, Option(help="The token that it looks at (default: the one that gets most weight).")] = (
+        None
+    )
+    against: Annotated[
+        str,
+        Option(help="Compared with the mean of the visible keys, or with another token.", metavar="mean|TOKEN"),
+        FIRST,
+    ] = "mean"
+    side: Annotated[
+        Literal["key", "query", "both"],
+        Option(help="The residual of the key or of the query; both: in pairs."),
+        FIRST,
+    ] = "key"
+    by: Annotated[
+        Literal["component", "tokens"],
+        Option(help="A row per component, or per head and token that it read."),
+        FIRST,
+    ] = "component"
+    verify: Annotated[bool, Option(help="Replace the ten largest one by one, and make the logit again."), FIRST] = False
+
+    def options(self, asked: ModelText) -> WhyOptions:
+        """What the library is asked. Raises UsageError for what no text makes right."""
+        groups = self.asks()["define"]
+
+        from attnscope.calls.why import WhyOptions
+
+        how = (self.query, self.key, self.against, self.side, self.by, self.verify)
+        found = WhyOptions(*how, groups, asked.chat, asked.truncate)
+        found.check()
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhyTable(Config, Format, Exporting):
+    """A table to stdout, table, facts and a figure to --out."""
+
+    out: Annotated[Path | None, Option(help="Write table, facts and a figure here.", metavar="DIR")] = None

@@ -1,0 +1,57 @@
+"""What `why` shows on a terminal: a row per component, and what to know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnscope import cells
+from attnscope.cli import output
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+    from attnscope.calls.why import Why
+
+CONTRIBUTION = "contribution: what it gives to the logit, each norm with the scale that it has"
+SHARE = "share: of the sum of contrasts"
+REST = "rest: what else a block writes, its MLP and biases; bias: of the layer itself"
+TRUE = "true: what the logit loses where the component is its mean over the same keys, norms as they are"
+
+
+def to_know(found: Why) -> list[str]:
+    """What a reader of the table has to know beside it, and how exact it is."""
+    parts = found.parts
+    compared = (
+        f"its mean over {parts.visible} visible keys" if parts.asked.against is None else f"that of {found.others}"
+    )
+    lines = [CONTRIBUTION, f"contrast: the contribution less {compared}"]
+    shares = bool((parts.share_N == parts.share_N).any())
+    lines.append(SHARE if shares else "there is no share: the contrasts sum to less than 0.1")
+    lines.append(REST)
+    if parts.asked.verify:
+        rank = found.rank_correlation
+        lines.append(f"{TRUE}; rank correlation with the contrast {'-' if rank is None else cells.number(rank)}")
+    if parts.softcap is not None:
+        lines.append(f"the logit is taken before its cap at {parts.softcap:g}")
+    if parts.sinks:
+        lines.append("this head has a sink logit: what all keys share matters, too, and no contrast shows it")
+    difference = cells.power(abs(parts.sum - parts.logit))
+    lines.append(f"the contributions sum to {parts.sum:.4f}, the logit is {parts.logit:.4f}: {difference} apart")
+    return [*lines, found.line]
+
+
+def logit_sheet(found: Why, top: int | None) -> RichTable:
+    """A row per component or pair, the largest contrasts first."""
+    rows, sheet = found.table().to_pylist(), output.sheet()
+    read, pairs, tried = (any(row[name] is not None for row in rows) for name in ("position", "other", "true"))
+    titles = ["component", *["from"] * read, *["query"] * pairs, "contribution", "contrast", "share", *["true"] * tried]
+    for title in titles:
+        sheet.add_column(title, justify="left" if title in ("component", "from", "query") else "right", no_wrap=True)
+    for row in rows[:top]:
+        position = row["position"]
+        names = [row["component"]]
+        names += ["" if position is None else found.token(position)] * read + [row["other"] or ""] * pairs
+        values = [cells.signed(row["contribution"], 3), cells.signed(row["contrast"], 3), cells.number(row["share"], 3)]
+        values += [cells.signed(row["true"], 3)] * tried
+        sheet.add_row(*map(output.one_line, names), *values)
+    return sheet

@@ -1,0 +1,58 @@
+"""Norms with a frozen scale: what a norm does to a part of what it was given, each row's scale being that of the whole.
+
+Nothing here knows families: whether a module is a norm, and of which kind, is measured on what came in and out.
+
+Shapes: E width of what is normed; ... any rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.model.placed import weights_of
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm whose scale is frozen: weight ⊙ x, or x without its mean, and some bias."""
+
+    module: nn.Module
+    weight_E: Tensor
+    bias_E: Tensor
+    centred: bool
+
+    def scale(self, x: Tensor, y: Tensor) -> Tensor:
+        """(..., 1): what it multiplied each row by, from what came in and out; 0 for a row that it makes nothing of."""
+        straight, unbiased = self.straight(x), y - self.bias_E.to(y.device)
+        size = straight.square().sum(-1, keepdim=True)
+        return (unbiased * straight).sum(-1, keepdim=True) / size.masked_fill(size == 0, torch.inf)
+
+    def straight(self, x: Tensor) -> Tensor:
+        """The norm of x but for its scale and its bias."""
+        return self.weight_E.to(x.device) * (x - x.mean(-1, keepdim=True) if self.centred else x)
+
+    def frozen(self, x: Tensor, scale: Tensor) -> Tensor:
+        """The norm of x with a scale that was found before."""
+        return scale * self.straight(x) + self.bias_E.to(x.device)
+
+
+def norm_of(module: nn.Module, x: Tensor, y: Tensor, close: Callable[[Tensor, Tensor], bool]) -> Norm | None:
+    """The module as a norm with a frozen scale, where it is one: of x or centred x, its weight as it is or beside 1.
+
+    x, y: float32, what came in and out. close: whether what was found is what was expected.
+    """
+    own = weights_of(module).get("weight")
+    one_E = torch.ones(x.shape[-1], device=x.device)
+    weights = [one_E] if own is None else [own.detach().float().to(x.device), own.detach().float().to(x.device) + 1]
+    bias = weights_of(module).get("bias")
+    bias_E = one_E * 0 if bias is None else bias.detach().float().to(x.device)
+    for centred in (False, True):
+        for weight_E in weights:  # Gemma's is beside 1
+            norm = Norm(module, weight_E, bias_E, centred)
+            if x.shape == y.shape and close(norm.frozen(x, norm.scale(x, y)), y):
+                return norm
+    return None

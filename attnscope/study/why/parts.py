@@ -1,0 +1,275 @@
+"""A logit before the softmax, taken apart by what wrote the residual: contributions that sum to it.
+
+With the scale of every norm frozen, a logit is linear in the residual of its key, and linear in that of its query. The
+softmax does not see what all keys share, so that a contribution is shown less its mean over the visible keys.
+
+    parts_of(loaded, ids, AskedLogit(3, 0, query=39)).contrast_N
+
+Shapes: N row, C component, T token, D width of q and k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.seam.modules import HALF
+from attnscope.study.why.sides import OneSided, keys_of, one_sided, position_term, visible_keys
+from attnscope.study.why.written import Component, Written, written
+
+if TYPE_CHECKING:
+    from attnscope.attention.spec import AttentionSpec
+    from attnscope.model.loaded import LoadedModel
+
+ALLOWED = 1e-5  # |sum - logit|, as a share of the sum of |terms|
+ROUNDING = 1e-6  # what float32 does to a product q . k, as a share of the sum of |q_d k_d|
+SMALLEST = 0.1  # sum of contrasts that shares are told of
+BIAS, POSITION = Component("bias"), Component("position")
+
+
+@dataclass(frozen=True)
+class AskedLogit:
+    """A head, one of its queries and one of that query's keys, None for the one of the largest logit.
+
+    against: another key, None for the mean of all that the query sees. side: `key`, `query`, or `both`, each component
+    of the query with each of the key. by_tokens: split what a head wrote by the tokens that it read. verify: so many of
+    the components with the largest contrasts are replaced one by one, and the logit is made again.
+    """
+
+    layer: int
+    head: int
+    query: int
+    key: int | None = None
+    against: int | None = None
+    side: str = "key"
+    by_tokens: bool = False
+    verify: int = 0
+
+
+@dataclass(frozen=True)
+class LogitParts:
+    """A logit, taken apart: a row per component, or pair of components.
+
+    side: of `components`; others: the components of the query where they are of the key. base_N: what each gives to
+    what the key is compared with. logit, base: of the key, and of what it is compared with, as the model has them,
+    before a soft-cap. true_N: what the logit loses where the component is replaced; NaN where that was not tried.
+    visible: how many keys the query sees. softcap: what the family caps the logit at. sinks: whether the head has sink
+    logits, which see what all keys share.
+    """
+
+    asked: AskedLogit
+    side: str
+    components: tuple[Component, ...]
+    others: tuple[Component | None, ...]
+    contribution_N: np.ndarray
+    base_N: np.ndarray
+    true_N: np.ndarray
+    logit: float
+    base: float
+    visible: int
+    softcap: float | None
+    sinks: bool
+
+    @property
+    def contrast_N(self) -> np.ndarray:
+        """What each component gives to this key rather than to what it is compared with."""
+        return self.contribution_N - self.base_N
+
+    @property
+    def share_N(self) -> np.ndarray:
+        """The contrast over the sum of contrasts; NaN where that is smaller than 0.1."""
+        whole = self.contrast_N.sum()
+        return self.contrast_N / whole if abs(whole) >= SMALLEST else np.full(len(self.components), np.nan)
+
+    @property
+    def sum(self) -> float:
+        """Of the contributions."""
+        return float(self.contribution_N.sum())
+
+
+def parts_of(loaded: LoadedModel, ids: Sequence[int], asked: AskedLogit) -> LogitParts:
+    """Take a logit apart. Raises InputError for a key that the query does not see, UsageError for half precision,
+    ModelError for a family whose contributions do not sum to the logit."""
+    check_model(loaded)
+    with written(loaded, ids, asked.layer) as found:
+        spec = _spec(found)
+        if spec.k_BGKD.shape[2] != len(ids):
+            raise ModelError("this head has keys that are no tokens of the text", "choose another layer")
+        seen = visible_keys(spec, asked.head, asked.query)
+        if asked.key is None:
+            asked = replace(asked, key=_most_seen(spec, asked))
+        for key in (asked.key, asked.against):
+            if key is not None and key not in seen:
+                raise InputError(
+                    f"query {asked.query} does not see key {key} in this head", "choose a key that it sees"
+                )
+        return _Apart(found, asked, seen).parts()
+
+
+def _most_seen(spec: AttentionSpec, asked: AskedLogit) -> int:
+    """The key that the query gives most weight."""
+    query_BH = torch.full((1, spec.heads), asked.query, device=spec.device)
+    return int(spec.logits_of(query_BH)[0, asked.head].argmax())
+
+
+def check_model(loaded: LoadedModel) -> None:
+    """Raise ModelError or UsageError for a model that cannot be asked."""
+    loaded.check_queries("a logit taken apart")
+    loaded.check_bare("a logit taken apart")
+    if next(loaded.model.parameters()).dtype in HALF:
+        raise UsageError(
+            f"in {loaded.dtype} the contributions do not sum to the logit", "load the model with {dtype=float32}"
+        )
+
+
+class _Apart:
+    """One logit of a pass, and what it is compared with."""
+
+    def __init__(self, found: Written, asked: AskedLogit, seen: list[int]) -> None:
+        assert asked.key is not None
+        self.found, self.asked, self.seen, self.key = found, asked, seen, asked.key
+        self.others = seen if asked.against is None else [asked.against]
+        self.nothing = found.again(torch.zeros_like(found.residuals[-1]))
+        self.components = [*found.components, BIAS]
+
+    def parts(self) -> LogitParts:
+        """The rows of what is asked for; the one of positions, which no side has, is last."""
+        asked, spec = self.asked, _spec(self.found)
+        rows = self._pairs() if asked.side == "both" else self._rows()
+        side = "key" if asked.side == "both" else asked.side
+        logits = [float(one.of(spec).detach()) for one in self._one_sided(side)]
+        for column, logit, one in zip(rows.columns, logits, self._one_sided(side), strict=True):
+            _check(column, logit, one.size(spec))
+        position_K = position_term(spec, asked.head, asked.query)
+        if position_K is not None:
+            added = [float(position_K[keys].mean()) for keys in ([self.key], self.others)]
+            rows = rows.with_row(POSITION, added)
+            logits = [logit + one for logit, one in zip(logits, added, strict=True)]
+        contribution_N, base_N = rows.columns
+        true_N = self._true(side, rows) if asked.verify else np.full(len(contribution_N), np.nan)
+        named = tuple(rows.components), tuple(rows.others)
+        about: tuple[Any, ...] = (*logits, len(self.seen), spec.softcap, spec.sinks is not None)
+        return LogitParts(asked, side, *named, contribution_N, base_N, true_N, *about)
+
+    def _one_sided(self, side: str) -> tuple[OneSided, OneSided]:
+        asked = self.asked
+        return one_sided(_spec(self.found), side, asked.head, asked.query, self.key, self.others)
+
+    def _rows(self) -> _Rows:
+        """A row per component, or per head and token that it read."""
+        both = self._one_sided(self.asked.side)
+        if not self.asked.by_tokens:
+            columns = [self._given(one) for one in both]
+            return _Rows(self.components, [None] * len(self.components), columns)
+        return self._by_tokens([self._gradients(one) for one in both], both)
+
+    def _by_tokens(self, gradients: Sequence[list[Tensor | None]], both: Sequence[OneSided]) -> _Rows:
+        """The rows of heads split by the tokens that they read; tokens of which a head has nothing are left out."""
+        split = [self.found.shares_by_token(one) for one in gradients]
+        columns = [self._with_bias(*pair) for pair in zip(gradients, both, strict=True)]
+        rows = _Rows([], [], [np.zeros(0), np.zeros(0)])
+        for place, component in enumerate(self.components):
+            whole = [float(column[place]) for column in columns]
+            if component not in split[0]:
+                rows = rows.with_row(component, whole)
+                continue
+            by_token_2T = torch.stack([one[component] for one in split]).cpu().numpy()
+            _check_tokens(component, by_token_2T, whole)
+            for position in np.flatnonzero(by_token_2T.any(0)).tolist():
+                rows = rows.with_row(replace(component, position=position), by_token_2T[:, position].tolist())
+        return rows
+
+    def _pairs(self) -> _Rows:
+        """A row for each component of the key with each of the query."""
+        at, base = self._one_sided("key")
+        [of_query, _] = self._one_sided("query")
+        q_CD = self._vectors(of_query)
+        scale = _spec(self.found).scale
+        columns = [(scale * self._vectors(one) @ q_CD.T).ravel() for one in (at, base)]
+        components = [one for one in self.components for _ in self.components]
+        return _Rows(components, [*self.components] * len(self.components), columns)
+
+    def _vectors(self, one: OneSided) -> np.ndarray:
+        """(C, D): the part of each component in the side's own mean vector."""
+        return np.stack([self._given(unit) for unit in one.units()], 1)
+
+    def _given(self, one: OneSided) -> np.ndarray:
+        """(C,): what each component gives to a number; the layer's own biases are what no residual leaves."""
+        return self._with_bias(self._gradients(one), one)
+
+    def _with_bias(self, gradients: list[Tensor | None], one: OneSided) -> np.ndarray:
+        return np.append(self.found.shares(gradients).detach().cpu().numpy(), float(one.of(self.nothing)))
+
+    def _gradients(self, one: OneSided) -> list[Tensor | None]:
+        value = one.of(_spec(self.found))
+        if not value.requires_grad:
+            raise ModelError(
+                f"the {one.side} side of this head is not made of what enters its layer", "choose another layer"
+            )
+        return self.found.gradients(value)
+
+    def _true(self, side: str, rows: _Rows) -> np.ndarray:
+        """What the logit loses where a component is replaced by its mean over what the key is compared with."""
+        true_N = np.full(len(rows.components), np.nan)
+        written_by = self.found.components
+        contrast_N = rows.columns[0] - rows.columns[1]
+        known = [place for place in np.argsort(-np.abs(contrast_N)) if rows.components[place] in written_by]
+        tried = known[: self.asked.verify]
+        vectors = self.found.vectors([written_by.index(rows.components[place]) for place in tried])
+        intact = self._product(_spec(self.found))
+        row = self.key if side == "key" else self.asked.query
+        for place, vector_TE in zip(tried, vectors, strict=True):
+            residual_BTE = self.found.residuals[-1].detach().clone()
+            residual_BTE[0, row] += vector_TE[self.others].mean(0) - vector_TE[row]
+            true_N[place] = intact - self._product(self.found.again(residual_BTE, frozen=False))
+        return true_N
+
+    def _product(self, spec: AttentionSpec) -> float:
+        """The logit of a call before soft-cap and position."""
+        q_D = spec.q_BHQD[0, self.asked.head, self.asked.query].detach().double()
+        return float(q_D @ keys_of(spec, self.asked.head)[self.key].detach().double()) * spec.scale
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of a table: who, with whom, and what they give to the key and to what it is compared with."""
+
+    components: list[Component]
+    others: list[Component | None]
+    columns: list[np.ndarray]
+
+    def with_row(self, component: Component, values: Sequence[float]) -> _Rows:
+        """The same with one row more."""
+        columns = [np.append(column, value) for column, value in zip(self.columns, values, strict=True)]
+        return _Rows([*self.components, component], [*self.others, None], columns)
+
+
+def _spec(found: Written) -> AttentionSpec:
+    assert found.spec is not None
+    return found.spec
+
+
+def _check(terms_N: np.ndarray, logit: float, size: float) -> None:
+    """Raise ModelError where the terms do not sum to the logit: then the layer is not linear in its residual."""
+    missed, allowed = abs(terms_N.sum() - logit), max(ALLOWED * np.abs(terms_N).sum(), ROUNDING * size)
+    if not missed <= allowed:
+        raise ModelError(
+            f"the contributions sum to {terms_N.sum():.6g}, and the logit is {logit:.6g}: they differ by {missed:.2g}, "
+            f"and rounding allows {allowed:.2g}",
+            "choose another layer or model",
+        )
+
+
+def _check_tokens(component: Component, by_token_2T: np.ndarray, whole: Sequence[float]) -> None:
+    """Raise ModelError where a head's tokens do not sum to the head."""
+    missed = np.abs(by_token_2T.sum(1) - whole)
+    if not (missed <= 10 * ALLOWED * np.maximum(np.abs(by_token_2T).sum(1), 1e-3)).all():
+        raise ModelError(
+            f"{component.name} writes something else than the weighted sum of its values", "leave out {by=tokens}"
+        )

@@ -1,0 +1,305 @@
+"""A logit taken apart: against the recipe of the demo, heads spelled by hand, a hand-built model, and other passes."""
+
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from attnscope.attention.spec import AttentionSpec
+from attnscope.attention.visibility import Visibility
+from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.seam.listen import listen
+from attnscope.study.why import frozen
+from attnscope.study.why.parts import AskedLogit, parts_of
+from attnscope.study.why.sides import position_term
+from helpers.induction import induction
+from helpers.parity_models import as_loaded, ids_for, in_half, rouse, roused_model
+
+DRAWN = 20  # tokens that are repeated
+# family: its blocks, in each the projection of the heads, what else writes, and the norms of rows or of q and k
+PLAIN = {
+    "llama": ("model.layers", "self_attn.o_proj", "mlp", "norm"),
+    "qwen3": ("model.layers", "self_attn.o_proj", "mlp", "norm"),  # norms of q and k
+    "gemma2": ("model.layers", "self_attn.o_proj", "mlp", "norm"),  # norms after attention and MLP, a soft-cap
+    "olmo2": ("model.layers", "self_attn.o_proj", "mlp", "norm"),  # norms after attention and MLP alone
+    "granite": ("model.layers", "self_attn.o_proj", "mlp", "norm"),  # residual multipliers
+    "deepseek_v3": ("model.layers", "self_attn.o_proj", "mlp", "norm"),  # latent attention
+    "gpt2": ("transformer.h", "attn.c_proj", "mlp", "ln_"),
+    "gpt_neox": ("gpt_neox.layers", "attention.dense", "mlp", "norm"),  # parallel blocks
+    "bert": ("bert.encoder.layer", "attention.output.dense", "intermediate", "Norm"),  # norms on the way
+}
+OTHERWISE = {"granite": {"residual_multiplier": 0.22}, "gpt_neox": {"use_parallel_residual": True}}
+
+
+def repeated(seed):
+    """A first token, then twenty random tokens, twice."""
+    drawn = torch.randint(100, 900, (DRAWN,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return [1, *drawn, *drawn]
+
+
+def copied(seed, **asked):
+    """The induction head of the demo, which looks from the last token but one to what followed its first copy."""
+    ids = repeated(seed)
+    return ids, AskedLogit(3, 0, len(ids) - 2, len(ids) - 1 - DRAWN, **asked)
+
+
+def contrasts(found):
+    return {one.name: float(value) for one, value in zip(found.components, found.contrast_N, strict=True)}
+
+
+def test_the_known_answer_of_the_demo(demo):
+    found = parts_of(demo, *copied(0))
+    assert found.logit - found.base == pytest.approx(12.90, abs=0.005)
+    assert [contrasts(found)[name] for name in ("L2H1", "L1H5")] == pytest.approx([8.87, 2.15], abs=0.005)
+    order = sorted(contrasts(found), key=lambda name: -abs(contrasts(found)[name]))
+    assert order[:2] == ["L2H1", "L1H5"]
+    assert found.sum == pytest.approx(found.logit, abs=1e-4)
+    assert found.contrast_N.sum() == pytest.approx(found.logit - found.base, abs=1e-4)
+    assert found.share_N.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_in_other_draws_the_previous_token_heads_come_first(demo, seed):
+    found = contrasts(parts_of(demo, *copied(seed)))
+    assert max(found, key=lambda name: found[name]) == "L2H1"
+    assert found["L2H1"] + found["L1H5"] > 0.5 * sum(found.values())
+
+
+def test_what_replacing_changes_agrees_with_the_contrasts(demo):
+    found = parts_of(demo, *copied(0, verify=10))
+    true = {one.name: value for one, value in zip(found.components, found.true_N, strict=True) if value == value}
+    assert len(true) == 10
+    assert true["L2H1"] > 0 < true["L1H5"]
+    assert max(true, key=lambda name: true[name]) == "L2H1"
+
+
+def test_a_replaced_component_is_a_pass_of_the_layer_on_another_residual(demo):
+    """The head's part of the residual spelled by hand, and the model's own layers run on what is left of it."""
+    ids, asked = copied(0, verify=1)
+    model, heard = demo.model.model, {}
+    with hooked(model.layers[2].self_attn.o_proj, lambda module, args: heard.update(z=args[0])):
+        run(demo.model, ids)
+    projection = model.layers[2].self_attn.o_proj.weight
+    width = projection.shape[1] // 6
+    own_TE = heard["z"][0, :, width : 2 * width] @ projection[:, width : 2 * width].T
+
+    def without(module, args):
+        residual = args[0].clone()
+        residual[0, asked.key] += own_TE[: asked.query + 1].mean(0) - own_TE[asked.key]
+        return (residual, *args[1:])
+
+    intact = logits_of(demo.model, ids, asked)
+    with hooked(model.layers[3], without):
+        replaced = logits_of(demo.model, ids, asked)
+    found = parts_of(demo, ids, asked)
+    place = [one.name for one in found.components].index("L2H1")
+    assert found.true_N[place] == pytest.approx(intact - replaced, abs=1e-4)
+    assert np.isnan(np.delete(found.true_N, place)).all()
+
+
+def test_in_a_hand_built_model_the_previous_token_head_is_all_of_it():
+    ids = [2, 5, 1, 7, 3, 6, 2, 5, 1]
+    found = parts_of(as_loaded(induction()), ids, AskedLogit(1, 0, len(ids) - 1, 3))
+    shares = {one.name: share for one, share in zip(found.components, found.share_N, strict=True)}
+    assert shares.pop("L0H0") == pytest.approx(1, abs=1e-5)
+    assert all(abs(share) < 1e-5 for share in shares.values())
+
+
+def test_of_that_head_the_token_before_is_all_of_it():
+    ids = [2, 5, 1, 7, 3, 6, 2, 5, 1]
+    found = parts_of(as_loaded(induction()), ids, AskedLogit(1, 0, len(ids) - 1, 3, by_tokens=True))
+    shares = {(one.name, one.position): share for one, share in zip(found.components, found.share_N, strict=True)}
+    # Another token 1 is at place 8, whose successor is not there: what follows it is compared with nothing.
+    assert max(shares, key=lambda one: shares[one]) == ("L0H0", 2)
+
+
+@pytest.mark.parametrize("model_type", PLAIN)
+@pytest.mark.parametrize("side", ["key", "query"])
+def test_a_head_twice_with_all_else_constant_moves_the_logit_by_its_contribution(model_type, side):
+    """A second pass in which norms keep their scales, MLPs and earlier heads their outputs, but for one head."""
+    model, ids = roused_model(model_type, **OTHERWISE.get(model_type, {})), ids_for(model_type)[0].tolist()
+    asked, writer = AskedLogit(3, 1, 20, 17, side=side), (1, 2)
+    found = parts_of(as_loaded(model), ids, asked)
+    names = [(one.layer, one.head) for one in found.components]
+    intact, doubled = doubled_head(model_type, model, ids, asked, writer)
+    assert intact == pytest.approx(found.logit, rel=1e-4, abs=1e-5)
+    assert abs(doubled - intact) > 1e-4
+    assert doubled - intact == pytest.approx(found.contribution_N[names.index(writer)], rel=2e-3, abs=2e-5)
+
+
+def doubled_head(model_type, model, ids, asked, writer):
+    """The logit of a pass, and that of one where a head writes twice as much and nothing else reacts."""
+    path, out, rest, norms = PLAIN[model_type]
+    blocks = list(model.get_submodule(path))
+    kept, heads = {}, getattr(model.config, "num_attention_heads", None)
+    constant = {block.get_submodule(rest): number for number, block in enumerate(blocks[:3])}
+    projections = {block.get_submodule(out): number for number, block in enumerate(blocks[:3])}
+    scaled = [one for name, one in model.named_modules() if norms in name and not list(one.children())]
+
+    def keep(module, args, output):
+        kept[module] = args[0], output
+
+    with ExitStack() as stack:
+        for module in {*constant, *projections, *scaled}:
+            stack.callback(module.register_forward_hook(keep).remove)
+        before = spec_of(model, ids, asked.layer)
+
+    def again(module, args, output):
+        return kept[module][1]
+
+    def frozen_norm(module, args, output):
+        x, y = kept[module]
+        bias = getattr(module, "bias", None)
+        bias = 0 if bias is None else bias
+        centred = isinstance(module, torch.nn.LayerNorm)
+        was, now = (one - one.mean(-1, keepdim=True) if centred else one for one in (x, args[0]))
+        return (y - bias) / was * now + bias
+
+    def heads_again(module, args):
+        z = kept[module][0].clone()
+        if projections[module] == writer[0]:
+            width = z.shape[-1] // heads
+            z[..., writer[1] * width : (writer[1] + 1) * width] *= 2
+        return (z,)
+
+    with ExitStack() as stack:
+        for module in constant:
+            stack.callback(module.register_forward_hook(again).remove)
+        for module in scaled:
+            stack.callback(module.register_forward_hook(frozen_norm).remove)
+        for module in projections:
+            stack.callback(module.register_forward_pre_hook(heads_again).remove)
+        after = spec_of(model, ids, asked.layer)
+    moved = (before, after) if asked.side == "key" else (after, before)
+    return product(before, before, asked), product(*moved, asked)
+
+
+def spec_of(model, ids, layer):
+    found = {}
+    listen(model, torch.tensor([ids]), lambda call: found.setdefault(call.layer, call.spec))
+    return found[layer]
+
+
+def product(of_query, of_key, asked):
+    """scale * q . k, coordinate by coordinate."""
+    group = asked.head // (of_query.heads // of_query.kv_heads)
+    q_D, k_D = of_query.q_BHQD[0, asked.head, asked.query], of_key.k_BGKD[0, group, asked.key]
+    return of_query.scale * sum(float(q) * float(k) for q, k in zip(q_D, k_D, strict=True))
+
+
+def logits_of(model, ids, asked):
+    spec = spec_of(model, ids, asked.layer)
+    return product(spec, spec, asked)
+
+
+def run(model, ids):
+    with torch.no_grad():
+        model(torch.tensor([ids]))
+
+
+@contextmanager
+def hooked(module, hook):
+    handle = module.register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def test_pairs_sum_over_the_query_to_the_key_side_and_over_the_key_to_the_query_side(demo):
+    ids, asked = copied(3, side="both")
+    pairs = parts_of(demo, ids, asked)
+    sums = {"key": {}, "query": {}}
+    for one, other, value in zip(pairs.components, pairs.others, pairs.contrast_N, strict=True):
+        sums["key"][one.name] = sums["key"].get(one.name, 0) + value
+        sums["query"][other.name] = sums["query"].get(other.name, 0) + value
+    for side, found in sums.items():
+        expected = contrasts(parts_of(demo, *copied(3, side=side)))
+        assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_tokens_of_a_head_sum_to_it_and_are_its_weights_times_what_values_write(demo):
+    ids, asked = copied(4, by_tokens=True)
+    split, whole = parts_of(demo, ids, asked), contrasts(parts_of(demo, *copied(4)))
+    sums = {}
+    for one, value in zip(split.components, split.contrast_N, strict=True):
+        sums[one.name] = sums.get(one.name, 0) + float(value)
+    assert sums == pytest.approx(whole, abs=1e-4)
+    largest = split.components[int(np.argmax(split.contrast_N))]
+    assert (largest.name, largest.position) == ("L2H1", asked.key - 1)
+    assert all(one.position is None or one.kind == "head" for one in split.components)
+    reads = {one.position for one in split.components if one.name == "L0H0"}
+    assert reads <= set(range(asked.query + 1))  # no key behind the query is seen
+
+
+def test_against_another_key_the_contrast_is_the_difference_of_the_two(demo):
+    ids, asked = copied(5)
+    other = asked.key - 3
+    keys = [parts_of(demo, ids, AskedLogit(3, 0, asked.query, key)) for key in (asked.key, other)]
+    found = parts_of(demo, ids, AskedLogit(3, 0, asked.query, asked.key, other))
+    np.testing.assert_allclose(found.contrast_N, keys[0].contribution_N - keys[1].contribution_N, atol=1e-5)
+    assert found.base == pytest.approx(keys[1].logit)
+
+
+def test_without_a_key_the_one_with_most_weight_is_meant(demo):
+    ids, asked = copied(6)
+    found = parts_of(demo, ids, AskedLogit(3, 0, asked.query))
+    weights_K = spec_of(demo.model, ids, 3).weights(asked.query, asked.query + 1)[0, 0, 0]
+    assert found.asked.key == int(weights_K.argmax())
+
+
+def test_in_random_models_no_component_is_preferred():
+    """Contrasts of one key against another, over models and keys: their means are 0 within their error."""
+    found = []
+    for seed in range(24):
+        ids = ids_for("llama", seed)[0].tolist()
+        model = roused_model("llama") if seed == 0 else redrawn("llama", seed)
+        found.append(parts_of(as_loaded(model), ids, AskedLogit(3, seed % 4, 23, 5 + seed % 11)).contrast_N)
+    contrasts_SN = np.stack(found)[:, :-1]  # Llama's layers have no bias
+    z_N = contrasts_SN.mean(0) / (contrasts_SN.std(0, ddof=1) / len(found) ** 0.5)
+    assert (np.abs(z_N) < 4).all()
+    assert np.mean(np.abs(z_N) < 2) > 0.8
+
+
+def redrawn(model_type, seed):
+    model = roused_model(model_type)
+    rouse(model, seed + 100)
+    return model
+
+
+def test_norms_that_are_not_frozen_are_caught(demo, monkeypatch):
+    monkeypatch.setattr(frozen.FrozenNorms, "_freeze", lambda *given: None)
+    with pytest.raises(ModelError, match=r"the contributions sum to .*, and the logit is .*: they differ by"):
+        parts_of(demo, *copied(0))
+
+
+def test_a_model_is_left_as_it_was(demo):
+    ids, asked = copied(0)
+    before = logits_of(demo.model, ids, asked)
+    hooks = [dict(one._forward_pre_hooks) | dict(one._forward_hooks) for one in demo.model.modules()]
+    parts_of(demo, ids, AskedLogit(3, 0, asked.query, verify=3))
+    with pytest.raises(InputError):
+        parts_of(demo, ids, AskedLogit(3, 0, 5, 9))
+    assert [dict(one._forward_pre_hooks) | dict(one._forward_hooks) for one in demo.model.modules()] == hooks
+    assert logits_of(demo.model, ids, asked) == before
+
+
+def test_what_cannot_be_asked_is_refused(demo):
+    with pytest.raises(InputError, match="query 5 does not see key 9 in this head"):
+        parts_of(demo, repeated(0), AskedLogit(3, 0, 5, 9))
+    with pytest.raises(UsageError, match=r"in bfloat16 the contributions do not sum to the logit; .*float32"):
+        parts_of(as_loaded(in_half(roused_model("llama"))), ids_for("llama")[0].tolist(), AskedLogit(1, 0, 5, 3))
+
+
+def test_what_positions_add_is_read_off_the_bias_and_the_mask():
+    q_BHQD = torch.ones(1, 2, 3, 4)
+    bias = torch.arange(18.0).view(1, 2, 3, 3)
+    low = torch.finfo(torch.float32).min
+    mask = torch.zeros(1, 1, 3, 3).masked_fill(~torch.ones(3, 3, dtype=torch.bool).tril(), low)
+    mask[..., 0] -= 2
+    visible = Visibility(3, 3, mask)
+    spec = AttentionSpec(q_BHQD, q_BHQD, q_BHQD, 0.5, visible, bias=bias)
+    assert position_term(spec, 1, 1)[:2].tolist() == [12.0 - 2, 13.0]
+    assert position_term(AttentionSpec(q_BHQD, q_BHQD, q_BHQD, 0.5, visible), 1, 2).tolist() == [-2.0, 0.0, 0.0]
+    assert position_term(AttentionSpec(q_BHQD, q_BHQD, q_BHQD, 0.5, Visibility(3, 3, None)), 1, 2) is None
