@@ -13,7 +13,7 @@ from helpers.gallery import IMAGES, PARTS, document
 
 DOCS = Path(__file__).parents[1] / "docs"
 ROOT = DOCS.parent
-PAGES = ("gallery", "coming-from", "knockout", "patching", "budgets")
+PAGES = ("gallery", "coming-from", "knockout", "patching", "budgets", "why")
 FILES = ("facts.jsonl", "pairs.jsonl", "README.md")  # that a reader has, or that stand elsewhere
 LINES = sorted(
     {
