@@ -282,16 +282,19 @@ class Observation:
     ) -> pa.Table:
         """Who looks at whom: a row per head, query and key; of the queries and keys that were asked about.
 
-        Columns layer, head, kv_head, query, query_token, key, key_token, weight (`score` or `norm`, as the view reads
-        entries), stack; those under min_weight are left out. In the model's order, strongest key first; over "heads",
-        strongest first over all heads. other_keys: without key 0 and each query's own key, unless keys were asked for;
-        query 0, asked for, keeps the one key that it sees. Raises UsageError where no relations were kept.
+        Columns layer, head, kv_head, query, query_token, key, key_token, weight (`score`, `norm` or `logit`, as the
+        view reads entries), stack; those under min_weight are left out. In the model's order, strongest key first; over
+        "heads", strongest first over all heads. Effects on a logit are ranked by their size. other_keys: without key 0
+        and each query's own key, unless keys were asked for; query 0, asked for, keeps the one key that it sees. Raises
+        UsageError where no relations were kept.
         """
         from attnscope.keep import relations
 
         named = self.chosen
         others = other_keys and named.key is None
-        found = relations.listed(self.relation_numbers(min_weight), over, others, named.query is not None)
+        found = relations.listed(
+            self.relation_numbers(min_weight), over, others, named.query is not None, self.view.by_size
+        )
 
         def tokens(axis: Axis, place: np.ndarray) -> pa.DictionaryArray:
             return texts_at(self.names(self.group), self.place(axis, found["stack"], place, self.group))
@@ -407,7 +410,7 @@ class Observation:
         from attnscope.keep import relations
 
         units = len(self.units()), len(self.units("keys"))
-        return relations.numbers_of(self.kept_keys, units, self.kv_of, self.view.by_kv, self.stack, min_weight)
+        return relations.numbers_of(self.kept_keys, units, self.kv_of, self.view, self.stack, min_weight)
 
 
 def _units(text: Prompt, group: str | None) -> Sequence[str]:

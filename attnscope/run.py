@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.ask import Ask
 from attnscope.errors import MemoryLimitError, ModelError, UsageError
 from attnscope.folder.manifest import TARGET, prompt_of, read_manifest
-from attnscope.inputs.given import reading
+from attnscope.inputs.given import ids_of, reading
 from attnscope.inputs.made import generated, target
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, reads_sound
 from attnscope.memory import free_memory, human_bytes
@@ -28,6 +28,7 @@ from attnscope.seam.cost import within_memory
 from attnscope.seam.engines import Engine
 from attnscope.selection import HeadsByRole, select_stacks
 from attnscope.stacks import CROSS, ENCODER, ENCODER_ONLY, SEQ2SEQ, VISION
+from attnscope.study.ablation.by_key import asked_of_answer, directions_of_answer
 from attnscope.study.atlas.atlas import Atlas, atlas_of
 from attnscope.text import answer as answers
 from attnscope.text.prompt import Prompt, place
@@ -93,6 +94,11 @@ class Run:
         advance: called with 1 whenever a layer was read.
         """
         with within_memory(self.loaded, len(self.prompt)):
+            directions = None
+            if self.request.view.weights == "logit":
+                foil, rows = self.request.view.foil, Asked(self.prompt, self.chosen).queries
+                foil_ids = None if foil is None else ids_of(self.loaded, foil)
+                directions = directions_of_answer(self.loaded, self.prompt, rows, foil_ids)
             seen = observe(
                 self.loaded,
                 [self.prompt],
@@ -102,6 +108,7 @@ class Run:
                 sources=None if self.source is None else [self.source],
                 facts=self.facts,
                 advance=advance,
+                directions=directions,
             )[0]
         return replace(seen, atlas=self.atlas)
 
@@ -165,6 +172,8 @@ def prepare(
         _check_matrices(loaded, request, prompt, more=ask.generate)
         prompt, made = generated(loaded, prompt, ask.generate, choice.engine, advance)
     _check_matrices(loaded, request, prompt, len(source or ()))
+    if request.view.weights == "logit":
+        request = asked_of_answer(request, prompt)
     facts = (
         made
         | _facts(loaded, prompt, source, choice.engine if compared else None, atlas)
@@ -188,6 +197,9 @@ def _without_text(ask: Ask) -> Ask:
 def _check(loaded: LoadedModel, ask: Ask) -> None:
     """Raise UsageError or ModelError for what is asked of a model of another kind, or at once."""
     _check_reads(loaded, ask.text)
+    if ask.keep.view.weights == "logit":
+        loaded.check_task("an effect on a logit")
+        loaded.check_bare("an effect on a logit")
     if ask.keep.rollout or ask.keep.operands:
         loaded.check_queries("a rollout" if ask.keep.rollout else "what keeps q and k")
     task = loaded.geometry.task

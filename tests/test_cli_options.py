@@ -67,6 +67,9 @@ def test_an_option_is_one_field_of_one_group():
         "over": {("Ranked", "over"), ("Edges", "over"), ("Patches", "over")},
         "at": {("CacheBudgets", "at"), ("Patches", "at")},  # of knockout the end of a prompt, of patch what is patched
         "method": {("Otherwise", "method"), ("Patches", "method")},  # of ablate a screen, of patch how all is known
+        # of relations what keys write to an answer's logit too, over the logit of a foil
+        "weights": {("Entries", "weights"), ("Related", "weights")},
+        "foil": {("Related", "foil"), ("Answered", "foil")},  # of knockout the effect's too
         "by": {("Heads", "by"), ("Logit", "by")},  # of heads which are averaged, of why what a row is
         "verify": {("EngineChoice", "verify"), ("Logit", "verify")},  # of a text by the oracle, of why by replacing
         "random": {("Taken", "random"), ("Compared", "random")},  # of ablate sets of heads, of knockout keys

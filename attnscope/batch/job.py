@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from attnscope.errors import UsageError
 from attnscope.keep.request import Request
 from attnscope.measure.metrics import LENGTHS, LOOKBACKS
 from attnscope.model.options import LoadOptions
@@ -85,6 +86,8 @@ class Job:
 
     def __post_init__(self) -> None:
         """What the output says of the request is read off the request."""
+        if self.request.view.weights == "logit":
+            raise UsageError("effects on a logit are read of one text at a time", "use {weights=value}, or `relations`")
         metrics = (*(name for name in LENGTHS if name in self.request.metrics), *(LOOKBACKS if self.answered else ()))
         output = replace(self.output, answers=self.answered, metrics=metrics, entries=self.request.view.weights)
         object.__setattr__(self, "output", output)

@@ -306,7 +306,7 @@ class Entries(Heads):
     def check(self, group: str | None = None, scale: str = "auto") -> None:
         """Raise UsageError where --group or --scale asks of logits or norms what only weights can give."""
         if group and self.weights != "softmax":
-            what = "logits" if self.weights == "scores" else "norms"
+            what = "norms" if self.weights == "value" else "logits"
             raise UsageError(f"{what} of several keys cannot be summed into one", "use --weights softmax with --group")
         if scale not in ("auto", "linear") and self.weights == "scores":
             raise UsageError(

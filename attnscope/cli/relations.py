@@ -12,7 +12,7 @@ from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.groups import FIRST, HELD, recorded
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Entries, Question, Relations, Results, TextRun, Top
+from attnscope.cli.options import Heads, Question, Relations, Results, TextRun, Top
 from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
@@ -20,14 +20,40 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text as RichText
 
+    from attnscope.keep.view import View
+
 EXAMPLES = (
     'attnscope relations --text "the cat sat on the mat" --select last --top-k 3',
     'attnscope relations --text "the cat sat on the mat" --query last --over heads | head -5',
     'attnscope relations --text "the cat sat on the mat" --key cat --top-k all --engine fused',
     'attnscope relations --text "the cat sat on the mat" --query last --over heads --weights value | head -5',
+    'attnscope relations "the bank of the river, the bank of the" --answer " river" --foil " bank" --weights logit',
     'attnscope relations "the bank is" --answer " on the river" --query answer --key prompt --over heads',
     'echo "the bank by the river" | attnscope relations --text - --group words --min-weight 0.2 --format jsonl',
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Related(Heads):
+    """What is read of the heads, of an answer's logit too."""
+
+    weights: Annotated[
+        Literal["softmax", "scores", "value", "logit"],
+        Option(
+            help="Weights; logits before the softmax; norms of what keys write, A |v W_O|; or what keys write to the "
+            "logit of --answer."
+        ),
+    ] = "softmax"
+    foil: Annotated[
+        str | None,
+        Option(help="With --weights logit: over the logit of this, not over the mean of all.", metavar="TEXT"),
+    ] = None
+
+    def view(self) -> View:
+        """How entries are read."""
+        from attnscope.keep.view import View
+
+        return View(self.weights, self.by == "kv", foil=self.foil)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +102,14 @@ class Ranked(Relations):
         return {**self.written(), "over": "heads", "other_keys": not self.all_keys}
 
 
-@takes(TextRun, Entries, Question, Top, Listing, Ranked, file=GROUPS)
-def relations(asked: TextRun, entries: Entries, question: Question, top: Top, printing: Listing, listed: Ranked) -> int:
+@takes(TextRun, Related, Question, Top, Listing, Ranked, file=GROUPS)
+def relations(asked: TextRun, entries: Related, question: Question, top: Top, printing: Listing, listed: Ranked) -> int:
     """Which token looks at which: the strongest keys of every query.
 
     Of every head, or of those of --select; of every token, or of those of --query and --key. On a terminal the --top
     strongest of all heads are shown, without key 0 and each token's own key, as --over heads gives them anywhere;
     in a pipe all rows are printed as csv, head by head.
     """
-    entries.check(listed.group)
     format = output.wanted_format(printing.format)
 
     from attnscope.cli.single import export_text, observe_text, report_checks
@@ -163,6 +188,8 @@ def _with_names(table: pa.Table) -> pa.Table:
 def _cell(name: str, value: object) -> RichText:
     from attnscope.text.labels import visible_blanks
 
+    if name == "logit" and isinstance(value, float):
+        return output.one_line(f"{value:+.3f}")
     if isinstance(value, float):
         return output.one_line(cells.share(value))
     return output.one_line(

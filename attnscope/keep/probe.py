@@ -36,6 +36,8 @@ class Layer:
     """Where a probe stands: which layer, its operator, its kv heads, and the texts on its device.
 
     gram_root: gives what makes the norms of v W_O of values v, (H, V, V), see `seam.projection`; where values weigh.
+    written(start, stop): gives what a whole weight on a key adds to a logit, see `values.Directions`; where logits are
+    asked about.
     """
 
     key: LayerKey
@@ -43,6 +45,7 @@ class Layer:
     kv_heads: int
     texts: Texts
     gram_root: Callable[[], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
+    written: Callable[[int, int], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
     _here: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
 
     def here(self, tensor: Tensor) -> Tensor:

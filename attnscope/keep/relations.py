@@ -136,8 +136,19 @@ class ChosenKeys(TopKeys):
         parts = []
         for a, b in self._runs(P.blocks()):
             seen = self.view.seen(layer, heads, P.visible.rows(a, b)).to(P.device)
-            parts.append(strongest(question, self.view.rows(layer, heads, a, b), seen, a))
+            entries = self.view.rows(layer, heads, a, b)
+            found = strongest(question, entries.abs() if self.view.by_size else entries, seen, a)
+            parts.append(self._signed(found, entries, a) if self.view.by_size else found)
         return join(question, parts)
+
+    def _signed(self, found: list[tuple[Tensor, Tensor]], entries: Tensor, start: int) -> list[tuple[Tensor, Tensor]]:
+        """Entries that were found by their size, with their sign; entries: a block of rows from `start` on."""
+        signed = []
+        for text, (size, key) in enumerate(found):
+            here = self.query[text][inside(self.query[text], start, start + entries.shape[2])]
+            own = entries[text][:, [row - start for row in here]].gather(-1, key.long())
+            signed.append((own.masked_fill(size.isnan(), torch.nan), key))
+        return signed
 
     def _runs(self, blocks: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         """The chosen queries of all texts as ranges of rows, none longer than a block."""
@@ -193,22 +204,23 @@ def numbers_of(
     kept: PerLayer[KeptKeys],
     units: tuple[int, int],
     kv_of: PerLayer[tuple[int, int]],
-    by_kv: bool,
+    view: View,
     stack: str,
     min_weight: float | None,
 ) -> Iterator[dict[str, np.ndarray]]:
     """The relations of a stack as columns of numbers, layers of one shape together; see `joined`.
 
-    units: how many queries and keys there are. kv_of: {layer: (heads, kv heads)}. by_kv: heads are means over a kv
-    head's. Those under min_weight are left out.
+    units: how many queries and keys there are. kv_of: {layer: (heads, kv heads)}. Those under min_weight are left out,
+    by their size where the view ranks by size.
     """
+    by_kv = view.by_kv
     for _, alike in groupby(kept.items(), lambda one: one[1].weight.shape[1:]):
         layers = list(alike)
         weight_HQk = np.concatenate([one.weight[:, : units[0]].numpy() for _, one in layers])
         key_HQk = np.concatenate([one.key[:, : units[0]].numpy() for _, one in layers], dtype=np.int32)
         keep = ~np.isnan(weight_HQk) & (key_HQk < units[1])
         if min_weight is not None:
-            keep &= weight_HQk >= min_weight
+            keep &= (np.abs(weight_HQk) if view.by_size else weight_HQk) >= min_weight
         which = [_which(key, head, kv_of[key], by_kv) for key, one in layers for head in one.heads]
         kept_HQ = keep @ np.ones(keep.shape[-1], np.int32)
         of_heads = np.array(which, np.int32).reshape(-1, 3).T
@@ -243,8 +255,10 @@ def joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     }
 
 
-def listed(found: dict[str, np.ndarray], over: str | None, others: bool, of_queries: bool) -> dict[str, np.ndarray]:
-    """Those that are listed, in their order: strongest first over "heads".
+def listed(
+    found: dict[str, np.ndarray], over: str | None, others: bool, of_queries: bool, by_size: bool = False
+) -> dict[str, np.ndarray]:
+    """Those that are listed, in their order: strongest first over "heads", of either sign where it is by size.
 
     others: without key 0 and each query's own key. of_queries: queries were named, and query 0 keeps the one that it
     sees.
@@ -254,7 +268,8 @@ def listed(found: dict[str, np.ndarray], over: str | None, others: bool, of_quer
         own = (found["key"] == found["query"]) & (found["stack"] != STACKS.index(CROSS))
         order = order[(found["key"] != 0) & ~own | (found["query"] == 0) & of_queries]
     if over == "heads":
-        order = order[np.argsort(-found["weight"][order], kind="stable")]
+        weight = found["weight"][order]
+        order = order[np.argsort(-np.abs(weight) if by_size else -weight, kind="stable")]
     return {name: column[order] for name, column in found.items()}
 
 

@@ -82,8 +82,10 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.group and self.view.weights != "softmax":
-            what = "logits" if self.view.weights == "scores" else "norms"
+            what = "norms" if self.view.weights == "value" else "logits"
             raise UsageError(f"{what} of several keys cannot be summed into one", "use {weights=softmax} with {group}")
+        if self.view.weights == "logit" and self.maps:
+            raise UsageError("effects on a logit have no map", "ask for {relations}")
 
     def selecting(self, heads: Mapping[str, Mapping[int, Sequence[int]]], geometry: Geometry) -> Request:
         """The same of these heads alone, by stack."""

@@ -1,29 +1,59 @@
-"""The norms of what keys write, |v W_O|: what they are computed from.
+"""What keys write, v W_O: what its norms are computed from, and where it must point to raise a logit.
 
-Shapes: H head, V width of v.
+Shapes: B text, H head, G kv head, Q query, R query that is asked, K key, V width of v.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from attnscope.attention.spec import AttentionSpec
 from attnscope.errors import UsageError
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.projection import gram_root
 
 
-def root_of(call: AttentionCall, out: Mapping[nn.Module, nn.Module]) -> torch.Tensor:
+@dataclass(frozen=True)
+class Directions:
+    """Where the values of a text must point to raise the logit that is asked about, of every head in some rows.
+
+    rows: the queries that are asked, ascending. of: (H, R, V) by attention module.
+    """
+
+    rows: Sequence[int]
+    of: Mapping[nn.Module, Tensor]
+
+    def written(self, attention: nn.Module, v_BGKV: Tensor, start: int, stop: int) -> Tensor:
+        """(B, H, stop - start, K): what a whole weight on a key adds to the logit; NaN in rows that are not asked."""
+        towards_HRV = self.of[attention].to(v_BGKV.device)
+        here = [place for place, row in enumerate(self.rows) if start <= row < stop]
+        towards_GrV = towards_HRV[:, here].unflatten(0, (v_BGKV.shape[1], -1))
+        found_BHrK = torch.einsum("gnrv,bgkv->bgnrk", towards_GrV, v_BGKV.float()).flatten(1, 2)
+        every_BHQK = found_BHrK.new_full((*found_BHrK.shape[:2], stop - start, v_BGKV.shape[2]), torch.nan)
+        every_BHQK[:, :, [self.rows[place] - start for place in here]] = found_BHrK
+        return every_BHQK
+
+
+def root_of(call: AttentionCall, out: Mapping[nn.Module, nn.Module]) -> Tensor:
     """What makes norms of a layer's values as they are written. Raises UsageError where they are not v W_O."""
-    spec, why = call.spec, ""
-    if spec is None:
-        why = "does not show the values of its attention"
-    elif spec.sinks_scale_output:
-        why = "scales what its weights give before it is written"
-    elif call.module not in out:
-        why = "has no output projection that is given the heads side by side, as they come"
-    if spec is None or why:
-        raise UsageError(f"this model family {why}, so that no key's share of it is known", "use {weights=softmax}")
+    spec = shown_values(call)
+    if call.module not in out:
+        raise _not_known("has no output projection that is given the heads side by side, as they come")
     return gram_root(out[call.module], spec.heads, spec.v_BGKV)
+
+
+def shown_values(call: AttentionCall) -> AttentionSpec:
+    """The call's q, k and v. Raises UsageError where a head does not give its weights times its values."""
+    if call.spec is None:
+        raise _not_known("does not show the values of its attention")
+    if call.spec.sinks_scale_output:
+        raise _not_known("scales what its weights give before it is written")
+    return call.spec
+
+
+def _not_known(why: str) -> UsageError:
+    return UsageError(f"this model family {why}, so that no key's share of it is known", "use {weights=softmax}")

@@ -9,28 +9,42 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from attnscope.errors import UsageError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.keep.probe import Layer
 
-ENTRIES = {"softmax": "weight", "scores": "score", "value": "norm"}  # the column of what a view reads
+ENTRIES = {"softmax": "weight", "scores": "score", "value": "norm", "logit": "logit"}  # the column of what a view reads
 
 
 @dataclass(frozen=True)
 class View:
     """How entries are read wherever they are tabled or drawn.
 
-    weights: "softmax"; "scores", the logits after scale, cap, bias and mask; or "value", the norm of what a key writes
-    into the residual stream, A[i,j] |v_j W_O| (Kobayashi et al. 2020, arXiv 2004.10102). by_kv: average the query heads
-    that share a kv head. heads: {layer: heads to keep}, None for all.
+    weights: "softmax"; "scores", the logits after scale, cap, bias and mask; "value", the norm of what a key writes
+    into the residual stream, A[i,j] |v_j W_O| (Kobayashi et al. 2020, arXiv 2004.10102); or "logit", what it adds to
+    the logit of the answer's token, signed, in the rows that make the answer: over the mean of all tokens, or with a
+    foil over the foil's first token. by_kv: average the query heads that share a kv head. heads: {layer: heads to
+    keep}, None for all.
 
         >>> attnscope.Request(view=attnscope.View(by_kv=True, heads={0: [1, 2]}), relations=True)
     """
 
-    weights: Literal["softmax", "scores", "value"] = "softmax"
+    weights: Literal["softmax", "scores", "value", "logit"] = "softmax"
     by_kv: bool = False
     heads: Mapping[int, Sequence[int]] | None = None
+    foil: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.foil is not None and self.weights != "logit":
+            raise UsageError("a foil is of the answer's logit", "add {weights=logit}, or leave out {foil}")
+
+    @property
+    def by_size(self) -> bool:
+        """Whether the strongest entries are the largest of either sign."""
+        return self.weights == "logit"
 
     @property
     def of_heads(self) -> bool:
@@ -47,6 +61,9 @@ class View:
         entries = layer.P.scores(start, stop) if self.weights == "scores" else layer.P.rows(start, stop)
         if self.weights == "value":
             entries = entries * layer.value_norm_BHK[:, :, None]
+        if self.weights == "logit":
+            assert layer.written is not None
+            entries = entries * layer.written(start, stop)
         entries = layer.per_kv_head(entries) if self.by_kv else entries
         return entries if list(heads) == list(range(entries.shape[1])) else entries[:, list(heads)]
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attnscope.keep.request import Asked, Request
+from attnscope.keep.values import Directions
 from attnscope.model import padding
 from attnscope.observation import Observation
 from attnscope.observe.reading import PaddingError, Reading
@@ -44,6 +45,7 @@ def observe(
     sources: Sequence[Prompt] | None = None,
     facts: Mapping[str, Any] | None = None,
     advance: Callable[[int], object] = lambda layers: None,
+    directions: Directions | None = None,
 ) -> list[Observation]:
     """One forward pass over some prompts; an observation each, in order.
 
@@ -52,7 +54,7 @@ def observe(
     about, per prompt; what the request says unless given. sources: what an encoder-decoder's encoder reads, while its
     decoder reads the prompts: the observations are of the decoder, and `beside` has those of encoder and
     cross-attention. facts: what else the observations' manifests are to say. advance: called with 1 whenever a layer
-    was read.
+    was read. directions: of one prompt, where its values must point to raise a logit, for a view of "logit".
     Raises ModelError where a layer that should attend was not heard, InputError where none attends to the tokens.
     """
     if sources is None:
@@ -62,7 +64,7 @@ def observe(
     asked = [Asked(prompt, tokens, source) for (prompt, source), tokens in zip(texts, chosen, strict=True)]
 
     def one_pass(texts: Sequence[Asked]) -> list[Observation]:
-        return _observed(loaded, texts, request, engine, facts or {}, advance)
+        return _observed(loaded, texts, request, engine, facts or {}, advance, directions)
 
     alone = any((one.source or one.prompt).medium.inputs or one.prompt.medium.unasked for one in asked)
     if loaded.geometry.over_patches or alone:
@@ -85,12 +87,13 @@ def _observed(
     engine: Engine,
     facts: Mapping[str, Any],
     advance: Callable[[int], object],
+    directions: Directions | None,
 ) -> list[Observation]:
     """One pass. Raises PaddingError where prompts of different length are not to be read side by side."""
     prompts = [one.prompt for one in asked]
     mixed = len({len(prompt) for prompt in prompts}) > 1
     check = mixed and padding.to_be_found(loaded.model)
-    stacks = stacks_of(loaded, asked, request, check, advance)
+    stacks = stacks_of(loaded, asked, request, check, advance, directions)
     reads, inputs = _fed(loaded, asked, stacks.readings)
     of_tower = stacks.readings.get(VISION)
     report = listen(

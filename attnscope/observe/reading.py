@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.keep.probe import Layer, Waiting, run_probes
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.things import HEADS, wanted
-from attnscope.keep.values import root_of
+from attnscope.keep.values import Directions, root_of, shown_values
 from attnscope.observation import Observation
 from attnscope.observe.texts import texts_of
 from attnscope.seam.call import AttentionCall, CallCheck, CaptureReport
@@ -38,11 +38,12 @@ class Reading:
         advance: Callable[[int], object],
         stack: str,
         out: Mapping[nn.Module, nn.Module] | None = None,
+        directions: Directions | None = None,
     ) -> None:
         self.stack, self.keys = stack, [one.looked_at for one in asked]
         self.prompts, self.chosen = [one.prompt for one in asked], [one.chosen for one in asked]
         self.request, self.check, self.advance = request, check, advance
-        self.out, self.model_type = out, loaded.geometry.model_type
+        self.out, self.directions, self.model_type = out, directions, loaded.geometry.model_type
         self.texts, geometry = texts_of(asked, loaded.device, stack), loaded.geometry
         self.key_count = max(len(keys) for keys in self.keys)
         self.layers = geometry.shown[stack]
@@ -74,9 +75,15 @@ class Reading:
         kv_heads = call.spec.kv_heads if call.spec else known.kv_heads if known else call.P.heads
         self.kv_of[key] = call.P.heads, kv_heads
         root = None if self.out is None else partial(root_of, call, self.out)
-        layer = Layer(key, call.P, kv_heads, self.texts.to(call.P.device), gram_root=root)
+        layer = Layer(key, call.P, kv_heads, self.texts.to(call.P.device), gram_root=root, written=self._written(call))
         self._keep(self._waiting.add(layer, run_probes(self.probes, layer)))
         self.advance(1)
+
+    def _written(self, call: AttentionCall) -> Callable[[int, int], Tensor] | None:
+        """What gives what a whole weight on a key adds to a logit, where logits are asked about."""
+        if self.directions is None:
+            return None
+        return partial(self.directions.written, call.module, shown_values(call).v_BGKV)
 
     def _keep(self, ready: Mapping[LayerKey, Mapping[str, Any]]) -> None:
         for key, things in ready.items():

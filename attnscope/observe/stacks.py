@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError
 from attnscope.keep.request import Asked, Request
+from attnscope.keep.values import Directions
 from attnscope.observe.reading import Reading
 from attnscope.seam.call import AttentionCall, CallCheck
 from attnscope.seam.differential import differences, strength
@@ -105,10 +106,15 @@ class OverPatches(Stacks):
 
 
 def stacks_of(
-    loaded: LoadedModel, asked: Sequence[Asked], request: Request, check: bool, advance: Callable[[int], object]
+    loaded: LoadedModel,
+    asked: Sequence[Asked],
+    request: Request,
+    check: bool,
+    advance: Callable[[int], object],
+    directions: Directions | None = None,
 ) -> Stacks:
-    """What reads the stacks of some texts; check, advance: see `Reading`."""
-    made, geometry = _maker(loaded, asked, request, check, advance), loaded.geometry
+    """What reads the stacks of some texts; check, advance, directions: see `Reading`."""
+    made, geometry = _maker(loaded, asked, request, check, advance, directions), loaded.geometry
     of_stacks = {stack: [text for one in asked for text in one.of(stack)] for stack in geometry.stacks}
     of_views = {stack: _view_of(stack, asked, request, geometry.rates.get(stack)) for stack in geometry.views}
     views = {stack: made(stack, texts) for stack, texts in of_views.items() if texts}
@@ -124,7 +130,12 @@ def stacks_of(
 
 
 def _maker(
-    loaded: LoadedModel, asked: Sequence[Asked], request: Request, check: bool, advance: Callable[[int], object]
+    loaded: LoadedModel,
+    asked: Sequence[Asked],
+    request: Request,
+    check: bool,
+    advance: Callable[[int], object],
+    directions: Directions | None,
 ) -> Made:
     """What makes the reading of a stack over some texts."""
     out = None
@@ -133,7 +144,7 @@ def _maker(
         out = output_projections(loaded, beginning, **more)
 
     def made(stack: str, texts: Sequence[Asked]) -> Reading:
-        return Reading(loaded, texts, request.of(stack, loaded.geometry.stack), check, advance, stack, out)
+        return Reading(loaded, texts, request.of(stack, loaded.geometry.stack), check, advance, stack, out, directions)
 
     return made
 

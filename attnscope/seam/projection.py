@@ -1,6 +1,6 @@
 """The output projections of a model, W_O: found by what they are given, read by what they make of it.
 
-Shapes: H head, V width of v, E model width.
+Shapes: B text, T token, H head, V width of v, E model width.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.seam.engines import ENGINES
-from attnscope.seam.listen import listen
+from attnscope.seam.call import TOLERANCE
+from attnscope.seam.checks import relative_error
+from attnscope.seam.engines import ENGINES, UNCHECKED
+from attnscope.seam.listen import calls_interface, listen
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -43,12 +45,8 @@ def output_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **input
 
         return before
 
-    attentions = [one for one in loaded.model.modules() if "attention" in type(one).__name__.lower()]
     handles = [
-        part.register_forward_pre_hook(watch(one))
-        for one in attentions
-        for part in one.modules()
-        if part is not one and (not list(part.children()) or hasattr(part, "base_layer")) and list(part.parameters())
+        part.register_forward_pre_hook(watch(one)) for one in _attentions(loaded.model) for part in _weighted(one)
     ]
     try:
         listen(loaded.model, reads, on_call, engine=ENGINES["eager"], **inputs)
@@ -56,6 +54,98 @@ def output_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **input
         for handle in handles:
             handle.remove()
     return {attention: out for attention, out in found.items() if _is_linear(out, given[attention])}
+
+
+def gated_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **inputs: Any) -> dict[nn.Module, nn.Module]:
+    """As `output_projections`, of attention modules with a gate or a norm between their heads and their projection.
+
+    Measured: where every number of the heads' outputs is made another times as large, the linear module must be given
+    numbers that are as many times as large, but for one factor per token and head, which is what a norm does. The gate
+    itself stays what it is: it is made of what the attention module was given. Nothing of families that attend outside
+    the interface, or twice in a layer.
+    """
+    if not calls_interface(loaded.model):
+        return {}
+    heard = _Scaled(loaded, ids if isinstance(ids, Tensor) else torch.tensor([list(ids)], device=loaded.device), inputs)
+    first, second = heard.given(intact=True), heard.given(intact=False)
+    found = {}
+    for attention, given in first.items():
+        for part, before in reversed(given.items()):  # what is nearest to the module's output first
+            after = second.get(attention, {}).get(part)
+            if after is not None and heard.scales(attention, before, after) and _is_linear(part, before.flatten(-2)):
+                found[attention] = part
+                break
+    return found
+
+
+class _Scaled:
+    """Two passes of a model, in the second of which each number that a head gives is multiplied by its own factor.
+
+    Every attention module gives in the second pass what it gave in the first, so that the layers after it change
+    nothing.
+    """
+
+    def __init__(self, loaded: LoadedModel, ids: Tensor, inputs: dict[str, Any]) -> None:
+        self._model, self._ids, self._inputs = loaded.model, ids, inputs
+        self._factor_HV: dict[nn.Module, Tensor] = {}
+        self._gave: dict[nn.Module, Any] = {}
+
+    def given(self, intact: bool) -> dict[nn.Module, dict[nn.Module, Tensor]]:
+        """What the parts of each attention module were given after its call, of as many numbers as the heads give."""
+        found: dict[nn.Module, dict[nn.Module, Tensor]] = {}
+        calls: dict[nn.Module, Tensor] = {}
+        twice: set[nn.Module] = set()
+
+        def change(call: AttentionCall) -> Tensor | None:
+            assert call.output_BQHV is not None
+            twice.update({call.module} & calls.keys())
+            calls[call.module] = call.output_BQHV
+            return None if intact else call.output_BQHV * self._factor(call.module, call.output_BQHV)
+
+        def watch(attention: nn.Module) -> Any:
+            def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+                heads, x = calls.get(attention), inputs[0] if inputs else None
+                if heads is not None and isinstance(x, Tensor) and x.numel() == heads.numel():
+                    found.setdefault(attention, {})[module] = x.reshape(heads.shape).clone()
+
+            return before
+
+        def after(attention: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+            return self._gave.setdefault(attention, output) if attention in calls else None
+
+        attentions = _attentions(self._model)
+        handles = [part.register_forward_pre_hook(watch(one)) for one in attentions for part in _weighted(one)]
+        handles += [one.register_forward_hook(after) for one in attentions]
+        try:
+            listen(self._model, self._ids, lambda call: None, engine=UNCHECKED, change=change, **self._inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return {attention: given for attention, given in found.items() if attention not in twice}
+
+    def scales(self, attention: nn.Module, before_BTHV: Tensor, after_BTHV: Tensor) -> bool:
+        """Whether what came after is what came before times the factors, but for one factor per token and head."""
+        expected_BTHV = before_BTHV.float() * self._factor_HV[attention].float()
+        size = expected_BTHV.square().sum(-1, keepdim=True)
+        along = (after_BTHV.float() * expected_BTHV).sum(-1, keepdim=True) / size.masked_fill(size == 0, torch.inf)
+        error = relative_error(along * expected_BTHV, after_BTHV.float())
+        return float(error) <= TOLERANCE.get(before_BTHV.dtype, TOLERANCE[torch.float32])[1]
+
+    def _factor(self, attention: nn.Module, like_BTHV: Tensor) -> Tensor:
+        if attention not in self._factor_HV:
+            drawn = torch.rand(like_BTHV.shape[-2:], generator=torch.Generator().manual_seed(0)) + 0.5
+            self._factor_HV[attention] = drawn.to(like_BTHV)
+        return self._factor_HV[attention]
+
+
+def _attentions(model: nn.Module) -> list[nn.Module]:
+    return [one for one in model.modules() if "attention" in type(one).__name__.lower()]
+
+
+def _weighted(attention: nn.Module) -> list[nn.Module]:
+    """The parts of an attention module that have weights and no parts, and those with an adapter."""
+    parts = [one for one in attention.modules() if one is not attention and list(one.parameters())]
+    return [one for one in parts if not list(one.children()) or hasattr(one, "base_layer")]
 
 
 @torch.no_grad()

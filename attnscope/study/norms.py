@@ -7,8 +7,10 @@ Shapes: E width of what is normed; ... any rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +37,11 @@ class Norm:
         """The norm of x but for its scale and its bias."""
         return self.weight_E.to(x.device) * (x - x.mean(-1, keepdim=True) if self.centred else x)
 
+    def back(self, direction: Tensor) -> Tensor:
+        """The direction of what it is given that is a direction of what it gives, but for its scale: its transpose."""
+        weighted = self.weight_E.to(direction.device) * direction
+        return weighted - weighted.mean(-1, keepdim=True) if self.centred else weighted
+
     def frozen(self, x: Tensor, scale: Tensor) -> Tensor:
         """The norm of x with a scale that was found before."""
         return scale * self.straight(x) + self.bias_E.to(x.device)
@@ -56,3 +63,22 @@ def norm_of(module: nn.Module, x: Tensor, y: Tensor, close: Callable[[Tensor, Te
             if x.shape == y.shape and close(norm.frozen(x, norm.scale(x, y)), y):
                 return norm
     return None
+
+
+@contextmanager
+def frozen_scales(norms: Sequence[Norm]) -> Iterator[Mapping[nn.Module, Tensor]]:
+    """While open, the scales that norms give the rows of a pass, (..., 1) on the CPU, by the norm's module."""
+    found: dict[nn.Module, Tensor] = {}
+
+    def kept(norm: Norm) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            found[module] = norm.scale(inputs[0].float(), output.float()).cpu()
+
+        return hook
+
+    handles = [norm.module.register_forward_hook(kept(norm)) for norm in norms]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()

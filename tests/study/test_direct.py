@@ -1,25 +1,61 @@
 """Direct effects against heads switched off one by one and a final norm spelled by hand; and where there are none."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
 
 from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
+from attnscope.seam.projection import gated_projections
 from attnscope.study.ablation.direct import direct_effects
 from attnscope.study.ablation.way import way_to_logits
 from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
 
 GRANITE = {"residual_multiplier": 0.22, "logits_scaling": 8.0, "embedding_multiplier": 12.0}
-PLAIN = {  # family: overrides, whether its final norm centres, where that norm and the blocks are, the attention in one
-    "llama": ({}, False, "model.norm", "model.layers", "self_attn"),
-    "gemma": ({}, False, "model.norm", "model.layers", "self_attn"),
-    "granite": (GRANITE, False, "model.norm", "model.layers", "self_attn"),
-    "gpt2": ({}, True, "transformer.ln_f", "transformer.h", "attn"),
-    "gpt_neox": ({"use_parallel_residual": True}, True, "gpt_neox.final_layer_norm", "gpt_neox.layers", "attention"),
-    "cohere": ({"logit_scale": 0.25}, True, "model.norm", "model.layers", "self_attn"),
+UNCAPPED = {"final_logit_softcapping": None}
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """Where a family has its parts: its final norm, its blocks, and in a block the attention and the norm after it."""
+
+    overrides: dict[str, Any] = field(default_factory=dict)
+    centred: bool = False
+    norm: str = "model.norm"
+    blocks: str = "model.layers"
+    attention: str = "self_attn"
+    after: str = ""
+    beside_1: bool = False  # the weights of its norms
+
+
+PLAIN = {
+    "llama": Spelled(),
+    "gemma": Spelled(beside_1=True),
+    "granite": Spelled(GRANITE),
+    "gpt2": Spelled(centred=True, norm="transformer.ln_f", blocks="transformer.h", attention="attn"),
+    "gpt_neox": Spelled(
+        {"use_parallel_residual": True}, True, "gpt_neox.final_layer_norm", "gpt_neox.layers", "attention"
+    ),
+    "cohere": Spelled({"logit_scale": 0.25}, centred=True),
 }
+AFTER = {  # a norm takes the attention's output before it is added
+    "gemma2": Spelled(UNCAPPED, after="post_attention_layernorm", beside_1=True),
+    "gemma3_text": Spelled(UNCAPPED, after="post_attention_layernorm", beside_1=True),
+    "olmo2": Spelled(after="post_attention_layernorm"),
+    "olmo3": Spelled(after="post_attention_layernorm"),
+    "exaone4": Spelled(after="post_attention_layernorm"),
+    "glm4": Spelled(after="post_self_attn_layernorm"),
+    "flex_olmo": Spelled(after="post_attention_layernorm"),
+}
+GATED = {  # a gate is between the heads and the projection
+    "qwen3_next": Spelled(beside_1=True),
+    "qwen3_5_text": Spelled(beside_1=True),
+    "laguna": Spelled(),
+    "afmoe": Spelled(after="post_attention_layernorm"),  # and a norm
+}
+SPELLED = PLAIN | AFTER | GATED
 TOKENS, BATCH = 9, 2
 
 
@@ -50,44 +86,55 @@ def heard(model, paths, ids_BT, change=None):
     return seen, logits.double()
 
 
-def frozen(norm, x, part, centred, gemma):
-    """A part of what the final norm takes, normed with the scale of the whole."""
+def frozen(norm, x, part, centred, beside_1):
+    """A part of what a norm takes, normed with the scale of the whole."""
     if centred:
         x, part = x - x.mean(-1, keepdim=True), part - part.mean(-1, keepdim=True)
     eps = next(getattr(norm, name) for name in ("eps", "variance_epsilon") if hasattr(norm, name))
-    return (norm.weight.double() + gemma) * part / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    return (norm.weight.double() + beside_1) * part / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
-@pytest.mark.parametrize("model_type", PLAIN)
+@pytest.mark.parametrize("model_type", SPELLED)
 def test_a_direct_effect_is_what_a_head_adds_to_the_centred_logit(model_type):
-    overrides, centred, norm_path, blocks, attention = PLAIN[model_type]
-    model = roused_model(model_type, **overrides)
+    one = SPELLED[model_type]
+    model = roused_model(model_type, **one.overrides)
     loaded, (ids_BT, right_BT) = as_loaded(model), asked(model_type)
-    config, norm, layers = model.config, model.get_submodule(norm_path), len(model.get_submodule(blocks))
-    attentions = [f"{blocks}.{layer}.{attention}" for layer in range(layers)]
-    seen, logits_BTV = heard(model, [norm_path, *attentions], ids_BT)
-    x, unembed = seen[norm_path][0], model.get_output_embeddings().weight.double()
-    factor = overrides.get("logit_scale", 1 / overrides.get("logits_scaling", 1.0))
+    blocks, norm = model.get_submodule(one.blocks), model.get_submodule(one.norm)
+    attentions = {
+        layer: f"{one.blocks}.{layer}.{one.attention}"
+        for layer, block in enumerate(blocks)
+        if hasattr(block, one.attention)
+    }
+    norms = {layer: f"{one.blocks}.{layer}.{one.after}" for layer in attentions if one.after}
+    seen, logits_BTV = heard(model, [one.norm, *attentions.values(), *norms.values()], ids_BT)
+    x, unembed = seen[one.norm][0], model.get_output_embeddings().weight.double()
+    factor = one.overrides.get("logit_scale", 1 / one.overrides.get("logits_scaling", 1.0))
     rows_BT = right_BT >= 0
 
     def pushed(part_BTE):
         """The mean over the rows of what a part of the residual stream adds to the right token's centred logit."""
-        logits = factor * frozen(norm, x, part_BTE, centred, model_type == "gemma") @ unembed.T
-        return right_one(logits)
+        return right_one(factor * frozen(norm, x, part_BTE, one.centred, one.beside_1) @ unembed.T)
 
     def right_one(logits):
         right = logits.gather(-1, right_BT.clamp_min(0)[..., None])[..., 0] - logits.mean(-1)
         return (right * rows_BT).sum(1) / rows_BT.sum(1)
 
+    def added(layer, written_BTE):
+        """What the block adds of it to the residual stream."""
+        if layer in norms:
+            after = model.get_submodule(norms[layer])
+            written_BTE = frozen(after, seen[norms[layer]][0], written_BTE, False, one.beside_1)
+        return one.overrides.get("residual_multiplier", 1.0) * written_BTE
+
     expected = []
-    for layer, path in enumerate(attentions):
-        for head in range(config.num_attention_heads):
+    for layer, path in attentions.items():
+        for head in range(loaded.geometry.heads_by_layer[layer]):
 
             def without(place, output, layer=layer, head=head):
                 return output.index_fill(2, torch.tensor([head]), 0.0) if place.layer == layer else output
 
             written = seen[path][1] - heard(model, [path], ids_BT, without)[0][path][1]
-            expected.append(pushed(overrides.get("residual_multiplier", 1.0) * written))
+            expected.append(pushed(added(layer, written)))
     way = way_to_logits(loaded, ids_BT[0].tolist())
     found_BN = direct_effects(loaded, way, ids_BT, right_BT)
     torch.testing.assert_close(found_BN, torch.stack(expected, 1), atol=2e-5, rtol=2e-4)
@@ -97,13 +144,33 @@ def test_a_direct_effect_is_what_a_head_adds_to_the_centred_logit(model_type):
     torch.testing.assert_close(whole, right_one(logits_BTV), atol=2e-5, rtol=2e-4)
 
 
+def test_a_norm_before_the_projection_has_the_scale_that_it_had():
+    model = roused_model("bitnet")
+    loaded, (ids_BT, right_BT) = as_loaded(model), asked("bitnet")
+    paths = [f"model.layers.{layer}.self_attn.attn_sub_norm" for layer in range(len(model.model.layers))]
+    seen, _ = heard(model, ["model.norm", *paths], ids_BT)
+    unembed, rows_BT, expected = model.lm_head.weight.double(), right_BT >= 0, []
+    for block, path in zip(model.model.layers, paths, strict=True):
+        z_BTC, width = seen[path][0], model.config.hidden_size // model.config.num_attention_heads
+        for head in range(model.config.num_attention_heads):
+            alone = torch.zeros_like(z_BTC)
+            alone[..., head * width : (head + 1) * width] = z_BTC[..., head * width : (head + 1) * width]
+            attention = block.self_attn
+            written = frozen(attention.attn_sub_norm, z_BTC, alone, False, False) @ attention.o_proj.weight.double().T
+            logits = frozen(model.model.norm, seen["model.norm"][0], written, False, False) @ unembed.T
+            right = logits.gather(-1, right_BT.clamp_min(0)[..., None])[..., 0] - logits.mean(-1)
+            expected.append((right * rows_BT).sum(1) / rows_BT.sum(1))
+    found_BN = direct_effects(loaded, way_to_logits(loaded, ids_BT[0].tolist()), ids_BT, right_BT)
+    torch.testing.assert_close(found_BN, torch.stack(expected, 1), atol=1e-5, rtol=2e-4)
+
+
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [
-        ("gemma2", "block 0 does not add its modules' outputs as they are"),
-        ("olmo2", "as where a norm follows the attention"),
-        ("bitnet", "no projection takes the heads side by side"),
-        ("afmoe", "no projection takes the heads side by side"),
+        ("inkling_text", "block 0 does not add its modules' outputs as they are"),
+        ("hy_v4", "block 0 does not add its modules' outputs as they are"),
+        ("bert", "no projection takes the heads side by side"),
+        ("jetmoe", "no projection takes the heads side by side"),
         ("gpt_neo", "gpt_neo attends where its heads' outputs are not seen"),
     ],
 )
@@ -113,14 +180,33 @@ def test_no_direct_effect_where_the_way_is_not_plain(model_type, reason):
     assert reason in way
 
 
-def test_half_precision_blurs_no_verdict():
-    (ids_BT, right_BT), model = asked("llama"), roused_model("llama")
+def test_a_gate_is_one_that_the_heads_do_not_make():
+    """What is given to llama's projections is changed in several ways; only some multiply each number of the heads."""
+    gate = 0.5 + torch.rand(64, generator=torch.Generator().manual_seed(0))
+    changes = {
+        "gate": (lambda z: z * gate, True),
+        "gate of the heads": (lambda z: z * z.sigmoid(), False),
+        "heads in another order": (lambda z: z.flip(-1), False),
+        "centred": (lambda z: z - z.mean(-1, keepdim=True), False),
+    }
+    for name, (change, is_gate) in changes.items():
+        model = roused_model("llama")
+        attentions = [block.self_attn for block in model.model.layers]
+        for one in attentions:
+            one.o_proj.register_forward_pre_hook(lambda module, inputs, change=change: (change(inputs[0]),))
+        found = gated_projections(as_loaded(model), ids_for("llama")[0].tolist()[:8])
+        assert found == ({one: one.o_proj for one in attentions} if is_gate else {}), name
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "qwen3_next"])
+def test_half_precision_blurs_no_verdict(model_type):
+    (ids_BT, right_BT), model = asked(model_type), roused_model(model_type)
     exact = direct_effects(as_loaded(model), way_to_logits(as_loaded(model), ids_BT[0].tolist()), ids_BT, right_BT)
     half = as_loaded(in_half(model))
     rounded = direct_effects(half, way_to_logits(half, ids_BT[0].tolist()), ids_BT, right_BT)
     torch.testing.assert_close(rounded, exact, atol=4e-3, rtol=0)  # of 0.09 at the most
-    post_normed = as_loaded(in_half(roused_model("gemma2")))
-    assert "does not add its modules' outputs" in way_to_logits(post_normed, ids_for("gemma2")[0].tolist())
+    refused = as_loaded(in_half(roused_model("inkling_text")))
+    assert "does not add its modules' outputs" in way_to_logits(refused, ids_for("inkling_text")[0].tolist())
 
 
 @pytest.mark.parametrize(

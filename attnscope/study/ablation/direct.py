@@ -1,7 +1,8 @@
 """Direct effects: what each head itself writes towards the right token, read in one intact pass.
 
 A head's output z goes through its part of the output projection into the residual stream, and from there through the
-final norm, whose scale is frozen as it was, to the logits (Elhage et al. 2021; Wang et al. 2022, arXiv 2211.00593).
+final norm to the logits (Elhage et al. 2021; Wang et al. 2022, arXiv 2211.00593). The scales of norms, and gates
+between heads and projection, are frozen as they were.
 
     direct_means(passes).values[3, 0]                   # logits
     direct(passes, way_to_logits(loaded, ids))          # (S, N), heads by layer
@@ -21,8 +22,9 @@ from torch import Tensor, nn
 
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
+from attnscope.seam.projection import projection
 from attnscope.study.ablation.way import Way, way_to_logits
-from attnscope.study.atlas.copying import projection
+from attnscope.study.norms import frozen_scales
 
 if TYPE_CHECKING:
     from attnscope.intervene.passes import Advance, Passes
@@ -72,25 +74,30 @@ def direct_effects(loaded: LoadedModel, way: Way, ids_BT: Tensor, right_BT: Tens
     right_BT: the token that is right after each position, -1 where a row is not asked. Centred: over the vocabulary.
     """
     asked_BT = right_BT >= 0
-    towards_BTE, scale_BT1 = way.towards(right_BT.clamp_min(0)), None
-    effects: dict[int, Tensor] = {}
+    towards_BTE = way.towards(right_BT.clamp_min(0))
+    pulled: dict[nn.Module, Tensor] = {}  # by the output projection that runs next
+    effects: dict[nn.Module, Tensor] = {}  # by output projection, in the order of the layers
 
     def on_call(call: AttentionCall) -> None:
         assert call.output_BQHV is not None
-        z_BTHV = call.output_BQHV.float()
-        W_O_HVE = projection(way.out[call.module], call.P.heads, call.output_BQHV).float()
-        pulled_BTHV = torch.einsum("bte,hve->bthv", towards_BTE.to(z_BTHV.device), W_O_HVE)
-        effects[call.layer] = (z_BTHV * pulled_BTHV).sum(-1).cpu()
+        out = way.out[call.module]
+        W_O_HVE = projection(out, call.P.heads, call.output_BQHV).float()
+        direction_BTE = way.before(call.module, towards_BTE.to(W_O_HVE.device))
+        pulled[out] = torch.einsum("bte,hve->bthv", direction_BTE, W_O_HVE)
 
-    def on_norm(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        nonlocal scale_BT1
-        scale_BT1 = way.norm.scale(inputs[0].float(), output.float()).cpu()
+    def on_heads(out: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if out in pulled:
+            pulled_BTHV = pulled.pop(out)
+            effects[out] = (inputs[0].float().reshape(pulled_BTHV.shape) * pulled_BTHV).sum(-1).cpu()
 
-    handle = way.norm.module.register_forward_hook(on_norm)
+    handles = [one.register_forward_pre_hook(on_heads) for one in way.out.values()]
     try:
-        listen(loaded.model, ids_BT, on_call, engine=UNCHECKED)
+        with frozen_scales([way.norm, *way.after.values()]) as scales:
+            listen(loaded.model, ids_BT, on_call, engine=UNCHECKED)
     finally:
-        handle.remove()
-    assert scale_BT1 is not None
-    effect_BTN = torch.cat(list(effects.values()), -1).double() * scale_BT1 * way.added * way.factor
+        for handle in handles:
+            handle.remove()
+    for attention, norm in way.after.items():
+        effects[way.out[attention]] *= scales[norm.module]
+    effect_BTN = torch.cat(list(effects.values()), -1).double() * scales[way.norm.module] * way.added * way.factor
     return (effect_BTN * asked_BT.cpu()[..., None]).sum(1) / asked_BT.cpu().sum(1, keepdim=True)

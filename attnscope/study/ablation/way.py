@@ -1,4 +1,4 @@
-"""The way from heads to logits: through the output projection, the residual stream and the final norm, if that is all.
+"""The way from heads to logits: output projection, residual stream and final norm, with gates and norms between.
 
 Nothing here knows families: every step is measured on a few tokens, and where one is not as simple it is said which.
 
@@ -10,8 +10,8 @@ Shapes: B text, T token, H head, V width of v, E model width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from attnscope.seam.call import TOLERANCE
 from attnscope.seam.checks import relative_error
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import calls_interface, listen
-from attnscope.study.atlas.copying import output_projections, projection
+from attnscope.seam.projection import gated_projections, output_projections, projection
 from attnscope.study.norms import Norm, norm_of
 
 if TYPE_CHECKING:
@@ -36,10 +36,11 @@ MOST_PARTS = 2  # modules of a block that add to the residual stream beside its 
 
 @dataclass(frozen=True)
 class Way:
-    """How what a head writes reaches the logits: linear, but for the scale of the final norm.
+    """How what a head writes reaches the logits: linear, but for gates and the scales of norms.
 
-    out: each attention module's output projection. added: the factor with which a block adds its attention. factor: of
-    the logits after the vocabulary projection. note: what is left out, in words.
+    out: each attention module's output projection; a gate before it is part of what it is given. added: the factor with
+    which a block adds its attention. after: the norm that takes an attention module's output before it is added, where
+    there is one. factor: of the logits after the vocabulary projection. note: what is left out, in words.
     """
 
     out: Mapping[nn.Module, nn.Module]
@@ -48,21 +49,25 @@ class Way:
     unembed: nn.Module
     factor: float
     note: str = ""
+    after: Mapping[nn.Module, Norm] = field(default_factory=dict)
 
     def towards(self, token_BT: Tensor) -> Tensor:
         """(B, T, E): the direction of the residual stream that raises a token's logit over the mean of all."""
         weight = weights_of(self.unembed)["weight"]
         unembed_BTE = weight[token_BT.to(weight.device)].float() - weight.mean(0, dtype=torch.float32)
-        direction = self.norm.weight_E.to(weight.device) * unembed_BTE
-        return direction - direction.mean(-1, keepdim=True) if self.norm.centred else direction
+        return self.norm.back(unembed_BTE)
+
+    def before(self, attention: nn.Module, towards_BTE: Tensor) -> Tensor:
+        """That direction as one of an attention module's output, but for the scale of the norm between."""
+        return self.after[attention].back(towards_BTE) if attention in self.after else towards_BTE
 
 
 def way_to_logits(loaded: LoadedModel, ids: Sequence[int]) -> Way | str:
     """The way from the heads to the logits, verified on some tokens; or in words where it is not plain.
 
-    Every block must add its attention, as its output projection gives it, and what others of its modules give, to what
-    it was given; a norm must take the last block's output, and its projection be the logits but for a factor. Logits
-    that the family caps after that are taken before it: the cap is no part of what a head writes.
+    Every block must add its attention, as its output projection or a norm after it gives it, and what others of its
+    modules give, to what it was given; a norm must take the last block's output, and its projection be the logits but
+    for a factor. Logits that the family caps after that are taken before it: the cap is no part of what a head writes.
     """
     unembed = loaded.model.get_output_embeddings()
     if not calls_interface(loaded.model):
@@ -97,20 +102,22 @@ class _Passed:
 def _way(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> Way:
     passed = _passed(loaded, ids)
     out = output_projections(loaded, ids)
+    if not out.keys() >= passed.heads.keys():
+        out = gated_projections(loaded, ids) | out
     config = loaded.model.config.get_text_config()
     added = float(getattr(config, "residual_multiplier", 1.0))  # Granite's
     blocks = _blocks(loaded.model, list(passed.heads))
-    before = passed.given.get(blocks[0])
+    before, after = passed.given.get(blocks[0]), dict[nn.Module, Norm]()
     for index, block in enumerate(blocks):
         given = passed.given.get(block)
         if given is None or before is None or not torch.equal(given, before):
             raise _NotPlainError(f"block {index} does not take what the block before it gives")
-        _check_block(block, index, passed, out, added)
+        after |= _norms_after(block, index, passed, out, added)
         before = passed.gave.get(block)
     assert before is not None
     norm = _final_norm(loaded.model, blocks, before, passed)
     factor, note = _logits_factor(unembed, passed.gave[norm.module], passed, config)
-    return Way(out, added, norm, unembed, factor, note)
+    return Way(out, added, norm, unembed, factor, note, after)
 
 
 def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:
@@ -159,34 +166,65 @@ def _blocks(model: nn.Module, attentions: Sequence[nn.Module]) -> list[nn.Module
     raise _NotPlainError("its attention modules do not lie in one list of blocks")
 
 
-def _check_block(
+def _norms_after(
     block: nn.Module, index: int, passed: _Passed, out: Mapping[nn.Module, nn.Module], added: float
-) -> None:
-    """The block adds its attention, the sum of its heads through the projection, and other modules' outputs."""
+) -> dict[nn.Module, Norm]:
+    """The norm that takes the block's attention before it is added, by attention module; none where there is none.
+
+    The block must add that attention, the sum of its heads through the projection, and other modules' outputs.
+    """
     attention = next((one for one in block.modules() if one in passed.heads), None)
     parts = [one for one in block.children() if one in passed.gave and attention not in list(one.modules())]
-    own: list[Tensor] = []
-    if attention is not None:
-        layer, z_BTHV = passed.heads[attention]
-        if attention not in out:
-            raise _NotPlainError(f"layer {layer}: no projection takes the heads side by side, as they come")
-        own = [_written(out[attention], z_BTHV)]
-        if not passed.close(own[0], passed.gave[attention]):
-            raise _NotPlainError(f"layer {layer}: its attention gives something else than the sum of its heads")
-        own = [passed.gave[attention]]
+    if attention is None:
+        if _adds(block, [], parts, passed, added):
+            return {}
+    else:
+        _check_heads(attention, passed, out)
+        if _adds(block, [attention], parts, passed, added):
+            return {}
+        for norm in _norms_of(passed.gave[attention], block, passed):
+            if _adds(block, [norm.module], [one for one in parts if one is not norm.module], passed, added):
+                return {attention: norm}
+    raise _NotPlainError(f"block {index} does not add its modules' outputs as they are to what it was given")
+
+
+def _check_heads(attention: nn.Module, passed: _Passed, out: Mapping[nn.Module, nn.Module]) -> None:
+    """The attention module gives the sum of its heads through the projection."""
+    layer, z_BTHV = passed.heads[attention]
+    if attention not in out or passed.given[out[attention]].numel() != z_BTHV.numel():
+        raise _NotPlainError(f"layer {layer}: no projection takes the heads side by side, as they come or gated")
+    gated_BTHV = passed.given[out[attention]].reshape(z_BTHV.shape).to(z_BTHV.device)
+    if not passed.close(_written(out[attention], gated_BTHV), passed.gave[attention]):
+        raise _NotPlainError(f"layer {layer}: its attention gives something else than the sum of its heads")
+
+
+def _adds(
+    block: nn.Module, always: Sequence[nn.Module], parts: Sequence[nn.Module], passed: _Passed, added: float
+) -> bool:
+    """Whether a block gives what it was given, and what some modules gave, with some of its parts or without."""
     given, gave = passed.given[block], passed.gave[block]
+    if any(passed.gave[one].shape != gave.shape for one in always):
+        return False
     shaped = [passed.gave[one].reshape(gave.shape) for one in parts if passed.gave[one].numel() == gave.numel()]
     allowed = ROUNDINGS * torch.finfo(passed.dtype).eps
     for count in range(MOST_PARTS + 1):
         for chosen in combinations(shaped, count):
-            terms = [given, *(added * one for one in (*own, *chosen))]
+            terms = [given, *(added * one for one in (*(passed.gave[one] for one in always), *chosen))]
             size = sum(one.float().abs() for one in (*terms, gave))
             if bool(((sum(one.float() for one in terms) - gave.float()).abs() <= allowed * size).all()):
-                return
-    raise _NotPlainError(
-        f"block {index} does not add its modules' outputs as they are to what it was given, as where a norm follows "
-        "the attention"
-    )
+                return True
+    return False
+
+
+def _norms_of(x: Tensor, within: nn.Module, passed: _Passed) -> Iterator[Norm]:
+    """The norms within a module that were given x."""
+    for module in within.modules():
+        given = passed.given.get(module)
+        if given is None or given.shape != x.shape or not torch.equal(given, x):
+            continue
+        norm = norm_of(module, x.float(), passed.gave[module].float(), passed.close)
+        if norm is not None:
+            yield norm
 
 
 def _written(out: nn.Module, z_BTHV: Tensor) -> Tensor:
