@@ -37,6 +37,7 @@ def surroundings(tmp_path):
     (tmp_path / "README.md").write_text("\n".join(lines * 80))
     written(tmp_path / "corpus.jsonl", ({"body": line} for line in lines))
     written(tmp_path / "facts.jsonl", ({"text": line, "key": "1"} for line in lines))
+    written(tmp_path / "pairs.jsonl", ({"text": line, "corrupted": line.replace("river", "old")} for line in lines))
     (tmp_path / "corpus.txt.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     return tmp_path
 
