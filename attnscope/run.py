@@ -116,12 +116,13 @@ class Run:
 def read(loaded: LoadedModel, ask: Ask) -> Observation:
     """Read one text through one model and keep what is asked for.
 
+    How far an engine without matrices is from eager is told where the ask is to be verified: it takes two passes more.
     Raises InputError for a text that does not fit the model, MemoryLimitError for one that does not fit the memory,
     UsageError for what cannot be meant.
 
         >>> read(load(), Ask("the financial bank")).heads[0].role
     """
-    run = prepare(loaded, ask)
+    run = prepare(loaded, ask, compared=ask.verify)
     return (run.verified() if ask.verify else run).observe()
 
 

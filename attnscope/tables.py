@@ -1,13 +1,16 @@
 """Columns -> Arrow tables -> csv, tsv, jsonl, parquet, arrow: exact numbers, exact text, nulls for what is missing.
 
-A format is a row of FORMATS, for the tables of runs and of corpora.
+A format is a row of FORMATS, for the tables of runs and of corpora. `TableRecord` is what was found with a table, as
+Python and notebooks show it.
 """
 
 from __future__ import annotations
 
 import codecs
 import csv
+import html
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -18,6 +21,7 @@ import pyarrow as pa
 from attnscope.files import json_line, jsonable, whole_file
 
 CHUNK = 8192
+SHOWN_ROWS, LETTERS = 12, 60  # of a table in a notebook, and of a cell there
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
 
 
@@ -315,3 +319,46 @@ FORMATS: Mapping[str, Format] = {
     "parquet": Format(_write_parquet, _parquet_pieces, _read_parquet),
     "arrow": Format(_write_arrow, _arrow_pieces, _read_arrow),
 }
+
+
+class TableRecord(ABC):
+    """What was found, with a table.
+
+    >>> attnscope.parity(attnscope.load("demo")).table().to_pandas()
+    """
+
+    @property
+    @abstractmethod
+    def line(self) -> str:
+        """What was found, in a line."""
+
+    @abstractmethod
+    def table(self) -> pa.Table:
+        """The rows that the command of this name prints in a pipe."""
+
+    def _below(self) -> str:
+        """What a notebook shows below the table, as HTML."""
+        return ""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}: {self.line}"
+
+    def _repr_html_(self) -> str:
+        """The first rows of the table, and what is below it."""
+        table = self.table()
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in table.column_names)
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(_cell(value))}</td>' for value in row.values())}</tr>"
+            for row in table.slice(0, SHOWN_ROWS).to_pylist()
+        )
+        left = len(table) - SHOWN_ROWS
+        more = f"<p>{left} more rows in table()</p>" if left > 0 else ""
+        shown = f"<table><tr>{head}</tr>{rows}</table>{more}{self._below()}"
+        return f"<div><pre>{html.escape(repr(self))}</pre>{shown}</div>"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    said = "" if value is None else str(value)
+    return said if len(said) <= LETTERS else said[: LETTERS - 1] + "…"

@@ -1,11 +1,11 @@
-"""What a knockout costs: of a long text beside two plain forwards, and per set beside a batched forward.
+"""What a knockout costs: of a long text compared with two plain forwards, and per set with a batched forward.
 
     python benchmarks/knockout.py [--tokens 8192] [--runs 5] [--write]
 
 Long: one set, all heads, one key of the last row, on the shape of `engines.py`; the plain forward is the backbone under
-sdpa. Each way runs in fresh processes, in turn: the median of the runs, and the peak memory of the process. Per set:
-CPU time of every head alone on the demo's shape, with layers shared below, over that of a plain batched forward of as
-many rows.
+sdpa, of one row and of two, as many as a knockout's pass has. Each way runs in fresh processes, in turn: the median of
+the runs, and the peak memory of the process. Per set: CPU time of every head alone on the demo's shape, with layers
+shared below, without other keys and with up to ten draws of each null, over that of a row of a plain batched forward.
 """
 
 import argparse
@@ -20,8 +20,14 @@ import torch
 from engines import build, prepare_attnscope, prepare_plain
 from results import measured_here
 
-WAYS = {"plain": "plain forward, sdpa", "fused": "heads --engine fused", "knockout": "knockout of one set"}
+WAYS = {
+    "plain": "plain forward, sdpa",
+    "two": "plain forward of two rows",
+    "fused": "heads --engine fused",
+    "knockout": "knockout of one set",
+}
 SHORT = 64  # tokens of the text whose heads are cut one by one
+DRAWS = (0, 10)  # of each null
 
 
 def main() -> None:
@@ -40,7 +46,7 @@ def main() -> None:
             command = [sys.executable, __file__, "--way", way, "--tokens", str(options.tokens)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             found[way].append(json.loads(done.stdout.splitlines()[-1]))
-    text = table(found, options.tokens) + per_set(options.runs)
+    text = table(found, options.tokens) + "".join(per_set(options.runs, draws) for draws in DRAWS)
     print(text)
     if options.write:
         measured_here("Knockout", text)
@@ -61,11 +67,23 @@ def prepare(way: str, tokens: int):
         return prepare_plain(way, tokens, "cpu", False)
     if way == "fused":
         return prepare_attnscope(way, tokens, "cpu", False)
+    if way == "two":
+        return two_rows(tokens)
     loaded, ids = long_model(tokens)
     from attnscope import knockout
 
     asked = {"key": tokens // 2, "answer": [5], "random": 0}
     return lambda: knockout(loaded, ids, **asked)
+
+
+def two_rows(tokens: int):
+    model, ids = build("plain", tokens, "cpu", False)
+
+    def run() -> None:
+        with torch.no_grad():
+            model.model(ids.repeat(2, 1), use_cache=False)
+
+    return run
 
 
 def long_model(tokens: int):
@@ -89,26 +107,28 @@ def table(found: dict[str, list[dict[str, float]]], tokens: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def per_set(runs: int) -> str:
-    """CPU time per set of every head alone, over a plain batched forward of as many rows."""
+def per_set(runs: int, draws: int) -> str:
+    """CPU time per set of every head alone and of so many draws, over that of a row of a plain batched forward."""
     import attnscope
 
     demo = attnscope.load("demo", device="cpu")
     ids = torch.randint(100, 900, (SHORT,), generator=torch.Generator().manual_seed(0)).tolist()
-    sets = sum(demo.geometry.heads_by_layer.values())
+    heads = sum(demo.geometry.heads_by_layer.values())
 
-    def cut() -> None:
-        attnscope.knockout(demo, ids, key=SHORT // 2, answer=[5], over="heads", random=0)
+    def cut():
+        return attnscope.knockout(demo, ids, key=SHORT // 2, answer=[5], over="heads", random=draws)
 
     def plain() -> None:
         with torch.no_grad():
-            demo.model(torch.tensor([ids] * sets), logits_to_keep=1, use_cache=False)
+            demo.model(torch.tensor([ids] * heads), logits_to_keep=1, use_cache=False)
 
-    times = {name: statistics.median(cpu_seconds(run) for _ in range(runs)) for name, run in (("c", cut), ("p", plain))}
-    each = [1e3 * times[name] / sets for name in ("c", "p")]
+    sets = len(cut().effects)
+    knockout, forward = (statistics.median(cpu_seconds(run) for _ in range(runs)) for run in (cut, plain))
+    each, row = 1e3 * knockout / sets, 1e3 * forward / heads
     return (
-        f"\n{sets} heads of the demo alone, {SHORT} tokens: {each[0]:.1f} ms of CPU time per set, reading and check "
-        f"included; a batched plain forward takes {each[1]:.1f} ms per row: {each[0] / each[1]:.2f} times.\n"
+        f"\n{heads} heads of the demo alone, {draws} draws of each null, {sets} sets, {SHORT} tokens: {each:.1f} ms of "
+        f"CPU time per set, reading and check included. A row of a batched plain forward takes {row:.1f} ms: "
+        f"{each / row:.2f} times.\n"
     )
 
 

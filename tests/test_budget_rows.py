@@ -18,6 +18,7 @@ from attnscope.seam.listen import listen
 from attnscope.stacks import DECODER
 from helpers.budgeted import budgeted
 from helpers.families import tiny_model
+from test_rows_again import EQUAL, POSITIONS
 
 TOKENS, END = 14, 9
 ONCE = ("received:4", "snap:5@3", "snap:3@3")
@@ -80,6 +81,19 @@ def test_stream_in_all_heads_equals_a_4d_mask(family):
     intact, found = logits(model, (every_head(model), "stream:2+4"))
     assert_close(found, masked, atol=1e-5, rtol=0)
     assert (masked - intact).abs().max() > 1e-4  # the check can fail
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", EQUAL)
+def test_stream_equals_a_4d_mask_in_every_family_that_takes_one(family):
+    """`test_rows_again` shows that a causal 4-D mask changes nothing there."""
+    model = tiny_model(family)
+    given = {"position_ids": torch.arange(TOKENS)[None]} if family in POSITIONS else {}
+    with torch.no_grad():
+        masked = model(ids_of(), attention_mask=stream_mask(2, 4), use_cache=False, **given).logits[0]
+    intact, found = logits(model, (every_head(model), "stream:2+4"))
+    assert_close(found, masked, atol=1e-5, rtol=0)
+    assert (masked - intact).abs().max() > 2e-5  # the check can fail
 
 
 @pytest.mark.parametrize("keep", [*EACH, *ONCE])

@@ -1,4 +1,4 @@
-"""docs/gallery.md and docs/coming-from.md: made as they say, their commands run, their pictures are there."""
+"""Pages of docs/: made as they say, their commands run, their pictures and the pages that they name are there."""
 
 import os
 import re
@@ -12,12 +12,15 @@ from helpers.forks import shim
 from helpers.gallery import IMAGES, PARTS, document
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("gallery", "coming-from")
+ROOT = DOCS.parent
+PAGES = ("gallery", "coming-from", "knockout", "patching", "budgets", "why")
+FILES = ("facts.jsonl", "pairs.jsonl", "README.md")  # that a reader has, or that stand elsewhere
 LINES = sorted(
     {
         line
         for page in PAGES
         for line in re.findall(r"^    (attnscope .*)$", (DOCS / f"{page}.md").read_text("utf-8"), re.MULTILINE)
+        if not any(name in line for name in FILES)
     }
 )
 
@@ -31,6 +34,17 @@ def test_every_picture_of_the_gallery_is_there_and_none_else():
     there = {path.name: path.read_bytes() for path in (DOCS / IMAGES).iterdir()}
     assert there.keys() == named
     assert all(data.startswith(b"\x89PNG") and len(data) < 1_000_000 for data in there.values())
+
+
+@pytest.mark.parametrize(
+    "page", sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *DOCS.glob("*.md")))
+)
+def test_what_a_page_links_to_is_there(page):
+    """The site's strict build says so too, slowly."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", (ROOT / page).read_text("utf-8"), flags=re.DOTALL)
+    named = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    local = [name for name in named if not re.match(r"[a-z]+:", name)]
+    assert [name for name in local if not ((ROOT / page).parent / name).exists()] == []
 
 
 @pytest.mark.parametrize("line", LINES)

@@ -81,7 +81,7 @@ def test_every_stack_is_the_models_own(bart, seen):
 
 @pytest.mark.parametrize("engine", ["tiles", "numba"])
 def test_the_fused_engines_give_the_same(bart, seen, engine):
-    fused = attnscope.capture(bart, SOURCE, target=TARGET, request=EVERY, engine=engine)
+    fused = attnscope.capture(bart, SOURCE, target=TARGET, request=EVERY, engine=engine, verify=True)
     assert fused.facts["largest_difference_to_eager"] < 1e-5
     found = {way for check in fused.calls for way in check.answered_by.values()}
     assert {way for ways in manifest(fused, {}, {})["answered_by"].values() for way in ways} == found

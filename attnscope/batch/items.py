@@ -78,14 +78,17 @@ def read_items(corpus: Corpus, files: Sequence[CorpusFile]) -> Iterator[Item]:
             number += 1
 
 
-def texts_in(source: str, most: int | None = None, *, chat: bool = False, strict: bool = False) -> list[Item]:
+def texts_in(
+    source: str, most: int | None = None, *, chat: bool = False, strict: bool = False, stdin: str | None = None
+) -> list[Item]:
     """The texts of a file, a folder or a glob, at most so many; what cannot be read is left out.
 
-    strict: what cannot be read is an error, empty items aside. Raises InputError for that, and where there is no text.
+    strict: what cannot be read is an error, empty items aside. stdin: the format of what is piped in, lines of text
+    without it. Raises InputError for what is an error, and where there is no text.
 
     >>> [item.text for item in texts_in("corpus.txt.gz", 64)]
     """
-    corpus, found, why = Corpus((source,), chat=chat), list[Item](), ""
+    corpus, found, why = Corpus((source,), chat=chat, format=stdin), list[Item](), ""
     for item in read_items(corpus, find_files(corpus)):
         if item.problem is None:
             found.append(item)

@@ -101,15 +101,10 @@ def _tell(case: CacheCase, quiet: bool) -> None:
 
 def _rehearsed(loaded: LoadedModel, cases: Sequence[CacheCase], plan: BudgetPlan, quiet: bool) -> str:
     """What would be done, and its cost at most."""
-    from attnscope.study.ablation.effects import operations, pass_seconds
+    from attnscope.cli.rehearsal import number_of, rehearsed
     from attnscope.study.budgets.effects import planned_budgets
 
     asked, passes = planned_budgets(loaded, cases, plan)
-    sets, texts = [one.budget for one in asked], "1 text" if len(cases) == 1 else f"{len(cases)} texts"
-    token_layers = passes.token_layers(sets) + passes.token_layers([])
-    rows = sum(map(len, passes.task.rows)) * (1 + len(sets))
-    said = f"{len(sets)} budgets of heads, on {texts}: at most {token_layers} tokens x layers, about "
-    said += f"{operations(loaded, token_layers, rows):.0e} operations"
-    with output.progress("measuring a batch", None, quiet):
-        seconds = token_layers * pass_seconds(passes, sets)
-    return said + output.estimated(seconds)
+    sets = [one.budget for one in asked]
+    said = f"{len(sets)} budgets of heads, on {number_of(len(cases), 'text')}"
+    return rehearsed(loaded, passes, sets, said, quiet, before=passes.token_layers([]))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope import cells
 from attnscope.cli import output
+from attnscope.cli.rounding import rounding_notes
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -29,8 +30,7 @@ def budget_notes(found: BudgetCosts, geometry: Geometry, below: float) -> list[s
     bare = [layer.index for layer in geometry.layers if not layer.attention]
     if bare:
         lines.append(f"{len(bare)} of {len(geometry.layers)} layers have no attention, and keep no keys")
-    if facts["spread"] is not None:
-        lines.append(f"two intact rows of one pass differ by up to {facts['spread']:.1g} {found.unit}: less is noise")
+    lines += rounding_notes(facts, found.statistics["effect"])
     if facts["unshared"]:
         lines.append(f"the passes were unshared: {facts['unshared']}")
     lines += bearable_lines(found, below) if facts["over"] != "none" else []

@@ -26,7 +26,7 @@ EXAMPLES = (
     'attnscope knockout "the bank of the river, the bank of the" --answer " river" --foil " bank" --over keys',
     'attnscope knockout "the bank of the river, the bank of the" --key river --over window:3 --out runs/flow',
     "attnscope knockout --texts facts.jsonl --over layers --random 0 --out runs/facts",
-    "attnscope knockout --file README.md --truncate right --keep stream:4+64,stream:4+16,h2o:68 --over heads",
+    "attnscope knockout --file README.md --truncate right --keep stream:4+64,stream:4+16 --over layers",
 )
 
 
@@ -106,10 +106,10 @@ def _tell(case: Case, edges: Edges, quiet: bool) -> None:
 
 def _rehearsed(loaded: LoadedModel, cases: Sequence[Case], plan: CutPlan, quiet: bool) -> str:
     """What would be done, and its cost at most."""
-    from attnscope.cli.rehearsal import rehearsed
+    from attnscope.cli.rehearsal import number_of, rehearsed
     from attnscope.study.knockout.effects import planned
 
     asked, passes = planned(loaded, cases, plan)
     cuts, times = [one.cut for one in asked], 1 + 2 * plan.random
-    what = f"{len(cuts)} cuts, at most {len(cuts) * times} with others, on"
-    return rehearsed(loaded, passes, cuts, what, len(cases), "text", quiet, times)
+    said = f"{len(cuts)} cuts, at most {len(cuts) * times} with others, on {number_of(len(cases), 'text')}"
+    return rehearsed(loaded, passes, cuts, said, quiet, times=times)

@@ -38,7 +38,7 @@ class Answered(ModelText, ManyTexts):
     ] = None
     texts: Annotated[
         str | None,
-        Option(help="A corpus instead; its fields query, key, answer and foil win over options.", metavar="FILE"),
+        Option(help="A corpus instead; its fields query, key, answer, foil, and with --keep at, win.", metavar="FILE"),
     ] = None
     chat: Annotated[bool, Option(rich_help_panel=panel)] = False
 
@@ -113,6 +113,7 @@ class CacheBudgets(Generated):
         from attnscope.study.budgets.asked import check_below, check_budgets, check_no_budget
         from attnscope.study.knockout.over import check_over
         from attnscope.text.answer import check_answer
+        from attnscope.text.tokens import check_expression, defined
 
         if self.keep is None:
             check_no_budget(self.at, self.generate)
@@ -121,6 +122,8 @@ class CacheBudgets(Generated):
         check_budgets(self.keep, edges.over, query=edges.query, key=edges.key, how=edges.how)
         check_answer(self.generate, answered.answer, answered.truncate)
         check_below(self.below)
+        if self.at is not None:
+            check_expression(self.at, defined(edges.meanings))
 
 
 @dataclass(frozen=True, kw_only=True)

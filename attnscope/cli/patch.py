@@ -54,12 +54,13 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTa
     if len(pairs) == 1:
         _tell(pairs[0], table.quiet)
     if beside.dry_run:
-        from attnscope.cli.rehearsal import rehearsed
+        from attnscope.cli.rehearsal import number_of, rehearsed
         from attnscope.study.patching.effects import planned
 
         asked_patches, random, passes = planned(loaded, pairs, plan)
         sets = [*(one.patch for one in asked_patches), *random]
-        output.show(rehearsed(loaded, passes, sets, f"{len(sets)} patches of", len(pairs), "pair", table.quiet))
+        said = f"{len(sets)} patches of {number_of(len(pairs), 'pair')}"
+        output.show(rehearsed(loaded, passes, sets, said, table.quiet))
         return 0
 
     from attnscope.study.patching.effects import patched

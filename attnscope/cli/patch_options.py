@@ -35,7 +35,9 @@ class Paired(Answered):
     ] = None
     texts: Annotated[
         str | None,
-        Option(help="Pairs instead; their fields corrupted, at, answer and foil win over options.", metavar="FILE"),
+        Option(
+            help="Records of pairs instead; fields corrupted, at, answer and foil win over options.", metavar="FILE"
+        ),
     ] = None
 
 
@@ -112,7 +114,7 @@ def asked_of_options(paired: Paired, patches: Patches, text: str | Sequence[int]
         return asked_pairs(text, given | how)
     assert paired.texts is not None
     found = []
-    for item in texts_in(paired.texts, most, chat=paired.chat):
+    for item in texts_in(paired.texts, most, chat=paired.chat, stdin="jsonl"):
         own = {name: field_of(item, name) for name in FIELDS if item.fields.get(name) is not None}
         try:
             [one] = asked_pairs([{"text": item.text, **own}], given | how)

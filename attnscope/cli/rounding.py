@@ -13,7 +13,7 @@ def rounding_notes(facts: Mapping[str, Any], effects: Iterable[float]) -> list[s
     """In half precision a line: how many effects are smaller than what two intact rows of one pass differ by.
 
     Both go through the same sums, so that they may be equal while an effect is not what float32 gives. facts: of a
-    knockout or an ablation; effects: those of its table, NaN where there is none.
+    knockout, an ablation or budgets; effects: those of its table, NaN where there is none.
     """
     spread, dtype = facts["spread"], facts["dtype"]
     if spread is None:

@@ -22,7 +22,9 @@ def to_know(found: Why) -> list[str]:
     """What a reader of the table has to know beside it, and how exact it is."""
     parts = found.parts
     compared = (
-        f"its mean over {parts.visible} visible keys" if parts.asked.against is None else f"that of {found.others}"
+        f"its mean over {parts.visible} visible key{'s' * (parts.visible > 1)}"
+        if parts.asked.against is None
+        else f"that of {found.others}"
     )
     lines = [CONTRIBUTION, f"contrast: the contribution less {compared}"]
     shares = bool((parts.share_N == parts.share_N).any())

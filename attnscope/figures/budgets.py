@@ -63,8 +63,8 @@ def budget_lines_figure(
     figure = layout.new_figure()
     figure.set_size_inches(wide / DPI, high / DPI)
     ax = figure.subplots()
-    for line, colour in zip(lines, COLOURS * len(lines), strict=False):
-        _draw(ax, line, colour)
+    for place, (line, colour) in enumerate(zip(lines, COLOURS * len(lines), strict=False)):
+        _draw(ax, line, colour, -9 if place % 2 else 4)
     ax.axhline(0, color=DARK_INK, linewidth=0.8)
     ax.set_ylabel(f"{unit} lost", fontsize=NAME_SIZE)
     ax.set_xlabel("layer" if layers else "share of the keys that is kept", fontsize=NAME_SIZE)
@@ -86,8 +86,8 @@ def budget_lines_figure(
     return figure
 
 
-def _draw(ax: Axes, line: BudgetLine, colour: str) -> None:
-    """The points in the order of x, their intervals, and what each is called."""
+def _draw(ax: Axes, line: BudgetLine, colour: str, above: int) -> None:
+    """The points in the order of x, their intervals, and what each is called; above: by how many points of print."""
     order = np.argsort(line.x, kind="stable")
     x_N, effect_N = line.x[order], line.effect[order]
     ax.plot(x_N, effect_N, "o-", color=colour, markersize=4, linewidth=1.5, label=line.name)
@@ -97,7 +97,7 @@ def _draw(ax: Axes, line: BudgetLine, colour: str) -> None:
         ax.annotate(
             line.labels[at],
             (x_N[place], effect_N[place]),
-            xytext=(3, 4),
+            xytext=(3, above),
             textcoords="offset points",
             fontsize=MARK_SIZE - 1,
             color=colour,

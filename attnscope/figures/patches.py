@@ -18,7 +18,7 @@ from attnscope.figures import layout
 from attnscope.figures.colours import DARK_INK, cell_number, cmap_of
 from attnscope.figures.fonts import fonts_for
 from attnscope.figures.style import DPI, Style
-from attnscope.figures.writer import drawing, save_figure
+from attnscope.figures.writer import drawing, px, save_figure
 
 BLUE, ORANGE, *_ = sns.color_palette("colorblind").as_hex()
 SMALL = 0.1  # of what is lost: what is gained is drawn as 0 is
@@ -26,7 +26,7 @@ WIDE_PX, HIGH_PX, STEP_PX, CELL_PX, LEAST_CELL_PX, MOST_PX = 560, 280, 22, 34, 4
 LEFT_PX, RIGHT_PX, NAMES_PX, TITLE_PX, HEAD_PX, EDGE_PX = 64, 90, 84, 38, 28, 14
 NAME_SIZE, MARK_SIZE, TITLE_SIZE, VALUE_SIZE = 10.5, 8.0, 13.0, 6.0
 MOST_NAMED = 60  # columns with names below
-PRINTED_PX = 26  # of a cell that has room for its number
+LONGEST, MOST_PRINTED = "-0.53", 400  # number of a cell; cells with numbers
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ def grid_figure(grid: Grid, style: Style, title: str) -> Figure:
     signed, end = -low > SMALL * high_value, max(-low, high_value) or 1.0
     cmap = cmap_of(style, "logit" if signed else "weight")
     scale = {"vmin": -end if signed else 0.0, "vmax": end, "cmap": cmap}
-    printed = cell >= PRINTED_PX and len(grid.layers) * count <= 400
+    points = min(VALUE_SIZE, px(0.85 * cell) / (len(LONGEST) * layout.NUMBER_LETTER))
+    printed = points >= layout.LEAST_NUMBER and len(grid.layers) * count <= MOST_PRINTED
     for number, (name, value_LP) in enumerate(grid.panels.items()):
         said = np.array([[cell_number(value, style) for value in value_P] for value_P in value_LP])
         top = above + HEAD_PX + number * (high + HEAD_PX)
@@ -110,10 +111,12 @@ def grid_figure(grid: Grid, style: Style, title: str) -> Figure:
             cbar_ax=bar,
             annot=said if printed else False,
             fmt="",
-            annot_kws={"size": VALUE_SIZE},
+            annot_kws={"size": points},
             linewidths=0.3,
             **scale,
         )
+        for number_text in ax.texts:
+            number_text.set_label(layout.NUMBER)
         bar.set_ylabel(grid.unit, fontsize=MARK_SIZE)
         bar.tick_params(labelsize=MARK_SIZE)
         ax.set_title(name, fontsize=NAME_SIZE, loc="left", pad=5)

@@ -69,15 +69,12 @@ class CacheBudget(Intervention):
                 return output_NQHV
             spec = spec_of(call, output_NQHV)
             query_NR = padded(self.rows(kinds, texts), spec.device).repeat(spec.batch // len(texts), 1)
-            asked = [
-                self._budgeted(spec, call.layer, [one if one.keep == kind else None for one in budgets], texts)
-                for kind in kinds
-            ]
-            dropping = [policy_of(kind).over(one) for kind, one in zip(kinds, asked, strict=True)]
-            row_E = torch.cat([one.row_E for one in asked]) if asked else query_NR[:0, 0]
+            asked = {kind: self._budgeted(spec, call.layer, kind, budgets, texts) for kind in kinds}
+            cutting = [(one, policy_of(kind).over(one)) for kind, one in asked.items() if len(one.row_E)]
+            row_E = torch.cat([one.row_E for one, _ in cutting]) if cutting else query_NR[:0, 0]
             changed, worst = output_NQHV.clone(), 0.0
             for block in RowsAgain(spec, heads).blocks(query_NR):
-                found_NrPV = block.output(_cut(block, asked, dropping), "mask")
+                found_NrPV = block.output(_cut(block, cutting), "mask")
                 worst = max(worst, put(changed, output_NQHV, heads, block, found_NrPV, row_E))
             check_again(call, worst, output_NQHV.dtype)
             return changed
@@ -90,29 +87,28 @@ class CacheBudget(Intervention):
         return [range(self.ends[text] * once, self.stops[text]) for text in texts]
 
     def _budgeted(
-        self, spec: AttentionSpec, layer: int, budgets: Sequence[HeadBudget | None], texts: Sequence[int]
+        self, spec: AttentionSpec, layer: int, kind: str, budgets: Sequence[HeadBudget], texts: Sequence[int]
     ) -> BudgetedHeads:
-        """The heads of a layer that have one kind of budget; budgets: of each set of the pass, None for another."""
+        """The heads of a layer that have one kind of budget; budgets: of the sets of the pass."""
         heads = self.heads[layer]
         pairs = [
             (at * len(texts) + number, heads.index(head))
             for at, one in enumerate(budgets, start=1)
-            for of, head in (one.heads if one else ())
-            if of == layer
+            for of, head in one.heads
+            if (of, one.keep) == (layer, kind)
             for number in range(len(texts))
         ]
         pair_E2 = torch.tensor(pairs, dtype=torch.long, device=spec.device).view(-1, 2)
         return BudgetedHeads(spec, heads, tuple(self.ends[text] for text in texts), *pair_E2.T)
 
 
-def _cut(block: RowBlock, asked: Sequence[BudgetedHeads], dropping: Sequence[Dropping]) -> Tensor | None:
+def _cut(block: RowBlock, cutting: Sequence[tuple[BudgetedHeads, Dropping]]) -> Tensor | None:
     """Which weights of a block are cut, (N, P, r, K); None for none."""
-    if not sum(len(one.row_E) for one in asked):
+    if not cutting:
         return None
     cut_NPrK = torch.zeros(block.logits_NPrK.shape, dtype=torch.bool, device=block.logits_NPrK.device)
-    for one, dropped in zip(asked, dropping, strict=True):
-        if len(one.row_E):
-            cut_NPrK[one.row_E, one.place_E] = dropped(block)
+    for one, dropped in cutting:
+        cut_NPrK[one.row_E, one.place_E] = dropped(block)
     return cut_NPrK
 
 

@@ -81,7 +81,7 @@ def costs_of(rows: Mapping[str, Sequence[Any]]) -> list[SetCost]:
     absent = [None] * len(rows["set"])
     every = zip(*(rows.get(name, absent) for name in columns), strict=True)
     return [
-        SetCost(_set_name(str(name), str(heads)), float(effect), (_end(low), _end(high)), (_end(least), _end(most)))
+        SetCost(_set_name(str(name), str(heads)), _end(effect), (_end(low), _end(high)), (_end(least), _end(most)))
         for name, condition, heads, effect, low, high, least, most in every
         if condition == "together"
     ]

@@ -149,6 +149,15 @@ def effect_columns(effect_SN: np.ndarray) -> dict[str, np.ndarray]:
     return {"effect": found.mean, "low": found.low, "high": found.high, "p": p_N, "n": found.n}
 
 
+def largest_of(values_N: np.ndarray) -> int:
+    """The place of the largest number, NaN left out; 0 where all are NaN.
+
+    >>> largest_of(np.array([np.nan, 1.0, 3.0]))
+    2
+    """
+    return int(np.nan_to_num(values_N, nan=-np.inf).argmax())
+
+
 def _t(mean: np.ndarray, mean_of_squares: np.ndarray, count: int) -> np.ndarray:
     """mean / standard error; infinite without spread, 0 for a mean of 0."""
     error = _error(mean, mean_of_squares, count)

@@ -1,4 +1,4 @@
-"""TransformerLens judges patterns, head outputs, the detector's scores, ablation and direct logit attribution.
+"""TransformerLens judges patterns, head outputs, scores of its detector, ablation, attribution and patched pairs.
 
 Shapes: B text, T token, H head, N head of all layers, Q query, K key, D width of a head.
 """
@@ -6,15 +6,14 @@ Shapes: B text, T token, H head, N head of all layers, Q query, K key, D width o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformer_lens.head_detector import HEAD_NAMES, detect_head
-from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.tools.analysis import direct_logit_attribution
 
 import attnscope
@@ -24,62 +23,23 @@ from attnscope.intervene.task import Task
 from attnscope.study.ablation.direct import direct_effects
 from attnscope.study.ablation.way import Way, way_to_logits
 from external.common import Check, Report, arguments
-from external.models import demo_folder, tiny, words
+from external.models import demo_folder, tiny
+from external.transformerlens_models import ANSWER, FOIL, TOKENS, Both, near
+from external.transformerlens_patching import patching
 
 ROUNDING = 2e-6  # of weights and outputs, in float32
 NATS = 1e-5
 LOGITS = 1e-5
 FAMILIES = ("llama", "gpt2", "gpt_neox")
 WRAPPED = "gptj"  # the bridge of this family runs the family's own attention
-TEXTS, TOKENS = 6, 16
-ANSWER, FOIL = 7, 11
 METRICS = {f"{one}_head": one for one in ("previous_token", "duplicate_token", "induction")}
 STORY = "The small bird saw the boat. Then the the bird sees the boat, the boat, and the small bird sees the bird."
-
-
-@dataclass(frozen=True)
-class Both:
-    """A model as attnscope and as TransformerLens have it, each loaded from the files by itself."""
-
-    name: str
-    folder: Path
-
-    @cached_property
-    def ours(self) -> Any:
-        return attnscope.load(str(self.folder))
-
-    @cached_property
-    def theirs(self) -> Any:
-        return self.bridge()
-
-    def bridge(self) -> Any:
-        return TransformerBridge.boot_transformers(str(self.folder), device="cpu", dtype=torch.float32)
-
-    @property
-    def heads(self) -> list[tuple[int, int]]:
-        return [(layer, head) for layer, count in self.ours.geometry.heads_by_layer.items() for head in range(count)]
-
-    def ids(self, texts: int = TEXTS, tokens: int = TOKENS) -> Tensor:
-        """(B, T): random tokens."""
-        drawn = torch.Generator().manual_seed(1)
-        return torch.randint(3, min(self.ours.geometry.vocab_size, 1000), (texts, tokens), generator=drawn)
-
-    @property
-    def repeated(self) -> str:
-        """A text of 24 words, twice."""
-        if self.name == "demo":
-            half = self.ours.tokenizer.decode(self.ids(1, 24)[0])
-            return half + half
-        half = words(torch.randperm(60, generator=torch.Generator().manual_seed(2))[:24] + 3)
-        return f"{half} {half}"
-
-    def __str__(self) -> str:
-        return self.name
 
 
 def main() -> None:
     """Ask everything of every model and write the result."""
     asked = arguments()
+    torch.set_num_threads(1)  # models this small are many times slower on two threads of a busy machine
     report = Report(("transformer-lens", "transformers", "torch"))
     made = [Both(kind, tiny(kind, Path(kind).resolve())) for kind in (*FAMILIES, WRAPPED)]
     models = [*made[:-1], Both("demo", demo_folder())]
@@ -90,6 +50,7 @@ def main() -> None:
     near_repeats(report, models[-1])
     ablation(report, models)
     attribution(report, models)
+    patching(report, models)
     report.write(asked.out)
 
 
@@ -118,11 +79,6 @@ def hook_names(report: Report, models: Sequence[Both]) -> None:
         for both in models[:-1]:
             for weights in their_patterns(both):
                 control.hold(near(weights.softmax(-1), weights, ROUNDING))
-
-
-def near(found: Tensor, expected: Tensor | float, allowed: float) -> bool:
-    """Whether no number is further apart."""
-    return bool(((found - expected).abs() <= allowed).all())
 
 
 # patterns

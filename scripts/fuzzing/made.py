@@ -130,6 +130,8 @@ COMMANDS = {  # that leave a folder; TEXTS is a file of texts
     "prune": ["ablate", "MODEL", "--sequences", "2", "--prune", "--select", "0.0,0.1"],
     "knockout": ["knockout", "--text", TEXT, "--key", "first", "--over", "layers", "--random", "2"],
     "patch": ["patch", "--text", TEXT, "--corrupted", TEXT[::-1], "--at", "last", "--over", "layers", "--random", "0"],
+    "budgets": ["knockout", "--text", TEXT, "--keep", "stream:1+2,h2o:3", "--over", "layers"],
+    "why": ["why", "--text", TEXT, "--head", "L1H0", "--key", "first"],
     "compare": ["compare", "--text", TEXT, "--compare-text", "the bank"],
     "models": ["compare", "--compare-model", "MODEL", "--model", "MODEL", "--texts", "TEXTS"],
 }  # fmt: skip

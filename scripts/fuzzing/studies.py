@@ -12,7 +12,7 @@ from fuzzing.made import command, copied, left, lines, one_by_one, other_table, 
 from fuzzing.trying import Try, heads, kind
 from fuzzing.words import JSONS, NASTY, NUMBERS, RAW_JSON, TEXT, damage, edit, odd_file, spoil
 
-STUDIES = ("scan", "texts", "ablate", "pairs", "prune", "knockout", "patch", "compare", "models")
+STUDIES = ("scan", "texts", "ablate", "pairs", "prune", "knockout", "budgets", "patch", "why", "compare", "models")
 ROLES: tuple[Any, ...] = ([5], "induction", {"a": 1}, [None], [NASTY[0]], [[]], ["x" * 9999], 10**30)
 PLACES = ("L0H0", "L9H9", "L-1H0", "LxH0", "", "L0H" + "9" * 5000, NASTY[2], "cross.L0H0")
 MANY = 5 * 10**7  # rows of a table that takes a few KB
@@ -157,6 +157,34 @@ def patches(rng: random.Random, folder: Path) -> Try:
     options = ["--texts", str(path), "--random", "1", f"--over={over}", f"--what={what}"]
     method = ["--method", "gradient"] * (rng.random() < 0.3)
     return Try(["patch", "-q", "--model", str(shallow()), *options, *method])
+
+
+@kind
+def budgets(rng: random.Random, folder: Path) -> Try:
+    """Budgets of a cache, and records of texts with the end of their prompt."""
+    row: dict[str, Any] = {"text": TEXT, "at": "first", "answer": " bank of", "foil": " river"}
+    for name in rng.sample(sorted(row), rng.choice((0, 1, 1, 2))):
+        row[name] = rng.choice((*JSONS, *NASTY, *PLACES))
+    path = folder / "texts.jsonl"
+    path.write_bytes(rng.choice((lines(row), lines(row, row), b"[" * 100_000, *RAW_JSON)))
+    kinds = ["stream:1+2", "top:2", "h2o:3", "received:2", "snap:3@2"]
+    if rng.random() < 0.3:
+        kinds = [*kinds, *rng.sample(("stream:4", "snap:2@3", f"top:{'9' * 5000}", *NASTY, *NUMBERS), 3)]
+    keep = ",".join(rng.sample(kinds, rng.choice((1, 1, 2, 3))))
+    more = rng.choice(([], [], ["--at", "last"], ["--generate", rng.choice(NUMBERS)], ["--below", rng.choice(NUMBERS)]))
+    source = rng.choice((["--texts", str(path)], ["--texts", str(path)], ["--text", TEXT]))
+    over = rng.choice(("none", "heads", "layers", "kv", rng.choice(("keys", "window:2", *NASTY))))
+    return Try(["knockout", "-q", "--model", str(shallow()), *source, f"--keep={keep}", f"--over={over}", *more])
+
+
+@kind
+def logits(rng: random.Random, folder: Path) -> Try:
+    """The head, the tokens and the options of a logit that is taken apart."""
+    options = {"head": "L1H0", "query": "last", "key": "first", "against": "mean", "side": "key", "by": "component"}
+    for name in rng.sample(sorted(options), rng.choice((0, 1, 1, 2))):
+        options[name] = rng.choice((*NASTY, *PLACES, *NUMBERS, "tokens", "both", "last", "bank#1"))
+    more = ["--verify"] * (rng.random() < 0.3)
+    return Try(["why", "-q", "--text", TEXT, *(f"--{name}={value}" for name, value in options.items()), *more])
 
 
 @kind

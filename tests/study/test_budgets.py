@@ -1,6 +1,7 @@
 """Budgets of a KV cache as a study: the demo's induction heads, transformers' own mask, shares counted by hand."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -9,6 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import attnscope
+from attnscope.cli.budgets_table import budget_notes
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.intervene.budgets import CacheBudget
 from attnscope.model.loading import wrap
@@ -160,6 +162,14 @@ def test_the_heads_that_can_bear_a_budget_are_a_selection(demo):
         one.bearable(0)
 
 
+def test_a_kv_group_has_a_budget_as_a_whole(demo):
+    alone = attnscope.knockout(demo, BANK, keep="stream:1+4", over="kv", select="3.0").table().to_pylist()
+    both = attnscope.knockout(demo, BANK, keep="stream:1+4", select="3.0-1").table().to_pylist()
+    assert [row["set"] for row in alone] == ["3.0", "L3H0 L3H1"]
+    assert alone[1]["effect"] == pytest.approx(both[0]["effect"], abs=1e-6)
+    assert alone[1]["effect"] > alone[0]["effect"] + 0.1
+
+
 def test_over_texts_the_upper_end_of_the_interval_decides(demo):
     texts = [repeated(seed) for seed in range(TEXTS)]
     found = attnscope.knockout(demo, texts, keep="stream:4+40", over="layers")
@@ -193,10 +203,14 @@ def test_a_folder_has_table_and_facts_and_a_stopped_run_resumes(demo, tmp_path):
         attnscope.knockout(demo, BANK, **asked)
 
 
-def test_half_precision_says_what_is_noise():
+def test_half_precision_counts_the_effects_below_what_intact_rows_differ_by():
     demo = attnscope.load("demo", device="cpu", dtype="bfloat16")
     found = attnscope.knockout(demo, BANK, keep="stream:1+4")
     assert found.facts["spread"] < 0.1 < found.effect_SN[0, 0]
+    effects = [row["effect"] for row in found.table().to_pylist()]
+    told = replace(found, facts=found.facts | {"spread": 2 * max(map(abs, effects))})
+    said = f"and {len(effects)} of {len(effects)} effects are smaller; rounding to bfloat16"
+    assert any(said in line for line in budget_notes(told, demo.geometry, 0.05))
 
 
 @pytest.mark.parametrize(

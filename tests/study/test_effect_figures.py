@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from attnscope.errors import UsageError
-from attnscope.figures import About, Style
+from attnscope.figures import About, Style, save_sets
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.pruning import pruning_figure, save_pruning
 from attnscope.figures.writer import drawing
-from attnscope.show.ablation import Shown, effect_panels, save_effects
+from attnscope.show.ablation import Shown, costs_of, effect_panels, save_effects
 
 HEADS = [(0, 0), (0, 1), (2, 0), (2, 1)]
 ALONE = Shown("alone", "nats", {(0, 0): 0.08, (0, 1): -0.01, (2, 0): 0.66, (2, 1): 0.0}, "nats")
@@ -77,3 +77,15 @@ def test_figures_are_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write"):
         save_pruning(tmp_path / "file" / "p.png", ["L0H0"], [0.1, 0.3], [], style)
+
+
+def test_a_set_without_an_effect_is_drawn_without_a_bar(tmp_path):
+    """A model whose loss is no number: its effects are null in the table."""
+    columns = ("set", "condition", "heads", "effect", "low", "high", "random_low", "random_high")
+    rows = [("two", "together", "L0H0 L0H1", None, *[None] * 4), ("one", "together", "L0H2", 1.0, *[None] * 4)]
+    costs = costs_of(dict(zip(columns, zip(*rows, strict=True), strict=True)))
+    assert np.isnan(costs[0].value)
+    assert costs[1].value == 1.0
+    for some in (costs, costs[:1]):
+        path = save_sets(tmp_path / "sets.png", some, Style(), title="What is lost", note="", unit="nats")
+        assert path.read_bytes()[:4] == b"\x89PNG"

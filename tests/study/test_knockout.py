@@ -260,6 +260,13 @@ def test_windows_are_of_layers_around_one(demo):
     assert groups == [((2, 0), (2, 1)), ((2, 2), (2, 3))]
 
 
+def test_a_kv_group_is_cut_whole_where_one_of_its_heads_is_chosen(demo):
+    one = attnscope.knockout(demo, BANK, key="river", over="kv", select="3.0", random=0)
+    both = attnscope.knockout(demo, BANK, key="river", select="3.0-1", random=0)
+    assert one.table()["set"].to_pylist() == ["L3H0 L3H1"]
+    assert one.table()["effect"].to_pylist() == pytest.approx(both.table()["effect"].to_pylist(), abs=1e-6)
+
+
 def test_texts_have_intervals_from_32_on_and_each_its_own_tokens(demo, tmp_path):
     records = []
     for seed in range(32):

@@ -74,6 +74,8 @@ def test_records_of_pairs(tmp_path):
     found = call("patch", "--texts", str(path), "--over", "layers").ok()
     assert [row["n"] for row in found.rows] == ["2"] * 4
     assert {row["at"] for row in found.rows} == {""}
+    piped = call("patch", "--texts", "-", "--over", "layers", stdin=path.read_bytes()).ok()
+    assert piped.out == found.out
     path.write_text(json.dumps({"text": RIVER, "corrupted": [FIELD]}))
     assert "field 'corrupted': expected text, got list" in call("patch", "--texts", str(path)).err
     path.write_text(json.dumps({"text": RIVER}))

@@ -263,3 +263,10 @@ def test_a_picture_is_drawn(demo, over, method, tmp_path):
 def test_what_is_no_pair_is_refused(demo, asked, said):
     with pytest.raises((InputError, UsageError), match=said):
         attnscope.patch(demo, RIVER, **{"corrupted": FIELD, **ASKED, **asked})
+
+
+def test_a_notebook_shows_a_line_and_the_table(by_heads):
+    assert repr(by_heads) == "PatchedPairs: 24 patches of the output, 1 pair: largest L3H0, 0.46 of the gap"
+    page = by_heads._repr_html_()
+    assert page.count("<tr>") == 1 + 12
+    assert "12 more rows in table()" in page

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +27,16 @@ DrawnFrom = Literal["unnamed", "all"]  # the heads that random sets are drawn fr
 def head_set(name: str, selection: Mapping[int, Sequence[int]]) -> HeadSet:
     """A named set of the heads that a selection names."""
     return HeadSet(name, tuple(sorted(pairs(selection))))
+
+
+def heads_by_layer(sets: Iterable[HeadSet]) -> dict[int, tuple[int, ...]]:
+    """The heads that any set has, ascending.
+
+    >>> heads_by_layer([HeadSet("one", ((3, 1),)), HeadSet("both", ((0, 2), (3, 0)))])
+    {0: (2,), 3: (0, 1)}
+    """
+    every = sorted({head for one in sets for head in one.heads})
+    return {layer: tuple(head for _, head in group) for layer, group in itertools.groupby(every, lambda head: head[0])}
 
 
 def read_sets(path: Path, geometry: Geometry) -> list[HeadSet]:

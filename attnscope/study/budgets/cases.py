@@ -17,7 +17,7 @@ from attnscope.intervene.measure import LOSS, AnswerLoss, LogitDifference, Measu
 from attnscope.intervene.task import Task
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.generation import continuation
-from attnscope.study.knockout.cases import AskedText, CaseReader, said_of_ids
+from attnscope.study.knockout.cases import AskedText, CaseReader, naming, records_of, said_of_ids
 from attnscope.text.answer import check_answer, check_room
 from attnscope.text.prompt import Prompt
 from attnscope.text.tokens import find
@@ -71,16 +71,8 @@ def asked_caches(
 ) -> list[AskedCache]:
     """What is asked of a text, or of records of texts; shared: the fields of all. Raises UsageError for a record that
     is none."""
-    records = [{"text": text}] if isinstance(text, str) or not any(isinstance(one, Mapping) for one in text) else text
-    found = []
-    for number, record in enumerate(records, 1):
-        where = f"text {number}" if len(records) > 1 else ""
-        if not isinstance(record, Mapping) or "text" not in record or set(record) - {"text", *FIELDS}:
-            raise UsageError(f"{where or 'text'} is not a record of text, {', '.join(FIELDS)}", "leave out the rest")
-        own = {**shared, **{name: value for name, value in record.items() if value is not None}, "where": where}
-        own["at"] = None if own.get("at") is None else str(own["at"])
-        found.append(AskedCache(**own))
-    return found
+    every = records_of(text, shared, FIELDS)
+    return [AskedCache(**own | {"at": None if own.get("at") is None else str(own["at"])}) for own in every]
 
 
 def budget_cases(loaded: LoadedModel, questions: Sequence[AskedCache], keep: str) -> list[CacheCase]:
@@ -93,20 +85,13 @@ def budget_cases(loaded: LoadedModel, questions: Sequence[AskedCache], keep: str
     loaded.check_bare("a budget of a cache")
     once = [name for name, one in written_budgets(keep).items() if one.once]
     with CaseReader(loaded, any(one.chat for one in questions)) as read:
-        return [_located(loaded, one, read, once) for one in questions]
-
-
-def _located(loaded: LoadedModel, question: AskedCache, read: CaseReader, once: Sequence[str]) -> CacheCase:
-    """The case; an error says where the question was written."""
-    try:
-        case = _case(loaded, question, read)
-        for name in once:
-            _check_follows(case, name)
-        return case
-    except (InputError, UsageError) as error:
-        if not question.where:
-            raise
-        raise InputError(f"{question.where}: {error.message}", error.hint) from error
+        found = []
+        for one in questions:
+            with naming(one.where):
+                found.append(_case(loaded, one, read))
+                for name in once:
+                    _check_follows(found[-1], name)
+        return found
 
 
 def _case(loaded: LoadedModel, question: AskedCache, read: CaseReader) -> CacheCase:

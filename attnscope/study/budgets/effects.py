@@ -30,12 +30,13 @@ from attnscope.model.libraries import versions
 from attnscope.selection import everything, written_heads
 from attnscope.stacks import DECODER
 from attnscope.study.ablation.effects import HALF, effects_of, task_facts
+from attnscope.study.ablation.sets import heads_by_layer
 from attnscope.study.budgets.asked import BELOW, check_below
 from attnscope.study.budgets.cases import CacheCase, budget_task
-from attnscope.study.budgets.sets import AskedBudget, budgeted_heads, budgets_over
+from attnscope.study.budgets.sets import AskedBudget, budgets_over
 from attnscope.study.knockout.effects import SHARED_FROM
-from attnscope.study.statistics import effect_columns
-from attnscope.tables import as_table, numbers, save, words
+from attnscope.study.statistics import effect_columns, largest_of
+from attnscope.tables import TableRecord, as_table, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -63,8 +64,8 @@ class BudgetPlan:
         return list(written_budgets(self.keep))
 
 
-@dataclass(frozen=True)
-class BudgetCosts:
+@dataclass(frozen=True, repr=False)
+class BudgetCosts(TableRecord):
     """What was measured. asked: the budgets, in the order of the table. effect_SN: what each costs each text, exactly 0
     in a text of which it drops nothing. kept_N: the share of the keys that its heads keep, mean over rows, heads and
     texts. intact_S: what was measured without a budget. widths: how many heads each layer has."""
@@ -76,6 +77,15 @@ class BudgetCosts:
     intact_S: np.ndarray
     widths: Mapping[int, int]
     facts: Mapping[str, Any]
+
+    @property
+    def line(self) -> str:
+        """What was measured, and the largest cost."""
+        effect_N = self.statistics["effect"]
+        worst = largest_of(effect_N)
+        count, budget = f"{len(self.cases)} text{'s' * (len(self.cases) > 1)}", self.asked[worst].budget
+        said = f"{budget.keep}, {budget.name}, {effect_N[worst]:+.3f} {self.unit}"
+        return f"{len(self.asked)} budgets, {count}: costliest {said}"
 
     @property
     def unit(self) -> str:
@@ -177,8 +187,9 @@ def planned_budgets(
     selection = everything(loaded.geometry.heads_by_layer) if plan.select is None else plan.select
     asked = budgets_over(plan.over, selection, loaded.geometry, plan.kinds, plan.name)
     task, measure = budget_task(cases)
-    cache = CacheBudget(tuple(one.end for one in cases), tuple(one.stop for one in cases), budgeted_heads(asked))
-    return asked, prepared(loaded, task, [one.budget for one in asked], cache, measure=measure, shared=False)
+    sets, ends, stops = [one.budget for one in asked], [one.end for one in cases], [one.stop for one in cases]
+    cache = CacheBudget(tuple(ends), tuple(stops), heads_by_layer(sets))
+    return asked, prepared(loaded, task, sets, cache, measure=measure, shared=False)
 
 
 def read_shares(passes: Passes, kinds: Sequence[str]) -> Shares:

@@ -46,10 +46,3 @@ def budgets_over(
         found.append(AskedBudget(HeadBudget(name, whole.heads, kind)))
         found += [AskedBudget(HeadBudget(said, heads, kind), *place) for said, heads, *place in alone]
     return found
-
-
-def budgeted_heads(asked: Iterable[AskedBudget]) -> dict[int, tuple[int, ...]]:
-    """The heads that any budget is of, by layer."""
-    every = sorted({head for one in asked for head in one.budget.heads})
-    layers = dict.fromkeys(layer for layer, _ in every)
-    return {at: tuple(head for layer, head in every if layer == at) for at in layers}

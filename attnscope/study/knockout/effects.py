@@ -29,12 +29,13 @@ from attnscope.model.libraries import versions
 from attnscope.selection import everything
 from attnscope.stacks import DECODER
 from attnscope.study.ablation.effects import HALF, effects_of, task_facts
+from attnscope.study.ablation.sets import heads_by_layer
 from attnscope.study.knockout.cases import Case, task_of
 from attnscope.study.knockout.cuts import AskedCut, Selection, cuts_over
 from attnscope.study.knockout.masses import Masses, MassReader, read_masses
 from attnscope.study.knockout.nulls import DRAWS, KINDS, Null, NullKind, null_of
-from attnscope.study.statistics import effect_columns
-from attnscope.tables import as_table, numbers, save, words
+from attnscope.study.statistics import effect_columns, largest_of
+from attnscope.tables import TableRecord, as_table, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -62,8 +63,8 @@ class CutPlan:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Knocked:
+@dataclass(frozen=True, repr=False)
+class Knocked(TableRecord):
     """What was measured. asked: the cuts; nulls: of each, by kind. effects: (S,) of every cut by its identity, NaN in a
     text none of whose rows sees its keys, 0 where their weight is 0. intact_S: what was measured without a cut."""
 
@@ -74,6 +75,15 @@ class Knocked:
     effects: Mapping[Any, np.ndarray]
     intact_S: np.ndarray
     facts: Mapping[str, Any]
+
+    @property
+    def line(self) -> str:
+        """What was measured, and the largest effect."""
+        effect_N = self.statistics["effect"]
+        best = largest_of(effect_N)
+        count = f"{len(self.cases)} text{'s' * (len(self.cases) > 1)}"
+        said = f"{effect_N[best]:+.3f} {self.facts['measure']['unit']}"
+        return f"{len(self.asked)} cuts, {count}: largest {self.asked[best].cut.name}, {said}"
 
     @property
     def where(self) -> str:
@@ -195,9 +205,9 @@ def planned(loaded: LoadedModel, cases: Sequence[Case], plan: CutPlan) -> tuple[
     selection = everything(geometry.heads_by_layer) if plan.select is None else plan.select
     asked = cuts_over(plan.over, selection, geometry, cases, plan.name)
     task, measure = task_of(cases)
-    heads = {layer: tuple(chosen) for layer, chosen in selection.items()}
-    knockout = Knockout(tuple(one.queries for one in cases), heads, plan.how)
-    return asked, prepared(loaded, task, [one.cut for one in asked], knockout, measure=measure, shared=False)
+    cuts = [one.cut for one in asked]
+    knockout = Knockout(tuple(one.queries for one in cases), heads_by_layer(cuts), plan.how)
+    return asked, prepared(loaded, task, cuts, knockout, measure=measure, shared=False)
 
 
 def _at_once(passes: Passes, cut: Cut, advance: Advance) -> tuple[Masses, np.ndarray, dict[Any, np.ndarray]]:

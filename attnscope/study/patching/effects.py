@@ -36,8 +36,8 @@ from attnscope.study.knockout.effects import COPY, SHARED_FROM
 from attnscope.study.patching.over import Method, Over
 from attnscope.study.patching.pairs import TextPair, pairs_task
 from attnscope.study.patching.patches import AskedPatch, patches_over, random_patches
-from attnscope.study.statistics import FEWEST, means, paired
-from attnscope.tables import as_table, numbers, save, words
+from attnscope.study.statistics import effect_columns, largest_of
+from attnscope.tables import TableRecord, as_table, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -66,8 +66,8 @@ class PatchPlan:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class PatchedPairs:
+@dataclass(frozen=True, repr=False)
+class PatchedPairs(TableRecord):
     """What was measured. asked: the patches. random: those of other heads, where all chosen heads go together. effects:
     (S,) of every patch that was run, by its identity: how much worse the measure gets. intact_S: what was measured
     without a patch. estimates: (S, N) of the asked patches to first order, None where all were run."""
@@ -80,6 +80,17 @@ class PatchedPairs:
     estimates: np.ndarray | None
     worse: int
     facts: Mapping[str, Any]
+
+    @property
+    def line(self) -> str:
+        """What was measured, and the largest share or effect."""
+        values = self.statistics["effect"] if self.estimates is None else self.estimates[::2].mean(0)
+        best = largest_of(values)
+        unit = self.facts["measure"]["unit"]
+        said = f"{values[best]:+.3f} {unit}" if self.gap is None else f"{values[best] / self.gap:.2f} of the gap"
+        count = f"{len(self.pairs)} pair{'s' * (len(self.pairs) > 1)}"
+        what = f"{len(self.asked)} patches of the {self.facts['what']}"
+        return f"{what}, {count}: largest {self.asked[best].patch.name}, {said}"
 
     def effect(self, patch: Patch) -> np.ndarray:
         """(P,): what a patch costs the answer of each clean text; NaN where it was not run."""
@@ -103,8 +114,8 @@ class PatchedPairs:
     @cached_property
     def statistics(self) -> Mapping[str, np.ndarray]:
         """Of every patch, (N,) each, NaN for null: effect, low, high, p; the same of what is restored; n."""
-        cost = _statistics(np.stack([self.effect(one.patch) for one in self.asked], 1))
-        back = _statistics(np.stack([self.restored(one.patch) for one in self.asked], 1))
+        cost = effect_columns(np.stack([self.effect(one.patch) for one in self.asked], 1))
+        back = effect_columns(np.stack([self.restored(one.patch) for one in self.asked], 1))
         named = zip(STATISTICS, ("restored", "restored_low", "restored_high", "restored_p"), strict=True)
         return {**cost, **{name: back[of] for of, name in named}}
 
@@ -161,15 +172,6 @@ class PatchedPairs:
     def _places(self, one: AskedPatch) -> str | None:
         """Positions of one pair's clean text; null of several pairs, whose positions patching.json has."""
         return ",".join(map(str, one.patch.at[0])) if len(self.pairs) == 1 else None
-
-
-def _statistics(effect_PN: np.ndarray) -> dict[str, np.ndarray]:
-    """Means over pairs with intervals, family-wise p, and how many pairs."""
-    found = means(effect_PN, span=0.0)
-    p_N, whole_N = np.full(effect_PN.shape[1], np.nan), ~np.isnan(effect_PN).any(0)
-    if len(effect_PN) >= FEWEST and whole_N.any():
-        p_N[whole_N] = paired(effect_PN[:, whole_N], np.zeros_like(effect_PN[:, whole_N]), span=0.0).p
-    return {"effect": found.mean, "low": found.low, "high": found.high, "p": p_N, "n": found.n}
 
 
 def patched(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.seam.modules import HALF
-from attnscope.study.why.sides import OneSided, keys_of, one_sided, position_term, visible_keys
+from attnscope.study.why.sides import OneSided, exact, keys_of, one_sided, position_term, visible_keys
 from attnscope.study.why.written import Component, Written, written
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class _Apart:
             if component not in split[0]:
                 rows = rows.with_row(component, whole)
                 continue
-            by_token_2T = torch.stack([one[component] for one in split]).cpu().numpy()
+            by_token_2T = torch.stack([one[component] for one in split]).cpu().double().numpy()
             _check_tokens(component, by_token_2T, whole)
             for position in np.flatnonzero(by_token_2T.any(0)).tolist():
                 rows = rows.with_row(replace(component, position=position), by_token_2T[:, position].tolist())
@@ -232,8 +232,8 @@ class _Apart:
 
     def _product(self, spec: AttentionSpec) -> float:
         """The logit of a call before soft-cap and position."""
-        q_D = spec.q_BHQD[0, self.asked.head, self.asked.query].detach().double()
-        return float(q_D @ keys_of(spec, self.asked.head)[self.key].detach().double()) * spec.scale
+        q_D = exact(spec.q_BHQD[0, self.asked.head, self.asked.query].detach())
+        return float(q_D @ exact(keys_of(spec, self.asked.head)[self.key].detach())) * spec.scale
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,21 @@ class OneSided:
 
     def units(self) -> Iterator[OneSided]:
         """The coordinates of the side's own mean vector, one by one."""
-        for unit_D in torch.eye(len(self.towards_D), dtype=torch.float64, device=self.towards_D.device):
+        for unit_D in torch.eye(len(self.towards_D), dtype=self.towards_D.dtype, device=self.towards_D.device):
             yield replace(self, towards_D=unit_D)
 
     def _vectors(self, spec: AttentionSpec) -> Tensor:
         one_TD = keys_of(spec, self.head) if self.side == "key" else spec.q_BHQD[0, self.head]
-        return one_TD[list(self.rows)].double()
+        return exact(one_TD[list(self.rows)])
+
+
+def exact(x: Tensor) -> Tensor:
+    """In float64, where the device has it.
+
+    >>> exact(torch.ones(1)).dtype
+    torch.float64
+    """
+    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
 def keys_of(spec: AttentionSpec, head: int) -> Tensor:
@@ -53,8 +62,8 @@ def one_sided(
     spec: AttentionSpec, side: str, head: int, query: int, key: int, others: Sequence[int]
 ) -> tuple[OneSided, OneSided]:
     """The logit of a key, and the mean of those that it is compared with, from one side."""
-    q_D = spec.q_BHQD[0, head, query].detach().double() * spec.scale
-    k_KD = keys_of(spec, head).detach().double() * spec.scale
+    q_D = exact(spec.q_BHQD[0, head, query].detach()) * spec.scale
+    k_KD = exact(keys_of(spec, head).detach()) * spec.scale
     if side == "key":
         return OneSided(side, head, (key,), q_D), OneSided(side, head, tuple(others), q_D)
     return OneSided(side, head, (query,), k_KD[key]), OneSided(side, head, (query,), k_KD[list(others)].mean(0))
@@ -80,4 +89,4 @@ def position_term(spec: AttentionSpec, head: int, query: int) -> Tensor | None:
 def _row(values: Tensor, spec: AttentionSpec, head: int, query: int) -> Tensor:
     keys = spec.k_BGKD.shape[2]
     values_HQK = values[0, ..., :keys].expand(spec.heads, spec.q_BHQD.shape[2], keys)
-    return values_HQK[head, query].detach().double().cpu()
+    return values_HQK[head, query].detach().cpu().double()

@@ -23,6 +23,7 @@ from attnscope.intervene.branches import BranchError, DecoderLayers, decoder_lay
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import calls_interface, listen, listening, running
 from attnscope.study.why.frozen import FrozenNorms, is_norm
+from attnscope.study.why.sides import exact
 
 if TYPE_CHECKING:
     from attnscope.attention.spec import AttentionSpec
@@ -93,9 +94,9 @@ class Written:
         give.
         """
         residuals, heads = gradients[: len(self.residuals)], gradients[len(self.residuals) :]
-        whole = [_products(x, g).sum() for x, g in zip(self.residuals, residuals, strict=True)]
+        whole = [_products(x, g).sum().cpu().double() for x, g in zip(self.residuals, residuals, strict=True)]
         of_block = {
-            block: _products(_output(call), gradient).sum((0, 1, 3))
+            block: _products(_output(call), gradient).sum((0, 1, 3)).cpu().double()
             for (block, call), gradient in zip(self.heads.items(), heads, strict=True)
         }
         found = [whole[0][None]]
@@ -132,7 +133,7 @@ def _output(call: AttentionCall) -> Tensor:
 
 
 def _products(x: Tensor, gradient: Tensor | None) -> Tensor:
-    return torch.zeros_like(x, dtype=torch.float64) if gradient is None else x.detach().double() * gradient.double()
+    return exact(torch.zeros_like(x)) if gradient is None else exact(x.detach()) * exact(gradient)
 
 
 @torch.no_grad()
@@ -141,15 +142,15 @@ def _by_token(call: AttentionCall, gradient_BTHV: Tensor | None) -> Tensor:
     spec, output = call.spec, _output(call)
     if spec is None:
         raise ModelError("the values of this model's heads are not seen", ANOTHER)
-    v_HKV = spec.v_BGKV[0].double().repeat_interleave(spec.heads // spec.kv_heads, 0)
+    v_HKV = exact(spec.v_BGKV[0]).repeat_interleave(spec.heads // spec.kv_heads, 0)
     found_HK = v_HKV.new_zeros(v_HKV.shape[:2])
     if gradient_BTHV is None:
         return found_HK
-    gradient_HTV = gradient_BTHV[0].transpose(0, 1).double()
+    gradient_HTV = exact(gradient_BTHV[0].transpose(0, 1))
     rows = torch.nonzero(gradient_HTV.abs().sum((0, 2)))[:, 0].tolist()
     for start in range(min(rows, default=0), max(rows, default=-1) + 1, ROWS):
         stop = min(start + ROWS, output.shape[1])
-        weights_HQK = spec.weights(start, stop)[0].double()
+        weights_HQK = exact(spec.weights(start, stop)[0])
         found_HK += (weights_HQK * (gradient_HTV[:, start:stop] @ v_HKV.mT)).sum(1)
     return found_HK
 
