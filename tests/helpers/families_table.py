@@ -72,8 +72,8 @@ STUDIED_HEAD = (
     + """
 
 From the measurements of `tests/test_study_families.py`, of the same tiny models: which study says something of which
-type. *frozen*: what is on the way from the heads to the residual stream as well as the output projection, and stays as it
-was in the intact pass. *direct* is a column of [`ablate`](ablate.md#what-a-head-writes-itself), *relations --weights
+type. *frozen*: what the heads' outputs pass as well as the output projection, and stays as it was in the intact pass.
+*direct* is a column of [`ablate`](ablate.md#what-a-head-writes-itself), *relations --weights
 logit* the same by key, *copying* a probe of [`scan`](atlas.md), *--weights value* the norm of what keys write; *before
 the norm* is the norm of v W_O before another module norms it.
 Of {types} types {counts}.
