@@ -6,9 +6,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from helpers.families_table import document, stacks_table  # noqa: E402
+from helpers.families_table import document, stacks_table, studies_table  # noqa: E402
 
 target = ROOT / "docs" / "families.md"
 target.parent.mkdir(exist_ok=True)
-target.write_text(f"{document()}\n\n{stacks_table()}\n")
+target.write_text(f"{document()}\n\n{studies_table()}\n\n{stacks_table()}\n")
 print(f"wrote {target}")

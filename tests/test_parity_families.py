@@ -19,7 +19,7 @@ from attnscope.parity import ATOL, check_parity
 from attnscope.reference import reader
 from attnscope.reference.layouts import FAMILIES, UNREAD, VARIANTS, Layout, layout_of
 from helpers.families import BYPASS, WITHOUT_ATTENTION, tiny_config
-from helpers.families_table import STACKS, document, figures_of, measure_case, rows_without_figures
+from helpers.families_table import STUDIED, document, figures_of, measure_case, rows_without_figures
 from helpers.parity_cases import CASES
 from helpers.parity_models import NOT_MADE, TYPES, Measured, as_loaded, ids_for, in_half, measure, roused_model
 
@@ -260,7 +260,7 @@ def test_falcon_with_alibi_holds_under_sdpa() -> None:
 
 def test_the_document_is_what_is_measured() -> None:
     """Types, layouts, levels and reasons equal; the figures in it are within the tolerance it states."""
-    written = (Path(__file__).parents[1] / "docs" / "families.md").read_text().partition(f"\n{STACKS}")[0]
+    written = (Path(__file__).parents[1] / "docs" / "families.md").read_text().partition(f"\n{STUDIED}")[0]
     assert rows_without_figures(written) == rows_without_figures(document(measured, measured_case)), (
         "run scripts/families_doc.py"
     )

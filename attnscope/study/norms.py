@@ -53,6 +53,8 @@ def norm_of(module: nn.Module, x: Tensor, y: Tensor, close: Callable[[Tensor, Te
     x, y: float32, what came in and out. close: whether what was found is what was expected.
     """
     own = weights_of(module).get("weight")
+    if own is not None and not _fits(own, x):
+        return None
     one_E = torch.ones(x.shape[-1], device=x.device)
     weights = [one_E] if own is None else [own.detach().float().to(x.device), own.detach().float().to(x.device) + 1]
     bias = weights_of(module).get("bias")
@@ -63,6 +65,12 @@ def norm_of(module: nn.Module, x: Tensor, y: Tensor, close: Callable[[Tensor, Te
             if x.shape == y.shape and close(norm.frozen(x, norm.scale(x, y)), y):
                 return norm
     return None
+
+
+def _fits(weight: Tensor, x: Tensor) -> bool:
+    """Whether there is a weight for each number of a row, or of the last parts of a row."""
+    last = x.shape[x.ndim - weight.ndim :]
+    return weight.ndim <= x.ndim and all(one in (1, own) for one, own in zip(weight.shape, last, strict=True))
 
 
 @contextmanager

@@ -16,7 +16,9 @@ from helpers.stack_families import NOT_OF_TEXT, UNREAD
 from helpers.stack_families import TYPES as STACK_TYPES
 from helpers.stack_families import Measured as Stacked
 from helpers.stack_families import measure as measure_stacks
+from helpers.study_families import STUDIES, Studied, study
 
+SAID = re.compile("^layer \\d+: |^this model family |, so that no key's share of it is known$")  # in every reason
 FIGURE = re.compile(r"\d\.\d+e-\d\d")
 HEAD = """# Which families attnscope checks, and how far
 
@@ -62,6 +64,37 @@ def stacks_table(of_type: Callable[[str], Stacked] = measure_stacks) -> str:
     rows |= {name: f"| {name} | - | - | - | {why} |" for name, why in absent.items()}
     columns = "| type | layers | read by | engines | remarks |\n|---|---|---|---|---|"
     return "\n".join([head, columns, *(rows[name] for name in sorted(rows))])
+
+
+STUDIED = "## Studies of what heads write"
+STUDIED_HEAD = (
+    STUDIED
+    + """
+
+From the measurements of `tests/test_study_families.py`, of the same tiny models: which study says something of which
+type. *frozen*: what the heads' outputs pass as well as the output projection, and stays as it was in the intact pass.
+*direct* is a column of [`ablate`](ablate.md#what-a-head-writes-itself), *relations --weights
+logit* the same by key, *copying* a probe of [`scan`](atlas.md), *--weights value* the norm of what keys write; *before
+the norm* is the norm of v W_O before another module norms it.
+Of {types} types {counts}.
+"""
+)
+
+
+def studies_table(of_type: Callable[[str], Studied] = study) -> str:
+    """The third part of the document."""
+    found = {name: of_type(name) for name in TYPES}
+    yes = [f"{sum(one.answers(name) for one in found.values())} have *{name}*" for name in STUDIES]
+    columns = f"| type | frozen | {' | '.join(STUDIES)} | remarks |\n|---|---|{'---|' * len(STUDIES)}---|"
+    rows = [study_row(name, one) for name, one in found.items()]
+    return "\n".join([STUDIED_HEAD.format(types=len(TYPES), counts=", ".join(yes)), columns, *rows])
+
+
+def study_row(name: str, one: Studied) -> str:
+    """A row of the third part: which studies say something of a type, and why others do not."""
+    cells = [said if one.answers(study) else "-" for study, said in one.studies.items()]
+    why = dict.fromkeys(SAID.sub("", said) for study, said in one.studies.items() if not one.answers(study))
+    return f"| {name} | {one.frozen} | {' | '.join(cells)} | {'; '.join(why)} |"
 
 
 REMARKS = {

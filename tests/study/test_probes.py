@@ -1,5 +1,7 @@
 """Probes against plain sums over output_attentions, and against a decoder whose heads are built to do one thing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +12,10 @@ from attnscope.seam.projection import output_projections
 from attnscope.study.atlas.copying import copying_of
 from attnscope.study.atlas.findings import read_trial
 from attnscope.study.atlas.pool import begins, token_pool
-from attnscope.study.atlas.probes import Measure, trials
+from attnscope.study.atlas.probes import Arm, Measure, Trial, trials
 from attnscope.study.atlas.scan import plan, scan_heads
 from helpers.families import tiny_model
+from helpers.parity_models import ids_for, roused_model
 
 WORDS, ROOM, SHARP = 120, 80, 400.0
 
@@ -89,6 +92,38 @@ def test_copying_is_the_rank_of_the_strongest_keys_token(demo):
                     token = ids.gather(1, weights[:, row].argmax(-1)[:, None])
                     expected[:, number * 6 + head] += (top[:, row] == token).any(-1).numpy() / len(rows)
     assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "olmo2", "qwen3_next"])
+def test_copying_has_gates_and_norms_as_they_were(model_type, demo):
+    model = roused_model(model_type)
+    loaded, ids_BT = wrap(model, demo.tokenizer), torch.cat([ids_for(model_type, seed) for seed in range(4)])
+    row_R = torch.arange(3, ids_BT.shape[1])
+    copying = replace(copying_of(loaded, [0, 5, 6, 7]), row_R=row_R)
+    trial = Trial("copying", {"some": Arm(ids_BT.numpy(), {"copying": copying})}, [])
+    found = read_trial(loaded, trial).values[Measure("some", "copying")]
+    given = {}
+    for block in model.model.layers:
+        if hasattr(block, "self_attn"):
+            block.self_attn.o_proj.register_forward_pre_hook(lambda out, inputs: given.setdefault(out, inputs[0]))
+    with torch.no_grad():
+        attentions, expected = iter(model(ids_BT, output_attentions=True).attentions), []
+        for block in model.model.layers:
+            if not hasattr(block, "self_attn"):
+                continue
+            weights_BHTT, out = next(attentions), block.self_attn.o_proj
+            z_BTHV = given[out].unflatten(-1, (weights_BHTT.shape[1], -1))
+            for head in range(z_BTHV.shape[2]):
+                alone = torch.zeros_like(z_BTHV)
+                alone[:, :, head] = z_BTHV[:, :, head]
+                written_BTE = alone.flatten(-2) @ out.weight.T
+                if model_type != "qwen3_next":
+                    written_BTE = written_BTE * (block.post_attention_layernorm.weight + (model_type == "gemma2"))
+                top = (written_BTE @ model.lm_head.weight.T).topk(5).indices
+                token = ids_BT.gather(1, weights_BHTT[:, head].argmax(-1))[..., None]
+                expected.append((top == token).any(-1)[:, row_R].double().mean(1).numpy())
+    assert found == pytest.approx(np.stack(expected, 1))
+    assert 0.01 < found.mean() < 0.2
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,8 @@ def directions_of_answer(
     Raises UsageError where such a row makes no token of the answer, or, with a foil, not its first.
     """
     assert prompt.answer is not None
+    if foil is not None and not foil:
+        raise UsageError("the foil is empty", "give one with at least one word, or leave out {foil}")
     made = range(prompt.answer - 1, len(prompt) - 1 if foil is None else prompt.answer)
     others = [row for row in rows if row not in made]
     if others:

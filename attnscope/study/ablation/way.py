@@ -80,6 +80,18 @@ def way_to_logits(loaded: LoadedModel, ids: Sequence[int]) -> Way | str:
         return str(reason)
 
 
+def norms_after_attention(loaded: LoadedModel, ids: Sequence[int]) -> dict[nn.Module, Norm]:
+    """The norms that are given what an attention module gives, by that module; found on some tokens."""
+    if not calls_interface(loaded.model):
+        return {}
+    try:
+        passed = _passed(loaded, ids)
+    except _NotPlainError:
+        return {}
+    found = {one: next(_norms_of(passed.gave[one], loaded.model, passed), None) for one in passed.heads}
+    return {one: norm for one, norm in found.items() if norm is not None}
+
+
 class _NotPlainError(Exception):
     """Why a head's way to the logits is not plain."""
 

@@ -6,8 +6,8 @@ Olsson et al. 2022, arXiv 2209.11895. Shapes: B text, R asked row, H head, Q que
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,11 @@ from torch import Tensor, nn
 from attnscope.attention.questions import Question, TopK
 from attnscope.keep.probe import Answers, Layer
 from attnscope.model.placed import as_input
-from attnscope.seam.projection import output_projections, projection
+from attnscope.seam.engines import UNCHECKED
+from attnscope.seam.listen import listen
+from attnscope.seam.projection import gated_projections, output_projections, projection
+from attnscope.study.ablation.way import norms_after_attention
+from attnscope.study.norms import Norm
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -26,9 +30,13 @@ RAISED = 5  # logits that count as raised most
 
 @dataclass(frozen=True)
 class CalledLayer(Layer):
-    """A layer beside the call that it was heard in."""
+    """A layer beside the call that it was heard in.
+
+    gated_BRC: of heads behind a gate, what their projection is given in the rows that are asked; C: all heads' numbers.
+    """
 
     call: AttentionCall
+    gated_BRC: Tensor | None = None
 
     @property
     def output_BQHV(self) -> Tensor | None:
@@ -42,31 +50,57 @@ class CalledLayer(Layer):
 class Copying:
     """The share of asked rows whose strongest key's token is among the RAISED logits that z W_O W_U raises most.
 
-    unembed: the vocabulary projection W_U. out: the output projection of each attention module. row_R: the rows.
+    unembed: the vocabulary projection W_U. out: the output projection of each attention module. row_R: the rows. gated:
+    the attention modules with a gate between heads and projection, which is frozen. after: the norm that takes what an
+    attention module gives, where there is one, with a frozen scale: z W_O stands for what it makes of that.
     """
 
     unembed: nn.Module
     out: Mapping[nn.Module, nn.Module]
     row_R: Tensor | None = None
+    gated: frozenset[nn.Module] = frozenset()
+    after: Mapping[nn.Module, Norm] = field(default_factory=dict)
 
     def asks(self, layer: Layer) -> Sequence[Question]:
         return [TopK(1)]
 
     def keep(self, layer: Layer, answers: Answers) -> Tensor:
         assert isinstance(layer, CalledLayer)
-        out, output_BQHV = self.out.get(layer.call.module), layer.output_BQHV
+        attention, output_BQHV = layer.call.module, layer.output_BQHV
+        out = self.out.get(attention)
         if out is None or output_BQHV is None or self.row_R is None:
             return torch.full((layer.P.batch, layer.P.heads), torch.nan, dtype=torch.float64)
         row_R = self.row_R.to(output_BQHV.device)
         key_BHR = answers[TopK(1)][1][..., 0][..., row_R]
         ids_BT = layer.texts.ids_BT
         token_BHR = ids_BT[:, None].expand(-1, layer.P.heads, -1).gather(-1, key_BHR)
-        W_O_HVE = projection(out, layer.P.heads, output_BQHV)
-        shares = [
-            self._raised(output_BQHV[:, row_R, head] @ W_O_HVE[head], token_BHR[:, head])
-            for head in range(layer.P.heads)
-        ]
+        z_BRHV = output_BQHV[:, row_R]
+        if layer.gated_BRC is not None:
+            z_BRHV = layer.gated_BRC.reshape(z_BRHV.shape)
+        W_O_HVE, norm = projection(out, layer.P.heads, output_BQHV), self.after.get(attention)
+        if norm is not None:  # its scale is one factor of a row's logits, which changes no rank
+            W_O_HVE = norm.straight(W_O_HVE.float()).to(W_O_HVE.dtype)
+        shares = [self._raised(z_BRHV[:, :, head] @ W_O_HVE[head], token_BHR[:, head]) for head in range(layer.P.heads)]
         return torch.stack(shares, 1).cpu()
+
+    def behind_gates(self, loaded: LoadedModel, ids_BT: Tensor) -> dict[nn.Module, Tensor]:
+        """(B, R, C) by attention module: what projections behind gates are given, in a pass of its own."""
+        given: dict[nn.Module, Tensor] = {}
+
+        def kept(attention: nn.Module) -> Any:
+            def before(out: nn.Module, inputs: tuple[Any, ...]) -> None:
+                given[attention] = inputs[0].reshape(*ids_BT.shape, -1)[:, self.row_R]
+
+            return before
+
+        handles = [self.out[one].register_forward_pre_hook(kept(one)) for one in self.gated]
+        try:
+            if handles:
+                listen(loaded.model, ids_BT, lambda call: None, engine=UNCHECKED)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return given
 
     def _raised(self, written_BRE: Tensor, token_BR: Tensor) -> Tensor:
         """(B,): the share of rows; what all logits have in common, mean or bias of the projection, raises none."""
@@ -82,5 +116,9 @@ def copying_of(loaded: LoadedModel, ids: Sequence[int]) -> Copying | str:
     unembed = loaded.model.get_output_embeddings()
     if unembed is None:
         return "the model has no vocabulary projection"
-    found = output_projections(loaded, ids)
-    return Copying(unembed, found) if found else "no projection takes the heads side by side, as they come"
+    plain, gated = output_projections(loaded, ids), dict[nn.Module, nn.Module]()
+    if len(plain) < len(loaded.geometry.heads_by_layer):
+        gated = {one: out for one, out in gated_projections(loaded, ids).items() if one not in plain}
+    if not plain and not gated:
+        return "no projection takes the heads side by side, as they come or gated"
+    return Copying(unembed, gated | plain, gated=frozenset(gated), after=norms_after_attention(loaded, ids))

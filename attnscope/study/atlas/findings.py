@@ -18,7 +18,7 @@ from attnscope.keep.probe import run_probes
 from attnscope.measure.metrics import Texts
 from attnscope.observe.choice import choose
 from attnscope.seam.listen import listen
-from attnscope.study.atlas.copying import CalledLayer
+from attnscope.study.atlas.copying import CalledLayer, Copying
 from attnscope.study.atlas.long_range_copying import completed
 from attnscope.study.atlas.probes import Arm, Contrast, Measure, Trial, batches
 from attnscope.study.statistics import Effects, paired
@@ -114,12 +114,15 @@ def _pass(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm) -> OfHeads:
     texts = Texts(ids, torch.full((count,), tokens, device=loaded.device))
     layers, windows = tuple(loaded.geometry.heads_by_layer), loaded.geometry.windows
     kept: dict[int, dict[str, torch.Tensor]] = {}
+    copying = [one for one in arm.asks.values() if isinstance(one, Copying)]
+    gated = copying[0].behind_gates(loaded, ids) if copying else {}
 
     def on_call(call: AttentionCall) -> None:
         if call.call > 0 or call.P.keys != tokens:
             return
         kv_heads = call.spec.kv_heads if call.spec else call.P.heads
-        layer = CalledLayer(LayerKey(call.layer), call.P, kv_heads, texts.to(call.P.device), call)
+        here, given = texts.to(call.P.device), gated.get(call.module)
+        layer = CalledLayer(LayerKey(call.layer), call.P, kv_heads, here, call=call, gated_BRC=given)
         kept[call.layer] = run_probes(arm.asks, layer)
 
     listen(loaded.model, ids, on_call, engine=engine, expected_layers=layers, windows=windows)

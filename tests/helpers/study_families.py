@@ -1,0 +1,68 @@
+"""What studies of heads' outputs can say of each family, on tiny models with every parameter drawn at random."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import attnscope
+from attnscope.errors import InputError, UsageError
+from attnscope.keep.request import Request
+from attnscope.keep.view import View
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import wrap
+from attnscope.seam.projection import output_projections
+from attnscope.study.ablation.way import norms_after_attention, way_to_logits
+from attnscope.study.atlas.copying import copying_of
+from helpers.parity_models import DECODERS, ids_for, roused_model
+
+STUDIES = ("direct", "relations --weights logit", "copying", "--weights value")
+FEW = 8  # tokens
+
+
+@dataclass(frozen=True)
+class Studied:
+    """One type: what is frozen on the way from its heads, and for each study `yes`, or why not, by its column."""
+
+    frozen: str
+    studies: dict[str, str]
+
+    def answers(self, name: str) -> bool:
+        """Whether a study says something of it."""
+        return self.studies[name] in ("yes", "before the norm")
+
+
+def study(model_type: str) -> Studied:
+    """Ask one family for each study."""
+    if model_type in DECODERS:
+        return Studied("", dict.fromkeys(STUDIES, "reads several rows of ids for one text"))
+    model = roused_model(model_type)
+    loaded, ids = wrap(model, _demo().tokenizer), ids_for(model_type)[0].tolist()[:FEW]
+    way, copying, norms = way_to_logits(loaded, ids), copying_of(loaded, ids), norms_after_attention(loaded, ids)
+    gated = not isinstance(way, str) and not way.out.keys() <= output_projections(loaded, ids).keys()
+    direct, values = way if isinstance(way, str) else "yes", _why_not(loaded, ids, "value")
+    found = (
+        direct,
+        direct if direct != "yes" else _why_not(loaded, ids, "logit"),
+        copying if isinstance(copying, str) else "yes",
+        "before the norm" if norms and values == "yes" else values,
+    )
+    frozen = ["gate or norm before the projection"] * gated + ["norm after it"] * bool(norms)
+    return Studied(", ".join(frozen), dict(zip(STUDIES, found, strict=True)))
+
+
+@cache
+def _demo() -> LoadedModel:
+    return attnscope.load("demo", device="cpu")
+
+
+def _why_not(loaded: LoadedModel, ids: list[int], weights: Literal["logit", "value"]) -> str:
+    """`yes`, or in words why a view has no entries."""
+    request = Request(view=View(weights), metrics=(), relations=True)
+    try:
+        if weights == "logit":
+            attnscope.capture(loaded, ids[:-2], request=request, answer=ids[-2:])
+        else:
+            attnscope.capture(loaded, ids, request=request)
+    except (UsageError, InputError) as error:
+        return str(error).partition(";")[0]
+    return "yes"

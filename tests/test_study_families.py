@@ -1,0 +1,38 @@
+"""Which studies of what heads write say something of which causal-LM type: the third table of `docs/families.md`."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from helpers.families_table import STACKS, STUDIED, studies_table, study_row
+from helpers.parity_models import TYPES
+from helpers.study_families import STUDIES, study
+
+studied = cache(study)
+NORM_AFTER = ["exaone4", "flex_olmo", "gemma2", "gemma3", "gemma3_text", "glm4", "olmo2", "olmo3"]
+GATED = ["afmoe", "bitnet", "laguna", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_next"]
+
+
+def written():
+    """The lines of the third part."""
+    text = (Path(__file__).parents[1] / "docs" / "families.md").read_text(encoding="utf-8")
+    return text.partition(STUDIED)[2].partition(f"\n\n{STACKS}")[0].splitlines()
+
+
+@pytest.mark.parametrize("family", TYPES)
+def test_the_document_has_what_is_measured(family):
+    assert study_row(family, studied(family)) in written(), "run scripts/families_doc.py"
+
+
+@pytest.mark.parametrize("family", NORM_AFTER + GATED)
+def test_no_norm_and_no_gate_is_in_the_way(family):
+    found = studied(family)
+    assert all(found.answers(name) for name in STUDIES[:3])
+    assert ("norm after it" in found.frozen) == (family in [*NORM_AFTER, "afmoe"])
+    assert ("gate or norm before the projection" in found.frozen) == (family in GATED)
+
+
+@pytest.mark.slow
+def test_the_whole_table_is_what_is_measured():
+    assert written() == studies_table(studied).partition(STUDIED)[2].splitlines(), "run scripts/families_doc.py"
