@@ -119,6 +119,7 @@ def kernel() -> Path:
     return room() / "kernels"
 
 
+OTHER = TEXT.replace("and", "bank")
 COMMANDS = {  # that leave a folder; TEXTS is a file of texts
     "run": ["heads", "--text", TEXT, "--figures", "overview"],
     "batch": ["batch", "TEXTS", "--tables", "heads,relations"],
@@ -129,7 +130,7 @@ COMMANDS = {  # that leave a folder; TEXTS is a file of texts
     "pairs": ["ablate", "MODEL", "--sequences", "2", "--pairs", "--select", "0.0,0.1"],
     "prune": ["ablate", "MODEL", "--sequences", "2", "--prune", "--select", "0.0,0.1"],
     "knockout": ["knockout", "--text", TEXT, "--key", "first", "--over", "layers", "--random", "2"],
-    "patch": ["patch", "--text", TEXT, "--corrupted", TEXT.replace("and", "bank"), "--at", "last", "--over", "layers", "--random", "0"],
+    "patch": ["patch", "--text", TEXT, "--corrupted", OTHER, "--at", "last", "--over", "layers", "--random", "0"],
     "budgets": ["knockout", "--text", TEXT, "--keep", "stream:1+2,h2o:3", "--over", "layers"],
     "why": ["why", "--text", TEXT, "--head", "L1H0", "--key", "first"],
     "compare": ["compare", "--text", TEXT, "--compare-text", "the bank"],

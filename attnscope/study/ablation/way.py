@@ -229,10 +229,12 @@ def _adds(
 
 
 def _norms_of(x: Tensor, within: nn.Module, passed: _Passed) -> Iterator[Norm]:
-    """The norms within a module that were given x."""
+    """The norms within a module that were given x; what leaves it as it is, as dropout here, is none."""
     for module in within.modules():
         given = passed.given.get(module)
         if given is None or given.shape != x.shape or not torch.equal(given, x):
+            continue
+        if torch.equal(passed.gave[module], given):
             continue
         norm = norm_of(module, x.float(), passed.gave[module].float(), passed.close)
         if norm is not None:
