@@ -1,4 +1,4 @@
-"""Activation patching: heads of one text are given what they have in another text, which stands in the same pass.
+"""Activation patching: heads of one text are given what they have in another text of the same pass.
 
 Interchange interventions (Geiger et al. 2021, arXiv 2106.02997), as used on indirect objects (Wang et al. 2022, arXiv
 2211.00593); Heimersheim and Nanda 2024 (arXiv 2404.15255) say how to read them. The texts of a task are pairs: 2n, the
