@@ -116,7 +116,7 @@ class Run:
 def read(loaded: LoadedModel, ask: Ask) -> Observation:
     """Read one text through one model and keep what is asked for.
 
-    How far an engine without matrices is from eager is measured where the ask is to be verified: it takes two more passes.
+    How far an engine without matrices is from eager is measured where the ask is to be verified: it takes two passes.
     Raises InputError for a text that does not fit the model, MemoryLimitError for one that does not fit the memory,
     UsageError for what cannot be meant.
 
