@@ -48,8 +48,8 @@ def why(asked: LogitText, logit: Logit, top: Top, table: WhyTable, look: Look) -
     run = prepare(
         loaded, Ask(text, request(options), engine="fused", chat=asked.chat, truncate=asked.truncate), compared=False
     )
-    told = loaded.name, loaded.device, loaded.dtype, loaded.geometry.in_words, f"{len(run.prompt)} tokens"
-    output.talk("  ".join(told), table.quiet)
+    model = loaded.name, loaded.device, loaded.dtype, loaded.geometry.in_words, f"{len(run.prompt)} tokens"
+    output.talk("  ".join(model), table.quiet)
     tell_asked(run, table.quiet)
     with output.progress("taking the logit apart", None, table.quiet):
         found = taken_apart(run, head, options)

@@ -124,7 +124,7 @@ class _Scaled:
         return {attention: given for attention, given in found.items() if attention not in twice}
 
     def scales(self, attention: nn.Module, before_BTHV: Tensor, after_BTHV: Tensor) -> bool:
-        """Whether what came after is what came before times the factors, but for one factor per token and head."""
+        """Whether the second input is the first times the factors, but for one factor per token and head."""
         expected_BTHV = before_BTHV.float() * self._factor_HV[attention].float()
         size = expected_BTHV.square().sum(-1, keepdim=True)
         along = (after_BTHV.float() * expected_BTHV).sum(-1, keepdim=True) / size.masked_fill(size == 0, torch.inf)

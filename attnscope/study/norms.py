@@ -1,6 +1,6 @@
 """Norms with a frozen scale: what a norm does to a part of what it was given, each row's scale being that of the whole.
 
-Nothing here knows families: whether a module is a norm, and of which kind, is measured on what came in and out.
+Nothing here knows families: whether a module is a norm, and of which kind, is measured on its input and output.
 
 Shapes: E width of what is normed; ... any rows.
 """
@@ -28,7 +28,7 @@ class Norm:
     centred: bool
 
     def scale(self, x: Tensor, y: Tensor) -> Tensor:
-        """(..., 1): what it multiplied each row by, from what came in and out; 0 for a row that it makes nothing of."""
+        """(..., 1): what it multiplied each row by, from its input and output; 0 for a row that it makes nothing of."""
         straight, unbiased = self.straight(x), y - self.bias_E.to(y.device)
         size = straight.square().sum(-1, keepdim=True)
         return (unbiased * straight).sum(-1, keepdim=True) / size.masked_fill(size == 0, torch.inf)
@@ -50,7 +50,7 @@ class Norm:
 def norm_of(module: nn.Module, x: Tensor, y: Tensor, close: Callable[[Tensor, Tensor], bool]) -> Norm | None:
     """The module as a norm with a frozen scale, where it is one: of x or centred x, its weight as it is or beside 1.
 
-    x, y: float32, what came in and out. close: whether what was found is what was expected.
+    x, y: float32, its input and output. close: whether what was found is what was expected.
     """
     own = weights_of(module).get("weight")
     if own is not None and not _fits(own, x):

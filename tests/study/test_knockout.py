@@ -296,7 +296,7 @@ def test_texts_have_intervals_from_32_on_and_each_its_own_tokens(demo, tmp_path)
 def test_shared_layers_measure_the_same(demo, monkeypatch):
     shared = attnscope.knockout(demo, BANK, key="river", over="heads", random=0)
     assert shared.facts["unshared"] is None
-    monkeypatch.setattr("attnscope.study.knockout.effects.SHARED_FROM", 10**6)
+    monkeypatch.setattr("attnscope.study.ablation.effects.SHARED_FROM", 10**6)
     apart = attnscope.knockout(demo, BANK, key="river", over="heads", random=0)
     assert shared.table()["effect"].to_pylist() == pytest.approx(apart.table()["effect"].to_pylist(), abs=1e-5)
 

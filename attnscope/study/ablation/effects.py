@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ SCHEMA = "ablation/2"
 NAME, TABLE, READINGS = "ablation.json", "ablation.parquet", "ablation"
 COPY = HeadSet("intact copy", ())
 RANGE = (0.005, 0.995)  # of random sets
+SHARED_FROM = 8  # sets from which sharing layers is worth its own check
 
 
 @dataclass(frozen=True)
@@ -295,6 +296,17 @@ def effects_of(
     parts.expect(sum(len(passes.batches(len(part))) for part in chunks))
     found = [_part(passes, part, parts, advance) for part in chunks]
     return found[0][:, 0], np.hstack([passes.effects(one_SK) for one_SK in found])
+
+
+def effects_by_identity(
+    passes: Passes, sets: Sequence[HeadSet], parts: Parts, advance: Advance
+) -> tuple[Passes, np.ndarray, dict[Hashable, np.ndarray]]:
+    """The passes, with shared layers where that pays, what is measured of the intact model, (S,), and what every set
+    costs over it, (S,), by its identity."""
+    if len(sets) >= SHARED_FROM:
+        passes = passes.sharing(sets)
+    intact_S, effect_SK = effects_of(passes, sets, parts, advance)
+    return passes, intact_S, {one.identity: effect_SK[:, place] for place, one in enumerate(sets)}
 
 
 def _part(passes: Passes, part: Sequence[HeadSet], parts: Parts, advance: Advance) -> np.ndarray:

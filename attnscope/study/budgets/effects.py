@@ -29,12 +29,11 @@ from attnscope.intervene.passes import Advance, Passes, prepared
 from attnscope.model.libraries import versions
 from attnscope.selection import everything, written_heads
 from attnscope.stacks import DECODER
-from attnscope.study.ablation.effects import HALF, effects_of, task_facts
+from attnscope.study.ablation.effects import HALF, effects_by_identity, task_facts
 from attnscope.study.ablation.sets import heads_by_layer
 from attnscope.study.budgets.asked import BELOW, check_below
 from attnscope.study.budgets.cases import CacheCase, budget_task
 from attnscope.study.budgets.sets import AskedBudget, budgets_over
-from attnscope.study.knockout.effects import SHARED_FROM
 from attnscope.study.statistics import effect_columns, largest_of
 from attnscope.tables import TableRecord, as_table, numbers, save, words
 
@@ -221,10 +220,7 @@ def _measured(
     lost = {name: [shares_of(shares, passes, one, text).min() < 1 for text in texts] for name, one in every.items()}
     copies = [COPY] if passes.loaded.dtype in HALF else []
     sets = [*copies, *(one for name, one in every.items() if any(lost[name]))]
-    if len(sets) >= SHARED_FROM:
-        passes = passes.sharing(sets)
-    intact_S, effect_SK = effects_of(passes, sets, parts, advance)
-    run = {one.identity: effect_SK[:, place] for place, one in enumerate(sets)}
+    passes, intact_S, run = effects_by_identity(passes, sets, parts, advance)
     found = {name: np.where(lost[name], run.get(name, 0.0), 0.0) for name in every}
     return passes, intact_S, found | {one.identity: run[one.identity] for one in copies}
 

@@ -28,7 +28,7 @@ from attnscope.intervene.passes import Advance, Passes, prepared
 from attnscope.model.libraries import versions
 from attnscope.selection import everything
 from attnscope.stacks import DECODER
-from attnscope.study.ablation.effects import HALF, effects_of, task_facts
+from attnscope.study.ablation.effects import HALF, effects_by_identity, task_facts
 from attnscope.study.ablation.sets import heads_by_layer
 from attnscope.study.knockout.cases import Case, task_of
 from attnscope.study.knockout.cuts import AskedCut, Selection, cuts_over
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 SCHEMA = "knockout/1"
 NAME, TABLE, READINGS = "knockout.json", "knockout.parquet", "knockout"
 HIGH = 0.95  # of the draws lie below the column `high_`
-SHARED_FROM = 8  # sets from which sharing layers is worth its own check
 STATISTICS = ("effect", "low", "high", "p")
 
 
@@ -230,10 +229,7 @@ def _measured(
     every = dict(_by_identity([*cuts, *draws]))
     taken = [one for one in every.values() if any(masses.of(one, text) > 0 for text in range(len(passes.task)))]
     sets = [*_copies(passes), *taken]
-    if len(sets) >= SHARED_FROM:
-        passes = passes.sharing(sets)
-    intact_S, effect_SK = effects_of(passes, sets, parts, advance)
-    run = {one.identity: effect_SK[:, place] for place, one in enumerate(sets)}
+    passes, intact_S, run = effects_by_identity(passes, sets, parts, advance)
     every |= dict(_by_identity(_copies(passes)))
     nothing = np.zeros(len(passes.task))
     return passes, intact_S, {name: _known(one, masses, run.get(name, nothing)) for name, one in every.items()}

@@ -28,11 +28,11 @@ from attnscope.intervene.what import What
 from attnscope.model.libraries import versions
 from attnscope.selection import everything
 from attnscope.stacks import DECODER
-from attnscope.study.ablation.effects import HALF, RANGE, effects_of, task_facts
+from attnscope.study.ablation.effects import HALF, RANGE, effects_by_identity, task_facts
 from attnscope.study.ablation.screen import TRIED, rank_correlation
 from attnscope.study.ablation.sets import CONTROLS, head_set
 from attnscope.study.knockout.cuts import Selection
-from attnscope.study.knockout.effects import COPY, SHARED_FROM
+from attnscope.study.knockout.effects import COPY
 from attnscope.study.patching.over import Method, Over
 from attnscope.study.patching.pairs import TextPair, pairs_task
 from attnscope.study.patching.patches import AskedPatch, patches_over, random_patches
@@ -240,10 +240,7 @@ def _run(
     copies = [Patch(COPY, (), ((),) * len(passes.task))] if passes.loaded.dtype in HALF else []
     alike_S = np.repeat([pair.alike for pair in pairs], 2)
     sets = [*copies, *([] if alike_S.all() else every.values())]
-    if len(sets) >= SHARED_FROM:
-        passes = passes.sharing(sets)
-    intact_S, effect_SK = effects_of(passes, sets, parts, advance)
-    run = {one.identity: effect_SK[:, place] for place, one in enumerate(sets)}
+    passes, intact_S, run = effects_by_identity(passes, sets, parts, advance)
     nothing = np.zeros(len(passes.task))
     effects = {name: np.where(alike_S, 0.0, run.get(name, nothing)) for name in every}
     return passes, intact_S, effects | {one.identity: run[one.identity] for one in copies}

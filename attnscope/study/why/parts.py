@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ALLOWED = 1e-5  # |sum - logit|, as a share of the sum of |terms|
 ROUNDING = 1e-6  # what float32 does to a product q . k, as a share of the sum of |q_d k_d|
-SMALLEST = 0.1  # sum of contrasts that shares are told of
+SMALLEST = 0.1  # a sum of contrasts below this has no shares
 BIAS, POSITION = Component("bias"), Component("position")
 
 
