@@ -35,13 +35,13 @@ def observe_text(
         from attnscope.figures.drawing_process import begin
 
         begin("attnscope.drawing")
-    from attnscope.told import observed
-
     loaded = load_model(asked, writing)
     if writing.out is not None and keep.rollout:
         from attnscope.figures import load_in_thread
 
         load_in_thread()
+    from attnscope.told import observed
+
     return observed(loaded, ask, output.Talk(writing.quiet), lambda found: check_out(found, writing, options))
 
 
