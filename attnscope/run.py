@@ -37,6 +37,8 @@ from attnscope.text.tokens import Chosen
 if TYPE_CHECKING:
     from attnscope.ask import Text
 
+SURELY_FREE = 2**20  # bytes that are not asked after: to ask takes longer than to fill them
+
 
 @dataclass(frozen=True)
 class Run:
@@ -268,7 +270,7 @@ def _check_matrices(loaded: LoadedModel, request: Request, prompt: Prompt, sourc
         chosen = of_stack.view_of(of_stack.weights).heads
         kept = sum(one.heads if chosen is None else len(chosen.get(one.index, ())) for one in layers.values())
         heads, needed = heads + kept, needed + 4 * kept * pairs.get(stack, tokens * tokens)
-    if needed > SURELY_FITS and needed > (room := free_memory("cpu")):
+    if needed > SURELY_FREE and needed > (room := free_memory("cpu")):
         raise MemoryLimitError(
             f"the matrices of {heads} heads over {tokens} tokens take {human_bytes(needed)}, and this machine has "
             f"{human_bytes(room)} free",

@@ -154,7 +154,9 @@ class Heads:
 
     def keep(self, layer: Layer, answers: Answers) -> LayerHeads:
         scores, relation, top = self.scores, self.relation, self.top
-        return LayerHeads(layer.keys, scores.keep(layer, answers), relation.keep(layer, answers), top.keep(layer, answers))
+        return LayerHeads(
+            layer.keys, scores.keep(layer, answers), relation.keep(layer, answers), top.keep(layer, answers)
+        )
 
 
 class TextHeads(NamedTuple):
@@ -279,8 +281,9 @@ class Columns:
 def _which(found: Iterable[LayerHeads], view: View) -> dict[str, np.ndarray]:
     """Which head each place of the columns is, and whether the view keeps it."""
     names: dict[str, list[Any]] = {name: [] for name in ("layer", "stack", "head", "kv_head", "kept")}
-    for key, one in ((key, one) for one in found for key in one.layers):
-        heads, kv_heads = (count // len(one.layers) for count in (one.scores.heads, one.scores.kv_heads))
+    kv_of = {key: (one.scores, len(one.layers)) for one in found for key in one.layers}
+    for key, (scores, layers) in kv_of.items():
+        heads, kv_heads = scores.heads // layers, scores.kv_heads // layers
         chosen = range(heads) if view.heads is None else view.heads.get(key.layer, ())
         wanted = {head * kv_heads // heads for head in chosen} if view.by_kv else set(chosen)
         for number in range(kv_heads if view.by_kv else heads):

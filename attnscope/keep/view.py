@@ -56,7 +56,8 @@ class View:
         if self.heads is None:
             return list(range(layer.kv_heads if self.by_kv else layer.P.heads))
         starts = range(0, layer.P.heads, layer.P.heads // len(layer.keys))
-        chosen = [start + head for start, key in zip(starts, layer.keys, strict=True) for head in self.heads.get(key.layer, ())]
+        of_layers = [self.heads.get(key.layer, ()) for key in layer.keys]
+        chosen = [start + head for start, heads in zip(starts, of_layers, strict=True) for head in heads]
         return sorted({layer.kv_head(head) for head in chosen}) if self.by_kv else chosen
 
     def rows(self, layer: Layer, heads: Sequence[int], start: int, stop: int) -> Tensor:
