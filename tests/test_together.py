@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,3 +94,13 @@ def test_autocast_of_the_caller_rounds_nothing(model: LoadedModel, monkeypatch: 
         found = capture(model, TEXT)
         alone(monkeypatch)
         same(found, capture(model, TEXT))
+
+
+@pytest.mark.parametrize("bytes_", [0, 2**20])
+def test_fused_reads_rows_of_a_short_text(model: LoadedModel, bytes_: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "TOGETHER_BYTES", bytes_)
+    found = capture(model, TEXT, engine="fused")
+    assert {who for ways in found.report.answered_by.values() for who in ways} == {"rows"}
+    assert {"Entropy", "TopK", "Received"} <= found.report.answered_by.keys()
+    assert found.failures == []
+    same(replace(found, kept={}), replace(capture(model, TEXT, engine="tiles"), kept={}))

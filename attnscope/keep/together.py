@@ -12,6 +12,7 @@ import torch
 
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.questions import Question
+from attnscope.attention.tiled.small import SmallAttention
 from attnscope.keep.layers import LayerKey
 from attnscope.keep.probe import Layer, run_probes
 from attnscope.keep.thing import Thing
@@ -36,7 +37,7 @@ class Together:
 
         What is kept of all heads alike lies at the first of the layers that were asked together.
         """
-        if not _is_small(layer):
+        if not _is_small(layer) or any(one.in_order for one in self.things.values()):
             return self.all() | {layer.key: run_probes({name: one.probe for name, one in self.things.items()}, layer)}
         joins = not self._waiting or _alike(self._waiting[0], layer)
         fits = _bytes(layer) * (len(self._waiting) + 1) <= TOGETHER_BYTES
@@ -68,6 +69,8 @@ def asked_together(things: Mapping[str, Thing], layers: Sequence[Layer]) -> dict
         known = {question: _of_heads(answers[question], heads) for question in shared}
         known |= layer.P.together([question for question in own if question not in known])
         found[layer.key] = {name: probe.keep(layer, known) for name, probe in of_layers.items()}
+        if isinstance(layer.P, SmallAttention):
+            layer.P.answered(answers)
     found[layers[0].key] |= {name: probe.keep(whole, answers) for name, probe in of_heads.items()}
     return found
 
@@ -86,7 +89,7 @@ def side_by_side(layers: Sequence[Layer]) -> Layer:
 def _is_small(layer: Layer) -> bool:
     """Whether a layer is cheaper to ask beside others: all its heads share a mask, and its matrix is small and here."""
     mask = layer.P.visible.mask
-    dense = type(layer.P) is DenseAttention and layer.P.device.type == "cpu"
+    dense = type(layer.P) in (DenseAttention, SmallAttention) and layer.P.device.type == "cpu"
     return dense and (mask is None or mask.shape[1] == 1) and _bytes(layer) <= TOGETHER_BYTES // 2
 
 
