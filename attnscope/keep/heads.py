@@ -193,7 +193,7 @@ def _of_texts(found: FoundByLayer, asked: Sequence[Asked], view: View) -> list[T
 def _supports(found: FoundByLayer) -> dict[LayerKey, list[dict[str, int]]]:
     """The rows behind each layer's scores, per text; texts that share a mask may share one entry."""
     known: dict[int, list[dict[str, int]]] = {}  # layers that share a mask share them
-    supports = {}
+    supports: dict[LayerKey, list[dict[str, int]]] = {}
     for heads in found.values():
         rows = id(heads.scores.support)
         if rows not in known:
