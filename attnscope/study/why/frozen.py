@@ -39,9 +39,9 @@ class FrozenNorms:
             handle.remove()
         self._handles.clear()
 
-    def forget(self) -> None:
-        """Forget the scales so far: what is run again begins here."""
-        self._found.clear()
+    def forget(self, but: nn.Module | None = None) -> None:
+        """Forget the scales so far: what is run again begins here. but: a norm whose scale is kept."""
+        self._found = {norm: found for norm, found in self._found.items() if norm is but}
 
     @contextmanager
     def again(self) -> Iterator[None]:
