@@ -131,6 +131,21 @@ class Written:
         share_C = self.shares(self.gradients(self.residuals[-1], along))
         return [torch.autograd.grad(share_C[one], along, retain_graph=True)[0][0] for one in chosen]
 
+    @property
+    def tokens(self) -> int:
+        """How many there are in the layer's residual."""
+        return self.residuals[-1].shape[1]
+
+    def nothing(self) -> AttentionSpec:
+        """The layer's call on a residual of 0: what its own biases give."""
+        return self.again(torch.zeros_like(self.residuals[-1]))
+
+    def replaced(self, row: int, added_E: Tensor) -> AttentionSpec:
+        """The layer's call with something added to a token's residual, each norm with a scale of its own."""
+        residual_BTE = self.residuals[-1].detach().clone()
+        residual_BTE[0, row] += added_E
+        return self.again(residual_BTE, frozen=False)
+
     def again(self, residual_BTE: Tensor, frozen: bool = True) -> AttentionSpec:
         """The layer's call on another residual; frozen: with the scales that the norms had."""
         assert self.rerun is not None
@@ -148,6 +163,11 @@ class WrittenSides:
     spec: AttentionSpec
     query: Written
     key: Written | None
+
+    @property
+    def crosses(self) -> bool:
+        """Whether keys and queries are of two texts."""
+        return self.key is not self.query
 
     def side(self, name: str) -> Written:
         """What writes the residual of the `key` or of the `query`. Raises ModelError where that is not seen."""
