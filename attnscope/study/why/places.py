@@ -169,9 +169,7 @@ class _Seen:
         residual = self.given.get(runs[-1].block)
         within = before or residual is None or residual.ndim != 3
         attention = frozenset(one.module for one in self.events if not isinstance(one, nn.Module))
-        return HeadPlace(
-            self.target.module, self.stack, self.layer, query, key, within, self.norm, tail, attention
-        )
+        return HeadPlace(self.target.module, self.stack, self.layer, query, key, within, self.norm, tail, attention)
 
     def _groups(self) -> dict[nn.Module, str]:
         """{block: the part that it is of}, of all blocks in the lists whose parts attend."""
