@@ -23,6 +23,7 @@ from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import calls_interface, listen, listening, running
 from attnscope.stacks import ENCODER
 from attnscope.study.why.frozen import FrozenNorms, is_norm
+from attnscope.study.why.gates import FrozenGates
 from attnscope.study.why.places import (
     ANOTHER,
     LOST,
@@ -98,7 +99,7 @@ class _Pass:
     """One pass up to the attention of a layer, and the hooks that make it one that can be asked."""
 
     def __init__(self, loaded: LoadedModel, place: HeadPlace, norms: FrozenNorms) -> None:
-        self.model, self.place, self.norms = loaded.model, place, norms
+        self.model, self.place, self.norms, self.gates = loaded.model, place, norms, FrozenGates()
         plain = loaded.geometry.stack
         self.tracks = {
             one.group: _Track(one, plain, one is place.query, place.within or one is not place.query)
@@ -141,7 +142,8 @@ class _Pass:
     def _listen(self, reads: Tensor, inputs: Mapping[str, Any]) -> None:
         engine = replace(UNCHECKED, change=self._vary)
         try:
-            listen(self.model, reads, self._reached, engine=engine, gradients=True, **inputs)
+            with self.gates:
+                listen(self.model, reads, self._reached, engine=engine, gradients=True, **inputs)
         except _ReachedError:
             return
         raise ModelError(f"layer {self.place.layer} made no attention call", "choose another layer")
@@ -155,7 +157,7 @@ class _Pass:
             raise ModelError(f"{LOST}: its blocks are not given one vector per token", ANOTHER)
         residual = track.enter(residual)
         if track.at_last and not self.place.within:
-            self.norms.forget()
+            self._forget()
             self.given = args, kwargs
         return with_hidden(args, kwargs, residual)
 
@@ -179,7 +181,7 @@ class _Pass:
         """Before the norm of what the layer is given: this is its residual."""
         given = hidden_of(args, kwargs)
         if given is not None and self.own.at_last and not self.own.closed:
-            self.norms.forget(but=self.place.tail)
+            self._forget()
             self.own.close(given)
 
     def _attend(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -188,7 +190,7 @@ class _Pass:
         if given is None or not self.own.at_last:
             return
         if not self.own.closed:
-            self.norms.forget(but=self.place.tail)
+            self._forget()
             self.own.close(given)
         self.given = args, kwargs
         across, states = self.tracks.get(ENCODER), states_of(module, args, kwargs)
@@ -209,6 +211,11 @@ class _Pass:
         if (call.stack, call.layer) == (self.place.stack, self.place.layer):
             self.spec = call.spec
             raise _ReachedError
+
+    def _forget(self) -> None:
+        """What is run again begins here; the end of an encoder, which is run before it, keeps the scale of its norm."""
+        self.norms.forget(but=self.place.tail)
+        self.gates.forget()
 
     def _again(self, residual: Tensor, frozen: bool) -> AttentionSpec:
         """The layer's call, where its block, or its norm and its module, is given another residual."""
@@ -244,6 +251,7 @@ class _Pass:
             stack.enter_context(listening(self.model, on_call, engine=UNCHECKED))
             if frozen:
                 stack.enter_context(self.norms.again())
+                stack.enter_context(self.gates.again())
             with suppress(_ReachedError):
                 run()
         return found[0]
