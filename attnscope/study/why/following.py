@@ -23,7 +23,7 @@ from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import calls_interface, listen, listening, running
 from attnscope.stacks import ENCODER
 from attnscope.study.why.frozen import FrozenNorms, is_norm
-from attnscope.study.why.gates import FrozenGates
+from attnscope.study.why.factors import FrozenFactors
 from attnscope.study.why.places import (
     ANOTHER,
     LOST,
@@ -99,7 +99,7 @@ class _Pass:
     """One pass up to the attention of a layer, and the hooks that make it one that can be asked."""
 
     def __init__(self, loaded: LoadedModel, place: HeadPlace, norms: FrozenNorms) -> None:
-        self.model, self.place, self.norms, self.gates = loaded.model, place, norms, FrozenGates()
+        self.model, self.place, self.norms, self.factors = loaded.model, place, norms, FrozenFactors()
         plain = loaded.geometry.stack
         self.tracks = {
             one.group: _Track(one, plain, one is place.query, place.within or one is not place.query)
@@ -142,7 +142,7 @@ class _Pass:
     def _listen(self, reads: Tensor, inputs: Mapping[str, Any]) -> None:
         engine = replace(UNCHECKED, change=self._vary)
         try:
-            with self.gates:
+            with self.factors:
                 listen(self.model, reads, self._reached, engine=engine, gradients=True, **inputs)
         except _ReachedError:
             return
@@ -192,6 +192,7 @@ class _Pass:
         if not self.own.closed:
             self._forget()
             self.own.close(given)
+        self.factors.forget()
         self.given = args, kwargs
         across, states = self.tracks.get(ENCODER), states_of(module, args, kwargs)
         if self.place.crosses and across is not None and states is not None:
@@ -215,30 +216,27 @@ class _Pass:
     def _forget(self) -> None:
         """What is run again begins here; the end of an encoder, which is run before it, keeps the scale of its norm."""
         self.norms.forget(but=self.place.tail)
-        self.gates.forget()
+        self.factors.forget()
 
     def _again(self, residual: Tensor, frozen: bool) -> AttentionSpec:
         """The layer's call, where its block, or its norm and its module, is given another residual."""
 
-        def run() -> None:
+        def given() -> Any:
             hidden = self.place.norm(residual) if self.place.within and self.place.norm is not None else residual
-            args, kwargs = with_hidden(*self.given, hidden)
-            module = self.place.module if self.place.within else self.place.query.runs[-1].block
-            module(*args, **kwargs)
+            return with_hidden(*self.given, hidden)
 
-        return self._called(run, frozen)
+        return self._called(self.place.module if self.place.within else self.place.query.runs[-1].block, given, frozen)
 
     def _again_across(self, residual: Tensor, frozen: bool) -> AttentionSpec:
         """The layer's call, where its module is given what the end of the encoder makes of another residual."""
 
-        def run() -> None:
+        def given() -> Any:
             states = residual if self.place.tail is None else self.place.tail(residual)
-            args, kwargs = with_states(*self.given, self.states, states)
-            self.place.module(*args, **kwargs)
+            return with_states(*self.given, self.states, states)
 
-        return self._called(run, frozen)
+        return self._called(self.place.module, given, frozen)
 
-    def _called(self, run: Callable[[], None], frozen: bool) -> AttentionSpec:
+    def _called(self, module: nn.Module, given: Callable[[], Any], frozen: bool) -> AttentionSpec:
         found: list[AttentionSpec] = []
 
         def on_call(call: AttentionCall) -> None:
@@ -251,9 +249,11 @@ class _Pass:
             stack.enter_context(listening(self.model, on_call, engine=UNCHECKED))
             if frozen:
                 stack.enter_context(self.norms.again())
-                stack.enter_context(self.gates.again())
+            args, kwargs = given()
+            if frozen:
+                stack.enter_context(self.factors.again())
             with suppress(_ReachedError):
-                run()
+                module(*args, **kwargs)
         return found[0]
 
 

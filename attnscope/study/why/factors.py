@@ -1,7 +1,7 @@
-"""The gates of a model while it runs: what an activation gives of the residual is a constant, as a norm's scale is.
+"""The factors of a model while it runs: what an activation gives, and one over the size of a vector, are constants.
 
-Hyper-connections mix their streams by sigmoids of them, and gated norms multiply by one: a factor in front of the
-residual, not a part of it.
+Hyper-connections mix their streams by sigmoids of them, gated norms multiply by one, and norms of a family's own
+divide by a size: a factor in front of the residual, not a part of it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-ACTIVATIONS = frozenset(
+FACTORS = frozenset(
     """
+    rsqrt norm vector_norm linalg_vector_norm linalg_norm
     sigmoid sigmoid_ tanh tanh_ relu relu_ silu gelu softmax log_softmax softplus elu selu celu leaky_relu mish
     hardsigmoid hardswish hardtanh relu6 logsigmoid softsign
     """.split()  # noqa: SIM905
 )
 
 
-class FrozenGates(TorchFunctionMode):
-    """While open, no gradient passes an activation; the values stay what they are.
+class FrozenFactors(TorchFunctionMode):
+    """While open, no gradient passes a factor; the values stay what they are.
 
-    `again` runs code on other values with what its activations gave the first time, in the order of their calls.
+    `again` runs code on other values with the factors that it had the first time, in the order of their calls.
     """
 
     def __init__(self) -> None:
@@ -33,12 +34,12 @@ class FrozenGates(TorchFunctionMode):
         self._again: Iterator[Tensor] | None = None
 
     def forget(self) -> None:
-        """Forget the activations so far: what is run again begins here."""
+        """Forget the factors so far: what is run again begins here."""
         self._found = []
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """A block in which activations give what they gave since `forget`."""
+        """A block in which factors are those since `forget`."""
         self._again = iter(self._found)
         try:
             with self:
@@ -54,7 +55,7 @@ class FrozenGates(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") not in ACTIVATIONS or not isinstance(given, Tensor):
+        if getattr(func, "__name__", "") not in FACTORS or not isinstance(given, Tensor):
             return given
         if self._again is None:
             self._found.append(given.detach())
