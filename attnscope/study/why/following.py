@@ -22,8 +22,8 @@ from attnscope.errors import ModelError
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import calls_interface, listen, listening, running
 from attnscope.stacks import ENCODER
-from attnscope.study.why.frozen import FrozenNorms, is_norm
 from attnscope.study.why.factors import FrozenFactors
+from attnscope.study.why.frozen import FrozenNorms, is_norm
 from attnscope.study.why.places import (
     ANOTHER,
     LOST,
@@ -53,6 +53,17 @@ def written(
     reads, inputs: what the model's forward is given first, and beside it. Raises ModelError for a family whose residual
     cannot be followed.
     """
+    with ExitStack() as opened:
+        found = opened.enter_context(_one_pass(loaded, reads, inputs, stack, layer))
+        if found.keys_of is not None:
+            found = found.with_keys(opened.enter_context(_one_pass(loaded, reads, inputs, stack, found.keys_of)))
+        yield found
+
+
+@contextmanager
+def _one_pass(
+    loaded: LoadedModel, reads: Tensor, inputs: Mapping[str, Any], stack: str, layer: int
+) -> Iterator[WrittenSides]:
     if not calls_interface(loaded.model):
         raise ModelError(f"{loaded.geometry.model_type} attends where its q and k are not seen", ANOTHER)
     place = place_of(loaded, reads, inputs, stack, layer)
@@ -119,7 +130,7 @@ class _Pass:
         query = self.own.written
         query.rerun = self._again
         if not self.place.crosses:
-            return WrittenSides(self.spec, query, query)
+            return WrittenSides(self.spec, query, query, query.made_keys(self.spec))
         if self.place.key is None:
             return WrittenSides(self.spec, query, None)
         key = self.tracks[self.place.key.group].written

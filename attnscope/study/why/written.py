@@ -6,7 +6,7 @@ Shapes: B text (one), T token, K key, H head, V width of v, E model width, C com
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -131,6 +131,13 @@ class Written:
         share_C = self.shares(self.gradients(self.residuals[-1], along))
         return [torch.autograd.grad(share_C[one], along, retain_graph=True)[0][0] for one in chosen]
 
+    def made_keys(self, spec: AttentionSpec) -> int | None:
+        """The earlier layer that made the keys of a call, where its own layer did not."""
+        if spec.k_BGKD.requires_grad:
+            return None
+        earlier = [call for _, call in self.heads if call.spec is not None]
+        return next((one.layer for one in reversed(earlier) if _equal(one.spec, spec)), None)
+
     @property
     def tokens(self) -> int:
         """How many there are in the layer's residual."""
@@ -157,12 +164,25 @@ class Written:
 class WrittenSides:
     """One pass up to an attention: its call, and what writes the residuals of its queries and of its keys.
 
-    Both are one residual, but for a cross layer; key is None where what an encoder's heads write is not seen.
+    Both are one residual, but for a cross layer; key is None where what an encoder's heads write is not seen. keys_of:
+    an earlier layer whose keys the attention uses.
     """
 
     spec: AttentionSpec
     query: Written
     key: Written | None
+    keys_of: int | None = None
+
+    def with_keys(self, made: WrittenSides) -> WrittenSides:
+        """The same with the keys as another pass has them, up to the layer that made them."""
+        assert made.key is not None
+        spec, rerun = replace(self.spec, k_BGKD=made.spec.k_BGKD), made.key.rerun
+        assert rerun is not None
+
+        def with_query(residual_BTE: Tensor, frozen: bool) -> AttentionSpec:
+            return replace(self.spec, k_BGKD=rerun(residual_BTE, frozen).k_BGKD)
+
+        return WrittenSides(spec, self.query, replace(made.key, rerun=with_query))
 
     @property
     def crosses(self) -> bool:
@@ -175,6 +195,10 @@ class WrittenSides:
         if found is None:
             raise ModelError("what the heads of this encoder write is not seen", "ask for {side=query}")
         return found
+
+
+def _equal(one: AttentionSpec | None, other: AttentionSpec) -> bool:
+    return one is not None and one.k_BGKD.shape == other.k_BGKD.shape and torch.equal(one.k_BGKD, other.k_BGKD)
 
 
 def _output(call: AttentionCall) -> Tensor:
