@@ -142,6 +142,11 @@ def taken_apart(run: Run, head: str, asked: WhyOptions) -> Why:
     stack, layer, number = one_head(head, geometry)
     meant = run.asked[stack]
     assert meant.chosen.query is not None
+    if meant.chosen.nothing:
+        named = " or ".join(
+            f"{what} {one}" for what, one in (("query", asked.query), ("key", asked.key)) if one is not None
+        )
+        raise UsageError(f"{named} means no token that {stack} layers read, expected one of each", ONE)
     logit = AskedLogit(
         layer,
         number,
@@ -174,8 +179,7 @@ def one_head(text: str, geometry: ModelGeometry) -> tuple[str, int, int]:
 def _one(what: str, prompt: Prompt, found: Found) -> int:
     """The one token that was meant."""
     if len(found.positions) != 1:
-        means = described(prompt, found) if found.positions else "no token of this text"
-        raise UsageError(f"{what} {found.expression} means {means}, expected one token", ONE)
+        raise UsageError(f"{what} {found.expression} means {described(prompt, found)}, expected one token", ONE)
     return found.positions[0]
 
 
