@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from attnscope.ask import Text
     from attnscope.drawing import Picture
     from attnscope.media.picture import PictureSource
-    from attnscope.model.geometry import ModelGeometry
+    from attnscope.model.geometry import Geometry
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe import Asked
     from attnscope.run import Run
@@ -163,7 +163,7 @@ def taken_apart(run: Run, head: str, asked: WhyOptions) -> Why:
     return Why(parts_of(run.loaded, reads, logit, **inputs), texts, run.loaded.name)
 
 
-def one_head(text: str, geometry: ModelGeometry) -> tuple[str, int, int]:
+def one_head(text: str, geometry: Geometry) -> tuple[str, int, int]:
     """The stack, layer and head that `L2H3`, `2.3` or `cross L2H3` names; UsageError unless it is exactly one."""
     if "@" in text:
         raise UsageError(f"head {text} names a role, expected one head", "write it as L2H3 or 2.3")

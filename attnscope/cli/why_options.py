@@ -56,7 +56,15 @@ class Logit(OneHead, Question):
         from attnscope.calls.why import WhyOptions
 
         how = (self.query, self.key, self.against, self.side, self.by, self.verify)
-        found = WhyOptions(*how, groups, generate=asked.generate, **asked.how)
+        found = WhyOptions(
+            *how,
+            groups,
+            chat=asked.chat,
+            truncate=asked.truncate,
+            target=asked.target,
+            picture=asked.picture or None,
+            generate=asked.generate,
+        )
         found.check()
         return found
 

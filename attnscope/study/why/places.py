@@ -161,7 +161,8 @@ class _Seen:
         groups = self._groups()
         runs, before = self._until(groups, group_of(self.stack))
         query = Course(group_of(self.stack), _named(group_of(self.stack), plain), runs)
-        key, tail = query, None
+        key: Course | None = query
+        tail = None
         if is_cross(self.stack):
             every, _ = self._until(groups, ENCODER)
             key = Course(ENCODER, _named(ENCODER, plain), every) if every else None
