@@ -6,13 +6,12 @@ from attnscope.errors import ModelError
 from attnscope.model.task import task_of
 from attnscope.study.why.parts import AskedLogit, parts_of
 from helpers.families import BYPASS, tiny_config
-from helpers.parity_models import DECODERS, TYPES, as_loaded, ids_for, roused_model
+from helpers.parity_models import TYPES, as_loaded, ids_for, roused_model
 from helpers.stack_families import OVERRIDES, inputs_of, tiny
 from helpers.stack_families import TYPES as STACK_TYPES
 from helpers.stack_families import ids as stack_ids
+from helpers.why_families import QUERY, last_of
 
-QUERY = 15
-LAYERS = 4  # of a stack; keys may be an earlier layer's
 REFUSED = {  # and what is said
     "blt": "its layers are over bytes and patches of them",
     "hrm_text": "a block is run without gradients",  # its own code forbids them, and two residuals feed each other
@@ -31,25 +30,12 @@ UNSEEN = {  # families that attend outside the interface, and what is said of a 
     **dict.fromkeys(("fsmt", "led", "mvp", "prophetnet", "t5gemma2"), "attends where its q and k are not seen"),
     "pegasus_x": "what the heads of this encoder write is not seen",
 }
-SEEN = sorted(set(TYPES) - set(BYPASS) - set(DECODERS))
-
-
-def last_of(model, ids, query=QUERY, stack=None, sides=("key", "query"), **inputs):
-    """The last layer of a stack, by both sides; its largest error as a share of the sum of |terms|."""
-    loaded = as_loaded(model)
-    layers = loaded.geometry.heads_of_stacks[stack or loaded.geometry.stack]
-    layer, heads = [(layer, heads) for layer, heads in layers.items() if heads][-1]
-    errors = []
-    for side in sides:
-        found = parts_of(loaded, ids, AskedLogit(layer, heads - 1, query, side=side, stack=stack), **inputs)
-        assert len(found.components) > min(layer, LAYERS)  # a row for what each earlier block writes
-        errors.append(abs(found.sum - found.logit) / abs(found.contribution_N).sum())
-    return max(errors)
+SEEN = sorted(set(TYPES) - set(BYPASS))
 
 
 @pytest.mark.parametrize("family", sorted(set(SEEN) - REFUSED.keys()))
 def test_contributions_sum_to_the_logit(family):
-    assert last_of(roused_model(family), ids_for(family)[0].tolist()) < 1e-5
+    assert last_of(roused_model(family), ids_for(family)) < 1e-5
 
 
 @pytest.mark.parametrize("family", REFUSED)
@@ -156,8 +142,18 @@ def test_what_all_keys_share_is_a_row_where_there_is_a_sink_logit():
     assert "all keys" not in {one.name for one in against.components}  # one other key is not all
 
 
+@pytest.mark.parametrize("family", ["gpt_oss", "granite_swa"])  # sinks take their share of rows, or of the output
+def test_the_tokens_of_a_head_with_a_sink_logit_sum_to_it(family):
+    loaded, ids = as_loaded(roused_model(family)), ids_for(family)[0].tolist()
+    whole, split = (parts_of(loaded, ids, AskedLogit(3, 1, QUERY, 13, by_tokens=by)) for by in (False, True))
+    sums = dict.fromkeys((one.name for one in whole.components), 0.0)
+    for one, value in zip(split.components, split.contribution_N, strict=True):
+        sums[one.name] += float(value)
+    assert list(sums.values()) == pytest.approx(whole.contribution_N.tolist(), abs=1e-5)
+
+
 def test_the_counts_are_what_was_promised():
     assert len(ENCODERS) == 31
-    assert len(SEEN) - len(REFUSED) >= 147
+    assert len(SEEN) - len(REFUSED) == 157
     assert len(REFUSED) == 3
     assert len(SEQ2SEQ) - len(UNSEEN) >= 17

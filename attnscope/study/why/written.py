@@ -224,6 +224,7 @@ def _by_token(call: AttentionCall, gradient_BTHV: Tensor | None) -> Tensor:
     rows = torch.nonzero(gradient_HTV.abs().sum((0, 2)))[:, 0].tolist()
     for start in range(min(rows, default=0), max(rows, default=-1) + 1, ROWS):
         stop = min(start + ROWS, output.shape[1])
-        weights_HQK = exact(spec.weights(start, stop)[0])
+        weights_HQK, shares_BHQ1 = exact(spec.weights(start, stop)[0]), spec.output_shares(start, stop)
+        weights_HQK = weights_HQK if shares_BHQ1 is None else weights_HQK * exact(shares_BHQ1[0])
         found_HK += (weights_HQK * (gradient_HTV[:, start:stop] @ v_HKV.mT)).sum(1)
     return found_HK
