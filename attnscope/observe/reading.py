@@ -84,7 +84,7 @@ class Reading:
         """What gives what a whole weight on a key adds to a logit, where logits are asked about."""
         if self.directions is None:
             return None
-        return partial(self.directions.written, call.module, shown_values(call).v_BGKV)
+        return partial(self.directions.written, call.module, shown_values(call))
 
     def _keep(self, ready: Mapping[LayerKey, Mapping[str, Any]]) -> None:
         for key, things in ready.items():
