@@ -75,7 +75,8 @@ From the measurements of `tests/test_study_families.py`, of the same tiny models
 type. *frozen*: what the heads' outputs pass as well as the output projection, and stays as it was in the intact pass.
 *direct* is a column of [`ablate`](ablate.md#what-a-head-writes-itself), *relations --weights
 logit* the same by key, *copying* a probe of [`scan`](atlas.md), *--weights value* the norm of what keys write; *before
-the norm* is the norm of v W_O before another module norms it.
+the norm* is the norm of v W_O before another module norms it. [*why*](why.md): how far the contributions to a logit of
+the last layer are from it, as a share of the sum of their sizes; the larger of both sides, the key's and the query's.
 Of {types} types {counts}.
 """
 )
@@ -85,16 +86,19 @@ def studies_table(of_type: Callable[[str], Studied] = study) -> str:
     """The third part of the document."""
     found = {name: of_type(name) for name in TYPES}
     yes = [f"{sum(one.answers(name) for one in found.values())} have *{name}*" for name in STUDIES]
-    columns = f"| type | frozen | {' | '.join(STUDIES)} | remarks |\n|---|---|{'---|' * len(STUDIES)}---|"
+    yes.append(f"{sum(FIGURE.fullmatch(one.why) is not None for one in found.values())} *why*")
+    columns = f"| type | frozen | {' | '.join(STUDIES)} | why | remarks |\n|---|---|{'---|' * len(STUDIES)}---|---|"
     rows = [study_row(name, one) for name, one in found.items()]
     return "\n".join([STUDIED_HEAD.format(types=len(TYPES), counts=", ".join(yes)), columns, *rows])
 
 
 def study_row(name: str, one: Studied) -> str:
-    """A row of the third part: which studies say something of a type, and why others do not."""
+    """A row of the third part: which studies say something of a type, how exact `why` is, and why others do not."""
     cells = [said if one.answers(study) else "-" for study, said in one.studies.items()]
-    why = dict.fromkeys(SAID.sub("", said) for study, said in one.studies.items() if not one.answers(study))
-    return f"| {name} | {one.frozen} | {' | '.join(cells)} | {'; '.join(why)} |"
+    known = FIGURE.fullmatch(one.why) is not None
+    reasons = [said for study, said in one.studies.items() if not one.answers(study)] + [one.why] * (not known)
+    said = "; ".join(dict.fromkeys(SAID.sub("", reason) for reason in reasons))
+    return f"| {name} | {one.frozen} | {' | '.join(cells)} | {one.why if known else '-'} | {said} |"
 
 
 REMARKS = {

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Literal
 
 import attnscope
-from attnscope.errors import InputError, UsageError
+from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.model.loaded import LoadedModel
@@ -14,6 +14,7 @@ from attnscope.seam.projection import output_projections
 from attnscope.study.ablation.way import norms_after_attention, way_to_logits
 from attnscope.study.atlas.copying import copying_of
 from helpers.parity_models import DECODERS, ids_for, roused_model
+from helpers.why_families import last_of
 
 STUDIES = ("direct", "relations --weights logit", "copying", "--weights value")
 FEW = 8  # tokens
@@ -21,10 +22,14 @@ FEW = 8  # tokens
 
 @dataclass(frozen=True)
 class Studied:
-    """One type: what is frozen on the way from its heads, and for each study `yes`, or why not, by its column."""
+    """One type: what is frozen on the way from its heads, and for each study `yes`, or why not, by its column.
+
+    why: how far the contributions to a logit are from it, as a share of their sizes, or why they are not known.
+    """
 
     frozen: str
     studies: dict[str, str]
+    why: str
 
     def answers(self, name: str) -> bool:
         """Whether a study says something of it."""
@@ -34,7 +39,8 @@ class Studied:
 def study(model_type: str) -> Studied:
     """Ask one family for each study."""
     if model_type in DECODERS:
-        return Studied("", dict.fromkeys(STUDIES, "reads several rows of ids for one text"))
+        several = "reads several rows of ids for one text"
+        return Studied("", dict.fromkeys(STUDIES, several), why_error(model_type))
     model = roused_model(model_type)
     loaded, ids = wrap(model, _demo().tokenizer), ids_for(model_type)[0].tolist()[:FEW]
     way, copying, norms = way_to_logits(loaded, ids), copying_of(loaded, ids), norms_after_attention(loaded, ids)
@@ -47,7 +53,15 @@ def study(model_type: str) -> Studied:
         "before the norm" if norms and values == "yes" else values,
     )
     frozen = ["gate or norm before the projection"] * gated + ["norm after it"] * bool(norms)
-    return Studied(", ".join(frozen), dict(zip(STUDIES, found, strict=True)))
+    return Studied(", ".join(frozen), dict(zip(STUDIES, found, strict=True)), why_error(model_type))
+
+
+def why_error(model_type: str) -> str:
+    """The error of the sum of contributions to a logit of the last layer, or in words why there is no such sum."""
+    try:
+        return f"{last_of(roused_model(model_type), ids_for(model_type)):.1e}"
+    except ModelError as error:
+        return str(error).partition(";")[0]
 
 
 @cache
