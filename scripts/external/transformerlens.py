@@ -1,4 +1,4 @@
-"""TransformerLens judges patterns, head outputs, scores of its detector, ablation, attribution, patched pairs, and logits.
+"""TransformerLens judges patterns, head outputs, its detector's scores, ablation, attribution, patches and logits.
 
 Shapes: B text, T token, H head, N head of all layers, Q query, K key, D width of a head.
 """
