@@ -97,9 +97,9 @@ def why(model: LoadedModel, text: Text, head: str, **options: Unpack[WhyFields])
     """Why a head looks where it looks: a logit before the softmax, taken apart by what wrote its key or query.
 
     head: as `L3H0` or `3.0`. options: the fields of `WhyOptions`: query, key, against, side, by, verify, define, chat,
-    truncate. Raises UsageError for what is not one head or one token, for an option that does not exist and for half
-    precision; InputError for a key that the query does not see; ModelError for an encoder-decoder, and for a family
-    whose contributions do not sum to the logit.
+    truncate. Raises UsageError for what is not one head or one token, for an option that does not exist, for half
+    precision and for quantized weights; InputError for a key that the query does not see; ModelError for an
+    encoder-decoder, and for a family whose contributions do not sum to the logit.
 
         >>> attnscope.why(attnscope.load("demo"), "the bank of the river, the bank", "L3H0").table().to_pandas()
     """

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.model.quantised import is_quantised
 from attnscope.seam.modules import HALF
 from attnscope.study.why.sides import OneSided, exact, keys_of, one_sided, position_term, visible_keys
 from attnscope.study.why.written import Component, Written, written
@@ -94,8 +95,8 @@ class LogitParts:
 
 
 def parts_of(loaded: LoadedModel, ids: Sequence[int], asked: AskedLogit) -> LogitParts:
-    """Take a logit apart. Raises InputError for a key that the query does not see, UsageError for half precision,
-    ModelError for a family whose contributions do not sum to the logit."""
+    """Take a logit apart. Raises InputError for a key that the query does not see, UsageError for half precision
+    and quantized weights,     ModelError for a family whose contributions do not sum to the logit."""
     check_model(loaded)
     with written(loaded, ids, asked.layer) as found:
         spec = _spec(found)
@@ -125,6 +126,10 @@ def check_model(loaded: LoadedModel) -> None:
     if next(loaded.model.parameters()).dtype in HALF:
         raise UsageError(
             f"in {loaded.dtype} the contributions do not sum to the logit", "load the model with {dtype=float32}"
+        )
+    if is_quantised(loaded.model):
+        raise UsageError(
+            "with quantized weights the contributions do not sum to the logit", "load the model without {quantize}"
         )
 
 
