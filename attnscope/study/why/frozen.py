@@ -62,7 +62,7 @@ class FrozenNorms:
             found = next(self._again.get(module, iter(())), None)
             return None if found is None else found[0].frozen(x.float(), found[1]).to(output.dtype)
         with torch.no_grad():
-            norm = norm_of(module, *map(_some_rows, (x, output)), _close)
+            norm = norm_of(module, _some_rows(x), _some_rows(output), _close)
             if norm is None:
                 return None
             scale = norm.scale(x.float(), output.float())
