@@ -111,8 +111,8 @@ def why(model: LoadedModel, text: Text, head: str, **options: Unpack[WhyFields])
 
     head: as `L3H0`, `3.0` or `cross L3H0`. options: the fields of `WhyOptions`: query, key, against, side, by, verify,
     define, chat, truncate, target, picture, generate. Raises UsageError for what is not one head or one token, for an
-    option that does not exist and for half precision; InputError for a key that the query does not see; ModelError for
-    a family whose contributions do not sum to the logit.
+    option that does not exist, for half precision and for quantized weights; InputError for a key that the query does
+    not see; ModelError for a family whose contributions do not sum to the logit.
 
         >>> attnscope.why(attnscope.load("demo"), "the bank of the river, the bank", "L3H0").table().to_pandas()
     """

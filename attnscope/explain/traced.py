@@ -20,7 +20,8 @@ from attnscope.errors import ModelError, UsageError
 from attnscope.explain.attention import QKV, Attention, attention_steps, concatenation
 from attnscope.explain.projections import after_values, attention_of_layer, before_scores, observed_heads
 from attnscope.explain.steps import Explanation, Observed, Step, check_query
-from attnscope.parity.given import given_of, is_quantised, mask_of, precise
+from attnscope.model.quantised import is_quantised
+from attnscope.parity.given import given_of, mask_of, precise
 from attnscope.reference.given import Given, UnreadableError
 from attnscope.reference.layouts import layout_of
 from attnscope.seam.call import AttentionCall

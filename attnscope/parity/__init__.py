@@ -26,9 +26,9 @@ from torch import Tensor
 
 from attnscope.callable_room import callable_room
 from attnscope.errors import UsageError
+from attnscope.model.quantised import is_quantised
 from attnscope.parity.arranged import arrangements_of
 from attnscope.parity.comparing import Comparison
-from attnscope.parity.given import is_quantised
 from attnscope.parity.unshown import on_trust, too_short
 from attnscope.parity.verdicts import ATOL, Difference, LayerParity, Level, ParityReport
 from attnscope.parity.whole import check_whole

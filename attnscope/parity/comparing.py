@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from attnscope.model.quantised import is_quantised
 from attnscope.model.task import stack_config
 from attnscope.parity.arranged import PLAIN, Arrangement
 from attnscope.parity.differences import Tolerance, difference, judged, largest_size, of_heads, output_difference
 from attnscope.parity.expected import Expected, dtype_of, from_call, from_weights
-from attnscope.parity.given import is_quantised
 from attnscope.parity.verdicts import ATOL, Difference, LayerParity, Level
 from attnscope.reference.given import UnreadableError
 from attnscope.reference.layouts import layout_of

@@ -29,10 +29,10 @@ from attnscope.errors import MemoryLimitError, ModelError, UsageError
 from attnscope.memory import free_memory, human_bytes, is_out_of_memory
 from attnscope.model.families import family
 from attnscope.model.loading import chosen_device, load_config, locate
+from attnscope.model.quantised import is_quantised
 from attnscope.model.task import chosen_task, model_class, task_of
 from attnscope.parity import alone
 from attnscope.parity.differences import Tolerance, output_difference
-from attnscope.parity.given import is_quantised
 from attnscope.parity.verdicts import WholeParity
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listening, running

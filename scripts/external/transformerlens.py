@@ -1,4 +1,4 @@
-"""TransformerLens judges patterns, head outputs, scores of its detector, ablation, attribution and patched pairs.
+"""TransformerLens judges patterns, head outputs, its detector's scores, ablation, attribution, patches and logits.
 
 Shapes: B text, T token, H head, N head of all layers, Q query, K key, D width of a head.
 """
@@ -26,6 +26,7 @@ from external.common import Check, Report, arguments
 from external.models import demo_folder, tiny
 from external.transformerlens_models import ANSWER, FOIL, TOKENS, Both, near
 from external.transformerlens_patching import patching
+from external.transformerlens_why import taken_apart
 
 ROUNDING = 2e-6  # of weights and outputs, in float32
 NATS = 1e-5
@@ -51,6 +52,7 @@ def main() -> None:
     ablation(report, models)
     attribution(report, models)
     patching(report, models)
+    taken_apart(report, models)
     report.write(asked.out)
 
 

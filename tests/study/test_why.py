@@ -9,6 +9,8 @@ import torch
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.model.loading import load
+from attnscope.model.options import LoadOptions
 from attnscope.seam.listen import listen
 from attnscope.study.why import factors, frozen
 from attnscope.study.why.parts import AskedLogit, parts_of
@@ -340,6 +342,14 @@ def test_what_cannot_be_asked_is_refused(demo):
         parts_of(demo, repeated(0), AskedLogit(3, 0, 5, 9))
     with pytest.raises(UsageError, match=r"in bfloat16 the contributions do not sum to the logit; .*float32"):
         parts_of(as_loaded(in_half(roused_model("llama"))), ids_for("llama")[0].tolist(), AskedLogit(1, 0, 5, 3))
+
+
+@pytest.mark.parametrize("quantize", ["8bit", "4bit"])
+def test_quantized_weights_are_refused(quantize):
+    """Products with 8-bit weights are rounded, and those with 4-bit weights have no gradient on the CPU."""
+    pytest.importorskip("bitsandbytes")
+    with pytest.raises(UsageError, match=r"with quantized weights the contributions do not sum .*; .*without"):
+        parts_of(load(LoadOptions(device="cpu", quantize=quantize)), repeated(0), AskedLogit(3, 0, 5, 3))
 
 
 def test_what_positions_add_is_read_off_the_bias_and_the_mask():

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.model.quantised import is_quantised
 from attnscope.seam.modules import HALF
 from attnscope.study.why.following import written
 from attnscope.study.why.sides import OneSided, exact, keys_of, one_sided, position_term, visible_keys
@@ -101,8 +102,8 @@ class LogitParts:
 
 
 def parts_of(loaded: LoadedModel, reads: Sequence[int] | Tensor, asked: AskedLogit, **inputs: Any) -> LogitParts:
-    """Take a logit apart. Raises InputError for a key that the query does not see, UsageError for half precision,
-    ModelError for a family whose contributions do not sum to the logit.
+    """Take a logit apart. Raises InputError for a key that the query does not see, UsageError for half precision and
+    quantized weights, ModelError for a family whose contributions do not sum to the logit.
 
     reads, inputs: the ids of a text, or what the model's forward is given first, and beside it: of an encoder-decoder,
     whose encoder reads the ids, `decoder_input_ids`.
@@ -137,6 +138,10 @@ def check_model(loaded: LoadedModel) -> None:
     if next(loaded.model.parameters()).dtype in HALF:
         raise UsageError(
             f"in {loaded.dtype} the contributions do not sum to the logit", "load the model with {dtype=float32}"
+        )
+    if is_quantised(loaded.model):
+        raise UsageError(
+            "with quantized weights the contributions do not sum to the logit", "load the model without {quantize}"
         )
 
 

@@ -50,7 +50,12 @@ def exact(x: Tensor) -> Tensor:
     >>> exact(torch.ones(1)).dtype
     torch.float64
     """
-    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
+    return x.to(widest(x.device))
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def keys_of(spec: AttentionSpec, head: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from attnscope.cells import head_name
 from attnscope.errors import ModelError
 from attnscope.study.why.places import ANOTHER, Course
-from attnscope.study.why.sides import exact
+from attnscope.study.why.sides import exact, widest
 
 if TYPE_CHECKING:
     from attnscope.attention.spec import AttentionSpec
@@ -105,11 +105,9 @@ class Written:
 
     def _given(self, gradients: Sequence[Tensor | None]) -> Tensor:
         residuals, heads = gradients[: len(self.residuals)], gradients[len(self.residuals) :]
-        whole = [_products(x, g).sum().cpu().double() for x, g in zip(self.residuals, residuals, strict=True)]
-        by_head = [
-            _products(_output(call), gradient).sum((0, 1, 3)).cpu().double()
-            for (_, call), gradient in zip(self.heads, heads, strict=True)
-        ]
+        pairs = zip(self.residuals, residuals, strict=True)
+        whole = [_products(x[:, :, None], None if g is None else g[:, :, None])[0] for x, g in pairs]
+        by_head = [_products(_output(call), one) for (_, call), one in zip(self.heads, heads, strict=True)]
         found = [whole[0][None]]
         for at in range(len(whole) - 1):
             of_heads = [one for (run, _), one in zip(self.heads, by_head, strict=True) if run == at]
@@ -206,8 +204,15 @@ def _output(call: AttentionCall) -> Tensor:
     return call.output_BQHV
 
 
-def _products(x: Tensor, gradient: Tensor | None) -> Tensor:
-    return exact(torch.zeros_like(x)) if gradient is None else exact(x.detach()) * exact(gradient)
+def _products(x_BTHV: Tensor, gradient_BTHV: Tensor | None) -> Tensor:
+    """(H,) float64 on the CPU: what each head gives, the sum of x times gradient over the tokens that it reaches."""
+    if gradient_BTHV is None:
+        return torch.zeros(x_BTHV.shape[2], dtype=torch.float64)
+    x_BTHV = x_BTHV.detach()
+    if not gradient_BTHV.requires_grad:  # of one key or query, nearly all rows are 0
+        row_R = torch.nonzero(gradient_BTHV[0].flatten(1).any(1))[:, 0]
+        x_BTHV, gradient_BTHV = (one.index_select(1, row_R) for one in (x_BTHV, gradient_BTHV))
+    return (x_BTHV * gradient_BTHV).sum((0, 1, 3), dtype=widest(x_BTHV.device)).cpu().double()
 
 
 @torch.no_grad()
