@@ -344,12 +344,14 @@ def test_what_cannot_be_asked_is_refused(demo):
         parts_of(as_loaded(in_half(roused_model("llama"))), ids_for("llama")[0].tolist(), AskedLogit(1, 0, 5, 3))
 
 
-@pytest.mark.parametrize("quantize", ["8bit", "4bit"])
-def test_quantized_weights_are_refused(quantize):
+@pytest.mark.parametrize(("quantize", "dtype"), [("8bit", "float32"), ("4bit", "float32"), ("4bit", "bfloat16")])
+def test_quantized_weights_are_refused(quantize, dtype):
     """Products with 8-bit weights are rounded, and those with 4-bit weights have no gradient on the CPU."""
     pytest.importorskip("bitsandbytes")
-    with pytest.raises(UsageError, match=r"with quantized weights the contributions do not sum .*; .*without"):
-        parts_of(load(LoadOptions(device="cpu", quantize=quantize)), repeated(0), AskedLogit(3, 0, 5, 3))
+    with pytest.raises(
+        UsageError, match=r"with quantized weights the contributions do not sum .*; choose weights that are not"
+    ):
+        parts_of(load(LoadOptions(device="cpu", quantize=quantize, dtype=dtype)), repeated(0), AskedLogit(3, 0, 5, 3))
 
 
 def test_what_positions_add_is_read_off_the_bias_and_the_mask():

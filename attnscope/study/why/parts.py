@@ -135,13 +135,13 @@ def check_model(loaded: LoadedModel) -> None:
     """Raise ModelError or UsageError for a model that cannot be asked."""
     loaded.check_queries("a logit taken apart")
     loaded.check_bare("a logit taken apart")
+    if is_quantised(loaded.model):
+        raise UsageError(
+            "with quantized weights the contributions do not sum to the logit", "choose weights that are not quantized"
+        )
     if next(loaded.model.parameters()).dtype in HALF:
         raise UsageError(
             f"in {loaded.dtype} the contributions do not sum to the logit", "load the model with {dtype=float32}"
-        )
-    if is_quantised(loaded.model):
-        raise UsageError(
-            "with quantized weights the contributions do not sum to the logit", "load the model without {quantize}"
         )
 
 
