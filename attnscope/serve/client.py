@@ -1,13 +1,14 @@
 """Asking a server: one ask goes, lines and stages come, and at last an observation. Without torch.
 
-    try:
-        seen = observed(options, ask, tell, check)
-    except UnansweredError as why:
-        ...  # as if there were no server
+try:
+    seen = observed(options, ask, tell, check)
+except UnansweredError as why:
+    ...  # as if there were no server
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from attnscope.model.options import LoadOptions
     from attnscope.observation import Observation
 
+logger = logging.getLogger("attnscope")
 VARIABLE = "ATTNSCOPE_NO_SERVER"
 CONNECT_SECONDS = 2.0
 
@@ -159,7 +161,7 @@ class _Answer:
         if kind == "said":
             self.tell.say(frame.header[1])
         elif kind == "warned":
-            self.tell.warn(frame.header[1])
+            logger.warning("%s", frame.header[1])
         elif kind == "prepared":
             self.check(unpacked(frame.header[1], frame.blobs))
             send(self.link, "go")

@@ -13,7 +13,17 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "accelerate", "safetensors", "peft", "bitsandbytes", "numba")
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "accelerate",
+    "safetensors",
+    "peft",
+    "bitsandbytes",
+    "numba",
+)
 VARIABLES = ("ATTNSCOPE_", "CUDA", "HF_", "HUGGINGFACE_", "KMP_", "MKL_", "NUMBA_", "NVIDIA_", "OMP_", "OPENBLAS_")
 VARIABLES += ("PYTORCH_", "TORCH", "TRANSFORMERS_", "TRITON_", "HOME", "XDG_CACHE_HOME", "TZ")
 OWN = ("ATTNSCOPE_NO_SERVER",)

@@ -33,7 +33,9 @@ def address() -> Path:
     found = folder()
     _check(found)
     if len(os.fsencode(found / SOCKET)) > LONGEST:
-        raise UsageError(f"the path of the socket is too long: {found / SOCKET}", "set XDG_RUNTIME_DIR to a shorter one")
+        raise UsageError(
+            f"the path of the socket is too long: {found / SOCKET}", "set XDG_RUNTIME_DIR to a shorter one"
+        )
     return found / SOCKET
 
 
@@ -44,7 +46,9 @@ def make_folder() -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise UsageError(f"cannot make {folder()}: {error.strerror}", "set XDG_RUNTIME_DIR to a folder of yours") from None
+        raise UsageError(
+            f"cannot make {folder()}: {error.strerror}", "set XDG_RUNTIME_DIR to a folder of yours"
+        ) from None
 
 
 def _check(place: Path) -> None:

@@ -63,7 +63,7 @@ class _Packing:
     blobs: list[memoryview] = field(default_factory=list)
 
     def said(self, value: Any) -> Any:
-        if value is None or isinstance(value, bool | int | float | str) and not isinstance(value, np.generic):
+        if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, np.generic)):
             return value
         if isinstance(value, np.generic):
             return self.said(value.item())
