@@ -13,19 +13,11 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-LIBRARIES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "numpy",
-    "accelerate",
-    "safetensors",
-    "peft",
-    "bitsandbytes",
-    "numba",
+LIBRARIES = "torch transformers tokenizers numpy accelerate safetensors peft bitsandbytes numba".split()  # noqa: SIM905
+VARIABLES = (  # what begins so
+    *("ATTNSCOPE_", "CUDA", "HF_", "HUGGINGFACE_", "KMP_", "MKL_", "NUMBA_", "NVIDIA_", "OMP_", "OPENBLAS_"),
+    *("PYTORCH_", "TORCH", "TRANSFORMERS_", "TRITON_", "HOME", "XDG_CACHE_HOME", "TZ"),
 )
-VARIABLES = ("ATTNSCOPE_", "CUDA", "HF_", "HUGGINGFACE_", "KMP_", "MKL_", "NUMBA_", "NVIDIA_", "OMP_", "OPENBLAS_")
-VARIABLES += ("PYTORCH_", "TORCH", "TRANSFORMERS_", "TRITON_", "HOME", "XDG_CACHE_HOME", "TZ")
 OWN = ("ATTNSCOPE_NO_SERVER",)
 MOST_FILES = 10_000
 

@@ -14,6 +14,7 @@ from attnscope.errors import UsageError
 
 SOCKET = "serve.sock"
 LOCAL_PEERCRED = 1  # of <sys/un.h>, on macOS
+SHORTER = "set XDG_RUNTIME_DIR to a folder of yours with a short path"
 LONGEST = 100  # bytes of a socket's path: the kernel takes 104 or 108
 
 
@@ -33,9 +34,7 @@ def address() -> Path:
     found = folder()
     _check(found)
     if len(os.fsencode(found / SOCKET)) > LONGEST:
-        raise UsageError(
-            f"the path of the socket is too long: {found / SOCKET}", "set XDG_RUNTIME_DIR to a shorter one"
-        )
+        raise UsageError(f"the path of the socket is too long: {found / SOCKET}", SHORTER)
     return found / SOCKET
 
 
@@ -46,9 +45,7 @@ def make_folder() -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise UsageError(
-            f"cannot make {folder()}: {error.strerror}", "set XDG_RUNTIME_DIR to a folder of yours"
-        ) from None
+        raise UsageError(f"cannot make {folder()}: {error.strerror}", SHORTER) from None
 
 
 def _check(place: Path) -> None:

@@ -35,10 +35,10 @@ POLL_SECONDS = 0.5
 
 @dataclass
 class Model:
-    """A model that is held: how it was loaded, from which files."""
+    """A model that is held: how it was loaded, from which files. asked: the options by which it is found."""
 
-    name: str
     options: LoadOptions
+    asked: LoadOptions
     files: identity.Files
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -98,9 +98,14 @@ class Server:
         if options.trust_remote_code or options.allow_pickle:
             raise UsageError("a server runs no code of a model, and reads no pickle", "leave out that option")
         source = locate(options)
-        model = Model(options.model, pinned(options, source), files_of(source))
+        model = Model(options, pinned(options, source), files_of(source))
         self._load(model)
         self.models.append(model)
+
+    @property
+    def names(self) -> list[str]:
+        """The models that are held, as they were named."""
+        return [one.options.model for one in self.models]
 
     def serve(self) -> None:
         """Answer until somebody asks to stop, or nobody asked for so long."""
@@ -111,6 +116,10 @@ class Server:
                 if selector.select(POLL_SECONDS):
                     with suppress(OSError):
                         self._accept(self._socket.accept()[0])
+
+    def stop(self) -> None:
+        """End `serve` soon."""
+        self._stop.set()
 
     def _is_idle(self) -> bool:
         waits = self._turn.locked()
@@ -187,7 +196,7 @@ class Server:
         except AttnscopeError as error:
             raise _Unheld(str(error)) from error
         for model in self.models:
-            if replace(model.options, offline=asked.offline, revision=asked.revision) == asked:
+            if replace(model.asked, offline=asked.offline) == asked:
                 if model.files != files_of(source):
                     raise _Unheld("the files of the model have changed since the server loaded them")
                 return model
@@ -243,7 +252,7 @@ class Server:
         if kind == "error":
             raise getattr(errors, value[0])(*value[1:])
         if kind == "no":
-            raise ModelError(f"{model.name} was not loaded: {value}", "name another model, or free memory")
+            raise ModelError(f"{model.options.model} was not loaded: {value}", "name another model, or free memory")
         model.facts = value
 
     def status(self) -> dict[str, Any]:
@@ -254,7 +263,7 @@ class Server:
             "answered": self.answered,
             "busy": self._turn.locked(),
             "memory_bytes": _resident(self._worker.process.pid),
-            "models": [{"name": one.name, **one.facts} for one in self.models],
+            "models": [{"name": one.options.model, **one.facts} for one in self.models],
         }
 
 
@@ -266,7 +275,7 @@ def pinned(options: LoadOptions, source: Source) -> LoadOptions:
     """The options with the model's own folder as its name, so that two spellings of one are the same."""
     folder = source.adapter.folder if source.adapter else source.gguf or source.folder
     base = None if source.adapter is None else str(_real(source.gguf or source.folder))
-    return replace(options, model=str(_real(folder)), base=base)
+    return replace(options, model=str(_real(folder)), base=base, revision=source.revision)
 
 
 def files_of(source: Source) -> identity.Files:

@@ -51,8 +51,8 @@ class Link(Teller):
     def __init__(self, link: socket.socket) -> None:
         self.link = link
         self.questions: queue.Queue[Frame] = queue.Queue()
-        self._told = threading.Semaphore(0)
-        self._number, self._cancelled = 0, 0
+        self._heard = threading.Condition()
+        self._number, self._gone, self._cancelled = 0, 0, 0
 
     def listen(self) -> None:
         """Read what comes until the other end has gone; then there is nobody to answer."""
@@ -60,20 +60,20 @@ class Link(Teller):
             while True:
                 frame = receive(self.link)
                 kind, number = frame.header["what"], frame.header["number"]
-                if kind == "cancel":
-                    self._cancelled = number
-                    self._told.release()
-                elif kind == "go":
-                    if number == self._number:
-                        self._told.release()
-                else:
-                    self.questions.put(frame)
+                with self._heard:
+                    if kind == "cancel":
+                        self._cancelled = number
+                    elif kind == "go":
+                        self._gone = number
+                    else:
+                        self.questions.put(frame)
+                    self._heard.notify_all()
         except (WireError, OSError):
             os._exit(0)
 
     def begin(self, number: int) -> None:
         """Turn to the next question."""
-        self._number, self._told = number, threading.Semaphore(0)
+        self._number = number
 
     def check(self) -> None:
         """Raise CancelledError where who asked has gone."""
@@ -98,7 +98,8 @@ class Link(Teller):
         """Say what is known before the pass, and wait until the other end has seen that it can be used."""
         said, blobs = packed(found)
         send(self.link, ["prepared", said], blobs)
-        self._told.acquire()
+        with self._heard:
+            self._heard.wait_for(lambda: self._number in (self._gone, self._cancelled))
         self.check()
 
     def last(self, kind: str, value: Any, blobs: list[memoryview] | None = None) -> None:
