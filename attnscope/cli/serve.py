@@ -34,11 +34,11 @@ class Served(Loading):
     """Which models, and how they are loaded."""
 
     panel = "Model"
-    model: Annotated[  # type: ignore[assignment]
+    model: Annotated[
         list[str] | None,
         Option("-m", help="A model to hold; may be repeated (default: demo).", metavar="NAME", autocompletion=models),
         FIRST,
-    ] = None
+    ] = None  # type: ignore[assignment]
     positions: Annotated[int | None, Option(help="Extend the models to so many positions.", metavar="N")] = None
 
 

@@ -14,7 +14,7 @@ from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
-    from attnscope.ask import Text
+    from attnscope.ask import Ask, Text
     from attnscope.export import Ways
     from attnscope.keep.request import Request
     from attnscope.media.sound import Sound
