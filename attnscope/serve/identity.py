@@ -13,12 +13,14 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from attnscope.model.libraries import QUIET
+
 LIBRARIES = "torch transformers tokenizers numpy accelerate safetensors peft bitsandbytes numba".split()  # noqa: SIM905
 VARIABLES = (  # what begins so
     *("ATTNSCOPE_", "CUDA", "HF_", "HUGGINGFACE_", "KMP_", "MKL_", "NUMBA_", "NVIDIA_", "OMP_", "OPENBLAS_"),
     *("PYTORCH_", "TORCH", "TRANSFORMERS_", "TRITON_", "HOME", "XDG_CACHE_HOME", "TZ"),
 )
-OWN = ("ATTNSCOPE_NO_SERVER",)
+UNLIKE = {"ATTNSCOPE_NO_SERVER", *QUIET}  # that change no number
 MOST_FILES = 10_000
 
 Files = dict[str, tuple[int, int, int, int]]  # of each path: device, inode, size, time of change
@@ -38,7 +40,7 @@ def code() -> str:
 
 def environment() -> str:
     """A digest of the variables that the libraries read, and of the processors that may be used."""
-    names = sorted(name for name in os.environ if name.startswith(VARIABLES) and name not in OWN)
+    names = sorted(name for name in os.environ if name.startswith(VARIABLES) and name not in UNLIKE)
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     said = "\n".join([*(f"{name}={os.environ[name]}" for name in names), str(cpus)])
     return hashlib.sha256(said.encode(errors="surrogateescape")).hexdigest()
