@@ -137,7 +137,7 @@ def main(number: int) -> None:
         except (UnansweredError, MemoryLimitError) as error:
             link.last("no", str(error))
         except AttnscopeError as error:
-            link.last("error", [type(error).__name__, error.message, error.hint])
+            link.last("error", [kind_of(error), error.message, error.hint])
         except Exception as error:  # any family's code: a process of its own says what it has to say
             link.last("no", f"{type(error).__name__}: {error}")
 
@@ -182,6 +182,11 @@ def named(seen: Observation) -> Observation:
     """The same, with the names of its heads alone in place of an atlas."""
     names = None if seen.atlas is None else HeadNames(seen.atlas.roles, seen.atlas.by_role())
     return replace(seen, atlas=names, other_stacks={stack: named(one) for stack, one in seen.other_stacks.items()})
+
+
+def kind_of(error: AttnscopeError) -> str:
+    """The name of the kind of error that both ends know."""
+    return next(one.__name__ for one in type(error).__mro__ if one.__module__ == AttnscopeError.__module__)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Commands that ask a server print and write what they print and write alone; whatever ails it, they end as if alone."""
+"""Commands that ask a server print and write what they do alone; whatever ails it, they end as if alone."""
 
 import os
 import re
@@ -24,16 +24,17 @@ ASKED = [  # each is answered by the server
     ["heads", SENTENCE, "--format", "jsonl"],
     ["heads", SENTENCE, "--format", "parquet"],
     ["heads", SENTENCE, "--engine", "fused"],
-    ["heads", SENTENCE, "--engine", "eager", "--sort", "entropy", "--ascending"],
+    ["heads", SENTENCE, "--engine", "eager", "--sort=-entropy"],
     ["heads", SENTENCE, "--select", "1,3.0", "--by", "kv"],
     ["heads", SENTENCE, "--metrics", "keys_95,streaming_mass_32"],
     ["heads", MARY, "--query", "last", "--key", "Mary"],
-    ["heads", MARY, "--define", "who=Mary|John", "--query", "who"],
+    ["heads", MARY, "--define", "who=Mary,John", "--query", "who"],
     ["heads", SENTENCE, "--generate", "5", "--sort", "lookback"],
     ["heads", SENTENCE, "--answer", " the river"],
     ["heads", SENTENCE, "--weights", "value", "--set", "by=kv"],
     ["heads", "--file", STORY, "--truncate", "right"],
     ["heads", "--text", SENTENCE, "--quiet"],
+    ["heads", SENTENCE, "--chat"],
     ["heads", "café 日本語 🦊 naïve"],
     ["relations", SENTENCE],
     ["relations", SENTENCE, "--over", "heads", "--format", "csv"],
@@ -41,7 +42,7 @@ ASKED = [  # each is answered by the server
     ["relations", SENTENCE, "--query", "last", "--set", "top_k=all"],
     ["relations", SENTENCE, "--min-weight", "0.4", "--format", "tsv"],
     ["relations", SENTENCE, "--weights", "logit", "--answer", " the", "--foil", " a"],
-    ["relations", SENTENCE, "--weights", "score"],
+    ["relations", SENTENCE, "--weights", "scores"],
     ["keys", SENTENCE],
     ["keys", SENTENCE, "--select", "2", "--format", "jsonl"],
     ["keys", "--file", STORY, "--truncate", "left"],
@@ -54,7 +55,6 @@ ASKED = [  # each is answered by the server
 REFUSED = [  # by the server's own pass, with the same words
     ["heads", SENTENCE, "--query", "elephant"],
     ["heads", SENTENCE, "--select", "99.0"],
-    ["heads", SENTENCE, "--chat"],
     ["heads", "word " * 600],
     ["relations", SENTENCE, "--query", "99"],
 ]
