@@ -51,7 +51,7 @@ def files(*folders: Path | None) -> Files:
     found: Files = {}
     for folder in folders:
         if folder is not None:
-            found |= _tree(folder)
+            found |= _tree(Path(os.path.realpath(folder)))
     return found
 
 

@@ -22,7 +22,7 @@ from typing import IO, Any
 from attnscope import errors
 from attnscope.errors import AttnscopeError, ModelError, UsageError
 from attnscope.model.loading import locate
-from attnscope.model.options import LoadOptions
+from attnscope.model.options import DEMO, LoadOptions
 from attnscope.model.sources import Source
 from attnscope.serve import identity, place, wire
 from attnscope.serve.wire import WireError, receive, receive_raw, send
@@ -273,6 +273,8 @@ class _Unheld(Exception):  # noqa: N818  # it is an answer
 
 def pinned(options: LoadOptions, source: Source) -> LoadOptions:
     """The options with the model's own folder as its name, so that two spellings of one are the same."""
+    if options.model == DEMO:  # whose tokenizer is known, which no folder's is
+        return options
     folder = source.adapter.folder if source.adapter else source.gguf or source.folder
     base = None if source.adapter is None else str(_real(source.gguf or source.folder))
     return replace(options, model=str(_real(folder)), base=base, revision=source.revision)
