@@ -133,6 +133,9 @@ def test_what_stands_below_the_table(tmp_path, demo_without_atlas):
     assert not [line for line in said if "heads shown" in line]
     _, said = lines_of("heads", "--text", SENTENCE, "--top", "3", "--out", str(tmp_path), columns=120)
     assert "3 of 24 heads drawn one by one; --top or --select draws others" in said
+    depth = ("--figures", "depth", "--out", str(tmp_path / "depth"))
+    _, said = lines_of("heads", "--text", SENTENCE, "--top", "3", *depth, columns=120)
+    assert not [line for line in said if "drawn one by one" in line]
 
 
 def test_the_demo_configuration_names_the_heads_that_it_speaks_of(tmp_path):

@@ -22,7 +22,7 @@ from attnscope.attention.compiled import CompiledAttention, object_code, operato
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.questions import Entropy, Features, GroupMass, Holding, Received, SumOfSquares, TopK
 from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled import TiledAttention
+from attnscope.attention.tiled import TiledAttention, small
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import UsageError
 from attnscope.export import manifest
@@ -187,6 +187,8 @@ def test_without_numba_the_tiles_answer_and_the_name_says_how_to_get_it(monkeypa
     assert isinstance(ENGINES["fused"].operator(spec), CompiledAttention)
     for module in ("attnscope.attention.compiled", "attnscope.attention.compiled.operator"):
         monkeypatch.setattr(f"{module}.installed", lambda: False)
+    assert type(ENGINES["fused"].operator(spec)) is small.SmallAttention
+    monkeypatch.setattr(small, "SMALL", 40 * 40)  # of one head: the call has more
     assert type(ENGINES["fused"].operator(spec)) is TiledAttention
     with pytest.raises(UsageError, match=r"^the engine numba needs Numba, .*pip install 'attnscope\[fast\]'"):
         engine_named("numba")

@@ -495,3 +495,14 @@ def test_smolvlm_without_num2words_is_a_line_that_names_it(
     assert "Traceback" not in result.err
     [line] = [line for line in result.err.splitlines() if "num2words" in line]
     assert "needs a package" in line
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_why_a_token_of_a_picture_is_looked_at(models: dict[str, LoadedModel], field: str, family: str) -> None:
+    loaded = models[family]
+    patch = min(prepare(loaded, Ask(TEXT, picture=field)).prompt.medium.patches)
+    found = attnscope.why(loaded, TEXT, "L1H1", key=patch, picture=field)
+    assert found.parts.sum == pytest.approx(found.parts.logit, abs=1e-5)
+    assert found.token(patch).startswith("img")
+    with pytest.raises(UsageError, match="names vision layers, and this model has decoder layers"):
+        attnscope.why(loaded, TEXT, "vision L0H0", picture=field)

@@ -440,3 +440,16 @@ def test_a_recording_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path, wav):
     heard = read_sound(str(path))
     with wave.open(str(wav)) as whole:
         assert 0 < len(heard.samples) < whole.getnframes()
+
+
+def test_why_a_frame_is_looked_at(whisper, wav):
+    sound = read_sound(str(wav))
+    for head, side, first in (
+        ("cross L1H2", "key", "encoder embedding"),
+        ("cross L1H2", "query", "embedding"),
+        ("encoder L1H2", "key", "encoder embedding"),
+    ):
+        found = attnscope.why(whisper, sound, head, key=7, side=side, target="ab")
+        assert first in {one.name for one in found.parts.components}
+        assert found.parts.sum == pytest.approx(found.parts.logit, abs=1e-5)
+        assert found.token(7) == "0.14s(7)"

@@ -1,6 +1,7 @@
 """The command line on saved tiny models of BERT, T5 and BART: tables, selections, targets, pictures, refusals."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,49 @@ def asked(command: str, folder: str, *arguments: str) -> Result:
 
 def table(command: str, folder: str, *arguments: str) -> list[dict[str, str]]:
     return asked(command, folder, "--format", "csv", "--quiet", *arguments).ok().rows
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+@pytest.mark.parametrize(
+    ("head", "side", "expected"),
+    [
+        ("encoder L3H1", "key", {"encoder embedding", "encoder L2H3", "encoder L2 rest", "bias"}),
+        ("L3H1", "key", {"embedding", "L2H3", "cross L2H3", "L2 rest", "bias"}),
+        ("cross L3H1", "key", {"encoder embedding", "encoder L3H3", "encoder L3 rest", "bias"}),
+        ("cross.3.1", "query", {"embedding", "L3H3", "cross L2H3", "L3 rest", "bias"}),
+    ],
+)
+def test_why_by_stack(family: str, folders: dict[str, str], head: str, side: str, expected: set[str]) -> None:
+    more = ("--target", TARGET, "--head", head, "--side", side, "--query", "last", "--key", "1")
+    found = asked("why", folders[family], *more, "--format", "csv").ok()
+    assert expected <= {row["component"] for row in found.rows}
+    said = re.search(r"the contributions sum to (\S+), the logit is (\S+):", found.err)
+    assert said is not None
+    assert float(said[1]) == pytest.approx(float(said[2]), abs=1e-3)
+
+
+def test_why_by_the_tokens_that_heads_of_two_texts_read(folders: dict[str, str]) -> None:
+    more = ("--target", TARGET, "--head", "L3H1", "--key", "bank", "--by", "tokens")
+    rows = table("why", folders["bart"], *more)
+    source = [token["token"] for token in table("tokens", folders["bart"])]
+    read = {(row["position"], row["token"]) for row in rows if row["component"].startswith("cross ")}
+    assert read == {(str(at), token) for at, token in enumerate(source)}
+    own = {row["token"].strip() for row in rows if row["component"] == "L0H0"}
+    assert "was" in own
+    assert "located" not in own
+
+
+def test_why_of_a_target_that_the_model_makes(folders: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "why"
+    found = asked("why", folders["bart"], "--generate", "4", "--head", "cross L1H0", "--out", str(folder)).ok()
+    assert "target, generated greedily" in found.err
+    facts = json.loads((folder / "why.json").read_text())
+    assert facts["head"] == "cross L1H0"
+    assert facts["keys_sha256"] != facts["sha256"]
+    refused = asked("why", folders["bart"], "--target", TARGET, "--head", "cross L1H0", "--key", "was")
+    assert refused.code == 2
+    assert "query last or key was means no token that cross layers read, expected one of each" in refused.err
+    assert "this model has encoder layers" in asked("why", folders["bert"], "--head", "cross L1H0").err
 
 
 def test_heads_of_an_encoder(folders: dict[str, str]) -> None:

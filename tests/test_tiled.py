@@ -29,6 +29,7 @@ from attnscope.attention.questions import (
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TILE_BYTES, TiledAttention, tiles
 from attnscope.attention.tiled.readers import READERS, RowSumReader
+from attnscope.attention.tiled.small import SmallAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import MemoryLimitError
 from attnscope.keep.heads import HeadScores, TopRelation
@@ -129,7 +130,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-EITHER_KIND = pytest.mark.parametrize("kind", [TiledAttention, CompiledAttention])
+EITHER_KIND = pytest.mark.parametrize("kind", [TiledAttention, CompiledAttention, SmallAttention])
 
 
 @EITHER_KIND

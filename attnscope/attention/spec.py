@@ -80,6 +80,16 @@ class AttentionSpec:
         seen = self.visible.rows(start, stop) if added is None else None
         return self._shaped(logits, None if self.bias is None else self.bias[..., start:stop, :], added, seen)
 
+    def output_shares(self, start: int, stop: int) -> Tensor | None:
+        """What of a block's weighted values a family writes whose sinks scale its output, (B, H, stop - start, 1).
+
+        None where that is all of them: elsewhere sinks take their share of the rows.
+        """
+        if self.sinks is None or not self.sinks_scale_output:
+            return None
+        sinks_BHR = self.sinks.float().expand(-1, -1, self.q_BHQD.shape[2])[..., start:stop]
+        return torch.sigmoid(self.logits(start, stop).logsumexp(-1) - sinks_BHR)[..., None]
+
     def logits_of(self, query_BH: Tensor) -> Tensor:
         """Logits of one query of each text and head, fp32 (B, H, K): `logits`, where each head has a row of its own."""
         at_BH11, shape = query_BH[..., None, None], (self.batch, self.heads, -1, -1)

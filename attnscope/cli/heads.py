@@ -208,7 +208,8 @@ def heads(
             style=style,
             spreadsheet=printing.spreadsheet,
         )
-        say_rest(len(drawn), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
+        if "heads" in (kinds or FIGURES):
+            say_rest(len(drawn), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
     _print(seen, shown, order, printing, format)
     if showing.show:
         draw(seen, shown if entries.select else shown[:FEW], style, stream(only=False))

@@ -192,7 +192,7 @@ class TextRun(EngineChoice, Answer, ModelTexts):
 
     @property
     def how(self) -> How:
-        answer: How = {"generate": self.generate, "answer": self.answer}
+        answer: How = {"generate": self.generate, "answer": self.answer, "verify": self.verify}
         return {**super().how, **answer, "engine": self.engine, "memory": self.memory, "listen": self.listen}  # type: ignore[typeddict-item]  # its parser knows the words
 
     @property

@@ -29,29 +29,27 @@ def why(asked: LogitText, logit: Logit, top: Top, table: WhyTable, look: Look) -
     and the rest of each block. Norms keep the scale that they have, so that the contributions sum to the logit. The
     softmax does not see what all keys share: the contrast is the contribution less its mean over the visible keys, or
     less that of --against. --side query takes the query's residual, both each pair of a component of the key and one
-    of the query.
+    of the query. In an encoder-decoder L3H0 is a head of its decoder, "cross L3H0" and "encoder L3H0" are others; in
+    cross-attention the key is taken apart by what wrote the encoder's output.
     """
     format = output.wanted_format(table.format)
     head, options = logit.named, logit.options(asked)
 
-    from attnscope.cli.single import read_text
+    from attnscope.cli.single import read_given
 
-    text = read_text(asked, table)
+    text = read_given(asked, table)
 
-    from attnscope.ask import Ask
-    from attnscope.calls.why import STACKS, request, taken_apart
+    from attnscope.calls.why import STACKS, ask_of, taken_apart
     from attnscope.cli.single import load_model, say
     from attnscope.run import prepare
-    from attnscope.told import asked_lines
+    from attnscope.told import asked_lines, target_lines
 
     loaded = load_model(asked, table)
     loaded.check_task(*STACKS)
-    run = prepare(
-        loaded, Ask(text, request(options), engine="fused", chat=asked.chat, truncate=asked.truncate), compared=False
-    )
-    model = loaded.name, loaded.device, loaded.dtype, loaded.geometry.in_words, f"{len(run.prompt)} tokens"
+    run = prepare(loaded, ask_of(text, options), compared=False)
+    model = loaded.name, loaded.device, loaded.dtype, loaded.geometry.in_words, f"{len(run.text)} tokens"
     output.talk("  ".join(model), table.quiet)
-    say(asked_lines(run), table.quiet)
+    say((*target_lines(run), *asked_lines(run)), table.quiet)
     with output.progress("taking the logit apart", None, table.quiet):
         found = taken_apart(run, head, options)
     if table.out is not None:

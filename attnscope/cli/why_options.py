@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli.groups import FIRST
-from attnscope.cli.options import Config, Exporting, Format, ModelText, OneHead, Question
+from attnscope.cli.options import Config, Exporting, Format, Generated, ModelTexts, OneHead, Question
 
 if TYPE_CHECKING:
     from attnscope.calls.why import WhyOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogitText(ModelText):
+class LogitText(Generated, ModelTexts):
     """The text of one query and one key."""
 
     panel = "Text"
@@ -49,14 +49,22 @@ class Logit(OneHead, Question):
     ] = "component"
     verify: Annotated[bool, Option(help="Replace the ten largest one by one, and make the logit again."), FIRST] = False
 
-    def options(self, asked: ModelText) -> WhyOptions:
+    def options(self, asked: LogitText) -> WhyOptions:
         """What the library is asked. Raises UsageError for what no text makes right."""
         groups = self.asks()["define"]
 
         from attnscope.calls.why import WhyOptions
 
         how = (self.query, self.key, self.against, self.side, self.by, self.verify)
-        found = WhyOptions(*how, groups, asked.chat, asked.truncate)
+        found = WhyOptions(
+            *how,
+            groups,
+            chat=asked.chat,
+            truncate=asked.truncate,
+            target=asked.target,
+            picture=asked.picture or None,
+            generate=asked.generate,
+        )
         found.check()
         return found
 

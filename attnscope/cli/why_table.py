@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 CONTRIBUTION = "contribution: what it gives to the logit, each norm with the scale that it has"
 SHARE = "share: of the sum of contrasts"
 REST = "rest: what else a block writes, its MLP and biases; bias: of the layer itself"
+SINKS = "this head has a sink logit, which what all keys share competes with: the row `all keys`"
+SINKS_UNSEEN = "this head has a sink logit: what all keys share matters, too, and no contrast of two keys shows it"
 TRUE = "true: what the logit loses where the component is its mean over the same keys, norms as they are"
 
 
@@ -36,7 +38,7 @@ def to_know(found: Why) -> list[str]:
     if parts.softcap is not None:
         lines.append(f"the logit is taken before its cap at {parts.softcap:g}")
     if parts.sinks:
-        lines.append("this head has a sink logit: what all keys share matters, too, and no contrast shows it")
+        lines.append(SINKS if parts.asked.against is None else SINKS_UNSEEN)
     difference = cells.power(abs(parts.sum - parts.logit))
     lines.append(f"the contributions sum to {parts.sum:.4f}, the logit is {parts.logit:.4f}: {difference} apart")
     return [*lines, found.line]
@@ -45,14 +47,13 @@ def to_know(found: Why) -> list[str]:
 def logit_sheet(found: Why, top: int | None) -> RichTable:
     """A row per component or pair, the largest contrasts first."""
     rows, sheet = found.table().to_pylist(), output.sheet()
+    tokens = [found.read_by(found.parts.components[row]) for row in found.order]
     read, pairs, tried = (any(row[name] is not None for row in rows) for name in ("position", "other", "true"))
     titles = ["component", *["from"] * read, *["query"] * pairs, "contribution", "contrast", "share", *["true"] * tried]
     for title in titles:
         sheet.add_column(title, justify="left" if title in ("component", "from", "query") else "right", no_wrap=True)
-    for row in rows[:top]:
-        position = row["position"]
-        names = [row["component"]]
-        names += ["" if position is None else found.token(position)] * read + [row["other"] or ""] * pairs
+    for row, token in list(zip(rows, tokens, strict=True))[:top]:
+        names = [row["component"], *[token] * read, *[row["other"] or ""] * pairs]
         values = [cells.signed(row["contribution"], 3), cells.signed(row["contrast"], 3), cells.number(row["share"], 3)]
         values += [cells.signed(row["true"], 3)] * tried
         sheet.add_row(*map(output.one_line, names), *values)

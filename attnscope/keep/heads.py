@@ -5,7 +5,7 @@ Shapes: B text, N heads of all layers, H heads of a layer, Q query, K key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -25,7 +25,7 @@ from attnscope.keep.probe import Answers, Layer, OfMasks, on_host
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.thing import FoundByLayer, Thing
 from attnscope.keep.view import View
-from attnscope.measure.metrics import LOOKBACKS, MASS, METRICS, means, measure, metrics_for, questions, support
+from attnscope.measure.metrics import LOOKBACKS, MASS, METRICS, metrics_for, questions, stacked_means, support
 from attnscope.measure.roles import NONE, near_uniform, roles_of
 from attnscope.stacks import DECODER
 
@@ -33,14 +33,17 @@ RELATION = ("relation_weight", "relation_query", "relation_key")
 
 
 class LayerScores(NamedTuple):
-    """Every metric of a layer's heads: values (B, H), what uniform attention would score, rows behind it.
+    """Every metric of a layer's heads: values (S, B, H), what uniform attention would score, and the rows behind it.
 
-    The last two are (B or 1, H or 1). kv_heads: how many the layer has. heads: how many query heads.
+    The last two are (S or R, B or 1, H or 1). ids: the S metrics. kinds: the R kinds of rows. heads, kv_heads: how many
+    the layer has.
     """
 
-    values: Mapping[str, Tensor]
-    uniform: Mapping[str, Tensor]
-    support: Mapping[str, Tensor]
+    ids: Sequence[str]
+    values: Tensor
+    uniform: Tensor
+    support: Tensor
+    kinds: Sequence[str]
     heads: int
     kv_heads: int
 
@@ -50,26 +53,33 @@ class HeadScores:
     """Every metric of every head, beside what uniform attention would score; NaN where it is not of such layers."""
 
     ids: Sequence[str] = tuple(METRICS)
-    _uniform: OfMasks[tuple[dict[str, Tensor], dict[str, Tensor]]] = field(default_factory=WeakKeyDictionary)
+    _uniform: OfMasks[tuple[Tensor, Tensor, Sequence[str]]] = field(default_factory=WeakKeyDictionary)
 
     def asks(self, layer: Layer) -> Sequence[Question]:
         return questions(metrics_for(self.ids, layer.key.stack), layer.texts)
 
     def keep(self, layer: Layer, answers: Answers) -> LayerScores:
-        values = means(layer.P, layer.texts, answers, metrics_for(self.ids, layer.key.stack))
-        uniform, rows = self._null(layer)
-        none = torch.full((layer.P.batch, layer.P.heads), torch.nan, dtype=torch.float64, device=layer.P.device)
-        every, null = ({name: one.get(name, none) for name in self.ids} for one in (values, uniform))
-        return LayerScores(every, null, rows, layer.P.heads, layer.kv_heads)
+        ids = metrics_for(self.ids, layer.key.stack)
+        values = self._placed(ids, stacked_means(layer.P, layer.texts, answers, ids))
+        return LayerScores(self.ids, values, *self._null(layer), layer.P.heads, layer.kv_heads)
 
-    def _null(self, layer: Layer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The scores of uniform attention and the rows behind them; layers that share a mask share it."""
+    def _placed(self, ids: Sequence[str], values: Tensor) -> Tensor:
+        """The values of some metrics (S, B, H) among those of all; NaN for the others."""
+        if len(ids) == len(self.ids):
+            return values
+        every = values.new_full((len(self.ids), *values.shape[1:]), torch.nan)
+        every[[self.ids.index(name) for name in ids]] = values
+        return every
+
+    def _null(self, layer: Layer) -> tuple[Tensor, Tensor, Sequence[str]]:
+        """The scores of uniform attention, the rows behind them and their kinds; layers that share a mask share it."""
         visible = layer.P.visible
         if visible not in self._uniform:
-            P = UniformAttention(visible)
-            ids = metrics_for(self.ids, layer.key.stack)
-            null = measure(P, layer.texts, ids), support(P, layer.texts)
-            self._uniform[visible] = null if P.device.type == "cpu" else on_host(null)
+            P, ids = UniformAttention(visible), metrics_for(self.ids, layer.key.stack)
+            texts, rows = layer.texts.to(P.device), support(P, layer.texts)
+            scores = self._placed(ids, stacked_means(P, texts, P.together(questions(ids, texts)), ids))
+            null = scores, torch.stack(torch.broadcast_tensors(*rows.values()))
+            self._uniform[visible] = *(null if P.device.type == "cpu" else on_host(null)), tuple(rows)
         return self._uniform[visible]
 
 
@@ -123,8 +133,9 @@ def _expected(layer: Layer) -> Tensor:
 
 
 class LayerHeads(NamedTuple):
-    """What is kept of the heads of a layer."""
+    """What is kept of the heads of a layer, or of layers side by side."""
 
+    layers: Sequence[LayerKey]
     scores: LayerScores
     relation: Relation
     top: KeyMass
@@ -143,7 +154,9 @@ class Heads:
 
     def keep(self, layer: Layer, answers: Answers) -> LayerHeads:
         scores, relation, top = self.scores, self.relation, self.top
-        return LayerHeads(scores.keep(layer, answers), relation.keep(layer, answers), top.keep(layer, answers))
+        return LayerHeads(
+            layer.keys, scores.keep(layer, answers), relation.keep(layer, answers), top.keep(layer, answers)
+        )
 
 
 class TextHeads(NamedTuple):
@@ -161,7 +174,7 @@ def wanted(asked: Sequence[Asked], request: Request) -> Thing:
     mass = [MASS.id] if any(one.chosen.key for one in asked) else []
     scores = HeadScores((*always, *lookbacks, *mass))
     probe = Heads(scores, TopRelation(request.key_zero), TopKey(request.view))
-    return Thing(probe, lambda found: _of_texts(found, asked, request.view))
+    return Thing(probe, lambda found: _of_texts(found, asked, request.view), of_heads=True)
 
 
 def _of_texts(found: FoundByLayer, asked: Sequence[Asked], view: View) -> list[TextHeads]:
@@ -180,19 +193,21 @@ def _of_texts(found: FoundByLayer, asked: Sequence[Asked], view: View) -> list[T
 def _supports(found: FoundByLayer) -> dict[LayerKey, list[dict[str, int]]]:
     """The rows behind each layer's scores, per text; texts that share a mask may share one entry."""
     known: dict[int, list[dict[str, int]]] = {}  # layers that share a mask share them
-    supports = {}
-    for key, heads in found.items():
-        rows = heads.scores.support
-        if id(rows) not in known:
-            known[id(rows)] = _least_of_heads(rows)
-        supports[key] = known[id(rows)]
+    supports: dict[LayerKey, list[dict[str, int]]] = {}
+    for heads in found.values():
+        rows = id(heads.scores.support)
+        if rows not in known:
+            known[rows] = _least_of_heads(heads.scores)
+        supports |= dict.fromkeys(heads.layers, known[rows])
     return supports
 
 
-def _least_of_heads(counts: Mapping[str, Tensor]) -> list[dict[str, int]]:
-    """Each text's counts (B or 1, H or 1), the least of any head."""
-    least = torch.stack(torch.broadcast_tensors(*(count.amin(1) for count in counts.values())), -1).tolist()
-    return [dict(zip(counts, row, strict=True)) for row in least]
+def _least_of_heads(scores: LayerScores) -> list[dict[str, int]]:
+    """Each text's rows of each kind, the least of any head."""
+    return [dict(zip(scores.kinds, row, strict=True)) for row in scores.support.amin(-1).T.tolist()]
+
+
+PARTS = (("values", "ids"), ("uniform", "ids"), ("support", "kinds"))  # of LayerScores, and what names their rows
 
 
 class Columns:
@@ -204,8 +219,8 @@ class Columns:
     @cached_property
     def of_texts(self) -> list[HeadColumns]:
         """One set per text."""
-        which = _which({key: (one.scores.heads, one.scores.kv_heads) for key, one in self.found.items()}, self.view)
-        value, null, support = (self._scores(part) for part in ("values", "uniform", "support"))
+        which = _which(self.found.values(), self.view)
+        value, null, support = (self._scores(*one) for one in PARTS)
         named, relation = bool(self.found) and METRICS.keys() <= value.keys(), self._relations()
         top_key, top_key_mass = self._top_keys()
         stack = next((key.stack for key in self.found), DECODER)
@@ -226,19 +241,20 @@ class Columns:
             )
         return found
 
-    def _scores(self, part: str) -> dict[str, np.ndarray]:
+    def _scores(self, part: str, names: str) -> dict[str, np.ndarray]:
         """A part of the layers' scores, (B, N) each: means over kv heads where the view averages them."""
-        scores = [one.scores for one in self.found.values()]
+        scores: list[LayerScores] = [one.scores for one in self.found.values()]
 
-        def of_layer(one: LayerScores, name: str) -> np.ndarray:
-            values = getattr(one, part)[name].expand(self.count, one.heads)
+        def of_layer(one: LayerScores) -> Tensor:
+            values_SBH = getattr(one, part).expand(-1, self.count, one.heads)
             if not self.view.by_kv:
-                return values.numpy()
-            grouped = values.unflatten(1, (one.kv_heads, -1))
-            return (grouped.amin(-1) if part == "support" else grouped.mean(-1)).numpy()
+                return values_SBH
+            grouped = values_SBH.unflatten(2, (one.kv_heads, -1))
+            return grouped.amin(-1) if part == "support" else grouped.mean(-1)
 
-        names = list(getattr(scores[0], part)) if scores else []
-        return {name: np.concatenate([of_layer(one, name) for one in scores], axis=1) for name in names}
+        if not scores:
+            return {}
+        return dict(zip(getattr(scores[0], names), torch.cat([*map(of_layer, scores)], 2).numpy(), strict=True))
 
     def _top_keys(self) -> tuple[np.ndarray, np.ndarray]:
         """The key that each head's queries look at most, and its mean mass, (B, N) each."""
@@ -262,10 +278,12 @@ class Columns:
         return [np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)]
 
 
-def _which(kv_of: Mapping[LayerKey, tuple[int, int]], view: View) -> dict[str, np.ndarray]:
+def _which(found: Iterable[LayerHeads], view: View) -> dict[str, np.ndarray]:
     """Which head each place of the columns is, and whether the view keeps it."""
     names: dict[str, list[Any]] = {name: [] for name in ("layer", "stack", "head", "kv_head", "kept")}
-    for key, (heads, kv_heads) in kv_of.items():
+    kv_of = {key: (one.scores, len(one.layers)) for one in found for key in one.layers}
+    for key, (scores, layers) in kv_of.items():
+        heads, kv_heads = scores.heads // layers, scores.kv_heads // layers
         chosen = range(heads) if view.heads is None else view.heads.get(key.layer, ())
         wanted = {head * kv_heads // heads for head in chosen} if view.by_kv else set(chosen)
         for number in range(kv_heads if view.by_kv else heads):

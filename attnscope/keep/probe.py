@@ -37,7 +37,7 @@ class Layer:
 
     gram_root: gives what makes the norms of v W_O of values v, (H, V, V), see `seam.projection`; where values weigh.
     written(start, stop): gives what a whole weight on a key adds to a logit, see `values.Directions`; where logits are
-    asked about.
+    asked about. beside: further layers, whose heads follow its own, see `side_by_side`.
     """
 
     key: LayerKey
@@ -46,7 +46,13 @@ class Layer:
     texts: Texts
     gram_root: Callable[[], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
     written: Callable[[int, int], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
+    beside: Sequence[LayerKey] = field(default=(), kw_only=True)
     _here: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
+
+    @property
+    def keys(self) -> tuple[LayerKey, ...]:
+        """The layers whose heads it has."""
+        return self.key, *self.beside
 
     def here(self, tensor: Tensor) -> Tensor:
         """The tensor on the layer's device: the same one each time, since questions are told apart by it."""
@@ -102,11 +108,12 @@ class Waiting:
         self._device: torch.device | None = None
         self._bytes = 0
 
-    def add(self, layer: Layer, kept: Any) -> dict[LayerKey, Any]:
-        """Keep what a layer does; what is taken to the CPU now, by layer, its own included where it lies there."""
-        ready = self.all() if layer.P.device != self._device else {}
-        self._kept[layer.key], self._device = kept, layer.P.device
-        if layer.P.device.type != "cpu":
+    def add(self, device: torch.device, kept: Mapping[LayerKey, Any]) -> dict[LayerKey, Any]:
+        """Keep what layers do; what is taken to the CPU now, by layer, theirs included where they lie there."""
+        ready = self.all() if device != self._device else {}
+        self._kept |= kept
+        self._device = device
+        if device.type != "cpu":
             tensors = (one for one in tree_flatten(kept)[0] if isinstance(one, Tensor))
             self._bytes += sum(one.untyped_storage().nbytes() for one in tensors)  # of a part all that it is part of
             if self._bytes <= WAITING_BYTES:

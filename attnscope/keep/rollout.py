@@ -87,5 +87,7 @@ def wanted(asked: Sequence[Asked], request: Request) -> Thing:
     prompts = [one.prompt for one in asked]
     probe = RolloutProbe(groups_of(prompts, group))
     return Thing(
-        probe, lambda found: [probe.rolled(row, units_of(one, group), group) for row, one in enumerate(prompts)]
+        probe,
+        lambda found: [probe.rolled(row, units_of(one, group), group) for row, one in enumerate(prompts)],
+        in_order=True,
     )

@@ -13,10 +13,16 @@ FoundByLayer = Mapping[LayerKey, Any]  # what the probe kept of each layer
 
 
 class Thing(NamedTuple):
-    """probe: asks every layer of a stack. of_texts: cuts what it kept of all layers into the texts, one entry each."""
+    """probe: asks every layer of a stack. of_texts: cuts what it kept of all layers into the texts, one entry each.
+
+    of_heads: whether the probe keeps of a layer that has the heads of several what it keeps of each; see `together.py`.
+    in_order: whether what it asks of a layer depends on what it kept of those before.
+    """
 
     probe: Probe
     of_texts: Callable[[FoundByLayer], Sequence[Any]]
+    of_heads: bool = False
+    in_order: bool = False
 
 
 def text_by_text(found: FoundByLayer, texts: int, cut: Callable[[Any, int], T]) -> list[PerLayer[T]]:

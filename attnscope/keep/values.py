@@ -27,20 +27,23 @@ class Directions:
     rows: Sequence[int]
     of: Mapping[nn.Module, Tensor]
 
-    def written(self, attention: nn.Module, v_BGKV: Tensor, start: int, stop: int) -> Tensor:
+    def written(self, attention: nn.Module, spec: AttentionSpec, start: int, stop: int) -> Tensor:
         """(B, H, stop - start, K): what a whole weight on a key adds to the logit; NaN in rows that are not asked."""
+        v_BGKV, shares_BHQ1 = spec.v_BGKV, spec.output_shares(start, stop)
         towards_HRV = self.of[attention].to(v_BGKV.device)
         here = [place for place, row in enumerate(self.rows) if start <= row < stop]
         towards_GrV = towards_HRV[:, here].unflatten(0, (v_BGKV.shape[1], -1))
         found_BHrK = torch.einsum("gnrv,bgkv->bgnrk", towards_GrV, v_BGKV.float()).flatten(1, 2)
         every_BHQK = found_BHrK.new_full((*found_BHrK.shape[:2], stop - start, v_BGKV.shape[2]), torch.nan)
         every_BHQK[:, :, [self.rows[place] - start for place in here]] = found_BHrK
-        return every_BHQK
+        return every_BHQK if shares_BHQ1 is None else every_BHQK * shares_BHQ1
 
 
 def root_of(call: AttentionCall, out: Mapping[nn.Module, nn.Module]) -> Tensor:
     """What makes norms of a layer's values as they are written. Raises UsageError where they are not v W_O."""
     spec = shown_values(call)
+    if spec.sinks_scale_output:
+        raise _not_known("scales what its weights give before it is written")
     if call.module not in out:
         raise _not_known("has no output projection that is given the heads side by side, as they come")
     return gram_root(out[call.module], spec.heads, spec.v_BGKV)
@@ -50,8 +53,6 @@ def shown_values(call: AttentionCall) -> AttentionSpec:
     """The call's q, k and v. Raises UsageError where a head does not give its weights times its values."""
     if call.spec is None:
         raise _not_known("does not show the values of its attention")
-    if call.spec.sinks_scale_output:
-        raise _not_known("scales what its weights give before it is written")
     return call.spec
 
 

@@ -53,8 +53,12 @@ class View:
 
     def kept(self, layer: Layer) -> list[int]:
         """The heads (kv heads, when averaged) of a layer that this view keeps."""
-        chosen = range(layer.P.heads) if self.heads is None else self.heads.get(layer.key.layer, ())
-        return sorted({layer.kv_head(head) for head in chosen}) if self.by_kv else list(chosen)
+        if self.heads is None:
+            return list(range(layer.kv_heads if self.by_kv else layer.P.heads))
+        starts = range(0, layer.P.heads, layer.P.heads // len(layer.keys))
+        of_layers = [self.heads.get(key.layer, ()) for key in layer.keys]
+        chosen = [start + head for start, heads in zip(starts, of_layers, strict=True) for head in heads]
+        return sorted({layer.kv_head(head) for head in chosen}) if self.by_kv else chosen
 
     def rows(self, layer: Layer, heads: Sequence[int], start: int, stop: int) -> Tensor:
         """Entries of a block of queries, fp32 (B, len(heads), stop - start, K)."""

@@ -410,18 +410,24 @@ def _rows_of(P: AttentionOperator, texts: Texts, ids: Sequence[str]) -> tuple[Te
     return known[names]
 
 
-def means(
+def stacked_means(
     P: AttentionOperator, texts: Texts, answers: Mapping[ask.Question, Any], ids: Sequence[str]
-) -> dict[str, Tensor]:
-    """Each metric of each head: its mean over the rows that count; {id: (B, H) float64}, NaN without such a row."""
+) -> Tensor:
+    """Each of S metrics of each head: its mean over the rows that count; (S, B, H) float64, NaN without such a row."""
     import torch
 
     if not ids:
-        return {}
+        return torch.empty(0, P.batch, P.heads, dtype=torch.float64, device=P.device)
     rows_SBHQ, count_SBH = _rows_of(P, texts, ids)
-    values = torch.stack(torch.broadcast_tensors(*(row_values(P, texts, answers, name) for name in ids)))
-    sums = torch.where(rows_SBHQ, values, 0.0).sum(-1, dtype=torch.float64) / count_SBH
-    return dict(zip(ids, sums, strict=True))
+    values_SBHQ = torch.stack(torch.broadcast_tensors(*(row_values(P, texts, answers, name) for name in ids)))
+    return torch.where(rows_SBHQ, values_SBHQ, 0.0).sum(-1, dtype=torch.float64) / count_SBH
+
+
+def means(
+    P: AttentionOperator, texts: Texts, answers: Mapping[ask.Question, Any], ids: Sequence[str]
+) -> dict[str, Tensor]:
+    """The same by metric: {id: (B, H) float64}."""
+    return dict(zip(ids, stacked_means(P, texts, answers, ids), strict=True))
 
 
 def measure(P: AttentionOperator, texts: Texts, ids: Sequence[str]) -> dict[str, Tensor]:

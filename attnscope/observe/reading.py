@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from attnscope.keep.layers import LayerKey, PerLayer
-from attnscope.keep.probe import Layer, Waiting, run_probes
+from attnscope.keep.probe import Layer, Waiting
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.things import HEADS, wanted
+from attnscope.keep.together import Together
 from attnscope.keep.values import Directions, root_of, shown_values
 from attnscope.observation import Observation
 from attnscope.observe.texts import texts_of
@@ -50,9 +51,8 @@ class Reading:
         self.layers = geometry.shown[stack]
         self.every = geometry.every.get(stack, ())
         self.things = wanted(asked, request)
-        self.probes = {name: one.probe for name, one in self.things.items()}
         self._kept: dict[str, dict[LayerKey, Any]] = {name: {} for name in self.things}
-        self._waiting = Waiting()
+        self._together, self._waiting = Together(self.things), Waiting()
         self.kv_of: dict[LayerKey, tuple[int, int]] = {}
 
     def heard(self, call: AttentionCall | CallCheck) -> bool:
@@ -77,14 +77,14 @@ class Reading:
         self.kv_of[key] = call.P.heads, kv_heads
         root = None if self.out is None else partial(root_of, call, self.out)
         layer = Layer(key, call.P, kv_heads, self.texts.to(call.P.device), gram_root=root, written=self._written(call))
-        self._keep(self._waiting.add(layer, run_probes(self.probes, layer)))
+        self._keep(self._waiting.add(call.P.device, self._together.add(layer)))
         self.advance(1)
 
     def _written(self, call: AttentionCall) -> Callable[[int, int], Tensor] | None:
         """What gives what a whole weight on a key adds to a logit, where logits are asked about."""
         if self.directions is None:
             return None
-        return partial(self.directions.written, call.module, shown_values(call).v_BGKV)
+        return partial(self.directions.written, call.module, shown_values(call))
 
     def _keep(self, ready: Mapping[LayerKey, Mapping[str, Any]]) -> None:
         for key, things in ready.items():
@@ -108,7 +108,7 @@ class Reading:
     @cached_property
     def of_texts(self) -> dict[str, Sequence[Any]]:
         """What was kept, one entry per text."""
-        self._keep(self._waiting.all())
+        self._keep(self._waiting.all() | self._together.all())
         return {name: one.of_texts(self._kept[name]) for name, one in self.things.items()}
 
     def observation(self, row: int, report: CaptureReport, facts: Mapping[str, Any]) -> Observation:

@@ -20,7 +20,8 @@ from attnscope.attention import compiled, triton_kernel
 from attnscope.attention.compiled import CompiledAttention
 from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled import TiledAttention
+from attnscope.attention.tiled import TiledAttention, small
+from attnscope.attention.tiled.small import SmallAttention
 from attnscope.attention.triton_kernel import TritonAttention
 from attnscope.errors import ModelError, UsageError
 from attnscope.seam.call import AttentionCall, CallPlace
@@ -137,8 +138,12 @@ def unchecked(call: AttentionCall, dtype: torch.dtype) -> CallCheck:
 
 
 def fastest(spec: AttentionSpec) -> TiledAttention:
-    """The first operator whose kernel reads such a call faster than the tiles; the tiles where none does."""
-    kernels = ((TritonAttention, triton_kernel.usable), (CompiledAttention, compiled.usable))
+    """The first operator that reads such a call faster than the tiles, by a kernel or by rows; else the tiles."""
+    kernels = (
+        (TritonAttention, triton_kernel.usable),
+        (CompiledAttention, compiled.usable),
+        (SmallAttention, small.usable),
+    )
     return next((operator for operator, can in kernels if can(spec)), TiledAttention)(spec)
 
 

@@ -181,8 +181,11 @@ def budgets(rng: random.Random, folder: Path) -> Try:
 def logits(rng: random.Random, folder: Path) -> Try:
     """The head, the tokens and the options of a logit that is taken apart."""
     options = {"head": "L1H0", "query": "last", "key": "first", "against": "mean", "side": "key", "by": "component"}
+    unasked = ("target", "generate", "picture", "audio")  # of other models than this one
     for name in rng.sample(sorted(options), rng.choice((0, 1, 1, 2))):
-        options[name] = rng.choice((*NASTY, *PLACES, *NUMBERS, "tokens", "both", "last", "bank#1"))
+        options[name] = rng.choice((*NASTY, *PLACES, *NUMBERS, "tokens", "both", "last", "bank#1", "cross L1H0"))
+    for name in rng.sample(unasked, rng.choice((0, 0, 0, 1))):
+        options[name] = rng.choice((*NASTY, *PLACES, *NUMBERS))
     more = ["--verify"] * (rng.random() < 0.3)
     return Try(["why", "-q", "--text", TEXT, *(f"--{name}={value}" for name, value in options.items()), *more])
 

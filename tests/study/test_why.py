@@ -10,9 +10,10 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.seam.listen import listen
-from attnscope.study.why import frozen
+from attnscope.study.why import factors, frozen
 from attnscope.study.why.parts import AskedLogit, parts_of
 from attnscope.study.why.sides import position_term
+from helpers import stack_families
 from helpers.induction import induction
 from helpers.parity_models import as_loaded, ids_for, in_half, rouse, roused_model
 
@@ -122,19 +123,67 @@ def test_a_head_twice_with_all_else_constant_moves_the_logit_by_its_contribution
     asked, writer = AskedLogit(3, 1, 20, 17, side=side), (1, 2)
     found = parts_of(as_loaded(model), ids, asked)
     names = [(one.layer, one.head) for one in found.components]
-    intact, doubled = doubled_head(model_type, model, ids, asked, writer)
+    intact, doubled = doubled_head(PLAIN[model_type], model, ids, asked, writer)
     assert intact == pytest.approx(found.logit, rel=1e-4, abs=1e-5)
     assert abs(doubled - intact) > 1e-4
     assert doubled - intact == pytest.approx(found.contribution_N[names.index(writer)], rel=2e-3, abs=2e-5)
 
 
-def doubled_head(model_type, model, ids, asked, writer):
+ENCODED = {  # the same of encoders, whose last norm is among the norms
+    "bart": ("model.encoder.layers", "self_attn.out_proj", "fc2", "norm"),
+    "t5": ("encoder.block", "layer.0.SelfAttention.o", "layer.1.DenseReluDense", "layer_norm"),
+    "marian": ("model.encoder.layers", "self_attn.out_proj", "fc2", "norm"),
+}
+
+
+@pytest.mark.parametrize("model_type", ENCODED)
+def test_a_head_of_an_encoder_twice_moves_the_logit_of_a_cross_layer_by_its_contribution(model_type):
+    model, ids = stack_families.tiny(model_type), stack_families.ids(16, texts=1)
+    inputs = {name: value[:1] for name, value in stack_families.inputs_of(model).items()}
+    asked, writer = AskedLogit(2, 1, 7, 12, stack="cross"), (1, 2)
+    found = parts_of(as_loaded(model), ids, asked, **inputs)
+    names = [(one.stack, one.layer, one.head) for one in found.components]
+    intact, doubled = doubled_head(ENCODED[model_type], model, ids[0].tolist(), asked, writer, **inputs)
+    assert intact == pytest.approx(found.logit, rel=1e-4, abs=1e-5)
+    assert abs(doubled - intact) > 1e-4
+    assert doubled - intact == pytest.approx(found.contribution_N[names.index(("encoder", *writer))], rel=2e-3)
+
+
+def test_a_head_twice_where_streams_are_mixed_by_constants_moves_the_logit_by_its_contribution(monkeypatch):
+    """HY-V4's connections written out, with the weights of the intact pass the second time."""
+    model, ids = roused_model("hy_v4"), ids_for("hy_v4")[0].tolist()
+    layers, kept = model.model.layers, {}
+    found, writer = parts_of(as_loaded(model), ids, AskedLogit(3, 1, 20)), (1, 2)
+    asked = found.asked
+
+    def mixed(self, streams_BTNE):
+        if self not in kept:
+            flat = streams_BTNE.flatten(2)
+            size = (flat.square().mean(-1, keepdim=True) + model.config.rms_norm_eps).rsqrt()
+            before, after = (flat @ self.fn.T * size).chunk(2, -1)
+            before = torch.sigmoid(before * self.scale[0] + self.base[: self.hc_mult]) + self.hc_eps
+            after = torch.sigmoid(after * self.scale[1] + self.base[self.hc_mult :])
+            kept[self] = before, self.hc_post_magnitude * after + self.hc_eps
+        before, after = kept[self]
+        return after, torch.einsum("btn,btne->bte", before, streams_BTNE)
+
+    monkeypatch.setattr(type(layers[0].attn_hc), "forward", mixed)
+    where = ("model.layers", "self_attn.o_proj", "mlp", "layernorm")
+    intact, doubled = doubled_head(where, model, ids, asked, writer)
+    names = [(one.layer, one.head) for one in found.components]
+    assert intact == pytest.approx(found.logit, rel=1e-4, abs=1e-5)
+    assert abs(doubled - intact) > 1e-4
+    assert doubled - intact == pytest.approx(found.contribution_N[names.index(writer)], rel=2e-3)
+
+
+def doubled_head(where, model, ids, asked, writer, **inputs):
     """The logit of a pass, and that of one where a head writes twice as much and nothing else reacts."""
-    path, out, rest, norms = PLAIN[model_type]
+    path, out, rest, norms = where
     blocks = list(model.get_submodule(path))
+    blocks = blocks if asked.stack == "cross" else blocks[: asked.layer]
     kept, heads = {}, getattr(model.config, "num_attention_heads", None)
-    constant = {block.get_submodule(rest): number for number, block in enumerate(blocks[:3])}
-    projections = {block.get_submodule(out): number for number, block in enumerate(blocks[:3])}
+    constant = {block.get_submodule(rest): number for number, block in enumerate(blocks)}
+    projections = {block.get_submodule(out): number for number, block in enumerate(blocks)}
     scaled = [one for name, one in model.named_modules() if norms in name and not list(one.children())]
 
     def keep(module, args, output):
@@ -143,7 +192,7 @@ def doubled_head(model_type, model, ids, asked, writer):
     with ExitStack() as stack:
         for module in {*constant, *projections, *scaled}:
             stack.callback(module.register_forward_hook(keep).remove)
-        before = spec_of(model, ids, asked.layer)
+        before = spec_of(model, ids, asked, **inputs)
 
     def again(module, args, output):
         return kept[module][1]
@@ -170,15 +219,15 @@ def doubled_head(model_type, model, ids, asked, writer):
             stack.callback(module.register_forward_hook(frozen_norm).remove)
         for module in projections:
             stack.callback(module.register_forward_pre_hook(heads_again).remove)
-        after = spec_of(model, ids, asked.layer)
+        after = spec_of(model, ids, asked, **inputs)
     moved = (before, after) if asked.side == "key" else (after, before)
     return product(before, before, asked), product(*moved, asked)
 
 
-def spec_of(model, ids, layer):
+def spec_of(model, ids, asked, **inputs):
     found = {}
-    listen(model, torch.tensor([ids]), lambda call: found.setdefault(call.layer, call.spec))
-    return found[layer]
+    listen(model, torch.tensor([ids]), lambda call: found.setdefault((call.stack, call.layer), call.spec), **inputs)
+    return found[asked.stack or "decoder" if ("decoder", 0) in found else "encoder", asked.layer]
 
 
 def product(of_query, of_key, asked):
@@ -189,7 +238,7 @@ def product(of_query, of_key, asked):
 
 
 def logits_of(model, ids, asked):
-    spec = spec_of(model, ids, asked.layer)
+    spec = spec_of(model, ids, asked)
     return product(spec, spec, asked)
 
 
@@ -245,7 +294,7 @@ def test_against_another_key_the_contrast_is_the_difference_of_the_two(demo):
 def test_without_a_key_the_one_with_most_weight_is_meant(demo):
     ids, asked = copied(6)
     found = parts_of(demo, ids, AskedLogit(3, 0, asked.query))
-    weights_K = spec_of(demo.model, ids, 3).weights(asked.query, asked.query + 1)[0, 0, 0]
+    weights_K = spec_of(demo.model, ids, asked).weights(asked.query, asked.query + 1)[0, 0, 0]
     assert found.asked.key == int(weights_K.argmax())
 
 
@@ -270,6 +319,7 @@ def redrawn(model_type, seed):
 
 def test_norms_that_are_not_frozen_are_caught(demo, monkeypatch):
     monkeypatch.setattr(frozen.FrozenNorms, "_freeze", lambda *given: None)
+    monkeypatch.setattr(factors, "FACTORS", frozenset())  # which its norms divide by, too
     with pytest.raises(ModelError, match=r"the contributions sum to .*, and the logit is .*: they differ by"):
         parts_of(demo, *copied(0))
 

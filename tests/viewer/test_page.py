@@ -132,6 +132,16 @@ def test_several_heads_have_a_colour_each(browser, subject):
         visit.settled(heads=None)
 
 
+def test_of_several_heads_the_tooltip_tells_the_strongest_key_of_each(browser, subject):
+    with visiting(browser, subject.path, "view=head&at=1&head=1&heads=2.0") as visit:
+        visit.token("head", 5, "query").hover()
+        told = visit.tip(f"{named({'query': 5}, 'query', subject.seen)} looks at").splitlines()[1:]
+        for at, head in ((1, 1), (2, 0)):
+            strongest = int(subject.seen.weights[at][head][5].argmax())
+            assert f"L{at}H{head} {named({'key': strongest}, 'key', subject.seen)}" in " ".join(" ".join(told).split())
+        assert len(visit.page.locator(".tooltip .pair").all()) == 2
+
+
 def test_the_map_tells_the_csvs_weights(browser, subject):
     for row in strong(subject, 2):
         with visiting(browser, subject.path, f"view=matrix&at={row['layer']}&head={row['head']}") as visit:

@@ -39,9 +39,9 @@ class FrozenNorms:
             handle.remove()
         self._handles.clear()
 
-    def forget(self) -> None:
-        """Forget the scales so far: what is run again begins here."""
-        self._found.clear()
+    def forget(self, but: nn.Module | None = None) -> None:
+        """Forget the scales so far: what is run again begins here. but: a norm whose scale is kept."""
+        self._found = {norm: found for norm, found in self._found.items() if norm is but}
 
     @contextmanager
     def again(self) -> Iterator[None]:
@@ -60,6 +60,8 @@ class FrozenNorms:
         if self._again is not None:
             found = next(self._again.get(module, iter(())), None)
             return None if found is None else found[0].frozen(x.float(), found[1]).to(output.dtype)
+        if not x.requires_grad:  # before the residual begins, or in a tower
+            return None
         with torch.no_grad():
             norm = norm_of(module, x.float(), output.float(), _close)
             if norm is None:

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.seam.modules import HALF
+from attnscope.study.why.following import written
 from attnscope.study.why.sides import OneSided, exact, keys_of, one_sided, position_term, visible_keys
-from attnscope.study.why.written import Component, Written, written
+from attnscope.study.why.written import Component, WrittenSides
 
 if TYPE_CHECKING:
     from attnscope.attention.spec import AttentionSpec
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
 ALLOWED = 1e-5  # |sum - logit|, as a share of the sum of |terms|
 ROUNDING = 1e-6  # what float32 does to a product q . k, as a share of the sum of |q_d k_d|
+SIDES = {"key": ("key",), "query": ("query",), "both": ("key", "query")}
 SMALLEST = 0.1  # a sum of contrasts below this has no shares
-BIAS, POSITION = Component("bias"), Component("position")
+BIAS, POSITION, ALL_KEYS = Component("bias"), Component("position"), Component("all keys")
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class AskedLogit:
 
     against: another key, None for the mean of all that the query sees. side: `key`, `query`, or `both`, each component
     of the query with each of the key. by_tokens: split what a head wrote by the tokens that it read. verify: so many of
-    the components with the largest contrasts are replaced one by one, and the logit is made again.
+    the components with the largest contrasts are replaced one by one, and the logit is made again. stack: of the layer,
+    where it is another than the model's own.
     """
 
     layer: int
@@ -50,6 +53,7 @@ class AskedLogit:
     side: str = "key"
     by_tokens: bool = False
     verify: int = 0
+    stack: str | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class LogitParts:
     what the key is compared with. logit, base: of the key, and of what it is compared with, as the model has them,
     before a soft-cap. true_N: what the logit loses where the component is replaced; NaN where that was not tried.
     visible: how many keys the query sees. softcap: what the family caps the logit at. sinks: whether the head has sink
-    logits, which see what all keys share.
+    logits, which see what all keys share; then that is the last row, `all keys`, a contrast without a contribution.
     """
 
     asked: AskedLogit
@@ -83,9 +87,12 @@ class LogitParts:
 
     @property
     def share_N(self) -> np.ndarray:
-        """The contrast over the sum of contrasts; NaN where that is smaller than 0.1."""
-        whole = self.contrast_N.sum()
-        return self.contrast_N / whole if abs(whole) >= SMALLEST else np.full(len(self.components), np.nan)
+        """The contrast over the sum of contrasts; NaN where that is smaller than 0.1, and of what all keys share."""
+        own_N = np.array([one != ALL_KEYS for one in self.components])
+        whole = self.contrast_N[own_N].sum()
+        return (
+            np.where(own_N, self.contrast_N / whole, np.nan) if abs(whole) >= SMALLEST else np.full(len(own_N), np.nan)
+        )
 
     @property
     def sum(self) -> float:
@@ -93,13 +100,18 @@ class LogitParts:
         return float(self.contribution_N.sum())
 
 
-def parts_of(loaded: LoadedModel, ids: Sequence[int], asked: AskedLogit) -> LogitParts:
+def parts_of(loaded: LoadedModel, reads: Sequence[int] | Tensor, asked: AskedLogit, **inputs: Any) -> LogitParts:
     """Take a logit apart. Raises InputError for a key that the query does not see, UsageError for half precision,
-    ModelError for a family whose contributions do not sum to the logit."""
+    ModelError for a family whose contributions do not sum to the logit.
+
+    reads, inputs: the ids of a text, or what the model's forward is given first, and beside it: of an encoder-decoder,
+    whose encoder reads the ids, `decoder_input_ids`.
+    """
     check_model(loaded)
-    with written(loaded, ids, asked.layer) as found:
-        spec = _spec(found)
-        if spec.k_BGKD.shape[2] != len(ids):
+    given = reads if isinstance(reads, Tensor) else torch.tensor([list(reads)], device=loaded.device)
+    with written(loaded, given, inputs, asked.stack or loaded.geometry.stack, asked.layer) as found:
+        spec = found.spec
+        if found.key is not None and spec.k_BGKD.shape[2] != found.key.tokens:
             raise ModelError("this head has keys that are no tokens of the text", "choose another layer")
         seen = visible_keys(spec, asked.head, asked.query)
         if asked.key is None:
@@ -131,16 +143,15 @@ def check_model(loaded: LoadedModel) -> None:
 class _Apart:
     """One logit of a pass, and what it is compared with."""
 
-    def __init__(self, found: Written, asked: AskedLogit, seen: list[int]) -> None:
+    def __init__(self, found: WrittenSides, asked: AskedLogit, seen: list[int]) -> None:
         assert asked.key is not None
         self.found, self.asked, self.seen, self.key = found, asked, seen, asked.key
         self.others = seen if asked.against is None else [asked.against]
-        self.nothing = found.again(torch.zeros_like(found.residuals[-1]))
-        self.components = [*found.components, BIAS]
+        self.nothing = {side: found.side(side).nothing() for side in SIDES[asked.side]}
 
     def parts(self) -> LogitParts:
         """The rows of what is asked for; the one of positions, which no side has, is last."""
-        asked, spec = self.asked, _spec(self.found)
+        asked, spec = self.asked, self.found.spec
         rows = self._pairs() if asked.side == "both" else self._rows()
         side = "key" if asked.side == "both" else asked.side
         logits = [float(one.of(spec).detach()) for one in self._one_sided(side)]
@@ -151,6 +162,8 @@ class _Apart:
             added = [float(position_K[keys].mean()) for keys in ([self.key], self.others)]
             rows = rows.with_row(POSITION, added)
             logits = [logit + one for logit, one in zip(logits, added, strict=True)]
+        if spec.sinks is not None and asked.against is None:
+            rows = rows.with_row(ALL_KEYS, (0.0, -logits[1]))
         contribution_N, base_N = rows.columns
         true_N = self._true(side, rows) if asked.verify else np.full(len(contribution_N), np.nan)
         named = tuple(rows.components), tuple(rows.others)
@@ -159,22 +172,24 @@ class _Apart:
 
     def _one_sided(self, side: str) -> tuple[OneSided, OneSided]:
         asked = self.asked
-        return one_sided(_spec(self.found), side, asked.head, asked.query, self.key, self.others)
+        return one_sided(self.found.spec, side, asked.head, asked.query, self.key, self.others)
 
     def _rows(self) -> _Rows:
         """A row per component, or per head and token that it read."""
         both = self._one_sided(self.asked.side)
         if not self.asked.by_tokens:
             columns = [self._given(one) for one in both]
-            return _Rows(self.components, [None] * len(self.components), columns)
+            components = self._components(self.asked.side)
+            return _Rows(components, [None] * len(components), columns)
         return self._by_tokens([self._gradients(one) for one in both], both)
 
     def _by_tokens(self, gradients: Sequence[list[Tensor | None]], both: Sequence[OneSided]) -> _Rows:
         """The rows of heads split by the tokens that they read; tokens of which a head has nothing are left out."""
-        split = [self.found.shares_by_token(one) for one in gradients]
+        side = self.found.side(self.asked.side)
+        split = [side.shares_by_token(one) for one in gradients]
         columns = [self._with_bias(*pair) for pair in zip(gradients, both, strict=True)]
         rows = _Rows([], [], [np.zeros(0), np.zeros(0)])
-        for place, component in enumerate(self.components):
+        for place, component in enumerate(self._components(self.asked.side)):
             whole = [float(column[place]) for column in columns]
             if component not in split[0]:
                 rows = rows.with_row(component, whole)
@@ -188,12 +203,15 @@ class _Apart:
     def _pairs(self) -> _Rows:
         """A row for each component of the key with each of the query."""
         at, base = self._one_sided("key")
-        [of_query, _] = self._one_sided("query")
-        q_CD = self._vectors(of_query)
-        scale = _spec(self.found).scale
+        [query, _] = self._one_sided("query")
+        q_CD = self._vectors(query)
+        scale = self.found.spec.scale
         columns = [(scale * self._vectors(one) @ q_CD.T).ravel() for one in (at, base)]
-        components = [one for one in self.components for _ in self.components]
-        return _Rows(components, [*self.components] * len(self.components), columns)
+        of_key, of_query = self._components("key"), self._components("query")
+        return _Rows([one for one in of_key for _ in of_query], [*of_query] * len(of_key), columns)
+
+    def _components(self, side: str) -> list[Component]:
+        return [*self.found.side(side).components, BIAS]
 
     def _vectors(self, one: OneSided) -> np.ndarray:
         """(C, D): the part of each component in the side's own mean vector."""
@@ -204,30 +222,30 @@ class _Apart:
         return self._with_bias(self._gradients(one), one)
 
     def _with_bias(self, gradients: list[Tensor | None], one: OneSided) -> np.ndarray:
-        return np.append(self.found.shares(gradients).detach().cpu().numpy(), float(one.of(self.nothing)))
+        shares_C = self.found.side(one.side).shares(gradients).detach().cpu().numpy()
+        return np.append(shares_C, float(one.of(self.nothing[one.side])))
 
     def _gradients(self, one: OneSided) -> list[Tensor | None]:
-        value = one.of(_spec(self.found))
+        value = one.of(self.found.spec)
         if not value.requires_grad:
             raise ModelError(
                 f"the {one.side} side of this head is not made of what enters its layer", "choose another layer"
             )
-        return self.found.gradients(value)
+        return self.found.side(one.side).gradients(value)
 
     def _true(self, side: str, rows: _Rows) -> np.ndarray:
         """What the logit loses where a component is replaced by its mean over what the key is compared with."""
-        true_N = np.full(len(rows.components), np.nan)
-        written_by = self.found.components
+        true_N, found = np.full(len(rows.components), np.nan), self.found.side(side)
         contrast_N = rows.columns[0] - rows.columns[1]
+        written_by = found.components
         known = [place for place in np.argsort(-np.abs(contrast_N)) if rows.components[place] in written_by]
         tried = known[: self.asked.verify]
-        vectors = self.found.vectors([written_by.index(rows.components[place]) for place in tried])
-        intact = self._product(_spec(self.found))
-        row = self.key if side == "key" else self.asked.query
+        vectors = found.vectors([written_by.index(rows.components[place]) for place in tried])
+        intact, row = self._product(self.found.spec), self.key if side == "key" else self.asked.query
+        # The tokens that a cross layer's key is compared with are another text's than its query.
+        others = list(range(row + 1)) if self.found.crosses and side == "query" else self.others
         for place, vector_TE in zip(tried, vectors, strict=True):
-            residual_BTE = self.found.residuals[-1].detach().clone()
-            residual_BTE[0, row] += vector_TE[self.others].mean(0) - vector_TE[row]
-            true_N[place] = intact - self._product(self.found.again(residual_BTE, frozen=False))
+            true_N[place] = intact - self._product(found.replaced(row, vector_TE[others].mean(0) - vector_TE[row]))
         return true_N
 
     def _product(self, spec: AttentionSpec) -> float:
@@ -248,11 +266,6 @@ class _Rows:
         """The same with one row more."""
         columns = [np.append(column, value) for column, value in zip(self.columns, values, strict=True)]
         return _Rows([*self.components, component], [*self.others, None], columns)
-
-
-def _spec(found: Written) -> AttentionSpec:
-    assert found.spec is not None
-    return found.spec
 
 
 def _check(terms_N: np.ndarray, logit: float, size: float) -> None:

@@ -24,6 +24,7 @@ const FEW = 20;
 const BESIDE = 8; // rows that exist above and below the window
 const FAINTEST = 0.012; // a line that cannot be seen is not drawn
 const NEAREST = 5; // weights in a tooltip
+const NEAREST_OF_EACH = 1; // of several heads: more lines would lie over the tokens, whose bars tell the rest
 const MOST_TOLD = 6; // heads in a tooltip
 const SPREAD = 16; // CSS pixels that the lines of all heads take beside one another
 
@@ -154,15 +155,16 @@ class HeadView {
     const focus = state.pin ? this.#focus() : null;
     const from = focus && under.axis === "key" ? focus : under;
     const side = page.side(state);
+    const count = state.heads.length ? NEAREST_OF_EACH : NEAREST;
     const lines = await Promise.all(
       headsOf(this.state).slice(0, MOST_TOLD).map(async ({ at, head }) => {
         const look = await this.looks.get(at, head, from, state);
         if (!look) return [];
         const keep = from.axis === "query" ? side.keep(at, head, state) : null;
-        const ends = from === under ? strongest(look, NEAREST) : [under.unit];
-        const name = (/** @type {number} */ unit) => (from === under ? named(units, unit) : side.name(at, head));
-        const told_ = ends.map((unit) => /** @type {[string, string]} */ ([name(unit), told(look, unit, state, keep)]));
-        return from === under && state.heads.length ? [side.name(at, head), ...told_] : told_;
+        const ends = from === under ? strongest(look, count) : [under.unit];
+        const of = state.heads.length ? `${side.name(at, head)} ` : "";
+        const name = (/** @type {number} */ unit) => (from === under ? of + named(units, unit) : side.name(at, head));
+        return ends.map((unit) => /** @type {[string, string]} */ ([name(unit), told(look, unit, state, keep)]));
       }),
     );
     if (this.hover !== hover) return;

@@ -1,0 +1,298 @@
+"""One pass up to a layer in which it can be asked how each part of the residual reaches that layer.
+
+Each head's output is a variable of its own. What else a block computes of its residual is a constant: the module that
+computes it is given the residual without a gradient. So a gradient finds its way through output projections, gates,
+norms with frozen scales and residual connections alone, as the family's own code has them.
+
+Shapes: B text (one), T token, H head, V width of v, E model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.errors import ModelError
+from attnscope.seam.engines import UNCHECKED
+from attnscope.seam.listen import calls_interface, listen, listening, running
+from attnscope.stacks import ENCODER
+from attnscope.study.why.factors import FrozenFactors
+from attnscope.study.why.frozen import FrozenNorms, is_norm
+from attnscope.study.why.places import (
+    ANOTHER,
+    LOST,
+    Course,
+    HeadPlace,
+    group_of,
+    hidden_of,
+    place_of,
+    states_of,
+    with_hidden,
+    with_states,
+)
+from attnscope.study.why.written import Written, WrittenSides
+
+if TYPE_CHECKING:
+    from attnscope.attention.spec import AttentionSpec
+    from attnscope.model.loaded import LoadedModel
+    from attnscope.seam.call import AttentionCall
+
+
+@contextmanager
+def written(
+    loaded: LoadedModel, reads: Tensor, inputs: Mapping[str, Any], stack: str, layer: int
+) -> Iterator[WrittenSides]:
+    """Run the model up to the attention of a layer. While open, the call can be made again.
+
+    reads, inputs: what the model's forward is given first, and beside it. Raises ModelError for a family whose residual
+    cannot be followed.
+    """
+    with ExitStack() as opened:
+        found = opened.enter_context(_one_pass(loaded, reads, inputs, stack, layer))
+        if found.keys_of is not None:
+            found = found.with_keys(opened.enter_context(_one_pass(loaded, reads, inputs, stack, found.keys_of)))
+        yield found
+
+
+@contextmanager
+def _one_pass(
+    loaded: LoadedModel, reads: Tensor, inputs: Mapping[str, Any], stack: str, layer: int
+) -> Iterator[WrittenSides]:
+    if not calls_interface(loaded.model):
+        raise ModelError(f"{loaded.geometry.model_type} attends where its q and k are not seen", ANOTHER)
+    place = place_of(loaded, reads, inputs, stack, layer)
+    with FrozenNorms(loaded.model) as norms:
+        yield _Pass(loaded, place, norms).run(reads, inputs)
+
+
+class _ReachedError(Exception):
+    """The layer attends: what follows is not needed."""
+
+
+class _Track:
+    """A residual on its way through the runs of its blocks; ends: whether the last of them holds what is asked for."""
+
+    def __init__(self, course: Course, plain: str, ends: bool, within: bool) -> None:
+        self.course, self.ends, self.within = course, ends, within
+        self.written = Written(course, plain)
+        self.entered = 0
+        self.closed = False  # by the point at which the layer's residual is read
+
+    @property
+    def at_last(self) -> bool:
+        """Whether the block runs that holds what is asked for."""
+        return self.ends and self.entered == len(self.course.runs)
+
+    def enter(self, residual: Tensor) -> Tensor:
+        """A block begins, given this: the first as a variable."""
+        if not self.written.residuals:
+            residual = residual.detach().requires_grad_()
+        elif not residual.requires_grad:
+            raise ModelError(f"{LOST}: a block is run without gradients", ANOTHER)
+        self.written.residuals.append(residual)
+        self.entered += 1
+        return residual
+
+    def close(self, residual: Tensor) -> None:
+        """The layer's residual, where it is read behind the beginning of a block."""
+        if not self.closed:
+            self.written.residuals.append(residual)
+            self.closed = True
+
+
+class _Pass:
+    """One pass up to the attention of a layer, and the hooks that make it one that can be asked."""
+
+    def __init__(self, loaded: LoadedModel, place: HeadPlace, norms: FrozenNorms) -> None:
+        self.model, self.place, self.norms, self.factors = loaded.model, place, norms, FrozenFactors()
+        plain = loaded.geometry.stack
+        self.tracks = {
+            one.group: _Track(one, plain, one is place.query, place.within or one is not place.query)
+            for one in place.courses
+        }
+        self.own = self.tracks[place.query.group]
+        self.given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self.spec: AttentionSpec | None = None
+
+    def run(self, reads: Tensor, inputs: Mapping[str, Any]) -> WrittenSides:
+        """The pass; what the layer's own code makes of another residual can then be asked."""
+        with ExitStack() as hooks:
+            for hook in self._hooks():
+                hooks.enter_context(hook)
+            self._listen(reads, inputs)
+        assert self.spec is not None
+        query = self.own.written
+        query.rerun = self._again
+        if not self.place.crosses:
+            return WrittenSides(self.spec, query, query, query.made_keys(self.spec))
+        if self.place.key is None:
+            return WrittenSides(self.spec, query, None)
+        key = self.tracks[self.place.key.group].written
+        key.rerun = self._again_across
+        return WrittenSides(self.spec, query, key)
+
+    def _hooks(self) -> Iterator[Any]:
+        for track in self.tracks.values():
+            for block in {run.block: None for run in track.course.runs}:
+                yield _before(block, partial(self._enter, track))
+                for module in branches(block, self.place.attention):
+                    yield _before(module, partial(self._constant, track))
+        if self.place.tail is not None:
+            yield _before(self.place.tail, self._leave)
+        if self.place.within and self.place.norm is not None:
+            yield _before(self.place.norm, self._norm)
+        if self.place.within:
+            yield _before(self.place.module, self._attend)
+
+    def _listen(self, reads: Tensor, inputs: Mapping[str, Any]) -> None:
+        engine = replace(UNCHECKED, change=self._vary)
+        try:
+            with self.factors:
+                listen(self.model, reads, self._reached, engine=engine, gradients=True, **inputs)
+        except _ReachedError:
+            return
+        raise ModelError(f"layer {self.place.layer} made no attention call", "choose another layer")
+
+    def _enter(self, track: _Track, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before a block: keep its residual."""
+        residual, runs = hidden_of(args, kwargs), track.course.runs
+        if track.entered == len(runs) or runs[track.entered].block is not module:
+            raise ModelError(f"{LOST}: its blocks run in another order than over a few tokens", ANOTHER)
+        if residual is None or residual.ndim < 3:
+            raise ModelError(f"{LOST}: its blocks are not given one vector per token", ANOTHER)
+        residual = track.enter(residual)
+        if track.at_last and not self.place.within:
+            self._forget()
+            self.given = args, kwargs
+        return with_hidden(args, kwargs, residual)
+
+    def _constant(self, track: _Track, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before a module whose output is taken as it is: no gradient comes back from it, but by the heads' outputs."""
+        if track.closed or (track.at_last and (not track.within or module is self.place.module)):
+            return None
+        given = hidden_of(args, kwargs)
+        heads = [call.output_BQHV for run, call in track.written.heads if run == track.entered - 1]
+        if given is None or any(_same(given, one) for one in heads):
+            return None
+        return with_hidden(args, kwargs, given.detach())
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the norm at the end of an encoder: its residual is what the keys are made of."""
+        given = hidden_of(args, kwargs)
+        if given is not None:
+            self.tracks[ENCODER].close(given)
+
+    def _norm(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the norm of what the layer is given: this is its residual."""
+        given = hidden_of(args, kwargs)
+        if given is not None and self.own.at_last and not self.own.closed:
+            self._forget()
+            self.own.close(given)
+
+    def _attend(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the layer's own module: keep what it is given."""
+        given = hidden_of(args, kwargs)
+        if given is None or not self.own.at_last:
+            return
+        if not self.own.closed:
+            self._forget()
+            self.own.close(given)
+        self.factors.forget()
+        self.given = args, kwargs
+        across, states = self.tracks.get(ENCODER), states_of(module, args, kwargs)
+        if self.place.crosses and across is not None and states is not None:
+            across.close(states)
+            self.states = states
+
+    def _vary(self, call: AttentionCall, output_BQHV: Tensor) -> Tensor:
+        """Make the heads' outputs a variable."""
+        track = self.tracks.get(group_of(call.stack))
+        if track is None or track.closed:
+            return output_BQHV.detach()
+        variable = output_BQHV.detach().requires_grad_()
+        track.written.heads.append((track.entered - 1, replace(call, output_BQHV=variable)))
+        return variable
+
+    def _reached(self, call: AttentionCall) -> None:
+        if (call.stack, call.layer) == (self.place.stack, self.place.layer):
+            self.spec = call.spec
+            raise _ReachedError
+
+    def _forget(self) -> None:
+        """What is run again begins here; the end of an encoder, which is run before it, keeps the scale of its norm."""
+        self.norms.forget(but=self.place.tail)
+        self.factors.forget()
+
+    def _again(self, residual: Tensor, frozen: bool) -> AttentionSpec:
+        """The layer's call, where its block, or its norm and its module, is given another residual."""
+
+        def given() -> Any:
+            hidden = self.place.norm(residual) if self.place.within and self.place.norm is not None else residual
+            return with_hidden(*self.given, hidden)
+
+        return self._called(self.place.module if self.place.within else self.place.query.runs[-1].block, given, frozen)
+
+    def _again_across(self, residual: Tensor, frozen: bool) -> AttentionSpec:
+        """The layer's call, where its module is given what the end of the encoder makes of another residual."""
+
+        def given() -> Any:
+            states = residual if self.place.tail is None else self.place.tail(residual)
+            return with_states(*self.given, self.states, states)
+
+        return self._called(self.place.module, given, frozen)
+
+    def _called(self, module: nn.Module, given: Callable[[], Any], frozen: bool) -> AttentionSpec:
+        found: list[AttentionSpec] = []
+
+        def on_call(call: AttentionCall) -> None:
+            assert call.spec is not None
+            found.append(call.spec)
+            raise _ReachedError
+
+        with ExitStack() as stack:
+            stack.enter_context(running(self.model, UNCHECKED.implementation))
+            stack.enter_context(listening(self.model, on_call, engine=UNCHECKED))
+            if frozen:
+                stack.enter_context(self.norms.again())
+            args, kwargs = given()
+            if frozen:
+                stack.enter_context(self.factors.again())
+            with suppress(_ReachedError):
+                module(*args, **kwargs)
+        return found[0]
+
+
+def branches(block: nn.Module, attention: Set[nn.Module]) -> Iterator[nn.Module]:
+    """The modules of a block that compute something of its residual: its attention, and the largest that have matrices
+    and neither attention nor norms in them: one with a norm may hold the residual connection, too."""
+    for module in block.children():
+        if module in attention:
+            yield module
+        elif is_norm(module) or all(one.ndim < 2 for one in module.parameters()):
+            continue
+        elif any(one in attention or is_norm(one) for one in module.modules()):
+            yield from branches(module, attention)
+        else:
+            yield module
+
+
+@contextmanager
+def _before(module: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
+    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _same(given: Tensor, output_BQHV: Tensor | None) -> bool:
+    """Whether a module is given the heads' outputs side by side."""
+    if output_BQHV is None or given.numel() != output_BQHV.numel():
+        return False
+    return torch.equal(given.reshape(output_BQHV.shape), output_BQHV)

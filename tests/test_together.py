@@ -1,0 +1,106 @@
+"""Layers of a short text are asked together: what is kept is what each layer would have given alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from attnscope.api import capture, load
+from attnscope.keep import together
+from attnscope.keep.request import Request
+from attnscope.keep.view import View
+from attnscope.model.loaded import LoadedModel
+from attnscope.observation import Observation
+
+TEXT = "the financial bank is located on river bank"
+REQUESTS: Mapping[str, Mapping[str, Any]] = {
+    "all": {},
+    "kv heads": {"request": Request(view=View(by_kv=True), relations=True, maps="kept", weights=True)},
+    "some heads": {"request": Request(relations=True, weights=True), "select": "1.2,2.0-3,3.5"},
+    "some kv heads": {"request": Request(view=View(by_kv=True), relations=True), "select": "0.1,2.4"},
+    "scores": {"request": Request(view=View(weights="scores"), relations=True, maps="kept")},
+    "values": {"request": Request(view=View(weights="value"), relations=True)},
+    "words": {"request": Request(relations=True, group="words")},
+    "tokens": {"query": "last", "key": "bank"},
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load("demo", device="cpu")
+
+
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on no layer waits for another."""
+    monkeypatch.setattr(together, "TOGETHER_BYTES", 0)
+
+
+def same(found: Observation, expected: Observation) -> None:
+    assert found.table().schema == expected.table().schema
+    for name in found.table().column_names:
+        ours, theirs = (one.table()[name] for one in (found, expected))
+        if pa.types.is_floating(ours.type):
+            np.testing.assert_allclose(ours.to_numpy(), theirs.to_numpy(), rtol=1e-5, atol=1e-6, err_msg=name)
+        else:
+            assert ours.to_pylist() == theirs.to_pylist(), name
+    np.testing.assert_allclose(found.received, expected.received, rtol=1e-5)
+    assert (found.support, found.kv_of) == (expected.support, expected.kv_of)
+    for key, one in (found.kept_keys or {}).items():
+        assert expected.kept_keys is not None
+        torch.testing.assert_close(one.weight, expected.kept_keys[key].weight, equal_nan=True)
+        assert torch.equal(one.key[~one.weight.isnan()], expected.kept_keys[key].key[~one.weight.isnan()])
+    for key, weights in found.weights.items():
+        assert torch.equal(weights, expected.weights[key])
+
+
+@pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
+def test_layers_asked_together_say_what_each_says_alone(
+    model: LoadedModel, asked: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = capture(model, TEXT, **asked)
+    alone(monkeypatch)
+    same(found, capture(model, TEXT, **asked))
+
+
+def test_heads_of_another_layer_would_be_seen(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same comparison fails where the parts of the common answers are given to the wrong layers."""
+    expected = capture(model, TEXT)
+    of_heads = together._of_heads
+    monkeypatch.setattr(together, "_of_heads", lambda answer, heads: of_heads(answer, slice(0, 6)))
+    with pytest.raises(AssertionError):
+        same(capture(model, TEXT), expected)
+
+
+@pytest.mark.parametrize("bytes_", [0, 6_000, 2**20])
+def test_how_many_layers_are_asked_at_once(model: LoadedModel, bytes_: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = list[int]()
+    asked = together.asked_together
+    monkeypatch.setattr(together, "TOGETHER_BYTES", bytes_)
+    monkeypatch.setattr(
+        together, "asked_together", lambda things, layers: counts.append(len(layers)) or asked(things, layers)
+    )
+    capture(model, TEXT)  # 4 layers of 6 heads over 9 tokens: 1,944 bytes each
+    assert counts == {0: [], 6_000: [3, 1], 2**20: [4]}[bytes_]
+
+
+def test_autocast_of_the_caller_rounds_nothing(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        found = capture(model, TEXT)
+        alone(monkeypatch)
+        same(found, capture(model, TEXT))
+
+
+@pytest.mark.parametrize("bytes_", [0, 2**20])
+def test_fused_reads_rows_of_a_short_text(model: LoadedModel, bytes_: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "TOGETHER_BYTES", bytes_)
+    found = capture(model, TEXT, engine="fused")
+    assert {who for ways in found.report.answered_by.values() for who in ways} == {"rows"}
+    assert {"Entropy", "TopK", "Received"} <= found.report.answered_by.keys()
+    assert found.failures == []
+    same(replace(found, kept={}), replace(capture(model, TEXT, engine="tiles"), kept={}))
