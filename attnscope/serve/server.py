@@ -215,6 +215,8 @@ class Server:
             try:
                 frame = receive_raw(self._worker.link)
             except WireError:
+                with suppress(OSError):
+                    link.shutdown(socket.SHUT_RDWR)  # the thread that listens there keeps it open
                 raise WireError("the worker ended amid an answer") from None
             if not gone:
                 try:

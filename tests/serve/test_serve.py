@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -279,9 +280,10 @@ def test_a_question_that_is_left_ends_at_the_next_layer(server):
 def test_what_is_no_question_is_not_answered(server, sent):
     with server.found(), socket.socket(socket.AF_UNIX) as link:
         link.connect(str(place.address()))
-        link.sendall(sent)
-        link.shutdown(socket.SHUT_WR)
-        assert link.recv(1) == b""
+        with suppress(ConnectionError):  # it closes before it has read all that is no question
+            link.sendall(sent)
+            link.shutdown(socket.SHUT_WR)
+            assert link.recv(1) == b""
     asked_server(server, "heads", SENTENCE).ok()
 
 
