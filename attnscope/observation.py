@@ -47,6 +47,18 @@ class NamedHeads(Protocol):
         """{name: {layer: heads}}."""
 
 
+@dataclass(frozen=True)
+class HeadNames:
+    """The names of heads alone, of an atlas that is elsewhere; see `NamedHeads`."""
+
+    roles: Mapping[tuple[int, int], Sequence[str]]
+    heads_by_role: Mapping[str, Mapping[int, Sequence[int]]]
+
+    def by_role(self) -> Mapping[str, Mapping[int, Sequence[int]]]:
+        """{name: {layer: heads}}."""
+        return self.heads_by_role
+
+
 @dataclass(frozen=True, repr=False)
 class Observation:
     """One text, observed.

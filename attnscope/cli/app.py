@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "knockout": (STUDY, "What an answer loses where heads may not look."),
     "patch": (STUDY, "What an answer loses where heads are as in another text."),
     "why": (STUDY, "Why a head looks where it looks: its logit, by what wrote it."),
+    "serve": (LOOK_UP, "Models that stay loaded, for commands that ask about them."),
     "parity": (LOOK_UP, "Every layer against attention written from the papers."),
     "info": (LOOK_UP, "A model's layers, heads, windows, and what N tokens would cost."),
     "metrics": (LOOK_UP, "What each metric is, and the rules that name a head's role."),

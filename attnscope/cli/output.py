@@ -198,9 +198,19 @@ class Talk(Teller):
 
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
+        self._said, self._repeated = list[str](), list[str]()
 
     def say(self, line: str) -> None:
+        if self._repeated[:1] == [line]:
+            del self._repeated[0]
+            return
+        self._repeated.clear()
+        self._said.append(line)
         talk(line, self.quiet)
+
+    def again(self) -> None:
+        """What was said so far is about to be said once more, by who begins again: once is enough."""
+        self._repeated = [*self._said]
 
     def stage(
         self, title: str, total: int | None = None, unit: str = ""

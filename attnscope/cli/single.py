@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -13,14 +14,18 @@ from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
-    from attnscope.ask import Text
+    from attnscope.ask import Ask, Text
     from attnscope.export import Ways
     from attnscope.keep.request import Request
     from attnscope.media.sound import Sound
     from attnscope.model.loaded import LoadedModel
     from attnscope.observation import Observation
     from attnscope.run import Run
+    from attnscope.serve.kept import KeptModels
     from attnscope.telling import Prepared
+
+
+KEPT: KeptModels | None = None  # of `attnscope serve --run`: the models of the commands before
 
 
 def observe_text(
@@ -35,6 +40,10 @@ def observe_text(
         from attnscope.figures.drawing_process import begin
 
         begin("attnscope.drawing")
+    tell, check = output.Talk(writing.quiet), partial(check_out, writing=writing, options=options)
+    seen = served(asked, ask, tell, check, writing.verbose)
+    if seen is not None:
+        return seen
     loaded = load_model(asked, writing)
     if writing.out is not None and keep.rollout:
         from attnscope.figures import load_in_thread
@@ -42,7 +51,23 @@ def observe_text(
         load_in_thread()
     from attnscope.told import observed
 
-    return observed(loaded, ask, output.Talk(writing.quiet), lambda found: check_out(found, writing, options))
+    return observed(loaded, ask, tell, check)
+
+
+def served(
+    asked: TextRun, ask: Ask, tell: output.Talk, check: Callable[[Prepared], object], verbose: bool
+) -> Observation | None:
+    """What a server of this user's answers; None where none does, and --verbose says why."""
+    if asked.no_server or asked.verify or KEPT is not None:
+        return None
+    from attnscope.serve.client import UnansweredError, observed
+
+    try:
+        return observed(asked.load_options(), ask, tell, check)
+    except UnansweredError as why:
+        output.talk(f"not asked of a server: {why}", quiet=not verbose)
+        tell.again()
+        return None
 
 
 def check_out(found: Prepared, writing: Exporting, options: Mapping[str, Any]) -> None:
@@ -96,7 +121,7 @@ def load_model(asked: ModelText, writing: Writing) -> LoadedModel:
 
     silence_libraries(writing.verbose)
     with output.progress(f"loading {asked.model}", None, writing.quiet):
-        return load(asked.load_options())
+        return (load if KEPT is None else KEPT.load)(asked.load_options())
 
 
 def prepared(

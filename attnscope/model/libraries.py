@@ -56,6 +56,17 @@ OFFLINE = Switch("huggingface_hub.constants", "HF_HUB_OFFLINE", True)
 NEVER_ASKS = Switch("transformers.dynamic_module_utils", "TIME_OUT_REMOTE_CODE", 0)
 
 
+QUIET = {  # what has them say nothing
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_VERBOSITY": "critical",
+    "TRANSFORMERS_VERBOSITY": "critical",  # an error is raised too, and beside some the whole config is printed
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "BITSANDBYTES_NOWELCOME": "1",
+}
+
+
 def silence_libraries(verbose: bool) -> None:
     """Silence the progress bars, logs and warnings of the libraries underneath, unless `verbose`.
 
@@ -67,15 +78,7 @@ def silence_libraries(verbose: bool) -> None:
     """
     if verbose:
         return
-    os.environ |= {
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_VERBOSITY": "critical",
-        "TRANSFORMERS_VERBOSITY": "critical",  # an error is raised too, and beside some the whole config is printed
-        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "BITSANDBYTES_NOWELCOME": "1",
-    }
+    os.environ |= QUIET
     warnings.filterwarnings("ignore")
     warnings.filterwarnings("default", module=r"attnscope(\.|$)")
     warnings.filterwarnings("ignore", category=ResourceWarning)  # of files that they leave open, wherever it is noticed

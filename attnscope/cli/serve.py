@@ -1,0 +1,173 @@
+"""`attnscope serve`: models that stay loaded, for commands that ask them in place of a pass of their own."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from typer import Option
+
+from attnscope.cli import output
+from attnscope.cli.completion import models
+from attnscope.cli.groups import FIRST, fill
+from attnscope.cli.load_options import Loading
+from attnscope.cli.options import Noise
+from attnscope.cli.takes import takes
+from attnscope.errors import InputError, UsageError
+
+EXAMPLES = (
+    "attnscope serve --model demo",
+    "attnscope serve --model meta-llama/Llama-3.2-3B --dtype bfloat16 --idle 30m",
+    "attnscope serve --status",
+    "attnscope serve --stop",
+    "attnscope serve --run questions.txt",
+)
+UNITS = {"s": 1, "m": 60, "h": 3600}
+LONGEST_LINE = 2**24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served(Loading):
+    """Which models, and how they are loaded."""
+
+    panel = "Model"
+    model: Annotated[
+        list[str] | None,
+        Option("-m", help="A model to hold; may be repeated (default: demo).", metavar="NAME", autocompletion=models),
+        FIRST,
+    ] = None  # type: ignore[assignment]
+    positions: Annotated[int | None, Option(help="Extend the models to so many positions.", metavar="N")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """How long, and what a server that runs is told."""
+
+    idle: Annotated[
+        str | None, Option(help="End when nobody asked for so long: 30m, 8h (default: never).", metavar="TIME"), FIRST
+    ] = None
+    status: Annotated[bool, Option(help="Say what the server that runs holds."), FIRST] = False
+    stop: Annotated[bool, Option(help="End the server that runs."), FIRST] = False
+    run: Annotated[
+        str | None,
+        Option(help="Run the commands of a file, one per line, and keep their models; - reads stdin.", metavar="FILE"),
+        FIRST,
+    ] = None
+
+    def __post_init__(self) -> None:
+        named = [name for name in ("status", "stop", "run") if getattr(self, name)]
+        if len(named) > 1:
+            raise UsageError(f"--{named[0]} and --{named[1]} were both given", "give one of them")
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """Seconds of --idle. Raises UsageError for what is no time."""
+        if self.idle is None:
+            return None
+        number, unit = self.idle[:-1], self.idle[-1:]
+        if unit not in UNITS or not (number.isascii() and number.isdecimal() and 0 < int(number[:9]) < 10**6):
+            raise UsageError(f"--idle: expected a time, got {self.idle!r}", "write --idle 30m")
+        return int(number) * UNITS[unit]
+
+
+@takes(Served, Session, Noise)
+def serve(served: Served, session: Session, noise: Noise) -> int:
+    """Models that stay loaded, for commands that ask about them.
+
+    While it runs, heads, relations, keys, text, heatmap and rollout ask it and load no model themselves, where it holds
+    that model from the same files, with the same code and environment. Their output is the same. It listens on a socket
+    that this user alone can open, and on no network.
+
+    --run needs no server: it runs the commands of a file in one process, which loads each model once. It exits with the
+    code of the first command that failed.
+    """
+    if session.status or session.stop:
+        return ask_server("stop" if session.stop else "status", noise.quiet)
+    if session.run is not None:
+        return run_lines(session.run)
+    return hold(served, session, noise.quiet)
+
+
+def hold(served: Served, session: Session, quiet: bool) -> int:
+    """Load the models and answer until the end."""
+    from attnscope.model.options import LoadOptions
+    from attnscope.serve import place
+
+    idle = session.idle_seconds
+    if not place.supported():
+        raise UsageError("this system has no sockets that say who asks", "use attnscope serve --run FILE")
+    from attnscope.serve.server import Server
+    from attnscope.signals import GracefulStop
+
+    with Server(idle, lambda line: output.talk(line, quiet)) as server, GracefulStop(lambda: server.stop()) as stopped:
+        for name in dict.fromkeys(served.model or ["demo"]):
+            with output.progress(f"loading {name}", None, quiet):
+                server.hold(fill(LoadOptions, served, model=name))
+        output.talk(f"answering for {', '.join(server.names)}; attnscope serve --stop ends it", quiet)
+        stopped()
+        server.serve()
+    output.talk(f"answered {server.answered} questions", quiet)
+    return 0
+
+
+def ask_server(what: str, quiet: bool) -> int:
+    """Say what the server that runs holds, or end it; 1 without one."""
+    from attnscope.memory import human_bytes
+    from attnscope.serve.client import UnansweredError, asked
+
+    try:
+        found: dict[str, Any] = asked(what)
+    except UnansweredError as why:
+        output.talk(f"attnscope: {why}; start one: attnscope serve", quiet=False)
+        return 1
+    for model in found["models"]:
+        size = "" if model.get("bytes") is None else f"  weights {human_bytes(model['bytes'])}"
+        sys.stdout.write(f"{model['name']}  {model.get('device')}  {model.get('dtype')}{size}\n")
+    memory = "" if found["memory_bytes"] is None else f", {human_bytes(found['memory_bytes'])} of memory"
+    age, busy = output.clock(found["seconds"]), ", busy" * found["busy"]
+    output.talk(f"process {found['pid']}, {age} old, {found['answered']} answered{busy}{memory}", quiet)
+    return 0
+
+
+def run_lines(name: str) -> int:
+    """Run the commands of a file one after the other; the first exit code that is not 0."""
+    from attnscope.cli import run, single
+    from attnscope.serve.kept import KeptModels
+
+    failed = 0
+    single.KEPT = KeptModels()
+    try:
+        for number, line in enumerate(_lines(name), 1):
+            try:
+                words = shlex.split(line, comments=True)
+            except ValueError as error:
+                raise InputError(f"line {number} of {name} is no command: {error}", "close its quotes") from None
+            words = words[1:] if words[:1] == ["attnscope"] else words
+            if words[:1] == ["serve"]:
+                raise InputError(f"line {number} of {name} is the command serve", "leave it out")
+            if words:
+                code = run(words)
+                failed = failed or code
+                sys.stdout.flush()
+    finally:
+        single.KEPT = None
+    return failed
+
+
+def _lines(name: str) -> Iterator[str]:
+    """The lines of a file, or of stdin, as they come."""
+    try:
+        stream = sys.stdin if name == "-" else open(name, encoding="utf-8")  # noqa: SIM115  # closed below
+    except OSError as error:
+        raise InputError(f"cannot read {name}: {error.strerror}", "check the path") from None
+    try:
+        while line := stream.readline(LONGEST_LINE):
+            yield line
+    except UnicodeDecodeError:
+        raise InputError(f"{name} is no text in UTF-8", "save it as UTF-8") from None
+    finally:
+        if stream is not sys.stdin:
+            stream.close()

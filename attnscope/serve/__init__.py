@@ -1,0 +1,9 @@
+"""Models that stay loaded, and who asks them: one thing crosses the socket, an ask, and an observation comes back.
+
+place.py     the socket, its folder, and who is at the other end
+identity.py  whether code, environment and files of a model are the same on both sides
+wire.py      frames: a header in JSON, and arrays as bytes
+records.py   records as JSON and arrays, and back
+client.py    asks, in place of a pass of its own
+server.py    sockets and turns, in a process without torch; worker.py: the models, in another
+"""

@@ -1,0 +1,186 @@
+"""Asking a server: one ask goes, lines and stages come, and at last an observation. Without torch.
+
+try:
+    seen = observed(options, ask, tell, check)
+except UnansweredError as why:
+    ...  # as if there were no server
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attnscope.errors
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.model.options import DEMO
+from attnscope.serve import identity, place
+from attnscope.serve.records import packed, unpacked
+from attnscope.serve.wire import Frame, WireError, receive, send
+from attnscope.telling import Prepared, Teller
+from attnscope.text.prompt import Prompt
+from attnscope.typed import plain
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from attnscope.ask import Ask
+    from attnscope.model.options import LoadOptions
+    from attnscope.observation import Observation
+
+logger = logging.getLogger("attnscope")
+VARIABLE = "ATTNSCOPE_NO_SERVER"
+CONNECT_SECONDS = 2.0
+
+
+class UnansweredError(Exception):
+    """No server answers this, and why."""
+
+
+def observed(
+    options: LoadOptions,
+    ask: Ask,
+    tell: Teller,
+    check: Callable[[Prepared], object] = lambda prepared: None,
+    tensor: Callable[[np.ndarray], Any] = lambda array: array,
+) -> Observation:
+    """What a server observes of a text; see `attnscope.told.observed`. tensor: what arrays that were tensors become.
+
+    Raises UnansweredError where none does, or it ended amid the answer; else what the question raises.
+    """
+    question, blobs = _question(options, ask)
+    with connected() as link:
+        try:
+            send(link, question, blobs)
+            return _Answer(link, tell, check, tensor).observation()
+        except (OSError, WireError) as error:
+            raise UnansweredError(f"the server ended amid the answer ({error})") from error
+
+
+def connected() -> socket.socket:
+    """A socket to the server of this user. Raises UnansweredError where there is none."""
+    if not place.supported():
+        raise UnansweredError("this system has no sockets that say who asks")
+    link = socket.socket(socket.AF_UNIX)
+    link.settimeout(CONNECT_SECONDS)
+    try:
+        link.connect(str(place.address()))
+        if not place.is_own(link):
+            raise UnansweredError("the server is another user's")
+    except FileNotFoundError:
+        link.close()
+        raise UnansweredError("no server is there") from None
+    except ConnectionRefusedError:
+        link.close()
+        raise UnansweredError("a server was there, and has ended") from None
+    except (OSError, UsageError) as error:
+        link.close()
+        raise UnansweredError(f"the server cannot be reached: {error}") from error
+    except UnansweredError:
+        link.close()
+        raise
+    link.settimeout(None)
+    return link
+
+
+def asked(what: str) -> dict[str, Any]:
+    """What a server answers to `status` or `stop`. Raises UnansweredError without a server."""
+    with connected() as link:
+        try:
+            link.settimeout(CONNECT_SECONDS)
+            send(link, {"what": what})
+            found: dict[str, Any] = receive(link).header
+        except (OSError, WireError) as error:
+            raise UnansweredError(f"the server does not answer ({error})") from error
+        return found
+
+
+def _question(options: LoadOptions, ask: Ask) -> tuple[dict[str, Any], list[memoryview]]:
+    if os.environ.get(VARIABLE):
+        raise UnansweredError(f"{VARIABLE} is set")
+    if options.trust_remote_code or options.allow_pickle:
+        raise UnansweredError("a server runs no code of a model, and reads no pickle")
+    if ask.picture is not None:
+        raise UnansweredError("pictures are read without a server")
+    try:
+        prompt, blobs = packed(ask.text if isinstance(ask.text, Prompt) else None)
+        said = ask.as_json()
+    except (UsageError, TypeError) as error:
+        raise UnansweredError(f"this has no form on the wire: {error}") from error
+    model = options.model
+    if model != DEMO and os.path.exists(os.path.expanduser(model)):
+        model = str(Path(model).expanduser().absolute())
+    return {
+        "what": "observe",
+        "ask": said,
+        "prompt": prompt,
+        "options": plain(replace(options, model=model)),
+        "name": options.model,
+        "folder": os.getcwd(),
+        "code": identity.code(),
+        "environment": identity.environment(),
+    }, blobs
+
+
+class _Answer:
+    """The frames of one answer, in their order."""
+
+    def __init__(
+        self,
+        link: socket.socket,
+        tell: Teller,
+        check: Callable[[Prepared], object],
+        tensor: Callable[[np.ndarray], Any],
+    ) -> None:
+        self.link, self.tell, self.check, self.tensor = link, tell, check, tensor
+
+    def observation(self) -> Observation:
+        """The observation that ends the answer."""
+        with ExitStack() as stage:
+            advance: Callable[[int], object] = lambda steps: None  # noqa: E731
+            while not (frame := receive(self.link)).last:
+                kind, value = frame.header
+                if kind == "stage":
+                    stage.close()
+                    advance = stage.enter_context(self.tell.stage(*value))
+                elif kind == "over":
+                    stage.close()
+                elif kind == "step":
+                    advance(value)
+                else:
+                    self._heard(kind, frame)
+        return self._last(frame)
+
+    def _heard(self, kind: str, frame: Frame) -> None:
+        if kind == "said":
+            self.tell.say(frame.header[1])
+        elif kind == "warned":
+            logger.warning("%s", frame.header[1])
+        elif kind == "prepared":
+            self.check(unpacked(frame.header[1], frame.blobs))
+            send(self.link, "go")
+        else:
+            raise WireError(f"what came is no part of an answer: {kind!r}")
+
+    def _last(self, frame: Frame) -> Observation:
+        kind, value = frame.header
+        if kind == "observed":
+            found: Observation = unpacked(value, frame.blobs, self.tensor)
+            return found
+        if kind == "error":
+            raise _error(*value)
+        raise UnansweredError(str(value))
+
+
+def _error(name: str, message: str, hint: str) -> AttnscopeError:
+    """An error of ours, as the other end raised it."""
+    kind = getattr(attnscope.errors, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, AttnscopeError)):
+        kind = AttnscopeError
+    return kind(message, hint)

@@ -1,0 +1,147 @@
+"""Records as JSON and bytes, and back: of the types that are listed here, and of no other.
+
+said, blobs = packed(seen)
+unpacked(said, blobs)   # with arrays in place of tensors
+
+No name of a module or of a class is read from what came.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from attnscope.serve.wire import WireError
+
+TAG = "~"
+RECORDS = {  # by name, where the type is; each is imported without torch
+    "attnscope.keep.columns": ("HeadColumns", "Score"),
+    "attnscope.keep.layers": ("LayerKey",),
+    "attnscope.keep.records": (
+        *("KeptKeys", "KeptOperands", "LayerMaps", "Matrices", "Rollout", "SpanPairs", "TokenWeights"),
+    ),
+    "attnscope.keep.view": ("View",),
+    "attnscope.measure.binned": ("Cells",),
+    "attnscope.observation": ("HeadNames", "Observation"),
+    "attnscope.seam.report": ("CallCheck", "CaptureReport"),
+    "attnscope.telling": ("Prepared",),
+    "attnscope.text.prompt": ("Medium", "Patch", "Prompt", "Span"),
+    "attnscope.text.tokens": ("Chosen", "Found"),
+}
+HOMES = {name: home for home, names in RECORDS.items() for name in names}
+KINDS = "biufU"  # of arrays: numbers, truth and text
+UNSENT = {"CaptureReport": ("output", "logits"), "CallCheck": ("owed",)}  # fields that stay where they were made
+
+
+@cache
+def _type(name: str) -> Any:
+    return getattr(import_module(HOMES[name]), name)
+
+
+def packed(value: Any) -> tuple[Any, list[memoryview]]:
+    """A value as JSON and the bytes of its arrays. Raises TypeError for what has no form."""
+    packing = _Packing()
+    return packing.said(value), packing.blobs
+
+
+def unpacked(said: Any, blobs: Sequence[bytes], tensor: Callable[[np.ndarray], Any] = lambda array: array) -> Any:
+    """The value again; tensor: what is made of an array that was a tensor. Raises WireError for what is none."""
+    try:
+        return _Unpacking(blobs, tensor).value(said)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise WireError("what came is no record") from error
+
+
+@dataclass
+class _Packing:
+    blobs: list[memoryview] = field(default_factory=list)
+
+    def said(self, value: Any) -> Any:
+        if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, np.generic)):
+            return value
+        if isinstance(value, np.generic):
+            return self.said(value.item())
+        name = type(value).__name__
+        if name in HOMES and type(value) is _type(name):
+            return {TAG: name, "fields": self._fields(name, value)}
+        if isinstance(value, np.ndarray):
+            return self._array("array", value)
+        if type(value).__module__ == "torch":
+            if name == "dtype":
+                return str(value).removeprefix("torch.")
+            return self._array("tensor", value.detach().cpu().numpy())
+        if isinstance(value, range):
+            return {TAG: "range", "of": [value.start, value.stop, value.step]}
+        if isinstance(value, Mapping):
+            kind = "layers" if name == "PerLayer" else "mapping"
+            return {TAG: kind, "of": [[self.said(key), self.said(one)] for key, one in value.items()]}
+        if isinstance(value, tuple):
+            return {TAG: "tuple", "of": [self.said(one) for one in value]}
+        if isinstance(value, list):
+            return [self.said(one) for one in value]
+        raise TypeError(f"{type(value)} has no form on the wire")
+
+    def _fields(self, name: str, value: Any) -> dict[str, Any]:
+        names = [one.name for one in fields(value)] if is_dataclass(value) else value._fields
+        return {one: self.said(getattr(value, one)) for one in names if one not in UNSENT.get(name, ())}
+
+    def _array(self, kind: str, array: np.ndarray) -> Any:
+        if array.dtype.kind == "O":  # truth, or None
+            return {TAG: "objects", "shape": list(array.shape), "of": [self.said(one) for one in array.ravel()]}
+        if array.dtype.kind not in KINDS:
+            raise TypeError(f"an array of {array.dtype} has no form on the wire")
+        self.blobs.append(memoryview(np.ascontiguousarray(array).tobytes()))
+        return {TAG: kind, "dtype": array.dtype.str, "shape": list(array.shape), "at": len(self.blobs) - 1}
+
+
+@dataclass
+class _Unpacking:
+    blobs: Sequence[bytes]
+    tensor: Callable[[np.ndarray], Any]
+
+    def value(self, said: Any) -> Any:
+        if isinstance(said, list):
+            return [self.value(one) for one in said]
+        if not isinstance(said, dict):
+            return said
+        tag = said[TAG]
+        if tag in HOMES:
+            return _type(tag)(**{str(name): self.value(one) for name, one in said["fields"].items()})
+        if tag in ("array", "tensor"):
+            array = self._array(said)
+            return self.tensor(array) if tag == "tensor" else array
+        if tag == "objects":
+            return self._objects(said)
+        if tag == "range":
+            start, stop, step = said["of"]
+            return range(start, stop, step)
+        parts = said["of"]
+        if tag == "tuple":
+            return tuple(self.value(one) for one in parts)
+        if tag == "mapping":
+            return {self.value(key): self.value(one) for key, one in parts}
+        if tag == "layers":
+            from attnscope.keep.layers import PerLayer
+
+            return PerLayer({self.value(key): self.value(one) for key, one in parts})
+        raise WireError(f"what came is no record: {tag!r}")
+
+    def _array(self, said: Mapping[str, Any]) -> np.ndarray:
+        dtype, shape = np.dtype(said["dtype"]), tuple(said["shape"])
+        if dtype.kind not in KINDS or any(type(size) is not int or size < 0 for size in shape):
+            raise WireError("what came is no array")
+        bytes_of = self.blobs[said["at"]]
+        if math.prod(shape) * dtype.itemsize != len(bytes_of):
+            raise WireError("what came is no array")
+        return np.frombuffer(bytearray(bytes_of), dtype).reshape(shape)
+
+    def _objects(self, said: Mapping[str, Any]) -> np.ndarray:
+        found = np.empty(len(said["of"]), object)
+        found[:] = [self.value(one) for one in said["of"]]
+        return found.reshape(said["shape"])

@@ -1,0 +1,300 @@
+"""The server: sockets, turns and what may be answered, in a process that loads no torch; a worker holds the models.
+
+One question is answered after the other; threads are for sockets alone. A worker that ended is started again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+from attnscope import errors
+from attnscope.errors import AttnscopeError, ModelError, UsageError
+from attnscope.model.loading import locate
+from attnscope.model.options import DEMO, LoadOptions
+from attnscope.model.sources import Source
+from attnscope.serve import identity, place, wire
+from attnscope.serve.wire import WireError, receive, receive_raw, send
+from attnscope.typed import plain, typed
+
+MOST_LINKS = 64  # at once: asked, or waiting for their turn
+ASKING_SECONDS = 10.0  # from the first byte of a question to its last
+POLL_SECONDS = 0.5
+
+
+@dataclass
+class Model:
+    """A model that is held: how it was loaded, from which files. asked: the options by which it is found."""
+
+    options: LoadOptions
+    asked: LoadOptions
+    files: identity.Files
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Worker:
+    """The process with the models, and a socket to it."""
+
+    def __init__(self) -> None:
+        self.link, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "attnscope.serve.worker", str(theirs.fileno())]
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        theirs.close()
+        self.lock = threading.Lock()  # of what is sent to it
+
+    def send(self, header: Any, blobs: Sequence[bytes] = ()) -> None:
+        """Send one frame to it."""
+        with self.lock:
+            send(self.link, header, blobs)
+
+    def end(self) -> None:
+        """End it at once."""
+        self.process.kill()
+        self.process.wait()
+        self.link.close()
+
+
+class Server:
+    """A socket, and a worker with models: `with Server(models) as server: server.serve()`."""
+
+    def __init__(self, idle: float | None = None, say: Callable[[str], object] = lambda line: None) -> None:
+        self.idle, self.say = idle, say
+        self.code, self.environment = identity.code(), identity.environment()
+        self.models: list[Model] = []
+        self.started = self.used = time.monotonic()
+        self.answered = 0
+        self._number = 0
+        self._turn = threading.Lock()  # of the worker
+        self._links = threading.BoundedSemaphore(MOST_LINKS)
+        self._stop = threading.Event()
+        self._worker = Worker()
+        self._lock: IO[str] | None = None
+        self._socket: socket.socket | None = None
+
+    def __enter__(self) -> Server:
+        self._socket = self._listening()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._worker.end()
+        if self._socket is not None:
+            self._socket.close()
+            with suppress(OSError):
+                os.unlink(place.folder() / place.SOCKET)
+
+    def hold(self, options: LoadOptions) -> None:
+        """Load a model. Raises what loading it raises, MemoryLimitError where it does not fit beside the others."""
+        if options.trust_remote_code or options.allow_pickle:
+            raise UsageError("a server runs no code of a model, and reads no pickle", "leave out that option")
+        source = locate(options)
+        model = Model(options, pinned(options, source), files_of(source))
+        self._load(model)
+        self.models.append(model)
+
+    @property
+    def names(self) -> list[str]:
+        """The models that are held, as they were named."""
+        return [one.options.model for one in self.models]
+
+    def serve(self) -> None:
+        """Answer until somebody asks to stop, or nobody asked for so long."""
+        assert self._socket is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            while not self._stop.is_set() and not self._is_idle():
+                if selector.select(POLL_SECONDS):
+                    with suppress(OSError):
+                        self._accept(self._socket.accept()[0])
+
+    def stop(self) -> None:
+        """End `serve` soon."""
+        self._stop.set()
+
+    def _is_idle(self) -> bool:
+        waits = self._turn.locked()
+        return self.idle is not None and not waits and time.monotonic() - self.used > self.idle
+
+    def _listening(self) -> socket.socket:
+        """The socket, of which no other server holds the lock; what one left that was killed is removed."""
+        place.make_folder()
+        address = place.address()
+        self._lock = open(address.with_suffix(".lock"), "w")  # noqa: SIM115  # held until this process ends
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError("a server of yours is there already", "stop it: attnscope serve --stop") from None
+        with suppress(FileNotFoundError):
+            os.unlink(address)
+        found = socket.socket(socket.AF_UNIX)
+        found.bind(str(address))
+        found.listen(MOST_LINKS)
+        return found
+
+    def _accept(self, link: socket.socket) -> None:
+        if not self._links.acquire(blocking=False):
+            with link, suppress(OSError):
+                send(link, ["no", f"{MOST_LINKS} questions wait already"], last=True)
+            return
+        threading.Thread(target=self._talk, args=(link,), daemon=True).start()
+
+    def _talk(self, link: socket.socket) -> None:
+        """One connection: a question, and its answer."""
+        try:
+            with link:
+                if not place.is_own(link):
+                    return
+                link.settimeout(ASKING_SECONDS)
+                frame = receive(link, wire.REQUEST_BYTES)
+                link.settimeout(None)
+                self._answer(link, frame)
+        except (WireError, OSError):
+            pass  # who asked has gone, or said nothing that is a question
+        finally:
+            self._links.release()
+
+    def _answer(self, link: socket.socket, frame: wire.Frame) -> None:
+        said = frame.header if isinstance(frame.header, dict) else {}
+        if said.get("what") == "status":
+            send(link, self.status(), last=True)
+        elif said.get("what") == "stop":
+            send(link, self.status(), last=True)
+            self._stop.set()
+        elif said.get("what") == "observe":
+            try:
+                model = self._model_for(said)
+            except _Unheld as why:
+                send(link, ["no", str(why)], last=True)
+                return
+            self.used = time.monotonic()
+            with self._turn:
+                self._relay(link, said | {"model": str(self.models.index(model))}, frame.blobs)
+            self.used = time.monotonic()
+        else:
+            raise WireError("what came is no question")
+
+    def _model_for(self, said: dict[str, Any]) -> Model:
+        """The model that a question is about. Raises _Unheld where this server cannot answer as a process would."""
+        if said.get("code") != self.code:
+            raise _Unheld("the server runs other code")
+        if said.get("environment") != self.environment:
+            raise _Unheld("the server runs in another environment")
+        try:
+            options: LoadOptions = typed(LoadOptions, said.get("options"), "options")
+            source = locate(replace(options, offline=True))
+            asked = pinned(options, source)
+        except AttnscopeError as error:
+            raise _Unheld(str(error)) from error
+        for model in self.models:
+            if replace(model.asked, offline=asked.offline) == asked:
+                if model.files != files_of(source):
+                    raise _Unheld("the files of the model have changed since the server loaded them")
+                return model
+        raise _Unheld(f"the server does not hold {said.get('name')} as it is asked for")
+
+    def _relay(self, link: socket.socket, question: dict[str, Any], blobs: Sequence[bytes]) -> None:
+        """Hand a question to the worker, and what it says to who asked."""
+        if self._worker.process.poll() is not None:
+            self._again()
+        self._number += 1
+        number = self._number
+        self._worker.send(question | {"number": number}, blobs)
+        threading.Thread(target=self._hear, args=(link, self._worker, number), daemon=True).start()
+        gone = False
+        while True:
+            try:
+                frame = receive_raw(self._worker.link)
+            except WireError:
+                with suppress(OSError):
+                    link.shutdown(socket.SHUT_RDWR)  # the thread that listens there keeps it open
+                raise WireError("the worker ended amid an answer") from None
+            if not gone:
+                try:
+                    link.sendall(b"".join(frame))
+                except OSError:
+                    gone = True
+            if wire.is_last(frame[0]):
+                self.answered += 1
+                return
+
+    def _hear(self, link: socket.socket, worker: Worker, number: int) -> None:
+        """What who asked says while the worker works: to go on, or nothing more, which cancels the question."""
+        with suppress(OSError, WireError):
+            while receive(link, wire.REQUEST_BYTES).header == "go":
+                worker.send({"what": "go", "number": number})
+        with suppress(OSError):
+            worker.send({"what": "cancel", "number": number})
+
+    def _again(self) -> None:
+        """Start another worker, with the models that the one that ended had."""
+        self._worker.end()
+        self._worker = Worker()
+        for model in self.models:
+            self._load(model)
+
+    def _load(self, model: Model) -> None:
+        place_of = self.models.index(model) if model in self.models else len(self.models)
+        self._number += 1
+        said = {"what": "load", "options": plain(model.options), "model": str(place_of), "number": self._number}
+        self._worker.send(said)
+        while not (frame := receive(self._worker.link)).last:
+            if frame.header[0] == "warned":
+                self.say(f"attnscope: {frame.header[1]}")
+        kind, value = frame.header
+        if kind == "error":
+            raise getattr(errors, value[0])(*value[1:])
+        if kind == "no":
+            raise ModelError(f"{model.options.model} was not loaded: {value}", "name another model, or free memory")
+        model.facts = value
+
+    def status(self) -> dict[str, Any]:
+        """What `serve --status` tells."""
+        return {
+            "pid": os.getpid(),
+            "seconds": round(time.monotonic() - self.started),
+            "answered": self.answered,
+            "busy": self._turn.locked(),
+            "memory_bytes": _resident(self._worker.process.pid),
+            "models": [{"name": one.options.model, **one.facts} for one in self.models],
+        }
+
+
+class _Unheld(Exception):  # noqa: N818  # it is an answer
+    """What this server does not answer, and why."""
+
+
+def pinned(options: LoadOptions, source: Source) -> LoadOptions:
+    """The options with the model's own folder as its name, so that two spellings of one are the same."""
+    if options.model == DEMO:  # whose tokenizer is known, which no folder's is
+        return options
+    folder = source.adapter.folder if source.adapter else source.gguf or source.folder
+    base = None if source.adapter is None else str(_real(source.gguf or source.folder))
+    return replace(options, model=str(_real(folder)), base=base, revision=source.revision)
+
+
+def files_of(source: Source) -> identity.Files:
+    """The files of a model, of its base too."""
+    return identity.files(source.source_folder, source.base_folder, source.tokenizer_folder)
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def _resident(pid: int) -> int | None:
+    """Bytes of memory that a process has; None where the system does not say."""
+    try:
+        words = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
+        return int(words[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,193 @@
+"""The process that holds models and answers one question after the other: `python -m attnscope.serve.worker FD`.
+
+What comes on the socket is read by a thread; the models run in the main one. A question that was cancelled ends at the
+next layer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from attnscope.ask import Ask
+from attnscope.errors import AttnscopeError, InputError, MemoryLimitError
+from attnscope.memory import free_memory, human_bytes
+from attnscope.model.geometry import weight_bytes
+from attnscope.model.libraries import silence_libraries
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import chosen_device, load, load_config
+from attnscope.model.options import LoadOptions
+from attnscope.observation import HeadNames, Observation
+from attnscope.serve.records import packed, unpacked
+from attnscope.serve.wire import Frame, WireError, receive, send
+from attnscope.signals import begin_helper
+from attnscope.telling import Prepared, Teller
+from attnscope.text.prompt import place
+from attnscope.told import observed
+from attnscope.typed import typed
+
+NEAR = "a layer's matrices do not fit"
+
+
+class CancelledError(Exception):
+    """Who asked has gone."""
+
+
+class UnansweredError(Exception):
+    """This is for a process of its own, and why."""
+
+
+class Link(Teller):
+    """The other end while one question is answered: lines and stages go there, a word to go on comes back."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        self.questions: queue.Queue[Frame] = queue.Queue()
+        self._heard = threading.Condition()
+        self._number, self._gone, self._cancelled = 0, 0, 0
+
+    def listen(self) -> None:
+        """Read what comes until the other end has gone; then there is nobody to answer."""
+        try:
+            while True:
+                frame = receive(self.link)
+                kind, number = frame.header["what"], frame.header["number"]
+                with self._heard:
+                    if kind == "cancel":
+                        self._cancelled = number
+                    elif kind == "go":
+                        self._gone = number
+                    else:
+                        self.questions.put(frame)
+                    self._heard.notify_all()
+        except (WireError, OSError):
+            os._exit(0)
+
+    def begin(self, number: int) -> None:
+        """Turn to the next question."""
+        self._number = number
+
+    def check(self) -> None:
+        """Raise CancelledError where who asked has gone."""
+        if self._cancelled == self._number:
+            raise CancelledError
+
+    def say(self, line: str) -> None:
+        send(self.link, ["said", line])
+
+    @contextmanager
+    def stage(self, title: str, total: int | None = None, unit: str = "") -> Iterator[Callable[[int], object]]:
+        send(self.link, ["stage", [title, total, unit]])
+
+        def advance(steps: int) -> None:
+            self.check()
+            send(self.link, ["step", steps])
+
+        yield advance
+        send(self.link, ["over", None])
+
+    def prepared(self, found: Prepared) -> None:
+        """Say what is known before the pass, and wait until the other end has seen that it can be used."""
+        said, blobs = packed(found)
+        send(self.link, ["prepared", said], blobs)
+        with self._heard:
+            self._heard.wait_for(lambda: self._number in (self._gone, self._cancelled))
+        self.check()
+
+    def last(self, kind: str, value: Any, blobs: list[memoryview] | None = None) -> None:
+        """End the answer."""
+        send(self.link, [kind, value], blobs or (), last=True)
+
+
+class _Warnings(logging.Handler):
+    """The library's warnings go to who asked."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(logging.WARNING)
+        self.to = link
+
+    def emit(self, record: logging.LogRecord) -> None:
+        send(self.to.link, ["warned", record.getMessage()])
+
+
+def main(number: int) -> None:
+    """Answer questions until the other end has gone."""
+    begin_helper()
+    silence_libraries(verbose=False)
+    link, held = Link(socket.socket(fileno=number)), dict[str, LoadedModel]()
+    logger = logging.getLogger("attnscope")
+    logger.handlers, logger.propagate = [_Warnings(link)], False
+    threading.Thread(target=link.listen, daemon=True).start()
+    while True:
+        frame = link.questions.get()
+        link.begin(frame.header["number"])
+        try:
+            answer = load_model if frame.header["what"] == "load" else observe
+            link.last(*answer(link, held, frame))
+        except CancelledError:
+            link.last("no", "cancelled")
+        except (UnansweredError, MemoryLimitError) as error:
+            link.last("no", str(error))
+        except AttnscopeError as error:
+            link.last("error", [kind_of(error), error.message, error.hint])
+        except Exception as error:  # any family's code: a process of its own says what it has to say
+            link.last("no", f"{type(error).__name__}: {error}")
+
+
+def load_model(link: Link, held: dict[str, LoadedModel], frame: Frame) -> tuple[str, Any]:
+    """Load a model. Raises MemoryLimitError where it does not fit beside the others."""
+    options: LoadOptions = typed(LoadOptions, frame.header["options"], "options")
+    device = chosen_device(options)
+    dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
+    needed, free = weight_bytes(load_config(options), options.quantize or dtype), free_memory(device)
+    if needed is not None and needed > free:
+        beside = f" beside {', '.join(one.name for one in held.values())}" * bool(held)
+        raise MemoryLimitError(f"its weights take {human_bytes(needed)}, and {device} has {human_bytes(free)}{beside}")
+    found = held[frame.header["model"]] = load(options)
+    return "loaded", {"device": found.device, "dtype": found.dtype, "bytes": needed}
+
+
+def observe(link: Link, held: dict[str, LoadedModel], frame: Frame) -> tuple[str, Any, list[memoryview]]:
+    """Answer an ask with an observation."""
+    said = frame.header
+    os.chdir(said["folder"])  # the ask may name an atlas from there
+    loaded, ask = replace(held[said["model"]], name=said["name"]), Ask.of_json(said["ask"])
+    prompt = unpacked(said["prompt"], frame.blobs)
+    if prompt is not None:
+        ask = replace(ask, text=prompt)
+        check_ids(loaded, prompt.ids)
+    elif place(loaded.tokenizer, loaded.brought, ask.chat) == "process":
+        raise UnansweredError("its text is read in a process of its own, which cannot begin after a pass")
+    seen = observed(loaded, ask, link, link.prepared)
+    value, blobs = packed(named(seen))
+    return "observed", value, blobs
+
+
+def check_ids(loaded: LoadedModel, ids: tuple[int, ...]) -> None:
+    """Raise InputError for ids that the model does not know."""
+    known = loaded.embeddings
+    if not all(type(token) is int and token >= 0 and (known is None or token < known) for token in ids):
+        raise InputError("these are no token ids of this model", "give others")
+
+
+def named(seen: Observation) -> Observation:
+    """The same, with the names of its heads alone in place of an atlas."""
+    names = None if seen.atlas is None else HeadNames(seen.atlas.roles, seen.atlas.by_role())
+    return replace(seen, atlas=names, other_stacks={stack: named(one) for stack, one in seen.other_stacks.items()})
+
+
+def kind_of(error: AttnscopeError) -> str:
+    """The name of the kind of error that both ends know."""
+    return next(one.__name__ for one in type(error).__mro__ if one.__module__ == AttnscopeError.__module__)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

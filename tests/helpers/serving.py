@@ -1,0 +1,70 @@
+"""A server of its own for tests: a process, and the environment in which commands find it."""
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+
+from attnscope.serve import client
+from helpers.command_line import ATTNSCOPE, call
+
+
+class Serving:
+    """A server that runs."""
+
+    def __init__(self, process, environment):
+        self.process, self.environment = process, environment
+
+    def call(self, *arguments, **how):
+        """A command in this process, which finds the server."""
+        return call(*arguments, **how, **self.environment)
+
+    @property
+    def status(self):
+        """What it says of itself."""
+        with self.found():
+            return client.asked("status")
+
+    @contextmanager
+    def found(self):
+        """A block in which this process finds it."""
+        before = {name: os.environ.get(name) for name in self.environment}
+        os.environ |= self.environment
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+    def worker(self):
+        """The process that holds its models."""
+        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=True)
+        return int(found.stdout.split()[0])
+
+
+@contextmanager
+def serving(folder, *arguments):
+    """A server of these models; folder: for its socket."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    environment = {"XDG_RUNTIME_DIR": str(folder), "ATTNSCOPE_NO_SERVER": ""}
+    command = [*ATTNSCOPE, "serve", *arguments]
+    process = subprocess.Popen(command, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
+    try:
+        lines = []
+        while not (lines and lines[-1].startswith("answering")):
+            lines.append(process.stderr.readline())
+            assert lines[-1], "".join(lines)
+        yield Serving(process, environment)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        process.stderr.close()
+
+
+def until(holds, seconds=60):
+    """Wait until something holds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -1,0 +1,386 @@
+"""Commands that ask a server print and write what they do alone; whatever ails it, they end as if alone."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from attnscope.model.sources import DEMO_FOLDER
+from attnscope.serve import place, wire
+from helpers.command_line import ATTNSCOPE, SENTENCE, call
+from helpers.serving import serving, until
+
+pytestmark = pytest.mark.skipif(not place.supported(), reason="this system has no sockets that say who asks")
+STORY = "examples/story.txt"
+MARY = "Mary saw John, and John gave Mary a book"
+ASKED = [  # each is answered by the server
+    ["heads", SENTENCE],
+    ["heads", SENTENCE, "--format", "jsonl"],
+    ["heads", SENTENCE, "--format", "parquet"],
+    ["heads", SENTENCE, "--engine", "fused"],
+    ["heads", SENTENCE, "--engine", "eager", "--sort=-entropy"],
+    ["heads", SENTENCE, "--select", "1,3.0", "--by", "kv"],
+    ["heads", SENTENCE, "--metrics", "keys_95,streaming_mass_32"],
+    ["heads", MARY, "--query", "last", "--key", "Mary"],
+    ["heads", MARY, "--define", "who=Mary,John", "--query", "who"],
+    ["heads", SENTENCE, "--generate", "5", "--sort", "lookback"],
+    ["heads", SENTENCE, "--answer", " the river"],
+    ["heads", SENTENCE, "--weights", "value", "--set", "by=kv"],
+    ["heads", "--file", STORY, "--truncate", "right"],
+    ["heads", "--text", SENTENCE, "--quiet"],
+    ["heads", SENTENCE, "--chat"],
+    ["heads", "café 日本語 🦊 naïve"],
+    ["relations", SENTENCE],
+    ["relations", SENTENCE, "--over", "heads", "--format", "csv"],
+    ["relations", SENTENCE, "--group", "words"],
+    ["relations", SENTENCE, "--query", "last", "--set", "top_k=all"],
+    ["relations", SENTENCE, "--min-weight", "0.4", "--format", "tsv"],
+    ["relations", SENTENCE, "--weights", "logit", "--answer", " the", "--foil", " a"],
+    ["relations", SENTENCE, "--weights", "scores"],
+    ["keys", SENTENCE],
+    ["keys", SENTENCE, "--select", "2", "--format", "jsonl"],
+    ["keys", "--file", STORY, "--truncate", "left"],
+    ["text", SENTENCE],
+    ["text", SENTENCE, "--query", "bank#2", "--mean", "layer"],
+    ["text", SENTENCE, "--key", "bank", "--select", "3.0"],
+    ["rollout", SENTENCE],
+    ["rollout", SENTENCE, "--group", "words", "--format", "jsonl"],
+]
+REFUSED = [  # by the server's own pass, with the same words
+    ["heads", SENTENCE, "--query", "elephant"],
+    ["heads", SENTENCE, "--select", "99.0"],
+    ["heads", "word " * 600],
+    ["relations", SENTENCE, "--query", "99"],
+]
+WRITTEN = [
+    ["heads", SENTENCE, "--top", "2"],
+    ["relations", MARY, "--key", "Mary"],
+    ["text", SENTENCE, "--query", "last"],
+    ["rollout", SENTENCE],
+    ["heatmap", SENTENCE, "--select", "1.4"],
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("run")) as found:
+        yield found
+
+
+def kept(folder):
+    """The bytes of the files of a folder, but for what says when they were made."""
+    return {
+        str(path.relative_to(folder)): re.sub(rb"/CreationDate[^\n]*", b"", path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def asked_server(server, *arguments, **how):
+    """A command that the server answered."""
+    before = server.status["answered"]
+    found = server.call(*arguments, **how)
+    assert server.status["answered"] == before + 1, "the server was not asked"
+    return found
+
+
+@pytest.mark.parametrize("arguments", [*ASKED, *REFUSED], ids=lambda one: " ".join(one)[:60])
+def test_with_a_server_output_exit_code_and_talk_are_the_same(server, arguments):
+    alone = call(*arguments)
+    assert asked_server(server, *arguments) == alone
+    assert (alone.code == 0) == (arguments in ASKED)
+
+
+@pytest.mark.parametrize("arguments", WRITTEN, ids=lambda one: one[0])
+def test_with_a_server_files_are_the_same(server, arguments, tmp_path):
+    folders = tmp_path / "alone" / "run", tmp_path / "asked" / "run"
+    results = []
+    for folder, run in zip(folders, (call, lambda *words: asked_server(server, *words)), strict=True):
+        folder.parent.mkdir()
+        os.chdir(folder.parent)
+        results.append(run(*arguments, "--out", "run"))
+    assert results[0] == results[1]
+    assert results[0].code == 0
+    assert kept(folders[0]) == kept(folders[1]) != {}
+
+
+@pytest.fixture(autouse=True)
+def here():
+    """Each test leaves the folder as it found it."""
+    before = os.getcwd()
+    yield
+    os.chdir(before)
+
+
+def test_a_run_that_lies_there_is_refused_before_the_pass(server, tmp_path):
+    run = str(tmp_path / "run")
+    server.call("heads", SENTENCE, "--out", run).ok()
+    refused = server.call("heads", "another text of mine", "--out", run)
+    assert refused.code == 2
+    assert refused == call("heads", "another text of mine", "--out", run)
+    asked_server(server, "heads", SENTENCE).ok()
+
+
+def test_the_run_of_a_folder_is_read_again_by_the_server(server, tmp_path):
+    run = str(tmp_path / "run")
+    call("heads", SENTENCE, "--out", run).ok()
+    assert asked_server(server, "relations", run) == call("relations", run)
+
+
+def test_a_warning_of_the_library_is_heard(server, tmp_path):
+    folder = tmp_path / "other"
+    shutil.copytree(DEMO_FOLDER, folder)
+    said = (folder / "atlas" / "atlas.json").read_text()
+    (folder / "atlas" / "atlas.json").write_text(said.replace('"weights_sha256"', '"none"').replace("demo", "else"))
+    with serving(tmp_path / "run", "--model", str(folder)) as other:
+        alone = call("heads", SENTENCE, "--model", str(folder))
+        assert "attnscope:" in alone.err
+        assert other.call("heads", SENTENCE, "--model", str(folder)) == alone
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (["--dtype", "bfloat16"], "does not hold demo as it is asked for"),
+        (["--trust-remote-code"], "runs no code of a model"),
+        (["--set", "allow_pickle=true"], "reads no pickle"),
+        (["--model", str(DEMO_FOLDER)], "does not hold"),
+    ],
+)
+def test_what_it_does_not_hold_a_process_reads_itself(server, more, why):
+    before = server.status["answered"]
+    assert why in server.call("heads", SENTENCE, *more, "--verbose").ok().err
+    assert server.status["answered"] == before
+
+
+def test_no_server_is_asked_where_that_is_said(server):
+    before = server.status["answered"]
+    server.call("heads", SENTENCE, "--no-server").ok()
+    call("heads", SENTENCE, **{**server.environment, "ATTNSCOPE_NO_SERVER": "1"}).ok()
+    server.call("heads", SENTENCE, "--verify").ok()
+    assert server.status["answered"] == before
+
+
+def test_another_environment_is_not_answered(server):
+    found = server.call("heads", SENTENCE, "--verbose", HF_ENDPOINT="http://localhost:1").ok()
+    assert "the server runs in another environment" in found.err
+
+
+def test_changed_files_are_not_answered(tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO_FOLDER, folder)
+    with serving(tmp_path / "run", "--model", str(folder)) as server:
+        asked_server(server, "heads", SENTENCE, "--model", str(folder)).ok()
+        asked_server(server, "heads", SENTENCE, "--model", f"{folder}/../model").ok()
+        for name in ("tokenizer.json", "model.safetensors"):
+            path = folder / name
+            held = path.read_bytes()
+            path.write_bytes(held)
+            found = server.call("heads", SENTENCE, "--model", str(folder), "--verbose").ok()
+            assert "the files of the model have changed" in found.err
+        (folder / "chat_template.jinja").write_text("{{ messages }}")
+        assert "have changed" in server.call("heads", SENTENCE, "--model", str(folder), "--verbose").ok().err
+
+
+def test_other_code_is_not_answered(server, monkeypatch):
+    monkeypatch.setattr("attnscope.serve.identity.code", lambda: "other")
+    assert "the server runs other code" in server.call("heads", SENTENCE, "--verbose").ok().err
+
+
+def test_a_worker_that_is_killed_is_started_again(tmp_path):
+    alone = call("heads", SENTENCE)
+    with serving(tmp_path / "run") as server:
+        os.kill(server.worker(), 9)
+        until(lambda: server.status["models"])
+        assert server.call("heads", SENTENCE) == alone
+        assert asked_server(server, "heads", SENTENCE) == alone
+
+
+def test_a_worker_that_is_killed_amid_an_answer_is_no_error(tmp_path, monkeypatch):
+    from attnscope.serve import client
+
+    alone = call("heads", SENTENCE)
+    with serving(tmp_path / "run") as server:
+        heard = client._Answer._heard
+
+        def killed(answer, kind, frame):
+            heard(answer, kind, frame)
+            if kind == "said":
+                os.kill(server.worker(), 9)
+
+        monkeypatch.setattr(client._Answer, "_heard", killed)
+        assert server.call("heads", SENTENCE) == alone  # the header is said once
+
+
+def test_a_server_that_was_killed_leaves_a_socket_that_is_no_harm(tmp_path):
+    alone = call("heads", SENTENCE)
+    with serving(tmp_path / "run") as server:
+        worker = server.worker()
+        server.process.kill()
+        server.process.wait()
+        assert (tmp_path / "run" / "attnscope" / "serve.sock").exists()
+        assert server.call("heads", SENTENCE) == alone
+        until(lambda: not Path(f"/proc/{worker}").exists())
+    with serving(tmp_path / "run") as server:
+        asked_server(server, "heads", SENTENCE)
+
+
+def test_there_is_one_server_and_it_can_be_stopped(tmp_path):
+    with serving(tmp_path / "run") as server:
+        second = subprocess.run([*ATTNSCOPE, "serve"], env=os.environ | server.environment, capture_output=True)
+        assert second.returncode == 2
+        assert b"a server of yours is there already" in second.stderr
+        stopped = server.call("serve", "--stop")
+        assert stopped.out == b"demo  cpu  float32  weights 7.7 MiB\n"
+        assert server.process.wait(30) == 0
+        assert not (tmp_path / "run" / "attnscope" / "serve.sock").exists()
+        assert server.call("serve", "--status").code == 1
+
+
+def test_it_ends_where_nobody_asks(tmp_path):
+    with serving(tmp_path / "run", "--idle", "1s") as server:
+        assert server.process.wait(60) == 0
+
+
+def test_a_question_that_is_left_ends_at_the_next_layer(server):
+    with server.found(), socket.socket(socket.AF_UNIX) as link:
+        from attnscope.ask import Ask
+        from attnscope.model.options import LoadOptions
+        from attnscope.serve import client
+
+        question, blobs = client._question(LoadOptions(), Ask(SENTENCE))
+        link.connect(str(place.address()))
+        wire.send(link, question, blobs)
+        assert wire.receive(link).header[0] == "prepared"  # it waits for a word, which never comes
+    until(lambda: not server.status["busy"])
+    asked_server(server, "heads", SENTENCE).ok()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x80\x04\x95pickle",
+        wire.FORM.pack(wire.MAGIC, 0, 2**31, 0),
+        wire.FORM.pack(wire.MAGIC, 0, 4, 0) + b"nope",
+        wire.FORM.pack(wire.MAGIC, 0, 2, 0) + b"[]",
+        wire.FORM.pack(wire.MAGIC, 0, 40, 0) + b'{"said": {"what": "rm"}, "sizes": []}   ',
+        wire.FORM.pack(wire.MAGIC, 0, 40, 0) + b'{"said": {"what": 12}, "sizes": [4]}    ',
+        wire.FORM.pack(wire.MAGIC, 7, 1, 0),
+        b"",
+    ],
+)
+def test_what_is_no_question_is_not_answered(server, sent):
+    with server.found(), socket.socket(socket.AF_UNIX) as link:
+        link.connect(str(place.address()))
+        with suppress(ConnectionError):  # it closes before it has read all that is no question
+            link.sendall(sent)
+            link.shutdown(socket.SHUT_WR)
+            assert link.recv(1) == b""
+    asked_server(server, "heads", SENTENCE).ok()
+
+
+def test_a_question_with_wrong_types_is_refused_and_the_rest_goes_on(server):
+    from attnscope.ask import Ask
+    from attnscope.model.options import LoadOptions
+    from attnscope.serve import client
+
+    with server.found():
+        question, _ = client._question(LoadOptions(), Ask(SENTENCE))
+        for change in (
+            {"options": {"model": 7}},
+            {"options": None},
+            {"ask": {"schema": "ask/1", "text": {"~": "Prompt"}}},
+            {"ask": []},
+            {"folder": "/no/such"},
+            {"folder": 7},
+            {"prompt": {"~": "os.system", "fields": {}}},
+            {"prompt": {"~": "Prompt", "fields": {"text": "a"}}},
+            {"name": None, "code": None},
+        ):
+            with client.connected() as link:
+                wire.send(link, question | change)
+                while not (frame := wire.receive(link)).last:
+                    assert frame.header[0] != "observed"
+                assert frame.header[0] in ("no", "error")
+    asked_server(server, "heads", SENTENCE).ok()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_cannot_connect(server, tmp_path):
+    with server.found():
+        address = str(place.address())
+    said = "import os, socket, sys; os.setuid(65534); socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+    found = subprocess.run([sys.executable, "-c", said, address], capture_output=True, text=True)
+    assert "PermissionError" in found.stderr
+
+
+def test_a_folder_that_others_can_enter_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("ATTNSCOPE_NO_SERVER", "")
+    (tmp_path / "attnscope").mkdir(mode=0o755)
+    assert "to be a folder of yours alone" in call("serve").err
+    assert "to be a folder of yours alone" in call("heads", SENTENCE, "--verbose").ok().err
+    (tmp_path / "attnscope").rmdir()
+    (tmp_path / "attnscope").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    assert call("serve").code == 2
+
+
+def test_ten_clients_at_once_are_all_answered(server):
+    alone, found = call("heads", SENTENCE).out, []
+    before = server.status["answered"]
+
+    def ask():
+        command = [*ATTNSCOPE, "heads", SENTENCE]
+        found.append(subprocess.run(command, env=os.environ | server.environment, capture_output=True).stdout)
+
+    threads = [threading.Thread(target=ask) for _ in range(10)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert set(found) == {alone}
+    assert server.status["answered"] == before + 10
+
+
+def test_a_command_that_is_answered_imports_no_torch(server):
+    code = (
+        "import sys, attnscope.cli as cli; code = cli.run(sys.argv[1:]); "
+        "print(code, 'torch' in sys.modules, 'transformers' in sys.modules, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, "heads", SENTENCE]
+    found = subprocess.run(command, env=os.environ | server.environment, capture_output=True, text=True)
+    assert found.stderr.splitlines()[-1] == "0 False False"
+
+
+def test_lines_are_run_in_order_with_one_model(tmp_path, monkeypatch):
+    from attnscope.model import loading
+
+    loaded = []
+    load = loading.load
+    monkeypatch.setattr(loading, "load", lambda options: loaded.append(options) or load(options))
+    lines = f"""
+        # a comment
+        heads {SENTENCE!r} --quiet
+        attnscope relations {SENTENCE!r} --quiet
+        keys {SENTENCE!r} --query nowhere
+    """
+    found = call("serve", "--run", "-", stdin=lines.encode())
+    assert found.out == call("heads", SENTENCE, "-q").out + call("relations", SENTENCE, "-q").out
+    assert found.code == 2
+    assert len(loaded) == 3  # one of all lines, and those of the two commands here
+
+
+@pytest.mark.parametrize("line", ["serve", "attnscope serve --stop", "heads 'a"])
+def test_lines_that_cannot_be_run_are_named(line):
+    found = call("serve", "--run", "-", stdin=f"\n{line}\n".encode())
+    assert found.code == 4
+    assert "line 2 of -" in found.err
