@@ -105,8 +105,7 @@ class Written:
 
     def _given(self, gradients: Sequence[Tensor | None]) -> Tensor:
         residuals, heads = gradients[: len(self.residuals)], gradients[len(self.residuals) :]
-        pairs = zip(self.residuals, residuals, strict=True)
-        whole = [_products(x[:, :, None], None if g is None else g[:, :, None])[0] for x, g in pairs]
+        whole = [_product(x, gradient) for x, gradient in zip(self.residuals, residuals, strict=True)]
         by_head = [_products(_output(call), one) for (_, call), one in zip(self.heads, heads, strict=True)]
         found = [whole[0][None]]
         for at in range(len(whole) - 1):
@@ -202,6 +201,12 @@ def _equal(one: AttentionSpec | None, other: AttentionSpec) -> bool:
 def _output(call: AttentionCall) -> Tensor:
     assert call.output_BQHV is not None
     return call.output_BQHV
+
+
+def _product(x: Tensor, gradient: Tensor | None) -> Tensor:
+    """() float64 on the CPU: what a whole residual gives, (B, T, E), or of several streams in any order of axes."""
+    shape = (*x.shape[:2], 1, x.shape[2]) if x.ndim == 3 else (1, 1, 1, -1)
+    return _products(x.reshape(shape), None if gradient is None else gradient.reshape(shape))[0]
 
 
 def _products(x_BTHV: Tensor, gradient_BTHV: Tensor | None) -> Tensor:
