@@ -172,7 +172,7 @@ def one_head(text: str, geometry: Geometry) -> tuple[str, int, int]:
     if len(found) != 1:
         raise UsageError(f"head {text} names {len(found)} heads, expected one", "write it as L2H3 or 2.3")
     if found[0][0] not in OF_TWO_TEXTS:
-        raise ModelError(f"{text} is of layers whose keys are no tokens of a text", "choose another layer")
+        raise ModelError(f"{text} is in layers that do not read the tokens of a text", "choose another layer")
     return found[0]
 
 
