@@ -98,9 +98,7 @@ def parts_of(loaded: LoadedModel, ids: Sequence[int], asked: AskedLogit) -> Logi
     ModelError for a family whose contributions do not sum to the logit."""
     check_model(loaded)
     with written(loaded, ids, asked.layer) as found:
-        spec = _spec(found)
-        if spec.k_BGKD.shape[2] != len(ids):
-            raise ModelError("this head has keys that are no tokens of the text", "choose another layer")
+        spec = spec_of(found, len(ids))
         seen = visible_keys(spec, asked.head, asked.query)
         if asked.key is None:
             asked = replace(asked, key=_most_seen(spec, asked))
@@ -145,7 +143,7 @@ class _Apart:
         side = "key" if asked.side == "both" else asked.side
         logits = [float(one.of(spec).detach()) for one in self._one_sided(side)]
         for column, logit, one in zip(rows.columns, logits, self._one_sided(side), strict=True):
-            _check(column, logit, one.size(spec))
+            check_sum(column, logit, one.size(spec))
         position_K = position_term(spec, asked.head, asked.query)
         if position_K is not None:
             added = [float(position_K[keys].mean()) for keys in ([self.key], self.others)]
@@ -208,10 +206,7 @@ class _Apart:
 
     def _gradients(self, one: OneSided) -> list[Tensor | None]:
         value = one.of(_spec(self.found))
-        if not value.requires_grad:
-            raise ModelError(
-                f"the {one.side} side of this head is not made of what enters its layer", "choose another layer"
-            )
+        check_made(value, one.side)
         return self.found.gradients(value)
 
     def _true(self, side: str, rows: _Rows) -> np.ndarray:
@@ -250,20 +245,43 @@ class _Rows:
         return _Rows([*self.components, component], [*self.others, None], columns)
 
 
+def spec_of(found: Written, tokens: int) -> AttentionSpec:
+    """The call of the layer. Raises ModelError where its keys are no tokens."""
+    spec = _spec(found)
+    if spec.k_BGKD.shape[2] != tokens:
+        raise ModelError("this head has keys that are no tokens of the text", "choose another layer")
+    return spec
+
+
 def _spec(found: Written) -> AttentionSpec:
     assert found.spec is not None
     return found.spec
 
 
-def _check(terms_N: np.ndarray, logit: float, size: float) -> None:
-    """Raise ModelError where the terms do not sum to the logit: then the layer is not linear in its residual."""
-    missed, allowed = abs(terms_N.sum() - logit), max(ALLOWED * np.abs(terms_N).sum(), ROUNDING * size)
-    if not missed <= allowed:
-        raise ModelError(
-            f"the contributions sum to {terms_N.sum():.6g}, and the logit is {logit:.6g}: they differ by {missed:.2g}, "
-            f"and rounding allows {allowed:.2g}",
-            "choose another layer or model",
-        )
+def check_made(value: Tensor, side: str) -> None:
+    """Raise ModelError for a number that no residual makes."""
+    if not value.requires_grad:
+        raise ModelError(f"the {side} side of this head is not made of what enters its layer", "choose another layer")
+
+
+def check_sum(terms: np.ndarray, logit: np.ndarray | float, size: np.ndarray | float) -> None:
+    """Raise ModelError where terms, (N, ...), do not sum to the logit: then the layer is not linear in its residual.
+
+    size: the sum of |q_d k_d| that the logit is made of, which says what float32 does to it.
+    """
+    found = terms.sum(0)
+    missed, allowed = abs(found - logit), np.maximum(ALLOWED * abs(terms).sum(0), ROUNDING * np.asarray(size))
+    wrong = ~(missed <= allowed)
+    if not wrong.any():
+        return
+    found, logit, missed, allowed = (
+        np.broadcast_to(one, wrong.shape)[wrong][0] for one in (found, logit, missed, allowed)
+    )
+    raise ModelError(
+        f"the contributions sum to {found:.6g}, and the logit is {logit:.6g}: they differ by {missed:.2g}, "
+        f"and rounding allows {allowed:.2g}",
+        "choose another layer or model",
+    )
 
 
 def _check_tokens(component: Component, by_token_2T: np.ndarray, whole: Sequence[float]) -> None:

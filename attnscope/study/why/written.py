@@ -88,21 +88,25 @@ class Written:
         return list(torch.autograd.grad(value, variables, along, **how))
 
     def shares(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """(C,) float64: how much of a number each component gives, by its gradients.
+        """(C,) float64: how much of a number each component gives, by its gradients."""
+        return self.shares_by_row(gradients).sum(1)
+
+    def shares_by_row(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """(C, T) float64: the same, of what each component writes at each token.
 
         What else a block writes is what the residual gives behind it, less what it gives before it and what its heads
         give.
         """
         residuals, heads = gradients[: len(self.residuals)], gradients[len(self.residuals) :]
-        whole = [_products(x, g).sum().cpu().double() for x, g in zip(self.residuals, residuals, strict=True)]
+        whole = [_products(x, g).sum((0, 2)).cpu().double() for x, g in zip(self.residuals, residuals, strict=True)]
         of_block = {
-            block: _products(_output(call), gradient).sum((0, 1, 3)).cpu().double()
+            block: _products(_output(call), gradient).sum((0, 3)).T.cpu().double()
             for (block, call), gradient in zip(self.heads.items(), heads, strict=True)
         }
         found = [whole[0][None]]
         for block in range(len(whole) - 1):
-            heads_H = of_block.get(block, whole[0].new_zeros(0))
-            found += [heads_H, (whole[block + 1] - whole[block] - heads_H.sum())[None]]
+            heads_HT = of_block.get(block, whole[0].new_zeros(0, len(whole[0])))
+            found += [heads_HT, (whole[block + 1] - whole[block] - heads_HT.sum(0))[None]]
         return torch.cat(found)
 
     def shares_by_token(self, gradients: Sequence[Tensor | None]) -> dict[Component, Tensor]:
