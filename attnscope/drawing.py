@@ -34,7 +34,7 @@ from attnscope.stacks import GLOBAL, POOLING, is_bidirectional, is_difference, p
 if TYPE_CHECKING:
     from attnscope.figures.terminal import HeadMaps
     from attnscope.keep.columns import Head
-    from attnscope.keep.maps import LayerMaps
+    from attnscope.keep.records import LayerMaps
     from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt, Span
 

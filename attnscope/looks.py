@@ -105,8 +105,8 @@ def _of_layer(seen: Observation, key: LayerKey, stack: str) -> list[Look]:
             key.layer,
             None if by_kv else head,
             head if by_kv else int(seen.kv_head(key, head)),
-            kept.weight[row].numpy(),
-            kept.uniform[row].numpy(),
+            np.asarray(kept.weight[row]),
+            np.asarray(kept.uniform[row]),
             sinks[row],
             key.stack,
         )

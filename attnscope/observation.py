@@ -28,14 +28,9 @@ from attnscope.text.tokens import Chosen
 if TYPE_CHECKING:
     import torch
 
-    from attnscope.keep.maps import LayerMaps
-    from attnscope.keep.operands import KeptOperands
-    from attnscope.keep.per_token import TokenWeights
-    from attnscope.keep.relations import KeptKeys
-    from attnscope.keep.rollout import Rollout
-    from attnscope.keep.spans import SpanPairs
+    from attnscope.keep.records import KeptKeys, KeptOperands, LayerMaps, Rollout, SpanPairs, TokenWeights
     from attnscope.keep.view import View
-    from attnscope.seam.call import CallCheck, CaptureReport
+    from attnscope.seam.report import CallCheck, CaptureReport
     from attnscope.text.prompt import Prompt
 
 Axis = Literal["queries", "keys"]
@@ -232,7 +227,7 @@ class Observation:
         Columns position, token, received, heads (how many have it as their top key with a mass above RESTS), resting
         (`L1H1 0.86, L2H0 0.41`, the largest mass first), stack: the stack whose keys these are.
         """
-        from attnscope.keep import keys
+        from attnscope.keep import key_table
 
         resting: dict[tuple[str, int], list[Head]] = {}
         for head in sorted(self.kept_heads(), key=lambda head: -head.top_key_mass):
@@ -241,7 +236,7 @@ class Observation:
         words_of = {
             place: [f"{head.name} {head.top_key_mass:.2f}" for head in heads] for place, heads in resting.items()
         }
-        return keys.table({stack: (one.keys.tokens, one.received) for stack, one in self.stacks.items()}, words_of)
+        return key_table.table({stack: (one.keys.tokens, one.received) for stack, one in self.stacks.items()}, words_of)
 
     def rollout_table(self, top_k: int | None = None, min_weight: float | None = None) -> pa.Table:
         """The source of each unit of every stack's own text: the rows of `Rollout.table`, and their stack.
@@ -288,7 +283,7 @@ class Observation:
         and each query's own key, unless keys were asked for; query 0, asked for, keeps the one key that it sees. Raises
         UsageError where no relations were kept.
         """
-        from attnscope.keep import relations
+        from attnscope.keep import relation_table as relations
 
         named = self.chosen
         others = other_keys and named.key is None
@@ -303,14 +298,15 @@ class Observation:
 
     def relation_numbers(self, min_weight: float | None = None) -> dict[str, np.ndarray]:
         """The columns of `relations` as numbers: head is -1 where kv heads were averaged, stack a place in STACKS."""
-        from attnscope.keep import relations
+        from attnscope.keep import relation_table as relations
 
         return relations.joined([part for one in self.stacks.values() for part in one._relation_parts(min_weight)])
 
     @property
     def most_relations(self) -> int:
         """How many rows `relations` can have."""
-        return sum(kept.weight.numel() for one in self.stacks.values() for kept in (one.kept_keys or {}).values())
+        kept = [found for one in self.stacks.values() for found in (one.kept_keys or {}).values()]
+        return sum(math.prod(found.weight.shape) for found in kept)
 
     def kv_head(self, layer: int | LayerKey, head: Any) -> Any:
         """The kv head that a query head (or each of an array of them) reads."""
@@ -320,9 +316,7 @@ class Observation:
     @cached_property
     def failures(self) -> list[str]:
         """What did not hold in this run, in words; empty when all did."""
-        import torch
-
-        dtype = getattr(torch, self.facts.get("dtype", "float32"), torch.float32)
+        dtype = self.facts.get("dtype", "float32")
         return [line for check in self.calls for line in check.failures(dtype)]
 
     @property
@@ -407,7 +401,7 @@ class Observation:
     def _relation_parts(self, min_weight: float | None) -> Iterator[dict[str, np.ndarray]]:
         if self.kept_keys is None:
             raise UsageError("this observation kept no relations", "ask with Request(relations=True)")
-        from attnscope.keep import relations
+        from attnscope.keep import relation_table as relations
 
         units = len(self.units()), len(self.units("keys"))
         return relations.numbers_of(self.kept_keys, units, self.kv_of, self.view, self.stack, min_weight)

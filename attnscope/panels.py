@@ -141,7 +141,7 @@ def patch_sheets(seen: Observation, names: Sequence[str]) -> tuple[PatchSheet, .
     if not seen.per_token or on_keys or any(patch.box is None for patch in patches.values()):
         return ()
     heads = [
-        (head_name(key.layer, head, seen.view.by_kv), weight_T.numpy())
+        (head_name(key.layer, head, seen.view.by_kv), np.asarray(weight_T))
         for key, kept in seen.per_token.items()
         for head, weight_T in zip(kept.heads, kept.weight, strict=True)
     ]

@@ -23,12 +23,12 @@ from attnscope.errors import UsageError
 from attnscope.folder.manifest import TARGET
 from attnscope.keep.columns import HeadColumns, Score
 from attnscope.keep.layers import LayerKey, PerLayer
-from attnscope.keep.maps import LayerMaps
+from attnscope.keep.records import LayerMaps
 from attnscope.keep.view import View
 from attnscope.measure.binned import MAP_SIDE, Cells
 from attnscope.measure.metrics import KNOWN
 from attnscope.observation import Observation
-from attnscope.seam.call import CaptureReport
+from attnscope.seam.report import CaptureReport
 from attnscope.viewer.kept import KeptSide, StackHead
 
 MOST = 1 << 12  # heads of a layer: a number beyond is no head

@@ -4,6 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from attnscope.text.prompt import Prompt
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is known before the forward pass: the text that was given, and who reads it."""
+
+    text: Prompt
+    name: str
+    revision: str | None
+    device: str
+    dtype: str
 
 
 class Teller:

@@ -13,6 +13,7 @@ from attnscope.batch.journal import FAILURES, JOURNAL, PARTIAL, Journal, Record
 from attnscope.errors import UsageError
 from attnscope.files import check_schema, read_json, refuse_links, save_json
 from attnscope.folder.claim import LOCK, changes, document, locked, writable
+from attnscope.seam.report import joined_ways
 
 OPTIONS = "run.json"
 ANOTHER = "name another folder with --out"
@@ -57,8 +58,6 @@ def say_who_answered(folder: Path, records: Iterable[Record]) -> None:
 
     Of encoder-decoders also how many targets were given, and how many generated.
     """
-    from attnscope.seam.call import joined_ways  # it imports torch, which reading a dataset does without
-
     path, whole = folder / OPTIONS, list(records)
     said = read_json(path)
     engines, targets = (

@@ -21,7 +21,7 @@ from attnscope.batch.schemas import schema_of
 from attnscope.keep.layers import codes
 from attnscope.keep.view import ENTRIES
 from attnscope.measure.metrics import MASS, METRICS
-from attnscope.seam.call import joined_ways
+from attnscope.seam.report import joined_ways
 from attnscope.selection import spelled
 from attnscope.stacks import STACKS, is_cross
 from attnscope.tables import flags, numbers, texts_at, words

@@ -28,7 +28,7 @@ from attnscope.batch.table_files import TableFile
 from attnscope.errors import AttnscopeError
 from attnscope.files import json_line
 from attnscope.folder.journal import sync, sync_file
-from attnscope.seam.call import joined_ways
+from attnscope.seam.report import joined_ways
 from attnscope.tables import json_rows
 
 if TYPE_CHECKING:

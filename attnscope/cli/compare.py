@@ -123,10 +123,10 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
 
 def tell_side(run: Run, quiet: bool) -> None:
     """Say what is about to be read, and its target."""
-    from attnscope.cli.single import tell_run, tell_target
+    from attnscope.cli.single import say
+    from attnscope.told import run_lines, target_lines
 
-    tell_run(run, quiet)
-    tell_target(run, quiet)
+    say((*run_lines(run), *target_lines(run)), quiet)
 
 
 def texts_of(asked: Sides, printing: Differences) -> list[SidesOfText]:

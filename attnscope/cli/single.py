@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -13,15 +13,14 @@ from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
-    from attnscope.ask import Ask, Text
+    from attnscope.ask import Text
     from attnscope.export import Ways
     from attnscope.keep.request import Request
     from attnscope.media.sound import Sound
     from attnscope.model.loaded import LoadedModel
     from attnscope.observation import Observation
     from attnscope.run import Run
-    from attnscope.text.prompt import Prompt
-    from attnscope.text.tokens import Chosen
+    from attnscope.telling import Prepared
 
 
 def observe_text(
@@ -37,44 +36,23 @@ def observe_text(
 
         begin("attnscope.drawing")
     loaded = load_model(asked, writing)
-    run = prepare_answered(loaded, ask, writing.quiet)
-    check_out(run, writing, options)
-    tell_run(run, writing.quiet)
-    tell_answer(run, writing.quiet)
-    tell_target(run, writing.quiet)
-    tell_asked(run, writing.quiet)
-    if asked.verify:
-        with output.progress("oracle", None, writing.quiet):
-            run = run.verified()
     if writing.out is not None and keep.rollout:
         from attnscope.figures import load_in_thread
 
         load_in_thread()
-    layers = sum(map(len, loaded.geometry.stacks.values()))
-    tokens = len(run.prompt) + len(run.source or ())
-    with output.progress(f"forward pass over {tokens:,} tokens", layers, writing.quiet, "layers") as advance:
-        return run.observe(advance)
+    from attnscope.told import observed
+
+    return observed(loaded, ask, output.Talk(writing.quiet), lambda found: check_out(found, writing, options))
 
 
-def prepare_answered(loaded: LoadedModel, ask: Ask, quiet: bool) -> Run:
-    """Everything that comes before the forward pass, with a bar while the model makes an answer."""
-    from attnscope.run import prepare
-
-    if ask.generate is None:
-        return prepare(loaded, ask)
-    with output.progress("generating", ask.generate, quiet, "tokens") as advance:
-        return prepare(loaded, ask, advance)
-
-
-def check_out(run: Run, writing: Exporting, options: Mapping[str, Any]) -> None:
+def check_out(found: Prepared, writing: Exporting, options: Mapping[str, Any]) -> None:
     """Refuse a folder with another run in it, before the forward pass."""
     if writing.out is not None:
         from attnscope.folder.manifest import check, run_facts
 
-        loaded = run.loaded
-        model = {"name": loaded.name, "revision": loaded.revision}
-        facts = {"model": model, "device": loaded.device, "dtype": loaded.dtype}
-        check(writing.out, run_facts(run.text, facts, options), writing.force)
+        model = {"name": found.name, "revision": found.revision}
+        facts = {"model": model, "device": found.device, "dtype": found.dtype}
+        check(writing.out, run_facts(found.text, facts, options), writing.force)
 
 
 def read_run(asked: TextRun, writing: Writing) -> Text:
@@ -135,106 +113,18 @@ def prepared(
         loaded.check_task(*alone)
     from attnscope.keep.request import Request
     from attnscope.run import prepare
+    from attnscope.told import run_lines, target_lines
 
     ask = asked.ask(text, selected or Selected(), Request(query=query))
     run = prepare(loaded, replace(ask, engine="eager"))
-    tell_run(run, writing.quiet)
-    tell_target(run, writing.quiet)
+    say((*run_lines(run), *target_lines(run)), writing.quiet)
     return run
 
 
-def header(run: Run) -> str:
-    """What is being read: model, device, dtype, layers x heads (kv heads), tokens, engine and why."""
-    loaded, prompt = run.loaded, run.text
-    target = f", target {len(run.prompt)}" * (run.source is not None)
-    target += f", {len(prompt.medium.patches)} of pictures" * bool(prompt.medium.patches)
-    parts = [
-        loaded.name,
-        loaded.device,
-        loaded.dtype,
-        loaded.geometry.in_words,
-        f"{len(prompt)} tokens" + (f" ({prompt.removed} cut off)" * bool(prompt.removed)) + target,
-        _engine_words(run),
-    ]
-    stretch = run.facts.get("positions")
-    if stretch:
-        parts.append(f"positions {stretch['trained']} stretched to {stretch['stretched_to']} by {stretch['by']}")
-    return "  ".join(parts)
-
-
-def tell_run(run: Run, quiet: bool) -> None:
-    """Say what is being read, what is missing that would read it faster, and of a sound how much is its own."""
-    output.talk(header(run), quiet)
-    output.talk(run.choice.hint, quiet or not run.choice.hint)
-    tell_sound(run, quiet)
-
-
-def tell_chosen(queries: Prompt, keys: Prompt, chosen: Chosen, quiet: bool, stack: str = "") -> None:
-    """Say which tokens were meant, and how they were found; stack: whose queries and keys they are, where that is said.
-
-    >>> tell_chosen(target, source, chosen, False, "cross: ")
-    cross: query last: Bank(3)
-    """
-    from attnscope.text.tokens import described
-
-    if chosen.nothing:
-        output.talk(f"{stack}not measured: its texts do not have what is named", quiet)
-        return
-    named = {"query": (queries, chosen.query), "key": (keys, chosen.key)}
-    said = [f"{name} {found.expression}: {described(text, found)}" for name, (text, found) in named.items() if found]
-    for line in (*said, *chosen.notes):
-        output.talk(stack + line, quiet)
-
-
-def tell_asked(run: Run, quiet: bool) -> None:
-    """Say which tokens were meant; of an encoder-decoder, stack by stack."""
-    for stack in run.asked if run.source is not None else [run.loaded.geometry.stack]:
-        one = run.asked[stack]
-        tell_chosen(one.prompt, one.looked_at, one.chosen, quiet, f"{stack}: " * (run.source is not None))
-
-
-def tell_answer(run: Run, quiet: bool) -> None:
-    """Say which tokens are the answer; of one that was generated, what it is and why it ends."""
-    from attnscope.text.tokens import Found, described
-
-    prompt, made = run.prompt, run.facts.get("generated")
-    if prompt.answer is None:
-        return
-    if made is None:
-        output.talk(f"answer: {described(prompt, Found('answer', tuple(prompt.parts['answer'])))}", quiet)
-        return
-    count, most, said = len(made["ids"]), made["asked"], "".join(prompt.plain[prompt.answer :]).strip()
-    how = f"{count} of {most} tokens, the last the end token" if made["stopped_by"] == "end token" else f"{most} tokens"
-    output.talk(f"generated {how}: {said}({prompt.answer}-{len(prompt) - 1})", quiet)
-
-
-def tell_sound(run: Run, quiet: bool) -> None:
-    """Say how many of the frames are the sound itself, and from where on silence pads it."""
-    prompt = run.text
-    if prompt.medium.step is None:
-        return
-    own = len(prompt) - sum(prompt.special)
-    padded = f"; padded with silence from {prompt.labels[own]} on" if own < len(prompt) else ""
-    output.talk(f"{prompt.text.partition(':')[0]}: {own} of {len(prompt)} frames{padded}", quiet)
-
-
-def tell_target(run: Run, quiet: bool) -> None:
-    """Say what an encoder-decoder's decoder reads, where the model made it."""
-    made = run.facts.get("target")
-    if made is not None and made["generated"]:
-        said = "".join(run.prompt.plain).strip()
-        output.talk(
-            f"target, generated greedily: {said} ({len(run.prompt)} tokens); --target TEXT gives another", quiet
-        )
-
-
-def _engine_words(run: Run) -> str:
-    words = f"engine {run.choice.words}"
-    if run.engine.name == "eager":
-        return words
-    gap = run.facts.get("largest_difference_to_eager")
-    far = "not compared with eager" if gap is None else f"{gap:.1g} from eager on the first tokens"
-    return f"{words} (output {run.engine.output}, {far})"
+def say(lines: Iterable[str], quiet: bool) -> None:
+    """Lines for the person, one after the other."""
+    for line in lines:
+        output.talk(line, quiet)
 
 
 def export_text(seen: Observation, writing: Exporting, **how: Unpack[Ways]) -> list[Path]:

@@ -45,19 +45,19 @@ def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) ->
     asks = question.asks()
     format = output.wanted_format(printing.format)
 
-    from attnscope.cli.single import read_text, tell_chosen
+    from attnscope.cli.single import read_text, say
 
     text = read_text(asked, noise)
     from attnscope.model.libraries import silence_libraries
     from attnscope.model.loading import load_tokenizer
-    from attnscope.text.tokens import choose
+    from attnscope.text.tokens import choose, chosen_lines
 
     silence_libraries(noise.verbose)
     loaded = load_tokenizer(asked.load_options())
     prompt = read_prompt(loaded, text, asked)
     chosen = choose(prompt, asks["query"], asks["key"], asks["define"])
     output.talk(header(loaded, prompt), noise.quiet)
-    tell_chosen(prompt, prompt, chosen, noise.quiet)
+    say(chosen_lines(prompt, prompt, chosen), noise.quiet)
     named = {at for found in (chosen.query, chosen.key) if found for at in found.positions}
     table = token_table(prompt).take(sorted(named or range(len(prompt))))
     output.emit(table, format, lambda: relations_sheet(table, None))

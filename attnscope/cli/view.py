@@ -95,13 +95,14 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
 
 def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages) -> tuple[Ask, list[Run]]:
     """What is asked of the text; it, and what it is compared with, ready to be read."""
-    from attnscope.cli.single import load_model, prepare_answered, read_run
+    from attnscope.cli.single import load_model, read_run
     from attnscope.keep.request import Request
     from attnscope.media.sound import Sound
+    from attnscope.told import prepare_told
 
     def ready(loaded: LoadedModel, ask: Ask) -> Run:
         loaded.check_queries("a page")
-        return prepare_answered(loaded, ask, pages.quiet)
+        return prepare_told(loaded, ask, output.Talk(pages.quiet))
 
     if asked.picture and (pages.compare_text or pages.compare_model):
         raise UsageError("a page with a picture cannot show another text or model", "make a page of each")
@@ -175,17 +176,16 @@ def without_tower(run: Run, plan: Plan, quiet: bool) -> Run:
 
 def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
     """One side's forward pass, which keeps what the page has room for."""
-    from attnscope.cli.single import tell_answer, tell_asked, tell_run
+    from attnscope.cli.single import say
     from attnscope.text.tokens import Chosen
+    from attnscope.told import answer_lines, asked_lines, run_lines
 
     run = without_tower(run, plan, quiet)
     layers, kept = kept_layers(run), kept_of(run, plan)
     if several(run):  # stacks of different texts share no bins, and no steps
         kept |= {"operands": False, "maps": None, "weights": kept["weights"] is True}
     run = run.asking(replace(run.request, **kept))
-    tell_run(run, quiet)
-    tell_answer(run, quiet)
-    tell_asked(run, quiet)
+    say((*run_lines(run), *answer_lines(run), *asked_lines(run)), quiet)
     whole = replace(run, chosen=Chosen())  # the page holds all tokens: those that were named say where it opens
     if asked.verify:
         with output.progress("oracle", None, quiet):

@@ -40,8 +40,9 @@ def why(asked: LogitText, logit: Logit, top: Top, table: WhyTable, look: Look) -
 
     from attnscope.ask import Ask
     from attnscope.calls.why import STACKS, request, taken_apart
-    from attnscope.cli.single import load_model, tell_asked
+    from attnscope.cli.single import load_model, say
     from attnscope.run import prepare
+    from attnscope.told import asked_lines
 
     loaded = load_model(asked, table)
     loaded.check_task(*STACKS)
@@ -50,7 +51,7 @@ def why(asked: LogitText, logit: Logit, top: Top, table: WhyTable, look: Look) -
     )
     model = loaded.name, loaded.device, loaded.dtype, loaded.geometry.in_words, f"{len(run.prompt)} tokens"
     output.talk("  ".join(model), table.quiet)
-    tell_asked(run, table.quiet)
+    say(asked_lines(run), table.quiet)
     with output.progress("taking the logit apart", None, table.quiet):
         found = taken_apart(run, head, options)
     if table.out is not None:

@@ -14,8 +14,9 @@ from torch import Tensor
 from attnscope.attention.again import RowBlock
 from attnscope.attention.spec import AttentionSpec
 from attnscope.errors import ModelError
-from attnscope.seam.call import TOLERANCE, AttentionCall
+from attnscope.seam.call import AttentionCall
 from attnscope.seam.checks import relative_error
+from attnscope.seam.report import tolerance
 
 
 def spec_of(call: AttentionCall, output_NQHV: Tensor) -> AttentionSpec:
@@ -47,7 +48,7 @@ def put(
 
 def check_again(call: AttentionCall, worst: float, dtype: torch.dtype) -> None:
     """Raise ModelError where intact rows that were computed again are not the model's own."""
-    allowed = TOLERANCE.get(dtype, TOLERANCE[torch.float32])[1]
+    allowed = tolerance(dtype)[1]
     if not worst <= allowed:
         raise ModelError(
             f"layer {call.layer}: rows computed again differ from the model's own by {worst:.2g} (allowed "

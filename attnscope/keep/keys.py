@@ -5,21 +5,17 @@ Shapes: B text, H head (or kv head, where a view averages them), K key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
 from attnscope.attention.questions import Question, Received
-from attnscope.keep.layers import codes
 from attnscope.keep.probe import Answers, Layer
 from attnscope.keep.view import View
-from attnscope.stacks import STACKS
-from attnscope.tables import as_table, texts_at, words
 
 
 class KeyMass(NamedTuple):
@@ -55,22 +51,3 @@ def received(found: Sequence[KeyMass], texts: int, keys: int) -> np.ndarray:
     """The mean mass that each key of each text receives, over the kept heads of all layers, (B, K)."""
     total_BK = sum((one.received for one in found), torch.zeros(texts, keys))
     return (total_BK / max(sum(one.kept for one in found), 1)).numpy()
-
-
-def table(stacks: Mapping[str, tuple[Sequence[str], np.ndarray]], on: Mapping[tuple[str, int], list[str]]) -> pa.Table:
-    """A row per key: the mean mass that it receives, and the heads that rest on it.
-
-    stacks: the tokens of each stack's keys, and what they receive. on: {(stack, position): heads, as `L1H1 0.86`}.
-    """
-    places = [(stack, position) for stack, (tokens, _) in stacks.items() for position in range(len(tokens))]
-    resting = [on.get(place, []) for place in places]
-    return as_table(
-        {
-            "position": np.array([position for _, position in places], np.int32),
-            "token": words([token for tokens, _ in stacks.values() for token in tokens]),
-            "received": np.concatenate([received for _, received in stacks.values()]),
-            "heads": np.array([len(heads) for heads in resting], np.int32),
-            "resting": words([", ".join(heads) for heads in resting]),
-            "stack": texts_at(STACKS, codes([stack for stack, _ in places])),
-        }
-    )

@@ -19,6 +19,7 @@ from attnscope.attention.questions import Key, Question
 from attnscope.keep.groups import group_mass, group_question
 from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.keep.probe import Answers, Layer, OfMasks
+from attnscope.keep.records import LayerMaps
 from attnscope.keep.request import Asked, Request, nothing_named
 from attnscope.keep.thing import Thing
 from attnscope.keep.view import View
@@ -159,33 +160,12 @@ def _neighbours(tokens: Sequence[int]) -> list[tuple[int, int]]:
     return [(tokens[a], tokens[b - 1]) for a, b in zip([0, *ends], [*ends, len(tokens)], strict=True)]
 
 
-@dataclass(frozen=True)
-class LayerMaps:
-    """What can be drawn: values[layer] is (H, rows, columns) float32, NaN where nothing is visible; heads[layer] (H,).
-
-    rows, columns: the queries and the keys, and how many of them each row and column holds. rule: "sum" over keys
-    and mean over queries, or "max". key0: the mean mass on key 0 where it was split off binned weights, (H,).
-    """
-
-    values: PerLayer[np.ndarray]
-    heads: PerLayer[Sequence[int]]
-    rows: Cells
-    columns: Cells
-    rule: str
-    key0: PerLayer[np.ndarray] = field(default_factory=PerLayer)
-
-    @classmethod
-    def of(cls, probe: Maps, kept: Mapping[LayerKey, KeptMap]) -> LayerMaps:
-        """From what the probe kept of each layer."""
-        values = PerLayer({key: one.values for key, one in kept.items()})
-        heads = PerLayer({key: one.heads for key, one in kept.items()})
-        key0 = PerLayer({key: one.key0 for key, one in kept.items() if one.key0 is not None})
-        return cls(values, heads, probe.rows, probe.columns, probe.rule, key0)
-
-    @property
-    def bin_size(self) -> int:
-        """How many keys a column holds."""
-        return self.columns.size
+def layer_maps(probe: Maps, kept: Mapping[LayerKey, KeptMap]) -> LayerMaps:
+    """What can be drawn, from what a probe kept of each layer."""
+    values = PerLayer({key: one.values for key, one in kept.items()})
+    heads = PerLayer({key: one.heads for key, one in kept.items()})
+    key0 = PerLayer({key: one.key0 for key, one in kept.items() if one.key0 is not None})
+    return LayerMaps(values, heads, probe.rows, probe.columns, probe.rule, key0)
 
 
 class WholeMap(NamedTuple):
@@ -220,11 +200,11 @@ def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
     view = request.view if request.maps == "kept" else replace(request.view, heads=None)
     probes = [_of_text(one, request, view) for one in asked]
     if len(asked) == 1:
-        return Thing(probes[0], lambda found: [LayerMaps.of(probes[0], found)])
+        return Thing(probes[0], lambda found: [layer_maps(probes[0], found)])
 
     def of_texts(found: Mapping[LayerKey, WholeMap]) -> list[LayerMaps]:
         return [
-            LayerMaps.of(probe, {key: KeptMap(one.heads, _cut(probe, one.values[row])) for key, one in found.items()})
+            layer_maps(probe, {key: KeptMap(one.heads, _cut(probe, one.values[row])) for key, one in found.items()})
             for row, probe in enumerate(probes)
         ]
 

@@ -6,7 +6,6 @@ Shapes: B text, H kept head, T token, D width of q and k, V width of v.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,27 +13,10 @@ from torch import Tensor
 from attnscope.attention.questions import Question
 from attnscope.attention.spec import AttentionSpec
 from attnscope.keep.probe import Answers, Layer
+from attnscope.keep.records import KeptOperands
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.thing import Thing, text_by_text
 from attnscope.keep.view import View
-
-
-class KeptOperands(NamedTuple):
-    """Logits are scale * q.k, capped, + bias; a softmax over the keys that a query sees, and the sink, is the weights.
-
-    q_BHTD, k_BHTD, v_BHTV: fp32, the kv heads' as often as heads read them. bias_BHTT: what is added to the logits,
-    -inf for keys that are hidden though they come before the query; None where there is nothing to add.
-    sinks_H: sink logits, None without.
-    """
-
-    heads: list[int]
-    q_BHTD: Tensor
-    k_BHTD: Tensor
-    v_BHTV: Tensor
-    scale: float
-    cap: float | None
-    bias_BHTT: Tensor | None
-    sinks_H: Tensor | None
 
 
 class Operands:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,22 +15,12 @@ from torch import Tensor
 from attnscope.attention.questions import Features, Question, Received
 from attnscope.attention.uniform import UniformAttention
 from attnscope.keep.probe import Answers, Layer, OfMasks
+from attnscope.keep.records import TokenWeights
 from attnscope.keep.request import Asked, Request, nothing_named
 from attnscope.keep.thing import Thing, text_by_text
 from attnscope.keep.view import View
 
 HIDDEN = 1e-12  # below what uniform attention gives any token that is seen: 1 / (queries x keys)
-
-
-class TokenWeights(NamedTuple):
-    """Of a layer's kept heads (H numbers) every token's weight, and what uniform attention gives it, (B, H, T) each.
-
-    NaN where the mask hides all that is asked about from it, or it from them, and where it has no query to ask with.
-    """
-
-    heads: list[int]
-    weight: Tensor
-    uniform: Tensor
 
 
 @dataclass

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -24,11 +21,11 @@ from attnscope.attention.rows import indicator
 from attnscope.errors import MemoryLimitError, ModelError
 from attnscope.keep.groups import groups_of, units_of
 from attnscope.keep.probe import Answers, Layer
+from attnscope.keep.records import Rollout
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.thing import Thing
 from attnscope.measure.binned import MAP_SIDE
 from attnscope.memory import free_memory, human_bytes
-from attnscope.tables import as_table, texts_at
 from attnscope.text.prompt import Span
 
 
@@ -70,71 +67,6 @@ class RolloutProbe:
         share_TG = self._share_BTG[row, :, : len(units)].cpu()
         share_GG = torch.stack([share_TG[unit.start : unit.stop].mean(0) for unit in units])
         return Rollout(tuple(units), share_GG.numpy(), tuple(self.layers), group)
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """One text, rolled out through `layers`.
-
-    share_GG: how much of each unit (row: mean over its tokens) is attributed to each (column: sum over its tokens).
-    Rows sum to 1, whatever sink logits take: every layer's rows were divided by their sum. group: what the units are.
-    """
-
-    units: tuple[Span, ...]
-    share_GG: np.ndarray
-    layers: tuple[int, ...]
-    group: str = "tokens"
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest unit."""
-        return max(unit.stop - unit.start for unit in self.units)
-
-    def facts(self, layers: Sequence[int]) -> dict[str, Any]:
-        """What a manifest says of it; layers: all of the model's."""
-        return {
-            "layers": list(self.layers),
-            "passed_over": [layer for layer in layers if layer not in self.layers],
-            "units": len(self.units),
-            "row_sum_error": self.row_sum_error,
-        }
-
-    @property
-    def row_sum_error(self) -> float:
-        """The largest |row sum - 1|."""
-        return float(np.abs(self.share_GG.sum(-1, dtype=np.float64) - 1).max())
-
-    def table(self, top_k: int | None = None, min_weight: float | None = None) -> pa.Table:
-        """What each unit is attributed to: the `top_k` largest shares of a row (None: all but 0), largest first.
-
-        Columns query, query_token, key, key_token, weight; shares under min_weight are left out.
-        """
-        order_Gk = np.argsort(-self.share_GG, axis=-1, kind="stable")[:, :top_k]
-        share_Gk = np.take_along_axis(self.share_GG, order_Gk, -1)
-        query, place = np.nonzero((share_Gk > 0) & (share_Gk >= (min_weight or 0)))
-        key = order_Gk[query, place]
-        names = [unit.name for unit in self.units]
-        return as_table(
-            {
-                "query": query.astype(np.int32),
-                "query_token": texts_at(names, query),
-                "key": key.astype(np.int32),
-                "key_token": texts_at(names, key),
-                "weight": share_Gk[query, place],
-            }
-        )
-
-    def binned(self, side: int = MAP_SIDE) -> tuple[np.ndarray, int]:
-        """The shares with neighbouring units put together, at most `side` a side, and how many one row stands for.
-
-        Sum over keys, mean over query tokens; NaN where nothing is attributed.
-        """
-        step = max(1, -(-len(self.units) // side))
-        starts = np.arange(0, len(self.units), step)
-        tokens_G1 = np.array([[unit.stop - unit.start] for unit in self.units])
-        columns = np.add.reduceat(self.share_GG, starts, axis=1)
-        rows = np.add.reduceat(columns * tokens_G1, starts, axis=0) / np.add.reduceat(tokens_G1, starts, axis=0)
-        return np.where(rows > 0, rows, np.nan).astype(np.float32), step
 
 
 def _check_room(P: AttentionOperator, groups: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,20 +17,10 @@ from attnscope.attention.questions import Features, Question
 from attnscope.attention.uniform import UniformAttention
 from attnscope.keep.groups import marked
 from attnscope.keep.probe import Answers, Layer, OfMasks
+from attnscope.keep.records import SpanPairs
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.thing import Thing, text_by_text
 from attnscope.keep.view import View
-
-
-class SpanPairs(NamedTuple):
-    """Of a layer's kept heads (H numbers) the mass of every pair of spans, and that of uniform attention, (B, H, S, S).
-
-    Query spans before key spans; NaN where no query of the one sees a key of the other.
-    """
-
-    heads: list[int]
-    mass: Tensor
-    uniform: Tensor
 
 
 @dataclass

@@ -7,23 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from attnscope.attention.questions import Question
 from attnscope.keep.probe import Answers, Layer
+from attnscope.keep.records import Matrices
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.thing import Thing, text_by_text
 from attnscope.keep.view import View
-
-
-class Matrices(NamedTuple):
-    """Of a layer: which heads (H numbers), and their weights, (B, H, Q, K) fp32, of one text (H, Q, K)."""
-
-    heads: list[int]
-    weights: Tensor
 
 
 @dataclass(frozen=True)

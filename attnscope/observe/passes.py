@@ -23,10 +23,10 @@ from attnscope.observation import Observation
 from attnscope.observe.reading import PaddingError, Reading
 from attnscope.observe.stacks import stacks_of
 from attnscope.observe.texts import side_by_side
-from attnscope.seam.call import TOLERANCE, CaptureReport
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.inputs import given
 from attnscope.seam.listen import listen
+from attnscope.seam.report import CaptureReport, tolerance
 from attnscope.stacks import DECODER, ENCODER, VISION, is_vision
 from attnscope.text.tokens import Chosen
 
@@ -157,7 +157,7 @@ def _try_alone(loaded: LoadedModel, prompts: Sequence[Prompt], engine: Engine, r
     alone_TE = listen(loaded.model, ids_BT, lambda call: None, engine=engine).output[0][0].float()
     beside_TE = report.output[0][row, : len(alone_TE)].float()
     difference_T = (beside_TE - alone_TE).norm(dim=-1) / alone_TE.norm(dim=-1)
-    _, allowed = TOLERANCE.get(loaded.model.dtype, TOLERANCE[torch.bfloat16])
+    _, allowed = tolerance(loaded.model.dtype, "bfloat16")
     if (difference_T > allowed).any():
         raise PaddingError
     padding.found(loaded.model, report.tokens, exact=True)

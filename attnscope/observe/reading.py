@@ -15,7 +15,8 @@ from attnscope.keep.things import HEADS, wanted
 from attnscope.keep.values import Directions, root_of, shown_values
 from attnscope.observation import Observation
 from attnscope.observe.texts import texts_of
-from attnscope.seam.call import AttentionCall, CallCheck, CaptureReport
+from attnscope.seam.call import AttentionCall
+from attnscope.seam.report import CallCheck, CaptureReport
 from attnscope.stacks import has_summaries
 
 if TYPE_CHECKING:

@@ -12,10 +12,11 @@ from attnscope.errors import InputError
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.values import Directions
 from attnscope.observe.reading import Reading
-from attnscope.seam.call import AttentionCall, CallCheck
+from attnscope.seam.call import AttentionCall
 from attnscope.seam.differential import differences, strength
 from attnscope.seam.inputs import given_of
 from attnscope.seam.projection import output_projections
+from attnscope.seam.report import CallCheck
 from attnscope.stacks import CSA, DIFFERENCE, GLOBAL, OVER_PATCHES, POOLING, UNPOOLING
 from attnscope.text.summaries import of_patches, with_summaries
 from attnscope.text.tokens import Chosen

@@ -20,8 +20,9 @@ from attnscope.parity.given import is_quantised
 from attnscope.parity.verdicts import ATOL, Difference, LayerParity, Level
 from attnscope.reference.given import UnreadableError
 from attnscope.reference.layouts import layout_of
-from attnscope.seam.call import TOLERANCE, AttentionCall
+from attnscope.seam.call import AttentionCall
 from attnscope.seam.modules import HALF, ModuleRecorder, ModuleRun
+from attnscope.seam.report import tolerance
 from attnscope.stacks import DECODER, is_cross
 
 if TYPE_CHECKING:
@@ -239,4 +240,4 @@ def _sums_to_1(row_sum_error: float | None, subject: Subject) -> bool:
     """To what half precision allows; elsewhere the weights themselves are held to less."""
     if row_sum_error is None or not isinstance(subject, Repeated):
         return True
-    return row_sum_error <= TOLERANCE[_dtype(subject.run)][0]
+    return row_sum_error <= tolerance(_dtype(subject.run))[0]

@@ -5,17 +5,14 @@ Shapes: B text, H head, Q query, K key, V width of v.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility
-from attnscope.stacks import DECODER, prefix
+from attnscope.stacks import DECODER
 
 
 @dataclass(frozen=True)
@@ -70,124 +67,3 @@ class AttentionCall:
     @property
     def visible(self) -> Visibility:
         return self.P.visible
-
-
-@dataclass
-class CallCheck:
-    """How one call held, None where it could not be measured.
-
-    row_sum_error: largest |row sum - 1| (None with sink logits). masked_weight: largest weight on a key that the mask
-    hides. value_error: largest |P V - output| over some rows, relative to the largest |output|. route: "interface",
-    "answered" (attnscope computed the output) or "hook". altered: an engine changed the call's output. dtype: of the
-    model's own output or weights, where there are any: not always that of the model. answered_by: which of attnscope's
-    own ways read each kind of question, {"Entropy": "tiles"}. stack: the layer's stack. repeats: whether its weights
-    are those of the call before it: of the same q and k, over other values. owed: numbers still on a device, by field;
-    `settle` reads them.
-    """
-
-    layer: int
-    call: int
-    path: str
-    heads: int
-    route: str
-    row_sum_error: float | None = None
-    masked_weight: float | None = None
-    value_error: float | None = None
-    sink_logits: bool = False
-    keys: int = 0
-    queries: int = 0
-    mask: str = "none"  # that the model itself built: boolean or additive, of N x N
-    kernel: str = "eager"  # that gave the layer's output; eager and math make N x N per head
-    altered: bool = False
-    dtype: torch.dtype | None = None
-    answered_by: Mapping[str, str] = field(default_factory=dict)
-    stack: str = DECODER
-    repeats: bool = False
-    owed: dict[str, Tensor] = field(default_factory=dict, repr=False)
-
-    def note(self, **found: Tensor | None) -> None:
-        """Numbers that were measured, one each, by field: on a CPU known at once, on a device owed."""
-        for name, number in found.items():
-            self.owed.pop(name, None)
-            if number is None or number.device.type == "cpu":
-                setattr(self, name, None if number is None else float(number))
-            else:
-                setattr(self, name, None)
-                self.owed[name] = number
-
-    @property
-    def name(self) -> str:
-        """`layer 3`, or `cross layer 3` where a number alone does not say of which stack."""
-        return f"{prefix(self.stack)}layer {self.layer}"
-
-    def failures(self, dtype: torch.dtype) -> list[str]:
-        """What did not hold to what the dtype allows, in words."""
-        row, value = max(TOLERANCE.get(one, TOLERANCE[torch.float32]) for one in (dtype, self.dtype or dtype))
-        limits = (
-            ("row sums off by", self.row_sum_error, row),
-            ("weight on masked keys", self.masked_weight, 0.0),
-            ("P V differs from the layer's own output by", self.value_error, value),
-        )
-        return [
-            f"{self.name}: {what} {found:.2g} (allowed {limit:.2g})"
-            for what, found, limit in limits
-            if found is not None and not found <= limit
-        ]
-
-
-def settle(checks: Iterable[CallCheck]) -> None:
-    """Read what checks still owe, in one copy: each look at a device has the host wait for all that it was given."""
-    owed = [(check, name, number) for check in checks for name, number in check.owed.items()]
-    if owed:
-        device = owed[0][2].device
-        numbers = torch.stack([number.to(device, torch.float32) for _, _, number in owed]).tolist()
-        for (check, name, _), number in zip(owed, numbers, strict=True):
-            setattr(check, name, number)
-            del check.owed[name]
-
-
-TOLERANCE = {  # row sums, and P V against the output: what rounding alone does
-    torch.float64: (1e-10, 1e-6),
-    torch.float32: (1e-5, 1e-4),
-    torch.float16: (5e-3, 1e-2),
-    torch.bfloat16: (3e-2, 5e-2),
-}
-
-
-@dataclass
-class CaptureReport:
-    """What one forward pass was: its calls in order, whether each held, and what the model gave back.
-
-    tokens: of the longest text. attention: transformers' implementation that the model ran under. output: what the
-    model's backbone returned, None where the caller ran the model himself. logits: (B, positions, vocabulary), where
-    they were asked for.
-    """
-
-    calls: list[CallCheck] = field(default_factory=list)
-    tokens: int = 0
-    attention: str = ""
-    output: Any = field(default=None, repr=False)
-    logits: Tensor | None = field(default=None, repr=False)
-
-    @property
-    def layers(self) -> list[int]:
-        """The layers that called, in order, each once."""
-        return list(dict.fromkeys(check.layer for check in self.calls))
-
-    def of(self, stack: str) -> CaptureReport:
-        """The same with the calls of one stack alone."""
-        return replace(self, calls=[check for check in self.calls if check.stack == stack])
-
-    @property
-    def answered_by(self) -> dict[str, list[str]]:
-        """Which of attnscope's own ways read each kind of question; empty where the model's matrices were read."""
-        return joined_ways({kind: [way] for kind, way in check.answered_by.items()} for check in self.calls)
-
-
-def joined_ways(found: Iterable[Mapping[str, Iterable[str]]]) -> dict[str, list[str]]:
-    """Who read each kind of question, of several such accounts: {"Entropy": ["numba", "tiles"]}."""
-    ways: dict[str, set[str]] = {}
-    for one in found:
-        for kind, names in one.items():
-            ways.setdefault(kind, set()).update(names)
-    return {kind: sorted(names) for kind, names in sorted(ways.items())}

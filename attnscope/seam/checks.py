@@ -10,7 +10,8 @@ from torch import Tensor
 
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility
-from attnscope.seam.call import AttentionCall, CallCheck
+from attnscope.seam.call import AttentionCall
+from attnscope.seam.report import CallCheck
 
 CHECKED_ROWS = 64  # rows of an answer compared with what the model's own attention gives, per call
 REPEATED_ROWS = 16  # rows of P V compared with the output that the model made of the same P

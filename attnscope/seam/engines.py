@@ -23,11 +23,12 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.triton_kernel import TritonAttention
 from attnscope.errors import ModelError, UsageError
-from attnscope.seam.call import AttentionCall, CallCheck, CallPlace
+from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.checks import CHECKED_ROWS, REPEATED_ROWS, check_call, relative_error, sampled, sdpa_kernel
 from attnscope.seam.cost import Cost, eager_bytes, fused_bytes
 from attnscope.seam.hiding import Hide, without
 from attnscope.seam.own import OwnAttention
+from attnscope.seam.report import CallCheck
 
 OnCall = Callable[[AttentionCall], None]
 Change = Callable[[AttentionCall, Tensor], Tensor]  # a call and its output; what the model gets instead

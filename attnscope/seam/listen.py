@@ -34,12 +34,13 @@ from attnscope.model.geometry import geometry_of
 from attnscope.model.libraries import needed
 from attnscope.model.padding import pads_exactly, settle_rotary
 from attnscope.model.placed import device_of, hooks_of
-from attnscope.seam.call import AttentionCall, CallCheck, CallPlace, CaptureReport, settle
+from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.checks import check_call
 from attnscope.seam.engines import ENGINES, Engine, OnCall, changing, full_precision
 from attnscope.seam.forward import backbone, bare_model, config_of, with_logits, without_cache
 from attnscope.seam.hooked import near, weights_in, whole, without
 from attnscope.seam.own import OwnAttention
+from attnscope.seam.report import CallCheck, CaptureReport, settle
 from attnscope.seam.route import Route, route_of
 from attnscope.seam.stacks import Stacks
 from attnscope.seam.windows import InWindows

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from attnscope.attention.pieces import PieceAttention
 from attnscope.attention.spec import AttentionSpec
-from attnscope.seam.call import AttentionCall, CallCheck, settle
+from attnscope.seam.call import AttentionCall
+from attnscope.seam.report import CallCheck, settle
 
 
 def joined_calls(calls: Sequence[AttentionCall], places: Sequence[Tensor]) -> AttentionCall:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.seam.call import TOLERANCE
 from attnscope.seam.checks import relative_error
 from attnscope.seam.engines import ENGINES, UNCHECKED
 from attnscope.seam.listen import calls_interface, listen
+from attnscope.seam.report import tolerance
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -129,7 +129,7 @@ class _Scaled:
         size = expected_BTHV.square().sum(-1, keepdim=True)
         along = (after_BTHV.float() * expected_BTHV).sum(-1, keepdim=True) / size.masked_fill(size == 0, torch.inf)
         error = relative_error(along * expected_BTHV, after_BTHV.float())
-        return float(error) <= TOLERANCE.get(before_BTHV.dtype, TOLERANCE[torch.float32])[1]
+        return float(error) <= tolerance(before_BTHV.dtype)[1]
 
     def _factor(self, attention: nn.Module, like_BTHV: Tensor) -> Tensor:
         if attention not in self._factor_HV:

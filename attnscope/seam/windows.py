@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.pieces import RowsAttention
 from attnscope.attention.spec import AttentionSpec
-from attnscope.seam.call import AttentionCall, CallCheck, CallPlace
+from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.engines import Engine, OnCall, check_own, full_precision
 from attnscope.seam.own import OwnAttention
 from attnscope.seam.pieces import joined_calls, joined_checks
+from attnscope.seam.report import CallCheck
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from attnscope.measure.divergence import Divergence, DivergenceSide, diverge, re
 from attnscope.measure.metrics import KNOWN, METRICS, measure, metrics_for
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
 from attnscope.observe.texts import texts_of
-from attnscope.seam.call import CaptureReport
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
+from attnscope.seam.report import CaptureReport
 from attnscope.stacks import DECODER, ENCODER, NAMES, STACKS, TASKS, prefix, sides
 from attnscope.study.statistics import Effects, paired
 from attnscope.text.align import Align, Units, alignment, units

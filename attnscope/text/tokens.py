@@ -342,6 +342,19 @@ def described(prompt: Prompt, found: Found) -> str:
     return ", ".join(said) + (f" and {len(runs) - MOST} more" if len(runs) > MOST else "")
 
 
+def chosen_lines(queries: Prompt, keys: Prompt, chosen: Chosen, stack: str = "") -> list[str]:
+    """Which tokens were meant, and how they were found; stack: whose queries and keys they are, where that is said.
+
+    >>> chosen_lines(target, source, chosen, "cross: ")
+    ['cross: query last: Bank(3)']
+    """
+    if chosen.nothing:
+        return [f"{stack}not measured: its texts do not have what is named"]
+    named = {"query": (queries, chosen.query), "key": (keys, chosen.key)}
+    said = [f"{name} {found.expression}: {described(text, found)}" for name, (text, found) in named.items() if found]
+    return [stack + line for line in (*said, *chosen.notes)]
+
+
 def _run(prompt: Prompt, first: int, last: int) -> str:
     said = "".join(prompt.plain[first : last + 1]).strip()
     number = f"({first})" if first == last else f"({first}-{last})"

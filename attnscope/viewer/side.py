@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from attnscope.keep.layers import LayerKey
-    from attnscope.keep.maps import LayerMaps
-    from attnscope.keep.operands import KeptOperands
-    from attnscope.keep.relations import KeptKeys
+    from attnscope.keep.records import KeptKeys, KeptOperands, LayerMaps
     from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt, Span
 

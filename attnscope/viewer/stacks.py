@@ -24,8 +24,7 @@ from attnscope.viewer.side import Side, ahead, both_sides, first_key
 
 if TYPE_CHECKING:
     from attnscope.keep.columns import HeadColumns
-    from attnscope.keep.relations import KeptKeys
-    from attnscope.keep.weights import Matrices
+    from attnscope.keep.records import KeptKeys, Matrices
     from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt
     from attnscope.text.tokens import Chosen, Found

@@ -25,9 +25,10 @@ from attnscope.attention.questions import AbsoluteDistance, Entropy, MaxWeight, 
 from attnscope.model.families import FAMILIES, family
 from attnscope.model.geometry import geometry_of
 from attnscope.model.task import model_class, task_of
-from attnscope.seam.call import AttentionCall, CaptureReport
+from attnscope.seam.call import AttentionCall
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import calls_interface, listen
+from attnscope.seam.report import CaptureReport
 from attnscope.stacks import CROSS, DECODER, ENCODER
 from helpers.families import tiny_config
 from helpers.parity_models import rouse

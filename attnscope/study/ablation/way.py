@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.model.placed import as_input, weights_of
-from attnscope.seam.call import TOLERANCE
 from attnscope.seam.checks import relative_error
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.seam.projection import gated_projections, output_projections, projection
+from attnscope.seam.report import tolerance
 from attnscope.study.norms import Norm, norm_of
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ class _Passed:
 
     def close(self, found: Tensor, expected: Tensor) -> bool:
         """As far as matrix products in the model's own precision allow."""
-        return found.shape == expected.shape and float(relative_error(found, expected)) <= TOLERANCE[self.dtype][1]
+        allowed = tolerance(self.dtype, "bfloat16")[1]
+        return found.shape == expected.shape and float(relative_error(found, expected)) <= allowed
 
 
 def _way(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> Way:
@@ -155,8 +156,7 @@ def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:
         for handle in handles:
             handle.remove()
     assert report.logits is not None
-    dtype = next(loaded.model.parameters()).dtype
-    return _Passed(given, gave, heads, report.logits.cpu(), dtype if dtype in TOLERANCE else torch.bfloat16)
+    return _Passed(given, gave, heads, report.logits.cpu(), next(loaded.model.parameters()).dtype)
 
 
 def _first(values: Sequence[Any]) -> Tensor | None:

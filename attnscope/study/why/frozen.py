@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.model.placed import weights_of
-from attnscope.seam.call import TOLERANCE
 from attnscope.seam.checks import relative_error
+from attnscope.seam.report import tolerance
 from attnscope.study.norms import Norm, norm_of
 
 NORM = re.compile("norm", re.IGNORECASE)
@@ -76,4 +76,4 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
-    return found.shape == expected.shape and float(relative_error(found, expected)) <= TOLERANCE[torch.float32][1]
+    return found.shape == expected.shape and float(relative_error(found, expected)) <= tolerance("float32")[1]

@@ -1,0 +1,133 @@
+"""One question from ask to observation, and what a person is told on the way, in lines and stages.
+
+    seen = observed(loaded, Ask("the financial bank"), Talk(quiet=False))
+
+Who listens is a `Teller`: the terminal's, or the one at the other end of a socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from attnscope.run import Run, prepare
+from attnscope.telling import SILENT, Prepared, Teller
+from attnscope.text.tokens import Found, chosen_lines, described
+
+if TYPE_CHECKING:
+    from attnscope.ask import Ask
+    from attnscope.model.loaded import LoadedModel
+    from attnscope.observation import Observation
+
+
+def observed(
+    loaded: LoadedModel,
+    ask: Ask,
+    tell: Teller = SILENT,
+    check: Callable[[Prepared], object] = lambda prepared: None,
+) -> Observation:
+    """The observation of a text. What can be refused is refused before the next costly step.
+
+    check: called before the forward pass; what it raises ends the question.
+    """
+    run = prepare_told(loaded, ask, tell)
+    check(Prepared(run.text, loaded.name, loaded.revision, loaded.device, loaded.dtype))
+    for line in lines_of(run):
+        tell.say(line)
+    if ask.verify:
+        with tell.stage("oracle"):
+            run = run.verified()
+    layers = sum(map(len, loaded.geometry.stacks.values()))
+    tokens = len(run.prompt) + len(run.source or ())
+    with tell.stage(f"forward pass over {tokens:,} tokens", layers, "layers") as advance:
+        return run.observe(advance)
+
+
+def prepare_told(loaded: LoadedModel, ask: Ask, tell: Teller) -> Run:
+    """Everything that comes before the forward pass, with a stage while the model makes an answer."""
+    if ask.generate is None:
+        return prepare(loaded, ask)
+    with tell.stage("generating", ask.generate, "tokens") as advance:
+        return prepare(loaded, ask, advance)
+
+
+def lines_of(run: Run) -> Iterator[str]:
+    """What is read, its answer and its target, and which tokens are asked about."""
+    yield from run_lines(run)
+    yield from answer_lines(run)
+    yield from target_lines(run)
+    yield from asked_lines(run)
+
+
+def run_lines(run: Run) -> Iterator[str]:
+    """What is being read, what is missing that would read it faster, and of a sound how much is its own."""
+    yield header(run)
+    if run.choice.hint:
+        yield run.choice.hint
+    yield from sound_lines(run)
+
+
+def header(run: Run) -> str:
+    """What is being read: model, device, dtype, layers x heads (kv heads), tokens, engine and why."""
+    loaded, prompt = run.loaded, run.text
+    target = f", target {len(run.prompt)}" * (run.source is not None)
+    target += f", {len(prompt.medium.patches)} of pictures" * bool(prompt.medium.patches)
+    parts = [
+        loaded.name,
+        loaded.device,
+        loaded.dtype,
+        loaded.geometry.in_words,
+        f"{len(prompt)} tokens" + (f" ({prompt.removed} cut off)" * bool(prompt.removed)) + target,
+        _engine_words(run),
+    ]
+    stretch = run.facts.get("positions")
+    if stretch:
+        parts.append(f"positions {stretch['trained']} stretched to {stretch['stretched_to']} by {stretch['by']}")
+    return "  ".join(parts)
+
+
+def asked_lines(run: Run) -> Iterator[str]:
+    """Which tokens were meant; of an encoder-decoder, stack by stack."""
+    for stack in run.asked if run.source is not None else [run.loaded.geometry.stack]:
+        one = run.asked[stack]
+        yield from chosen_lines(one.prompt, one.looked_at, one.chosen, f"{stack}: " * (run.source is not None))
+
+
+def answer_lines(run: Run) -> Iterator[str]:
+    """Which tokens are the answer; of one that was generated, what it is and why it ends."""
+    prompt, made = run.prompt, run.facts.get("generated")
+    if prompt.answer is None:
+        return
+    if made is None:
+        yield f"answer: {described(prompt, Found('answer', tuple(prompt.parts['answer'])))}"
+        return
+    count, most, said = len(made["ids"]), made["asked"], "".join(prompt.plain[prompt.answer :]).strip()
+    how = f"{count} of {most} tokens, the last the end token" if made["stopped_by"] == "end token" else f"{most} tokens"
+    yield f"generated {how}: {said}({prompt.answer}-{len(prompt) - 1})"
+
+
+def sound_lines(run: Run) -> Iterator[str]:
+    """How many of the frames are the sound itself, and from where on silence pads it."""
+    prompt = run.text
+    if prompt.medium.step is None:
+        return
+    own = len(prompt) - sum(prompt.special)
+    padded = f"; padded with silence from {prompt.labels[own]} on" if own < len(prompt) else ""
+    yield f"{prompt.text.partition(':')[0]}: {own} of {len(prompt)} frames{padded}"
+
+
+def target_lines(run: Run) -> Iterator[str]:
+    """What an encoder-decoder's decoder reads, where the model made it."""
+    made = run.facts.get("target")
+    if made is not None and made["generated"]:
+        said = "".join(run.prompt.plain).strip()
+        yield f"target, generated greedily: {said} ({len(run.prompt)} tokens); --target TEXT gives another"
+
+
+def _engine_words(run: Run) -> str:
+    words = f"engine {run.choice.words}"
+    if run.engine.name == "eager":
+        return words
+    gap = run.facts.get("largest_difference_to_eager")
+    far = "not compared with eager" if gap is None else f"{gap:.1g} from eager on the first tokens"
+    return f"{words} (output {run.engine.output}, {far})"
