@@ -9,6 +9,7 @@ import { mount as picture } from "./views/picture.js";
 import { mount as steps } from "./views/steps.js";
 import { mount as text } from "./views/text.js";
 import { mount as token } from "./views/token.js";
+import { mount as why } from "./views/why.js";
 
 /**
  * @typedef {import("./types.js").SideData} SideData
@@ -29,15 +30,22 @@ const TABS = [
   { id: "picture", title: "Picture", mount: picture, shows: (side) => weights(side) && !!side.pictures?.length },
   { id: "token", title: "Token", mount: token, shows: weights },
   { id: "steps", title: "Steps", mount: steps, shows: (side) => side.steps !== null },
+  { id: "why", title: "Why", mount: why, shows: (side) => !!side.why },
   { id: "cuts", title: "Cuts", mount: cuts, shows: (side) => !!side.cuts },
   { id: "compare", title: "Compare", mount: compare, shows: (_, sides) => sides > 1 },
 ];
 
-const NO_STEPS = "only of a decoder's text of up to 256 tokens, where q, k and v have room in the page";
+const GREYED = {
+  steps: "Steps: only of a decoder's text of up to 256 tokens, where q, k and v have room in the page",
+  why: "Why: only of heads that were named when the page was made, as in attnscope view --why L3H0",
+};
 
 /** @param {SideData[]} sides @returns {{id: string, title: string, reason: string}[]} greyed, with why */
-export const greyed = (sides) =>
-  alone(sides) || sides.some((side) => side.steps !== null) ? [] : [{ id: "steps", title: "Steps", reason: `Steps: ${NO_STEPS}` }];
+export const greyed = (sides) => {
+  const there = new Set(tabsOf(sides).map(({ id }) => id));
+  const missing = TABS.filter(({ id }) => id in GREYED && !there.has(id) && !alone(sides));
+  return missing.map(({ id, title }) => ({ id, title, reason: GREYED[/** @type {keyof typeof GREYED} */ (id)] }));
+};
 
 /** @param {SideData[]} sides @returns {Tab[]} those that the page has something for */
 export const tabsOf = (sides) => TABS.filter((tab) => sides.some((side) => tab.shows(side, sides.length)));
