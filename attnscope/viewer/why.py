@@ -49,8 +49,8 @@ def _check_room(run: Run, chosen: Mapping[int, Sequence[int]], queries: int, pla
     needed, room = plan.why_bytes(components, queries, len(run.prompt)), plan.why_room
     if needed > room:
         raise UsageError(
-            f"the logits of {sum(map(len, chosen.values()))} heads and {queries} queries take {needed / 1e6:.1f} MB, "
-            f"expected at most {room / 1e6:.1f} MB of this page",
+            f"the logits of {sum(map(len, chosen.values()))} heads and {queries} queries take {needed / 1e6:.2g} MB, "
+            f"expected at most {room / 1e6:.2g} MB of this page",
             "name fewer heads in {why}, or queries with {query}, or take more room with {max_mb}",
         )
 

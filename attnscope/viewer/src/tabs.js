@@ -35,17 +35,11 @@ const TABS = [
   { id: "compare", title: "Compare", mount: compare, shows: (_, sides) => sides > 1 },
 ];
 
-const GREYED = {
-  steps: "Steps: only of a decoder's text of up to 256 tokens, where q, k and v have room in the page",
-  why: "Why: only of heads that were named when the page was made, as in attnscope view --why L3H0",
-};
+const NO_STEPS = "only of a decoder's text of up to 256 tokens, where q, k and v have room in the page";
 
 /** @param {SideData[]} sides @returns {{id: string, title: string, reason: string}[]} greyed, with why */
-export const greyed = (sides) => {
-  const there = new Set(tabsOf(sides).map(({ id }) => id));
-  const missing = TABS.filter(({ id }) => id in GREYED && !there.has(id) && !alone(sides));
-  return missing.map(({ id, title }) => ({ id, title, reason: GREYED[/** @type {keyof typeof GREYED} */ (id)] }));
-};
+export const greyed = (sides) =>
+  alone(sides) || sides.some((side) => side.steps !== null) ? [] : [{ id: "steps", title: "Steps", reason: `Steps: ${NO_STEPS}` }];
 
 /** @param {SideData[]} sides @returns {Tab[]} those that the page has something for */
 export const tabsOf = (sides) => TABS.filter((tab) => sides.some((side) => tab.shows(side, sides.length)));

@@ -12,7 +12,6 @@
  */
 import { latest, make, spoken } from "../canvas.js";
 import { Strip } from "../strip.js";
-import { number } from "./numbers.js";
 import { named } from "./parts.js";
 
 const KEPT = 12; // components that are shown at first
@@ -39,7 +38,11 @@ export function mount(element, page, store) {
     const key = (await page.keysOf(state))?.[0][0] ?? apart?.best ?? 0;
     if (!still()) return;
     keys.render(side, state.at, [[key, key + 1]]);
-    const toggle = () => ((whole = !whole), void render(store.state));
+    const toggle = async () => {
+      whole = !whole;
+      await render(store.state);
+      body.querySelector("button")?.focus(); // the button was made anew
+    };
     body.replaceChildren(...(apart ? shown(side, apart, query, key, whole, toggle, store) : missing(side, state, query, head, store)));
   }
 
@@ -82,7 +85,7 @@ async function opened(side, head, row) {
 
 /**
  * @param {Side} side @param {Apart} apart @param {number} query @param {number} key @param {boolean} whole
- * @param {() => void} toggle @param {Store} store
+ * @param {() => Promise<void>} toggle @param {Store} store
  */
 function shown(side, apart, query, key, whole, toggle, store) {
   const { head, logits, seen } = apart;
@@ -173,6 +176,9 @@ function notes(head, rows, logit) {
     make("p", { class: "note" }, says.filter(Boolean).join(" ")),
   ];
 }
+
+/** As `attnscope why` writes it. @param {number} value */
+const number = (value) => value.toFixed(3).replace("-", "−");
 
 /** @param {number} value */
 const signed = (value) => (value > 0 ? `+${number(value)}` : number(value));
