@@ -184,6 +184,13 @@ def logits(rng: random.Random, folder: Path) -> Try:
     for name in rng.sample(sorted(options), rng.choice((0, 1, 1, 2))):
         options[name] = rng.choice((*NASTY, *PLACES, *NUMBERS, "tokens", "both", "last", "bank#1"))
     more = ["--verify"] * (rng.random() < 0.3)
+    if rng.random() < 0.3:
+        of_page = [
+            f"--why={options['head']}",
+            f"--query={options['query']}",
+            f"--max-mb={rng.choice(('20', *NUMBERS))}",
+        ]
+        return Try(["view", "-q", "--text", TEXT, *of_page, "--out", "page.html"])
     return Try(["why", "-q", "--text", TEXT, *(f"--{name}={value}" for name, value in options.items()), *more])
 
 
