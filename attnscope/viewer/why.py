@@ -72,5 +72,6 @@ def packed_why(blobs: Blobs, found: Sequence[KeyParts], at: Mapping[int, int]) -
 
 
 def _said(component: Component, at: Mapping[int, int]) -> dict[str, Any]:
-    of_head = component.head is not None and component.layer in at
-    return {"name": component.name, **({"at": at[component.layer], "head": component.head} if of_head else {})}
+    if component.layer is None or component.head is None or component.layer not in at:
+        return {"name": component.name}
+    return {"name": component.name, "at": at[component.layer], "head": component.head}
