@@ -84,6 +84,7 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
         return page_of_tables(asked, pages, command)
 
     from attnscope.cli.single import report_checks
+    from attnscope.show.why_page import WhySide
     from attnscope.viewer.page import about, page_of
     from attnscope.viewer.side import Side
     from attnscope.viewer.stacks import StackedSide, first_asked, stacked
@@ -92,7 +93,8 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     plan = plan_of(pages, selected, runs[0])
     why = taken_apart(runs[0], pages, plan)
     seen = [observed(run, replace(plan, max_mb=plan.max_mb / len(runs)), asked, pages.quiet) for run in runs]
-    sides = [StackedSide(one) if stacked(one) else Side(one, () if place else why) for place, one in enumerate(seen)]
+    sides = [StackedSide(one) if stacked(one) else Side(one) for one in seen]
+    sides = [WhySide(seen[0], why), *sides[1:]] if why else sides
     asked_of = {stack: one.chosen for stack, one in runs[0].asked.items()}
     chosen = runs[0].chosen if runs[0].source is None else first_asked(asked_of, len(runs[0].source))
     named = {why[0].layer: (why[0].head,)} if why else plan.whole
@@ -151,14 +153,17 @@ def plan_of(pages: Pages, selected: Selected, run: Run) -> Plan:
 def taken_apart(run: Run, pages: Pages, plan: Plan) -> Sequence[KeyParts]:
     """The logits of --why, of the page's first side."""
     from attnscope.calls.why import STACKS
-    from attnscope.viewer.why import why_of
+    from attnscope.selection import select
+    from attnscope.show.why_page import why_of
 
     if pages.why is None:
         return ()
     run.loaded.check_task(*STACKS)
     if several(run):
         raise UsageError("with a picture no logits are taken apart", "leave out --why")
-    return why_of(run, pages.why, plan)
+    heads = select(pages.why, run.loaded.geometry.heads_by_layer, run.named)
+    queries = range(len(run.prompt)) if run.chosen.query is None else run.chosen.query.positions
+    return why_of(run.loaded, run.prompt.ids, heads, queries, plan)
 
 
 def several(run: Run) -> bool:

@@ -21,7 +21,6 @@ from attnscope.measure.metrics import KNOWN, ends
 from attnscope.stacks import is_bidirectional
 from attnscope.viewer.pack import Bits, Blobs, binned, joined_arrays, packed_maps, strongest
 from attnscope.viewer.pictures import pictures_of
-from attnscope.viewer.why import packed_why
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from attnscope.keep.layers import LayerKey
     from attnscope.keep.records import KeptKeys, KeptOperands, LayerMaps
     from attnscope.observation import Observation
-    from attnscope.study.why.keys import KeyParts
     from attnscope.text.prompt import Prompt, Span
 
 MOST_KEYS = 16  # per query beside a binned map
@@ -110,12 +108,12 @@ def metrics_of(ids: Sequence[str], tokens: int) -> list[dict[str, Any]]:
 
 
 class Side:
-    """One observation on its way into the page; `said` is what needs no bytes. why: logits that were taken apart."""
+    """One observation on its way into the page; `said` is what needs no bytes."""
 
-    def __init__(self, seen: Observation, why: Sequence[KeyParts] = ()) -> None:
+    def __init__(self, seen: Observation) -> None:
         if seen.view.by_kv or seen.view.weights != "softmax":
             raise UsageError("a page shows weights of query heads", "observe with weights=softmax, without by_kv")
-        self.seen, self.why = seen, why
+        self.seen = seen
         self.at = {key: place for place, key in enumerate(seen.kv_of)}
 
     def packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
@@ -123,9 +121,7 @@ class Side:
         maps = list(self._maps(blobs, wanted))
         relations, steps = self._relations(blobs, wanted, maps), self._steps(blobs)
         first, end = ([None if one is None else blobs.add(one)[0] for one in ends] for ends in (self.first, self.end))
-        why = {"why": packed_why(blobs, self.why, {key.layer: at for key, at in self.at.items()})} if self.why else {}
-        kept = {"maps": maps, "relations": relations, "steps": steps, "first": first, "end": end}
-        return {**self.said, **kept, **why}
+        return {**self.said, "maps": maps, "relations": relations, "steps": steps, "first": first, "end": end}
 
     @property
     def plain(self) -> Sequence[str]:

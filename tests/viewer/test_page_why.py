@@ -9,9 +9,9 @@ import pytest
 
 import attnscope
 from attnscope.study.why.keys import key_parts
+from attnscope.show.why_page import WhySide
 from attnscope.viewer.page import About, page_of
 from attnscope.viewer.plan import Plan
-from attnscope.viewer.side import Side
 from helpers.browsing import DESKTOP, NAMELESS, OUTSIDE, PHONE, UNSAID, visiting
 from helpers.command_line import call
 from helpers.hostile import HOSTILE, called, ran_nothing
@@ -133,7 +133,7 @@ def test_a_hostile_token_is_text(browser, demo, tmp_path, text):
     seen = attnscope.capture(demo, TEXT)
     parts = list(key_parts(demo, seen.prompt.ids, 3, {0: [QUERY]}))
     prompt = called(seen, [text, "b"])
-    side = Side(replace(seen, queries=prompt, keys=prompt), parts)
+    side = WhySide(replace(seen, queries=prompt, keys=prompt), parts)
     page = page_of([side], Plan(), About()).save(tmp_path / "page.html")
     with visiting(browser, page, f"view=why&at=3&head=0&query={QUERY}&key=1") as visit:
         assert rows_of(visit)

@@ -1,6 +1,6 @@
 """Logits taken apart on their way into the page: what each component gives to every key of some heads and queries.
 
-packed_why(blobs, why_of(run, "L3H0", Plan()), {3: 3})
+WhySide(seen, why_of(loaded, ids, {3: (0,)}, range(11), Plan()))
 """
 
 from __future__ import annotations
@@ -9,44 +9,56 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
-from attnscope.selection import select
+from attnscope.study.why.keys import KeyParts, key_parts
+from attnscope.study.why.parts import check_model
 from attnscope.viewer.pack import Blobs, joined_arrays
+from attnscope.viewer.side import Side, Wanted
 
 if TYPE_CHECKING:
-    from attnscope.run import Run
-    from attnscope.study.why.keys import KeyParts
+    from attnscope.model.loaded import LoadedModel
+    from attnscope.observation import Observation
+    from attnscope.selection import HeadsByLayer
     from attnscope.study.why.written import Component
     from attnscope.viewer.plan import Plan
 
 REST = 3  # components that are no heads or blocks: embedding, bias, position
 
 
-def why_of(run: Run, heads: str, plan: Plan) -> list[KeyParts]:
-    """The logits of the heads that an expression names, of the queries that the run names, else of all.
+class WhySide(Side):
+    """A side with logits that were taken apart."""
+
+    def __init__(self, seen: Observation, why: Sequence[KeyParts]) -> None:
+        super().__init__(seen)
+        self.why = why
+
+    def packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
+        """As that of a side."""
+        side = super().packed(blobs, wanted)
+        return {**side, "why": packed_why(blobs, self.why, {key.layer: at for key, at in self.at.items()})}
+
+
+def why_of(
+    loaded: LoadedModel, ids: Sequence[int], heads: HeadsByLayer, queries: Sequence[int], plan: Plan
+) -> list[KeyParts]:
+    """The logits of some heads and queries.
 
     Raises UsageError where they have no room in the page, and as `parts_of`.
     """
-    from attnscope.study.why.keys import key_parts
-    from attnscope.study.why.parts import check_model
-
-    check_model(run.loaded)
-    chosen = select(heads, run.loaded.geometry.heads_by_layer, run.named)
-    queries = range(len(run.prompt)) if run.chosen.query is None else run.chosen.query.positions
-    _check_room(run, chosen, len(queries), plan)
+    check_model(loaded)
+    _check_room(loaded.geometry.heads_by_layer, heads, len(queries), len(ids), plan)
     return [
         one
-        for layer, of_layer in chosen.items()
-        for one in key_parts(run.loaded, run.prompt.ids, layer, dict.fromkeys(of_layer, queries))
+        for layer, of_layer in heads.items()
+        for one in key_parts(loaded, ids, layer, dict.fromkeys(of_layer, queries))
     ]
 
 
-def _check_room(run: Run, chosen: Mapping[int, Sequence[int]], queries: int, plan: Plan) -> None:
-    heads_by_layer = run.loaded.geometry.heads_by_layer
+def _check_room(heads_by_layer: Mapping[int, int], chosen: HeadsByLayer, queries: int, tokens: int, plan: Plan) -> None:
     components = sum(
         len(heads) * (REST + sum(1 + of_layer for other, of_layer in heads_by_layer.items() if other < layer))
         for layer, heads in chosen.items()
     )
-    needed, room = plan.why_bytes(components, queries, len(run.prompt)), plan.why_room
+    needed, room = plan.why_bytes(components, queries, tokens), plan.why_room
     if needed > room:
         raise UsageError(
             f"the logits of {sum(map(len, chosen.values()))} heads and {queries} queries take {needed / 1e6:.2g} MB, "
