@@ -68,7 +68,7 @@ MAY_IMPORT = {
     " text stacks",
     "calls": "ask attention batch cells drawing errors explain figures files folder intervene keep measure media memory"
     " model observation observe parity run seam selection show shown signals stacks study tables telling text typed",
-    "show": "cells errors figures files folder measure model selection shown study tables text viewer",
+    "show": "cells errors figures files folder measure model observation selection shown study tables text viewer",
     "": "_version api calls errors figures keep model observation observe seam",  # handed out, imported on first use
 }
 FREE = {"cli", "__main__"}  # may import whatever they need, and nobody imports them

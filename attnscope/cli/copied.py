@@ -32,7 +32,7 @@ def copied(asked: TextRun, other: OtherSide, ask: Ask) -> Copied:
     if beside:
         commands["view"] = commands["compare"] = f"{run} {shlex.join(beside)}"
     elif not asked.answered and asked.from_ is None:
-        commands["explain"] = shlex.join(words_of(asked, ask, ModelText))
+        commands |= dict.fromkeys(("explain", "why"), shlex.join(words_of(asked, ask, ModelText)))
     return Copied(commands, python(asked, ask))
 
 

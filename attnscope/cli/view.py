@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
     from attnscope.observation import Observation
     from attnscope.run import Run
+    from attnscope.study.why.keys import KeyParts
     from attnscope.viewer.page import Page
     from attnscope.viewer.plan import Plan
 
@@ -44,6 +45,10 @@ class Pages(Config, OtherSide, Writing):
     panel = "Page"
     out: Annotated[Path | None, Option(help="Write the page here; - is stdout.", metavar="FILE|-"), FIRST] = None
     from_tables: Annotated[bool, Option(help="Of a run: a page of what it kept, without the model.")] = False
+    why: Annotated[
+        str | None,
+        Option(help="Heads whose logits are taken apart, for the queries of --query or all.", metavar="HEADS"),
+    ] = None
     precision: Annotated[int, Option(help="Bits per weight.", metavar="8|16")] = 8
     max_mb: Annotated[
         float, Option(help="Bin long maps over so many MB; heads of --select stay whole.", metavar="MB", min=0.1)
@@ -58,6 +63,8 @@ class Pages(Config, OtherSide, Writing):
             raise UsageError(f"{self.out} is not the name of a file", f"name one: {self.out / 'page.html'}")
         if self.precision not in (8, 16):
             raise UsageError(f"--precision: expected 8 or 16 bits, got {self.precision}", "leave it out, or write 16")
+        if self.why is not None and self.from_tables:
+            raise UsageError("a run's tables hold no logits to take apart", "leave out --from-tables")
         self.check_other_side()
         if self.out != STDOUT:
             check_folder(self.out.parent)
@@ -77,17 +84,22 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
         return page_of_tables(asked, pages, command)
 
     from attnscope.cli.single import report_checks
+    from attnscope.show.why_page import WhySide
     from attnscope.viewer.page import about, page_of
     from attnscope.viewer.side import Side
     from attnscope.viewer.stacks import StackedSide, first_asked, stacked
 
     ask, runs = runs_of(asked, selected, question, pages)
     plan = plan_of(pages, selected, runs[0])
+    why = taken_apart(runs[0], pages, plan)
     seen = [observed(run, replace(plan, max_mb=plan.max_mb / len(runs)), asked, pages.quiet) for run in runs]
     sides = [StackedSide(one) if stacked(one) else Side(one) for one in seen]
+    sides = [WhySide(seen[0], why), *sides[1:]] if why else sides
     asked_of = {stack: one.chosen for stack, one in runs[0].asked.items()}
     chosen = runs[0].chosen if runs[0].source is None else first_asked(asked_of, len(runs[0].source))
-    said = about(replace(sides[0].seen, chosen=chosen), plan.whole, command, groups_of(sides[0].seen, question))
+    named = {why[0].layer: (why[0].head,)} if why else plan.whole
+    groups, first = groups_of(sides[0].seen, question), "why" if why else None
+    said = about(replace(sides[0].seen, chosen=chosen), named, command, groups, first)
     said = replace(said, copied=copied(asked, pages, ask))
     write_page(page_of(sides, plan, said, pages.align), pages)
     return max(report_checks(one, pages.quiet) for one in seen)
@@ -136,6 +148,22 @@ def plan_of(pages: Pages, selected: Selected, run: Run) -> Plan:
     heads = run.loaded.geometry.heads_by_layer
     whole = {} if selected.select is None or several(run) else select(selected.select, heads, run.named)
     return Plan(pages.max_mb, 16 if pages.precision == 16 else 8, whole)
+
+
+def taken_apart(run: Run, pages: Pages, plan: Plan) -> Sequence[KeyParts]:
+    """The logits of --why, of the page's first side."""
+    from attnscope.calls.why import STACKS
+    from attnscope.selection import select
+    from attnscope.show.why_page import why_of
+
+    if pages.why is None:
+        return ()
+    run.loaded.check_task(*STACKS)
+    if several(run):
+        raise UsageError("with a picture no logits are taken apart", "leave out --why")
+    heads = select(pages.why, run.loaded.geometry.heads_by_layer, run.named)
+    queries = range(len(run.prompt)) if run.chosen.query is None else run.chosen.query.positions
+    return why_of(run.loaded, run.prompt.ids, heads, queries, plan)
 
 
 def several(run: Run) -> bool:

@@ -103,10 +103,11 @@ def about(
     whole: Mapping[int, Sequence[int]],
     command: str | None = None,
     groups: Mapping[str, Sequence[int]] | None = None,
+    first: str | None = None,
 ) -> About:
     """What the page of an observation says of itself; it opens at the head and the tokens that were named.
 
-    whole: the heads that were named. groups: names for tokens.
+    whole: the heads that were named. groups: names for tokens. first: the view that it opens at.
 
     >>> about(seen, {1: (4,)}).open
     'view=head&at=1&head=4'
@@ -117,7 +118,7 @@ def about(
     view = "token" if key else of_query if named or query else "model"
     looking = _on_pictures(seen, query[1][-1]) if view == "picture" and query else None
     at, head = _place(seen, named[0]) if named else looking or _sharpest(seen)
-    state: dict[str, Any] = {"view": view, "at": at, "head": head}
+    state: dict[str, Any] = {"view": first or view, "at": at, "head": head}
     if query:
         state["query"] = query[1][-1]
     elif any(map(is_vision, stacks := {key.stack for key in seen.kv_of})) and len(stacks) > 1:

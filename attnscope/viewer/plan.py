@@ -20,6 +20,7 @@ MOST_ROWS, LEAST_ROWS = 500, 16  # of a binned map
 DEFLATED = 1 / 3  # of their bytes, what whole maps may come to: where they could fit, they are packed and seen
 STEP_TOKENS = 256  # a page of a longer text holds no steps
 STEPS, RELATIONS, MAPS = 0.25, 0.4, 0.5  # shares of the page; only short texts have steps
+WHY = 0.25  # the most that logits taken apart may take of it
 
 
 class Shape(Protocol):
@@ -47,6 +48,15 @@ class Plan:
     def room(self) -> float:
         """Bytes of arrays."""
         return self.max_mb * 1e6
+
+    @property
+    def why_room(self) -> float:
+        """Bytes that logits taken apart may take."""
+        return self.room * WHY
+
+    def why_bytes(self, components: int, queries: int, tokens: int) -> float:
+        """What so many components of so many queries take at most, over all heads."""
+        return 4 * components * queries * tokens * BASE64
 
     def map_bytes(self, heads: int, rows: int) -> float:
         """What so many causal maps take at most."""

@@ -29,7 +29,7 @@ OPTIONS = (
 )
 OPTIONS += ("--enable-logging=stderr", "--virtual-time-budget=2000", "--dump-dom")
 MARKUP = ("<img src=x onerror=document.title='trapped'>", "</script><script>document.title='trapped'</script>")
-VIEWS = ("model", "metrics", "head", "matrix", "text", "token", "steps", "compare", "picture", "constructor", "")
+VIEWS = ("model", "metrics", "head", "matrix", "text", "token", "steps", "why", "compare", "picture", "constructor", "")
 KEYS = (
     "at",
     "head",

@@ -187,6 +187,13 @@ def logits(rng: random.Random, folder: Path) -> Try:
     for name in rng.sample(unasked, rng.choice((0, 0, 0, 1))):
         options[name] = rng.choice((*NASTY, *PLACES, *NUMBERS))
     more = ["--verify"] * (rng.random() < 0.3)
+    if rng.random() < 0.3:
+        of_page = [
+            f"--why={options['head']}",
+            f"--query={options['query']}",
+            f"--max-mb={rng.choice(('20', *NUMBERS))}",
+        ]
+        return Try(["view", "-q", "--text", TEXT, *of_page, "--out", "page.html"])
     return Try(["why", "-q", "--text", TEXT, *(f"--{name}={value}" for name, value in options.items()), *more])
 
 

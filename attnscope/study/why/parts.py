@@ -111,9 +111,7 @@ def parts_of(loaded: LoadedModel, reads: Sequence[int] | Tensor, asked: AskedLog
     check_model(loaded)
     given = reads if isinstance(reads, Tensor) else torch.tensor([list(reads)], device=loaded.device)
     with written(loaded, given, inputs, asked.stack or loaded.geometry.stack, asked.layer) as found:
-        spec = found.spec
-        if found.key is not None and spec.k_BGKD.shape[2] != found.key.tokens:
-            raise ModelError("this head has keys that are no tokens of the text", "choose another layer")
+        spec = spec_of(found)
         seen = visible_keys(spec, asked.head, asked.query)
         if asked.key is None:
             asked = replace(asked, key=_most_seen(spec, asked))
@@ -161,7 +159,7 @@ class _Apart:
         side = "key" if asked.side == "both" else asked.side
         logits = [float(one.of(spec).detach()) for one in self._one_sided(side)]
         for column, logit, one in zip(rows.columns, logits, self._one_sided(side), strict=True):
-            _check(column, logit, one.size(spec))
+            check_sum(column, logit, one.size(spec))
         position_K = position_term(spec, asked.head, asked.query)
         if position_K is not None:
             added = [float(position_K[keys].mean()) for keys in ([self.key], self.others)]
@@ -232,10 +230,7 @@ class _Apart:
 
     def _gradients(self, one: OneSided) -> list[Tensor | None]:
         value = one.of(self.found.spec)
-        if not value.requires_grad:
-            raise ModelError(
-                f"the {one.side} side of this head is not made of what enters its layer", "choose another layer"
-            )
+        check_made(value, one.side)
         return self.found.side(one.side).gradients(value)
 
     def _true(self, side: str, rows: _Rows) -> np.ndarray:
@@ -273,15 +268,37 @@ class _Rows:
         return _Rows([*self.components, component], [*self.others, None], columns)
 
 
-def _check(terms_N: np.ndarray, logit: float, size: float) -> None:
-    """Raise ModelError where the terms do not sum to the logit: then the layer is not linear in its residual."""
-    missed, allowed = abs(terms_N.sum() - logit), max(ALLOWED * np.abs(terms_N).sum(), ROUNDING * size)
-    if not missed <= allowed:
-        raise ModelError(
-            f"the contributions sum to {terms_N.sum():.6g}, and the logit is {logit:.6g}: they differ by {missed:.2g}, "
-            f"and rounding allows {allowed:.2g}",
-            "choose another layer or model",
-        )
+def spec_of(found: WrittenSides) -> AttentionSpec:
+    """The call of the layer. Raises ModelError where its keys are no tokens."""
+    if found.key is not None and found.spec.k_BGKD.shape[2] != found.key.tokens:
+        raise ModelError("this head has keys that are no tokens of the text", "choose another layer")
+    return found.spec
+
+
+def check_made(value: Tensor, side: str) -> None:
+    """Raise ModelError for a number that no residual makes."""
+    if not value.requires_grad:
+        raise ModelError(f"the {side} side of this head is not made of what enters its layer", "choose another layer")
+
+
+def check_sum(terms: np.ndarray, logit: np.ndarray | float, size: np.ndarray | float) -> None:
+    """Raise ModelError where terms, (N, ...), do not sum to the logit: then the layer is not linear in its residual.
+
+    size: the sum of |q_d k_d| that the logit is made of, which says what float32 does to it.
+    """
+    found = terms.sum(0)
+    missed, allowed = abs(found - logit), np.maximum(ALLOWED * abs(terms).sum(0), ROUNDING * np.asarray(size))
+    wrong = ~(missed <= allowed)
+    if not wrong.any():
+        return
+    found, logit, missed, allowed = (
+        np.broadcast_to(one, wrong.shape)[wrong][0] for one in (found, logit, missed, allowed)
+    )
+    raise ModelError(
+        f"the contributions sum to {found:.6g}, and the logit is {logit:.6g}: they differ by {missed:.2g}, "
+        f"and rounding allows {allowed:.2g}",
+        "choose another layer or model",
+    )
 
 
 def _check_tokens(component: Component, by_token_2T: np.ndarray, whole: Sequence[float]) -> None:

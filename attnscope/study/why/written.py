@@ -68,7 +68,7 @@ class Written:
 
     @property
     def _slots(self) -> list[Component]:
-        """Who gives each number of `_given`; a head that runs again is there again."""
+        """Who gives each row of `_shared`; a head that runs again is there again."""
         found = [Component("embedding", stack=self.course.stack)]
         for at, run in enumerate(self.course.runs[: len(self.residuals) - 1]):
             for call in self._calls(at):
@@ -91,28 +91,41 @@ class Written:
         return list(torch.autograd.grad(value, variables, along, **how))
 
     def shares(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """(C,) float64: how much of a number each component gives, by its gradients.
+        """(C,) float64: how much of a number each component gives, by its gradients."""
+        residuals, heads = gradients[: len(self.residuals)], gradients[len(self.residuals) :]
+        whole = [_product(x, gradient) for x, gradient in zip(self.residuals, residuals, strict=True)]
+        return self._shared(
+            whole, [_products(_output(call), one) for (_, call), one in zip(self.heads, heads, strict=True)]
+        )
+
+    def shares_by_row(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """(C, T) float64: how much of a number each component gives by what it wrote at each token."""
+        residuals, heads = gradients[: len(self.residuals)], gradients[len(self.residuals) :]
+        if any(x.ndim != 3 for x in self.residuals):
+            raise ModelError("the residual of this model is several vectors per token", ANOTHER)
+        pairs = zip(self.residuals, residuals, strict=True)
+        whole = [_by_row(x[:, :, None], None if one is None else one[:, :, None])[0] for x, one in pairs]
+        return self._shared(
+            whole, [_by_row(_output(call), one) for (_, call), one in zip(self.heads, heads, strict=True)]
+        )
+
+    def _shared(self, whole: Sequence[Tensor], by_head: Sequence[Tensor]) -> Tensor:
+        """(C, ...): what each component gives, by what each residual and the heads of each call give.
 
         What else a block writes is what the residual gives behind it, less what it gives before it and what its heads
         give.
         """
-        given, slots = self._given(gradients), self._slots
-        places = {one: place for place, one in enumerate(self.components)}
-        if len(places) == len(slots):
-            return given
-        at = torch.tensor([places[one] for one in slots], device=given.device)
-        return given.new_zeros(len(places)).index_add(0, at, given)
-
-    def _given(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        residuals, heads = gradients[: len(self.residuals)], gradients[len(self.residuals) :]
-        whole = [_product(x, gradient) for x, gradient in zip(self.residuals, residuals, strict=True)]
-        by_head = [_products(_output(call), one) for (_, call), one in zip(self.heads, heads, strict=True)]
         found = [whole[0][None]]
         for at in range(len(whole) - 1):
             of_heads = [one for (run, _), one in zip(self.heads, by_head, strict=True) if run == at]
-            rest = whole[at + 1] - whole[at] - sum(one.sum() for one in of_heads)
+            rest = whole[at + 1] - whole[at] - sum(one.sum(0) for one in of_heads)
             found += [*of_heads, rest[None]]
-        return torch.cat(found)
+        given, slots = torch.cat(found), self._slots
+        places = {one: place for place, one in enumerate(self.components)}
+        if len(places) == len(slots):
+            return given
+        at_C = torch.tensor([places[one] for one in slots], device=given.device)
+        return given.new_zeros(len(places), *given.shape[1:]).index_add(0, at_C, given)
 
     def shares_by_token(self, gradients: Sequence[Tensor | None]) -> dict[Component, Tensor]:
         """{head: (K,) float64}: how much of a number each head gives by each of the tokens that it reads."""
@@ -201,6 +214,14 @@ def _equal(one: AttentionSpec | None, other: AttentionSpec) -> bool:
 def _output(call: AttentionCall) -> Tensor:
     assert call.output_BQHV is not None
     return call.output_BQHV
+
+
+def _by_row(x_BTHV: Tensor, gradient_BTHV: Tensor | None) -> Tensor:
+    """(H, T) float64 on the CPU: what each head gives by each token of its output."""
+    if gradient_BTHV is None:
+        return torch.zeros(x_BTHV.shape[2], x_BTHV.shape[1], dtype=torch.float64)
+    product_BTHV = exact(x_BTHV.detach()) * exact(gradient_BTHV)
+    return product_BTHV.sum((0, 3)).T.cpu().double()
 
 
 def _product(x: Tensor, gradient: Tensor | None) -> Tensor:

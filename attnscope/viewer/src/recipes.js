@@ -92,6 +92,8 @@ class Chosen {
         return ["heads", query, this.#key];
       case "steps":
         return ["explain", `--head ${this.name}`, query];
+      case "why":
+        return ["why", `--head ${this.name}`, query, this.#key];
       case "compare":
         return ["compare", select];
       default:

@@ -9,6 +9,7 @@ import { mount as picture } from "./views/picture.js";
 import { mount as steps } from "./views/steps.js";
 import { mount as text } from "./views/text.js";
 import { mount as token } from "./views/token.js";
+import { mount as why } from "./views/why.js";
 
 /**
  * @typedef {import("./types.js").SideData} SideData
@@ -29,6 +30,7 @@ const TABS = [
   { id: "picture", title: "Picture", mount: picture, shows: (side) => weights(side) && !!side.pictures?.length },
   { id: "token", title: "Token", mount: token, shows: weights },
   { id: "steps", title: "Steps", mount: steps, shows: (side) => side.steps !== null },
+  { id: "why", title: "Why", mount: why, shows: (side) => !!side.why },
   { id: "cuts", title: "Cuts", mount: cuts, shows: (side) => !!side.cuts },
   { id: "compare", title: "Compare", mount: compare, shows: (_, sides) => sides > 1 },
 ];

@@ -76,6 +76,18 @@
  * @property {number} offset
  * @property {boolean} bias
  *
+ * @typedef {{name: string, at?: number, head?: number}} Writer what wrote to the residual; at, head: where it is a head
+ *
+ * @typedef {object} WhyHead logits taken apart: float32 parts, (writers, queries, tokens), then the logits, NaN where hidden
+ * @property {number} at
+ * @property {number} head
+ * @property {number[]} queries
+ * @property {Writer[]} components
+ * @property {number|null} cap
+ * @property {boolean} sinks
+ * @property {number} blob
+ * @property {number} offset
+ *
  * @typedef {object} SideData
  * @property {string} name
  * @property {{name: string, type: string, revision: string|null, layers: number, dtype: string}} model
@@ -92,6 +104,7 @@
  * @property {MapEntry[]} maps
  * @property {Relations|null} relations
  * @property {{heads: StepsHead[], tokens: number}|null} steps
+ * @property {WhyHead[]} [why]
  * @property {(Place|null)[]} first for each layer, the first key that each query sees; null where that is 0
  * @property {{src: string}[]} [pictures] beside the text, as data URIs
  * @property {import("./views/picture.js").Patch[]} [patches] the tokens that stand for a part of a picture, 0 to 1
