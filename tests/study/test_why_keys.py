@@ -5,7 +5,7 @@ import pytest
 
 from attnscope.errors import ModelError, UsageError
 from attnscope.study.why.keys import key_parts
-from attnscope.study.why.parts import AskedLogit, parts_of
+from attnscope.study.why.parts import AskedLogit, check_sum, parts_of
 from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
 from helpers.stack_families import ids as stack_ids
 from helpers.stack_families import tiny
@@ -27,12 +27,14 @@ def differences(loaded, ids, found):
         seen = np.flatnonzero(~np.isnan(found.logit_QK[row])).tolist()
         for key in {seen[0], seen[len(seen) // 2], seen[-1]}:
             one = parts_of(loaded, ids, AskedLogit(found.layer, found.head, query, key))
-            assert [component.name for component in found.components] == [part.name for part in one.components]
+            names = [part.name for part in one.components if part.name != "all keys"]  # which sinks compete with
+            assert [component.name for component in found.components] == names
             assert (len(seen), found.softcap, found.sinks) == (one.visible, one.softcap, one.sinks)
             assert found.logit_QK[row, key] == pytest.approx(one.logit, abs=1e-5)
             given = [found.parts_CQK[:, row, key], found.parts_CQK[:, row, seen].mean(1)]
             size = abs(one.contribution_N).sum()
-            errors += [abs(a - b).max() / size for a, b in zip(given, (one.contribution_N, one.base_N), strict=True)]
+            expected = (values[: len(names)] for values in (one.contribution_N, one.base_N))
+            errors += [abs(a - b).max() / size for a, b in zip(given, expected, strict=True)]
     return errors
 
 
@@ -80,8 +82,17 @@ def test_a_hidden_key_has_no_logit_and_is_given_nothing(demo):
 def test_what_is_refused_one_by_one_is_refused_at_once():
     with pytest.raises(UsageError, match="in bfloat16 the contributions do not sum to the logit"):
         list(key_parts(as_loaded(in_half(roused_model("llama"))), ids_for("llama")[0].tolist(), 1, {0: [2]}))
-    family = "qwen4_exp"
+    family = "inkling2_text"
     loaded, ids = as_loaded(roused_model(family)), ids_for(family)[0].tolist()
     layer, head = last_head(loaded)
-    with pytest.raises(ModelError, match="the contributions sum to"):
+    with pytest.raises(ModelError, match="a block is run without gradients"):
         list(key_parts(loaded, ids, layer, {head: [15]}))
+
+
+def test_terms_that_miss_one_logit_of_many_are_refused_with_its_figures():
+    terms_CQK = np.arange(24.0).reshape(2, 3, 4)
+    logit_QK = terms_CQK.sum(0)
+    check_sum(terms_CQK, logit_QK, 1.0)
+    logit_QK[2, 1] += 0.01
+    with pytest.raises(ModelError, match="the contributions sum to 30, and the logit is 30.01: they differ by 0.01"):
+        check_sum(terms_CQK, logit_QK, 1.0)
