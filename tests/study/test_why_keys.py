@@ -94,5 +94,5 @@ def test_terms_that_miss_one_logit_of_many_are_refused_with_its_figures():
     logit_QK = terms_CQK.sum(0)
     check_sum(terms_CQK, logit_QK, 1.0)
     logit_QK[2, 1] += 0.01
-    with pytest.raises(ModelError, match="the contributions sum to 30, and the logit is 30.01: they differ by 0.01"):
+    with pytest.raises(ModelError, match=r"the contributions sum to 30, and the logit is 30\.01: they differ by 0\.01"):
         check_sum(terms_CQK, logit_QK, 1.0)
