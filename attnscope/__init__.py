@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from attnscope.observation import Observation
     from attnscope.observe import Request
     from attnscope.seam.listen import listen
+    from attnscope.serve.session import connect
 
 __all__ = [
     "AttnscopeError",
@@ -50,6 +51,7 @@ __all__ = [
     "batch",
     "capture",
     "compare",
+    "connect",
     "explain",
     "knockout",
     "listen",
@@ -72,6 +74,7 @@ _HOMES = {
     "batch": "attnscope",  # a room that is called, see `callable_room`
     "capture": "attnscope.api",
     "compare": "attnscope.calls.compare",
+    "connect": "attnscope.serve.session",
     "explain": "attnscope",
     "knockout": "attnscope.calls.knockout",
     "patch": "attnscope.calls.patch",

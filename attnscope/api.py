@@ -100,25 +100,36 @@ def capture(
     if (text is None) == (audio is None):
         raise UsageError("expected one text, or one sound", "give a text, or {audio=FILE}")
     check_loaded(model)
+    heads = None if layers is None else _heads_of(model, layers)
+    keep = kept(heads, request, query, key, define, how)
+    if is_several(text):
+        return [Capture.made_of(one) for one in read_texts(model, [Ask(one, keep, **how) for one in text])]
+    return Capture.made_of(read(model, Ask(sound_of(audio) if text is None else text, keep, **how)))
+
+
+def kept(
+    heads: Mapping[int, Sequence[int]] | None,
+    request: Request | None,
+    query: str | int | None,
+    key: str | int | None,
+    define: Mapping[str, str] | None,
+    how: How,
+) -> Request:
+    """What `capture` keeps; heads: of the layers that were named. Raises UsageError for what cannot be meant."""
     unknown = next((name for name in how if name not in How.__annotations__), None)
     if unknown is not None:
         names = ("layers", "request", "query", "key", "define", "audio", *How.__annotations__)
         raise UnknownOptionError(f"capture has no option {unknown!r}", f"it has {', '.join(names)}")
     if request is None:
-        view = View(heads=None if layers is None else _heads_of(model, layers))
-        kept = how.get("picture") is not None
-        request = Request(view=view, relations=True, maps="kept", weights=True, per_token=kept)
-    elif layers is not None:
+        of_pictures = how.get("picture") is not None
+        request = Request(view=View(heads=heads), relations=True, maps="kept", weights=True, per_token=of_pictures)
+    elif heads is not None:
         raise UsageError("layers and request were both given", "choose heads with {select=1.*} instead")
     asked: dict[str, Any] = {name: str(value) for name, value in (("query", query), ("key", key)) if value is not None}
-    asked |= {} if define is None else {"define": define}
-    keep = replace(request, **asked)
-    if _several(text):
-        return [Capture.made_of(one) for one in read_texts(model, [Ask(one, keep, **how) for one in text])]
-    return Capture.made_of(read(model, Ask(sound_of(audio) if text is None else text, keep, **how)))
+    return replace(request, **asked | ({} if define is None else {"define": define}))
 
 
-def _several(text: Any) -> bool:
+def is_several(text: Any) -> bool:
     """Whether a list of texts was given, not one as token ids."""
     return isinstance(text, list | tuple) and bool(text) and not any(isinstance(one, int) for one in text)
 

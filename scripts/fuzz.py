@@ -29,6 +29,7 @@ from fuzzing import (  # noqa: F401
     pages,
     processors,
     reading,
+    serving,
     studies,
 )
 from fuzzing.many import fuzz, import_everything

@@ -68,9 +68,10 @@ MAY_IMPORT = {
     " text stacks",
     "calls": "ask attention batch cells drawing errors explain figures files folder intervene keep measure media memory"
     " model observation observe parity run seam selection show shown signals stacks study tables telling text typed",
-    "serve": "ask errors keep memory model observation signals stacks telling text told typed",
+    "serve": "api ask errors face keep memory model observation signals stacks telling text told typed",
     "show": "cells errors figures files folder measure model observation selection shown study tables text viewer",
-    "": "_version api calls errors figures keep model observation observe seam",  # handed out, imported on first use
+    # handed out, imported on first use
+    "": "_version api calls errors figures keep model observation observe seam serve",
 }
 FREE = {"cli", "__main__"}  # may import whatever they need, and nobody imports them
 

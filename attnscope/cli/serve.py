@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
@@ -17,6 +17,7 @@ from attnscope.cli.load_options import Loading
 from attnscope.cli.options import Noise
 from attnscope.cli.takes import takes
 from attnscope.errors import InputError, UsageError
+from attnscope.shown import in_a_line
 
 EXAMPLES = (
     "attnscope serve --model demo",
@@ -119,16 +120,16 @@ def ask_server(what: str, quiet: bool) -> int:
     from attnscope.serve.client import UnansweredError, asked
 
     try:
-        found: dict[str, Any] = asked(what)
+        found = asked(what)
     except UnansweredError as why:
         output.talk(f"attnscope: {why}; start one: attnscope serve", quiet=False)
         return 1
-    for model in found["models"]:
-        size = "" if model.get("bytes") is None else f"  weights {human_bytes(model['bytes'])}"
-        sys.stdout.write(f"{model['name']}  {model.get('device')}  {model.get('dtype')}{size}\n")
-    memory = "" if found["memory_bytes"] is None else f", {human_bytes(found['memory_bytes'])} of memory"
-    age, busy = output.clock(found["seconds"]), ", busy" * found["busy"]
-    output.talk(f"process {found['pid']}, {age} old, {found['answered']} answered{busy}{memory}", quiet)
+    for model in found.models:
+        size = "" if model.bytes is None else f"  weights {human_bytes(model.bytes)}"
+        sys.stdout.write(f"{in_a_line(model.name)}  {in_a_line(model.device)}  {in_a_line(model.dtype)}{size}\n")
+    memory = "" if found.memory_bytes is None else f", {human_bytes(found.memory_bytes)} of memory"
+    age, busy = output.clock(found.seconds), ", busy" * found.busy
+    output.talk(f"process {found.pid}, {age} old, {found.answered} answered{busy}{memory}", quiet)
     return 0
 
 

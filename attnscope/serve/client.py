@@ -22,10 +22,11 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.model.options import DEMO
 from attnscope.serve import identity, place
 from attnscope.serve.records import packed, unpacked
+from attnscope.serve.status import Status
 from attnscope.serve.wire import Frame, WireError, receive, send
 from attnscope.telling import Prepared, Teller
 from attnscope.text.prompt import Prompt
-from attnscope.typed import plain
+from attnscope.typed import plain, typed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,14 +90,14 @@ def connected() -> socket.socket:
     return link
 
 
-def asked(what: str) -> dict[str, Any]:
+def asked(what: str) -> Status:
     """What a server answers to `status` or `stop`. Raises UnansweredError without a server."""
     with connected() as link:
         try:
             link.settimeout(CONNECT_SECONDS)
             send(link, {"what": what})
-            found: dict[str, Any] = receive(link).header
-        except (OSError, WireError) as error:
+            found: Status = typed(Status, receive(link).header, "status")
+        except (OSError, WireError, UsageError) as error:
             raise UnansweredError(f"the server does not answer ({error})") from error
         return found
 
@@ -145,7 +146,7 @@ class _Answer:
         with ExitStack() as stage:
             advance: Callable[[int], object] = lambda steps: None  # noqa: E731
             while not (frame := receive(self.link)).last:
-                kind, value = frame.header
+                kind, value = _said(frame)
                 if kind == "stage":
                     stage.close()
                     advance = stage.enter_context(self.tell.stage(*value))
@@ -169,13 +170,34 @@ class _Answer:
             raise WireError(f"what came is no part of an answer: {kind!r}")
 
     def _last(self, frame: Frame) -> Observation:
-        kind, value = frame.header
+        kind, value = _said(frame)
         if kind == "observed":
-            found: Observation = unpacked(value, frame.blobs, self.tensor)
+            found = unpacked(value, frame.blobs, self.tensor)
+            if type(found).__name__ != "Observation":
+                raise WireError("what came is no observation")
             return found
         if kind == "error":
             raise _error(*value)
         raise UnansweredError(str(value))
+
+
+STAGES = [[str, int, str], [str, type(None), str]]
+FORMS: dict[str, Callable[[Any], bool]] = {  # of what an answer says, by its kind
+    "stage": lambda value: isinstance(value, list) and [type(one) for one in value] in STAGES,
+    "step": lambda value: type(value) is int,
+    "error": lambda value: isinstance(value, list) and [type(one) for one in value] == [str, str, str],
+    **dict.fromkeys(("said", "warned", "no"), lambda value: isinstance(value, str)),
+}
+
+
+def _said(frame: Frame) -> tuple[str, Any]:
+    """The kind of a part of an answer, and what it says. Raises WireError for what is none."""
+    said = frame.header
+    if not (isinstance(said, list) and len(said) == 2 and isinstance(said[0], str)):
+        raise WireError("what came is no part of an answer")
+    if said[0] in FORMS and not FORMS[said[0]](said[1]):
+        raise WireError(f"what came is no part of an answer: {said[0]}")
+    return said[0], said[1]
 
 
 def _error(name: str, message: str, hint: str) -> AttnscopeError:

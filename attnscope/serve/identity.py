@@ -20,7 +20,7 @@ VARIABLES = (  # what begins so
     *("ATTNSCOPE_", "CUDA", "HF_", "HUGGINGFACE_", "KMP_", "MKL_", "NUMBA_", "NVIDIA_", "OMP_", "OPENBLAS_"),
     *("PYTORCH_", "TORCH", "TRANSFORMERS_", "TRITON_", "HOME", "XDG_CACHE_HOME", "TZ"),
 )
-UNLIKE = {"ATTNSCOPE_NO_SERVER", *QUIET}  # that change no number
+UNLIKE = {"ATTNSCOPE_NO_SERVER", "TORCHINDUCTOR_CACHE_DIR", *QUIET}  # that change no number
 MOST_FILES = 10_000
 
 Files = dict[str, tuple[int, int, int, int]]  # of each path: device, inode, size, time of change

@@ -25,6 +25,7 @@ from attnscope.model.loading import locate
 from attnscope.model.options import DEMO, LoadOptions
 from attnscope.model.sources import Source
 from attnscope.serve import identity, place, wire
+from attnscope.serve.status import HeldModel, Status
 from attnscope.serve.wire import WireError, receive, receive_raw, send
 from attnscope.typed import plain, typed
 
@@ -166,9 +167,9 @@ class Server:
     def _answer(self, link: socket.socket, frame: wire.Frame) -> None:
         said = frame.header if isinstance(frame.header, dict) else {}
         if said.get("what") == "status":
-            send(link, self.status(), last=True)
+            send(link, plain(self.status()), last=True)
         elif said.get("what") == "stop":
-            send(link, self.status(), last=True)
+            send(link, plain(self.status()), last=True)
             self._stop.set()
         elif said.get("what") == "observe":
             try:
@@ -257,16 +258,16 @@ class Server:
             raise ModelError(f"{model.options.model} was not loaded: {value}", "name another model, or free memory")
         model.facts = value
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         """What `serve --status` tells."""
-        return {
-            "pid": os.getpid(),
-            "seconds": round(time.monotonic() - self.started),
-            "answered": self.answered,
-            "busy": self._turn.locked(),
-            "memory_bytes": _resident(self._worker.process.pid),
-            "models": [{"name": one.options.model, **one.facts} for one in self.models],
-        }
+        return Status(
+            os.getpid(),
+            round(time.monotonic() - self.started),
+            self.answered,
+            self._turn.locked(),
+            _resident(self._worker.process.pid),
+            tuple(HeldModel(one.options.model, **one.facts) for one in self.models),
+        )
 
 
 class _Unheld(Exception):  # noqa: N818  # it is an answer

@@ -7,6 +7,7 @@ import time
 from contextlib import contextmanager
 
 from attnscope.serve import client
+from attnscope.typed import plain
 from helpers.command_line import ATTNSCOPE, call
 
 
@@ -24,7 +25,7 @@ class Serving:
     def status(self):
         """What it says of itself."""
         with self.found():
-            return client.asked("status")
+            return plain(client.asked("status"))
 
     @contextmanager
     def found(self):

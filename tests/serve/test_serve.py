@@ -11,7 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
+import attnscope
 from attnscope.model.sources import DEMO_FOLDER
 from attnscope.serve import place, wire
 from helpers.command_line import ATTNSCOPE, SENTENCE, call
@@ -134,6 +136,7 @@ def test_the_run_of_a_folder_is_read_again_by_the_server(server, tmp_path):
     assert asked_server(server, "relations", run) == call("relations", run)
 
 
+@pytest.mark.slow
 def test_a_warning_of_the_library_is_heard(server, tmp_path):
     folder = tmp_path / "other"
     shutil.copytree(DEMO_FOLDER, folder)
@@ -173,6 +176,7 @@ def test_another_environment_is_not_answered(server):
     assert "the server runs in another environment" in found.err
 
 
+@pytest.mark.slow
 def test_changed_files_are_not_answered(tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(DEMO_FOLDER, folder)
@@ -203,6 +207,7 @@ def test_a_worker_that_is_killed_is_started_again(tmp_path):
         assert asked_server(server, "heads", SENTENCE) == alone
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_amid_an_answer_is_no_error(tmp_path, monkeypatch):
     from attnscope.serve import client
 
@@ -219,6 +224,7 @@ def test_a_worker_that_is_killed_amid_an_answer_is_no_error(tmp_path, monkeypatc
         assert server.call("heads", SENTENCE) == alone  # the header is said once
 
 
+@pytest.mark.slow
 def test_a_server_that_was_killed_leaves_a_socket_that_is_no_harm(tmp_path):
     alone = call("heads", SENTENCE)
     with serving(tmp_path / "run") as server:
@@ -244,6 +250,7 @@ def test_there_is_one_server_and_it_can_be_stopped(tmp_path):
         assert server.call("serve", "--status").code == 1
 
 
+@pytest.mark.slow
 def test_it_ends_where_nobody_asks(tmp_path):
     with serving(tmp_path / "run", "--idle", "1s") as server:
         assert server.process.wait(60) == 0
@@ -334,6 +341,7 @@ def test_a_folder_that_others_can_enter_is_not_used(tmp_path, monkeypatch):
     assert call("serve").code == 2
 
 
+@pytest.mark.slow
 def test_ten_clients_at_once_are_all_answered(server):
     alone, found = call("heads", SENTENCE).out, []
     before = server.status["answered"]
@@ -384,3 +392,31 @@ def test_lines_that_cannot_be_run_are_named(line):
     found = call("serve", "--run", "-", stdin=f"\n{line}\n".encode())
     assert found.code == 4
     assert "line 2 of -" in found.err
+
+
+def test_connect_captures_what_capture_does(server, demo):
+    how = {"query": "last", "key": "bank", "generate": 2}
+    with server.found():
+        session = attnscope.connect()
+        found, alone = session.capture(SENTENCE, **how), attnscope.capture(demo, SENTENCE, **how)
+        assert type(found) is type(alone)
+        assert repr(found) == repr(alone)
+        assert found.table().equals(alone.table())
+        for key, weights in alone.weights.items():
+            torch.testing.assert_close(found.weights[key], weights, rtol=0, atol=0)
+        assert list(session.capture(SENTENCE, layers=[1]).weights) == [(1, "decoder")]
+        assert [len(one.prompt) for one in session.capture(["the bank", "the bank of the river"])] == [3, 6]
+        with pytest.raises(attnscope.AttnscopeError, match="elephant"):
+            session.capture(SENTENCE, query="elephant")
+        with pytest.raises(attnscope.AttnscopeError, match="does not hold demo as it is asked for"):
+            attnscope.connect(dtype="bfloat16").capture(SENTENCE)
+        with pytest.raises(attnscope.AttnscopeError, match="a server does not verify"):
+            session.capture(SENTENCE, verify=True)
+
+
+def test_connect_without_a_server_says_how_to_start_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(attnscope.AttnscopeError, match="start one: attnscope serve --model demo"):
+        attnscope.connect()
+    with pytest.raises(TypeError, match="connect has no option 'colour'"):
+        attnscope.connect(colour=1)

@@ -1,0 +1,80 @@
+"""`attnscope.connect`: captures of a model that `attnscope serve` holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Unpack
+
+import torch
+
+from attnscope.api import is_several, kept
+from attnscope.ask import Ask
+from attnscope.errors import ModelError, UsageError
+from attnscope.face import Capture
+from attnscope.model.options import LoadFields, LoadOptions
+from attnscope.serve.client import UnansweredError, asked, observed
+from attnscope.telling import SILENT
+from attnscope.typed import check_names
+
+if TYPE_CHECKING:
+    from attnscope.ask import How
+    from attnscope.keep.request import Request
+
+START = "start one: attnscope serve --model "
+
+
+def connect(model: str = "demo", **options: Unpack[LoadFields]) -> Session:
+    """A session with the model that a server of this user's holds; options: how it was loaded, as for `load`.
+
+    Raises ModelError without a server, UsageError for an option that does not exist.
+
+        >>> session = attnscope.connect()
+        >>> session.capture("the financial bank").weights[0].shape
+    """
+    check_names("connect", options, LoadOptions)
+    try:
+        asked("status")
+    except UnansweredError as why:
+        raise ModelError(str(why), START + model) from None
+    return Session(LoadOptions(model=model, **options))
+
+
+@dataclass(frozen=True)
+class Session:
+    """A model that a server holds."""
+
+    options: LoadOptions
+
+    def capture(
+        self,
+        text: Any,
+        layers: Sequence[int] | None = None,
+        *,
+        request: Request | None = None,
+        query: str | int | None = None,
+        key: str | int | None = None,
+        define: Mapping[str, str] | None = None,
+        **how: Unpack[How],
+    ) -> Any:
+        """As `attnscope.capture` of that model: a Capture, or of a list of texts a list of them.
+
+        Raises what that raises, and ModelError where the server does not answer: it does not hold the model with these
+        options and files, it runs other code, or it has ended.
+        """
+        if how.get("verify"):
+            raise UsageError("a server does not verify", "load the model with attnscope.load")
+        if layers is not None and request is None and how.get("select") is None:
+            how["select"] = ",".join(f"{layer}.*" for layer in layers)
+        elif layers is not None:
+            raise UsageError("layers and request or select were both given", "choose heads with {select=1.*} alone")
+        keep = kept(None, request, query, key, define, how)
+        if is_several(text):
+            return [self._captured(Ask(one, keep, **how)) for one in text]
+        return self._captured(Ask(text, keep, **how))
+
+    def _captured(self, ask: Ask) -> Capture:
+        try:
+            return Capture.made_of(observed(self.options, ask, SILENT, tensor=torch.from_numpy))
+        except UnansweredError as why:
+            raise ModelError(f"the server does not answer: {why}", "see attnscope serve --status") from why

@@ -1,0 +1,30 @@
+"""What a server says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class HeldModel:
+    """A model that is held; bytes: of its weights, None where they cannot be counted."""
+
+    name: str
+    device: str = ""
+    dtype: str = ""
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Status:
+    """A server: its process, how old it is, how many questions it answered, whether it answers one now.
+
+    memory_bytes: of the process with the models, None where the system does not say.
+    """
+
+    pid: int
+    seconds: int
+    answered: int
+    busy: bool
+    memory_bytes: int | None
+    models: tuple[HeldModel, ...]
