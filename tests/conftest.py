@@ -13,7 +13,6 @@ from helpers.environment import pin
 from helpers.pretrained import ELSEWHERE, SHARED, pretrained
 
 pin(os.environ)
-os.environ["ATTNSCOPE_NO_SERVER"] = "1"  # whatever serves on this machine
 # With few tests each: left to the end one worker would work on one of them alone.
 LONG = ("test_ray.py", "test_stopped.py", "test_fuzz.py", "test_triton.py", "test_scan.py", "test_drawing_process.py")
 

@@ -35,6 +35,7 @@ NAMES = {
     "batch",
     "capture",
     "compare",
+    "connect",
     "explain",
     "knockout",
     "listen",

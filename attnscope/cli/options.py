@@ -174,9 +174,7 @@ class TextRun(EngineChoice, Answer, ModelTexts):
         Option("--from", help="Repeat a run: its manifest.json or folder; options given with it win.", metavar="RUN"),
         UNRECORDED,
     ] = None
-    no_server: Annotated[
-        bool, Option(help="Load the model here, whatever `attnscope serve` holds.", rich_help_panel="Model"), UNRECORDED
-    ] = False
+    no_server: Annotated[bool, Option(help="Do not ask `attnscope serve`."), UNRECORDED, SETTING] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from attnscope.cli import output
 from attnscope.cli.completion import models
 from attnscope.cli.groups import FIRST, fill
 from attnscope.cli.load_options import Loading
-from attnscope.cli.options import Noise
+from attnscope.cli.options import Quiet
 from attnscope.cli.takes import takes
 from attnscope.errors import InputError, UsageError
 from attnscope.shown import in_a_line
@@ -37,10 +37,9 @@ class Served(Loading):
     panel = "Model"
     model: Annotated[
         list[str] | None,
-        Option("-m", help="A model to hold; may be repeated (default: demo).", metavar="NAME", autocompletion=models),
+        Option(help="A model to hold; may be repeated (default: demo).", metavar="NAME", autocompletion=models),
         FIRST,
     ] = None  # type: ignore[assignment]
-    positions: Annotated[int | None, Option(help="Extend the models to so many positions.", metavar="N")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class Session:
     """How long, and what a server that runs is told."""
 
     idle: Annotated[
-        str | None, Option(help="End when nobody asked for so long: 30m, 8h (default: never).", metavar="TIME"), FIRST
+        str | None, Option(help="End when no one asked for so long: 30m, 8h (default: never).", metavar="TIME"), FIRST
     ] = None
     status: Annotated[bool, Option(help="Say what the server that runs holds."), FIRST] = False
     stop: Annotated[bool, Option(help="End the server that runs."), FIRST] = False
@@ -74,8 +73,8 @@ class Session:
         return int(number) * UNITS[unit]
 
 
-@takes(Served, Session, Noise)
-def serve(served: Served, session: Session, noise: Noise) -> int:
+@takes(Served, Session, Quiet)
+def serve(served: Served, session: Session, noise: Quiet) -> int:
     """Models that stay loaded, for commands that ask about them.
 
     While it runs, heads, relations, keys, text, heatmap and rollout ask it and load no model themselves, where it holds

@@ -60,10 +60,10 @@ def served(
     """What a server of this user's answers; None where none does, and --verbose says why."""
     if asked.no_server or asked.verify or KEPT is not None:
         return None
-    from attnscope.serve.client import UnansweredError, observed
+    from attnscope.serve.client import UnansweredError, answered
 
     try:
-        return observed(asked.load_options(), ask, tell, check)
+        return answered(asked.load_options(), ask, tell, check)
     except UnansweredError as why:
         output.talk(f"not asked of a server: {why}", quiet=not verbose)
         tell.again()

@@ -47,7 +47,7 @@ class Pages(Config, OtherSide, Writing):
     from_tables: Annotated[bool, Option(help="Of a run: a page of what it kept, without the model.")] = False
     why: Annotated[
         str | None,
-        Option(help="Heads whose logits are taken apart, for the queries of --query or all.", metavar="HEADS"),
+        Option(help="Take the logits of these heads apart, for the queries of --query or all.", metavar="HEADS"),
     ] = None
     precision: Annotated[int, Option(help="Bits per weight.", metavar="8|16")] = 8
     max_mb: Annotated[

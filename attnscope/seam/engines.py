@@ -142,7 +142,7 @@ def fastest(spec: AttentionSpec) -> TiledAttention:
     kernels = (
         (TritonAttention, triton_kernel.usable),
         (CompiledAttention, compiled.usable),
-        (SmallAttention, small.usable),
+        (SmallAttention, small.is_short),
     )
     return next((operator for operator, can in kernels if can(spec)), TiledAttention)(spec)
 

@@ -1,7 +1,7 @@
 """Asking a server: one ask goes, lines and stages come, and at last an observation. Without torch.
 
 try:
-    seen = observed(options, ask, tell, check)
+    seen = answered(options, ask, tell, check)
 except UnansweredError as why:
     ...  # as if there were no server
 """
@@ -44,7 +44,7 @@ class UnansweredError(Exception):
     """No server answers this, and why."""
 
 
-def observed(
+def answered(
     options: LoadOptions,
     ask: Ask,
     tell: Teller,
@@ -167,14 +167,14 @@ class _Answer:
             self.check(unpacked(frame.header[1], frame.blobs))
             send(self.link, "go")
         else:
-            raise WireError(f"what came is no part of an answer: {kind!r}")
+            raise WireError(f"expected a part of an answer, got another thing: {kind!r}")
 
     def _last(self, frame: Frame) -> Observation:
         kind, value = _said(frame)
         if kind == "observed":
             found = unpacked(value, frame.blobs, self.tensor)
             if type(found).__name__ != "Observation":
-                raise WireError("what came is no observation")
+                raise WireError("expected an observation, got another record")
             return found
         if kind == "error":
             raise _error(*value)
@@ -194,9 +194,9 @@ def _said(frame: Frame) -> tuple[str, Any]:
     """The kind of a part of an answer, and what it says. Raises WireError for what is none."""
     said = frame.header
     if not (isinstance(said, list) and len(said) == 2 and isinstance(said[0], str)):
-        raise WireError("what came is no part of an answer")
+        raise WireError("expected a part of an answer, got another thing")
     if said[0] in FORMS and not FORMS[said[0]](said[1]):
-        raise WireError(f"what came is no part of an answer: {said[0]}")
+        raise WireError(f"expected a part of an answer, got another thing: {said[0]}")
     return said[0], said[1]
 
 

@@ -3,7 +3,7 @@
 said, blobs = packed(seen)
 unpacked(said, blobs)   # with arrays in place of tensors
 
-No name of a module or of a class is read from what came.
+No name of a module or of a class is read from it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def unpacked(said: Any, blobs: Sequence[bytes], tensor: Callable[[np.ndarray], A
     try:
         return _Unpacking(blobs, tensor).value(said)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise WireError("what came is no record") from error
+        raise WireError("expected a record, got another thing") from error
 
 
 @dataclass
@@ -130,15 +130,15 @@ class _Unpacking:
             from attnscope.keep.layers import PerLayer
 
             return PerLayer({self.value(key): self.value(one) for key, one in parts})
-        raise WireError(f"what came is no record: {tag!r}")
+        raise WireError(f"expected a record, got {tag!r}")
 
     def _array(self, said: Mapping[str, Any]) -> np.ndarray:
         dtype, shape = np.dtype(said["dtype"]), tuple(said["shape"])
         if dtype.kind not in KINDS or any(type(size) is not int or size < 0 for size in shape):
-            raise WireError("what came is no array")
+            raise WireError("expected an array, got another thing")
         bytes_of = self.blobs[said["at"]]
         if math.prod(shape) * dtype.itemsize != len(bytes_of):
-            raise WireError("what came is no array")
+            raise WireError("expected an array, got another thing")
         return np.frombuffer(bytearray(bytes_of), dtype).reshape(shape)
 
     def _objects(self, said: Mapping[str, Any]) -> np.ndarray:

@@ -182,7 +182,7 @@ class Server:
                 self._relay(link, said | {"model": str(self.models.index(model))}, frame.blobs)
             self.used = time.monotonic()
         else:
-            raise WireError("what came is no question")
+            raise WireError("expected a question, got another thing")
 
     def _model_for(self, said: dict[str, Any]) -> Model:
         """The model that a question is about. Raises _Unheld where this server cannot answer as a process would."""

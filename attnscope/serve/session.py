@@ -13,7 +13,7 @@ from attnscope.ask import Ask
 from attnscope.errors import ModelError, UsageError
 from attnscope.face import Capture
 from attnscope.model.options import LoadFields, LoadOptions
-from attnscope.serve.client import UnansweredError, asked, observed
+from attnscope.serve.client import UnansweredError, answered, asked
 from attnscope.telling import SILENT
 from attnscope.typed import check_names
 
@@ -75,6 +75,6 @@ class Session:
 
     def _captured(self, ask: Ask) -> Capture:
         try:
-            return Capture.made_of(observed(self.options, ask, SILENT, tensor=torch.from_numpy))
+            return Capture.made_of(answered(self.options, ask, SILENT, tensor=torch.from_numpy))
         except UnansweredError as why:
             raise ModelError(f"the server does not answer: {why}", "see attnscope serve --status") from why

@@ -20,7 +20,7 @@ PIECE = 2**20
 
 
 class WireError(Exception):
-    """What came is no frame, or the other end has gone."""
+    """There is no frame, or the other end has gone."""
 
 
 class Frame(NamedTuple):
@@ -47,22 +47,22 @@ def receive(link: socket.socket, most: int = ANSWER_BYTES) -> Frame:
         said = json.loads(header)
         sizes = said["sizes"]
         if not all(isinstance(size, int) and size >= 0 for size in sizes) or sum(sizes) != len(blobs):
-            raise WireError("the sizes are not those of what came")
+            raise WireError("the sizes are not those of the bytes")
         parts, at = [], 0
         for size in sizes:
             parts.append(blobs[at : at + size])
             at += size
         return Frame(said["said"], parts, bool(last))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise WireError("what came is no frame") from error
+        raise WireError("expected a frame, got another thing") from error
 
 
 def receive_raw(link: socket.socket, most: int = ANSWER_BYTES) -> tuple[bytes, bytes, bytes]:
-    """The next frame as it came: its form, header, and what is behind it."""
+    """The next frame as bytes: its form, its header, and what follows."""
     form = _exactly(link, FORM.size)
     magic, last, header, behind = FORM.unpack(form)
     if magic != MAGIC or last > 1:
-        raise WireError("what came is no frame")
+        raise WireError("expected a frame, got another thing")
     if header + behind > most:
         raise WireError(f"expected at most {most} bytes, got {header + behind}")
     return form, _exactly(link, header), _exactly(link, behind)

@@ -118,7 +118,7 @@ class _Warnings(logging.Handler):
         send(self.to.link, ["warned", record.getMessage()])
 
 
-def main(number: int) -> None:
+def work(number: int) -> None:
     """Answer questions until the other end has gone."""
     begin_helper()
     silence_libraries(verbose=False)
@@ -149,7 +149,7 @@ def load_model(link: Link, held: dict[str, LoadedModel], frame: Frame) -> tuple[
     dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
     needed, free = weight_bytes(load_config(options), options.quantize or dtype), free_memory(device)
     if needed is not None and needed > free:
-        beside = f" beside {', '.join(one.name for one in held.values())}" * bool(held)
+        beside = f" with {', '.join(one.name for one in held.values())}" * bool(held)
         raise MemoryLimitError(f"its weights take {human_bytes(needed)}, and {device} has {human_bytes(free)}{beside}")
     found = held[frame.header["model"]] = load(options)
     return "loaded", {"device": found.device, "dtype": found.dtype, "bytes": needed}
@@ -167,7 +167,7 @@ def observe(link: Link, held: dict[str, LoadedModel], frame: Frame) -> tuple[str
     elif place(loaded.tokenizer, loaded.brought, ask.chat) == "process":
         raise UnansweredError("its text is read in a process of its own, which cannot begin after a pass")
     seen = observed(loaded, ask, link, link.prepared)
-    value, blobs = packed(named(seen))
+    value, blobs = packed(with_names(seen))
     return "observed", value, blobs
 
 
@@ -178,10 +178,10 @@ def check_ids(loaded: LoadedModel, ids: tuple[int, ...]) -> None:
         raise InputError("these are no token ids of this model", "give others")
 
 
-def named(seen: Observation) -> Observation:
+def with_names(seen: Observation) -> Observation:
     """The same, with the names of its heads alone in place of an atlas."""
     names = None if seen.atlas is None else HeadNames(seen.atlas.roles, seen.atlas.by_role())
-    return replace(seen, atlas=names, other_stacks={stack: named(one) for stack, one in seen.other_stacks.items()})
+    return replace(seen, atlas=names, other_stacks={stack: with_names(one) for stack, one in seen.other_stacks.items()})
 
 
 def kind_of(error: AttnscopeError) -> str:
@@ -190,4 +190,4 @@ def kind_of(error: AttnscopeError) -> str:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    work(int(sys.argv[1]))

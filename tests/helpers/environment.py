@@ -7,6 +7,7 @@ PINNED = {
     "OMP_NUM_THREADS": "1",  # tiny models gain nothing from more, and other tests may be running
     "LC_ALL": "C.UTF-8",
     "TERM": "xterm-256color",
+    "ATTNSCOPE_NO_SERVER": "1",  # whatever serves on this machine
     "ATTNSCOPE_READING_SECONDS": "600",  # of a text that is not about the deadline, on a busy machine
 }
 # What a person's shell may hold; COLUMNS is xdist's.

@@ -59,7 +59,7 @@ def one(rng):
     how = {"check": break_off} if kind == "before the pass" else {}
     tell = Impatient() if kind == "amid the pass" else SILENT
     with suppress(BrokenOffError, AttnscopeError, client.UnansweredError):
-        client.observed(options, ask, tell, **how)
+        client.answered(options, ask, tell, **how)
 
 
 def test_a_thousand_questions_with_failures_leave_nothing(tmp_path):
@@ -81,7 +81,7 @@ def test_two_hundred_questions_of_ten_clients_are_all_answered(tmp_path):
     with serving(tmp_path / "run") as server, server.found(), ThreadPoolExecutor(10) as clients:
 
         def table(_):
-            return client.observed(LoadOptions(), Ask(SENTENCE), SILENT).table()
+            return client.answered(LoadOptions(), Ask(SENTENCE), SILENT).table()
 
         first, before = table(0), server.status["memory_bytes"]
         assert all(found.equals(first) for found in clients.map(table, range(200)))

@@ -13,7 +13,7 @@ from attnscope.observation import HeadNames
 from attnscope.serve import wire
 from attnscope.serve.records import HOMES, packed, unpacked
 from attnscope.serve.wire import WireError
-from attnscope.serve.worker import named
+from attnscope.serve.worker import with_names
 from helpers.command_line import SENTENCE
 
 
@@ -22,7 +22,7 @@ def seen(demo):
     request = attnscope.Request(
         relations=True, maps="kept", weights=True, operands=True, per_token=True, rollout="tokens", query="last"
     )
-    return named(attnscope.capture(demo, SENTENCE, request=request, generate=3))
+    return with_names(attnscope.capture(demo, SENTENCE, request=request, generate=3))
 
 
 def again(value, tensor=torch.from_numpy):

@@ -43,7 +43,7 @@ class SmallAttention(TiledAttention):
         self._noted(dict.fromkeys(questions), self.kernel)
 
 
-def usable(spec: AttentionSpec) -> bool:
+def is_short(spec: AttentionSpec) -> bool:
     """Whether a call's matrix is small, on a CPU, and gives the call's output."""
     size = spec.batch * spec.heads * spec.visible.queries * spec.visible.keys
     return size <= SMALL and spec.device.type == "cpu" and not spec.sinks_scale_output
