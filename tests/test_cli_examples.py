@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -42,12 +43,19 @@ def surroundings(tmp_path):
     return tmp_path
 
 
+@pytest.fixture
+def own_server():
+    """The environment in which a server is nobody else's; the path of a socket has to be short."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield {"XDG_RUNTIME_DIR": folder}
+
+
 @pytest.mark.parametrize(
     "example", [pytest.param(one, marks=pytest.mark.slow) if one.startswith(SLOW) else one for one in EXAMPLES]
 )
-def test_an_example_runs(example, surroundings):
+def test_an_example_runs(example, surroundings, own_server):
     first = Path(sys.executable).parent if example in STARTED else shim()
-    env = os.environ | {"PATH": f"{first}{os.pathsep}{os.environ['PATH']}"}
+    env = os.environ | own_server | {"PATH": f"{first}{os.pathsep}{os.environ['PATH']}"}
     command = ["bash", "-c", example]
     done = subprocess.run(command, cwd=surroundings, env=env, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr

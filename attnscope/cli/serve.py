@@ -20,11 +20,8 @@ from attnscope.errors import InputError, UsageError
 from attnscope.shown import in_a_line
 
 EXAMPLES = (
-    "attnscope serve --model demo",
-    "attnscope serve --model meta-llama/Llama-3.2-3B --dtype bfloat16 --idle 30m",
-    "attnscope serve --status",
-    "attnscope serve --stop",
-    "attnscope serve --run questions.txt",
+    "attnscope serve -m demo --idle 30m & until attnscope serve --status; do sleep 1; done; attnscope serve --stop",
+    "echo 'heads \"the cat sat on the mat\"' | attnscope serve --run -",
 )
 UNITS = {"s": 1, "m": 60, "h": 3600}
 LONGEST_LINE = 2**24
