@@ -41,7 +41,7 @@ class Served(Loading):
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """How long, and what a server that runs is told."""
+    """How long a server runs, and what to do with one that runs already."""
 
     idle: Annotated[
         str | None, Option(help="End when no one asked for so long: 30m, 8h (default: never).", metavar="TIME"), FIRST

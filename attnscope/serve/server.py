@@ -109,7 +109,7 @@ class Server:
         return [one.options.model for one in self.models]
 
     def serve(self) -> None:
-        """Answer until somebody asks to stop, or nobody asked for so long."""
+        """Answer until `stop` is called, or no question came for `idle` seconds."""
         assert self._socket is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
@@ -219,13 +219,14 @@ class Server:
                 with suppress(OSError):
                     link.shutdown(socket.SHUT_RDWR)  # the thread that listens there keeps it open
                 raise WireError("the worker ended amid an answer") from None
+            last = wire.is_last(frame[0])
+            self.answered += last  # before who asked can ask for it
             if not gone:
                 try:
                     link.sendall(b"".join(frame))
                 except OSError:
                     gone = True
-            if wire.is_last(frame[0]):
-                self.answered += 1
+            if last:
                 return
 
     def _hear(self, link: socket.socket, worker: Worker, number: int) -> None:

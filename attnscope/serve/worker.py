@@ -55,7 +55,7 @@ class Link(Teller):
         self._number, self._gone, self._cancelled = 0, 0, 0
 
     def listen(self) -> None:
-        """Read what comes until the other end has gone; then there is nobody to answer."""
+        """Read what comes until the other end has gone; then end this process."""
         try:
             while True:
                 frame = receive(self.link)
