@@ -13,13 +13,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is known before the forward pass: the text that was given, and who reads it."""
+    """What is known before the forward pass: the text that was given, and who reads it.
+
+    by_memory: whether the engine was chosen by the memory that was free.
+    """
 
     text: Prompt
     name: str
     revision: str | None
     device: str
     dtype: str
+    by_memory: bool = False
 
 
 class Teller:

@@ -1,4 +1,4 @@
-"""One question from ask to observation, and what a person is told on the way, in lines and stages.
+"""One question from ask to observation, and what is printed on the way, in lines and stages.
 
     seen = observed(loaded, Ask("the financial bank"), Talk(quiet=False))
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from attnscope.observe.choice import NO_ROOM
 from attnscope.run import Run, prepare
 from attnscope.telling import SILENT, Prepared, Teller
 from attnscope.text.tokens import Found, chosen_lines, described
@@ -31,7 +32,8 @@ def observed(
     check: called before the forward pass; what it raises ends the question.
     """
     run = prepare_told(loaded, ask, tell)
-    check(Prepared(run.text, loaded.name, loaded.revision, loaded.device, loaded.dtype))
+    by_memory = run.choice.why == NO_ROOM
+    check(Prepared(run.text, loaded.name, loaded.revision, loaded.device, loaded.dtype, by_memory))
     for line in lines_of(run):
         tell.say(line)
     if ask.verify:

@@ -113,7 +113,8 @@ def hold(served: Served, session: Session, quiet: bool) -> int:
 def ask_server(what: str, quiet: bool) -> int:
     """Say what the server that runs holds, or end it; 1 without one."""
     from attnscope.memory import human_bytes
-    from attnscope.serve.client import UnansweredError, asked
+    from attnscope.serve.client import asked
+    from attnscope.serve.wire import UnansweredError
 
     try:
         found = asked(what)

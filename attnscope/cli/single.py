@@ -60,7 +60,8 @@ def served(
     """What a server of this user's answers; None where none does, and --verbose says why."""
     if asked.no_server or asked.verify or KEPT is not None:
         return None
-    from attnscope.serve.client import UnansweredError, answered
+    from attnscope.serve.client import answered
+    from attnscope.serve.wire import UnansweredError
 
     try:
         return answered(asked.load_options(), ask, tell, check)

@@ -33,6 +33,7 @@ FASTER_TOKENS = 1_000  # of a text, by the kernel and by the tiles, whatever is 
 FASTER_ROWS = 2_000  # of a text whose logits or norms are asked, which either reads row by row
 FASTER_SCORES = 2**24  # of shorter texts together, where the kernel answers all that is asked
 LACKING = "a compiled kernel reads such a text faster: pip install 'attnscope[fast]'"
+NO_ROOM = "a layer's matrices do not fit"  # why auto took fused
 COMPARED_TOKENS = 64
 SURELY_FITS = 512**2  # pairs of tokens: one layer's matrices are then no more than some megabytes
 
@@ -146,7 +147,7 @@ def automatic(case: Case, tokens: int, request: Request | None, *, fits: bool) -
         said = "expected to be faster" if case.on_card else "faster"
         return _fused(case, tokens, request, f"{said} from {least:,} tokens")._replace(for_speed=fits)
     if not fits and case.can_fuse:
-        return _fused(case, tokens, request, "a layer's matrices do not fit")
+        return _fused(case, tokens, request, NO_ROOM)
     return Choice(ENGINES["eager"], kept * long)
 
 

@@ -23,7 +23,7 @@ from attnscope.model.options import DEMO
 from attnscope.serve import identity, place
 from attnscope.serve.records import packed, unpacked
 from attnscope.serve.status import Status
-from attnscope.serve.wire import Frame, WireError, receive, send
+from attnscope.serve.wire import Frame, UnansweredError, WireError, receive, send
 from attnscope.telling import Prepared, Teller
 from attnscope.text.prompt import Prompt
 from attnscope.typed import plain, typed
@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("attnscope")
 VARIABLE = "ATTNSCOPE_NO_SERVER"
 CONNECT_SECONDS = 2.0
-
-
-class UnansweredError(Exception):
-    """No server answers this, and why."""
 
 
 def answered(

@@ -26,7 +26,7 @@ from attnscope.model.options import DEMO, LoadOptions
 from attnscope.model.sources import Source
 from attnscope.serve import identity, place, wire
 from attnscope.serve.status import HeldModel, Status
-from attnscope.serve.wire import WireError, receive, receive_raw, send
+from attnscope.serve.wire import UnansweredError, WireError, receive, receive_raw, send
 from attnscope.typed import plain, typed
 
 MOST_LINKS = 64  # at once: asked, or waiting for their turn
@@ -174,7 +174,7 @@ class Server:
         elif said.get("what") == "observe":
             try:
                 model = self._model_for(said)
-            except _Unheld as why:
+            except UnansweredError as why:
                 send(link, ["no", str(why)], last=True)
                 return
             self.used = time.monotonic()
@@ -185,23 +185,23 @@ class Server:
             raise WireError("expected a question, got another thing")
 
     def _model_for(self, said: dict[str, Any]) -> Model:
-        """The model that a question is about. Raises _Unheld where this server cannot answer as a process would."""
+        """The model of a question. Raises UnansweredError where this server cannot answer as a process would."""
         if said.get("code") != self.code:
-            raise _Unheld("the server runs other code")
+            raise UnansweredError("the server runs other code")
         if said.get("environment") != self.environment:
-            raise _Unheld("the server runs in another environment")
+            raise UnansweredError("the server runs in another environment")
         try:
             options: LoadOptions = typed(LoadOptions, said.get("options"), "options")
             source = locate(replace(options, offline=True))
             asked = pinned(options, source)
         except AttnscopeError as error:
-            raise _Unheld(str(error)) from error
+            raise UnansweredError(str(error)) from error
         for model in self.models:
             if replace(model.asked, offline=asked.offline) == asked:
                 if model.files != files_of(source):
-                    raise _Unheld("the files of the model have changed since the server loaded them")
+                    raise UnansweredError("the files of the model have changed since the server loaded them")
                 return model
-        raise _Unheld(f"the server does not hold {said.get('name')} as it is asked for")
+        raise UnansweredError(f"the server does not hold {said.get('name')} as it is asked for")
 
     def _relay(self, link: socket.socket, question: dict[str, Any], blobs: Sequence[bytes]) -> None:
         """Hand a question to the worker, and what it says to who asked."""
@@ -269,10 +269,6 @@ class Server:
             _resident(self._worker.process.pid),
             tuple(HeldModel(one.options.model, **one.facts) for one in self.models),
         )
-
-
-class _Unheld(Exception):  # noqa: N818  # it is an answer
-    """What this server does not answer, and why."""
 
 
 def pinned(options: LoadOptions, source: Source) -> LoadOptions:

@@ -13,7 +13,8 @@ from attnscope.ask import Ask
 from attnscope.errors import ModelError, UsageError
 from attnscope.face import Capture
 from attnscope.model.options import LoadFields, LoadOptions
-from attnscope.serve.client import UnansweredError, answered, asked
+from attnscope.serve.client import answered, asked
+from attnscope.serve.wire import UnansweredError
 from attnscope.telling import SILENT
 from attnscope.typed import check_names
 

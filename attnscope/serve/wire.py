@@ -23,6 +23,10 @@ class WireError(Exception):
     """There is no frame, or the other end has gone."""
 
 
+class UnansweredError(Exception):
+    """A question is for a process of its own, or no server is there: the reason."""
+
+
 class Frame(NamedTuple):
     """One message: its header, the bytes behind it, and whether an answer ends with it."""
 

@@ -27,22 +27,16 @@ from attnscope.model.loading import chosen_device, load, load_config
 from attnscope.model.options import LoadOptions
 from attnscope.observation import HeadNames, Observation
 from attnscope.serve.records import packed, unpacked
-from attnscope.serve.wire import Frame, WireError, receive, send
+from attnscope.serve.wire import Frame, UnansweredError, WireError, receive, send
 from attnscope.signals import begin_helper
 from attnscope.telling import Prepared, Teller
 from attnscope.text.prompt import place
 from attnscope.told import observed
 from attnscope.typed import typed
 
-NEAR = "a layer's matrices do not fit"
-
 
 class CancelledError(Exception):
     """Who asked has gone."""
-
-
-class UnansweredError(Exception):
-    """This is for a process of its own, and why."""
 
 
 class Link(Teller):
@@ -95,7 +89,12 @@ class Link(Teller):
         send(self.link, ["over", None])
 
     def prepared(self, found: Prepared) -> None:
-        """Say what is known before the pass, and wait until the other end has seen that it can be used."""
+        """Send what is known before the pass, and wait until the other end has seen that it can be used.
+
+        Raises UnansweredError where the models of this process had a part in which engine was chosen.
+        """
+        if found.by_memory:
+            raise UnansweredError("the engine depends on the memory that is free")
         said, blobs = packed(found)
         send(self.link, ["prepared", said], blobs)
         with self._heard:

@@ -22,7 +22,7 @@ RECORD = {"~": "Observation", "fields": {}}
 
 @kind
 def answers(rng: random.Random, folder: Path) -> Try:
-    """A command asks what listens on this user's socket, and is told anything."""
+    """A command asks what listens on this user's socket, and gets any answer."""
     parts = [_part(rng) for _ in range(rng.choice((1, 2, 5)))]
     environment: dict[str, str | None] = {"XDG_RUNTIME_DIR": str(folder / "run"), "ATTNSCOPE_NO_SERVER": None}
     command = rng.choice((["heads", "-q"], ["relations"], ["keys", "-q"]))

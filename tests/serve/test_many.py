@@ -11,6 +11,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.keep.request import Request
 from attnscope.model.options import LoadOptions
 from attnscope.serve import client, place
+from attnscope.serve.wire import UnansweredError
 from attnscope.telling import SILENT
 from helpers.command_line import SENTENCE, call
 from helpers.serving import serving, until
@@ -58,7 +59,7 @@ def one(rng):
     options = LoadOptions(dtype="bfloat16") if kind == "no model" else LoadOptions()
     how = {"check": break_off} if kind == "before the pass" else {}
     tell = Impatient() if kind == "amid the pass" else SILENT
-    with suppress(BrokenOffError, AttnscopeError, client.UnansweredError):
+    with suppress(BrokenOffError, AttnscopeError, UnansweredError):
         client.answered(options, ask, tell, **how)
 
 

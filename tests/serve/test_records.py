@@ -9,11 +9,13 @@ import pytest
 import torch
 
 import attnscope
+from attnscope.ask import Ask
 from attnscope.observation import HeadNames
 from attnscope.serve import wire
 from attnscope.serve.records import HOMES, packed, unpacked
-from attnscope.serve.wire import WireError
-from attnscope.serve.worker import with_names
+from attnscope.serve.wire import UnansweredError, WireError
+from attnscope.serve.worker import Link, with_names
+from attnscope.told import observed
 from helpers.command_line import SENTENCE
 
 
@@ -129,3 +131,14 @@ def test_every_record_is_where_the_list_says_and_needs_no_torch():
     from attnscope.serve.records import _type
 
     assert all(_type(name).__name__ == name for name in HOMES)
+
+
+def test_an_engine_that_free_memory_chose_is_for_a_process_of_its_own(demo, monkeypatch):
+    found = []
+    observed(demo, Ask(SENTENCE), check=found.append)
+    monkeypatch.setattr("attnscope.observe.choice.SURELY_FITS", 0)
+    monkeypatch.setattr("attnscope.observe.choice.free_memory", lambda device: 1)
+    observed(demo, Ask(SENTENCE), check=found.append)
+    assert [one.by_memory for one in found] == [False, True]
+    with pytest.raises(UnansweredError, match="depends on the memory that is free"):
+        Link(None).prepared(found[1])
