@@ -174,7 +174,7 @@ def finish(telling: Telling, explanation: Explanation, whole: bool = False) -> i
 
 def draw(explanation: Explanation, place: Path, telling: Telling) -> Path:
     """The four panels of what scaling does."""
-    from attnscope.calls.explain import draw_scaling
+    from attnscope.calls.explain_record import draw_scaling
 
     with unwinding():
         return draw_scaling(explanation, place, telling.drawn(place, command_line("explain", telling)))

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from attnscope.model.loaded import LoadedModel
-    from attnscope.study.knockout.cases import Case
-    from attnscope.study.knockout.effects import CutPlan
+    from attnscope.study.knockout.asked import CutPlan
+    from attnscope.study.knockout.records import Case
 
 EXAMPLES = (
     'attnscope knockout "the bank of the river, the bank of the" --key river --over heads',
@@ -96,7 +96,7 @@ def knockout(
 def _tell(case: Case, edges: Edges, quiet: bool) -> None:
     """Say which tokens are meant, and what the answer is."""
     from attnscope.cells import shortened
-    from attnscope.study.knockout.cuts import key_name
+    from attnscope.study.knockout.records import key_name
 
     for name, places in (("query", case.queries), ("key", case.keys)):
         if name == "query" or edges.key is not None:

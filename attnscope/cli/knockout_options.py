@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from attnscope.batch.items import Item
-    from attnscope.study.knockout.cases import AskedText
-    from attnscope.study.knockout.cuts import Selection
-    from attnscope.study.knockout.effects import CutPlan
+    from attnscope.study.knockout.asked import AskedText, CutPlan, Selection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +152,7 @@ class Table(Config, Format, Exporting):
 def asked_texts(answered: Answered, edges: Edges, text: str | Sequence[int] | None, most: int) -> list[AskedText]:
     """What is asked of the one text, or of each of the corpus. Raises as `texts_in`, and UsageError without a key."""
     from attnscope.batch.items import texts_in
-    from attnscope.study.knockout.cases import FIELDS, asked_of
+    from attnscope.study.knockout.asked import FIELDS, asked_of
 
     asks = edges.asks()
     given = {"query": asks["query"] or "last", "key": asks["key"], "answer": answered.answer, "foil": answered.foil}
@@ -185,7 +183,7 @@ def field_of(item: Item, name: str) -> str:
 
 def cut_plan(edges: Edges, compared: Compared, selection: Selection | None) -> CutPlan:
     """What is cut, and what it is compared with."""
-    from attnscope.study.knockout.effects import CutPlan
+    from attnscope.study.knockout.asked import CutPlan
 
     name = "all heads" if edges.select is None else edges.select
     return CutPlan(edges.over, selection, name, edges.how, compared.random, compared.seed)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
     from attnscope.observation import Observation
     from attnscope.run import Run
-    from attnscope.study.why.keys import KeyParts
+    from attnscope.study.why.records import KeyParts
     from attnscope.viewer.page import Page
     from attnscope.viewer.plan import Plan
 

@@ -39,7 +39,8 @@ def why(asked: LogitText, logit: Logit, top: Top, table: WhyTable, look: Look) -
 
     text = read_given(asked, table)
 
-    from attnscope.calls.why import STACKS, ask_of, taken_apart
+    from attnscope.calls.why import STACKS, taken_apart
+    from attnscope.calls.why_options import ask_of
     from attnscope.cli.single import load_model, say
     from attnscope.run import prepare
     from attnscope.told import asked_lines, target_lines

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
-from attnscope.study.why.keys import KeyParts, key_parts
+from attnscope.study.why.keys import key_parts
 from attnscope.study.why.parts import check_model
+from attnscope.study.why.records import KeyParts
 from attnscope.viewer.pack import Blobs, joined_arrays
 from attnscope.viewer.side import Side, Wanted
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
     from attnscope.observation import Observation
     from attnscope.selection import HeadsByLayer
-    from attnscope.study.why.written import Component
+    from attnscope.study.why.records import Component
     from attnscope.viewer.plan import Plan
 
 REST = 3  # components that are no heads or blocks: embedding, bias, position

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attnscope.cells import head_name
 from attnscope.errors import ModelError
 from attnscope.study.why.places import ANOTHER, Course
+from attnscope.study.why.records import Component
 from attnscope.study.why.sides import exact, widest
 
 if TYPE_CHECKING:
@@ -22,29 +22,6 @@ if TYPE_CHECKING:
     from attnscope.seam.call import AttentionCall
 
 ROWS = 128  # of weights at once
-
-
-@dataclass(frozen=True)
-class Component:
-    """Who writes a part of the residual: `embedding`, a `head`, or the `rest` of a block; layer: of the block.
-
-    position: of the token that a head read, where its output is split by its own keys. stack: of its layer, where that
-    is another than the model's own: `encoder`, `cross`.
-    """
-
-    kind: str
-    layer: int | None = None
-    head: int | None = None
-    position: int | None = None
-    stack: str | None = None
-
-    @property
-    def name(self) -> str:
-        """As a table names it: `L2H1`, `L2 rest`, `cross L2H1`."""
-        own = "" if self.stack is None else f"{self.stack} "
-        if self.layer is None:
-            return own + self.kind
-        return own + (f"L{self.layer} {self.kind}" if self.head is None else head_name(self.layer, self.head))
 
 
 @dataclass
