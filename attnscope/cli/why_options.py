@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli.groups import FIRST
-from attnscope.cli.options import Config, Exporting, Format, Generated, ModelTexts, OneHead, Question
+from attnscope.cli.options import Config, Exporting, Format, Generated, ModelTexts, OneHead, Question, Served
 
 if TYPE_CHECKING:
     from attnscope.calls.why_options import WhyOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogitText(Generated, ModelTexts):
+class LogitText(Generated, Served, ModelTexts):
     """The text of one query and one key."""
 
     panel = "Text"

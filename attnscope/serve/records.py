@@ -21,15 +21,25 @@ from attnscope.serve.wire import WireError
 
 TAG = "~"
 RECORDS = {  # by name, where the type is; each is imported without torch
+    "attnscope.calls.why_record": ("Why",),
+    "attnscope.explain.records": ("Check", "Explanation", "Numbers", "Step"),
+    "attnscope.intervene.sets": ("Cut",),
     "attnscope.keep.columns": ("HeadColumns", "Score"),
     "attnscope.keep.layers": ("LayerKey",),
     "attnscope.keep.records": (
         *("KeptKeys", "KeptOperands", "LayerMaps", "Matrices", "Rollout", "SpanPairs", "TokenWeights"),
     ),
+    "attnscope.keep.request": ("Asked",),
     "attnscope.keep.view": ("View",),
     "attnscope.measure.binned": ("Cells",),
+    "attnscope.model.geometry": ("Geometry", "LayerGeometry"),
     "attnscope.observation": ("HeadNames", "Observation"),
+    "attnscope.purposes.cut": ("KnockedModel",),
+    "attnscope.purposes.page": ("PageSide",),
+    "attnscope.purposes.tokenise": ("Tokenised",),
     "attnscope.seam.report": ("CallCheck", "CaptureReport"),
+    "attnscope.study.knockout.records": ("AskedCut", "Case", "Knocked", "Masses", "Null"),
+    "attnscope.study.why.records": ("AskedLogit", "Component", "KeyParts", "LogitParts"),
     "attnscope.telling": ("Prepared",),
     "attnscope.text.prompt": ("Medium", "Patch", "Prompt", "Span"),
     "attnscope.text.tokens": ("Chosen", "Found"),
@@ -68,6 +78,8 @@ class _Packing:
         if isinstance(value, np.generic):
             return self.said(value.item())
         name = type(value).__name__
+        if name == "Atlas":  # whose names are all that is asked of it
+            return self.said(_type("HeadNames")(value.roles, value.by_role()))
         if name in HOMES and type(value) is _type(name):
             return {TAG: name, "fields": self._fields(name, value)}
         if isinstance(value, np.ndarray):

@@ -14,7 +14,7 @@ from attnscope.observation import HeadNames
 from attnscope.serve import wire
 from attnscope.serve.records import HOMES, packed, unpacked
 from attnscope.serve.wire import UnansweredError, WireError
-from attnscope.serve.worker import Link, with_names
+from attnscope.serve.worker import Link
 from attnscope.told import observed
 from helpers.command_line import SENTENCE
 
@@ -24,7 +24,7 @@ def seen(demo):
     request = attnscope.Request(
         relations=True, maps="kept", weights=True, operands=True, per_token=True, rollout="tokens", query="last"
     )
-    return with_names(attnscope.capture(demo, SENTENCE, request=request, generate=3))
+    return attnscope.capture(demo, SENTENCE, request=request, generate=3)
 
 
 def again(value, tensor=torch.from_numpy):
