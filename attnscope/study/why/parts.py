@@ -123,20 +123,22 @@ class _Apart:
 
     def _by_tokens(self, gradients: Sequence[list[Tensor | None]], both: Sequence[OneSided]) -> _Rows:
         """The rows of heads split by the tokens that they read; tokens of which a head has nothing are left out."""
-        side = self.found.side(self.asked.side)
-        split = [side.shares_by_token(one) for one in gradients]
+        split = self.found.side(self.asked.side).shares_by_token(gradients)
         columns = [self._with_bias(*pair) for pair in zip(gradients, both, strict=True)]
-        rows = _Rows([], [], [np.zeros(0), np.zeros(0)])
+        components: list[Component] = []
+        given: list[np.ndarray] = []
         for place, component in enumerate(self._components(self.asked.side)):
-            whole = [float(column[place]) for column in columns]
-            if component not in split[0]:
-                rows = rows.with_row(component, whole)
+            whole_2 = np.array([column[place] for column in columns])
+            if component not in split:
+                components.append(component)
+                given.append(whole_2[:, None])
                 continue
-            by_token_2T = torch.stack([one[component] for one in split]).cpu().double().numpy()
-            _check_tokens(component, by_token_2T, whole)
-            for position in np.flatnonzero(by_token_2T.any(0)).tolist():
-                rows = rows.with_row(replace(component, position=position), by_token_2T[:, position].tolist())
-        return rows
+            by_token_2T = split[component].cpu().double().numpy()
+            _check_tokens(component, by_token_2T, whole_2)
+            read = np.flatnonzero(by_token_2T.any(0))
+            components += [replace(component, position=position) for position in read.tolist()]
+            given.append(by_token_2T[:, read])
+        return _Rows(components, [None] * len(components), list(np.concatenate(given, 1)))
 
     def _pairs(self) -> _Rows:
         """A row for each component of the key with each of the query."""
@@ -236,9 +238,9 @@ def check_sum(terms: np.ndarray, logit: np.ndarray | float, size: np.ndarray | f
     )
 
 
-def _check_tokens(component: Component, by_token_2T: np.ndarray, whole: Sequence[float]) -> None:
+def _check_tokens(component: Component, by_token_2T: np.ndarray, whole_2: np.ndarray) -> None:
     """Raise ModelError where a head's tokens do not sum to the head."""
-    missed = np.abs(by_token_2T.sum(1) - whole)
+    missed = np.abs(by_token_2T.sum(1) - whole_2)
     if not (missed <= 10 * ALLOWED * np.maximum(np.abs(by_token_2T).sum(1), 1e-3)).all():
         raise ModelError(
             f"{component.name} writes something else than the weighted sum of its values", "leave out {by=tokens}"
