@@ -46,7 +46,7 @@ def output_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **input
         return before
 
     handles = [
-        part.register_forward_pre_hook(watch(one)) for one in _attentions(loaded.model) for part in _weighted(one)
+        part.register_forward_pre_hook(watch(one)) for one in _attentions(loaded.model) for part in weighted(one)
     ]
     try:
         listen(loaded.model, reads, on_call, engine=ENGINES["eager"], **inputs)
@@ -114,7 +114,7 @@ class _Scaled:
             return self._gave.setdefault(attention, output) if attention in calls else None
 
         attentions = _attentions(self._model)
-        handles = [part.register_forward_pre_hook(watch(one)) for one in attentions for part in _weighted(one)]
+        handles = [part.register_forward_pre_hook(watch(one)) for one in attentions for part in weighted(one)]
         handles += [one.register_forward_hook(after) for one in attentions]
         try:
             listen(self._model, self._ids, lambda call: None, engine=UNCHECKED, change=change, **self._inputs)
@@ -142,9 +142,13 @@ def _attentions(model: nn.Module) -> list[nn.Module]:
     return [one for one in model.modules() if "attention" in type(one).__name__.lower()]
 
 
-def _weighted(attention: nn.Module) -> list[nn.Module]:
-    """The parts of an attention module that have weights and no parts, and those with an adapter."""
-    parts = [one for one in attention.modules() if one is not attention and list(one.parameters())]
+def weighted(module: nn.Module) -> list[nn.Module]:
+    """The parts of a module that have weights and no parts, and those with an adapter.
+
+    >>> [type(one).__name__ for one in weighted(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))]
+    ['Linear']
+    """
+    parts = [one for one in module.modules() if one is not module and list(one.parameters())]
     return [one for one in parts if not list(one.children()) or hasattr(one, "base_layer")]
 
 
@@ -159,6 +163,8 @@ def _is_linear(out: nn.Module, heads: Tensor) -> bool:
 def projection(out: nn.Module, heads: int, like: Tensor) -> Tensor:
     """W_O (H, V, E) of an output projection, whatever class keeps it: what it makes of each unit vector."""
     width = heads * like.shape[-1]
+    if type(out) is nn.Linear and not out.weight.is_meta:
+        return out.weight.detach().T.reshape(heads, like.shape[-1], -1)
     with torch.no_grad():
         unit = torch.eye(width, dtype=like.dtype, device=like.device)
         return (out(unit) - out(unit[:1] * 0)).view(heads, like.shape[-1], -1)

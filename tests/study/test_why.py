@@ -12,10 +12,11 @@ from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.seam.listen import listen
-from attnscope.study.why import factors, frozen
+from attnscope.study.why import factors, frozen, parts, vectors
 from attnscope.study.why.parts import parts_of
 from attnscope.study.why.records import AskedLogit
 from attnscope.study.why.sides import position_term
+from attnscope.study.why.vectors import vectors_of
 from helpers import stack_families
 from helpers.induction import induction
 from helpers.parity_models import as_loaded, ids_for, in_half, rouse, roused_model
@@ -269,6 +270,32 @@ def test_pairs_sum_over_the_query_to_the_key_side_and_over_the_key_to_the_query_
     for side, found in sums.items():
         expected = contrasts(parts_of(demo, *copied(3, side=side)))
         assert found == pytest.approx(expected, abs=1e-4)
+
+
+# Norms after blocks and on the way, gates and norms before the projection, latent projections, several streams.
+@pytest.mark.parametrize(
+    "family", ["llama", "gpt2", "gemma2", "bert", "qwen3_next", "bitnet", "deepseek_v3", "gemma3n_text"]
+)
+def test_pairs_by_matrix_products_are_those_by_a_gradient_for_each_number(family, monkeypatch):
+    loaded, ids = as_loaded(roused_model(family)), ids_for(family)[0].tolist()
+    made = []
+    monkeypatch.setattr(parts, "vectors_of", lambda *asked: made.append(vectors_of(*asked)) or made[-1])
+    found = parts_of(loaded, ids, AskedLogit(3, 1, 20, 17, side="both"))
+    assert [one is None for one in made] == 2 * [family == "gemma3n_text"]
+    monkeypatch.setattr(parts, "vectors_of", lambda *asked: None)
+    expected = parts_of(loaded, ids, AskedLogit(3, 1, 20, 17, side="both"))
+    np.testing.assert_allclose(found.contribution_N, expected.contribution_N, atol=1e-6)
+    np.testing.assert_allclose(found.base_N, expected.base_N, atol=1e-6)
+
+
+def test_matrix_products_that_are_not_the_contributions_are_not_believed(demo, monkeypatch):
+    ids, asked = copied(3, side="both")
+    expected = parts_of(demo, ids, asked)
+    right, slow, sides = vectors.projection, parts._Apart._one_by_one, []
+    monkeypatch.setattr(vectors, "projection", lambda *given: right(*given).flip(0))  # heads in the wrong order
+    monkeypatch.setattr(parts._Apart, "_one_by_one", lambda self, one: sides.append(one.side) or slow(self, one))
+    np.testing.assert_allclose(parts_of(demo, ids, asked).contribution_N, expected.contribution_N, atol=1e-5)
+    assert sides == ["query", "key", "key"]
 
 
 def test_the_tokens_of_a_head_sum_to_it_and_are_its_weights_times_what_values_write(demo):

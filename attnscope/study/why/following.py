@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from attnscope.errors import ModelError
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import calls_interface, listen, listening, running
+from attnscope.seam.projection import weighted
 from attnscope.stacks import ENCODER
 from attnscope.study.why.factors import FrozenFactors
 from attnscope.study.why.frozen import FrozenNorms, is_norm
@@ -36,7 +37,7 @@ from attnscope.study.why.places import (
     with_hidden,
     with_states,
 )
-from attnscope.study.why.written import Written, WrittenSides
+from attnscope.study.why.written import Projection, Written, WrittenSides
 
 if TYPE_CHECKING:
     from attnscope.attention.spec import AttentionSpec
@@ -68,7 +69,11 @@ def _one_pass(
         raise ModelError(f"{loaded.geometry.model_type} attends where its q and k are not seen", ANOTHER)
     place = place_of(loaded, reads, inputs, stack, layer)
     with FrozenNorms(loaded.model) as norms:
-        yield _Pass(loaded, place, norms).run(reads, inputs)
+        one = _Pass(loaded, place, norms)
+        try:
+            yield one.run(reads, inputs)
+        finally:
+            one.forget()
 
 
 class _ReachedError(Exception):
@@ -82,6 +87,7 @@ class _Track:
         self.course, self.ends, self.within = course, ends, within
         self.written = Written(course, plain)
         self.entered = 0
+        self.projecting: tuple[nn.Module, Tensor] | None = None  # the projection that runs, and what it is given
         self.closed = False  # by the point at which the layer's residual is read
 
     @property
@@ -137,12 +143,22 @@ class _Pass:
         key.rerun = self._again_across
         return WrittenSides(self.spec, query, key)
 
+    def forget(self) -> None:
+        """Let go of what was kept: the pass and what it found know each other, and would stay otherwise."""
+        for track in self.tracks.values():
+            for kept in (track.written.residuals, track.written.heads, track.written.projections):
+                kept.clear()
+        self.given, self.spec = ((), {}), None
+
     def _hooks(self) -> Iterator[Any]:
         for track in self.tracks.values():
             for block in {run.block: None for run in track.course.runs}:
                 yield _before(block, partial(self._enter, track))
                 for module in branches(block, self.place.attention):
                     yield _before(module, partial(self._constant, track))
+                for module in (one for one in weighted(block) if not is_norm(one)):
+                    yield _before(module, partial(self._project, track))
+                    yield _after(module, partial(self._projected, track))
         if self.place.tail is not None:
             yield _before(self.place.tail, self._leave)
         if self.place.within and self.place.norm is not None:
@@ -181,6 +197,24 @@ class _Pass:
         if given is None or any(_same(given, one) for one in heads):
             return None
         return with_hidden(args, kwargs, given.detach())
+
+    def _project(self, track: _Track, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a module with weights: the first that is given a call's heads is their projection."""
+        heads, given = track.written.heads, args[0] if args else None
+        at = len(heads) - 1
+        if track.closed or track.projecting is not None or at < 0 or at in track.written.projections:
+            return
+        output_BQHV = heads[at][1].output_BQHV
+        assert output_BQHV is not None
+        if isinstance(given, Tensor) and given.requires_grad and given.numel() == output_BQHV.numel():
+            track.projecting = module, given
+
+    def _projected(self, track: _Track, module: nn.Module, args: tuple[Any, ...], gave: Any) -> None:
+        """Behind that module."""
+        if track.projecting is not None and track.projecting[0] is module:
+            if isinstance(gave, Tensor):
+                track.written.projections[len(track.written.heads) - 1] = Projection(*track.projecting, gave)
+            track.projecting = None
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the norm at the end of an encoder: its residual is what the keys are made of."""
@@ -285,6 +319,15 @@ def branches(block: nn.Module, attention: Set[nn.Module]) -> Iterator[nn.Module]
 @contextmanager
 def _before(module: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
     handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _after(module: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
+    handle = module.register_forward_hook(hook)
     try:
         yield
     finally:

@@ -24,6 +24,7 @@ from attnscope.seam.modules import HALF
 from attnscope.study.why.following import written
 from attnscope.study.why.records import ALL_KEYS, AskedLogit, Component, LogitParts
 from attnscope.study.why.sides import OneSided, exact, keys_of, one_sided, position_term, visible_keys
+from attnscope.study.why.vectors import vectors_of
 from attnscope.study.why.written import WrittenSides
 
 if TYPE_CHECKING:
@@ -142,19 +143,35 @@ class _Apart:
 
     def _pairs(self) -> _Rows:
         """A row for each component of the key with each of the query."""
-        at, base = self._one_sided("key")
-        [query, _] = self._one_sided("query")
-        q_CD = self._vectors(query)
+        [q_CD] = self._vectors(self._one_sided("query")[:1])
         scale = self.found.spec.scale
-        columns = [(scale * self._vectors(one) @ q_CD.T).ravel() for one in (at, base)]
+        columns = [(scale * k_CD @ q_CD.T).ravel() for k_CD in self._vectors(self._one_sided("key"))]
         of_key, of_query = self._components("key"), self._components("query")
         return _Rows([one for one in of_key for _ in of_query], [*of_query] * len(of_key), columns)
 
     def _components(self, side: str) -> list[Component]:
         return [*self.found.side(side).components, BIAS]
 
-    def _vectors(self, one: OneSided) -> np.ndarray:
-        """(C, D): the part of each component in the side's own mean vector."""
+    def _vectors(self, numbers: Sequence[OneSided]) -> list[np.ndarray]:
+        """(C, D) of each number of one side: the part of each component in the mean of its vectors."""
+        side = self.found.side(numbers[0].side)
+        rows = sorted({row for one in numbers for row in one.rows})
+        weight_NR = torch.tensor([[(row in one.rows) / len(one.rows) for row in rows] for one in numbers])
+        found_NCD = vectors_of(side, replace(numbers[0], rows=tuple(rows)).vectors(self.found.spec), weight_NR, rows)
+        if found_NCD is None:
+            return [self._one_by_one(one) for one in numbers]
+        return [self._checked(one, found_CD.numpy()) for one, found_CD in zip(numbers, found_NCD, strict=True)]
+
+    def _checked(self, one: OneSided, found_CD: np.ndarray) -> np.ndarray:
+        """The vectors with that of the layer's own biases; made anew where their products are not the contributions."""
+        nothing_D = one.vectors(self.nothing[one.side]).mean(0)
+        found_CD = np.vstack([found_CD, nothing_D.cpu().numpy()])
+        given_C = self._given(one)
+        missed_C = np.abs(found_CD @ one.towards_D.cpu().numpy() - given_C)
+        return found_CD if missed_C.max() <= ALLOWED * np.abs(given_C).sum() else self._one_by_one(one)
+
+    def _one_by_one(self, one: OneSided) -> np.ndarray:
+        """The same by a gradient for each number of the vector."""
         return np.stack([self._given(unit) for unit in one.units()], 1)
 
     def _given(self, one: OneSided) -> np.ndarray:

@@ -28,18 +28,19 @@ class OneSided:
 
     def of(self, spec: AttentionSpec) -> Tensor:
         """The number itself, of a call."""
-        return (self._vectors(spec) @ self.towards_D).mean()
+        return (self.vectors(spec) @ self.towards_D).mean()
 
     def size(self, spec: AttentionSpec) -> float:
         """The mean sum of |q_d k_d| that it is made of, which bounds what float32 does to it."""
-        return float((self._vectors(spec).detach().abs() @ self.towards_D.abs()).mean())
+        return float((self.vectors(spec).detach().abs() @ self.towards_D.abs()).mean())
 
     def units(self) -> Iterator[OneSided]:
         """The coordinates of the side's own mean vector, one by one."""
         for unit_D in torch.eye(len(self.towards_D), dtype=self.towards_D.dtype, device=self.towards_D.device):
             yield replace(self, towards_D=unit_D)
 
-    def _vectors(self, spec: AttentionSpec) -> Tensor:
+    def vectors(self, spec: AttentionSpec) -> Tensor:
+        """(R, D): of its rows, before the scale of the logits."""
         one_TD = keys_of(spec, self.head) if self.side == "key" else spec.q_BHQD[0, self.head]
         return exact(one_TD[list(self.rows)])
 

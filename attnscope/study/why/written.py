@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnscope.errors import ModelError
 from attnscope.study.why.places import ANOTHER, Course
@@ -24,18 +24,32 @@ if TYPE_CHECKING:
 ROWS = 128  # of weights at once
 
 
+@dataclass(frozen=True)
+class Projection:
+    """The module that the heads of a call are given to side by side, and what it was given and gave, (B, T, ...).
+
+    A gate may lie between: then what it is given is gated.
+    """
+
+    module: nn.Module
+    given: Tensor
+    gave: Tensor
+
+
 @dataclass
 class Written:
     """What writes one residual in a pass, and what its gradients are asked of.
 
     residuals: (B, T, E), what each block run is given, the last that of the layer. heads: the attention calls in them,
-    each with the place of its run; their `output_BQHV` are variables. plain: the model's own stack. rerun: see `again`.
+    each with the place of its run; their `output_BQHV` are variables. projections: of some of these, by their place.
+    plain: the model's own stack. rerun: see `again`.
     """
 
     course: Course
     plain: str
     residuals: list[Tensor] = field(default_factory=list)
     heads: list[tuple[int, AttentionCall]] = field(default_factory=list)
+    projections: dict[int, Projection] = field(default_factory=dict)
     rerun: Callable[[Tensor, bool], AttentionSpec] | None = None
 
     @property
@@ -45,7 +59,7 @@ class Written:
 
     @property
     def _slots(self) -> list[Component]:
-        """Who gives each row of `_shared`; a head that runs again is there again."""
+        """Who gives each row of `shared`; a head that runs again is there again."""
         found = [Component("embedding", stack=self.course.stack)]
         for at, run in enumerate(self.course.runs[: len(self.residuals) - 1]):
             for call in self._calls(at):
@@ -71,7 +85,7 @@ class Written:
         """(C,) float64: how much of a number each component gives, by its gradients."""
         residuals, heads = gradients[: len(self.residuals)], gradients[len(self.residuals) :]
         whole = [_product(x, gradient) for x, gradient in zip(self.residuals, residuals, strict=True)]
-        return self._shared(
+        return self.shared(
             whole, [_products(_output(call), one) for (_, call), one in zip(self.heads, heads, strict=True)]
         )
 
@@ -82,11 +96,11 @@ class Written:
             raise ModelError("the residual of this model is several vectors per token", ANOTHER)
         pairs = zip(self.residuals, residuals, strict=True)
         whole = [_by_row(x[:, :, None], None if one is None else one[:, :, None])[0] for x, one in pairs]
-        return self._shared(
+        return self.shared(
             whole, [_by_row(_output(call), one) for (_, call), one in zip(self.heads, heads, strict=True)]
         )
 
-    def _shared(self, whole: Sequence[Tensor], by_head: Sequence[Tensor]) -> Tensor:
+    def shared(self, whole: Sequence[Tensor], by_head: Sequence[Tensor]) -> Tensor:
         """(C, ...): what each component gives, by what each residual and the heads of each call give.
 
         What else a block writes is what the residual gives behind it, less what it gives before it and what its heads
