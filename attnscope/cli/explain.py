@@ -14,7 +14,7 @@ from attnscope.cli import output
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import FIRST, command_line
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Config, Format, ModelText, OneHead, Query, Seed, Selected, Served, Writing
+from attnscope.cli.options import Config, Format, MayAsk, ModelText, OneHead, Query, Seed, Selected, Writing
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.figures.style import ImageFormat
@@ -37,7 +37,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepsText(Served, ModelText):
+class StepsText(MayAsk, ModelText):
     """The text of one query."""
 
 

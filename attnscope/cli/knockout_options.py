@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli.groups import FIRST
-from attnscope.cli.options import Config, Exporting, Format, Generated, ModelText, Question, Seed, Selected, Served, Top
+from attnscope.cli.options import Config, Exporting, Format, Generated, MayAsk, ModelText, Question, Seed, Selected, Top
 from attnscope.cli.study_options import ManyTexts, Rehearsal, Sampled
 from attnscope.errors import UsageError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered(Served, ModelText, ManyTexts):
+class Answered(MayAsk, ModelText, ManyTexts):
     """One text or many, and what follows each."""
 
     panel = "Text"

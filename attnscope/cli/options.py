@@ -87,8 +87,8 @@ class OneText(Tokens):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served(Checkpoint):
-    """A model that a server may hold."""
+class MayAsk(Checkpoint):
+    """Whether a server is asked, which may hold the model."""
 
     no_server: Annotated[bool, Option(help="Do not ask `attnscope serve`."), UNRECORDED, SETTING] = False
 
@@ -171,7 +171,7 @@ class Answer(Generated):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextRun(EngineChoice, Answer, Served, ModelTexts):
+class TextRun(EngineChoice, Answer, MayAsk, ModelTexts):
     """One text through one model, or a run that was written down."""
 
     panel = "Text"

@@ -74,9 +74,9 @@ class Session:
 def serve(served: Served, session: Session, noise: Quiet) -> int:
     """Models that stay loaded, for commands that ask about them.
 
-    While it runs, heads, relations, keys, text, heatmap and rollout ask it and load no model themselves, where it holds
-    that model from the same files, with the same code and environment. Their output is the same. It listens on a socket
-    that this user alone can open, and on no network.
+    While it runs, heads, relations, keys, text, tokens, heatmap, rollout, view, explain, knockout and why ask it about
+    one text, and load no model themselves, where it holds that model from the same files, with the same code and
+    environment. Their output is the same. It listens on a socket that this user alone can open, and on no network.
 
     --run needs no server: it runs the commands of a file in one process, which loads each model once. It exits with the
     code of the first command that failed.

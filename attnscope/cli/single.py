@@ -13,12 +13,12 @@ from attnscope.cli.load_options import Checkpoint
 from attnscope.cli.options import (
     Config,
     Exporting,
+    MayAsk,
     ModelText,
     ModelTexts,
     Noise,
     OneText,
     Selected,
-    Served,
     TextRun,
     Writing,
 )
@@ -77,7 +77,7 @@ def nothing(*given: object) -> None:
 
 
 def answer(
-    asked: Served,
+    asked: MayAsk,
     ask: Ask,
     purpose: Purpose,
     writing: Writing,
@@ -99,7 +99,7 @@ def answer(
 
 
 def served(
-    asked: Served,
+    asked: MayAsk,
     ask: Ask,
     purpose: Purpose,
     tell: output.Talk,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
-from attnscope.cli.options import Format, Noise, OneText, Question, Served
+from attnscope.cli.options import Format, MayAsk, Noise, OneText, Question
 from attnscope.cli.relations import relations_sheet
 from attnscope.cli.takes import takes
 from attnscope.text.expressions import GRAMMAR, PRECEDENCE
@@ -30,7 +30,7 @@ MORE_HELP = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listed(OneText, Served):
+class Listed(OneText, MayAsk):
     """One text and the model whose tokenizer reads it."""
 
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli.groups import FIRST
-from attnscope.cli.options import Config, Exporting, Format, Generated, ModelTexts, OneHead, Question, Served
+from attnscope.cli.options import Config, Exporting, Format, Generated, MayAsk, ModelTexts, OneHead, Question
 
 if TYPE_CHECKING:
     from attnscope.calls.why_options import WhyOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogitText(Generated, Served, ModelTexts):
+class LogitText(Generated, MayAsk, ModelTexts):
     """The text of one query and one key."""
 
     panel = "Text"

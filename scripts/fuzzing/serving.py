@@ -11,13 +11,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from attnscope.purposes import PURPOSES
 from attnscope.serve import wire
 from fuzzing.made import shallow
 from fuzzing.trying import Try, kind
 from fuzzing.words import JSONS, NASTY, TEXT
 
-KINDS_OF_PARTS = ("said", "warned", "stage", "step", "over", "prepared", "observed", "error", "no", "?")
-RECORD = {"~": "Observation", "fields": {}}
+KINDS_OF_PARTS = ("said", "warned", "stage", "step", "over", "prepared", "answer", "error", "no", "?")
+RECORDS = [{"~": one, "fields": {}} for one in (*(one.record for one in PURPOSES.values()), "Prompt", "again")]
+QUESTIONS = (
+    ["heads", "-q"],
+    ["relations"],
+    ["keys", "-q"],
+    ["tokens"],
+    ["view", "--out", "-"],
+    ["explain", "--head", "0.0"],
+    ["why", "--head", "0.0", "-q"],
+    ["knockout", "--key", "0", "--random", "0"],
+)
 
 
 @kind
@@ -25,7 +36,7 @@ def answers(rng: random.Random, folder: Path) -> Try:
     """A command asks what listens on this user's socket, and gets any answer."""
     parts = [_part(rng) for _ in range(rng.choice((1, 2, 5)))]
     environment: dict[str, str | None] = {"XDG_RUNTIME_DIR": str(folder / "run"), "ATTNSCOPE_NO_SERVER": None}
-    command = rng.choice((["heads", "-q"], ["relations"], ["keys", "-q"]))
+    command = rng.choice(QUESTIONS)
     arguments = [*command, "--model", str(shallow()), "--text", TEXT]
     if rng.random() < 0.2:
         arguments = ["serve", rng.choice(("--status", "--stop"))]
@@ -45,7 +56,7 @@ def command_files(rng: random.Random, folder: Path) -> Try:
 
 def _part(rng: random.Random) -> bytes:
     """A frame of an answer, or what is none."""
-    said: Any = [rng.choice(KINDS_OF_PARTS), rng.choice((*JSONS, *NASTY, RECORD, ["UsageError", *NASTY[:2]]))]
+    said: Any = [rng.choice(KINDS_OF_PARTS), rng.choice((*JSONS, *NASTY, *RECORDS, ["UsageError", *NASTY[:2]]))]
     left, right = socket.socketpair()
     with left, right:
         with suppress(TypeError, ValueError):
