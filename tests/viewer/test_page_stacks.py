@@ -12,7 +12,7 @@ import torch
 
 import attnscope
 from attnscope.stacks import CROSS, DECODER, ENCODER
-from helpers.browsing import visiting
+from helpers.browsing import PHONE, visiting
 from helpers.command_line import Result, call
 from helpers.folders import with_tokenizer
 from helpers.pages import Read, read
@@ -291,3 +291,45 @@ def test_each_stack_has_its_own_axes(browser: Any, page: Path, seen: Any) -> Non
             labels = (seen.of(stack).queries.labels[-1], seen.of(stack).keys.labels[-1])
             assert f"{sizes[stack][0] - 1} {labels[0]}" in told
             assert f"{sizes[stack][1] - 1} {labels[1]}" in told
+
+
+def test_maps_of_a_short_target_over_a_long_text_are_flat_and_close_together(
+    browser: Any, page: Path, seen: Any
+) -> None:
+    at = 2 * len(seen.of(ENCODER).visible)  # the encoder's and the decoder's layers come first
+    with visiting(browser, page, "view=model&at=0") as visit:
+        square = visit.view("model").locator("button[data-head]").first.bounding_box()
+        visit.go(view="model", at=at, head=0)
+        visit.settled(at=at)
+        first, below = (
+            visit.view("model").locator(f'button[data-head="{one}.0"]').bounding_box() for one in (at, at + 1)
+        )
+        names = [one.bounding_box() for one in visit.view("model").locator(".layer").all() if one.inner_text()]
+    shape = len(seen.queries) / len(seen.of(ENCODER).queries)
+    assert square["height"] == pytest.approx(square["width"], abs=1)
+    assert first["height"] == pytest.approx(max(14, shape * first["width"]), abs=1)
+    assert below["y"] - first["y"] - first["height"] < 10
+    for box, name in zip((first, below), names, strict=False):
+        assert name["y"] + name["height"] / 2 == pytest.approx(box["y"] + box["height"] / 2, abs=2)
+
+
+def test_the_key_of_what_cannot_be_seen_stands_where_there_is_some(browser: Any, page: Path, seen: Any) -> None:
+    layers = len(seen.of(ENCODER).visible)
+    with visiting(browser, page, "view=matrix&at=0") as visit:
+        found = []
+        for at in (0, layers, 2 * layers):  # encoder, decoder, cross
+            visit.go(view="matrix", at=at, head=0)
+            visit.settled(at=at)
+            visit.page.wait_for_timeout(300)
+            found.append("cannot be seen" in visit.view("matrix").locator(".legend").inner_text())
+    assert found == [False, True, False]
+
+
+def test_on_a_phone_the_role_and_the_filters_share_a_line(browser: Any, page: Path) -> None:
+    with visiting(browser, page, "view=model&at=0", PHONE) as visit:
+        bar = visit.page.locator(".filters")
+        role, more = (bar.locator(name).bounding_box() for name in (".role", ".more"))
+        assert role["y"] + role["height"] / 2 == pytest.approx(more["y"] + more["height"] / 2, abs=4)
+        assert bar.bounding_box()["height"] < 90
+        facts, tools = (visit.page.locator(name).bounding_box() for name in (".facts", ".tools"))
+        assert facts["x"] + facts["width"] > tools["x"] + tools["width"] / 2  # below them, and as wide as the window

@@ -13,7 +13,7 @@ import { make, onResize, tooltip } from "./canvas.js";
  * @property {string} label what the grid shows, for those who hear it
  * @property {number} least width of a cell in pixels: below it, a layer takes several lines
  * @property {() => number} most as many as have room, at most these
- * @property {number} [ratio] height / width
+ * @property {() => number} [ratio] height / width
  * @property {number} [gap]
  * @property {(name: Name) => (string|[string, string])[]} about lines of the tooltip
  * @property {() => void} resized the cells have another size
@@ -98,7 +98,7 @@ export class HeadGrid {
   }
 
   #measure() {
-    const { least, ratio = 1 } = this.options;
+    const { least, ratio = () => 1 } = this.options;
     const most = this.options.most();
     const label = innerWidth <= PHONE ? 30 : LABEL;
     const room = this.element.clientWidth - label;
@@ -107,7 +107,7 @@ export class HeadGrid {
     this.columns = Math.min(heads, Math.max(1, Math.floor((room + this.gap) / (least + this.gap))));
     const wide = Math.floor((room - this.gap * (this.columns - 1)) / this.columns);
     this.width = Math.max(4, Math.min(most, wide));
-    this.height = Math.max(LOWEST, Math.round(this.width * ratio));
+    this.height = Math.max(LOWEST, Math.round(this.width * ratio()));
     for (const { cells } of this.rows) this.#size(cells);
     this.element.classList.toggle("wrapped", this.columns < heads);
     this.#head(heads);

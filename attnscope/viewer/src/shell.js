@@ -63,7 +63,7 @@ export class Shell {
     return make(
       "header",
       { class: "top" },
-      make("div", {}, make("h1", {}, title), ...this.#facts()),
+      make("div", { class: "titled" }, make("h1", {}, title), ...this.#facts()),
       make("div", { class: "tools" }, share, theme, help),
       ...this.page.sides
         .map((side) => excerpt(side, QUOTED))

@@ -210,6 +210,11 @@ export class Grid {
     return !Number.isNaN(this.values[q * this.columns + k]);
   }
 
+  /** Whether some row does not see some key. */
+  get hides() {
+    return this.values.some(Number.isNaN);
+  }
+
   /** @param {number} q */
   row(q) {
     return this.values.subarray(q * this.columns, (q + 1) * this.columns);

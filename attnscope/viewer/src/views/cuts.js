@@ -63,7 +63,7 @@ class CutsView {
       label: `Effect of each head, ${cuts.unit}`,
       least: 9,
       most: () => 112,
-      ratio: 0.4,
+      ratio: () => 0.4,
       gap: 2,
       about: ({ at, head }) => about(this.#of({ ...store.state, at, head })),
       resized: () => this.#paint(),

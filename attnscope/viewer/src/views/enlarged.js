@@ -24,7 +24,7 @@ export class Enlarged {
     this.turn = latest();
     this.title = make("h2", {});
     this.note = make("p", { class: "note" });
-    this.value = make("p", { class: "hint" }, "Point at a head to enlarge it; a click opens it.");
+    this.value = make("p", { class: "hint" }, "Point at a head to enlarge it; a click opens it. The arrow keys choose the one that stays.");
     this.plot = new Plot(GUTTER);
     this.plot.most = () => this.plot.element.clientWidth;
     this.element = make("aside", { class: "enlarged", "data-role": "enlarged", "aria-label": "The head enlarged" });

@@ -78,7 +78,7 @@ class MatrixView {
     const edges = grid && side.window(at) ? grid.edges(side.layers[at].stack === "encoder") : [];
     this.legend.replaceChildren(
       colourScale(0, grid?.max ?? 1),
-      swatch("hatched", "cannot be seen"),
+      ...(grid?.hides ? [swatch("hatched", "cannot be seen")] : []),
       ...(edges.length ? [swatch("edge", `edge of a ${side.window(at)}`)] : []),
       ...(made.some((one) => one !== null) ? [swatch("made", "here the answer begins")] : []),
     );

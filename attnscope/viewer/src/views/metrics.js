@@ -45,7 +45,7 @@ class MetricsView {
       label: "Metric of each head",
       least: 9,
       most: () => 112,
-      ratio: 0.4,
+      ratio: () => 0.4,
       gap: 2,
       about: (name) => this.#about(name),
       resized: () => this.#paint(),

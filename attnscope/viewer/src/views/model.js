@@ -31,6 +31,7 @@ class ModelView {
   /** @param {HTMLElement} element @param {Page} page @param {Store} store */
   constructor(element, page, store) {
     this.page = page;
+    this.store = store;
     /** @type {State|null} */
     this.state = null;
     this.drawn = "";
@@ -44,7 +45,8 @@ class ModelView {
     this.grid = new HeadGrid(map, store, {
       label: "All heads",
       least: LEAST,
-      most: () => Math.max(LEAST, Math.min(MOST, this.#room() / page.side(store.state).layersWith(store.state.at).length)),
+      most: () => Math.max(LEAST, Math.min(MOST, this.#room() / this.#ratio() / this.#layers().length)),
+      ratio: () => this.#ratio(),
       gap: 5,
       about: (name) => this.#about(name),
       pointed: (name) => this.enlarged.point(name),
@@ -82,6 +84,18 @@ class ModelView {
     ].join();
     if (look !== this.drawn) this.#stale();
     this.drawn = look;
+  }
+
+  #layers() {
+    const { state } = this.store;
+    return this.page.side(state).layersWith(state.at);
+  }
+
+  /** Height / width of a thumbnail: a short target over a long text gives flat maps. */
+  #ratio() {
+    const { state } = this.store;
+    const { queries, keys } = this.page.side(state).axes(state.at);
+    return Math.min(1, (queries[1] - queries[0]) / (keys[1] - keys[0]));
   }
 
   /** @returns {number} height of all thumbnails, so that the whole model is in the window */
@@ -206,14 +220,14 @@ class ModelView {
 }
 
 /**
- * A map of two texts is not square: it fills the longer side of its cell.
+ * A map of two texts is not square: it is as large as its place takes.
  *
  * @param {Thumb|null} small @param {number} width @param {number} height @returns {[number, number]}
  */
 function shape(small, width, height) {
   if (!small || small.rows === small.columns) return [width, height];
-  const most = Math.max(small.rows, small.columns);
-  return [Math.max(2, Math.round((width * small.columns) / most)), Math.max(2, Math.round((height * small.rows) / most))];
+  const cell = Math.min(width / small.columns, height / small.rows);
+  return [Math.max(2, Math.round(cell * small.columns)), Math.max(2, Math.round(cell * small.rows))];
 }
 
 /** @type {import("../types.js").Mount} */

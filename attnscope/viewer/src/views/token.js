@@ -42,7 +42,7 @@ class TokenView {
       label: "Mass of each head on the chosen keys",
       least: 9,
       most: () => 112,
-      ratio: 0.45,
+      ratio: () => 0.45,
       gap: 2,
       about: (name) => this.#about(name),
       resized: () => this.#paint(),
