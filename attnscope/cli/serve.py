@@ -52,7 +52,9 @@ class Session:
         str | None, Option(help="End when no one asked for so long: 30m, 8h (default: never).", metavar="TIME"), FIRST
     ] = None
     page: Annotated[bool, Option(help="A page too, for a browser of this machine; prints its address."), FIRST] = False
-    port: Annotated[int, Option(help="The page's port (default: a free one).", metavar="N", min=1, max=65535)] = 0
+    port: Annotated[
+        int | None, Option(help="The page's port (default: a free one).", metavar="N", min=1, max=65535)
+    ] = None
     status: Annotated[bool, Option(help="Say what the server that runs holds."), FIRST] = False
     stop: Annotated[bool, Option(help="End the server that runs."), FIRST] = False
     run: Annotated[
@@ -137,7 +139,7 @@ def live_page(session: Session) -> Callable[[Server], AbstractContextManager[str
         from attnscope.live.app import LivePage
     except ImportError as error:
         raise UsageError(f"--page needs {error.name}, which is not installed", EXTRA) from None
-    return lambda server: LivePage(lambda: server.options, session.port)
+    return lambda server: LivePage(lambda: server.options, session.port or 0)
 
 
 def ask_server(what: str, quiet: bool) -> int:

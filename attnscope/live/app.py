@@ -150,6 +150,7 @@ def _listening(port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((LOOPBACK, port))
+        found.listen()
     except OSError as error:
         found.close()
         raise UsageError(f"cannot listen on port {port}: {error.strerror}", "name another with --port") from None
