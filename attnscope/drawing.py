@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 FIGURES, ASKED_FOR = ("overview", "layers", "heads", "metrics"), ("mass", "top", "depth")  # of each run; where named
 QUANTITIES: Mapping[str, Quantity] = {"softmax": "weight", "scores": "logit", "value": "norm"}  # by what a view reads
+ALL_HEADS = ("overview", "layers")  # which take as long to draw as the others together
 WINDOWS = ("window", "chunk")  # what stands before the number, of layers that see a part of the text
 LONGEST_TEXT = 60  # letters at the foot of a figure
 OVER = "picture"  # where there is one beside the text
@@ -163,11 +164,12 @@ class Drawing:
     def _apart(
         self, process: DrawingProcess, folder: Path, kinds: Sequence[str], style: Style
     ) -> Generator[Path, None, None]:
-        """`drawn` in the process that was begun, but for heads that pay for several."""
+        """`drawn` in the processes that were begun, but for heads that pay for several."""
         jobs = self._jobs(folder, kinds, style)
         several = worker_count([maps.values_HQK[0].size for _, maps, _ in jobs], style) > 1
         there = [kind for kind in kinds if kind != "heads" or not several]
-        with closing(process.drawn(partial(self.drawn, folder, there, style))) as drawn:
+        halves = [kind for kind in there if kind in ALL_HEADS], [kind for kind in there if kind not in ALL_HEADS]
+        with closing(process.drawn(*(partial(self.drawn, folder, half, style) for half in halves))) as drawn:
             if several:
                 yield from self.drawn(folder, ["heads"], style, None)
             yield from drawn

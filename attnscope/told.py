@@ -32,8 +32,7 @@ def observed(
     check: called before the forward pass; what it raises ends the question.
     """
     run = prepare_told(loaded, ask, tell)
-    by_memory = run.choice.why == NO_ROOM
-    check(Prepared(run.text, loaded.name, loaded.revision, loaded.device, loaded.dtype, by_memory))
+    check(known(run))
     for line in lines_of(run):
         tell.say(line)
     if ask.verify:
@@ -43,6 +42,12 @@ def observed(
     tokens = len(run.prompt) + len(run.source or ())
     with tell.stage(f"forward pass over {tokens:,} tokens", layers, "layers") as advance:
         return run.observe(advance)
+
+
+def known(run: Run) -> Prepared:
+    """What is known of a run before its pass."""
+    loaded, by_memory = run.loaded, run.choice.why == NO_ROOM
+    return Prepared(run.text, loaded.name, loaded.revision, loaded.device, loaded.dtype, by_memory)
 
 
 def prepare_told(loaded: LoadedModel, ask: Ask, tell: Teller) -> Run:

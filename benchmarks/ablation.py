@@ -21,8 +21,8 @@ from results import measured_here
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from attnscope.intervene.branches import unheard
-from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import CPU_TOKENS, prepared
+from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load, wrap

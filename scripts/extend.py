@@ -88,7 +88,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from attnscope.intervene.intervention import HeadSet, Intervention
+from attnscope.intervene.sets import HeadSet
+from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.replacement import replacing
 from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import Engine

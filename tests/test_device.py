@@ -20,8 +20,8 @@ from attnscope.batch.job import Job
 from attnscope.batch.shards import Shard
 from attnscope.batch.worker import Worker
 from attnscope.explain import explain_head
-from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import prepared
+from attnscope.intervene.sets import HeadSet
 from attnscope.keep import heads, keys
 from attnscope.keep.view import View
 from attnscope.measure.texts import Texts

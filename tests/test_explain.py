@@ -344,7 +344,7 @@ def test_a_check_that_fails_is_printed_as_such() -> None:
     assert broken.failures == ["step 7, softmax: differs from torch's weights by 0.5 (allowed 1e-05)"]
 
 
-EXAMPLES = ["attention", "jsonl", "scaling", "steps", "toy", "traced"]
+EXAMPLES = ["attention", "jsonl", "records", "scaling", "steps", "toy", "traced"]
 
 
 @pytest.mark.parametrize("module", EXAMPLES)
@@ -353,6 +353,7 @@ def test_examples_are_true(module: str, demo: LoadedModel) -> None:
     qkv = attention.QKV(torch.randn(2, 9, 4), torch.randn(1, 9, 4), torch.randn(1, 9, 4))
     causal = torch.ones(1, 9, 9).tril().bool()
     names = {
+        "torch": torch,
         "loaded": demo,
         "prompt": from_text(demo.tokenizer, SENTENCE),
         "attention": attention.Attention(qkv, 0.5, causal),

@@ -43,7 +43,7 @@ INTERVENTION = """
 from attnscope.intervene.halving import Halving
 import attnscope, json
 from attnscope.intervene.passes import measured
-from attnscope.intervene.intervention import HeadSet
+from attnscope.intervene.sets import HeadSet
 from attnscope.study.ablation.tasks import copy
 demo = attnscope.load("demo")
 sets = [HeadSet("two", ((3, 0), (3, 1)))]

@@ -15,8 +15,8 @@ from attnscope.batch.corpus import Corpus
 from attnscope.batch.job import Job
 from attnscope.batch.run import run_folder
 from attnscope.explain import explain_head
-from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import prepared
+from attnscope.intervene.sets import HeadSet
 from attnscope.keep.view import View
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap

@@ -11,8 +11,9 @@ from attnscope.attention.again import RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import ModelError, UsageError
-from attnscope.intervene.knockout import Cut, Knockout
+from attnscope.intervene.knockout import Knockout
 from attnscope.intervene.replacement import replacing, zeros
+from attnscope.intervene.sets import Cut
 from attnscope.model.families import family_of
 from attnscope.seam.engines import ENGINES, UNCHECKED
 from attnscope.seam.listen import listen

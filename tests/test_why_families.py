@@ -4,7 +4,8 @@ import pytest
 
 from attnscope.errors import ModelError
 from attnscope.model.task import task_of
-from attnscope.study.why.parts import AskedLogit, parts_of
+from attnscope.study.why.parts import parts_of
+from attnscope.study.why.records import AskedLogit
 from helpers.families import BYPASS, tiny_config
 from helpers.parity_models import TYPES, as_loaded, ids_for, roused_model
 from helpers.stack_families import OVERRIDES, inputs_of, tiny

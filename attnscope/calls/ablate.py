@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.drawing import Picture
-    from attnscope.intervene.intervention import HeadSet
+    from attnscope.intervene.sets import HeadSet
     from attnscope.intervene.task import Task
     from attnscope.model.loaded import LoadedModel
     from attnscope.selection import HeadIndex

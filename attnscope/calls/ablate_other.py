@@ -15,8 +15,8 @@ from attnscope.figures import About, Style
 from attnscope.figures.pruning import save_pruning
 from attnscope.folder.parts import Parts, claim, with_weights
 from attnscope.intervene.gradient import BACKWARD
-from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import Passes, prepared
+from attnscope.intervene.sets import HeadSet
 from attnscope.selection import everything
 from attnscope.selection import pairs as in_order
 from attnscope.study.ablation.effects import effects_of, operations, pass_seconds, task_facts

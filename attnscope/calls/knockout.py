@@ -12,16 +12,17 @@ from attnscope.study.atlas.atlas import atlas_of
 from attnscope.study.budgets.asked import check_budgets, check_no_budget
 from attnscope.study.budgets.cases import asked_caches, budget_cases
 from attnscope.study.budgets.effects import BudgetPlan, budgeted
-from attnscope.study.knockout.cases import asked_of, cases_of
-from attnscope.study.knockout.effects import CutPlan, knocked_out
+from attnscope.study.knockout.asked import CutPlan, asked_of
+from attnscope.study.knockout.cases import cases_of
+from attnscope.study.knockout.effects import knocked_out
 
 if TYPE_CHECKING:
     from attnscope.attention.again import CutHow
     from attnscope.model.loaded import LoadedModel
     from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.budgets.effects import BudgetCosts
-    from attnscope.study.knockout.cuts import Selection
-    from attnscope.study.knockout.effects import Knocked
+    from attnscope.study.knockout.asked import Selection
+    from attnscope.study.knockout.records import Knocked
 
 
 Text = str | Sequence[int] | Sequence[Mapping[str, Any]]

@@ -19,7 +19,7 @@ from attnscope.signals import unwinding
 if TYPE_CHECKING:
     from attnscope.calls.ablate import Ablated, AblateOptions
     from attnscope.figures import Style
-    from attnscope.intervene.intervention import HeadSet
+    from attnscope.intervene.sets import HeadSet
     from attnscope.intervene.task import Task
     from attnscope.model.loaded import LoadedModel
     from attnscope.study.atlas.atlas import Atlas

@@ -14,7 +14,7 @@ from attnscope.cli import output
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import FIRST, command_line
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Config, Format, ModelText, OneHead, Query, Seed, Writing
+from attnscope.cli.options import Config, Format, ModelText, OneHead, Query, Seed, Selected, Served, Writing
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.figures.style import ImageFormat
@@ -37,6 +37,11 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepsText(Served, ModelText):
+    """The text of one query."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Steps(OneHead, Query, Seed):
     """What is explained."""
 
@@ -46,7 +51,7 @@ class Steps(OneHead, Query, Seed):
     scaling: Annotated[bool, Option(help="std(q·k) against d_k on random data, without a model."), FIRST] = False
     seed: Annotated[int, Option(help="Seed of --scaling's random data.")] = 0
 
-    def check(self, asked: ModelText) -> None:
+    def check(self, asked: StepsText) -> None:
         """Raise UsageError for what cannot be asked together."""
         if self.toy and self.scaling:
             raise UsageError("--toy and --scaling were both given", "give one of them")
@@ -83,8 +88,8 @@ class Telling(Look, Config, Format, Writing):
         return replace(self.style(command), image=image)
 
 
-@takes(ModelText, Steps, Telling, file=GROUPS)
-def explain(asked: ModelText, steps: Steps, telling: Telling) -> int:
+@takes(StepsText, Steps, Telling, file=GROUPS)
+def explain(asked: StepsText, steps: Steps, telling: Telling) -> int:
     """One head, one sentence, every step with its numbers.
 
     Follows a query token from the hidden states to the output projection. Each step is compared with the model's own.
@@ -98,22 +103,18 @@ def explain(asked: ModelText, steps: Steps, telling: Telling) -> int:
     return explain_model(asked, steps, telling)
 
 
-def explain_model(asked: ModelText, steps: Steps, telling: Telling) -> int:
+def explain_model(asked: StepsText, steps: Steps, telling: Telling) -> int:
     """Explain one head of a model."""
     head = steps.named
 
-    from attnscope.calls.explain import STACKS, followed
-    from attnscope.cli.single import prepared, read_text
+    from attnscope.cli.single import answer, read_text
+    from attnscope.keep.request import Request
+    from attnscope.purposes.explain import ExplainHead
     from attnscope.text.tokens import check_expression
 
     check_expression(steps.query)
-    text = read_text(asked, telling)
-    run = prepared(asked, telling, text, query=steps.query, alone=STACKS)
-    for note in run.chosen.notes:
-        output.talk(note, telling.quiet)
-    with output.progress("forward pass", None, telling.quiet):
-        explanation = followed(run, head).explanation
-    return finish(telling, explanation)
+    ask = asked.ask(read_text(asked, telling), Selected(), Request(query=steps.query))
+    return finish(telling, answer(asked, replace(ask, engine="eager"), ExplainHead(head), telling))
 
 
 def run_toy(telling: Telling, steps: Steps) -> int:
@@ -174,7 +175,7 @@ def finish(telling: Telling, explanation: Explanation, whole: bool = False) -> i
 
 def draw(explanation: Explanation, place: Path, telling: Telling) -> Path:
     """The four panels of what scaling does."""
-    from attnscope.calls.explain import draw_scaling
+    from attnscope.calls.explain_record import draw_scaling
 
     with unwinding():
         return draw_scaling(explanation, place, telling.drawn(place, command_line("explain", telling)))

@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from attnscope import cells
-from attnscope.explain.steps import HIDDEN
+from attnscope.explain.records import HIDDEN
 
 if TYPE_CHECKING:
     from attnscope.explain import Check, Explanation, Numbers, Step

@@ -9,7 +9,7 @@ from attnscope.cli.copied import knockout_command, knockout_python
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.knockout_options import Answered, CacheBudgets, Compared, Edges, Table, asked_texts, cut_plan
+from attnscope.cli.knockout_options import Answered, CacheBudgets, Compared, Edges, Table, asked_texts, cut_asked
 from attnscope.cli.knockout_table import cautions, notes, shown
 from attnscope.cli.takes import takes
 from attnscope.signals import unwinding
@@ -17,9 +17,11 @@ from attnscope.signals import unwinding
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from attnscope.model.geometry import Geometry
     from attnscope.model.loaded import LoadedModel
-    from attnscope.study.knockout.cases import Case
-    from attnscope.study.knockout.effects import CutPlan
+    from attnscope.purposes.cut import KnockedModel
+    from attnscope.study.knockout.asked import CutPlan
+    from attnscope.study.knockout.records import Case, Knocked
 
 EXAMPLES = (
     'attnscope knockout "the bank of the river, the bank of the" --key river --over heads',
@@ -58,16 +60,15 @@ def knockout(
     output.complain_through_talk(table.quiet)
     asked = asked_texts(answered, edges, text, compared.sequences)
 
-    from attnscope.calls.knockout import chosen_heads
-    from attnscope.cli.single import load_model
-    from attnscope.study.knockout.cases import cases_of
+    ask, purpose = cut_asked(answered, edges, compared, text)
 
+    from attnscope.cli.single import answer, load_model
+
+    if text is not None and table.out is None and not compared.dry_run:
+        measured: KnockedModel = answer(answered, ask, purpose, table)
+        return _print(measured.found, measured.geometry, compared, table, format)
     loaded = load_model(answered, table)
-    output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", table.quiet)
-    plan = cut_plan(edges, compared, chosen_heads(loaded, edges.select, edges.atlas))
-    cases = cases_of(loaded, asked)
-    if len(cases) == 1:
-        _tell(cases[0], edges, table.quiet)
+    cases, plan = purpose.ready(loaded, ask, asked, output.Talk(table.quiet))
     if compared.dry_run:
         output.show(_rehearsed(loaded, cases, plan, table.quiet))
         return 0
@@ -87,21 +88,15 @@ def knockout(
                 asked_as = (answered, edges, compared, text)
                 again = Again(said, knockout_command(*asked_as), knockout_python(*asked_as))
                 cuts_page(found, loaded.geometry, cautions(found, loaded.geometry), again).save(table.out / PAGE)
+    return _print(found, loaded.geometry, compared, table, format)
+
+
+def _print(found: Knocked, geometry: Geometry, compared: Compared, table: Table, format: str) -> int:
+    """The table on stdout, and what to know beside it."""
     output.emit(found.table(), format, lambda: shown(found, compared.top))
-    for line in notes(found, loaded.geometry):
+    for line in notes(found, geometry):
         output.talk(line, table.quiet)
     return 0
-
-
-def _tell(case: Case, edges: Edges, quiet: bool) -> None:
-    """Say which tokens are meant, and what the answer is."""
-    from attnscope.cells import shortened
-    from attnscope.study.knockout.cuts import key_name
-
-    for name, places in (("query", case.queries), ("key", case.keys)):
-        if name == "query" or edges.key is not None:
-            output.talk(f"{name}: {shortened(', '.join(key_name(case, at) for at in places), 200)}", quiet)
-    output.talk(f"answer: {case.said}", quiet)
 
 
 def _rehearsed(loaded: LoadedModel, cases: Sequence[Case], plan: CutPlan, quiet: bool) -> str:

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli.groups import FIRST
-from attnscope.cli.options import Config, Exporting, Format, Generated, ModelText, Question, Seed, Selected, Top
+from attnscope.cli.options import Config, Exporting, Format, Generated, ModelText, Question, Seed, Selected, Served, Top
 from attnscope.cli.study_options import ManyTexts, Rehearsal, Sampled
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from attnscope.ask import Ask
     from attnscope.batch.items import Item
-    from attnscope.study.knockout.cases import AskedText
-    from attnscope.study.knockout.cuts import Selection
-    from attnscope.study.knockout.effects import CutPlan
+    from attnscope.purposes.cut import CutEdges
+    from attnscope.study.knockout.asked import AskedText
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered(ModelText, ManyTexts):
+class Answered(Served, ModelText, ManyTexts):
     """One text or many, and what follows each."""
 
     panel = "Text"
@@ -154,7 +154,7 @@ class Table(Config, Format, Exporting):
 def asked_texts(answered: Answered, edges: Edges, text: str | Sequence[int] | None, most: int) -> list[AskedText]:
     """What is asked of the one text, or of each of the corpus. Raises as `texts_in`, and UsageError without a key."""
     from attnscope.batch.items import texts_in
-    from attnscope.study.knockout.cases import FIELDS, asked_of
+    from attnscope.study.knockout.asked import FIELDS, asked_of
 
     asks = edges.asks()
     given = {"query": asks["query"] or "last", "key": asks["key"], "answer": answered.answer, "foil": answered.foil}
@@ -183,9 +183,14 @@ def field_of(item: Item, name: str) -> str:
     return str(value)
 
 
-def cut_plan(edges: Edges, compared: Compared, selection: Selection | None) -> CutPlan:
-    """What is cut, and what it is compared with."""
-    from attnscope.study.knockout.effects import CutPlan
+def cut_asked(
+    answered: Answered, edges: Edges, compared: Compared, text: str | Sequence[int] | None
+) -> tuple[Ask, CutEdges]:
+    """What is asked of the text, "" of a corpus, and what is cut in it."""
+    from attnscope.keep.request import Request
+    from attnscope.purposes.cut import CutEdges
 
-    name = "all heads" if edges.select is None else edges.select
-    return CutPlan(edges.over, selection, name, edges.how, compared.random, compared.seed)
+    asks = edges.asks()
+    keep = Request(query=asks["query"] or "last", key=asks["key"], define=asks["define"])
+    ask = replace(answered.ask(text or "", edges, keep), answer=answered.answer)
+    return ask, CutEdges(answered.foil, edges.over, edges.how, compared.random, compared.seed)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from attnscope.figures.prose import Prose
     from attnscope.model.geometry import Geometry
-    from attnscope.study.knockout.effects import Knocked
+    from attnscope.study.knockout.records import Knocked
 
 ORDERED = ("layers",)  # that keep the model's order, as windows do; others stand with the largest effect first
 EFFECT = "effect: what the answer loses without these edges, positive where the look helped"
@@ -108,6 +108,6 @@ def coloured(found: Knocked) -> Prose:
 
 def case_name(found: Knocked, place: int) -> str:
     """A token as the table names it."""
-    from attnscope.study.knockout.cuts import key_name
+    from attnscope.study.knockout.records import key_name
 
     return key_name(found.cases[0], place)

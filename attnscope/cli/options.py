@@ -21,7 +21,7 @@ from typer import Argument, Option
 
 from attnscope.cli.completion import models
 from attnscope.cli.groups import FIRST, HELD, SETTING, UNRECORDED
-from attnscope.cli.load_options import EngineChoice, Loading
+from attnscope.cli.load_options import Checkpoint, EngineChoice, Loading
 from attnscope.errors import UsageError
 from attnscope.model.options import DEMO
 
@@ -84,6 +84,13 @@ class OneText(Tokens):
     def has_text(self) -> bool:
         """Whether a text was named, or a place to read it."""
         return any(one is not None for one in self._places.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served(Checkpoint):
+    """A model that a server may hold."""
+
+    no_server: Annotated[bool, Option(help="Do not ask `attnscope serve`."), UNRECORDED, SETTING] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +171,7 @@ class Answer(Generated):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextRun(EngineChoice, Answer, ModelTexts):
+class TextRun(EngineChoice, Answer, Served, ModelTexts):
     """One text through one model, or a run that was written down."""
 
     panel = "Text"
@@ -174,7 +181,6 @@ class TextRun(EngineChoice, Answer, ModelTexts):
         Option("--from", help="Repeat a run: its manifest.json or folder; options given with it win.", metavar="RUN"),
         UNRECORDED,
     ] = None
-    no_server: Annotated[bool, Option(help="Do not ask `attnscope serve`."), UNRECORDED, SETTING] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -360,6 +366,11 @@ class OtherSide:
             "many tokens)."
         ),
     ] = None
+
+    @property
+    def of_two(self) -> bool:
+        """Whether there is one."""
+        return self.compare_text is not None or self.compare_model is not None
 
     def check_other_side(self) -> None:
         """Raise UsageError where both were given, or --align without either."""

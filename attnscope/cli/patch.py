@@ -82,7 +82,7 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTa
 def _tell(pair: TextPair, quiet: bool) -> None:
     """Say which tokens differ and which are patched, and what the answer is."""
     from attnscope.cells import shortened
-    from attnscope.study.knockout.cuts import key_name
+    from attnscope.study.knockout.records import key_name
 
     ids, other = pair.clean.prompt.ids, pair.corrupted.prompt.ids
     places = zip(pair.at, pair.partners, strict=True)

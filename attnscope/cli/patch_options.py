@@ -18,7 +18,7 @@ from attnscope.study.patching.over import Method, Over
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from attnscope.study.knockout.cuts import Selection
+    from attnscope.study.knockout.asked import Selection
     from attnscope.study.patching.effects import PatchPlan
     from attnscope.study.patching.pairs import AskedPair
 

@@ -9,8 +9,8 @@ from attnscope.cli import output
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from attnscope.intervene.intervention import HeadSet
     from attnscope.intervene.passes import Passes
+    from attnscope.intervene.sets import HeadSet
     from attnscope.model.loaded import LoadedModel
 
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from attnscope.cli import output
-from attnscope.cli.options import Config, Exporting, ModelText, ModelTexts, Noise, OneText, Selected, TextRun, Writing
+from attnscope.cli.load_options import Checkpoint
+from attnscope.cli.options import (
+    Config,
+    Exporting,
+    ModelText,
+    ModelTexts,
+    Noise,
+    OneText,
+    Selected,
+    Served,
+    TextRun,
+    Writing,
+)
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 
@@ -20,6 +32,7 @@ if TYPE_CHECKING:
     from attnscope.media.sound import Sound
     from attnscope.model.loaded import LoadedModel
     from attnscope.observation import Observation
+    from attnscope.purposes.purpose import Purpose
     from attnscope.run import Run
     from attnscope.serve.kept import KeptModels
     from attnscope.telling import Prepared
@@ -35,36 +48,72 @@ def observe_text(
 
     options: what the manifest will say was asked for. keep: what is kept.
     """
+    from attnscope.purposes.observe import Observe
+
     ask = asked.ask(read_run(asked, writing), selected, keep)
     if writing.out is not None and keep.maps:
         from attnscope.figures.drawing_process import begin
 
         begin("attnscope.drawing")
-    tell, check = output.Talk(writing.quiet), partial(check_out, writing=writing, options=options)
-    seen = served(asked, ask, tell, check, writing.verbose)
-    if seen is not None:
-        return seen
+    found: Observation = answer(
+        asked,
+        ask,
+        Observe(),
+        writing,
+        check=partial(check_out, writing=writing, options=options),
+        beside=_load_drawing if writing.out is not None and keep.rollout else nothing,
+    )
+    return found
+
+
+def _load_drawing() -> None:
+    from attnscope.figures import load_in_thread
+
+    load_in_thread()
+
+
+def nothing(*given: object) -> None:
+    """Do nothing."""
+
+
+def answer(
+    asked: Served,
+    ask: Ask,
+    purpose: Purpose,
+    writing: Writing,
+    *,
+    check: Callable[[Prepared], object] = nothing,
+    beside: Callable[[], object] = nothing,
+) -> Any:
+    """What a server of this user's answers, or, where none does, a model that is loaded here.
+
+    beside: begun while the model that was loaded here reads the text.
+    """
+    tell = output.Talk(writing.quiet)
+    found = served(asked, ask, purpose, tell, writing.verbose, check)
+    if found is not None:
+        return found
     loaded = load_model(asked, writing)
-    if writing.out is not None and keep.rollout:
-        from attnscope.figures import load_in_thread
-
-        load_in_thread()
-    from attnscope.told import observed
-
-    return observed(loaded, ask, tell, check)
+    beside()
+    return purpose.answer(loaded, ask, tell, check)
 
 
 def served(
-    asked: TextRun, ask: Ask, tell: output.Talk, check: Callable[[Prepared], object], verbose: bool
-) -> Observation | None:
+    asked: Served,
+    ask: Ask,
+    purpose: Purpose,
+    tell: output.Talk,
+    verbose: bool,
+    check: Callable[[Prepared], object] = nothing,
+) -> Any:
     """What a server of this user's answers; None where none does, and --verbose says why."""
-    if asked.no_server or asked.verify or KEPT is not None:
+    if asked.no_server or ask.verify or KEPT is not None:
         return None
     from attnscope.serve.client import answered
     from attnscope.serve.wire import UnansweredError
 
     try:
-        return answered(asked.load_options(), ask, tell, check)
+        return answered(asked.load_options(), ask, tell, check, purpose=purpose)
     except UnansweredError as why:
         output.talk(f"not asked of a server: {why}", quiet=not verbose)
         tell.again()
@@ -115,7 +164,7 @@ def read_text(asked: OneText, writing: Noise) -> str | list[int]:
     return read(asked.text if asked.given is None else asked.given, asked.file, unasked=not configured)
 
 
-def load_model(asked: ModelText, writing: Writing) -> LoadedModel:
+def load_model(asked: Checkpoint, writing: Writing) -> LoadedModel:
     """The model that was asked for, with a bar while it loads."""
     from attnscope.model.libraries import silence_libraries
     from attnscope.model.loading import load
@@ -125,24 +174,15 @@ def load_model(asked: ModelText, writing: Writing) -> LoadedModel:
         return (load if KEPT is None else KEPT.load)(asked.load_options())
 
 
-def prepared(
-    asked: ModelText,
-    writing: Writing,
-    text: Text,
-    selected: Selected | None = None,
-    query: str | None = None,
-    alone: Sequence[str] = (),
-) -> Run:
-    """A text for the model's own eager attention, its header told; alone: what is for some tasks alone, and which."""
+def prepared(asked: ModelText, writing: Writing, text: Text, selected: Selected) -> Run:
+    """A text for the model's own eager attention, its header told."""
     loaded = load_model(asked, writing)
-    if alone:
-        loaded.check_task(*alone)
+
     from attnscope.keep.request import Request
     from attnscope.run import prepare
     from attnscope.told import run_lines, target_lines
 
-    ask = asked.ask(text, selected or Selected(), Request(query=query))
-    run = prepare(loaded, replace(ask, engine="eager"))
+    run = prepare(loaded, replace(asked.ask(text, selected, Request()), engine="eager"))
     say((*run_lines(run), *target_lines(run)), writing.quiet)
     return run
 

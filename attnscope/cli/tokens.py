@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
-from attnscope.cli.load_options import Checkpoint
-from attnscope.cli.options import Format, Noise, OneText, Question
+from attnscope.cli.options import Format, Noise, OneText, Question, Served
 from attnscope.cli.relations import relations_sheet
 from attnscope.cli.takes import takes
 from attnscope.text.expressions import GRAMMAR, PRECEDENCE
@@ -15,7 +14,7 @@ from attnscope.text.expressions import GRAMMAR, PRECEDENCE
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from attnscope.model.loaded import LoadedTokenizer
+    from attnscope.purposes.tokenise import Tokenised
     from attnscope.text.prompt import Prompt, Span
 
 EXAMPLES = (
@@ -31,7 +30,7 @@ MORE_HELP = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listed(OneText, Checkpoint):
+class Listed(OneText, Served):
     """One text and the model whose tokenizer reads it."""
 
 
@@ -47,16 +46,13 @@ def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) ->
 
     from attnscope.cli.single import read_text, say
 
-    text = read_text(asked, noise)
-    from attnscope.model.libraries import silence_libraries
-    from attnscope.model.loading import load_tokenizer
+    read = read_tokens(asked, read_text(asked, noise), noise)
+
     from attnscope.text.tokens import choose, chosen_lines
 
-    silence_libraries(noise.verbose)
-    loaded = load_tokenizer(asked.load_options())
-    prompt = read_prompt(loaded, text, asked)
+    prompt = read.prompt
     chosen = choose(prompt, asks["query"], asks["key"], asks["define"])
-    output.talk(header(loaded, prompt), noise.quiet)
+    output.talk(header(read), noise.quiet)
     say(chosen_lines(prompt, prompt, chosen), noise.quiet)
     named = {at for found in (chosen.query, chosen.key) if found for at in found.positions}
     table = token_table(prompt).take(sorted(named or range(len(prompt))))
@@ -64,23 +60,30 @@ def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) ->
     return 0
 
 
-def read_prompt(loaded: LoadedTokenizer, text: str | list[int], asked: Listed) -> Prompt:
+def read_tokens(asked: Listed, text: str | list[int], noise: Noise) -> Tokenised:
     """The text as the model reads it; longer than that too, unless it is to be cut."""
-    from attnscope.text.prompt import from_ids, place, reading
+    from attnscope.ask import Ask
+    from attnscope.cli.single import served
+    from attnscope.purposes.tokenise import Tokenise, tokenised
 
-    most = loaded.max_positions if asked.truncate else None
-    if not isinstance(text, str):
-        return from_ids(loaded.tokenizer, text, max_tokens=most, truncate=asked.truncate)
-    with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, asked.chat)) as read:
-        return read(text, asked.chat, most, asked.truncate)
+    ask = Ask(text, chat=asked.chat, truncate=asked.truncate)
+    found: Tokenised | None = served(asked, ask, Tokenise(), output.Talk(noise.quiet), noise.verbose)
+    if found is not None:
+        return found
+
+    from attnscope.model.libraries import silence_libraries
+    from attnscope.model.loading import load_tokenizer
+
+    silence_libraries(noise.verbose)
+    return tokenised(load_tokenizer(asked.load_options()), ask)
 
 
-def header(loaded: LoadedTokenizer, prompt: Prompt) -> str:
+def header(read: Tokenised) -> str:
     """Which tokenizer, how many tokens, and whether the model reads as many."""
+    prompt, most = read.prompt, read.max_positions
     cut = f" ({prompt.removed} cut off)" * bool(prompt.removed)
-    most = loaded.max_positions
     beyond = f"  the model reads {most}; --truncate shows which" if most is not None and len(prompt) > most else ""
-    return f"{loaded.name}  {len(prompt)} tokens{cut}{beyond}"
+    return f"{read.name}  {len(prompt)} tokens{cut}{beyond}"
 
 
 def token_table(prompt: Prompt) -> pa.Table:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -17,18 +17,15 @@ from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Config, OtherSide, Question, Selected, TextRun, Writing, check_folder
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from attnscope.purposes.page import ShowPage
 from attnscope.signals import unwinding
-from attnscope.stacks import SEQ2SEQ, VISION, is_vision
+from attnscope.stacks import SEQ2SEQ
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask
-    from attnscope.model.geometry import LayerGeometry
-    from attnscope.model.loaded import LoadedModel
     from attnscope.observation import Observation
-    from attnscope.run import Run
-    from attnscope.study.why.keys import KeyParts
+    from attnscope.purposes.page import PageSide
     from attnscope.viewer.page import Page
-    from attnscope.viewer.plan import Plan
 
 EXAMPLES = (
     'attnscope view --text "the financial bank is located on river bank" --out bank.html',
@@ -86,140 +83,67 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     from attnscope.cli.single import report_checks
     from attnscope.show.why_page import WhySide
     from attnscope.viewer.page import about, page_of
+    from attnscope.viewer.plan import Plan
     from attnscope.viewer.side import Side
-    from attnscope.viewer.stacks import StackedSide, first_asked, stacked
+    from attnscope.viewer.stacks import StackedSide, stacked
 
-    ask, runs = runs_of(asked, selected, question, pages)
-    plan = plan_of(pages, selected, runs[0])
-    why = taken_apart(runs[0], pages, plan)
-    seen = [observed(run, replace(plan, max_mb=plan.max_mb / len(runs)), asked, pages.quiet) for run in runs]
+    purpose = ShowPage(pages.max_mb, pages.precision, selected.select, pages.why)
+    ask, shown = shown_sides(asked, selected, question, pages, purpose)
+    seen, why, whole = [one.seen for one in shown], shown[0].why, shown[0].whole
     sides = [StackedSide(one) if stacked(one) else Side(one) for one in seen]
     sides = [WhySide(seen[0], why), *sides[1:]] if why else sides
-    asked_of = {stack: one.chosen for stack, one in runs[0].asked.items()}
-    chosen = runs[0].chosen if runs[0].source is None else first_asked(asked_of, len(runs[0].source))
-    named = {why[0].layer: (why[0].head,)} if why else plan.whole
+    opened = {why[0].layer: (why[0].head,)} if why else whole
     groups, first = groups_of(sides[0].seen, question), "why" if why else None
-    said = about(replace(sides[0].seen, chosen=chosen), named, command, groups, first)
+    said = about(replace(sides[0].seen, chosen=shown[0].chosen), opened, command, groups, first)
     said = replace(said, copied=copied(asked, pages, ask))
+    plan = Plan(pages.max_mb, 16 if pages.precision == 16 else 8, whole)
     write_page(page_of(sides, plan, said, pages.align), pages)
     return max(report_checks(one, pages.quiet) for one in seen)
 
 
-def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages) -> tuple[Ask, list[Run]]:
-    """What is asked of the text; it, and what it is compared with, ready to be read."""
-    from attnscope.cli.single import load_model, read_run
+def shown_sides(
+    asked: TextRun, selected: Selected, question: Question, pages: Pages, purpose: ShowPage
+) -> tuple[Ask, list[PageSide]]:
+    """What is asked of the text; what the page shows of it, and of what it is compared with."""
+    from attnscope.cli.single import answer, read_run
+    from attnscope.keep.request import Request
+
+    if asked.picture and pages.of_two:
+        raise UsageError("a page with a picture cannot show another text or model", "make a page of each")
+    ask = asked.ask(read_run(asked, pages), selected, Request(**question.asks()))
+    if not pages.of_two:
+        return ask, [answer(asked, ask, purpose, pages)]
+    return compared_sides(asked, ask, pages, purpose)
+
+
+def compared_sides(asked: TextRun, ask: Ask, pages: Pages, purpose: ShowPage) -> tuple[Ask, list[PageSide]]:
+    """The same of a page of two; each side has half of its room."""
+    from attnscope.cli.single import load_model
     from attnscope.keep.request import Request
     from attnscope.media.sound import Sound
-    from attnscope.told import prepare_told
+    from attnscope.purposes.page import PageSide, named_tokens, observed
 
-    def ready(loaded: LoadedModel, ask: Ask) -> Run:
-        loaded.check_queries("a page")
-        return prepare_told(loaded, ask, output.Talk(pages.quiet))
-
-    if asked.picture and (pages.compare_text or pages.compare_model):
-        raise UsageError("a page with a picture cannot show another text or model", "make a page of each")
-    text, loaded = read_run(asked, pages), load_model(asked, pages)
-    of_two = loaded.geometry.task == SEQ2SEQ
-    if of_two and (pages.compare_text or pages.compare_model):
+    loaded, tell = load_model(asked, pages), output.Talk(pages.quiet)
+    if loaded.geometry.task == SEQ2SEQ:
         raise UsageError("a page of an encoder-decoder cannot show another text or model", "make a page of each")
-    ask = asked.ask(text, selected, Request(**question.asks()))
-    if not (of_two or (asked.picture and not ask.keep.asks)):  # of several stacks those are shown that are named
-        ask = replace(ask, select=None)
-    runs = [ready(loaded, ask)]
+    ask = replace(ask, select=None)
+    runs = [purpose.ready(loaded, ask, tell)]
     other_side = replace(ask, keep=Request(), select=None, atlas=None, target=None, picture=None)
     if pages.compare_text is not None:
-        runs.append(ready(loaded, replace(other_side, text=pages.compare_text)))
+        runs.append(purpose.ready(loaded, replace(other_side, text=pages.compare_text), tell))
     if pages.compare_model is not None:
         other = load_model(replace(asked, model=pages.compare_model, revision=None, base=None), pages)
         other.check_task("the other side of a page", "decoder", "encoder")
-        written = isinstance(text, str)
-        of_tokens = not (written or isinstance(text, Sound))  # of one model: the other reads what they say
-        again = runs[0].prompt.text if of_tokens else text
+        written = isinstance(ask.text, str)
+        of_tokens = not (written or isinstance(ask.text, Sound))  # of one model: the other reads what they say
+        again = runs[0].prompt.text if of_tokens else ask.text
         bare = other_side if written else replace(other_side, chat=False, answer=None, generate=None)
-        runs.append(ready(other, replace(bare, text=again)))
-    return ask, runs
-
-
-def plan_of(pages: Pages, selected: Selected, run: Run) -> Plan:
-    """What may go into the page."""
-    from attnscope.selection import select
-    from attnscope.viewer.plan import Plan
-
-    heads = run.loaded.geometry.heads_by_layer
-    whole = {} if selected.select is None or several(run) else select(selected.select, heads, run.named)
-    return Plan(pages.max_mb, 16 if pages.precision == 16 else 8, whole)
-
-
-def taken_apart(run: Run, pages: Pages, plan: Plan) -> Sequence[KeyParts]:
-    """The logits of --why, of the page's first side."""
-    from attnscope.calls.why import STACKS
-    from attnscope.selection import select
-    from attnscope.show.why_page import why_of
-
-    if pages.why is None:
-        return ()
-    run.loaded.check_task(*STACKS)
-    if several(run):
-        raise UsageError("with a picture no logits are taken apart", "leave out --why")
-    heads = select(pages.why, run.loaded.geometry.heads_by_layer, run.named)
-    queries = range(len(run.prompt)) if run.chosen.query is None else run.chosen.query.positions
-    return why_of(run.loaded, run.prompt.ids, heads, queries, plan)
-
-
-def several(run: Run) -> bool:
-    """Whether several stacks are on one page, over texts of their own."""
-    return run.source is not None or VISION in run.loaded.geometry.stacks
-
-
-def kept_layers(run: Run) -> list[LayerGeometry]:
-    """The layers of all stacks with as many heads as the page is to have of each."""
-    found = []
-    for stack, layers in run.loaded.geometry.stacks.items():
-        chosen = None if run.request.stacks is None else run.request.stacks.get(stack, {})
-        for layer in layers.values():
-            found.append(layer if chosen is None else replace(layer, heads=len(chosen.get(layer.index, ()))))
-    return [layer for layer in found if layer.heads]
-
-
-def kept_of(run: Run, plan: Plan) -> dict[str, Any]:
-    """What to keep of a pass, over all texts of the page, as fields of `Request`."""
-    beside = run.source or next(iter(run.prompt.medium.tower[-1:]), ())
-    return plan.request(kept_layers(run), len(run.prompt) + len(beside) * several(run))
-
-
-def without_tower(run: Run, plan: Plan, quiet: bool) -> Run:
-    """The same; of a page that has no room for all maps of decoder and vision tower the decoder alone, and a line."""
-    geometry = run.loaded.geometry
-    if VISION not in geometry.stacks or run.request.stacks is not None or kept_of(run, plan)["weights"] is True:
-        return run
-    output.talk(
-        "the page shows the decoder only, the vision tower does not fit; choose heads, as in --select vision.3.2,last",
-        quiet,
-    )
-    others = {stack: layers for stack, layers in geometry.other_stacks.items() if not is_vision(stack)}
-    loaded = replace(run.loaded, geometry=replace(geometry, other_stacks=others))
-    medium = replace(run.prompt.medium, tower=())
-    return replace(run, loaded=loaded, prompt=replace(run.prompt, medium=medium))
-
-
-def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
-    """One side's forward pass, which keeps what the page has room for."""
-    from attnscope.cli.single import say
-    from attnscope.text.tokens import Chosen
-    from attnscope.told import answer_lines, asked_lines, run_lines
-
-    run = without_tower(run, plan, quiet)
-    layers, kept = kept_layers(run), kept_of(run, plan)
-    if several(run):  # stacks of different texts share no bins, and no steps
-        kept |= {"operands": False, "maps": None, "weights": kept["weights"] is True}
-    run = run.asking(replace(run.request, **kept))
-    say((*run_lines(run), *answer_lines(run), *asked_lines(run)), quiet)
-    whole = replace(run, chosen=Chosen())  # the page holds all tokens: those that were named say where it opens
-    if asked.verify:
-        with output.progress("oracle", None, quiet):
-            whole = whole.verified()
-    with output.progress(f"forward pass over {len(run.prompt):,} tokens", len(layers), quiet, "layers") as advance:
-        return whole.observe(advance)
+        runs.append(purpose.ready(other, replace(bare, text=again), tell))
+    plan = purpose.plan_of(runs[0])
+    why = purpose.taken_apart(runs[0], plan)
+    half = replace(plan, max_mb=plan.max_mb / len(runs))
+    shown = [PageSide(observed(run, half, ask.verify, tell), named_tokens(run), plan.whole) for run in runs]
+    return ask, [replace(shown[0], why=why), *shown[1:]]
 
 
 def groups_of(seen: Observation, question: Question) -> dict[str, Sequence[int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from attnscope.cli import output
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import command_line
@@ -11,6 +13,9 @@ from attnscope.cli.takes import takes
 from attnscope.cli.why_options import Logit, LogitText, WhyTable
 from attnscope.cli.why_table import logit_sheet, to_know
 from attnscope.signals import unwinding
+
+if TYPE_CHECKING:
+    from attnscope.calls.why_record import Why
 
 RIVER = '"the bank of the river, the bank of the" --head L3H0 --key river'
 EXAMPLES = (
@@ -39,19 +44,11 @@ def why(asked: LogitText, logit: Logit, top: Top, table: WhyTable, look: Look) -
 
     text = read_given(asked, table)
 
-    from attnscope.calls.why import STACKS, ask_of, taken_apart
-    from attnscope.cli.single import load_model, say
-    from attnscope.run import prepare
-    from attnscope.told import asked_lines, target_lines
+    from attnscope.calls.why_options import ask_of
+    from attnscope.cli.single import answer
+    from attnscope.purposes.take_apart import TakeApart
 
-    loaded = load_model(asked, table)
-    loaded.check_task(*STACKS)
-    run = prepare(loaded, ask_of(text, options), compared=False)
-    model = loaded.name, loaded.device, loaded.dtype, loaded.geometry.in_words, f"{len(run.text)} tokens"
-    output.talk("  ".join(model), table.quiet)
-    say((*target_lines(run), *asked_lines(run)), table.quiet)
-    with output.progress("taking the logit apart", None, table.quiet):
-        found = taken_apart(run, head, options)
+    found: Why = answer(asked, ask_of(text, options), TakeApart.of(head, options), table)
     if table.out is not None:
         with unwinding(), output.progress("drawing", None, table.quiet):
             found.export(table.out, style=look.style(command_line("why", asked, logit, look)), force=table.force)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli.groups import FIRST
-from attnscope.cli.options import Config, Exporting, Format, Generated, ModelTexts, OneHead, Question
+from attnscope.cli.options import Config, Exporting, Format, Generated, ModelTexts, OneHead, Question, Served
 
 if TYPE_CHECKING:
-    from attnscope.calls.why import WhyOptions
+    from attnscope.calls.why_options import WhyOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogitText(Generated, ModelTexts):
+class LogitText(Generated, Served, ModelTexts):
     """The text of one query and one key."""
 
     panel = "Text"
@@ -53,7 +53,7 @@ class Logit(OneHead, Question):
         """What the library is asked. Raises UsageError for what no text makes right."""
         groups = self.asks()["define"]
 
-        from attnscope.calls.why import WhyOptions
+        from attnscope.calls.why_options import WhyOptions
 
         how = (self.query, self.key, self.against, self.side, self.by, self.verify)
         found = WhyOptions(

@@ -10,7 +10,7 @@ from attnscope.cli import output
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from attnscope.calls.why import Why
+    from attnscope.calls.why_record import Why
 
 CONTRIBUTION = "contribution: what it gives to the logit, each norm with the scale that it has"
 SHARE = "share: of the sum of contrasts"

@@ -1,6 +1,6 @@
 """One head's arithmetic for one sentence, step by step, each step compared with the model's own values.
 
-steps.py        what a step is, and how it is compared
+records.py      what a step is, without torch; steps.py: how it is made and compared
 attention.py    from q, k, v to the heads' outputs
 traced.py       a head of a real model; projections.py: what is before its scores and after its values
 toy.py          the same without a model, on "I saw a saw"
@@ -8,11 +8,25 @@ scaling.py      std(q . k) against d_k on random data
 jsonl.py        an explanation as JSON lines
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from attnscope.callable_room import callable_room
-from attnscope.explain.steps import Check, Explanation, Numbers, Step
-from attnscope.explain.toy import explain_toy
-from attnscope.explain.traced import explain_head
+from attnscope.explain.records import Check, Explanation, Numbers, Step
+
+if TYPE_CHECKING:
+    from attnscope.explain.toy import explain_toy
+    from attnscope.explain.traced import explain_head
 
 __all__ = ["Check", "Explanation", "Numbers", "Step", "explain_head", "explain_toy"]
+
+_HOME = {"explain_head": "traced", "explain_toy": "toy"}  # which need torch
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
 
 callable_room(__name__)

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.explain.steps import HIDDEN, Check, Numbers, Observed, Step, array, divisor, numbers
+from attnscope.explain.records import HIDDEN, Check, Numbers, Step, divisor
+from attnscope.explain.steps import Observed, array, numbers
 from attnscope.reference.attention import apply_mask, attention_logits, attention_output, softmax
 
 

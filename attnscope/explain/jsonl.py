@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from attnscope.explain.steps import Explanation
+from attnscope.explain.records import Explanation
 
 
 def json_lines(explanation: Explanation) -> Iterator[str]:

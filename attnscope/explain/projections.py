@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.explain.attention import QKV, Attention, concatenation
-from attnscope.explain.steps import Check, Numbers, Observed, Step, numbers
+from attnscope.explain.records import Check, Numbers, Step
+from attnscope.explain.steps import Observed, numbers
 from attnscope.model.placed import as_input
 from attnscope.reference.frequencies import inverse_frequencies
 from attnscope.reference.given import Given, setting

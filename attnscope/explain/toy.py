@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attnscope.explain.attention import QKV, Attention, attention_steps, concatenation
-from attnscope.explain.steps import Explanation, Observed, Step, check_query, numbers
+from attnscope.explain.records import Explanation, Step
+from attnscope.explain.steps import Observed, check_query, numbers
 from attnscope.reference.masks import causal_mask, positions
 
 TOKENS = ("I", "saw", "a", "saw")

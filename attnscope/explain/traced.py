@@ -19,7 +19,8 @@ from attnscope.cells import head_name
 from attnscope.errors import ModelError, UsageError
 from attnscope.explain.attention import QKV, Attention, attention_steps, concatenation
 from attnscope.explain.projections import after_values, attention_of_layer, before_scores, observed_heads
-from attnscope.explain.steps import Explanation, Observed, Step, check_query
+from attnscope.explain.records import Explanation, Step
+from attnscope.explain.steps import Observed, check_query
 from attnscope.model.quantised import is_quantised
 from attnscope.parity.given import given_of, mask_of, precise
 from attnscope.reference.given import Given, UnreadableError

@@ -2,28 +2,34 @@
 
     begin("attnscope.drawing")                # on two cores the libraries of the model and of the pictures load at once
     process = begun()                         # None where none pays
-    for path in process.drawn(partial(draw, folder)): ...
+    for path in process.drawn(partial(draw, folder), partial(draw_others, folder)): ...
 
 It is forked, which costs a hundredth of a start and needs no script that can be imported again; that is safe while this
-process has one thread and no PyTorch.
+process has one thread and no PyTorch. Once it has loaded what draws it forks a second one, which has that too: two
+cores are free after the pass.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import multiprocessing
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from importlib import import_module
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from attnscope import figures
 from attnscope.errors import AttnscopeError
 from attnscope.figures.pool import cores
 from attnscope.signals import begin_worker, busy, held, leaving
+
+log = logging.getLogger("attnscope")
+
+PROCESSES = 2
 
 Work = Callable[[], Generator[Path, None, None]]
 
@@ -41,61 +47,106 @@ def begin(*modules: str) -> None:
 
 
 def begun() -> DrawingProcess | None:
-    """The process that was begun, for one piece of work; None without one."""
+    """The process that was begun, for one drawing; None without one."""
     global _begun
     process, _begun = _begun, None
     return process
 
 
 class DrawingProcess:
-    """A process for one piece of work, which it can be given while it still loads; it ends with this one."""
+    """A process for one drawing, which it can be given while it still loads; it ends with this one."""
 
     def __init__(self, *modules: str) -> None:
         context = multiprocessing.get_context("fork")
-        self.connection, there = context.Pipe()
-        self.process = context.Process(target=_serve, args=(there, self.connection, modules), daemon=True)
+        self.connections, there = zip(*(context.Pipe() for _ in range(PROCESSES)), strict=True)
+        self.process = context.Process(target=_serve, args=(there, self.connections, modules))
         with held():
             self.process.start()
-        there.close()
+        for connection in there:
+            connection.close()
         atexit.register(self.process.kill)  # one that was never asked has nothing to end
 
-    def drawn(self, work: Work) -> Generator[Path, None, None]:
-        """Have the work done from now on; yields each path that it yields.
+    def drawn(self, *works: Work) -> Generator[Path, None, None]:
+        """Have the works done from now on, at most two, side by side; yields each path that they yield.
 
         Once closed, no further file is begun. An AttnscopeError is raised here as it is, any other error as a
         RuntimeError with its words.
         """
-        with suppress(OSError):  # it ended: told where its answer is read
-            self.connection.send(work)
-        return self._answers()
+        asked = self.connections[: len(works)]
+        for connection, work in zip(asked, works, strict=True):
+            with suppress(OSError):  # it ended: told where its answer is read
+                connection.send(work)
+        return self._answers(list(asked))
 
-    def _answers(self) -> Generator[Path, None, None]:
+    def _answers(self, asked: list[Connection]) -> Generator[Path, None, None]:
+        warned = set[str]()
         try:
-            while (answer := self._answer()) is not None:
-                if isinstance(answer, Exception):
-                    raise answer
-                yield answer
+            while asked:
+                ready = wait(asked)
+                for connection in [one for one in asked if one in ready]:
+                    answer = _answer(connection)
+                    if isinstance(answer, Exception):
+                        raise answer
+                    if answer is None:
+                        asked.remove(connection)
+                    elif isinstance(answer, Path):
+                        yield answer
+                    elif answer not in warned:
+                        warned.add(answer)
+                        log.warning("%s", answer)
         finally:
-            self.connection.close()
-            self.process.terminate()
-            self.process.join()
+            self._end()
 
-    def _answer(self) -> Path | Exception | None:
-        try:
-            return self.connection.recv()
-        except (EOFError, OSError) as error:
-            raise RuntimeError("the process that draws ended early: it was killed") from error
+    def _end(self) -> None:
+        """Have both processes end after the file at hand, and wait for it."""
+        self.process.terminate()
+        for connection in self.connections:
+            with suppress(EOFError, OSError):  # which say that it ended
+                while True:
+                    connection.recv()
+            connection.close()
+        self.process.join()
 
 
-def _serve(connection: Connection, other_end: Connection, modules: tuple[str, ...]) -> None:
-    """What the process does; a path per file, then None, or an error."""
-    begin_worker()
-    other_end.close()
+def _answer(connection: Connection) -> Path | str | Exception | None:
+    try:
+        return connection.recv()
+    except (EOFError, OSError) as error:
+        raise RuntimeError("the process that draws ended early: it was killed") from error
+
+
+def _serve(connections: Sequence[Connection], other_ends: Sequence[Connection], modules: tuple[str, ...]) -> None:
+    """What the first process does: load, fork the second one, and answer."""
+    for connection in other_ends:
+        connection.close()
     figures.load_drawing()
     for module in modules:
         import_module(module)
-    with suppress(EOFError, OSError), busy:  # nothing to draw after all, or nobody who would hear of it
-        connection.send(_done(connection.recv(), connection))
+    first, second = connections
+    multiprocessing.get_context("fork").Process(target=_serve_one, args=(second, first)).start()
+    _serve_one(first, second)
+
+
+def _serve_one(connection: Connection, others: Connection) -> None:
+    """What each does: a path per file and the words of each warning, then None, or an error."""
+    begin_worker()
+    others.close()
+    log.handlers, log.propagate = [_Sent(connection)], False
+    with suppress(EOFError, OSError):  # nothing to draw after all, or nobody who would hear of it
+        work = connection.recv()
+        with busy:
+            connection.send(_done(work, connection))
+
+
+class _Sent(logging.Handler):
+    """Warnings to the other end, for both processes may have the same one."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self.connection = connection
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.connection.send(record.getMessage())
 
 
 def _done(work: Work, connection: Connection) -> Exception | None:

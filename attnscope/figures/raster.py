@@ -21,7 +21,7 @@ from matplotlib.text import Text
 PNG_ZLIB_LEVEL = 3  # flat colours: level 6 takes twice the time for a few percent
 MOST_KEPT = 4096  # strings; scores have many more than weights
 LONGEST_NUMBER = 200  # pixels that a number may take beyond its cell
-NOTHING = 255, 255, 255, 0  # what a canvas holds on which nothing is drawn
+NOTHING = np.array([255, 255, 255, 0], np.uint8).view(np.uint32)  # what a canvas holds on which nothing is drawn
 UP = 2  # the filter that stores a row as its difference to the row above: nearly all zeros in a heatmap
 INCH_PER_METRE = 39.3701
 NO_COMPRESSION_NO_LANGUAGE = bytes(5)  # ends the keyword; flag and method 0; two empty strings
@@ -62,7 +62,7 @@ class Stamps:
         above, before = np.maximum(0, self.corners[0] - reach).astype(int)
         below, behind = (self.corners[0] + self.side + reach).astype(int)
         spot = np.asarray(self.canvas.buffer_rgba())[above:below, before:behind]
-        spot[:] = NOTHING
+        spot.view(np.uint32)[:] = NOTHING  # a pixel at a time: four times as fast as its four bytes
         self.model.set_text(string)
         self.model.draw(self.canvas.get_renderer())
         self.model.set_text(now)

@@ -17,8 +17,9 @@ from attnscope.attention.again import RowBlock, RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec
 from attnscope.intervene.again import check_again, put, spec_of
 from attnscope.intervene.budget_names import written_budget
-from attnscope.intervene.intervention import HeadSet, Intervention
+from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.policies import BudgetedHeads, Dropping, policy_of
+from attnscope.intervene.sets import HeadSet
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.engines import Change, Engine
 from attnscope.stacks import DECODER

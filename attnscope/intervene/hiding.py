@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.spec import AttentionSpec
-from attnscope.intervene.intervention import HeadSet, Intervention
+from attnscope.intervene.intervention import Intervention
+from attnscope.intervene.sets import HeadSet
 from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import Engine
 

@@ -9,15 +9,13 @@ Shapes: B text, N row of a pass, T token, H head, V width of v.
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from attnscope.cells import head_names
+from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
 from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import Engine
@@ -25,31 +23,6 @@ from attnscope.seam.engines import Engine
 Heard = Callable[
     [CallPlace, Tensor, Sequence[int]], None
 ]  # a call's place, its output (B, T, H, V), the texts' lengths
-
-
-@dataclass(frozen=True)
-class HeadSet:
-    """Heads that go together, as (layer, head), ascending.
-
-    >>> str(HeadSet("induction", ((3, 0), (3, 1))))
-    'L3H0 L3H1'
-    """
-
-    name: str
-    heads: tuple[tuple[int, int], ...]
-
-    def __str__(self) -> str:
-        return head_names(self.heads)
-
-    @property
-    def identity(self) -> Hashable:
-        """What tells it from another: equal ones are run once."""
-        return self.heads
-
-    @property
-    def per_layer(self) -> dict[int, int]:
-        """{layer: how many of its heads}."""
-        return {layer: len(list(group)) for layer, group in itertools.groupby(self.heads, lambda head: head[0])}
 
 
 class Intervention(ABC):

@@ -9,7 +9,7 @@ a block, K key, E edge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,22 +18,11 @@ from torch import Tensor
 
 from attnscope.attention.again import CutHow, RowBlock, RowsAgain, padded
 from attnscope.intervene.again import check_again, put, spec_of
-from attnscope.intervene.intervention import HeadSet, Intervention
+from attnscope.intervene.intervention import Intervention
+from attnscope.intervene.sets import Cut, HeadSet
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.engines import Change, Engine
 from attnscope.stacks import DECODER
-
-
-@dataclass(frozen=True)
-class Cut(HeadSet):
-    """Heads, and the keys of each text of the task that are cut from them in the rows that are asked."""
-
-    keys: tuple[tuple[int, ...], ...] = ()
-
-    @property
-    def identity(self) -> Hashable:
-        return self.heads, self.keys
-
 
 OnRows = Callable[[AttentionCall, Sequence[int], Sequence[int], RowBlock], object]  # call, texts, heads, a block
 

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from attnscope.errors import ForwardError, InputError, ModelError, first_line
 from attnscope.intervene.branches import BranchError, DecoderLayers, branching, decoder_layers, unheard
-from attnscope.intervene.intervention import HeadSet, Heard, Intervention
+from attnscope.intervene.intervention import Heard, Intervention
 from attnscope.intervene.measure import LOSS, Measure
 from attnscope.intervene.replacement import Replacement, Replacing
+from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
 from attnscope.model.padding import pads, to_be_found
 from attnscope.seam.call import AttentionCall

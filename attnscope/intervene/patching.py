@@ -24,7 +24,8 @@ from attnscope.attention.again import RowBlock, RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec
 from attnscope.errors import InputError
 from attnscope.intervene.again import check_again, put, spec_of
-from attnscope.intervene.intervention import HeadSet, Intervention
+from attnscope.intervene.intervention import Intervention
+from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
 from attnscope.intervene.what import What
 from attnscope.seam.call import AttentionCall

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import InputError
-from attnscope.intervene.intervention import HeadSet, Heard, Intervention
+from attnscope.intervene.intervention import Heard, Intervention
+from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
 from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.engines import Change, Engine

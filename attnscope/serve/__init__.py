@@ -1,4 +1,4 @@
-"""Models that stay loaded, and who asks them: one thing crosses the socket, an ask, and an observation comes back.
+"""Models that stay loaded, and who asks them: an ask and its purpose cross the socket, and a record comes back.
 
 place.py     the socket, its folder, and who is at the other end
 identity.py  whether code, environment and files of a model are the same on both sides

@@ -1,7 +1,7 @@
-"""Asking a server: one ask goes, lines and stages come, and at last an observation. Without torch.
+"""Asking a server: an ask and its purpose go, lines and stages come, and at last a record. Without torch.
 
 try:
-    seen = answered(options, ask, tell, check)
+    seen = answered(options, ask, tell, check, purpose=Observe())
 except UnansweredError as why:
     ...  # as if there were no server
 """
@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import attnscope.errors
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.model.options import DEMO
+from attnscope.purposes.observe import Observe
+from attnscope.purposes.purpose import Purpose
 from attnscope.serve import identity, place
 from attnscope.serve.records import packed, unpacked
 from attnscope.serve.status import Status
@@ -33,11 +35,11 @@ if TYPE_CHECKING:
 
     from attnscope.ask import Ask
     from attnscope.model.options import LoadOptions
-    from attnscope.observation import Observation
 
 logger = logging.getLogger("attnscope")
 VARIABLE = "ATTNSCOPE_NO_SERVER"
 CONNECT_SECONDS = 2.0
+OBSERVE = Observe()
 
 
 def answered(
@@ -46,16 +48,17 @@ def answered(
     tell: Teller,
     check: Callable[[Prepared], object] = lambda prepared: None,
     tensor: Callable[[np.ndarray], Any] = lambda array: array,
-) -> Observation:
-    """What a server observes of a text; see `attnscope.told.observed`. tensor: what arrays that were tensors become.
+    purpose: Purpose = OBSERVE,
+) -> Any:
+    """What a server answers; see `Purpose.answer`. tensor: what arrays that were tensors become.
 
     Raises UnansweredError where none does, or it ended amid the answer; else what the question raises.
     """
-    question, blobs = _question(options, ask)
+    question, blobs = _question(options, ask, purpose)
     with connected() as link:
         try:
             send(link, question, blobs)
-            return _Answer(link, tell, check, tensor).observation()
+            return _Answer(link, tell, check, tensor, purpose.record).last()
         except (OSError, WireError) as error:
             raise UnansweredError(f"the server ended amid the answer ({error})") from error
 
@@ -98,7 +101,7 @@ def asked(what: str) -> Status:
         return found
 
 
-def _question(options: LoadOptions, ask: Ask) -> tuple[dict[str, Any], list[memoryview]]:
+def _question(options: LoadOptions, ask: Ask, purpose: Purpose = OBSERVE) -> tuple[dict[str, Any], list[memoryview]]:
     if os.environ.get(VARIABLE):
         raise UnansweredError(f"{VARIABLE} is set")
     if options.trust_remote_code or options.allow_pickle:
@@ -114,7 +117,9 @@ def _question(options: LoadOptions, ask: Ask) -> tuple[dict[str, Any], list[memo
     if model != DEMO and os.path.exists(os.path.expanduser(model)):
         model = str(Path(model).expanduser().absolute())
     return {
-        "what": "observe",
+        "what": "question",
+        "purpose": purpose.name,
+        "how": plain(purpose),
         "ask": said,
         "prompt": prompt,
         "options": plain(replace(options, model=model)),
@@ -134,11 +139,12 @@ class _Answer:
         tell: Teller,
         check: Callable[[Prepared], object],
         tensor: Callable[[np.ndarray], Any],
+        record: str,
     ) -> None:
-        self.link, self.tell, self.check, self.tensor = link, tell, check, tensor
+        self.link, self.tell, self.check, self.tensor, self.record = link, tell, check, tensor, record
 
-    def observation(self) -> Observation:
-        """The observation that ends the answer."""
+    def last(self) -> Any:
+        """The record that ends the answer."""
         with ExitStack() as stage:
             advance: Callable[[int], object] = lambda steps: None  # noqa: E731
             while not (frame := receive(self.link)).last:
@@ -165,12 +171,12 @@ class _Answer:
         else:
             raise WireError(f"expected a part of an answer, got another thing: {kind!r}")
 
-    def _last(self, frame: Frame) -> Observation:
+    def _last(self, frame: Frame) -> Any:
         kind, value = _said(frame)
-        if kind == "observed":
+        if kind == "answer":
             found = unpacked(value, frame.blobs, self.tensor)
-            if type(found).__name__ != "Observation":
-                raise WireError("expected an observation, got another record")
+            if type(found).__name__ != self.record:
+                raise WireError(f"expected {self.record}, got another record")
             return found
         if kind == "error":
             raise _error(*value)

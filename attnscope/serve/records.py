@@ -21,15 +21,25 @@ from attnscope.serve.wire import WireError
 
 TAG = "~"
 RECORDS = {  # by name, where the type is; each is imported without torch
+    "attnscope.calls.why_record": ("Why",),
+    "attnscope.explain.records": ("Check", "Explanation", "Numbers", "Step"),
+    "attnscope.intervene.sets": ("Cut",),
     "attnscope.keep.columns": ("HeadColumns", "Score"),
     "attnscope.keep.layers": ("LayerKey",),
     "attnscope.keep.records": (
         *("KeptKeys", "KeptOperands", "LayerMaps", "Matrices", "Rollout", "SpanPairs", "TokenWeights"),
     ),
+    "attnscope.keep.request": ("Asked",),
     "attnscope.keep.view": ("View",),
     "attnscope.measure.binned": ("Cells",),
+    "attnscope.model.geometry": ("Geometry", "LayerGeometry"),
     "attnscope.observation": ("HeadNames", "Observation"),
+    "attnscope.purposes.cut": ("KnockedModel",),
+    "attnscope.purposes.page": ("PageSide",),
+    "attnscope.purposes.tokenise": ("Tokenised",),
     "attnscope.seam.report": ("CallCheck", "CaptureReport"),
+    "attnscope.study.knockout.records": ("AskedCut", "Case", "Knocked", "Masses", "Null"),
+    "attnscope.study.why.records": ("AskedLogit", "Component", "KeyParts", "LogitParts"),
     "attnscope.telling": ("Prepared",),
     "attnscope.text.prompt": ("Medium", "Patch", "Prompt", "Span"),
     "attnscope.text.tokens": ("Chosen", "Found"),
@@ -61,6 +71,15 @@ def unpacked(said: Any, blobs: Sequence[bytes], tensor: Callable[[np.ndarray], A
 @dataclass
 class _Packing:
     blobs: list[memoryview] = field(default_factory=list)
+    sent: dict[int, tuple[int, Any]] = field(default_factory=dict)  # by identity: its number, and itself to keep it
+
+    def once(self, value: Any, said: Callable[[], Any]) -> Any:
+        """A value that may be there several times, as one: the first time as it is said, then by its number."""
+        if id(value) in self.sent:
+            return {TAG: "again", "of": self.sent[id(value)][0]}
+        found = said()
+        self.sent[id(value)] = len(self.sent), value
+        return found
 
     def said(self, value: Any) -> Any:
         if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, np.generic)):
@@ -68,8 +87,10 @@ class _Packing:
         if isinstance(value, np.generic):
             return self.said(value.item())
         name = type(value).__name__
+        if name == "Atlas":  # whose names are all that is asked of it
+            return self.said(_type("HeadNames")(value.roles, value.by_role()))
         if name in HOMES and type(value) is _type(name):
-            return {TAG: name, "fields": self._fields(name, value)}
+            return self.once(value, lambda: {TAG: name, "fields": self._fields(name, value)})
         if isinstance(value, np.ndarray):
             return self._array("array", value)
         if type(value).__module__ == "torch":
@@ -82,7 +103,7 @@ class _Packing:
             kind = "layers" if name == "PerLayer" else "mapping"
             return {TAG: kind, "of": [[self.said(key), self.said(one)] for key, one in value.items()]}
         if isinstance(value, tuple):
-            return {TAG: "tuple", "of": [self.said(one) for one in value]}
+            return self.once(value, lambda: {TAG: "tuple", "of": [self.said(one) for one in value]})
         if isinstance(value, list):
             return [self.said(one) for one in value]
         raise TypeError(f"{type(value)} has no form on the wire")
@@ -104,6 +125,7 @@ class _Packing:
 class _Unpacking:
     blobs: Sequence[bytes]
     tensor: Callable[[np.ndarray], Any]
+    known: list[Any] = field(default_factory=list)  # records and tuples, in the order in which they were whole
 
     def value(self, said: Any) -> Any:
         if isinstance(said, list):
@@ -112,7 +134,9 @@ class _Unpacking:
             return said
         tag = said[TAG]
         if tag in HOMES:
-            return _type(tag)(**{str(name): self.value(one) for name, one in said["fields"].items()})
+            return self._known(_type(tag)(**{str(name): self.value(one) for name, one in said["fields"].items()}))
+        if tag == "again":
+            return self.known[said["of"]]
         if tag in ("array", "tensor"):
             array = self._array(said)
             return self.tensor(array) if tag == "tensor" else array
@@ -123,7 +147,7 @@ class _Unpacking:
             return range(start, stop, step)
         parts = said["of"]
         if tag == "tuple":
-            return tuple(self.value(one) for one in parts)
+            return self._known(tuple([self.value(one) for one in parts]))
         if tag == "mapping":
             return {self.value(key): self.value(one) for key, one in parts}
         if tag == "layers":
@@ -131,6 +155,10 @@ class _Unpacking:
 
             return PerLayer({self.value(key): self.value(one) for key, one in parts})
         raise WireError(f"expected a record, got {tag!r}")
+
+    def _known(self, value: Any) -> Any:
+        self.known.append(value)
+        return value
 
     def _array(self, said: Mapping[str, Any]) -> np.ndarray:
         dtype, shape = np.dtype(said["dtype"]), tuple(said["shape"])

@@ -176,7 +176,7 @@ class Server:
         elif said.get("what") == "stop":
             send(link, plain(self.status()), last=True)
             self._stop.set()
-        elif said.get("what") == "observe":
+        elif said.get("what") == "question":
             try:
                 model = self._model_for(said)
             except UnansweredError as why:

@@ -25,13 +25,12 @@ from attnscope.model.libraries import silence_libraries
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import chosen_device, load, load_config
 from attnscope.model.options import LoadOptions
-from attnscope.observation import HeadNames, Observation
+from attnscope.purposes import PURPOSES, Purpose
 from attnscope.serve.records import packed, unpacked
 from attnscope.serve.wire import Frame, UnansweredError, WireError, receive, send
 from attnscope.signals import begin_helper
 from attnscope.telling import Prepared, Teller
 from attnscope.text.prompt import place
-from attnscope.told import observed
 from attnscope.typed import typed
 
 
@@ -129,7 +128,7 @@ def work(number: int) -> None:
         frame = link.questions.get()
         link.begin(frame.header["number"])
         try:
-            answer = load_model if frame.header["what"] == "load" else observe
+            answer = load_model if frame.header["what"] == "load" else answer_question
             link.last(*answer(link, held, frame))
         except CancelledError:
             link.last("no", "cancelled")
@@ -154,9 +153,10 @@ def load_model(link: Link, held: dict[str, LoadedModel], frame: Frame) -> tuple[
     return "loaded", {"device": found.device, "dtype": found.dtype, "bytes": needed}
 
 
-def observe(link: Link, held: dict[str, LoadedModel], frame: Frame) -> tuple[str, Any, list[memoryview]]:
-    """Answer an ask with an observation."""
+def answer_question(link: Link, held: dict[str, LoadedModel], frame: Frame) -> tuple[str, Any, list[memoryview]]:
+    """Answer an ask with the record of its purpose."""
     said = frame.header
+    purpose: Purpose = typed(PURPOSES[said["purpose"]], said["how"], "how")
     os.chdir(said["folder"])  # the ask may name an atlas from there
     loaded, ask = replace(held[said["model"]], name=said["name"]), Ask.of_json(said["ask"])
     prompt = unpacked(said["prompt"], frame.blobs)
@@ -165,9 +165,7 @@ def observe(link: Link, held: dict[str, LoadedModel], frame: Frame) -> tuple[str
         check_ids(loaded, prompt.ids)
     elif place(loaded.tokenizer, loaded.brought, ask.chat) == "process":
         raise UnansweredError("its text is read in a process of its own, which cannot begin after a pass")
-    seen = observed(loaded, ask, link, link.prepared)
-    value, blobs = packed(with_names(seen))
-    return "observed", value, blobs
+    return "answer", *packed(purpose.answer(loaded, ask, link, link.prepared))
 
 
 def check_ids(loaded: LoadedModel, ids: tuple[int, ...]) -> None:
@@ -175,12 +173,6 @@ def check_ids(loaded: LoadedModel, ids: tuple[int, ...]) -> None:
     known = loaded.embeddings
     if not all(type(token) is int and token >= 0 and (known is None or token < known) for token in ids):
         raise InputError("these are no token ids of this model", "give others")
-
-
-def with_names(seen: Observation) -> Observation:
-    """The same, with the names of its heads alone in place of an atlas."""
-    names = None if seen.atlas is None else HeadNames(seen.atlas.roles, seen.atlas.by_role())
-    return replace(seen, atlas=names, other_stacks={stack: with_names(one) for stack, one in seen.other_stacks.items()})
 
 
 def kind_of(error: AttnscopeError) -> str:

@@ -12,7 +12,7 @@ from attnscope.figures import About, Style
 from attnscope.show.ablation import Shown, save_effects
 
 if TYPE_CHECKING:
-    from attnscope.study.knockout.effects import Knocked
+    from attnscope.study.knockout.records import Knocked
 
 PICTURE = "knockout"  # without the suffix of its kind of file
 ALIKE = {"distance": "at like distances", "mass": "of like mass"}

@@ -18,9 +18,7 @@ from attnscope.viewer.side import rounded, said_of
 
 if TYPE_CHECKING:
     from attnscope.model.geometry import Geometry
-    from attnscope.study.knockout.cases import Case
-    from attnscope.study.knockout.cuts import AskedCut
-    from attnscope.study.knockout.effects import Knocked
+    from attnscope.study.knockout.records import AskedCut, Case, Knocked
     from attnscope.viewer.pack import Blobs
     from attnscope.viewer.page import Page
     from attnscope.viewer.side import Wanted

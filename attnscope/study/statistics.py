@@ -245,3 +245,14 @@ def _blocks(total: int, width: int) -> Iterator[int]:
     size = max(1, AT_ONCE // max(width, 1))
     for start in range(0, total, size):
         yield min(size, total - start)
+
+
+def rank_correlation(first_N: np.ndarray, second_N: np.ndarray) -> float:
+    """Spearman's: the correlation of the ranks, equal values sharing theirs; NaN where one does not vary.
+
+    >>> rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([2.0, 30.0, 10.0]))
+    0.5
+    """
+    ranks = [((one[:, None] > one) + (one[:, None] == one) / 2).sum(1) for one in (first_N, second_N)]
+    with np.errstate(invalid="ignore"):
+        return float(np.corrcoef(*ranks)[0, 1])

@@ -23,8 +23,6 @@ from attnscope.viewer.pack import Bits, Blobs, binned, joined_arrays, packed_map
 from attnscope.viewer.pictures import pictures_of
 
 if TYPE_CHECKING:
-    import torch
-
     from attnscope.keep.layers import LayerKey
     from attnscope.keep.records import KeptKeys, KeptOperands, LayerMaps
     from attnscope.observation import Observation
@@ -176,7 +174,7 @@ class Side:
         seen, found, whole = self.seen, list[Matrices](), list[int]()
         if key in seen.weights:
             whole = list(seen.weight_heads[key])
-            found.append(Matrices(whole, seen.weights[key].numpy()))
+            found.append(Matrices(whole, np.asarray(seen.weights[key])))
         if seen.maps is not None and key in seen.maps.values and _square(seen.maps):
             drawn = Matrices(seen.maps.heads[key], seen.maps.values[key], seen.maps.bin_size)
             rest = drawn.of([head for head in drawn.heads if head not in whole])
@@ -215,13 +213,13 @@ class Side:
             heads, weight, found = _of_all_queries(seen.kept_keys[key], len(seen.prompt))
         elif key in seen.weights:
             heads = list(seen.weight_heads[key])
-            weight, found = seen.weights[key].topk(min(top_k, len(seen.prompt)))
+            weight, found = keys_of_most_weight(np.asarray(seen.weights[key]), min(top_k, len(seen.prompt)))
         else:
             return
         places = [place for place, head in enumerate(heads) if (at, head) not in whole]
         if places:
             count = len(seen.prompt)
-            numbers = (array[places, :count, :top_k].numpy() for array in (weight, found))
+            numbers = (array[places, :count, :top_k] for array in (weight, found))
             yield Strongest(at, [heads[place] for place in places], *numbers)
 
     def _steps(self, blobs: Blobs) -> dict[str, Any] | None:
@@ -274,9 +272,9 @@ def both_sides(seen: Observation, key: LayerKey) -> tuple[np.ndarray | None, np.
     count = len(seen.queries)
     query_T, before, behind = np.arange(count, dtype="<i4"), count, count
     if seen.visible[key].startswith("window ") and key in seen.weights:
-        some_QK = (seen.weights[key] > 0).any(0).byte()
-        before = int((query_T - some_QK.argmax(-1).numpy()).max())
-        behind = int((count - 1 - some_QK.flip(-1).argmax(-1).numpy() - query_T).max())
+        some_QK = np.any(np.asarray(seen.weights[key]) > 0, axis=0)
+        before = int((query_T - some_QK.argmax(-1)).max())
+        behind = int((count - 1 - some_QK[..., ::-1].argmax(-1) - query_T).max())
     first_T = np.maximum(query_T - before, 0).astype("<i4")
     return first_T if first_T.any() else None, np.minimum(query_T + behind + 1, count).astype("<i4")
 
@@ -289,12 +287,24 @@ def ahead(seen: Observation, key: LayerKey) -> np.ndarray | None:
     token_T = np.arange(len(seen.queries), dtype="<i4")
     last_T = token_T.copy()
     if seen.queries.medium.patches and key in seen.weights:
-        some_QK = (seen.weights[key] > 0).any(0).numpy()
+        some_QK = (np.asarray(seen.weights[key]) > 0).any(0)
         last_T = np.maximum(last_T, np.where(some_QK, token_T, 0).max(1))
     elif seen.queries.medium.patches and seen.kept_keys is not None and key in seen.kept_keys:
         _, weight_HTk, key_HTk = _of_all_queries(seen.kept_keys[key], len(token_T))
-        last_T = np.maximum(last_T, key_HTk.where(weight_HTk > 0, 0).amax((0, 2)).numpy())
+        last_T = np.maximum(last_T, np.where(weight_HTk > 0, key_HTk, 0).max((0, 2)))
     return None if (last_T == token_T).all() else (last_T + 1).astype("<i4")
+
+
+def keys_of_most_weight(weights_HQK: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The largest weights of every query, (H, Q, k), the largest first, and their keys."""
+    shape = (*weights_HQK.shape[:2], count)
+    weight_HQk, key_HQk = np.empty(shape, weights_HQK.dtype), np.empty(shape, np.int64)
+    for head, weights_QK in enumerate(weights_HQK):  # one by one: the places of all would take twice their weights
+        some_Qk = np.sort(np.argpartition(-weights_QK, count - 1, axis=-1)[:, :count], axis=-1)
+        order_Qk = np.argsort(-np.take_along_axis(weights_QK, some_Qk, -1), axis=-1, kind="stable")
+        key_HQk[head] = np.take_along_axis(some_Qk, order_Qk, -1)
+        weight_HQk[head] = np.take_along_axis(weights_QK, key_HQk[head], -1)
+    return weight_HQk, key_HQk
 
 
 def rounded(values: np.ndarray) -> list[float | None]:
@@ -309,7 +319,8 @@ def _square(maps: LayerMaps) -> bool:
 
 def _steps_of(at: int, kept: KeptOperands, blobs: Blobs) -> Iterator[dict[str, Any]]:
     parts = [kept.q_BHTD, kept.k_BHTD, kept.v_BHTV] + ([] if kept.bias_BHTT is None else [kept.bias_BHTT])
-    places = blobs.add(*(joined_arrays([part[0, place].numpy() for part in parts]) for place in range(len(kept.heads))))
+    arrays = [np.asarray(part[0]) for part in parts]
+    places = blobs.add(*(joined_arrays([array[place] for array in arrays]) for place in range(len(kept.heads))))
     for place, head in enumerate(kept.heads):
         yield {
             "at": at,
@@ -333,11 +344,12 @@ def _rows(columns: Sequence[np.ndarray], count: int) -> list[list[float | None]]
     return [list(row) for row in zip(*map(rounded, columns), strict=True)] if columns else [[] for _ in range(count)]
 
 
-def _of_all_queries(kept: KeptKeys, tokens: int) -> tuple[list[int], torch.Tensor, torch.Tensor]:
+def _of_all_queries(kept: KeptKeys, tokens: int) -> tuple[list[int], np.ndarray, np.ndarray]:
     """Heads, weights and keys (H, T, k) of every query: NaN for those whose keys were not kept."""
+    kept_weight, kept_key = np.asarray(kept.weight), np.asarray(kept.key)
     if len(kept.query) >= tokens:
-        return kept.heads, kept.weight, kept.key
-    shape = len(kept.heads), tokens, kept.weight.shape[-1]
-    weight, key = kept.weight.new_full(shape, float("nan")), kept.key.new_zeros(shape)
-    weight[:, list(kept.query)], key[:, list(kept.query)] = kept.weight, kept.key
+        return kept.heads, kept_weight, kept_key
+    shape = len(kept.heads), tokens, kept_weight.shape[-1]
+    weight, key = np.full(shape, np.nan, kept_weight.dtype), np.zeros(shape, kept_key.dtype)
+    weight[:, list(kept.query)], key[:, list(kept.query)] = kept_weight, kept_key
     return kept.heads, weight, key

@@ -3,11 +3,13 @@
 Pictures equal to those drawn here, errors as they are or in words, nothing drawn once nobody wants it, its own death.
 """
 
+import logging
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -47,6 +49,27 @@ def endless(folder: Path) -> Iterator[Path]:
         yield folder / str(number)
 
 
+def waiting(mine: Path, other: Path) -> Iterator[Path]:
+    mine.touch()
+    while not other.exists():
+        time.sleep(0.01)
+    yield mine
+
+
+def warn(words: str) -> Iterator[Path]:
+    logging.getLogger("attnscope").warning(words)
+    yield Path("one")
+
+
+@contextmanager
+def warned() -> Iterator[list[str]]:
+    words, handler = list[str](), logging.Handler()
+    handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("attnscope").addHandler(handler)
+    yield words
+    logging.getLogger("attnscope").removeHandler(handler)
+
+
 def files(folder: Path) -> dict[Path, bytes]:
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.png")}
 
@@ -69,18 +92,29 @@ def main(folder: Path) -> None:
     drawing.draw(folder / "here")
     assert files(folder / "there") == files(folder / "here") != {}
 
+    together = list(
+        begun().drawn(partial(waiting, folder / "a", folder / "b"), partial(waiting, folder / "b", folder / "a"))
+    )
+    assert sorted(together) == [folder / "a", folder / "b"], "each waits for the other: side by side or never"
+
+    with warned() as words:
+        assert list(begun().drawn(partial(warn, "no font"), partial(warn, "no font"))) == [Path("one")] * 2
+    assert words == ["no font"], "a warning of both is said once"
+
     error = raised(lambda: list(begun().drawn(partial(fail, UsageError("no", "do {cmap=x}")))))
     assert (type(error), str(error)) == (UsageError, str(UsageError("no", "do {cmap=x}")))
     error = raised(lambda: list(begun().drawn(partial(fail, ZeroDivisionError("of two")))))
     assert (type(error), str(error)) == (RuntimeError, "ZeroDivisionError: of two")
 
-    there = begun().drawn(partial(endless, folder))
+    (folder / "first").mkdir()
+    (folder / "second").mkdir()
+    there = begun().drawn(partial(endless, folder / "first"), partial(endless, folder / "second"))
     first = next(there)
     there.close()
-    count = len(list(folder.iterdir()))
+    count = len(list(folder.glob("*/*")))
     time.sleep(0.1)
     assert first.exists()
-    assert len(list(folder.iterdir())) == count < 1000
+    assert len(list(folder.glob("*/*"))) == count < 1000
 
     process = begun()
     os.kill(process.process.pid or 0, signal.SIGKILL)

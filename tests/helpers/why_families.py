@@ -1,6 +1,7 @@
 """How far the contributions to a logit of a tiny model are from the logit."""
 
-from attnscope.study.why.parts import AskedLogit, parts_of
+from attnscope.study.why.parts import parts_of
+from attnscope.study.why.records import AskedLogit
 from helpers.parity_models import as_loaded
 
 QUERY = 15

@@ -14,7 +14,8 @@ from attnscope.observation import HeadNames
 from attnscope.serve import wire
 from attnscope.serve.records import HOMES, packed, unpacked
 from attnscope.serve.wire import UnansweredError, WireError
-from attnscope.serve.worker import Link, with_names
+from attnscope.serve.worker import Link
+from attnscope.text.tokens import Chosen
 from attnscope.told import observed
 from helpers.command_line import SENTENCE
 
@@ -24,7 +25,7 @@ def seen(demo):
     request = attnscope.Request(
         relations=True, maps="kept", weights=True, operands=True, per_token=True, rollout="tokens", query="last"
     )
-    return with_names(attnscope.capture(demo, SENTENCE, request=request, generate=3))
+    return attnscope.capture(demo, SENTENCE, request=request, generate=3)
 
 
 def again(value, tensor=torch.from_numpy):
@@ -42,6 +43,7 @@ def test_an_observation_comes_back_as_it_was(seen):
     found = again(attnscope.Observation(**{name: getattr(seen, name) for name in seen.__dataclass_fields__}))
     assert type(found) is attnscope.Observation
     assert found.queries == seen.queries
+    assert found.keys is found.queries
     assert found.table().equals(seen.table())
     assert found.relations().equals(seen.relations())
     assert found.key_table().equals(seen.key_table())
@@ -81,6 +83,16 @@ def test_values_come_back_as_they_were(value):
         assert type(found) is type(value)
 
 
+def test_what_is_there_twice_is_sent_once_and_is_one_again():
+    prompt = Chosen(), tuple(range(1000))
+    value = {"first": prompt, "second": [prompt, (*prompt,)]}
+    found = again(value)
+    assert found == value
+    assert found["second"][0] is found["first"]
+    assert found["second"][1][1] is found["first"][1]
+    assert len(json.dumps(packed(value)[0])) < 1.1 * len(json.dumps(packed(prompt)[0]))
+
+
 def test_a_tensor_is_an_array_where_nobody_says_else():
     assert type(again(torch.ones(2), lambda array: array)) is np.ndarray
 
@@ -105,6 +117,8 @@ def test_what_has_no_form_is_not_sent(value):
         {"~": "range", "of": [0, 1, 0]},
         {"~": "mapping", "of": [[[1], 2]]},
         {"~": []},
+        {"~": "again", "of": 0},
+        {"~": "again", "of": "0"},
         {},
     ],
 )

@@ -21,6 +21,7 @@ from helpers.serving import serving, until
 
 pytestmark = pytest.mark.skipif(not place.supported(), reason="this system has no sockets that say who asks")
 STORY = "examples/story.txt"
+RIVER = "the bank of the river, the bank of the"
 MARY = "Mary saw John, and John gave Mary a book"
 ASKED = [  # each is answered by the server
     ["heads", SENTENCE],
@@ -54,12 +55,42 @@ ASKED = [  # each is answered by the server
     ["text", SENTENCE, "--key", "bank", "--select", "3.0"],
     ["rollout", SENTENCE],
     ["rollout", SENTENCE, "--group", "words", "--format", "jsonl"],
+    ["tokens", "the cat sat on the mat"],
+    ["tokens", "--text", "the bank by the river bank", "--query", "bank#2", "--format", "jsonl"],
+    ["tokens", "the cat sat on the mat", "--query", "^special,^the", "--define", "subject=cat", "--key", "subject"],
+    ["tokens", SENTENCE, "--chat"],
+    ["tokens", "word " * 600],
+    ["tokens", "word " * 600, "--truncate", "left"],
+    ["explain", "--text", "the cat sat on the mat", "--head", "L2H3", "--query", "last"],
+    ["explain", SENTENCE, "--head", "2.3", "--query", "bank#2", "--format", "table"],
+    ["why", RIVER, "--head", "L3H0", "--key", "river"],
+    ["why", RIVER, "--head", "L3H0", "--key", "river", "--against", "bank#1", "--by", "tokens"],
+    ["why", RIVER, "--head", "L3H0", "--key", "river", "--side", "both", "--format", "jsonl"],
+    ["why", RIVER, "--head", "L3H0", "--key", "river", "--verify", "--format", "table"],
+    ["why", RIVER, "--head", "L2H1", "--side", "query", "--define", "who=river", "--key", "who"],
+    ["knockout", RIVER, "--key", "river", "--over", "heads"],
+    ["knockout", RIVER, "--answer", " river", "--foil", " bank", "--over", "keys", "--format", "table"],
+    ["knockout", RIVER, "--key", "river", "--over", "window:3", "--random", "0", "--how", "zero"],
+    ["knockout", RIVER, "--key", "river", "--select", "@induction", "--format", "jsonl"],
+    ["view", SENTENCE, "--out", "-"],
+    ["view", SENTENCE, "--out", "-", "--select", "2.3", "--query", "bank#2", "--max-mb", "0.1"],
+    ["view", SENTENCE, "--out", "-", "--generate", "4", "--precision", "16"],
+    ["view", "--file", STORY, "--truncate", "right", "--out", "-", "--max-mb", "0.3"],
+    ["view", RIVER, "--out", "-", "--why", "L3H0", "--query", "last"],
 ]
 REFUSED = [  # by the server's own pass, with the same words
     ["heads", SENTENCE, "--query", "elephant"],
     ["heads", SENTENCE, "--select", "99.0"],
     ["heads", "word " * 600],
     ["relations", SENTENCE, "--query", "99"],
+    ["tokens", SENTENCE, "--query", "elephant"],
+    ["explain", SENTENCE, "--head", "99.0"],
+    ["explain", SENTENCE, "--head", "L0H0", "--query", "bank"],
+    ["why", RIVER, "--head", "L3H0", "--query", "1", "--key", "last"],
+    ["why", RIVER, "--head", "L3"],
+    ["knockout", RIVER, "--key", "elephant"],
+    ["knockout", RIVER, "--query", "0", "--key", "last"],
+    ["view", SENTENCE, "--out", "-", "--why", "99.0"],
 ]
 WRITTEN = [
     ["heads", SENTENCE, "--top", "2"],
@@ -67,6 +98,13 @@ WRITTEN = [
     ["text", SENTENCE, "--query", "last"],
     ["rollout", SENTENCE],
     ["heatmap", SENTENCE, "--select", "1.4"],
+    ["explain", SENTENCE, "--head", "L2H3"],
+    ["why", RIVER, "--head", "L3H0", "--key", "river"],
+]
+ALONE = [  # that a process reads itself
+    ["knockout", RIVER, "--key", "river", "--random", "0", "--dry-run"],
+    ["view", MARY, "--compare-text", "John saw Mary, and Mary gave John a book", "--out", "-"],
+    ["explain", "--toy"],
 ]
 
 
@@ -98,6 +136,13 @@ def test_with_a_server_output_exit_code_and_talk_are_the_same(server, arguments)
     alone = call(*arguments)
     assert asked_server(server, *arguments) == alone
     assert (alone.code == 0) == (arguments in ASKED)
+
+
+@pytest.mark.parametrize("arguments", ALONE, ids=lambda one: " ".join(one)[:60])
+def test_what_a_server_does_not_answer_is_the_same_beside_one(server, arguments):
+    before = server.status["answered"]
+    assert server.call(*arguments) == call(*arguments).ok()
+    assert server.status["answered"] == before
 
 
 @pytest.mark.parametrize("arguments", WRITTEN, ids=lambda one: one[0])
@@ -359,12 +404,24 @@ def test_ten_clients_at_once_are_all_answered(server):
     assert server.status["answered"] == before + 10
 
 
-def test_a_command_that_is_answered_imports_no_torch(server):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["heads", SENTENCE],
+        ["tokens", SENTENCE],
+        ["view", RIVER, "--out", "-", "--why", "L3H0"],
+        ["explain", SENTENCE, "--head", "2.3", "--format", "table"],
+        ["why", RIVER, "--head", "3.0"],
+        ["knockout", RIVER, "--key", "river", "--over", "keys", "--format", "table"],
+    ],
+    ids=lambda one: one[0],
+)
+def test_a_command_that_is_answered_imports_no_torch(server, arguments):
     code = (
         "import sys, attnscope.cli as cli; code = cli.run(sys.argv[1:]); "
         "print(code, 'torch' in sys.modules, 'transformers' in sys.modules, file=sys.stderr)"
     )
-    command = [sys.executable, "-c", code, "heads", SENTENCE]
+    command = [sys.executable, "-c", code, *arguments]
     found = subprocess.run(command, env=os.environ | server.environment, capture_output=True, text=True)
     assert found.stderr.splitlines()[-1] == "0 False False"
 

@@ -14,8 +14,8 @@ from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.ablate_tables import sets_sheet
 from attnscope.errors import UsageError
-from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import Passes, measured
+from attnscope.intervene.sets import HeadSet
 from attnscope.model.loading import DEMO_FOLDER
 from attnscope.study.ablation.direct import direct_means
 from attnscope.study.ablation.effects import HeadSets, ablate_sets, ablation_cost

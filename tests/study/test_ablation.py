@@ -10,9 +10,9 @@ import torch
 
 from attnscope.cli.ablate_tables import notes
 from attnscope.errors import InputError, ModelError
-from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import measured, prepared
 from attnscope.intervene.replacement import replacing
+from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
 from attnscope.model.loading import wrap
 from attnscope.seam.engines import ENGINES

@@ -6,8 +6,8 @@ import torch
 
 from attnscope.errors import UsageError
 from attnscope.intervene.hiding import Hiding
-from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import measured, prepared
+from attnscope.intervene.sets import HeadSet
 from attnscope.seam.engines import ENGINES, UNCHECKED
 from attnscope.seam.listen import listen
 from attnscope.study.ablation.effects import HeadSets, ablate_sets

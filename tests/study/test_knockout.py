@@ -14,15 +14,16 @@ from attnscope.attention.again import RowsAgain
 from attnscope.cli.knockout_table import cautions
 from attnscope.cli.rounding import ROUNDING
 from attnscope.errors import InputError, ModelError, UsageError
-from attnscope.intervene.knockout import Cut
+from attnscope.intervene.sets import Cut
 from attnscope.model.loading import wrap
 from attnscope.show.knockout import save_knockout
 from attnscope.study.ablation.effects import HALF
-from attnscope.study.knockout.cases import AskedText, cases_of
+from attnscope.study.knockout.asked import AskedText, CutPlan
+from attnscope.study.knockout.cases import cases_of
 from attnscope.study.knockout.cuts import cuts_over
-from attnscope.study.knockout.effects import CutPlan, knocked_out
-from attnscope.study.knockout.masses import Masses
+from attnscope.study.knockout.effects import knocked_out
 from attnscope.study.knockout.nulls import null_of
+from attnscope.study.knockout.records import Masses
 from helpers.families import tiny_model
 from helpers.loops import looped
 

@@ -10,9 +10,9 @@ from attnscope.errors import InputError, UsageError
 from attnscope.folder.parts import Parts, claim
 from attnscope.intervene.gradient import first_order
 from attnscope.intervene.hiding import Hiding
-from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.measure import LogitDifference
 from attnscope.intervene.passes import measured, prepared
+from attnscope.intervene.sets import HeadSet
 from attnscope.study.ablation.effects import HeadSets, ablate_sets, task_facts
 from attnscope.study.ablation.prune import curve, pruned
 from attnscope.study.ablation.tasks import copy

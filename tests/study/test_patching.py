@@ -10,7 +10,8 @@ import torch
 import attnscope
 from attnscope.errors import InputError, UsageError
 from attnscope.show.patching import save_patching
-from attnscope.study.ablation.screen import TRIED, rank_correlation
+from attnscope.study.ablation.screen import TRIED
+from attnscope.study.statistics import rank_correlation
 from helpers.loops import looped
 
 RIVER, FIELD = "the bank of the river, the bank of the", "the bank of the field, the bank of the"

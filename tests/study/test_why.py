@@ -13,7 +13,8 @@ from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.seam.listen import listen
 from attnscope.study.why import factors, frozen
-from attnscope.study.why.parts import AskedLogit, parts_of
+from attnscope.study.why.parts import parts_of
+from attnscope.study.why.records import AskedLogit
 from attnscope.study.why.sides import position_term
 from helpers import stack_families
 from helpers.induction import induction

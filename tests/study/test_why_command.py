@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import attnscope
-from attnscope.calls.why import WhyFields, WhyOptions
+from attnscope.calls.why_options import WhyFields, WhyOptions
 from helpers.command_line import call
 
 RIVER = "the bank of the river, the bank of the"

@@ -5,7 +5,8 @@ import pytest
 
 from attnscope.errors import ModelError, UsageError
 from attnscope.study.why.keys import key_parts
-from attnscope.study.why.parts import AskedLogit, check_sum, parts_of
+from attnscope.study.why.parts import check_sum, parts_of
+from attnscope.study.why.records import AskedLogit
 from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
 from helpers.stack_families import ids as stack_ids
 from helpers.stack_families import tiny

@@ -9,7 +9,8 @@ Shapes: N component, T token, E model width, D width of a head, P pair of coordi
 import pytest
 import torch
 
-from attnscope.study.why.parts import AskedLogit, parts_of
+from attnscope.study.why.parts import parts_of
+from attnscope.study.why.records import AskedLogit
 from helpers.parity_models import as_loaded, ids_for, roused_model
 
 LAYER, QUERY, KEY = 3, 20, 17

@@ -23,10 +23,11 @@ import pyarrow as pa
 from attnscope.errors import InputError
 from attnscope.files import check_schema, read_json, save_json
 from attnscope.folder.parts import Column, Parts, claim, with_weights
-from attnscope.intervene.intervention import HeadSet, Intervention
+from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.measure import LOSS, Measure
 from attnscope.intervene.passes import Advance, Passes, of, prepared
 from attnscope.intervene.replacement import Replacement
+from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
 from attnscope.model.geometry import Geometry
 from attnscope.model.libraries import versions

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnscope.cells import head_names
-from attnscope.intervene.intervention import HeadSet
+from attnscope.intervene.sets import HeadSet
 from attnscope.study.statistics import Effects, paired
 from attnscope.tables import as_table
 

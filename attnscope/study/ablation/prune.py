@@ -17,8 +17,8 @@ import numpy as np
 
 from attnscope.cells import head_name
 from attnscope.folder.parts import Column, Parts
-from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.measure import LOSS, Measure
+from attnscope.intervene.sets import HeadSet
 from attnscope.tables import as_table
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ import numpy as np
 
 from attnscope.cells import head_name
 from attnscope.intervene.gradient import FirstOrder, first_order
-from attnscope.intervene.intervention import HeadSet
+from attnscope.intervene.sets import HeadSet
+from attnscope.study.statistics import rank_correlation
 from attnscope.tables import as_table
 
 if TYPE_CHECKING:
@@ -64,14 +65,3 @@ def tried_of(found: FirstOrder) -> list[HeadSet]:
     order = np.argsort(-found.signed_SN.mean(0), kind="stable")
     places = np.unique(np.linspace(0, len(order) - 1, TRIED).round().astype(int))
     return [HeadSet(head_name(*head), (head,)) for head in (found.heads[place] for place in order[places])]
-
-
-def rank_correlation(first_N: np.ndarray, second_N: np.ndarray) -> float:
-    """Spearman's: the correlation of the ranks, equal values sharing theirs; NaN where one does not vary.
-
-    >>> rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([2.0, 30.0, 10.0]))
-    0.5
-    """
-    ranks = [((one[:, None] > one) + (one[:, None] == one) / 2).sum(1) for one in (first_N, second_N)]
-    with np.errstate(invalid="ignore"):
-        return float(np.corrcoef(*ranks)[0, 1])

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from attnscope.errors import InputError, UsageError
-from attnscope.intervene.intervention import HeadSet
+from attnscope.intervene.sets import HeadSet
 from attnscope.model.geometry import Geometry
 from attnscope.selection import HeadsByRole, pairs, select
 from attnscope.text.reading import parsed_line, read_text

@@ -17,7 +17,8 @@ from attnscope.intervene.measure import LOSS, AnswerLoss, LogitDifference, Measu
 from attnscope.intervene.task import Task
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.generation import continuation
-from attnscope.study.knockout.cases import AskedText, CaseReader, naming, records_of, said_of_ids
+from attnscope.study.knockout.asked import AskedText, records_of
+from attnscope.study.knockout.cases import CaseReader, naming, said_of_ids
 from attnscope.text.answer import check_answer, check_room
 from attnscope.text.prompt import Prompt
 from attnscope.text.tokens import find

@@ -5,10 +5,9 @@ cases = cases_of(loaded, [AskedText("Mary and John went out. John gave a book to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,90 +16,17 @@ from attnscope.intervene.measure import AnswerLoss, LogitDifference, Measure
 from attnscope.intervene.task import Task
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
+from attnscope.study.knockout.asked import AskedText
+from attnscope.study.knockout.records import Case
 from attnscope.text.answer import check_answer, check_room
 from attnscope.text.labels import visible_blanks
-from attnscope.text.prompt import Prompt, Side, from_ids, place, reading
+from attnscope.text.prompt import Prompt, from_ids, place, reading
 from attnscope.text.tokens import find
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
 
-FIELDS = ("query", "key", "answer", "foil")
 DIVIDE = "end the text without a space, and begin the answer with one"
-
-
-@dataclass(frozen=True)
-class AskedText:
-    """What is asked of one text. Expressions speak of the text: `last` is its last token, `made` the rows that make
-    the answer.
-
-    text: the text, or its token ids. query: the rows. key: the keys, None for all tokens of the text. answer: what the
-    text is followed by, as the text is given; None for the model's own next token. foil: what it is not followed by.
-    """
-
-    text: str | Sequence[int]
-    query: str = "last"
-    key: str | None = None
-    answer: str | Sequence[int] | None = None
-    foil: str | Sequence[int] | None = None
-    define: Mapping[str, str] = field(default_factory=dict)
-    chat: bool = False
-    truncate: Side | None = None
-    where: str = ""
-
-
-@dataclass(frozen=True)
-class Case:
-    """A text as it is read. prompt: the text alone. queries, keys: positions. answer: its ids; said: as text. foil: an
-    id; foil_said: as text."""
-
-    prompt: Prompt
-    queries: tuple[int, ...]
-    keys: tuple[int, ...]
-    answer: tuple[int, ...]
-    said: str
-    foil: int | None = None
-    foil_said: str = ""
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        return self.prompt.ids + self.answer
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """The rows that make the answer."""
-        last = len(self.prompt) - 1
-        return tuple(range(last, last + len(self.answer)))
-
-
-def asked_of(
-    text: str | Sequence[int] | Sequence[Mapping[str, Any]], shared: Mapping[str, Any], *, each_key: bool
-) -> list[AskedText]:
-    """What is asked of a text, or of records of texts; shared: the fields of all. Raises UsageError for a record that
-    is none, and where no key is named and each is not cut alone."""
-    found = []
-    for own in records_of(text, shared, FIELDS):
-        own |= {name: str(own[name]) for name in ("query", "key") if own[name] is not None}
-        if own["key"] is None and not each_key:
-            where = own["where"]
-            raise UsageError(f"{where}: no key was named".removeprefix(": "), "name it with {key}, or use {over=keys}")
-        found.append(AskedText(**own))
-    return found
-
-
-def records_of(
-    text: str | Sequence[int] | Sequence[Mapping[str, Any]], shared: Mapping[str, Any], names: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    """What is given of a text, or of each record of texts: the fields of all, its own, and `where` it was written.
-
-    names: what a record may say beside its text. Raises UsageError for a record that is none.
-    """
-    records = [{"text": text}] if isinstance(text, str) or not any(isinstance(one, Mapping) for one in text) else text
-    for number, record in enumerate(records, 1):
-        where = f"text {number}" if len(records) > 1 else ""
-        if not isinstance(record, Mapping) or "text" not in record or set(record) - {"text", *names}:
-            raise UsageError(f"{where or 'text'} is not a record of text, {', '.join(names)}", "leave out the rest")
-        yield {**shared, **{name: value for name, value in record.items() if value is not None}, "where": where}
 
 
 def cases_of(loaded: LoadedModel, questions: Sequence[AskedText]) -> list[Case]:

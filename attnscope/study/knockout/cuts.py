@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from attnscope.cells import head_name
 from attnscope.errors import UsageError
-from attnscope.intervene.knockout import Cut
+from attnscope.intervene.sets import Cut
 from attnscope.model.geometry import Geometry
 from attnscope.study.ablation.sets import head_set, parts
-from attnscope.study.knockout.cases import Case
+from attnscope.study.knockout.asked import Selection
 from attnscope.study.knockout.over import check_over, window_of
-from attnscope.text.labels import visible_blanks
-
-Selection = Mapping[int, Sequence[int]]
-
-
-@dataclass(frozen=True)
-class AskedCut:
-    """One cut that is asked for. layer, head: where it is of one; of a window of layers, the one in its middle."""
-
-    cut: Cut
-    layer: int | None = None
-    head: int | None = None
+from attnscope.study.knockout.records import AskedCut, Case, key_name
 
 
 def cuts_over(over: str, selection: Selection, geometry: Geometry, cases: Sequence[Case], name: str) -> list[AskedCut]:
@@ -53,11 +41,3 @@ def _layers(selection: Selection, keys: tuple[tuple[int, ...], ...], width: int)
         name = f"L{near[0]}" + f"-{near[-1]}" * (len(near) > 1)
         found.append(AskedCut(Cut(name, heads, keys), layer))
     return found
-
-
-def key_name(case: Case, key: int) -> str:
-    """A key as a table names it: `bank(8)`."""
-    if key >= len(case.prompt):
-        return f"answer({key})"
-    label = visible_blanks(case.prompt.plain[key]).strip("·") or case.prompt.labels[key]
-    return f"{label.strip() or label}({key})"

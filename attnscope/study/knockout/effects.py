@@ -9,151 +9,36 @@ Shapes: S text, N cut, D draw.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
-from attnscope.attention.again import CutHow
 from attnscope.cells import head_name
 from attnscope.errors import InputError
-from attnscope.files import save_json
 from attnscope.folder.parts import Parts, claim, with_weights
-from attnscope.intervene.knockout import Cut, Knockout
+from attnscope.intervene.knockout import Knockout
 from attnscope.intervene.passes import Advance, Passes, prepared
+from attnscope.intervene.sets import Cut
 from attnscope.model.libraries import versions
 from attnscope.selection import everything
 from attnscope.stacks import DECODER
 from attnscope.study.ablation.effects import HALF, effects_by_identity, task_facts
 from attnscope.study.ablation.sets import heads_by_layer
-from attnscope.study.knockout.cases import Case, task_of
-from attnscope.study.knockout.cuts import AskedCut, Selection, cuts_over
-from attnscope.study.knockout.masses import Masses, MassReader, read_masses
-from attnscope.study.knockout.nulls import DRAWS, KINDS, Null, NullKind, null_of
-from attnscope.study.statistics import effect_columns, largest_of
-from attnscope.tables import TableRecord, as_table, numbers, save, words
+from attnscope.study.knockout.asked import CutPlan
+from attnscope.study.knockout.cases import task_of
+from attnscope.study.knockout.cuts import cuts_over
+from attnscope.study.knockout.masses import MassReader, read_masses
+from attnscope.study.knockout.nulls import null_of
+from attnscope.study.knockout.records import KINDS, AskedCut, Case, Knocked, Masses, Null, NullKind
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
 
-SCHEMA = "knockout/1"
-NAME, TABLE, READINGS = "knockout.json", "knockout.parquet", "knockout"
-HIGH = 0.95  # of the draws lie below the column `high_`
-STATISTICS = ("effect", "low", "high", "p")
-
-
-@dataclass(frozen=True)
-class CutPlan:
-    """What is cut, and what it is compared with.
-
-    over: what is cut one at a time, see `cuts`. select: the heads, by layer, None for all; name: what they are called
-    together. how: `mask` or `zero`, see `attention.again`. random: draws of each null, 0 for none.
-    """
-
-    over: str = "none"
-    select: Selection | None = None
-    name: str = "all heads"
-    how: CutHow = "mask"
-    random: int = DRAWS
-    seed: int = 0
-
-
-@dataclass(frozen=True, repr=False)
-class Knocked(TableRecord):
-    """What was measured. asked: the cuts; nulls: of each, by kind. effects: (S,) of every cut by its identity, NaN in a
-    text none of whose rows sees its keys, 0 where their weight is 0. intact_S: what was measured without a cut."""
-
-    cases: tuple[Case, ...]
-    asked: tuple[AskedCut, ...]
-    nulls: Mapping[NullKind, tuple[Null, ...]]
-    masses: Masses
-    effects: Mapping[Any, np.ndarray]
-    intact_S: np.ndarray
-    facts: Mapping[str, Any]
-
-    @property
-    def line(self) -> str:
-        """What was measured, and the largest effect."""
-        effect_N = self.statistics["effect"]
-        best = largest_of(effect_N)
-        count = f"{len(self.cases)} text{'s' * (len(self.cases) > 1)}"
-        said = f"{effect_N[best]:+.3f} {self.facts['measure']['unit']}"
-        return f"{len(self.asked)} cuts, {count}: largest {self.asked[best].cut.name}, {said}"
-
-    @property
-    def where(self) -> str:
-        """The heads together, in words."""
-        select = self.facts["select"]
-        return str(select) if select == CutPlan.name else f"heads {select}"
-
-    def effect(self, cut: Cut) -> np.ndarray:
-        """(S,): what a cut costs each text's answer."""
-        return self.effects[cut.identity]
-
-    @cached_property
-    def statistics(self) -> Mapping[str, np.ndarray]:
-        """Of every cut: effect, low, high, p (NaN for null), and n, the texts behind it; (N,) each."""
-        return effect_columns(np.stack([self.effect(one.cut) for one in self.asked], 1))
-
-    def by_token(self) -> np.ndarray:
-        """(T,): of one text whose keys were cut one by one, the effect of each token, NaN for those that were not."""
-        effect_T = np.full(len(self.cases[0].prompt), np.nan)
-        for one in self.asked:
-            [key] = one.cut.keys[0]
-            if key < len(effect_T):
-                effect_T[key] = self.effect(one.cut)[0]
-        return effect_T
-
-    def table(self) -> pa.Table:
-        """A row per cut; NaN is null. docs/schemas.md says what the columns are."""
-        found = self.statistics
-        columns: dict[str, Any] = {
-            "set": words([one.cut.name for one in self.asked]),
-            "layer": pa.array([one.layer for one in self.asked], pa.int32()),
-            "head": pa.array([one.head for one in self.asked], pa.int32()),
-            "stack": words([self.facts["stack"]] * len(self.asked)).dictionary_encode(),
-            "queries": words([self._places([one.queries for one in self.cases])] * len(self.asked)),
-            "keys": words([self._places(one.cut.keys) for one in self.asked]),
-            "mass": numbers(np.array([self.mass(one.cut) for one in self.asked])),
-            **{name: numbers(found[name]) for name in STATISTICS},
-        }
-        for kind in KINDS:
-            columns |= self._null_columns(kind)
-        return as_table(columns | {"n": found["n"].astype(np.int32)})
-
-    def mass(self, cut: Cut, texts: Sequence[int] | None = None) -> float:
-        """The weight that was cut: mean over rows, heads and the texts that see any of the keys."""
-        found = np.array([self.masses.of(cut, text) for text in (range(len(self.cases)) if texts is None else texts)])
-        return float(np.nanmean(found)) if np.isfinite(found).any() else np.nan
-
-    def _places(self, places: Sequence[Sequence[int]]) -> str | None:
-        """Positions of one text; null of several, whose positions knockout.json has."""
-        return ",".join(map(str, places[0])) if len(self.cases) == 1 else None
-
-    def _null_columns(self, kind: NullKind) -> dict[str, pa.Array]:
-        found = np.full((4, len(self.asked)), np.nan)
-        count = np.zeros(len(self.asked), np.int32)
-        for place, (one, null) in enumerate(zip(self.asked, self.nulls[kind], strict=True)):
-            texts = list(null.of)
-            if not texts:
-                continue
-            draw_D = np.array([np.nanmean(self.effect(draw)[texts]) for draw in null.draws])
-            own = np.nanmean(self.effect(one.cut)[texts])
-            taken = np.mean([self.mass(draw, texts) for draw in null.draws])
-            found[:, place] = draw_D.mean(), np.quantile(draw_D, HIGH), 100 * (draw_D < own).mean(), taken
-            count[place] = len(null.draws)
-        names = (f"null_{kind}", f"high_{kind}", f"percentile_{kind}")
-        columns = dict(zip(names, map(numbers, found[:3]), strict=True)) | {f"n_{kind}": numbers(count)}
-        return columns | ({"null_cut_mass": numbers(found[3])} if kind == "mass" else {})
-
-    def save(self, folder: Path) -> None:
-        """Write the table, and the facts."""
-        save(self.table(), folder / TABLE)
-        save_json(self.facts, folder / NAME)
+SCHEMA, READINGS = "knockout/1", "knockout"
+COPY = "intact copy"
 
 
 def knocked_out(
@@ -193,9 +78,6 @@ def knocked_out(
     if folder is not None:
         found.save(folder)
     return found
-
-
-COPY = "intact copy"
 
 
 def planned(loaded: LoadedModel, cases: Sequence[Case], plan: CutPlan) -> tuple[list[AskedCut], Passes]:

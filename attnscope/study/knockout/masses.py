@@ -5,78 +5,18 @@ Shapes: B text of a pass, S text of the task, P head of a layer, r row of a bloc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from attnscope.attention.again import RowBlock
-from attnscope.intervene.knockout import Cut, Knockout
+from attnscope.intervene.knockout import Knockout
 from attnscope.intervene.passes import Passes
 from attnscope.measure.roles import RESTS
 from attnscope.seam.call import AttentionCall
-
-TextLayer = tuple[int, int]  # text of the task, layer
-
-
-@dataclass
-class Masses:
-    """What asked rows give to keys. heads: of each layer.
-
-    mass: of a text and layer (P, K), the mean over its rows; seen: in how many rows a key is seen, (P, K); alone:
-    whether a row sees nothing but this key, (P, K); emptied: whether a row sees nothing but the keys that are asked,
-    (P,); rests: the sink of a head in the whole text, -1 for none, (P,).
-    """
-
-    heads: Mapping[int, tuple[int, ...]]
-    keys: Sequence[Sequence[int]]
-    lengths: Sequence[int]
-    mass: dict[TextLayer, np.ndarray] = field(default_factory=dict)
-    seen: dict[TextLayer, np.ndarray] = field(default_factory=dict)
-    alone: dict[TextLayer, np.ndarray] = field(default_factory=dict)
-    emptied: dict[TextLayer, np.ndarray] = field(default_factory=dict)
-    rests: dict[TextLayer, np.ndarray] = field(default_factory=dict)
-
-    def of(self, cut: Cut, text: int, key: Sequence[int] | None = None) -> float:
-        """The mean weight that the rows of a cut's heads give to its keys, or to others; NaN where no row sees one."""
-        keys = list(cut.keys[text] if key is None else key)
-        total, seen = 0.0, 0
-        for layer, place in self._places(cut):
-            if (text, layer) in self.mass:
-                total += float(self.mass[text, layer][place, keys].sum())
-                seen += int(self.seen[text, layer][place, keys].sum())
-        return total / len(cut.heads) if seen else np.nan
-
-    def per_key(self, cut: Cut, text: int) -> tuple[np.ndarray, np.ndarray, set[int]]:
-        """(K,) the mean weight of each key in a cut's heads and rows; whether any row sees it; where the heads rest."""
-        mass_K, seen_K, rests = np.zeros(self.lengths[text]), np.zeros(self.lengths[text], bool), set[int]()
-        for layer, place in self._places(cut):
-            if (text, layer) in self.mass:
-                mass_K += self.mass[text, layer][place] / len(cut.heads)
-                seen_K |= self.seen[text, layer][place] > 0
-                rests.add(int(self.rests[text, layer][place]))
-        return mass_K, seen_K, rests - {-1}
-
-    def left_empty(self, cut: Cut) -> list[tuple[int, int]]:
-        """The heads with a row that is left without keys, in any text; the cut is of all asked keys, or of one."""
-        return [
-            (layer, self.heads[layer][place])
-            for layer, place in self._places(cut)
-            if any(
-                (text, layer) in self.emptied and self._empties(cut, text, layer, place)
-                for text in range(len(self.lengths))
-            )
-        ]
-
-    def _empties(self, cut: Cut, text: int, layer: int, place: int) -> bool:
-        keys = list(cut.keys[text])
-        if len(keys) == len(self.keys[text]):
-            return bool(self.emptied[text, layer][place])
-        return bool(self.alone[text, layer][place, keys].any())
-
-    def _places(self, cut: Cut) -> list[tuple[int, int]]:
-        return [(layer, self.heads[layer].index(head)) for layer, head in cut.heads]
+from attnscope.study.knockout.records import Masses
 
 
 class MassReader:

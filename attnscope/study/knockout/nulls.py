@@ -8,26 +8,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 
-from attnscope.intervene.knockout import Cut
-from attnscope.study.knockout.masses import Masses
+from attnscope.intervene.sets import Cut
+from attnscope.study.knockout.asked import DRAWS
+from attnscope.study.knockout.records import KINDS, Masses, Null, NullKind
 
-NEAREST, DRAWS = 100, 100
+NEAREST = 100
 ALIKE = 2.0  # the factor within which a key's mass has to lie for the masses to be alike
-NullKind = Literal["distance", "mass"]
-KINDS: tuple[NullKind, ...] = ("distance", "mass")
-
-
-@dataclass(frozen=True)
-class Null:
-    """The cuts that one is compared with. of: the texts that have any. A text with fewer draws than another repeats."""
-
-    draws: tuple[Cut, ...]
-    of: tuple[int, ...]
 
 
 def null_of(cut: Cut, kind: NullKind, masses: Masses, most: int = DRAWS, seed: int = 0) -> Null:

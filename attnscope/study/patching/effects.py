@@ -29,14 +29,14 @@ from attnscope.model.libraries import versions
 from attnscope.selection import everything
 from attnscope.stacks import DECODER
 from attnscope.study.ablation.effects import HALF, RANGE, effects_by_identity, task_facts
-from attnscope.study.ablation.screen import TRIED, rank_correlation
+from attnscope.study.ablation.screen import TRIED
 from attnscope.study.ablation.sets import CONTROLS, head_set
-from attnscope.study.knockout.cuts import Selection
+from attnscope.study.knockout.asked import Selection
 from attnscope.study.knockout.effects import COPY
 from attnscope.study.patching.over import Method, Over
 from attnscope.study.patching.pairs import TextPair, pairs_task
 from attnscope.study.patching.patches import AskedPatch, patches_over, random_patches
-from attnscope.study.statistics import effect_columns, largest_of
+from attnscope.study.statistics import effect_columns, largest_of, rank_correlation
 from attnscope.tables import TableRecord, as_table, numbers, save, words
 
 if TYPE_CHECKING:

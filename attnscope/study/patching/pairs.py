@@ -13,8 +13,9 @@ from attnscope.errors import InputError, UsageError
 from attnscope.intervene.measure import Measure
 from attnscope.intervene.task import Task
 from attnscope.intervene.what import What
-from attnscope.study.knockout.cases import AskedText, Case, CaseReader, case_of, naming, records_of, task_of
-from attnscope.study.knockout.cuts import key_name
+from attnscope.study.knockout.asked import AskedText, records_of
+from attnscope.study.knockout.cases import CaseReader, case_of, naming, task_of
+from attnscope.study.knockout.records import Case, key_name
 from attnscope.text.align import alignment, units
 from attnscope.text.prompt import Side
 from attnscope.text.tokens import find

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnscope.errors import UsageError
-from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.patching import Patch
+from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.what import SHARED, What
 from attnscope.model.geometry import Geometry
 from attnscope.study.ablation.sets import controls_of, parts, whole_groups
-from attnscope.study.knockout.cuts import key_name
+from attnscope.study.knockout.records import key_name
 from attnscope.study.patching.over import Over
 from attnscope.study.patching.pairs import TextPair
 

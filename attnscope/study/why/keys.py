@@ -11,7 +11,6 @@ Shapes: C component, Q query that was asked for, T token, K key, D width of q an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,31 +19,13 @@ from torch import Tensor
 
 from attnscope.study.why.following import written
 from attnscope.study.why.parts import BIAS, POSITION, check_made, check_model, check_sum, spec_of
+from attnscope.study.why.records import KeyParts
 from attnscope.study.why.sides import exact, keys_of, position_term, visible_keys
-from attnscope.study.why.written import Component, Written
+from attnscope.study.why.written import Written
 
 if TYPE_CHECKING:
     from attnscope.attention.spec import AttentionSpec
     from attnscope.model.loaded import LoadedModel
-
-
-@dataclass(frozen=True)
-class KeyParts:
-    """What each component gives to the logits of one head.
-
-    components: in the model's order, then `bias`, and `position` where positions add to the logits. parts_CQK: float64.
-    logit_QK: as the model has them, before a soft-cap; NaN where a query does not see a key. softcap, sinks: as
-    `LogitParts` has them.
-    """
-
-    layer: int
-    head: int
-    queries: tuple[int, ...]
-    components: tuple[Component, ...]
-    parts_CQK: np.ndarray
-    logit_QK: np.ndarray
-    softcap: float | None
-    sinks: bool
 
 
 def key_parts(

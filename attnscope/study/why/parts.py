@@ -22,8 +22,9 @@ from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.model.quantised import is_quantised
 from attnscope.seam.modules import HALF
 from attnscope.study.why.following import written
+from attnscope.study.why.records import ALL_KEYS, AskedLogit, Component, LogitParts
 from attnscope.study.why.sides import OneSided, exact, keys_of, one_sided, position_term, visible_keys
-from attnscope.study.why.written import Component, WrittenSides
+from attnscope.study.why.written import WrittenSides
 
 if TYPE_CHECKING:
     from attnscope.attention.spec import AttentionSpec
@@ -32,73 +33,7 @@ if TYPE_CHECKING:
 ALLOWED = 1e-5  # |sum - logit|, as a share of the sum of |terms|
 ROUNDING = 1e-6  # what float32 does to a product q . k, as a share of the sum of |q_d k_d|
 SIDES = {"key": ("key",), "query": ("query",), "both": ("key", "query")}
-SMALLEST = 0.1  # a sum of contrasts below this has no shares
-BIAS, POSITION, ALL_KEYS = Component("bias"), Component("position"), Component("all keys")
-
-
-@dataclass(frozen=True)
-class AskedLogit:
-    """A head, one of its queries and one of that query's keys, None for the one of the largest logit.
-
-    against: another key, None for the mean of all that the query sees. side: `key`, `query`, or `both`, each component
-    of the query with each of the key. by_tokens: split what a head wrote by the tokens that it read. verify: so many of
-    the components with the largest contrasts are replaced one by one, and the logit is made again. stack: of the layer,
-    where it is another than the model's own.
-    """
-
-    layer: int
-    head: int
-    query: int
-    key: int | None = None
-    against: int | None = None
-    side: str = "key"
-    by_tokens: bool = False
-    verify: int = 0
-    stack: str | None = None
-
-
-@dataclass(frozen=True)
-class LogitParts:
-    """A logit, taken apart: a row per component, or pair of components.
-
-    side: of `components`; others: the components of the query where they are of the key. base_N: what each gives to
-    what the key is compared with. logit, base: of the key, and of what it is compared with, as the model has them,
-    before a soft-cap. true_N: what the logit loses where the component is replaced; NaN where that was not tried.
-    visible: how many keys the query sees. softcap: what the family caps the logit at. sinks: whether the head has sink
-    logits, which see what all keys share; then that is the last row, `all keys`, a contrast without a contribution.
-    """
-
-    asked: AskedLogit
-    side: str
-    components: tuple[Component, ...]
-    others: tuple[Component | None, ...]
-    contribution_N: np.ndarray
-    base_N: np.ndarray
-    true_N: np.ndarray
-    logit: float
-    base: float
-    visible: int
-    softcap: float | None
-    sinks: bool
-
-    @property
-    def contrast_N(self) -> np.ndarray:
-        """What each component gives to this key rather than to what it is compared with."""
-        return self.contribution_N - self.base_N
-
-    @property
-    def share_N(self) -> np.ndarray:
-        """The contrast over the sum of contrasts; NaN where that is smaller than 0.1, and of what all keys share."""
-        own_N = np.array([one != ALL_KEYS for one in self.components])
-        whole = self.contrast_N[own_N].sum()
-        return (
-            np.where(own_N, self.contrast_N / whole, np.nan) if abs(whole) >= SMALLEST else np.full(len(own_N), np.nan)
-        )
-
-    @property
-    def sum(self) -> float:
-        """Of the contributions."""
-        return float(self.contribution_N.sum())
+BIAS, POSITION = Component("bias"), Component("position")
 
 
 def parts_of(loaded: LoadedModel, reads: Sequence[int] | Tensor, asked: AskedLogit, **inputs: Any) -> LogitParts:
@@ -188,20 +123,22 @@ class _Apart:
 
     def _by_tokens(self, gradients: Sequence[list[Tensor | None]], both: Sequence[OneSided]) -> _Rows:
         """The rows of heads split by the tokens that they read; tokens of which a head has nothing are left out."""
-        side = self.found.side(self.asked.side)
-        split = [side.shares_by_token(one) for one in gradients]
+        split = self.found.side(self.asked.side).shares_by_token(gradients)
         columns = [self._with_bias(*pair) for pair in zip(gradients, both, strict=True)]
-        rows = _Rows([], [], [np.zeros(0), np.zeros(0)])
+        components: list[Component] = []
+        given: list[np.ndarray] = []
         for place, component in enumerate(self._components(self.asked.side)):
-            whole = [float(column[place]) for column in columns]
-            if component not in split[0]:
-                rows = rows.with_row(component, whole)
+            whole_2 = np.array([column[place] for column in columns])
+            if component not in split:
+                components.append(component)
+                given.append(whole_2[:, None])
                 continue
-            by_token_2T = torch.stack([one[component] for one in split]).cpu().double().numpy()
-            _check_tokens(component, by_token_2T, whole)
-            for position in np.flatnonzero(by_token_2T.any(0)).tolist():
-                rows = rows.with_row(replace(component, position=position), by_token_2T[:, position].tolist())
-        return rows
+            by_token_2T = split[component].cpu().double().numpy()
+            _check_tokens(component, by_token_2T, whole_2)
+            read = np.flatnonzero(by_token_2T.any(0))
+            components += [replace(component, position=position) for position in read.tolist()]
+            given.append(by_token_2T[:, read])
+        return _Rows(components, [None] * len(components), list(np.concatenate(given, 1)))
 
     def _pairs(self) -> _Rows:
         """A row for each component of the key with each of the query."""
@@ -301,9 +238,9 @@ def check_sum(terms: np.ndarray, logit: np.ndarray | float, size: np.ndarray | f
     )
 
 
-def _check_tokens(component: Component, by_token_2T: np.ndarray, whole: Sequence[float]) -> None:
+def _check_tokens(component: Component, by_token_2T: np.ndarray, whole_2: np.ndarray) -> None:
     """Raise ModelError where a head's tokens do not sum to the head."""
-    missed = np.abs(by_token_2T.sum(1) - whole)
+    missed = np.abs(by_token_2T.sum(1) - whole_2)
     if not (missed <= 10 * ALLOWED * np.maximum(np.abs(by_token_2T).sum(1), 1e-3)).all():
         raise ModelError(
             f"{component.name} writes something else than the weighted sum of its values", "leave out {by=tokens}"

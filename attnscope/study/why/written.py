@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attnscope.cells import head_name
 from attnscope.errors import ModelError
 from attnscope.study.why.places import ANOTHER, Course
+from attnscope.study.why.records import Component
 from attnscope.study.why.sides import exact, widest
 
 if TYPE_CHECKING:
@@ -22,29 +22,6 @@ if TYPE_CHECKING:
     from attnscope.seam.call import AttentionCall
 
 ROWS = 128  # of weights at once
-
-
-@dataclass(frozen=True)
-class Component:
-    """Who writes a part of the residual: `embedding`, a `head`, or the `rest` of a block; layer: of the block.
-
-    position: of the token that a head read, where its output is split by its own keys. stack: of its layer, where that
-    is another than the model's own: `encoder`, `cross`.
-    """
-
-    kind: str
-    layer: int | None = None
-    head: int | None = None
-    position: int | None = None
-    stack: str | None = None
-
-    @property
-    def name(self) -> str:
-        """As a table names it: `L2H1`, `L2 rest`, `cross L2H1`."""
-        own = "" if self.stack is None else f"{self.stack} "
-        if self.layer is None:
-            return own + self.kind
-        return own + (f"L{self.layer} {self.kind}" if self.head is None else head_name(self.layer, self.head))
 
 
 @dataclass
@@ -127,12 +104,13 @@ class Written:
         at_C = torch.tensor([places[one] for one in slots], device=given.device)
         return given.new_zeros(len(places), *given.shape[1:]).index_add(0, at_C, given)
 
-    def shares_by_token(self, gradients: Sequence[Tensor | None]) -> dict[Component, Tensor]:
-        """{head: (K,) float64}: how much of a number each head gives by each of the tokens that it reads."""
+    def shares_by_token(self, of_numbers: Sequence[Sequence[Tensor | None]]) -> dict[Component, Tensor]:
+        """{head: (N, K) float64}: how much of each number, by its gradients, each head gives by each token it reads."""
         found: dict[Component, Tensor] = {}
-        for (_, call), gradient in zip(self.heads, gradients[len(self.residuals) :], strict=True):
-            for component, by_token_K in zip(self._heads_of(call), _by_token(call, gradient), strict=True):
-                found[component] = found[component] + by_token_K if component in found else by_token_K
+        for at, (_, call) in enumerate(self.heads, len(self.residuals)):
+            by_token_NHK = _by_token(call, [gradients[at] for gradients in of_numbers])
+            for component, by_token_NK in zip(self._heads_of(call), by_token_NHK.unbind(1), strict=True):
+                found[component] = found[component] + by_token_NK if component in found else by_token_NK
         return found
 
     def vectors(self, chosen: Sequence[int]) -> list[Tensor]:
@@ -242,20 +220,36 @@ def _products(x_BTHV: Tensor, gradient_BTHV: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def _by_token(call: AttentionCall, gradient_BTHV: Tensor | None) -> Tensor:
-    """(H, K) float64: what each head gives by each key, A (v . gradient), summed over its rows."""
-    spec, output = call.spec, _output(call)
+def _by_token(call: AttentionCall, gradients: Sequence[Tensor | None]) -> Tensor:
+    """(N, H, K) float64: what each head gives to each number by each key, A (v . gradient), summed over its rows."""
+    spec, tokens = call.spec, _output(call).shape[1]
     if spec is None:
         raise ModelError("the values of this model's heads are not seen", ANOTHER)
-    v_HKV = exact(spec.v_BGKV[0]).repeat_interleave(spec.heads // spec.kv_heads, 0)
-    found_HK = v_HKV.new_zeros(v_HKV.shape[:2])
-    if gradient_BTHV is None:
-        return found_HK
-    gradient_HTV = exact(gradient_BTHV[0].transpose(0, 1))
-    rows = torch.nonzero(gradient_HTV.abs().sum((0, 2)))[:, 0].tolist()
-    for start in range(min(rows, default=0), max(rows, default=-1) + 1, ROWS):
-        stop = min(start + ROWS, output.shape[1])
-        weights_HQK, shares_BHQ1 = exact(spec.weights(start, stop)[0]), spec.output_shares(start, stop)
-        weights_HQK = weights_HQK if shares_BHQ1 is None else weights_HQK * exact(shares_BHQ1[0])
-        found_HK += (weights_HQK * (gradient_HTV[:, start:stop] @ v_HKV.mT)).sum(1)
-    return found_HK
+    reached = {number: _reached(one[0]) for number, one in enumerate(gradients) if one is not None}
+    shape, device = (len(gradients), spec.heads, spec.v_BGKV.shape[2]), spec.device
+    found_NHK = torch.zeros(shape, dtype=widest(device), device=device)
+    for start in range(0, tokens, ROWS):
+        here = {number: [row for row in of if start <= row < start + ROWS] for number, (of, _) in reached.items()}
+        rows = [row for of in here.values() for row in of]
+        if not rows:
+            continue
+        first, stop = min(rows), max(rows) + 1
+        weights_HQK, shares_BHQ1 = spec.weights(first, stop)[0], spec.output_shares(first, stop)
+        weights_HQK = weights_HQK if shares_BHQ1 is None else weights_HQK * shares_BHQ1[0]
+        for number, of in here.items():
+            if of:
+                own_HrK = weights_HQK[:, [row - first for row in of]]
+                found_NHK[number] += (own_HrK * _read(spec, reached[number][1][of])).sum(1)
+    return found_NHK
+
+
+def _reached(gradient_RHV: Tensor) -> tuple[list[int], Tensor]:
+    """The rows that have a gradient, and the gradient."""
+    return torch.nonzero(gradient_RHV.flatten(1).any(1))[:, 0].tolist(), gradient_RHV
+
+
+def _read(spec: AttentionSpec, gradient_RHV: Tensor) -> Tensor:
+    """(H, R, K): what a whole weight on a key gives, by the gradients at some rows of the heads' outputs."""
+    v_GKV = spec.v_BGKV[0].float()
+    gradient_GrV = gradient_RHV.float().transpose(0, 1).reshape(spec.kv_heads, -1, v_GKV.shape[-1])
+    return (gradient_GrV @ v_GKV.mT).view(spec.heads, -1, v_GKV.shape[1])

@@ -1,0 +1,87 @@
+"""Which logit `attnscope.why` takes apart, and how the text is read; without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+from attnscope.ask import Ask
+from attnscope.errors import UsageError
+from attnscope.keep.request import Request
+from attnscope.text.expressions import check_expression
+
+if TYPE_CHECKING:
+    from attnscope.ask import Text
+    from attnscope.media.picture import PictureSource
+    from attnscope.text.prompt import Side
+
+MEAN = "mean"
+SIDES, ROWS = ("key", "query", "both"), ("component", "tokens")
+
+
+class WhyFields(TypedDict, total=False):
+    """The fields of `WhyOptions`, as keywords."""
+
+    query: str | int
+    key: str | int | None
+    against: str | int
+    side: Literal["key", "query", "both"]
+    by: Literal["component", "tokens"]
+    verify: bool
+    define: Mapping[str, str] | None
+    chat: bool
+    truncate: Side | None
+    target: str | Sequence[int] | None
+    picture: PictureSource | Sequence[PictureSource] | None
+    generate: int | None
+
+
+@dataclass(frozen=True)
+class WhyOptions:
+    """Which logit is taken apart, and how.
+
+    query, key: one token each, as `5`, `last` or `bank#2`; without a key the one that gets most weight. against:
+    `mean`, of all keys that the query sees, or another key. side: what the components wrote into: the key, the query,
+    or both, in pairs. by: `tokens` splits what a head wrote by the tokens that it read. verify: replace the components
+    with the largest contrasts one by one, and make the logit again. define: names for tokens. chat, truncate, target,
+    picture, generate: how the text is read, as of `attnscope.ask.Ask`.
+    """
+
+    query: str | int = "last"
+    key: str | int | None = None
+    against: str | int = MEAN
+    side: Literal["key", "query", "both"] = "key"
+    by: Literal["component", "tokens"] = "component"
+    verify: bool = False
+    define: Mapping[str, str] | None = None
+    chat: bool = False
+    truncate: Side | None = None
+    target: str | Sequence[int] | None = None
+    picture: PictureSource | Sequence[PictureSource] | None = None
+    generate: int | None = None
+
+    def check(self) -> None:
+        """Raise UsageError for what no text makes right."""
+        for name, value, known in (("side", self.side, SIDES), ("by", self.by, ROWS)):
+            if value not in known:
+                raise UsageError(f"expected {name} {', '.join(known)}, got {value!r}", f"use {{{name}={known[0]}}}")
+        if self.side == "both" and (self.by == "tokens" or self.verify):
+            raise UsageError("pairs of components are neither split by tokens nor replaced", "use {side=key}")
+        if self.by == "tokens" and self.verify:
+            raise UsageError("what is split by tokens is not replaced", "leave out {by=tokens}")
+        for expression in (self.query, self.key, self.against):
+            if expression is not None and expression != MEAN:
+                check_expression(str(expression), self.define or {})
+
+
+def ask_of(text: Text, asked: WhyOptions) -> Ask:
+    """How the text is read, and which of its tokens are meant."""
+    how = {name: getattr(asked, name) for name in ("chat", "truncate", "target", "picture", "generate")}
+    return Ask(text, request(asked), engine="fused", **how)
+
+
+def request(asked: WhyOptions) -> Request:
+    """Which tokens are meant."""
+    key = None if asked.key is None else str(asked.key)
+    return Request(query=str(asked.query), key=key, define=asked.define or {})

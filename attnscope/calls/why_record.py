@@ -1,0 +1,203 @@
+"""What `attnscope.why` returns: a logit with what wrote it, as a line, a table, a figure and files; without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from attnscope.calls.records import Record, picture_of
+from attnscope.calls.why_options import MEAN, ROWS
+from attnscope.cells import head_name, number, signed
+from attnscope.figures import About, SetCost, Style, save_sets
+from attnscope.files import save_json
+from attnscope.folder.claim import check, document
+from attnscope.stacks import is_cross, prefix
+from attnscope.study.statistics import rank_correlation
+from attnscope.study.why.records import Component, LogitParts
+from attnscope.tables import as_table, numbers, save, words
+from attnscope.text.labels import visible_blanks
+
+if TYPE_CHECKING:
+    from attnscope.drawing import Picture
+    from attnscope.keep.request import Asked
+    from attnscope.text.prompt import Prompt
+
+SCHEMA, NAME, TABLE, PICTURE = "why/1", "why.json", "why.parquet", "why"
+BARS = 16  # of the picture
+
+
+@dataclass(frozen=True, repr=False)
+class Why(Record):
+    """A logit and what wrote it; see `LogitParts`. texts: what each stack reads, as `Component.stack` names it."""
+
+    parts: LogitParts
+    texts: Mapping[str | None, Asked]
+    source: str
+
+    @property
+    def head(self) -> str:
+        """As `L3H0`, `cross L3H0`."""
+        asked = self.parts.asked
+        return ("" if asked.stack is None else prefix(asked.stack)) + head_name(asked.layer, asked.head)
+
+    @property
+    def prompt(self) -> Prompt:
+        """The text that the query is of."""
+        return self.texts[self.parts.asked.stack].prompt
+
+    @property
+    def keys(self) -> Prompt:
+        """The text that the key is of."""
+        return self.texts[self.parts.asked.stack].looked_at
+
+    def token(self, position: int | None) -> str:
+        """A key as a message names it: `bank(8)`."""
+        assert position is not None
+        return _named(self.keys, position)
+
+    def read_by(self, component: Component) -> str:
+        """The token that a head read, where its rows are split by tokens; empty elsewhere."""
+        at = component.position
+        return "" if at is None else _named(self.texts[component.stack].looked_at, at)
+
+    @property
+    def others(self) -> str:
+        """What the key is compared with."""
+        against = self.parts.asked.against
+        return "the mean key" if against is None else self.token(against)
+
+    @property
+    def asked_line(self) -> str:
+        """Which logit it is, and how far it is from the others."""
+        parts, asked = self.parts, self.parts.asked
+        return (
+            f"{self.source}, query {_named(self.prompt, asked.query)}: {self.token(asked.key)} is "
+            f"{number(parts.logit - parts.base)} above {self.others}"
+        )
+
+    @property
+    def line(self) -> str:
+        """What was found, in a line."""
+        largest = " and ".join(f"{self.row_name(row)} {signed(self.parts.contrast_N[row])}" for row in self.order[:2])
+        return f"{self.head} of {self.asked_line}; largest: {largest}"
+
+    @property
+    def order(self) -> list[int]:
+        """The rows, those with the largest contrasts first."""
+        found: list[int] = np.argsort(-np.abs(self.parts.contrast_N), kind="stable").tolist()
+        return found
+
+    def row_name(self, row: int) -> str:
+        """A row as a picture names it: `L2H1`, `L2H1 from bank(8)`, `L2H1 with L0H3`."""
+        component, other = self.parts.components[row], self.parts.others[row]
+        read = self.read_by(component)
+        return component.name + f" from {read}" * bool(read) + ("" if other is None else f" with {other.name}")
+
+    @property
+    def rank_correlation(self) -> float | None:
+        """Of what replacing components changes with their contrasts; None where none was replaced, or all are equal."""
+        tried_N = ~np.isnan(self.parts.true_N)
+        if not tried_N.any():
+            return None
+        found = rank_correlation(self.parts.contrast_N[tried_N], self.parts.true_N[tried_N])
+        return None if np.isnan(found) else found
+
+    def table(self) -> pa.Table:
+        """A row per component or pair, the largest contrasts first; docs/schemas.md says what the columns are."""
+        parts, order = self.parts, self.order
+        components = [parts.components[row] for row in order]
+        others = [parts.others[row] for row in order]
+        columns: dict[str, Any] = {
+            "side": words([parts.side] * len(order)).dictionary_encode(),
+            "component": words([one.name for one in components]),
+            **{name: pa.array([getattr(one, name) for one in components], pa.int32()) for name in ("layer", "head")},
+            "other": words([None if one is None else one.name for one in others]),
+            "position": pa.array([one.position for one in components], pa.int32()),
+            "token": words([self._token_read(one) for one in components]),
+        }
+        values = {
+            "contribution": parts.contribution_N,
+            "contrast": parts.contrast_N,
+            "share": parts.share_N,
+            "true": parts.true_N,
+        }
+        return as_table(columns | {name: numbers(value[order]) for name, value in values.items()})
+
+    def _token_read(self, component: Component) -> str | None:
+        at = component.position
+        return None if at is None else self.texts[component.stack].looked_at.tokens[at]
+
+    def facts(self) -> dict[str, Any]:
+        """What was asked, the logit, and what the contributions sum to, as `why.json` has it."""
+        parts, asked = self.parts, self.parts.asked
+        return self._asked() | {
+            "key": asked.key,
+            "logit": parts.logit,
+            "sum": parts.sum,
+            "difference": parts.sum - parts.logit,
+            "above": parts.logit - parts.base,
+            "visible": parts.visible,
+            "softcap": parts.softcap,
+            "sinks": parts.sinks,
+            "rank_correlation": self.rank_correlation,
+        }
+
+    def _asked(self) -> dict[str, Any]:
+        asked = self.parts.asked
+        return {
+            "schema": SCHEMA,
+            "model": self.source,
+            "sha256": self.prompt.sha256,
+            "tokens": len(self.prompt),
+            **({"keys_sha256": self.keys.sha256} if is_cross(asked.stack or "") else {}),
+            "head": self.head,
+            "query": asked.query,
+            "key": asked.key,
+            "against": MEAN if asked.against is None else asked.against,
+            "side": asked.side,
+            "by": ROWS[asked.by_tokens],
+            "verify": asked.verify > 0,
+        }
+
+    def figure(self, style: Style = Style()) -> Picture:
+        """The largest contrasts as bars."""
+        style = replace(style, image="png")
+        return picture_of(self._title, lambda folder: self._draw(folder, style))
+
+    def _picture(self) -> Picture:
+        return self.figure()
+
+    @property
+    def _title(self) -> str:
+        return f"Why {self.head} looks at {self.token(self.parts.asked.key)}"
+
+    def _draw(self, folder: Path, style: Style) -> Path:
+        parts, shown = self.parts, self.order[:BARS]
+        style = style.of(About(line=self.asked_line, command=style.about.command))
+        note = f"{len(shown)} of {len(self.order)}; all together {signed(parts.contrast_N.sum())}"
+        bars = [SetCost(self.row_name(row), float(parts.contrast_N[row])) for row in shown]
+        path = folder / f"{PICTURE}.{style.image}"
+        return save_sets(path, bars, style, title=self._title, note=note, unit=f"logit above {self.others}")
+
+    def export(self, folder: str | Path, *, style: Style = Style(), force: bool = False) -> list[Path]:
+        """Write why.parquet, why.json and the figure; the paths. Raises UsageError for a folder that holds another."""
+        into = Path(folder)
+        self.check_folder(into, force)
+        into.mkdir(parents=True, exist_ok=True)
+        table = save(self.table(), into / TABLE)
+        save_json(self.facts(), into / NAME)
+        return [table, into / NAME, self._draw(into, style)]
+
+    def check_folder(self, folder: Path, force: bool) -> None:
+        """Raise UsageError for a folder that holds another logit, unless force says to write over it."""
+        before = document(folder / NAME, "damaged, or no logit of ours", "name another folder", force=force)
+        check(folder, "logit", before, self._asked(), force)
+
+
+def _named(prompt: Prompt, position: int) -> str:
+    return f"{visible_blanks(prompt.plain[position]).strip('·') or prompt.labels[position]}({position})"

@@ -1,0 +1,37 @@
+"""To explain one head: every step for one query, with its numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attnscope.purposes.purpose import Check, Purpose, unchecked
+from attnscope.telling import SILENT, Teller
+
+if TYPE_CHECKING:
+    from attnscope.ask import Ask
+    from attnscope.explain.records import Explanation
+    from attnscope.model.loaded import LoadedModel
+
+
+@dataclass(frozen=True)
+class ExplainHead(Purpose):
+    """The steps of a head for the token that the ask's query names; head: as `L2H3` or `2.3`."""
+
+    head: str
+
+    name = "explain"
+    record = "Explanation"
+
+    def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> Explanation:
+        """The steps; raises as `attnscope.explain`."""
+        from attnscope.calls.explain import STACKS, followed
+        from attnscope.run import prepare
+        from attnscope.told import run_lines, target_lines
+
+        loaded.check_task(*STACKS)
+        run = prepare(loaded, ask)
+        for line in (*run_lines(run), *target_lines(run), *run.chosen.notes):
+            tell.say(line)
+        with tell.stage("forward pass"):
+            return followed(run, self.head).explanation

@@ -1,0 +1,195 @@
+"""To show a text on a page: what the page holds of a pass; drawing and writing are somebody else's.
+
+Shapes: C component, Q query, K key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import UsageError
+from attnscope.purposes.purpose import Check, Purpose, unchecked
+from attnscope.stacks import SEQ2SEQ, VISION, is_vision
+from attnscope.telling import SILENT, Teller
+from attnscope.text.tokens import Chosen
+
+if TYPE_CHECKING:
+    from attnscope.ask import Ask
+    from attnscope.model.geometry import LayerGeometry
+    from attnscope.model.loaded import LoadedModel
+    from attnscope.observation import Observation
+    from attnscope.run import Run
+    from attnscope.selection import HeadsByLayer
+    from attnscope.study.why.records import KeyParts
+    from attnscope.viewer.plan import Plan
+
+REST = 3  # components that are no heads or blocks: embedding, bias, position
+
+
+@dataclass(frozen=True)
+class PageSide:
+    """One side of a page. chosen: the tokens that were named, of which the observation holds all. whole: the heads
+    whose maps stay whole. why: the logits that were taken apart."""
+
+    seen: Observation
+    chosen: Chosen
+    whole: Mapping[int, Sequence[int]]
+    why: Sequence[KeyParts] = ()
+
+
+@dataclass(frozen=True)
+class ShowPage(Purpose):
+    """The page of a text: what fits into `max_mb`, `bits` per weight.
+
+    whole: heads whose maps stay whole, as "27.3,last". why: heads whose logits are taken apart, for the ask's queries
+    or all.
+    """
+
+    max_mb: float = 20.0
+    bits: int = 8
+    whole: str | None = None
+    why: str | None = None
+
+    name = "page"
+    record = "PageSide"
+
+    def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> PageSide:
+        """What the page is made of."""
+        from attnscope.told import known
+
+        of_two = loaded.geometry.task == SEQ2SEQ
+        if not (of_two or (ask.picture and not ask.keep.asks)):  # of several stacks those are shown that are named
+            ask = replace(ask, select=None)
+        run = self.ready(loaded, ask, tell)
+        check(known(run))
+        plan = self.plan_of(run)
+        why = self.taken_apart(run, plan)
+        return PageSide(observed(run, plan, ask.verify, tell), named_tokens(run), plan.whole, why)
+
+    def ready(self, loaded: LoadedModel, ask: Ask, tell: Teller) -> Run:
+        """Everything that comes before the forward pass."""
+        from attnscope.told import prepare_told
+
+        loaded.check_queries("a page")
+        return prepare_told(loaded, ask, tell)
+
+    def plan_of(self, run: Run) -> Plan:
+        """What may go into the page."""
+        from attnscope.selection import select
+        from attnscope.viewer.plan import Plan
+
+        heads = run.loaded.geometry.heads_by_layer
+        whole = {} if self.whole is None or several(run) else select(self.whole, heads, run.named)
+        return Plan(self.max_mb, 16 if self.bits == 16 else 8, whole)
+
+    def taken_apart(self, run: Run, plan: Plan) -> Sequence[KeyParts]:
+        """The logits of `why`."""
+        from attnscope.calls.why import STACKS
+        from attnscope.selection import select
+
+        if self.why is None:
+            return ()
+        run.loaded.check_task(*STACKS)
+        if several(run):
+            raise UsageError("with a picture no logits are taken apart", "leave out {why}")
+        heads = select(self.why, run.loaded.geometry.heads_by_layer, run.named)
+        queries = range(len(run.prompt)) if run.chosen.query is None else run.chosen.query.positions
+        return why_of(run.loaded, run.prompt.ids, heads, queries, plan)
+
+
+def observed(run: Run, plan: Plan, verify: bool, tell: Teller) -> Observation:
+    """One side's forward pass, which keeps what the page has room for."""
+    from attnscope.told import answer_lines, asked_lines, run_lines
+
+    run = without_tower(run, plan, tell)
+    layers, kept = kept_layers(run), kept_of(run, plan)
+    if several(run):  # stacks of different texts share no bins, and no steps
+        kept |= {"operands": False, "maps": None, "weights": kept["weights"] is True}
+    run = run.asking(replace(run.request, **kept))
+    for line in (*run_lines(run), *answer_lines(run), *asked_lines(run)):
+        tell.say(line)
+    whole = replace(run, chosen=Chosen())  # the page holds all tokens: those that were named say where it opens
+    if verify:
+        with tell.stage("oracle"):
+            whole = whole.verified()
+    with tell.stage(f"forward pass over {len(run.prompt):,} tokens", len(layers), "layers") as advance:
+        return whole.observe(advance)
+
+
+def named_tokens(run: Run) -> Chosen:
+    """The tokens that were named, in the text of the page."""
+    from attnscope.viewer.stacks import first_asked
+
+    if run.source is None:
+        return run.chosen
+    return first_asked({stack: one.chosen for stack, one in run.asked.items()}, len(run.source))
+
+
+def several(run: Run) -> bool:
+    """Whether several stacks are on one page, over texts of their own."""
+    return run.source is not None or VISION in run.loaded.geometry.stacks
+
+
+def kept_layers(run: Run) -> list[LayerGeometry]:
+    """The layers of all stacks with as many heads as the page is to have of each."""
+    found = []
+    for stack, layers in run.loaded.geometry.stacks.items():
+        chosen = None if run.request.stacks is None else run.request.stacks.get(stack, {})
+        for layer in layers.values():
+            found.append(layer if chosen is None else replace(layer, heads=len(chosen.get(layer.index, ()))))
+    return [layer for layer in found if layer.heads]
+
+
+def kept_of(run: Run, plan: Plan) -> dict[str, Any]:
+    """What to keep of a pass, over all texts of the page, as fields of `Request`."""
+    beside = run.source or next(iter(run.prompt.medium.tower[-1:]), ())
+    return plan.request(kept_layers(run), len(run.prompt) + len(beside) * several(run))
+
+
+def without_tower(run: Run, plan: Plan, tell: Teller) -> Run:
+    """The same; of a page that has no room for all maps of decoder and vision tower the decoder alone, and a line."""
+    geometry = run.loaded.geometry
+    if VISION not in geometry.stacks or run.request.stacks is not None or kept_of(run, plan)["weights"] is True:
+        return run
+    tell.say(
+        "the page shows the decoder only, the vision tower does not fit; choose heads, as in --select vision.3.2,last"
+    )
+    others = {stack: layers for stack, layers in geometry.other_stacks.items() if not is_vision(stack)}
+    loaded = replace(run.loaded, geometry=replace(geometry, other_stacks=others))
+    medium = replace(run.prompt.medium, tower=())
+    return replace(run, loaded=loaded, prompt=replace(run.prompt, medium=medium))
+
+
+def why_of(
+    loaded: LoadedModel, ids: Sequence[int], heads: HeadsByLayer, queries: Sequence[int], plan: Plan
+) -> list[KeyParts]:
+    """The logits of some heads and queries.
+
+    Raises UsageError where they have no room in the page, and as `study.why.parts.parts_of`.
+    """
+    from attnscope.study.why.keys import key_parts
+    from attnscope.study.why.parts import check_model
+
+    check_model(loaded)
+    _check_room(loaded.geometry.heads_by_layer, heads, len(queries), len(ids), plan)
+    return [
+        one
+        for layer, of_layer in heads.items()
+        for one in key_parts(loaded, ids, layer, dict.fromkeys(of_layer, queries))
+    ]
+
+
+def _check_room(heads_by_layer: Mapping[int, int], chosen: HeadsByLayer, queries: int, tokens: int, plan: Plan) -> None:
+    components = sum(
+        len(heads) * (REST + sum(1 + of_layer for other, of_layer in heads_by_layer.items() if other < layer))
+        for layer, heads in chosen.items()
+    )
+    needed, room = plan.why_bytes(components, queries, tokens), plan.why_room
+    if needed > room:
+        raise UsageError(
+            f"the logits of {sum(map(len, chosen.values()))} heads and {queries} queries take {needed / 1e6:.2g} MB, "
+            f"expected at most {room / 1e6:.2g} MB of this page",
+            "name fewer heads in {why}, or queries with {query}, or take more room with {max_mb}",
+        )
