@@ -25,7 +25,7 @@ from attnscope._version import __version__
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.live.asking import answer
 from attnscope.live.guard import Guard, Strangers, protocol
-from attnscope.live.question import Question
+from attnscope.live.question import LiveQuestion
 from attnscope.model.options import LoadOptions
 from attnscope.typed import typed
 from attnscope.viewer.page import bundle
@@ -92,7 +92,7 @@ class LivePage:
         )
 
     async def _page(self, request: Request) -> Response:
-        text, policy = document()
+        text, policy = live_document()
         return Response(text, headers=HEADERS | {"Content-Security-Policy": policy}, media_type="text/html")
 
     async def _models(self, request: Request) -> Response:
@@ -101,7 +101,7 @@ class LivePage:
     async def _ask(self, request: Request) -> Response:
         """A question; its answer comes as `attnscope.live.asking.answer` says."""
         try:
-            question = typed(Question, json.loads(await _body(request)), "question")
+            question = typed(LiveQuestion, json.loads(await _body(request)), "question")
         except AttnscopeError as error:
             return _refused(400, str(error))
         except (ValueError, RecursionError):
@@ -114,7 +114,7 @@ class LivePage:
             return _refused(503, f"{MOST_WAITING} questions wait already")
         return StreamingResponse(self._answer(question), media_type="application/octet-stream", headers=HEADERS)
 
-    async def _answer(self, question: Question) -> AsyncGenerator[bytes, None]:
+    async def _answer(self, question: LiveQuestion) -> AsyncGenerator[bytes, None]:
         self._asked += 1
         try:
             async with self._turn, aclosing(answer(question, self.held())) as parts:
@@ -158,7 +158,7 @@ def _listening(port: int) -> socket.socket:
 
 
 @cache
-def document() -> tuple[str, str]:
+def live_document() -> tuple[str, str]:
     """The page as HTML, and its policy: its own script and style, those of the pages in its frame, and this server."""
     script, style = (files("attnscope.live").joinpath(name).read_text("utf-8") for name in ("page.js", "page.css"))
     body = files("attnscope.live").joinpath("page.html").read_text("utf-8")

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from attnscope.errors import AttnscopeError
-from attnscope.live.question import Question
+from attnscope.live.question import LiveQuestion
 from attnscope.model.options import LoadOptions
 
 MOST_SECONDS = 3600.0
@@ -28,7 +28,7 @@ GOING_SECONDS = 3.0  # from Ctrl-C to the end
 SAID = {"ATTNSCOPE_STAGES": "json", "NO_COLOR": "1"}
 
 
-async def answer(question: Question, held: Sequence[LoadOptions]) -> AsyncGenerator[bytes, None]:
+async def answer(question: LiveQuestion, held: Sequence[LoadOptions]) -> AsyncGenerator[bytes, None]:
     """Lines of JSON: `said`, or `stage`; the last is `failed`, or `page` with so many bytes, which follow."""
     with TemporaryDirectory(prefix="attnscope-page-") as place:
         folder = Path(place)
@@ -54,7 +54,7 @@ async def answer(question: Question, held: Sequence[LoadOptions]) -> AsyncGenera
             await _ended(process)
         page = question.page(folder)
         if not page.is_file() or page.stat().st_size > MOST_PAGE:
-            yield _line(failed=said or f"the command ended with the code {code} and said nothing")
+            yield _line(failed=said or f"the command ended with the code {code} and printed nothing")
             return
         data = page.read_bytes()
         yield _line(page=len(data), code=code)

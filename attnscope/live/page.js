@@ -1,12 +1,14 @@
 /**
  * The page that asks: a form, what was asked before, and the answer in a frame that may run its script and nothing else.
  * The token comes behind `#` of the address, is taken out of it, and goes into a header of every question.
- *
- * @typedef {Record<string, string|number|boolean>} Question as attnscope/live/question.py has it
- * @typedef {{question: Question, label: string, page: Blob, frame: HTMLIFrameElement}} Entry
- * @typedef {{stage?: unknown, done?: unknown, total?: unknown, unit?: unknown, said?: unknown, failed?: unknown, page?: unknown}} Line
  */
 (() => {
+  /**
+   * @typedef {Record<string, string|number|boolean>} Question as attnscope/live/question.py has it
+   * @typedef {{question: Question, label: string, page: Blob, frame: HTMLIFrameElement}} Entry
+   * @typedef {{stage?: unknown, done?: unknown, total?: unknown, unit?: unknown, said?: unknown, failed?: unknown, page?: unknown}} Line
+   */
+
   const KEPT = 20; // answers in the list: the browser holds their pages
   const HELLO = "attnscope/live/1";
   const TOKEN = "attnscope-token";
@@ -214,8 +216,9 @@
       const why = differing.length ? "these differ in text and model: compare one at a time" : "these have the same text and model";
       return tell(why, true);
     }
-    const { compare_text: _, compare_model: __, why: ___, ...kept } = { ...one, command: "view" };
-    void ask({ ...kept, [`compare_${differing[0]}`]: other[differing[0]] });
+    const beyond = ["compare_text", "compare_model", "why"]; // what a question has of another comparison
+    const kept = Object.entries(one).filter(([name]) => !beyond.includes(name));
+    void ask({ ...Object.fromEntries(kept), [`compare_${differing[0]}`]: other[differing[0]] });
   }
 
   /** @param {Entry} entry */

@@ -21,7 +21,7 @@ CONFIG, PICTURE = "question.yaml", "picture"
 
 
 @dataclass(frozen=True)
-class Question:
+class LiveQuestion:
     """A command with the options that the page offers, as the command line has them; picture: a file's bytes, base64.
 
     model, compare_model: names of models that are held. Raises InputError for one that is too long.

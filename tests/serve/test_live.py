@@ -3,11 +3,13 @@
 import contextlib
 import http.client
 import json
+import random
 import resource
 import socket
 import time
 
 import pytest
+import yaml
 
 from attnscope.errors import AttnscopeError
 from attnscope.model.options import LoadOptions
@@ -172,6 +174,21 @@ def test_a_thousand_connections_that_say_nothing(live):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_bytes_that_are_no_request(live):
+    """Whatever comes, the next question is answered."""
+    rng = random.Random(0)
+    whole = f"GET /models HTTP/1.1\r\nHost: {live.host}\r\nAuthorization: Bearer {live.page.token}\r\n\r\n".encode()
+    for _ in range(200):
+        at = rng.randrange(len(whole))
+        said = whole[:at] + rng.randbytes(rng.choice((0, 1, 8))) + whole[at + rng.choice((0, 1, 20)) :]
+        with live.raw() as link:
+            link.sendall(said)
+            link.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionResetError):
+                assert live.page.token.encode() not in link.recv(10_000)
+    assert live.get()[0] == 200
+
+
 def test_a_stranger_is_not_waited_for(live, monkeypatch):
     monkeypatch.setattr(guard, "STRANGER_SECONDS", 0.2)
     with live.raw() as link:
@@ -231,16 +248,23 @@ def test_an_answer_is_the_page_that_the_command_writes(live, tmp_path):
     assert page == (tmp_path / "page.html").read_bytes()
 
 
-def test_a_question_holds_no_path():
-    """None of its options names a file: the picture is its bytes, the models are those that are held."""
-    asked = typed(question.Question, QUESTION | {"text": "/etc/passwd", "picture": "AAAA", "target": "-"}, "question")
-    with pytest.raises(AttnscopeError):
-        asked.arguments([LoadOptions(model="other")], None)
+def test_a_question_names_no_file(tmp_path):
+    """What its command reads and writes lies in the folder of the question, or comes by the pipe."""
+    given = {"text": "/etc/passwd", "target": "-", "picture": "AAAA"}
+    asked = typed(question.LiveQuestion, QUESTION | given, "question")
+    words = asked.arguments([LoadOptions()], tmp_path)
+    assert words[1::2] == ["--config", "--file", "--out"]
+    assert [word for word in words[2::2] if word != "-"] == [
+        str(tmp_path / name) for name in ("question.yaml", "page.html")
+    ]
+    options = yaml.safe_load((tmp_path / question.CONFIG).read_text())
+    assert options == {"target": "-", "picture": [str(tmp_path / question.PICTURE)]}
+    assert (tmp_path / question.PICTURE).read_bytes() == b"\0\0\0"
 
 
 def test_a_question_for_a_model_asks_for_it_as_it_was_loaded(tmp_path):
     held = LoadOptions(model="runs/x", dtype="bfloat16", offline=True)
-    asked = typed(question.Question, QUESTION | {"model": "runs/x"}, "question")
+    asked = typed(question.LiveQuestion, QUESTION | {"model": "runs/x"}, "question")
     words = asked.arguments([LoadOptions(), held], tmp_path)
     assert words[words.index("--file") + 1] == "-"
     said = (tmp_path / question.CONFIG).read_text()
@@ -251,7 +275,7 @@ def test_a_question_for_a_model_asks_for_it_as_it_was_loaded(tmp_path):
 @pytest.mark.parametrize("field", ["text", "target"])
 def test_a_question_has_an_end(field):
     with pytest.raises(AttnscopeError, match="too long"):
-        typed(question.Question, QUESTION | {field: "a" * (question.MOST_LETTERS + 1)}, "question")
+        typed(question.LiveQuestion, QUESTION | {field: "a" * (question.MOST_LETTERS + 1)}, "question")
 
 
 def test_who_stops_listening_ends_the_command(live, monkeypatch, tmp_path):
