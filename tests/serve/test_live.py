@@ -258,7 +258,7 @@ def test_a_question_names_no_file(tmp_path):
         str(tmp_path / name) for name in ("question.yaml", "page.html")
     ]
     options = yaml.safe_load((tmp_path / question.CONFIG).read_text())
-    assert options == {"target": "-", "picture": [str(tmp_path / question.PICTURE)]}
+    assert options == {"model": "demo", "target": "-", "picture": [str(tmp_path / question.PICTURE)]}
     assert (tmp_path / question.PICTURE).read_bytes() == b"\0\0\0"
 
 
