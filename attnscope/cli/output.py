@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 DATA_LINES = {**LINES, "\t": "\t"}
+STAGES, STAGE_SECONDS = "ATTNSCOPE_STAGES", 0.1  # json: stages are lines on stderr, at most so often
 PIPE_WIDTH = 240  # a table written to a file is cut at no screen's edge
 
 
@@ -170,12 +172,33 @@ def one_line(text: str) -> Text:
 
 
 @contextmanager
+def _stage_lines(title: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
+    """A stage as lines of JSON on stderr, for a program that shows them."""
+    done, said = 0, 0.0
+
+    def advance(steps: int) -> None:
+        nonlocal done, said
+        signals.again()
+        done, now = done + steps, time.monotonic()
+        if now - said >= STAGE_SECONDS or done == total:
+            said = now
+            talk(json.dumps({"stage": title, "done": done, "total": total, "unit": unit}), quiet=False)
+
+    advance(0)
+    yield advance
+
+
+@contextmanager
 def progress(title: str, total: int | None, quiet: bool, unit: str = "") -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr while the block runs, only where stderr is a terminal; yields `advance(steps)`.
 
     title: the stage, such as `drawing`. unit: what is counted. Each step is a place for a signal to be heard that
     something swallowed, see `signals.again`.
     """
+    if os.environ.get(STAGES) == "json":
+        with _stage_lines(title, total, unit) as advance:
+            yield advance
+        return
     if quiet or not sys.stderr.isatty():
         yield lambda steps: signals.again()
         return

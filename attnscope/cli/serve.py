@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -19,12 +20,16 @@ from attnscope.cli.takes import takes
 from attnscope.errors import InputError, UsageError
 from attnscope.shown import in_a_line
 
+if TYPE_CHECKING:
+    from attnscope.serve.server import Server
+
 EXAMPLES = (
     "attnscope serve -m demo --idle 30m & until attnscope serve --status; do sleep 1; done; attnscope serve --stop",
     "echo 'heads \"the cat sat on the mat\"' | attnscope serve --run -",
 )
 UNITS = {"s": 1, "m": 60, "h": 3600}
 LONGEST_LINE = 2**24
+EXTRA = "pip install 'attnscope[serve]'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +51,10 @@ class Session:
     idle: Annotated[
         str | None, Option(help="End when no one asked for so long: 30m, 8h (default: never).", metavar="TIME"), FIRST
     ] = None
+    page: Annotated[bool, Option(help="A page too, for a browser of this machine; prints its address."), FIRST] = False
+    port: Annotated[
+        int | None, Option(help="The page's port (default: a free one).", metavar="N", min=1, max=65535)
+    ] = None
     status: Annotated[bool, Option(help="Say what the server that runs holds."), FIRST] = False
     stop: Annotated[bool, Option(help="End the server that runs."), FIRST] = False
     run: Annotated[
@@ -55,9 +64,11 @@ class Session:
     ] = None
 
     def __post_init__(self) -> None:
-        named = [name for name in ("status", "stop", "run") if getattr(self, name)]
+        named = [name for name in ("status", "stop", "run", "page") if getattr(self, name)]
         if len(named) > 1:
             raise UsageError(f"--{named[0]} and --{named[1]} were both given", "give one of them")
+        if self.port and not self.page:
+            raise UsageError("--port is that of --page", "add --page")
 
     @property
     def idle_seconds(self) -> float | None:
@@ -77,6 +88,9 @@ def serve(served: Served, session: Session, noise: Quiet) -> int:
     While it runs, heads, relations, keys, text, tokens, heatmap, rollout, view, explain, knockout and why ask it about
     one text, and load no model themselves, where it holds that model from the same files, with the same code and
     environment. Their output is the same. It listens on a socket that this user alone can open, and on no network.
+
+    --page prints an address for a browser of this machine. The page there has a field for a text, and shows what `view`
+    writes of it. The address holds a token, which is what keeps other users of the machine out.
 
     --run needs no server: it runs the commands of a file in one process, which loads each model once. It exits with the
     code of the first command that failed.
@@ -99,15 +113,33 @@ def hold(served: Served, session: Session, quiet: bool) -> int:
     from attnscope.serve.server import Server
     from attnscope.signals import GracefulStop
 
+    page = live_page(session)
     with Server(idle, lambda line: output.talk(line, quiet)) as server, GracefulStop(lambda: server.stop()) as stopped:
         for name in dict.fromkeys(served.model or ["demo"]):
             with output.progress(f"loading {name}", None, quiet):
                 server.hold(fill(LoadOptions, served, model=name))
         output.talk(f"answering for {', '.join(server.names)}; attnscope serve --stop ends it", quiet)
         stopped()
-        server.serve()
+        with page(server) as address:
+            if address:
+                print(address, flush=True)  # noqa: T201  # for a browser
+            server.serve()
     output.talk(f"answered {server.answered} questions", quiet)
     return 0
+
+
+def live_page(session: Session) -> Callable[[Server], AbstractContextManager[str]]:
+    """What makes the page of a server and yields its address, empty where none was asked for.
+
+    Raises UsageError where its libraries are not installed.
+    """
+    if not session.page:
+        return lambda server: nullcontext("")
+    try:
+        from attnscope.live.app import LivePage
+    except ImportError as error:
+        raise UsageError(f"--page needs {error.name}, which is not installed", EXTRA) from None
+    return lambda server: LivePage(lambda: server.options, session.port or 0)
 
 
 def ask_server(what: str, quiet: bool) -> int:

@@ -20,7 +20,7 @@ VARIABLES = (  # what begins so
     *("ATTNSCOPE_", "CUDA", "HF_", "HUGGINGFACE_", "KMP_", "MKL_", "NUMBA_", "NVIDIA_", "OMP_", "OPENBLAS_"),
     *("PYTORCH_", "TORCH", "TRANSFORMERS_", "TRITON_", "HOME", "XDG_CACHE_HOME", "TZ"),
 )
-UNLIKE = {"ATTNSCOPE_NO_SERVER", "TORCHINDUCTOR_CACHE_DIR", *QUIET}  # that change no number
+UNLIKE = {"ATTNSCOPE_NO_SERVER", "ATTNSCOPE_STAGES", "TORCHINDUCTOR_CACHE_DIR", *QUIET}  # that change no number
 MOST_FILES = 10_000
 
 Files = dict[str, tuple[int, int, int, int]]  # of each path: device, inode, size, time of change
@@ -30,7 +30,7 @@ Files = dict[str, tuple[int, int, int, int]]  # of each path: device, inode, siz
 def code() -> str:
     """A digest of the package and of the libraries under it, as they lie on the disk."""
     package = Path(__file__).parents[1]
-    found = [sys.version, sys.executable, *(f"{name} {state}" for name, state in sorted(_tree(package, ".py").items()))]
+    found = [sys.version, sys.prefix, *(f"{name} {state}" for name, state in sorted(_tree(package, ".py").items()))]
     for name in LIBRARIES:
         spec = find_spec(name)
         if spec is not None and spec.origin:

@@ -49,7 +49,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.link, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "attnscope.serve.worker", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", "attnscope.serve.worker", str(theirs.fileno())]
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
         self.lock = threading.Lock()  # of what is sent to it
@@ -102,6 +102,11 @@ class Server:
         model = Model(options, pinned(options, source), files_of(source))
         self._load(model)
         self.models.append(model)
+
+    @property
+    def options(self) -> list[LoadOptions]:
+        """How the models that are held were asked for."""
+        return [one.options for one in self.models]
 
     @property
     def names(self) -> list[str]:

@@ -8,11 +8,16 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from attnscope.errors import AttnscopeError
+from attnscope.live.question import LiveQuestion
+from attnscope.model.options import LoadOptions
 from attnscope.purposes import PURPOSES
 from attnscope.serve import wire
+from attnscope.typed import typed
 from fuzzing.made import shallow
 from fuzzing.trying import Try, kind
 from fuzzing.words import JSONS, NASTY, TEXT
@@ -52,6 +57,23 @@ def command_files(rng: random.Random, folder: Path) -> Try:
     path = folder / "commands.txt"
     path.write_bytes("\n".join(rows).encode(errors="surrogatepass"))
     return Try(["serve", "--run", str(path)])
+
+
+@kind
+def page_questions(rng: random.Random, folder: Path) -> Try:
+    """What the live page asks, with anything in some of its fields."""
+    model = str(shallow())
+    said = {"command": rng.choice(("view", "knockout")), "model": model, "text": TEXT}
+    names = [one.name for one in fields(LiveQuestion) if one.name not in ("command", "model")]
+    values = (*NASTY, "last", "0.1", "demo", "AAAA", model, 0, 3, True, None)
+    try:
+        question = typed(LiveQuestion, said | {name: rng.choice(values) for name in rng.sample(names, 2)}, "question")
+        arguments = question.arguments([LoadOptions(model=model)], folder)
+    except AttnscopeError:
+        question = typed(LiveQuestion, said, "question")
+        arguments = question.arguments([LoadOptions(model=model)], folder)
+    stdin = question.text.encode(errors="surrogatepass")
+    return Try([*arguments, "--quiet"], stdin=stdin)
 
 
 def _part(rng: random.Random) -> bytes:

@@ -50,7 +50,8 @@ def serving(folder, *arguments):
     folder.mkdir(mode=0o700, exist_ok=True)
     environment = {"XDG_RUNTIME_DIR": str(folder), "ATTNSCOPE_NO_SERVER": ""}
     command = [*ATTNSCOPE, "serve", *arguments]
-    process = subprocess.Popen(command, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
+    said = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env=os.environ | environment, **said)
     try:
         lines = []
         while not (lines and lines[-1].startswith("answering")):
@@ -60,6 +61,7 @@ def serving(folder, *arguments):
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
+        process.stdout.close()
         process.stderr.close()
 
 

@@ -33,9 +33,10 @@ export class ShareDialog {
     const { page, store } = this;
     const keys = await page.keysOf(store.state);
     store.flush();
-    const framed = location.href === "about:srcdoc"; // of a notebook, which lets nothing out
-    this.saves.hidden = framed;
-    this.told.textContent = framed ? 'In a notebook, seen.page().save("page.html") writes a page that can save pictures.' : "";
+    const framed = parent !== window; // its address is nobody else's
+    const inNotebook = location.href === "about:srcdoc"; // which lets nothing out
+    this.saves.hidden = inNotebook;
+    this.told.textContent = inNotebook ? 'In a notebook, seen.page().save("page.html") writes a page that can save pictures.' : "";
     const rows = [...recipes(page, store.state, keys), ...(framed ? [] : [{ name: "Address of what is seen", text: location.href }])];
     this.list.replaceChildren(...rows.map((row) => this.#row(row)));
     this.element.showModal();

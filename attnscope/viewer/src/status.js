@@ -1,6 +1,7 @@
 /** The line that always says the chosen head, query, key and their weight. */
 import { latest, make } from "./canvas.js";
 import { exactly, massOn, said } from "./data.js";
+import { Live } from "./live.js";
 import { Stepper } from "./stepper.js";
 
 /**
@@ -37,7 +38,7 @@ export class Status {
     this.said = make("div", { class: "said", role: "status", "aria-label": "Selection" });
     this.said.append(this.head, asked, this.weight, this.note);
     this.element = make("section", { class: "status", "aria-label": "Query and selection" });
-    this.element.append(this.stepper.element, this.said);
+    this.element.append(this.stepper.element, this.said, new Live(page, store).element);
   }
 
   /** What can be said at once. @param {State} state */

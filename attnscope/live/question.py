@@ -1,0 +1,89 @@
+"""What the live page asks: a command, and values for some of its options. No path is among them."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from attnscope.errors import InputError, UsageError
+from attnscope.model.options import LoadOptions
+from attnscope.typed import plain
+
+MOST_LETTERS = 2_000_000  # of the text
+MOST_IN_FILE = 50_000  # letters of all else together: a file of options holds a million bytes
+MOST_PICTURE = 2**24  # bytes
+OUT = {"view": "page.html", "knockout": "run"}  # what --out is, in a folder of the question's own
+PAGE = {"view": "page.html", "knockout": "run/knockout.html"}
+CONFIG, PICTURE = "question.yaml", "picture"
+
+
+@dataclass(frozen=True)
+class LiveQuestion:
+    """A command with the options that the page offers, as the command line has them; picture: a file's bytes, base64.
+
+    model, compare_model: names of models that are held. Raises InputError for one that is too long.
+    """
+
+    command: Literal["view", "knockout"]
+    model: str
+    text: str
+    target: str | None = None
+    chat: bool = False
+    generate: int | None = None
+    picture: str | None = None
+    query: str | None = None
+    key: str | None = None
+    select: str | None = None
+    engine: str | None = None
+    why: str | None = None
+    compare_text: str | None = None
+    compare_model: str | None = None
+
+    def __post_init__(self) -> None:
+        words = [getattr(self, one.name) for one in fields(self) if one.name not in ("text", "picture")]
+        if len(self.text) > MOST_LETTERS or sum(len(one) for one in words if isinstance(one, str)) > MOST_IN_FILE:
+            raise InputError("this is too long for the page", "ask with the command, and name a file")
+        if len(self.picture or "") > MOST_PICTURE * 4 // 3 + 4:
+            raise InputError(f"the picture has over {MOST_PICTURE >> 20} MB", "ask with the command, and name the file")
+
+    def arguments(self, held: Sequence[LoadOptions], folder: Path) -> list[str]:
+        """The words of the command, without `attnscope`. Its options are a file of the folder, its text is for stdin.
+
+        Raises UsageError for a model that is not held, InputError for a picture that is no base64.
+        """
+        import yaml
+
+        options = self._options(held)
+        if self.picture is not None:
+            options["picture"] = [str(folder / PICTURE)]
+            (folder / PICTURE).write_bytes(_bytes(self.picture))
+        (folder / CONFIG).write_text(yaml.safe_dump(options), encoding="utf-8")
+        return [self.command, "--config", str(folder / CONFIG), "--file", "-", "--out", str(folder / OUT[self.command])]
+
+    def page(self, folder: Path) -> Path:
+        """Where the command writes its page."""
+        return folder / PAGE[self.command]
+
+    def _options(self, held: Sequence[LoadOptions]) -> dict[str, Any]:
+        """The options that were given, and those by which the model was loaded."""
+        named = {one.model: one for one in held}
+        for name in (self.model, self.compare_model):
+            if name is not None and name not in named:
+                raise UsageError(f"the model {name!r} is not held", f"one of {', '.join(named)}")
+        return _given(named[self.model]) | _given(self, "command", "text", "picture")
+
+
+def _given(record: Any, *without: str) -> dict[str, Any]:
+    """The fields of a record that have another value than their default, as a file of options has them."""
+    said = {one.name: (plain(getattr(record, one.name)), one.default) for one in fields(record)}
+    return {name: value for name, (value, usual) in said.items() if value != usual and name not in without}
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except ValueError as error:
+        raise InputError("the picture is no base64", "choose the file again") from error

@@ -1,0 +1,330 @@
+"""Who may ask the live page, how much, and what a question may name. What a browser does with it: tests/viewer."""
+
+import contextlib
+import http.client
+import json
+import random
+import resource
+import socket
+import time
+
+import pytest
+import yaml
+
+from attnscope.errors import AttnscopeError
+from attnscope.model.options import LoadOptions
+from attnscope.typed import typed
+from helpers.command_line import SENTENCE, call
+
+pytest.importorskip("starlette", reason="pip install 'attnscope[serve]'")
+from attnscope.live import app, asking, guard, question
+
+QUESTION = {"command": "view", "model": "demo", "text": SENTENCE}
+
+
+class Asking:
+    """The page's port, asked as nothing but a browser should."""
+
+    def __init__(self, page, address):
+        self.page, self.host = page, f"127.0.0.1:{page.port}"
+        self.headers = {"Host": self.host, "Authorization": f"Bearer {page.token}"}
+        self.address = address
+
+    def get(self, path="/models", method="GET", body=None, **headers):
+        """Code and text of an answer; a header that is None is left out."""
+        said = self.headers | {name.replace("_", "-"): value for name, value in headers.items()}
+        link = http.client.HTTPConnection("127.0.0.1", self.page.port, timeout=60)
+        with contextlib.closing(link):
+            link.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+            for name, value in said.items():
+                if value is not None:
+                    link.putheader(name, value)
+            if body is not None:
+                link.putheader("Content-Length", str(len(body)))
+            link.endheaders(body)
+            answer = link.getresponse()
+            return answer.status, answer.read()
+
+    def ask(self, **changes):
+        """The lines of an answer to a question, and the page behind them."""
+        code, text = self.get("/ask", "POST", json.dumps(QUESTION | changes).encode())
+        lines = []
+        while code == 200 and text:
+            line, _, text = text.partition(b"\n")
+            lines.append(json.loads(line))
+            if "page" in lines[-1]:
+                assert len(text) == lines[-1]["page"]
+                return lines, text
+        return lines or code, text
+
+    def raw(self):
+        """A connection that says nothing yet."""
+        return socket.create_connection(("127.0.0.1", self.page.port), timeout=30)
+
+
+@pytest.fixture(scope="module")
+def live():
+    page = app.LivePage(lambda: [LoadOptions()])
+    with page as address:
+        yield Asking(page, address)
+
+
+def test_the_address_has_the_token_where_a_browser_sends_it_to_no_one(live):
+    assert live.address == f"http://127.0.0.1:{live.page.port}/#{live.page.token}"
+    assert len(live.page.token) >= 40
+
+
+def test_the_page_itself_holds_nothing_and_its_policy_lets_nothing_else_in(live):
+    link = http.client.HTTPConnection("127.0.0.1", live.page.port)
+    link.request("GET", "/")
+    answer = link.getresponse()
+    text, policy = answer.read().decode(), answer.headers["Content-Security-Policy"]
+    assert answer.status == 200
+    assert "demo" not in text
+    assert live.page.token not in text
+    parts = dict(part.split(" ", 1) for part in policy.split("; "))
+    assert parts["default-src"] == parts["base-uri"] == parts["form-action"] == parts["frame-ancestors"] == "'none'"
+    assert parts["connect-src"] == "'self'"
+    assert "unsafe" not in policy
+    assert "Access-Control-Allow-Origin" not in answer.headers
+    link.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"Host": "attacker.example"}, 421),  # a name that was made to lead here
+        ({"Host": "127.0.0.1.attacker.example:80"}, 421),
+        ({"Host": "localhost@attacker.example"}, 421),
+        ({"Host": None}, 400),
+        ({"Host": "["}, 421),
+        ({"Origin": "http://attacker.example"}, 403),
+        ({"Origin": "null"}, 403),  # as of the frame, whose page may be anyone's
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Sec_Fetch_Site": "cross-site"}, 403),
+        ({"Sec_Fetch_Site": "same-site"}, 403),  # another port of this machine
+        ({"Authorization": None}, 401),
+        ({"Authorization": "Bearer "}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": "Bearer \u00e9"}, 401),
+    ],
+)
+@pytest.mark.parametrize("path", ["/models", "/ask"])
+def test_others_are_refused(live, headers, code, path):
+    body = None if path == "/models" else json.dumps(QUESTION).encode()
+    assert live.get(path, "GET" if body is None else "POST", body, **headers)[0] == code
+    assert live.get()[0] == 200
+
+
+def test_this_page_may_ask(live):
+    origin = f"http://{live.host}"
+    assert json.loads(live.get(Origin=origin, Sec_Fetch_Site="same-origin")[1])["models"] == ["demo"]
+    there = f"localhost:{live.page.port + 1}"  # as through a tunnel of ssh
+    assert live.get(Host=there, Origin=f"http://{there}")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/other", "/../etc/passwd", "/ask/..", "//", "/%2e%2e/page.js", "/models/"])
+def test_no_other_path_is_there(live, path):
+    assert live.get(path)[0] in (404, 307, 401)
+    assert live.get(path, Authorization=None)[0] == 401
+
+
+def test_methods(live):
+    assert live.get("/ask")[0] == 405
+    assert live.get("/models", "DELETE")[0] == 405
+    assert live.get("/", "POST", b"{}")[0] == 405
+
+
+def test_a_body_that_is_too_long_is_refused_before_it_is_read(live):
+    with live.raw() as link:
+        head = f"POST /ask HTTP/1.1\r\nHost: {live.host}\r\nAuthorization: Bearer {live.page.token}\r\n"
+        link.sendall(f"{head}Content-Length: {100 * 2**20}\r\n\r\n".encode())
+        assert link.recv(100).startswith(b"HTTP/1.1 413")
+    with live.raw() as link:
+        link.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        piece = b"100000\r\n" + b"x" * 2**20 + b"\r\n"
+        with contextlib.suppress(OSError):  # it stops listening
+            for _ in range(100):
+                link.sendall(piece)
+        with contextlib.suppress(ConnectionResetError):
+            assert link.recv(100)[:12] in (b"HTTP/1.1 413", b"")
+    assert live.get()[0] == 200
+
+
+def test_a_body_that_does_not_come(live, monkeypatch):
+    monkeypatch.setattr(app, "BODY_SECONDS", 0.3)
+    with live.raw() as link:
+        head = f"POST /ask HTTP/1.1\r\nHost: {live.host}\r\nAuthorization: Bearer {live.page.token}\r\n"
+        link.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        assert link.recv(100).startswith(b"HTTP/1.1 408")
+    assert live.get()[0] == 200
+
+
+def test_a_thousand_connections_that_say_nothing(live):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    try:
+        with contextlib.ExitStack() as links:
+            for _ in range(1000):
+                links.enter_context(live.raw())
+            begun = time.monotonic()
+            assert live.get()[0] == 200
+            assert time.monotonic() - begun < guard.STRANGER_SECONDS
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_bytes_that_are_no_request(live):
+    """Whatever comes, the next question is answered."""
+    rng = random.Random(0)
+    whole = f"GET /models HTTP/1.1\r\nHost: {live.host}\r\nAuthorization: Bearer {live.page.token}\r\n\r\n".encode()
+    for _ in range(200):
+        at = rng.randrange(len(whole))
+        said = whole[:at] + rng.randbytes(rng.choice((0, 1, 8))) + whole[at + rng.choice((0, 1, 20)) :]
+        with live.raw() as link:
+            link.sendall(said)
+            link.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionResetError):
+                assert live.page.token.encode() not in link.recv(10_000)
+    assert live.get()[0] == 200
+
+
+def test_a_stranger_is_not_waited_for(live, monkeypatch):
+    monkeypatch.setattr(guard, "STRANGER_SECONDS", 0.2)
+    with live.raw() as link:
+        link.sendall(b"GET / HT")
+        assert link.recv(100) == b""  # it was ended
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"{",
+        b"[" * 100_000,
+        b'"view"',
+        b"{}",
+        b'{"command": "view", "model": "demo"}',
+        b'{"command": "heads", "model": "demo", "text": "a"}',
+        b'{"command": "view", "model": "demo", "text": ["a"]}',
+        b'{"command": "view", "model": "demo", "text": "a", "out": "/tmp/page.html"}',
+        b'{"command": "view", "model": "demo", "text": "a", "trust_remote_code": true}',
+        b'{"command": "view", "model": "demo", "text": "a", "generate": "1"}',
+    ],
+)
+def test_what_is_no_question_is_refused(live, said):
+    code, text = live.get("/ask", "POST", said)
+    assert code == 400
+    assert b"Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"model": "/etc"}, "is not held"),
+        ({"compare_model": "../models/other"}, "is not held"),
+        ({"picture": "no base64"}, "no base64"),
+        ({"picture": "AAAA"}, "picture"),
+        ({"query": "elephant"}, "elephant"),
+        ({"select": "99.0"}, "99"),
+        ({"engine": "../x"}, "engine"),
+        ({"text": ""}, "text"),
+    ],
+)
+def test_what_cannot_be_answered_says_why(live, changes, why):
+    lines, _ = live.ask(**changes)
+    assert why in lines[-1]["failed"]
+    assert "Traceback" not in lines[-1]["failed"]
+
+
+def test_an_answer_is_the_page_that_the_command_writes(live, tmp_path):
+    lines, page = live.ask(query="last", key="bank", compare_text="the cat \U0001f98a sat")
+    assert lines[-1]["code"] == 0
+    assert any("stage" in line and line["total"] == line["done"] for line in lines)
+    asked = ("--query", "last", "--key", "bank", "--compare-text", "the cat \U0001f98a sat")
+    call("view", "--file", "-", *asked, "--out", str(tmp_path / "page.html"), stdin=SENTENCE.encode()).ok()
+    assert page == (tmp_path / "page.html").read_bytes()
+
+
+def test_a_question_names_no_file(tmp_path):
+    """What its command reads and writes lies in the folder of the question, or comes by the pipe."""
+    given = {"text": "/etc/passwd", "target": "-", "picture": "AAAA"}
+    asked = typed(question.LiveQuestion, QUESTION | given, "question")
+    words = asked.arguments([LoadOptions()], tmp_path)
+    assert words[1::2] == ["--config", "--file", "--out"]
+    assert [word for word in words[2::2] if word != "-"] == [
+        str(tmp_path / name) for name in ("question.yaml", "page.html")
+    ]
+    options = yaml.safe_load((tmp_path / question.CONFIG).read_text())
+    assert options == {"model": "demo", "target": "-", "picture": [str(tmp_path / question.PICTURE)]}
+    assert (tmp_path / question.PICTURE).read_bytes() == b"\0\0\0"
+
+
+def test_a_question_for_a_model_asks_for_it_as_it_was_loaded(tmp_path):
+    held = LoadOptions(model="runs/x", dtype="bfloat16", offline=True)
+    asked = typed(question.LiveQuestion, QUESTION | {"model": "runs/x"}, "question")
+    words = asked.arguments([LoadOptions(), held], tmp_path)
+    assert words[words.index("--file") + 1] == "-"
+    said = (tmp_path / question.CONFIG).read_text()
+    assert "dtype: bfloat16" in said
+    assert "offline: true" in said
+
+
+@pytest.mark.parametrize("field", ["text", "target"])
+def test_a_question_has_an_end(field):
+    with pytest.raises(AttnscopeError, match="too long"):
+        typed(question.LiveQuestion, QUESTION | {field: "a" * (question.MOST_LETTERS + 1)}, "question")
+
+
+def test_who_stops_listening_ends_the_command(live, monkeypatch, tmp_path):
+    """Its process is gone soon, and its files."""
+    begun = []
+    original = asking._begun
+
+    async def noted(words):
+        begun.append(await original(words))
+        return begun[-1]
+
+    monkeypatch.setattr(asking, "_begun", noted)
+    with live.raw() as link:
+        body = json.dumps(QUESTION)
+        head = f"POST /ask HTTP/1.1\r\nHost: {live.host}\r\nAuthorization: Bearer {live.page.token}\r\n"
+        link.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        heard = b""
+        while b"stage" not in heard:
+            heard += link.recv(1000)
+    end = time.monotonic() + 30
+    while begun[0].returncode is None:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert begun[0].returncode != 0
+
+
+def test_many_wait_and_the_rest_is_told(live, monkeypatch):
+    monkeypatch.setattr(app, "MOST_WAITING", 0)
+    monkeypatch.setattr(live.page, "_asked", app.MOST_AT_ONCE)
+    code, text = live.get("/ask", "POST", json.dumps(QUESTION).encode())
+    assert (code, b"wait already" in text) == (503, True)
+
+
+def test_the_command_line_says_what_is_missing(monkeypatch):
+    import builtins
+
+    original = builtins.__import__
+
+    def without(name, *rest):
+        if name == "attnscope.live.app":
+            raise ImportError("No module named 'uvicorn'", name="uvicorn")
+        return original(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    done = call("serve", "--page")
+    assert done.code == 2
+    assert "--page needs uvicorn" in done.err
+    assert "attnscope[serve]" in done.err
+
+
+def test_port_goes_with_page():
+    assert "add --page" in call("serve", "--port", "8000").err

@@ -1,0 +1,196 @@
+"""The live page in Chromium: type a text, look, compare, knock an edge out, ask why, save. Who may ask: tests/serve."""
+
+import re
+from contextlib import contextmanager
+
+import pytest
+
+from attnscope.serve import place
+from helpers.browsing import PATIENCE
+from helpers.command_line import call
+from helpers.serving import serving
+
+pytestmark = pytest.mark.skipif(not place.supported(), reason="this system has no sockets that say who asks")
+pytest.importorskip("starlette", reason="pip install 'attnscope[serve]'")
+TEXT = "the financial bank is located on river bank"
+HOSTILE = "<script>document.title='ran'</script><img src=x onerror=\"alert(1)\"> \u202e\u0000 ${7*7} </textarea>"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("live"), "--page") as server:
+        yield server.process.stdout.readline().strip()
+
+
+class Live:
+    """The page in a tab. wrong: what it asked of others, and what was said of errors."""
+
+    def __init__(self, page, address):
+        self.page, self.wrong, self.origin = page, [], address.partition("/#")[0]
+        page.set_default_timeout(PATIENCE)
+        page.on("console", lambda message: self.wrong.append(message.text))
+        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        page.on("dialog", lambda dialog: (self.wrong.append(dialog.message), dialog.dismiss()))
+        page.on("request", self._request)
+        page.goto(address)
+
+    def _request(self, request):
+        if not request.url.startswith((f"{self.origin}/", "blob:", "data:")):
+            self.wrong.append(request.url)
+
+    def ask(self, text, **fields):
+        """Type, press Enter, and wait for the answer in its frame."""
+        before = self.page.locator("#earlier li").count()
+        if fields:
+            self.page.locator("details").evaluate("box => { box.open = true }")
+        for name, value in fields.items():
+            self.page.fill(f"[name={name}]", value)
+        self.page.fill("textarea", text)
+        self.page.press("textarea", "Enter")
+        return self.answer(before + 1)
+
+    def answer(self, count):
+        """The frame of the answer that makes so many."""
+        self.page.locator("#earlier li").nth(count - 1).wait_for()
+        frame = self.page.frame_locator("iframe:not([hidden])")
+        frame.locator("h1").wait_for()
+        return frame
+
+    @property
+    def told(self):
+        return self.page.inner_text("#told")
+
+    def save(self, place, row=0):
+        with self.page.expect_download() as waiting:
+            self.page.locator("#earlier li").nth(row).get_by_role("button", name="Save").click()
+        waiting.value.save_as(place)
+        return place.read_bytes()
+
+
+@contextmanager
+def looking(browser, address, **how):
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}} | how)
+    try:
+        live = Live(context.new_page(), address)
+        yield live
+        assert not live.wrong, live.wrong
+    finally:
+        context.close()
+
+
+def test_type_look_and_save(browser, address, tmp_path):
+    """All views are there, and what is saved is what `view` writes."""
+    with looking(browser, address) as live:
+        frame = live.ask(TEXT, query="last", key="bank#1")
+        tabs = frame.get_by_role("tab").all_inner_texts()
+        assert tabs == ["Model", "Metrics", "Head", "Matrix", "Text", "Token", "Steps"]
+        for tab in tabs:
+            frame.get_by_role("tab", name=tab).click()
+            frame.locator(f"section[data-view={tab.lower()}]").wait_for()
+        assert re.fullmatch(r"\d+\.\d s", live.told)
+        saved = live.save(tmp_path / "saved.html")
+    written = tmp_path / "written.html"
+    call("view", "--file", "-", "--query", "last", "--key", "bank#1", "--out", str(written), stdin=TEXT.encode()).ok()
+    assert saved == written.read_bytes()
+    assert b"default-src 'none'" in saved
+    assert b"connect-src" not in saved
+
+
+def test_an_edge_is_cut_and_explained(browser, address):
+    with looking(browser, address) as live:
+        frame = live.ask(TEXT, query="8", key="7", select="L2H1")
+        frame.locator("[data-does=knockout]").click()
+        cut = live.answer(2)
+        assert cut.get_by_role("tab").all_inner_texts() == ["Cuts"]
+        cut.get_by_text("L2H1").first.wait_for()
+        live.page.locator("#earlier .asked").nth(1).click()
+        live.page.frame_locator("iframe:not([hidden])").locator("[data-does=why]").click()
+        why = live.answer(3)
+        why.get_by_role("heading", name=re.compile("^Why L2H1 looks from 8")).wait_for()
+
+
+def test_two_questions_are_compared(browser, address):
+    with looking(browser, address) as live:
+        live.ask("Mary gave John a book")
+        live.ask("John gave Mary a book")
+        for row in (0, 1):
+            live.page.locator("#earlier li").nth(row).get_by_role("button", name="Compare").click()
+        frame = live.answer(3)
+        frame.get_by_role("tab", name="Compare").click()
+        assert "Mary" in frame.locator("h1").inner_text()
+        same = live.page.locator("#earlier li").nth(2).get_by_role("button", name="Compare")
+        same.click()
+        same.click()
+        assert same.get_attribute("aria-pressed") == "false"
+
+
+def test_hostile_text_is_text(browser, address):
+    """In the field, the list and the answer; nothing of it runs, and the answer's frame reaches nothing."""
+    with looking(browser, address) as live:
+        frame = live.ask(HOSTILE)
+        assert "<script>" in live.page.locator("#earlier .asked").inner_text()
+        assert live.page.title() == "attnscope"
+        assert "49" not in live.page.locator("#earlier .asked").inner_text()
+        assert live.page.locator("iframe").get_attribute("sandbox") == "allow-scripts allow-downloads"
+        reached = frame.locator("body").evaluate(
+            """async () => {
+              const tries = [() => parent.document.title, () => sessionStorage.length, () => fetch(`${origin}/models`)];
+              const found = [];
+              for (const one of tries) try { await one(); found.push(one.toString()); } catch {}
+              return found;
+            }"""
+        )
+        assert reached == []
+        live.wrong = [line for line in live.wrong if "Content Security Policy" not in line]  # of the try to fetch
+
+
+def test_the_token_leaves_the_address_and_a_reload_keeps_it(browser, address):
+    with looking(browser, address) as live:
+        live.page.locator("[name=model] option", has_text="demo").wait_for(state="attached")
+        assert live.page.url == f"{live.origin}/"
+        live.page.reload()
+        live.page.locator("[name=model] option", has_text="demo").wait_for(state="attached")
+
+
+def test_without_the_token_one_line_says_what_to_do(browser, address):
+    with looking(browser, address.partition("#")[0] + "#") as live:
+        live.page.get_by_text("the token is missing").wait_for()
+        live.wrong = [line for line in live.wrong if "401" not in line]  # the browser's own word for it
+
+
+def test_what_is_typed_wrong_gets_one_line(browser, address):
+    with looking(browser, address) as live:
+        live.page.locator("details").evaluate("box => { box.open = true }")
+        live.page.fill("[name=query]", "elephant")
+        live.page.fill("textarea", TEXT)
+        live.page.get_by_role("button", name="Look").click()
+        live.page.locator("#told.failed").wait_for()
+        assert "elephant" in live.told
+        assert "Traceback" not in live.told
+        assert live.page.locator("#earlier li").count() == 0
+        live.page.fill("[name=query]", "")
+        live.ask(TEXT)  # and the page goes on
+
+
+def test_stop_ends_the_question(browser, address):
+    with looking(browser, address) as live:
+        live.page.fill("textarea", "word " * 400)
+        live.page.press("textarea", "Enter")
+        live.page.get_by_role("button", name="Stop").click()
+        live.page.get_by_text("stopped").wait_for()
+        live.ask(TEXT)
+        assert live.page.locator("#earlier li").count() == 1
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_names_and_narrow_windows(browser, address, theme):
+    """Every field and button has a name, and nothing is wider than a telephone."""
+    with looking(browser, address, viewport={"width": 390, "height": 800}, color_scheme=theme) as live:
+        live.ask(TEXT)
+        fields = "input, select, textarea, button"
+        nameless = live.page.evaluate(
+            f"() => [...document.querySelectorAll('{fields}')].filter((one) => "
+            "!(one.getAttribute('aria-label') || one.textContent.trim() || one.labels?.[0]?.textContent.trim())).length"
+        )
+        assert nameless == 0
+        assert live.page.evaluate("document.documentElement.scrollWidth") <= 390
