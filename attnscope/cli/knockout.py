@@ -12,6 +12,7 @@ from attnscope.cli.heads import GROUPS
 from attnscope.cli.knockout_options import Answered, CacheBudgets, Compared, Edges, Table, asked_texts, cut_asked
 from attnscope.cli.knockout_table import cautions, notes, shown
 from attnscope.cli.takes import takes
+from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from attnscope.model.geometry import Geometry
     from attnscope.model.loaded import LoadedModel
     from attnscope.purposes.cut import KnockedModel
+    from attnscope.show.knockout_page import Again
     from attnscope.study.knockout.asked import CutPlan
     from attnscope.study.knockout.records import Case, Knocked
+    from attnscope.viewer.page import Page
 
 EXAMPLES = (
     'attnscope knockout "the bank of the river, the bank of the" --key river --over heads',
@@ -50,8 +53,10 @@ def knockout(
     if budgets.keep is not None:
         from attnscope.cli.budgets import measure_budgets
 
+        if table.html is not None:
+            raise UsageError("cache budgets have no page", "leave out --html")
         return measure_budgets(answered, edges, budgets, compared, table, look)
-    format = output.wanted_format(table.format)
+    output.wanted_format(table.format)  # what it refuses is refused before the work
     text = None
     if answered.texts is None:
         from attnscope.cli.single import read_text
@@ -63,10 +68,14 @@ def knockout(
     ask, purpose = cut_asked(answered, edges, compared, text)
 
     from attnscope.cli.single import answer, load_model
+    from attnscope.show.knockout_page import PAGE, Again
 
+    said = command_line("knockout", answered, edges, compared, look)
+    asked_as = (answered, edges, compared, text)
+    again = Again(said, knockout_command(*asked_as), knockout_python(*asked_as))
     if text is not None and table.out is None and not compared.dry_run:
         measured: KnockedModel = answer(answered, ask, purpose, table)
-        return _print(measured.found, measured.geometry, compared, table, format)
+        return _told(measured.found, measured.geometry, compared, table, again)
     loaded = load_model(answered, table)
     cases, plan = purpose.ready(loaded, ask, asked, output.Talk(table.quiet))
     if compared.dry_run:
@@ -80,20 +89,26 @@ def knockout(
             found = knocked_out(loaded, cases, plan, table.out, force=table.force, advance=advance)
         if table.out is not None:
             from attnscope.show.knockout import save_knockout
-            from attnscope.show.knockout_page import PAGE, Again, cuts_page
 
             with output.progress("drawing", None, table.quiet):
-                said = command_line("knockout", answered, edges, compared, look)
                 save_knockout(found, table.out, look.style(said))
-                asked_as = (answered, edges, compared, text)
-                again = Again(said, knockout_command(*asked_as), knockout_python(*asked_as))
-                cuts_page(found, loaded.geometry, cautions(found, loaded.geometry), again).save(table.out / PAGE)
-    return _print(found, loaded.geometry, compared, table, format)
+                _page(found, loaded.geometry, again).save(table.out / PAGE)
+    return _told(found, loaded.geometry, compared, table, again)
 
 
-def _print(found: Knocked, geometry: Geometry, compared: Compared, table: Table, format: str) -> int:
-    """The table on stdout, and what to know beside it."""
-    output.emit(found.table(), format, lambda: shown(found, compared.top))
+def _page(found: Knocked, geometry: Geometry, again: Again) -> Page:
+    from attnscope.show.knockout_page import cuts_page
+
+    return cuts_page(found, geometry, cautions(found, geometry), again)
+
+
+def _told(found: Knocked, geometry: Geometry, compared: Compared, table: Table, again: Again) -> int:
+    """The page where one was asked for, the table on stdout, and what to know beside it."""
+    if table.html is not None:
+        with unwinding():
+            _page(found, geometry, again).save(table.html)
+        output.talk(f"wrote {table.html}", table.quiet)
+    output.emit(found.table(), output.wanted_format(table.format), lambda: shown(found, compared.top))
     for line in notes(found, geometry):
         output.talk(line, table.quiet)
     return 0

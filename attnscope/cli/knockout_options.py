@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli.groups import FIRST
-from attnscope.cli.options import Config, Exporting, Format, Generated, MayAsk, ModelText, Question, Seed, Selected, Top
+from attnscope.cli.options import (
+    Config,
+    Exporting,
+    Format,
+    Generated,
+    MayAsk,
+    ModelText,
+    Question,
+    Seed,
+    Selected,
+    Top,
+    check_folder,
+)
 from attnscope.cli.study_options import ManyTexts, Rehearsal, Sampled
 from attnscope.errors import UsageError
 
@@ -149,6 +161,12 @@ class Table(Config, Format, Exporting):
         Path | None,
         Option(help="Write table, facts, figures and knockout.html here; a stopped run resumes.", metavar="DIR"),
     ] = None
+    html: Annotated[Path | None, Option(help="Write the page alone, to this file.", metavar="FILE")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.html is not None:
+            check_folder(self.html.parent)
 
 
 def asked_texts(answered: Answered, edges: Edges, text: str | Sequence[int] | None, most: int) -> list[AskedText]:

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from attnscope.errors import AttnscopeError
-from attnscope.live.question import LiveQuestion
+from attnscope.live.question import PAGE, LiveQuestion
 from attnscope.model.options import LoadOptions
 
 MOST_SECONDS = 3600.0
@@ -52,7 +52,7 @@ async def answer(question: LiveQuestion, held: Sequence[LoadOptions]) -> AsyncGe
         finally:
             sending.cancel()
             await _ended(process)
-        page = question.page(folder)
+        page = folder / PAGE
         if not page.is_file() or page.stat().st_size > MOST_PAGE:
             yield _line(failed=said or f"the command ended with the code {code} and printed nothing")
             return

@@ -15,9 +15,8 @@ from attnscope.typed import plain
 MOST_LETTERS = 2_000_000  # of the text
 MOST_IN_FILE = 50_000  # letters of all else together: a file of options holds a million bytes
 MOST_PICTURE = 2**24  # bytes
-OUT = {"view": "page.html", "knockout": "run"}  # what --out is, in a folder of the question's own
-PAGE = {"view": "page.html", "knockout": "run/knockout.html"}
-CONFIG, PICTURE = "question.yaml", "picture"
+WRITES = {"view": "--out", "knockout": "--html"}  # the option that names the page's file
+CONFIG, PICTURE, PAGE = "question.yaml", "picture", "page.html"  # in a folder of the question's own
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,8 @@ class LiveQuestion:
             options["picture"] = [str(folder / PICTURE)]
             (folder / PICTURE).write_bytes(_bytes(self.picture))
         (folder / CONFIG).write_text(yaml.safe_dump(options), encoding="utf-8")
-        return [self.command, "--config", str(folder / CONFIG), "--file", "-", "--out", str(folder / OUT[self.command])]
-
-    def page(self, folder: Path) -> Path:
-        """Where the command writes its page."""
-        return folder / PAGE[self.command]
+        files = ["--config", str(folder / CONFIG), "--file", "-", WRITES[self.command], str(folder / PAGE)]
+        return [self.command, *files]
 
     def _options(self, held: Sequence[LoadOptions]) -> dict[str, Any]:
         """The options that were given, and those by which the model was loaded."""

@@ -78,7 +78,8 @@ class CutsSide:
         return {
             "name": model["name"],
             **({"called": f"{count} texts"} if count > 1 else {}),
-            "model": {**model, "layers": len(self.geometry.layers), "dtype": facts["dtype"]},
+            "model": {name: model[name] for name in ("name", "type", "revision")}
+            | {"layers": len(self.geometry.layers), "dtype": facts["dtype"]},
             "engine": "",
             **_text(self.found.cases),
             "layers": [

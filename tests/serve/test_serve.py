@@ -426,6 +426,14 @@ def test_a_command_that_is_answered_imports_no_torch(server, arguments):
     assert found.stderr.splitlines()[-1] == "0 False False"
 
 
+def test_a_page_of_cuts_is_the_same(server, tmp_path):
+    asked = ["knockout", RIVER, "--key", "river", "--over", "heads", "--random", "3", "--html"]
+    with_server = asked_server(server, *asked, str(tmp_path / "one.html")).ok()
+    alone = call(*asked, str(tmp_path / "two.html")).ok()
+    assert with_server.out == alone.out
+    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
+
+
 def test_lines_are_run_in_order_with_one_model(tmp_path, monkeypatch):
     from attnscope.model import loading
 

@@ -223,6 +223,17 @@ def test_the_page_copies_the_command_with_its_text(tmp_path):
     assert f"--text '{BANK}'" in read(tmp_path / "two" / "knockout.html").said["sides"][0]["cuts"]["command"]
 
 
+def test_the_page_alone(tmp_path):
+    asked = ("knockout", BANK, "--key", "river", "--random", "2", "--quiet")
+    first = call(*asked, "--out", str(tmp_path / "one")).ok()
+    second = call(*asked, "--html", str(tmp_path / "cuts.html")).ok()
+    assert first.out == second.out
+    assert (tmp_path / "cuts.html").read_bytes() == (tmp_path / "one" / "knockout.html").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cuts.html", "one"]
+    refused = call("knockout", BANK, "--keep", "stream:2+4", "--html", str(tmp_path / "cuts.html"))
+    assert (refused.code, "cache budgets have no page" in refused.err) == (2, True)
+
+
 def test_a_page_without_cuts_has_no_view_of_them(browser, demo, tmp_path):
     path = attnscope.capture(demo, "the river bank").page().save(tmp_path / "page.html")
     with visiting(browser, path) as visit:
