@@ -21,7 +21,7 @@ from attnscope.serve.wire import UnansweredError
 
 
 class Reader:
-    """The other process: `with_reader = Reader()`, then `apart.call_elsewhere(with_reader)`."""
+    """The other process: `apart.call_elsewhere(Reader())`."""
 
     def __init__(self) -> None:
         self._pipe, self.pid = forked(_serve)
@@ -39,7 +39,7 @@ class Reader:
             self._pipe.send_bytes(asked.getvalue())
             found: Answer[Any] = pickle.loads(self._pipe.recv_bytes())  # of this program's own process
         except (pickle.PicklingError, AttributeError, TypeError, EOFError, OSError) as error:
-            raise UnansweredError("its text cannot be read beside the models") from error
+            raise UnansweredError("a server cannot read its text") from error
         return found
 
 
