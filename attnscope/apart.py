@@ -27,6 +27,13 @@ T = TypeVar("T")
 Where = Literal["here", "thread", "process"]
 _turn = threading.RLock()  # at stderr: two threads that put it aside would each give the other's back
 Answer = tuple[T | None, AttnscopeError | None]
+Elsewhere = Callable[[Callable[..., Any], tuple[Any, ...]], Answer[Any]]
+_elsewhere: list[Elsewhere] = []  # who is asked in place of a fork
+
+
+def call_elsewhere(by: Elsewhere) -> None:
+    """From now on this process forks no more, as one that used torch must not: another calls functions apart for it."""
+    _elsewhere[:] = [by]
 
 
 def seconds() -> int:
@@ -97,9 +104,9 @@ class Apart(Generic[T]):
 
     def __call__(self, *arguments: Any) -> T:
         if self.where == "process":
-            made, error = self._ask(arguments)
+            made, error = _elsewhere[0](self.function, arguments) if _elsewhere else self._ask(arguments)
         else:
-            made, error = _answer(self._limited if self.where == "thread" else self.function, arguments)
+            made, error = answer_of(self._limited if self.where == "thread" else self.function, arguments)
         if error is not None:
             raise error
         return made  # type: ignore[return-value]
@@ -129,15 +136,8 @@ class Apart(Generic[T]):
                 os.waitpid(self._child, 0)
 
     def _fork(self) -> Connection:
-        ours, theirs = Pipe()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the fork uses none of their locks
-            self._child = os.fork()
-        if not self._child:
-            _serve(theirs, self.function, self.seconds)
-        theirs.close()
-        self._pipe = ours
-        return ours
+        self._pipe, self._child = forked(lambda pipe: _serve(pipe, self.function, self.seconds))
+        return self._pipe
 
     def _ended(self) -> ModelError:
         """Why the process ended without an answer."""
@@ -160,20 +160,31 @@ class Apart(Generic[T]):
         )
 
 
+def forked(serve: Callable[[Connection], object]) -> tuple[Connection, int]:
+    """A pipe to a fork that serves its other end, with no file, terminal, handler or lock of ours; and its number."""
+    ours, theirs = Pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the fork uses none of their locks
+        child = os.fork()
+    if not child:
+        try:
+            _become_nobody(theirs)
+            serve(Connection(3))
+        finally:  # the other end has gone
+            os._exit(0)
+    theirs.close()
+    return ours, child
+
+
 def _serve(pipe: Connection, function: Callable[..., Any], seconds: int) -> None:
-    """In the fork: answer until nobody asks. Never returns."""
-    try:
-        _become_nobody(pipe)
-        _bound_memory()
-        pipe = Connection(3)
-        while True:
-            arguments = pipe.recv()
-            signal.alarm(seconds)
-            answer = _answer(function, arguments)
-            signal.alarm(0)
-            pipe.send(answer)
-    except BaseException:  # the other end has gone
-        os._exit(0)
+    """In the fork: answer until nobody asks."""
+    _bound_memory()
+    while True:
+        arguments = pipe.recv()
+        signal.alarm(seconds)
+        answer = answer_of(function, arguments)
+        signal.alarm(0)
+        pipe.send(answer)
 
 
 def _become_nobody(pipe: Connection) -> None:
@@ -215,7 +226,7 @@ def _open_files() -> Iterable[int]:
         return range(1 << 16)
 
 
-def _answer(function: Callable[..., T], arguments: tuple[Any, ...]) -> Answer[T]:
+def answer_of(function: Callable[..., T], arguments: tuple[Any, ...]) -> Answer[T]:
     try:
         return function(*arguments), None
     except AttnscopeError as error:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache
-from typing import TYPE_CHECKING, Literal, Protocol, SupportsIndex
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex
 
 from attnscope.apart import Apart
 from attnscope.errors import InputError, UsageError
@@ -172,11 +172,12 @@ def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
 
 def ids_of(loaded: LoadedModel, answer: str) -> list[int]:
     """The tokens of an answer alone."""
-    tokenizer = loaded.tokenizer
-    with Apart(
-        lambda: list(tokenizer(answer, add_special_tokens=False).input_ids), place(tokenizer, loaded.brought, False)
-    ) as encode:
-        return encode() if answer else []
+    with Apart(partial(_encoded, loaded.tokenizer), place(loaded.tokenizer, loaded.brought, False)) as encode:
+        return encode(answer) if answer else []
+
+
+def _encoded(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
 def _answered(loaded: LoadedModel, prompt: Prompt, answer: Sequence[int] | Literal[""] | None) -> Prompt:

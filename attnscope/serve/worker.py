@@ -15,8 +15,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from attnscope.apart import call_elsewhere
 from attnscope.ask import Ask
 from attnscope.errors import AttnscopeError, InputError, MemoryLimitError
 from attnscope.memory import free_memory, human_bytes
@@ -26,11 +28,11 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import chosen_device, load, load_config
 from attnscope.model.options import LoadOptions
 from attnscope.purposes import PURPOSES, Purpose
+from attnscope.serve.reader import Reader
 from attnscope.serve.records import packed, unpacked
 from attnscope.serve.wire import Frame, UnansweredError, WireError, receive, send
 from attnscope.signals import begin_helper
 from attnscope.telling import Prepared, Teller
-from attnscope.text.prompt import place
 from attnscope.typed import typed
 
 
@@ -120,6 +122,8 @@ def work(number: int) -> None:
     """Answer questions until the other end has gone."""
     begin_helper()
     silence_libraries(verbose=False)
+    reader = Reader()  # forked while this process has no thread, and has not used torch
+    call_elsewhere(reader)
     link, held = Link(socket.socket(fileno=number)), dict[str, LoadedModel]()
     logger = logging.getLogger("attnscope")
     logger.handlers, logger.propagate = [_Warnings(link)], False
@@ -128,7 +132,7 @@ def work(number: int) -> None:
         frame = link.questions.get()
         link.begin(frame.header["number"])
         try:
-            answer = load_model if frame.header["what"] == "load" else answer_question
+            answer = partial(load_model, reader) if frame.header["what"] == "load" else answer_question
             link.last(*answer(link, held, frame))
         except CancelledError:
             link.last("no", "cancelled")
@@ -140,7 +144,7 @@ def work(number: int) -> None:
             link.last("no", f"{type(error).__name__}: {error}")
 
 
-def load_model(link: Link, held: dict[str, LoadedModel], frame: Frame) -> tuple[str, Any]:
+def load_model(reader: Reader, link: Link, held: dict[str, LoadedModel], frame: Frame) -> tuple[str, Any]:
     """Load a model. Raises MemoryLimitError where it does not fit beside the others."""
     options: LoadOptions = typed(LoadOptions, frame.header["options"], "options")
     device = chosen_device(options)
@@ -150,6 +154,7 @@ def load_model(link: Link, held: dict[str, LoadedModel], frame: Frame) -> tuple[
         beside = f" with {', '.join(one.name for one in held.values())}" * bool(held)
         raise MemoryLimitError(f"its weights take {human_bytes(needed)}, and {device} has {human_bytes(free)}{beside}")
     found = held[frame.header["model"]] = load(options)
+    reader.hold(found.tokenizer, options)
     return "loaded", {"device": found.device, "dtype": found.dtype, "bytes": needed}
 
 
@@ -163,8 +168,6 @@ def answer_question(link: Link, held: dict[str, LoadedModel], frame: Frame) -> t
     if prompt is not None:
         ask = replace(ask, text=prompt)
         check_ids(loaded, prompt.ids)
-    elif place(loaded.tokenizer, loaded.brought, ask.chat) == "process":
-        raise UnansweredError("its text is read in a process of its own, which cannot begin after a pass")
     return "answer", *packed(purpose.answer(loaded, ask, link, link.prepared))
 
 

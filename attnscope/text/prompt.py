@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from attnscope.apart import Apart, Where
@@ -179,11 +179,14 @@ def reading(tokenizer: Any, where: Where) -> Apart[Prompt]:
         ...     read("the bank", False, 2048, None)
     """
 
-    def read(text: str, chat: bool, max_tokens: int | None, truncate: Side | None, answer: str | None = None) -> Prompt:
-        made = from_chat if chat else from_text
-        return made(tokenizer, text, max_tokens=max_tokens, truncate=truncate, answer=answer)
+    return Apart(partial(_read, tokenizer), where)
 
-    return Apart(read, where)
+
+def _read(
+    tokenizer: Any, text: str, chat: bool, max_tokens: int | None, truncate: Side | None, answer: str | None = None
+) -> Prompt:
+    made = from_chat if chat else from_text
+    return made(tokenizer, text, max_tokens=max_tokens, truncate=truncate, answer=answer)
 
 
 def from_text(

@@ -45,13 +45,13 @@ class Serving:
 
 
 @contextmanager
-def serving(folder, *arguments):
-    """A server of these models; folder: for its socket."""
+def serving(folder, *arguments, **more):
+    """A server of these models; folder: for its socket. more: variables of its environment."""
     folder.mkdir(mode=0o700, exist_ok=True)
     environment = {"XDG_RUNTIME_DIR": str(folder), "ATTNSCOPE_NO_SERVER": ""}
     command = [*ATTNSCOPE, "serve", *arguments]
     said = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, env=os.environ | environment, **said)
+    process = subprocess.Popen(command, env=os.environ | environment | more, **said)
     try:
         lines = []
         while not (lines and lines[-1].startswith("answering")):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -485,3 +486,61 @@ def test_connect_without_a_server_says_how_to_start_one(monkeypatch, tmp_path):
         attnscope.connect()
     with pytest.raises(TypeError, match="connect has no option 'colour'"):
         attnscope.connect(colour=1)
+
+
+HANGS_AT = "{% if messages[0].content == 'hang' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
+TEMPLATE = HANGS_AT + "{% endfor %}{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+@pytest.mark.slow
+def test_a_template_and_a_tokenizer_in_python_are_read_in_a_process_that_was_forked_before(tmp_path):
+    chats, bytes_ = (Path(shutil.copytree(DEMO_FOLDER, tmp_path / name)) for name in ("chats", "bytes"))
+    (chats / "chat_template.jinja").write_text(TEMPLATE)
+    (bytes_ / "tokenizer.json").unlink()
+    (bytes_ / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+    limit = {"ATTNSCOPE_READING_SECONDS": "20"}
+    both = ["--model", str(chats), "--model", str(bytes_)]
+    with serving(tmp_path / "run", *both, **limit) as server:
+        for arguments in (
+            ["heads", SENTENCE, "--chat", "--model", str(chats)],
+            ["heads", SENTENCE, "--chat", "--answer", " the river", "--model", str(chats)],
+            ["tokens", '[{"role": "robot", "content": "the bank"}]', "--chat", "--model", str(chats)],
+            ["knockout", SENTENCE, "--chat", "--key", "bank#1", "--random", "0", "--model", str(chats)],
+            ["heads", SENTENCE, "--model", str(bytes_)],
+            ["heads", SENTENCE, "--answer", " the river", "--model", str(bytes_)],
+            ["view", SENTENCE, "--chat", "--out", "-", "--model", str(chats)],
+        ):
+            assert asked_server(server, *arguments, **limit) == call(*arguments, **limit).ok()
+
+
+@pytest.mark.slow
+def test_a_template_that_hangs_ends_its_question_alone(tmp_path):
+    folder = Path(shutil.copytree(DEMO_FOLDER, tmp_path / "chats"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    with serving(tmp_path / "run", "--model", str(folder), ATTNSCOPE_READING_SECONDS="1") as server:
+        asked = {"ATTNSCOPE_READING_SECONDS": "1"}
+        found = asked_server(server, "heads", "hang", "--chat", "--model", str(folder), **asked)
+        assert "took more than 1 seconds for one text" in found.err
+        asked_server(server, "heads", SENTENCE, "--model", str(folder), **asked).ok()
+
+
+def test_a_reader_reads_with_a_tokenizer_that_it_loads_itself():
+    from attnscope.model.options import LoadOptions
+    from attnscope.serve.reader import Reader
+    from attnscope.serve.wire import UnansweredError
+    from attnscope.text.prompt import _read, from_text
+
+    reader, options = Reader(), LoadOptions()
+    tokenizer = attnscope.load("demo").tokenizer
+    reader.hold(tokenizer, options)
+    found, error = reader(partial(_read, tokenizer), (SENTENCE, False, None, None))
+    assert (found, error) == (from_text(tokenizer, SENTENCE), None)
+    found, error = reader(partial(_read, tokenizer), (SENTENCE, False, 2, None))
+    assert found is None
+    assert "the text has 9 tokens, the model reads at most 2" in str(error)
+    with pytest.raises(UnansweredError):
+        reader(lambda: tokenizer, ())
+    os.kill(reader.pid, 9)
+    with pytest.raises(UnansweredError):
+        reader(partial(_read, tokenizer), (SENTENCE, False, None, None))
+    os.waitpid(reader.pid, 0)
