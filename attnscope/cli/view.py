@@ -19,7 +19,6 @@ from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.purposes.page import ShowPage
 from attnscope.signals import unwinding
-from attnscope.stacks import SEQ2SEQ
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask
@@ -87,7 +86,7 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     from attnscope.viewer.side import Side
     from attnscope.viewer.stacks import StackedSide, stacked
 
-    purpose = ShowPage(pages.max_mb, pages.precision, selected.select, pages.why)
+    purpose = ShowPage(pages.max_mb, pages.precision, selected.select, pages.why, pages.compare_text)
     ask, shown = shown_sides(asked, selected, question, pages, purpose)
     seen, why, whole = [one.seen for one in shown], shown[0].why, shown[0].whole
     sides = [StackedSide(one) if stacked(one) else Side(one) for one in seen]
@@ -111,39 +110,26 @@ def shown_sides(
     if asked.picture and pages.of_two:
         raise UsageError("a page with a picture cannot show another text or model", "make a page of each")
     ask = asked.ask(read_run(asked, pages), selected, Request(**question.asks()))
-    if not pages.of_two:
-        return ask, [answer(asked, ask, purpose, pages)]
-    return compared_sides(asked, ask, pages, purpose)
+    side = model_beside(asked, ask, pages, purpose) if pages.compare_model else answer(asked, ask, purpose, pages)
+    return ask, [side, *([side.beside] if side.beside else [])]
 
 
-def compared_sides(asked: TextRun, ask: Ask, pages: Pages, purpose: ShowPage) -> tuple[Ask, list[PageSide]]:
-    """The same of a page of two; each side has half of its room."""
+def model_beside(asked: TextRun, ask: Ask, pages: Pages, purpose: ShowPage) -> PageSide:
+    """What the page shows of the text by the model, and beside it by another."""
     from attnscope.cli.single import load_model
-    from attnscope.keep.request import Request
     from attnscope.media.sound import Sound
-    from attnscope.purposes.page import PageSide, named_tokens, observed
+    from attnscope.purposes.page import beside
 
+    assert pages.compare_model is not None
     loaded, tell = load_model(asked, pages), output.Talk(pages.quiet)
-    if loaded.geometry.task == SEQ2SEQ:
-        raise UsageError("a page of an encoder-decoder cannot show another text or model", "make a page of each")
-    ask = replace(ask, select=None)
-    runs = [purpose.ready(loaded, ask, tell)]
-    other_side = replace(ask, keep=Request(), select=None, atlas=None, target=None, picture=None)
-    if pages.compare_text is not None:
-        runs.append(purpose.ready(loaded, replace(other_side, text=pages.compare_text), tell))
-    if pages.compare_model is not None:
-        other = load_model(replace(asked, model=pages.compare_model, revision=None, base=None), pages)
-        other.check_task("the other side of a page", "decoder", "encoder")
-        written = isinstance(ask.text, str)
-        of_tokens = not (written or isinstance(ask.text, Sound))  # of one model: the other reads what they say
-        again = runs[0].prompt.text if of_tokens else ask.text
-        bare = other_side if written else replace(other_side, chat=False, answer=None, generate=None)
-        runs.append(purpose.ready(other, replace(bare, text=again), tell))
-    plan = purpose.plan_of(runs[0])
-    why = purpose.taken_apart(runs[0], plan)
-    half = replace(plan, max_mb=plan.max_mb / len(runs))
-    shown = [PageSide(observed(run, half, ask.verify, tell), named_tokens(run), plan.whole) for run in runs]
-    return ask, [replace(shown[0], why=why), *shown[1:]]
+    [run] = purpose.runs(loaded, ask, tell, of_two=True)
+    other = load_model(replace(asked, model=pages.compare_model, revision=None, base=None), pages)
+    other.check_task("the other side of a page", "decoder", "encoder")
+    written = isinstance(ask.text, str)
+    of_tokens = not (written or isinstance(ask.text, Sound))  # of one model: the other reads what they say
+    bare = beside(ask) if written else replace(beside(ask), chat=False, answer=None, generate=None)
+    again = replace(bare, text=run.prompt.text if of_tokens else ask.text)
+    return purpose.shown([run, purpose.ready(other, again, tell)], ask.verify, tell)
 
 
 def groups_of(seen: Observation, question: Question) -> dict[str, Sequence[int]]:

@@ -31,12 +31,13 @@ REST = 3  # components that are no heads or blocks: embedding, bias, position
 @dataclass(frozen=True)
 class PageSide:
     """One side of a page. chosen: the tokens that were named, of which the observation holds all. whole: the heads
-    whose maps stay whole. why: the logits that were taken apart."""
+    whose maps stay whole. why: the logits that were taken apart. beside: what it is compared with."""
 
     seen: Observation
     chosen: Chosen
     whole: Mapping[int, Sequence[int]]
     why: Sequence[KeyParts] = ()
+    beside: PageSide | None = None
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,14 @@ class ShowPage(Purpose):
     """The page of a text: what fits into `max_mb`, `bits` per weight.
 
     whole: heads whose maps stay whole, as "27.3,last". why: heads whose logits are taken apart, for the ask's queries
-    or all.
+    or all. compare_text: another text of the same model, beside it; each side has half of the room.
     """
 
     max_mb: float = 20.0
     bits: int = 8
     whole: str | None = None
     why: str | None = None
+    compare_text: str | None = None
 
     name = "page"
     record = "PageSide"
@@ -59,14 +61,30 @@ class ShowPage(Purpose):
         """What the page is made of."""
         from attnscope.told import known
 
-        of_two = loaded.geometry.task == SEQ2SEQ
-        if not (of_two or (ask.picture and not ask.keep.asks)):  # of several stacks those are shown that are named
-            ask = replace(ask, select=None)
-        run = self.ready(loaded, ask, tell)
-        check(known(run))
-        plan = self.plan_of(run)
-        why = self.taken_apart(run, plan)
-        return PageSide(observed(run, plan, ask.verify, tell), named_tokens(run), plan.whole, why)
+        runs = self.runs(loaded, ask, tell)
+        check(known(runs[0]))
+        return self.shown(runs, ask.verify, tell)
+
+    def runs(self, loaded: LoadedModel, ask: Ask, tell: Teller, of_two: bool = False) -> list[Run]:
+        """The text and what it is compared with, before their forward passes; of_two: another side follows."""
+        seq2seq = loaded.geometry.task == SEQ2SEQ
+        of_two = of_two or self.compare_text is not None
+        if seq2seq and of_two:
+            raise UsageError("a page of an encoder-decoder cannot show another text or model", "make a page of each")
+        if of_two or not (seq2seq or (ask.picture and not ask.keep.asks)):
+            ask = replace(ask, select=None)  # of several stacks those are shown that are named
+        runs = [self.ready(loaded, ask, tell)]
+        if self.compare_text is not None:
+            runs.append(self.ready(loaded, replace(beside(ask), text=self.compare_text), tell))
+        return runs
+
+    def shown(self, runs: Sequence[Run], verify: bool, tell: Teller) -> PageSide:
+        """What the page holds of each; with the first side are the logits that are taken apart."""
+        plan = self.plan_of(runs[0])
+        why = self.taken_apart(runs[0], plan)
+        each = replace(plan, max_mb=plan.max_mb / len(runs))
+        first, *other = [PageSide(observed(run, each, verify, tell), named_tokens(run), plan.whole) for run in runs]
+        return replace(first, why=why, beside=other[0] if other else None)
 
     def ready(self, loaded: LoadedModel, ask: Ask, tell: Teller) -> Run:
         """Everything that comes before the forward pass."""
@@ -97,6 +115,13 @@ class ShowPage(Purpose):
         heads = select(self.why, run.loaded.geometry.heads_by_layer, run.named)
         queries = range(len(run.prompt)) if run.chosen.query is None else run.chosen.query.positions
         return why_of(run.loaded, run.prompt.ids, heads, queries, plan)
+
+
+def beside(ask: Ask) -> Ask:
+    """How the other side is read: all of it, and no tokens are named."""
+    from attnscope.keep.request import Request
+
+    return replace(ask, keep=Request(), select=None, atlas=None, target=None, picture=None)
 
 
 def observed(run: Run, plan: Plan, verify: bool, tell: Teller) -> Observation:

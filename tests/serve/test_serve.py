@@ -78,6 +78,7 @@ ASKED = [  # each is answered by the server
     ["view", SENTENCE, "--out", "-", "--generate", "4", "--precision", "16"],
     ["view", "--file", STORY, "--truncate", "right", "--out", "-", "--max-mb", "0.3"],
     ["view", RIVER, "--out", "-", "--why", "L3H0", "--query", "last"],
+    ["view", MARY, "--compare-text", "John saw Mary, and Mary gave John a book", "--out", "-"],
 ]
 REFUSED = [  # by the server's own pass, with the same words
     ["heads", SENTENCE, "--query", "elephant"],
@@ -92,6 +93,7 @@ REFUSED = [  # by the server's own pass, with the same words
     ["knockout", RIVER, "--key", "elephant"],
     ["knockout", RIVER, "--query", "0", "--key", "last"],
     ["view", SENTENCE, "--out", "-", "--why", "99.0"],
+    ["view", MARY, "--compare-text", "word " * 600, "--out", "-"],
 ]
 WRITTEN = [
     ["heads", SENTENCE, "--top", "2"],
@@ -104,7 +106,6 @@ WRITTEN = [
 ]
 ALONE = [  # that a process reads itself
     ["knockout", RIVER, "--key", "river", "--random", "0", "--dry-run"],
-    ["view", MARY, "--compare-text", "John saw Mary, and Mary gave John a book", "--out", "-"],
     ["explain", "--toy"],
 ]
 
