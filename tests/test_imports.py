@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "measure": "errors attention stacks",
     "keep": "cells errors memory tables attention measure model seam stacks text",
     "reference": "",
-    "parity": "callable_room errors memory seam model reference selection stacks tables text",
+    "parity": "attention callable_room errors memory seam model reference selection stacks tables text",
     "explain": "callable_room cells errors model seam reference parity stacks text",
     "observation": "cells errors keep measure seam stacks tables text",
     "observe": "errors attention keep memory model observation seam measure text stacks",
@@ -64,8 +64,8 @@ MAY_IMPORT = {
     "batch": "_version apart ask callable_room drawing errors figures files folder inputs keep measure media memory"
     " model observation observe seam selection shown signals stacks study tables text",
     "intervene": "cells errors attention model seam stacks",
-    "study": "cells errors files folder attention intervene keep measure memory model observe seam selection tables"
-    " text stacks",
+    "study": "cells errors files folder attention intervene keep measure memory model observe parity seam"
+    " selection tables text stacks",
     "calls": "ask attention batch cells drawing errors explain figures files folder intervene keep measure media memory"
     " model observation observe parity run seam selection show shown signals stacks study tables telling text typed",
     "purposes": "ask calls cells errors explain model observation run selection stacks study telling text told viewer",

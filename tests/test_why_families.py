@@ -4,9 +4,10 @@ import pytest
 
 from attnscope.errors import ModelError
 from attnscope.model.task import task_of
+from attnscope.parity import made
 from attnscope.study.why.parts import parts_of
 from attnscope.study.why.records import AskedLogit
-from helpers.families import BYPASS, tiny_config
+from helpers.families import tiny_config
 from helpers.parity_models import TYPES, as_loaded, ids_for, roused_model
 from helpers.stack_families import OVERRIDES, inputs_of, tiny
 from helpers.stack_families import TYPES as STACK_TYPES
@@ -17,6 +18,10 @@ REFUSED = {  # and what is said
     "blt": "its layers are over bytes and patches of them",
     "hrm_text": "a block is run without gradients",  # its own code forbids them, and two residuals feed each other
     "inkling2_text": "a block is run without gradients",  # blocks attend to earlier residuals
+}
+NOT_SEEN = {  # outside the interface, where no layout makes q and k, or blocks are in pieces
+    **dict.fromkeys(("cpmant", "prophetnet", "xlnet"), "attends where its q and k are not seen"),
+    "xlm": "its list of layers holds attention alone",
 }
 SUMMARIES = {"deepseek_v4": (2,)}  # layers whose keys are summaries of tokens
 ENCODERS = """
@@ -31,7 +36,7 @@ UNSEEN = {  # families that attend outside the interface, and what is said of a 
     **dict.fromkeys(("fsmt", "led", "mvp", "prophetnet", "t5gemma2"), "attends where its q and k are not seen"),
     "pegasus_x": "what the heads of this encoder write is not seen",
 }
-SEEN = sorted(set(TYPES) - set(BYPASS))
+SEEN = sorted(set(TYPES) - NOT_SEEN.keys())
 
 
 @pytest.mark.parametrize("family", sorted(set(SEEN) - REFUSED.keys()))
@@ -45,10 +50,27 @@ def test_a_family_that_is_not_linear_so_is_refused_with_a_reason(family):
         last_of(roused_model(family), ids_for(family)[0].tolist())
 
 
-@pytest.mark.parametrize("family", sorted(BYPASS))
+@pytest.mark.parametrize("family", NOT_SEEN)
 def test_where_q_and_k_are_not_seen_it_is_said(family):
-    with pytest.raises(ModelError, match="attends where its q and k are not seen"):
+    with pytest.raises(ModelError, match=NOT_SEEN[family]):
         last_of(roused_model(family), ids_for(family)[0].tolist())
+
+
+@pytest.mark.parametrize("family", ["gptj", "rembert"])
+def test_outside_the_interface_pairs_sum_and_components_are_replaced(family):
+    loaded, ids = as_loaded(roused_model(family)), ids_for(family)[0].tolist()
+    whole, pairs = (parts_of(loaded, ids, AskedLogit(3, 1, QUERY, 13, side=side)) for side in ("key", "both"))
+    assert pairs.sum == pytest.approx(whole.logit, abs=1e-5)
+    tried = parts_of(loaded, ids, AskedLogit(3, 1, QUERY, 13, verify=3)).true_N
+    assert (tried == tried).sum() == 3
+    with pytest.raises(ModelError, match='the values of this model\'s heads are not seen; leave out by="tokens"'):
+        parts_of(loaded, ids, AskedLogit(3, 1, QUERY, 13, by_tokens=True))
+
+
+def test_weights_that_its_layout_does_not_make_are_not_taken_apart(monkeypatch):
+    monkeypatch.setitem(made.SCALES, "head_dim", lambda given, width: 0.5)
+    with pytest.raises(ModelError, match=r"its weights differ by .* from those of the q and k that its layout makes"):
+        last_of(roused_model("gptj"), ids_for("gptj")[0].tolist())
 
 
 @pytest.mark.parametrize("family", ENCODERS)
@@ -155,6 +177,7 @@ def test_the_tokens_of_a_head_with_a_sink_logit_sum_to_it(family):
 
 def test_the_counts_are_what_was_promised():
     assert len(ENCODERS) == 31
-    assert len(SEEN) - len(REFUSED) == 157
+    assert len(SEEN) - len(REFUSED) == 173
     assert len(REFUSED) == 3
+    assert len(NOT_SEEN) == 4
     assert len(SEQ2SEQ) - len(UNSEEN) >= 17

@@ -133,6 +133,35 @@ def test_a_head_twice_with_all_else_constant_moves_the_logit_by_its_contribution
     assert doubled - intact == pytest.approx(found.contribution_N[names.index(writer)], rel=2e-3, abs=2e-5)
 
 
+OUTSIDE = {  # families that attend outside the interface, where weights alone are heard
+    "gptj": ("transformer.h", "attn.out_proj", "mlp", "ln_"),  # parallel blocks, rotary positions
+    "gpt_neo": ("transformer.h", "attn.attention.out_proj", "mlp", "ln_"),  # windows, no scale
+    "bloom": ("transformer.h", "self_attention.dense", "mlp.dense_4h_to_h", "layernorm"),  # ALiBi
+    "mpt": ("transformer.blocks", "attn.out_proj", "ffn.down_proj", "norm_"),
+    "roformer": ("roformer.encoder.layer", "attention.output.dense", "intermediate", "Norm"),  # norms on the way
+}
+
+
+@pytest.mark.parametrize("model_type", OUTSIDE)
+def test_where_weights_alone_are_heard_a_head_twice_at_the_key_moves_their_ratio_by_its_contribution(model_type):
+    """Of two keys of one query, the logarithm of their weights' ratio is the difference of their logits."""
+    model, ids = roused_model(model_type), ids_for(model_type)[0].tolist()
+    asked, writer = AskedLogit(3, 1, 20, 17), (1, 2)
+    found = parts_of(as_loaded(model), ids, asked)
+
+    def ratio():
+        weights = {}
+        listen(model, torch.tensor([ids]), lambda call: weights.setdefault(call.layer, call.P.rows(20, 21)))
+        return float((weights[3][0, 1, 0, 17] / weights[3][0, 1, 0, 16]).log())
+
+    intact, doubled = intact_and_doubled(OUTSIDE[model_type], model, asked, writer, ratio, row=17)
+    other = parts_of(as_loaded(model), ids, AskedLogit(3, 1, 20, 16))
+    assert intact == pytest.approx(found.logit - other.logit, rel=1e-4, abs=1e-5)
+    contribution = found.contribution_N[[(one.layer, one.head) for one in found.components].index(writer)]
+    assert abs(contribution) > 1e-4
+    assert doubled - intact == pytest.approx(contribution, rel=2e-3, abs=2e-5)
+
+
 ENCODED = {  # the same of encoders, whose last norm is among the norms
     "bart": ("model.encoder.layers", "self_attn.out_proj", "fc2", "norm"),
     "t5": ("encoder.block", "layer.0.SelfAttention.o", "layer.1.DenseReluDense", "layer_norm"),
@@ -182,6 +211,13 @@ def test_a_head_twice_where_streams_are_mixed_by_constants_moves_the_logit_by_it
 
 def doubled_head(where, model, ids, asked, writer, **inputs):
     """The logit of a pass, and that of one where a head writes twice as much and nothing else reacts."""
+    before, after = intact_and_doubled(where, model, asked, writer, lambda: spec_of(model, ids, asked, **inputs))
+    moved = (before, after) if asked.side == "key" else (after, before)
+    return product(before, before, asked), product(*moved, asked)
+
+
+def intact_and_doubled(where, model, asked, writer, read, row=slice(None)):
+    """What is read of both passes; row: where the head writes twice as much."""
     path, out, rest, norms = where
     blocks = list(model.get_submodule(path))
     blocks = blocks if asked.stack == "cross" else blocks[: asked.layer]
@@ -196,7 +232,7 @@ def doubled_head(where, model, ids, asked, writer, **inputs):
     with ExitStack() as stack:
         for module in {*constant, *projections, *scaled}:
             stack.callback(module.register_forward_hook(keep).remove)
-        before = spec_of(model, ids, asked, **inputs)
+        before = read()
 
     def again(module, args, output):
         return kept[module][1]
@@ -213,7 +249,7 @@ def doubled_head(where, model, ids, asked, writer, **inputs):
         z = kept[module][0].clone()
         if projections[module] == writer[0]:
             width = z.shape[-1] // heads
-            z[..., writer[1] * width : (writer[1] + 1) * width] *= 2
+            z[:, row, writer[1] * width : (writer[1] + 1) * width] *= 2
         return (z,)
 
     with ExitStack() as stack:
@@ -223,9 +259,7 @@ def doubled_head(where, model, ids, asked, writer, **inputs):
             stack.callback(module.register_forward_hook(frozen_norm).remove)
         for module in projections:
             stack.callback(module.register_forward_pre_hook(heads_again).remove)
-        after = spec_of(model, ids, asked, **inputs)
-    moved = (before, after) if asked.side == "key" else (after, before)
-    return product(before, before, asked), product(*moved, asked)
+        return before, read()
 
 
 def spec_of(model, ids, asked, **inputs):

@@ -37,6 +37,7 @@ from attnscope.study.why.places import (
     with_hidden,
     with_states,
 )
+from attnscope.study.why.recipe import Recipe
 from attnscope.study.why.written import Projection, Written, WrittenSides
 
 if TYPE_CHECKING:
@@ -65,11 +66,10 @@ def written(
 def _one_pass(
     loaded: LoadedModel, reads: Tensor, inputs: Mapping[str, Any], stack: str, layer: int
 ) -> Iterator[WrittenSides]:
-    if not calls_interface(loaded.model):
-        raise ModelError(f"{loaded.geometry.model_type} attends where its q and k are not seen", ANOTHER)
+    recipe = None if calls_interface(loaded.model) else Recipe(loaded, stack)
     place = place_of(loaded, reads, inputs, stack, layer)
     with FrozenNorms(loaded.model) as norms:
-        one = _Pass(loaded, place, norms)
+        one = _Pass(loaded, place, norms, recipe)
         try:
             yield one.run(reads, inputs)
         finally:
@@ -115,8 +115,9 @@ class _Track:
 class _Pass:
     """One pass up to the attention of a layer, and the hooks that make it one that can be asked."""
 
-    def __init__(self, loaded: LoadedModel, place: HeadPlace, norms: FrozenNorms) -> None:
+    def __init__(self, loaded: LoadedModel, place: HeadPlace, norms: FrozenNorms, recipe: Recipe | None) -> None:
         self.model, self.place, self.norms, self.factors = loaded.model, place, norms, FrozenFactors()
+        self.recipe = recipe
         plain = loaded.geometry.stack
         self.tracks = {
             one.group: _Track(one, plain, one is place.query, place.within or one is not place.query)
@@ -167,10 +168,14 @@ class _Pass:
             yield _before(self.place.module, self._attend)
 
     def _listen(self, reads: Tensor, inputs: Mapping[str, Any]) -> None:
-        engine = replace(UNCHECKED, change=self._vary)
         try:
             with self.factors:
-                listen(self.model, reads, self._reached, engine=engine, gradients=True, **inputs)
+                if self.recipe is None:
+                    engine = replace(UNCHECKED, change=self._vary)
+                    listen(self.model, reads, self._reached, engine=engine, gradients=True, **inputs)
+                    return
+                with self.recipe.heard(self.place.attention, self.place.module, self._heard):
+                    listen(self.model, reads, self.recipe.on_call, gradients=True, **inputs)
         except _ReachedError:
             return
         raise ModelError(f"layer {self.place.layer} made no attention call", "choose another layer")
@@ -253,6 +258,15 @@ class _Pass:
         track.written.heads.append((track.entered - 1, replace(call, output_BQHV=variable)))
         return variable
 
+    def _heard(self, call: AttentionCall, through: Projection | None) -> None:
+        """A call whose output is a variable already."""
+        self._reached(call)
+        track = self.tracks.get(group_of(call.stack))
+        if track is not None and not track.closed:
+            track.written.heads.append((track.entered - 1, call))
+            if through is not None:
+                track.written.projections[len(track.written.heads) - 1] = through
+
     def _reached(self, call: AttentionCall) -> None:
         if (call.stack, call.layer) == (self.place.stack, self.place.layer):
             self.spec = call.spec
@@ -291,7 +305,12 @@ class _Pass:
 
         with ExitStack() as stack:
             stack.enter_context(running(self.model, UNCHECKED.implementation))
-            stack.enter_context(listening(self.model, on_call, engine=UNCHECKED))
+            if self.recipe is None:
+                stack.enter_context(listening(self.model, on_call, engine=UNCHECKED))
+            else:
+                own = self.place.module
+                stack.enter_context(self.recipe.heard([own], own, lambda call, through: on_call(call)))
+                stack.enter_context(listening(self.model, self.recipe.on_call))
             if frozen:
                 stack.enter_context(self.norms.again())
             args, kwargs = given()

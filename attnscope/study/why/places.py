@@ -170,6 +170,8 @@ class _Seen:
         residual = self.given.get(runs[-1].block)
         within = before or residual is None or residual.ndim != 3
         attention = frozenset(one.module for one in self.events if not isinstance(one, nn.Module))
+        if any(run.block in attention for run in runs):
+            raise ModelError(f"{LOST}: its list of layers holds attention alone", ANOTHER)
         return HeadPlace(self.target.module, self.stack, self.layer, query, key, within, self.norm, tail, attention)
 
     def _groups(self) -> dict[nn.Module, str]:

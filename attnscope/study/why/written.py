@@ -238,7 +238,7 @@ def _by_token(call: AttentionCall, gradients: Sequence[Tensor | None]) -> Tensor
     """(N, H, K) float64: what each head gives to each number by each key, A (v . gradient), summed over its rows."""
     spec, tokens = call.spec, _output(call).shape[1]
     if spec is None:
-        raise ModelError("the values of this model's heads are not seen", ANOTHER)
+        raise ModelError("the values of this model's heads are not seen", "leave out {by=tokens}")
     reached = {number: _reached(one[0]) for number, one in enumerate(gradients) if one is not None}
     shape, device = (len(gradients), spec.heads, spec.v_BGKV.shape[2]), spec.device
     found_NHK = torch.zeros(shape, dtype=widest(device), device=device)
