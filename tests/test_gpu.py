@@ -6,6 +6,7 @@ These run where CUDA is (`pytest -n 0 -m gpu`), in each engine that is there; el
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,10 @@ from attnscope.model.options import LoadOptions
 from attnscope.parity import check_parity
 from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
+from attnscope.serve import place
+from helpers.command_line import SENTENCE, call
 from helpers.parity_models import roused_model
+from helpers.serving import serving
 from test_device import COMMANDS, FAMILIES, TEXT
 
 CARD = "cuda"
@@ -91,3 +95,17 @@ def test_a_long_text_takes_memory_by_its_length_and_not_its_square(there: Loaded
         plain = peak(lambda: model.model(ids_BT, use_cache=False))
     read = peak(lambda: listen(model, ids_BT, lambda call: call.P.entropy(), engine=ENGINES["fused"]))
     assert read < plain + 2**30  # one head's matrix alone is 1 GiB in float32
+
+
+@pytest.mark.skipif(not place.supported(), reason="this system has no sockets that say who asks")
+@pytest.mark.parametrize("dtype", NEAR)
+def test_a_server_with_a_card_answers_as_a_command_alone(dtype: str, tmp_path: Path) -> None:
+    """The same bytes, and the model is loaded once."""
+    on, page = ("--device", CARD, "--dtype", dtype), ("--out", "-")
+    with serving(tmp_path / "run", *on) as server:
+        for command in (("heads",), ("relations", "--over", "heads"), ("view", *page), ("why", "--head", "L3H0")):
+            command = (*command, "--text", SENTENCE)
+            alone = call(*command, *on)
+            before = server.status["answered"]
+            asked = server.call(*command, *on)
+            assert (asked, server.status["answered"]) == (alone, before + 1)

@@ -68,7 +68,8 @@ MAY_IMPORT = {
     " selection tables text stacks",
     "calls": "ask attention batch cells drawing errors explain figures files folder intervene keep measure media memory"
     " model observation observe parity run seam selection show shown signals stacks study tables telling text typed",
-    "purposes": "ask calls cells errors explain model observation run selection stacks study telling text told viewer",
+    "purposes": "ask calls cells errors explain keep model observation run selection stacks study telling text told"
+    " viewer",
     "serve": "apart api ask errors face keep memory model purposes signals stacks telling text typed",
     "live": "_version errors model typed viewer",
     "show": "cells errors figures files folder measure model observation selection shown study tables text viewer",

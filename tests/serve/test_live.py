@@ -1,5 +1,6 @@
 """Who may ask the live page, how much, and what a question may name. What a browser does with it: tests/viewer."""
 
+import base64
 import contextlib
 import http.client
 import json
@@ -7,6 +8,7 @@ import random
 import resource
 import socket
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,6 +17,9 @@ from attnscope.errors import AttnscopeError
 from attnscope.model.options import LoadOptions
 from attnscope.typed import typed
 from helpers.command_line import SENTENCE, call
+from helpers.folders import with_tokenizer
+from helpers.picture_models import picture, saved
+from helpers.stack_families import tiny
 
 pytest.importorskip("starlette", reason="pip install 'attnscope[serve]'")
 from attnscope.live import app, asking, guard, question
@@ -26,14 +31,15 @@ class Asking:
     """The page's port, asked as nothing but a browser should."""
 
     def __init__(self, page, address):
-        self.page, self.host = page, f"127.0.0.1:{page.port}"
-        self.headers = {"Host": self.host, "Authorization": f"Bearer {page.token}"}
-        self.address = address
+        self.page, self.address = page, address
+        self.host, _, token = address.removeprefix("http://").partition("/#")
+        self.port = int(self.host.partition(":")[2])
+        self.headers = {"Host": self.host, "Authorization": f"Bearer {token}"}
 
     def get(self, path="/models", method="GET", body=None, **headers):
         """Code and text of an answer; a header that is None is left out."""
         said = self.headers | {name.replace("_", "-"): value for name, value in headers.items()}
-        link = http.client.HTTPConnection("127.0.0.1", self.page.port, timeout=60)
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(link):
             link.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
             for name, value in said.items():
@@ -59,7 +65,7 @@ class Asking:
 
     def raw(self):
         """A connection that says nothing yet."""
-        return socket.create_connection(("127.0.0.1", self.page.port), timeout=30)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
 
 
 @pytest.fixture(scope="module")
@@ -260,6 +266,31 @@ def test_a_question_names_no_file(tmp_path):
     options = yaml.safe_load((tmp_path / question.CONFIG).read_text())
     assert options == {"model": "demo", "target": "-", "picture": [str(tmp_path / question.PICTURE)]}
     assert (tmp_path / question.PICTURE).read_bytes() == b"\0\0\0"
+
+
+def test_a_text_with_a_picture(tmp_path):
+    folder = saved("llava", tmp_path)
+    bytes_of = Path(picture(tmp_path / "field.png")).read_bytes()
+    with app.LivePage(lambda: [LoadOptions(model=folder)]) as address:
+        live = Asking(None, address)
+        lines, page = live.ask(model=folder, text="What is this?", picture=base64.b64encode(bytes_of).decode())
+    assert lines[-1].get("code") == 0, lines[-1]
+    assert b'"pictures":[{"src":"data:image/' in page
+
+
+def test_a_text_and_its_target(tmp_path):
+    folder = str(with_tokenizer(tiny("t5", vocab_size=2000, decoder_start_token_id=0), tmp_path / "t5"))
+    with app.LivePage(lambda: [LoadOptions(model=folder)]) as address:
+        lines, page = Asking(None, address).ask(model=folder, target="la banque", query="last")
+    assert lines[-1].get("code") == 0, lines[-1]
+    assert b"la banque" in page
+
+
+def test_a_chat(live):
+    lines, page = live.ask(text="hi", chat=True, generate=2)
+    assert lines[-1].get("code") == 0, lines[-1]
+    assert any(line.get("said", "").startswith("generated 2 tokens") for line in lines)
+    assert b'"user"' in page
 
 
 def test_a_question_for_a_model_asks_for_it_as_it_was_loaded(tmp_path):
