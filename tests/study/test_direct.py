@@ -1,5 +1,6 @@
 """Direct effects against heads switched off one by one and a final norm spelled by hand; and where there are none."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +29,7 @@ class Spelled:
     attention: str = "self_attn"
     after: str = ""
     beside_1: bool = False  # the weights of its norms
+    reaches: Callable[[Any, int], float] = lambda model, layer: 1.0  # how much of what a block adds the last gives
 
 
 PLAIN = {
@@ -55,7 +57,27 @@ GATED = {  # a gate is between the heads and the projection
     "laguna": Spelled(),
     "afmoe": Spelled(after="post_attention_layernorm"),  # and a norm
 }
-SPELLED = PLAIN | AFTER | GATED
+
+
+def scaled_behind(model, layer):
+    """Gemma 4's scalars of blocks, from this block on."""
+    return float(torch.stack([block.layer_scalar for block in model.model.layers[layer:]]).prod())
+
+
+FACTORS = {  # a block multiplies what it adds, or what it was given, too
+    "gemma4_text": Spelled(UNCAPPED, after="post_attention_layernorm", reaches=scaled_behind),
+    "minicpm3": Spelled(
+        {"dim_model_base": 64},
+        reaches=lambda model, layer: model.config.scale_depth / model.config.num_hidden_layers**0.5,
+    ),
+    # of 2 L + 1 vectors, the embedding the first, each addition gives the newest its share: 1 / sqrt of their number
+    "beam": Spelled(
+        UNCAPPED,
+        after="post_attention_layernorm",
+        reaches=lambda model, layer: (2 * len(model.model.layers) + 1) ** -0.5,
+    ),
+}
+SPELLED = PLAIN | AFTER | GATED | FACTORS
 TOKENS, BATCH = 9, 2
 
 
@@ -98,6 +120,9 @@ def frozen(norm, x, part, centred, beside_1):
 def test_a_direct_effect_is_what_a_head_adds_to_the_centred_logit(model_type):
     one = SPELLED[model_type]
     model = roused_model(model_type, **one.overrides)
+    for number, block in enumerate(model.get_submodule(one.blocks)):
+        if hasattr(block, "layer_scalar"):
+            block.layer_scalar.fill_(0.6 + 0.2 * number)
     loaded, (ids_BT, right_BT) = as_loaded(model), asked(model_type)
     blocks, norm = model.get_submodule(one.blocks), model.get_submodule(one.norm)
     attentions = {
@@ -124,7 +149,7 @@ def test_a_direct_effect_is_what_a_head_adds_to_the_centred_logit(model_type):
         if layer in norms:
             after = model.get_submodule(norms[layer])
             written_BTE = frozen(after, seen[norms[layer]][0], written_BTE, False, one.beside_1)
-        return one.overrides.get("residual_multiplier", 1.0) * written_BTE
+        return one.reaches(model, layer) * one.overrides.get("residual_multiplier", 1.0) * written_BTE
 
     expected = []
     for layer, path in attentions.items():

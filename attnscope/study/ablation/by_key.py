@@ -118,7 +118,7 @@ def _pulled(
         for handle in handles:
             handle.remove()
     for attention, one_HRV in pulled.items():
-        scale_R1 = scales[way.norm.module][0, rows] * way.added * way.factor
+        scale_R1 = scales[way.norm.module][0, rows] * way.factor
         if attention in way.after:
             scale_R1 = scale_R1 * scales[way.after[attention].module][0, rows]
         pulled[attention] = one_HRV * scale_R1.to(one_HRV.device)

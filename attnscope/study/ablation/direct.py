@@ -99,5 +99,5 @@ def direct_effects(loaded: LoadedModel, way: Way, ids_BT: Tensor, right_BT: Tens
             handle.remove()
     for attention, norm in way.after.items():
         effects[way.out[attention]] *= scales[norm.module]
-    effect_BTN = torch.cat(list(effects.values()), -1).double() * scales[way.norm.module] * way.added * way.factor
+    effect_BTN = torch.cat(list(effects.values()), -1).double() * scales[way.norm.module] * way.factor
     return (effect_BTN * asked_BT.cpu()[..., None]).sum(1) / asked_BT.cpu().sum(1, keepdim=True)

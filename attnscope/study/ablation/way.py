@@ -38,13 +38,14 @@ MOST_PARTS = 2  # modules of a block that add to the residual stream beside its 
 class Way:
     """How what a head writes reaches the logits: linear, but for gates and the scales of norms.
 
-    out: each attention module's output projection; a gate before it is part of what it is given. added: the factor with
-    which a block adds its attention. after: the norm that takes an attention module's output before it is added, where
-    there is one. factor: of the logits after the vocabulary projection. note: what is left out, in words.
+    out: each attention module's output projection; a gate before it is part of what it is given. added: by attention
+    module, the factor with which it reaches the last block's output. after: the norm that takes an attention module's
+    output before it is added, where there is one. factor: of the logits after the vocabulary projection. note: what is
+    left out, in words.
     """
 
     out: Mapping[nn.Module, nn.Module]
-    added: float
+    added: Mapping[nn.Module, float]
     norm: Norm
     unembed: nn.Module
     factor: float
@@ -59,15 +60,17 @@ class Way:
 
     def before(self, attention: nn.Module, towards_BTE: Tensor) -> Tensor:
         """That direction as one of an attention module's output, but for the scale of the norm between."""
-        return self.after[attention].back(towards_BTE) if attention in self.after else towards_BTE
+        added_BTE = self.added[attention] * towards_BTE
+        return self.after[attention].back(added_BTE) if attention in self.after else added_BTE
 
 
 def way_to_logits(loaded: LoadedModel, ids: Sequence[int]) -> Way | str:
     """The way from the heads to the logits, verified on some tokens; or in words where it is not plain.
 
     Every block must add its attention, as its output projection or a norm after it gives it, and what others of its
-    modules give, to what it was given; a norm must take the last block's output, and its projection be the logits but
-    for a factor. Logits that the family caps after that are taken before it: the cap is no part of what a head writes.
+    modules give, to what it was given, each with a factor; a norm must take the last block's output, and its projection
+    be the logits but for a factor. Logits that the family caps after that are taken before it: the cap is no part of
+    what a head writes.
     """
     unembed = loaded.model.get_output_embeddings()
     if not calls_interface(loaded.model):
@@ -97,6 +100,16 @@ class _NotPlainError(Exception):
 
 
 @dataclass(frozen=True)
+class _Sum:
+    """What a block gives: `kept` times what it was given, `added` times its attention or the norm of it, and others."""
+
+    kept: float
+    attention: nn.Module | None = None
+    added: float = 0.0
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True)
 class _Passed:
     """What every module was given and gave in one pass, and the heads' outputs of every attention module."""
 
@@ -118,19 +131,29 @@ def _way(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> Way:
     if not out.keys() >= passed.heads.keys():
         out = gated_projections(loaded, ids) | out
     config = loaded.model.config.get_text_config()
-    added = float(getattr(config, "residual_multiplier", 1.0))  # Granite's
     blocks = _blocks(loaded.model, list(passed.heads))
-    before, after = passed.given.get(blocks[0]), dict[nn.Module, Norm]()
+    before, sums = passed.given.get(blocks[0]), list[_Sum]()
     for index, block in enumerate(blocks):
         given = passed.given.get(block)
         if given is None or before is None or not torch.equal(given, before):
             raise _NotPlainError(f"block {index} does not take what the block before it gives")
-        after |= _norms_after(block, index, passed, out, added)
+        sums.append(_sum_of(block, index, passed, out))
         before = passed.gave.get(block)
     assert before is not None
     norm = _final_norm(loaded.model, blocks, before, passed)
     factor, note = _logits_factor(unembed, passed.gave[norm.module], passed, config)
-    return Way(out, added, norm, unembed, factor, note, after)
+    after = {one.attention: one.norm for one in sums if one.attention is not None and one.norm is not None}
+    return Way(out, _added(sums), norm, unembed, factor, note, after)
+
+
+def _added(sums: Sequence[_Sum]) -> dict[nn.Module, float]:
+    """The factor with which each attention module reaches the last block's output."""
+    found, behind = dict[nn.Module, float](), 1.0
+    for one in reversed(sums):
+        if one.attention is not None:
+            found[one.attention] = one.added * behind
+        behind *= one.kept
+    return found
 
 
 def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:
@@ -178,25 +201,25 @@ def _blocks(model: nn.Module, attentions: Sequence[nn.Module]) -> list[nn.Module
     raise _NotPlainError("its attention modules do not lie in one list of blocks")
 
 
-def _norms_after(
-    block: nn.Module, index: int, passed: _Passed, out: Mapping[nn.Module, nn.Module], added: float
-) -> dict[nn.Module, Norm]:
-    """The norm that takes the block's attention before it is added, by attention module; none where there is none.
-
-    The block must add that attention, the sum of its heads through the projection, and other modules' outputs.
-    """
+def _sum_of(block: nn.Module, index: int, passed: _Passed, out: Mapping[nn.Module, nn.Module]) -> _Sum:
+    """The sum that a block is: of its attention, the heads through the projection, and of other modules' outputs."""
     attention = next((one for one in block.modules() if one in passed.heads), None)
     parts = [one for one in block.children() if one in passed.gave and attention not in list(one.modules())]
-    if attention is None:
-        if _adds(block, [], parts, passed, added):
-            return {}
-    else:
+    norms: list[Norm] = []
+    if attention is not None:
         _check_heads(attention, passed, out)
-        if _adds(block, [attention], parts, passed, added):
-            return {}
-        for norm in _norms_of(passed.gave[attention], block, passed):
-            if _adds(block, [norm.module], [one for one in parts if one is not norm.module], passed, added):
-                return {attention: norm}
+        norms = list(_norms_of(passed.gave[attention], block, passed))
+    for fitted in (False, True):  # most have no factors
+        if attention is None:
+            factors = _factors(block, None, parts, passed, fitted)
+            if factors is not None:
+                return _Sum(factors[0])
+            continue
+        for norm in (None, *norms):
+            adds = attention if norm is None else norm.module
+            factors = _factors(block, adds, [one for one in parts if one is not adds], passed, fitted)
+            if factors is not None:
+                return _Sum(factors[0], attention, factors[1], norm)
     raise _NotPlainError(f"block {index} does not add its modules' outputs as they are to what it was given")
 
 
@@ -210,22 +233,40 @@ def _check_heads(attention: nn.Module, passed: _Passed, out: Mapping[nn.Module, 
         raise _NotPlainError(f"layer {layer}: its attention gives something else than the sum of its heads")
 
 
-def _adds(
-    block: nn.Module, always: Sequence[nn.Module], parts: Sequence[nn.Module], passed: _Passed, added: float
-) -> bool:
-    """Whether a block gives what it was given, and what some modules gave, with some of its parts or without."""
-    given, gave = passed.given[block], passed.gave[block]
-    if any(passed.gave[one].shape != gave.shape for one in always):
-        return False
+def _factors(
+    block: nn.Module, adds: nn.Module | None, parts: Sequence[nn.Module], passed: _Passed, fitted: bool
+) -> list[float] | None:
+    """The factors with which a block adds what it was given, what a module gave, and some of its parts or none.
+
+    None where it gives something else. fitted: with factors other than 1; then that module must be needed.
+    """
+    given, gave, always = passed.given[block], passed.gave[block], [] if adds is None else [passed.gave[adds]]
+    if any(one.shape != gave.shape for one in always):
+        return None
     shaped = [passed.gave[one].reshape(gave.shape) for one in parts if passed.gave[one].numel() == gave.numel()]
-    allowed = ROUNDINGS * torch.finfo(passed.dtype).eps
     for count in range(MOST_PARTS + 1):
         for chosen in combinations(shaped, count):
-            terms = [given, *(added * one for one in (*(passed.gave[one] for one in always), *chosen))]
-            size = sum(one.float().abs() for one in (*terms, gave))
-            if bool(((sum(one.float() for one in terms) - gave.float()).abs() <= allowed * size).all()):
-                return True
-    return False
+            terms = [given, *always, *chosen]
+            factors = _fitted(terms, gave) if fitted else [1.0] * len(terms)
+            without = [factors[0], *(0.0 for _ in always), *factors[1 + len(always) :]]
+            needed = adds is None or not fitted or not _is_sum(terms, without, gave)
+            if needed and _is_sum(terms, factors, gave):
+                return factors
+    return None
+
+
+def _fitted(terms: Sequence[Tensor], gave: Tensor) -> list[float]:
+    """The factors of the terms whose sum is nearest: Granite's, MiniCPM3's and Beam's are not 1."""
+    columns = torch.stack([one.double().flatten() for one in terms], 1)
+    found: list[float] = torch.linalg.lstsq(columns, gave.double().flatten()[:, None]).solution[:, 0].tolist()
+    return found
+
+
+def _is_sum(terms: Sequence[Tensor], factors: Sequence[float], gave: Tensor) -> bool:
+    scaled = [factor * one.float() for factor, one in zip(factors, terms, strict=True)]
+    size = sum(one.abs() for one in (*scaled, gave.float()))
+    allowed = ROUNDINGS * torch.finfo(gave.dtype).eps * size
+    return bool(((sum(scaled) - gave.float()).abs() <= allowed).all())
 
 
 def _norms_of(x: Tensor, within: nn.Module, passed: _Passed) -> Iterator[Norm]:
