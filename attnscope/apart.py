@@ -14,11 +14,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection, Pipe
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from attnscope.errors import AttnscopeError, ModelError, UsageError, first_line, is_panic
 from attnscope.signals import begin_helper
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 SECONDS, VARIABLE = 30, "ATTNSCOPE_READING_SECONDS"
 ROOM_BYTES = 4 * 2**30  # of addresses that one process may take beyond those it was forked with
@@ -162,6 +164,8 @@ class Apart(Generic[T]):
 
 def forked(serve: Callable[[Connection], object]) -> tuple[Connection, int]:
     """A pipe to a fork that serves its other end, with no file, terminal, handler or lock of ours; and its number."""
+    from multiprocessing.connection import Connection, Pipe
+
     ours, theirs = Pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the fork uses none of their locks

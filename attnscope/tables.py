@@ -22,6 +22,7 @@ from attnscope.files import json_line, jsonable, whole_file
 
 CHUNK = 8192
 SHOWN_ROWS, LETTERS = 12, 60  # of a table in a notebook, and of a cell there
+FEW = 100_000  # rows that are done in less time than `pyarrow.compute` takes to import
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
 
 
@@ -36,8 +37,26 @@ def as_table(columns: Mapping[str, Any]) -> pa.Table:
 
 
 def texts_at(texts: Sequence[str], index: np.ndarray, mask: np.ndarray | None = None) -> pa.DictionaryArray:
-    """The text at each index, dictionary-encoded: no string is made twice; null where the mask is True."""
-    return words(texts).dictionary_encode().take(numbers(index, mask))
+    """The text at each index, dictionary-encoded: no string is made twice; null where the mask is True.
+
+    As those below, without `pyarrow.compute`, whose import takes longer than to print the heads of a text.
+    """
+    code = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    codes = np.array([code[text] for text in texts], np.int32)
+    return pa.DictionaryArray.from_arrays(numbers(codes[index], mask), words(list(code)))
+
+
+def coded(array: pa.StringArray) -> pa.DictionaryArray:
+    """The same texts, dictionary-encoded."""
+    if len(array) > FEW:
+        return array.dictionary_encode()
+    texts = array.to_pylist()
+    known = list(dict.fromkeys(one for one in texts if one is not None))
+    code = {text: number for number, text in enumerate(known)}
+    mask = np.array([one is None for one in texts], bool)
+    return pa.DictionaryArray.from_arrays(
+        numbers(np.array([code.get(one, 0) for one in texts], np.int32), mask), words(known)
+    )
 
 
 def numbers(array: np.ndarray, mask: np.ndarray | None = None) -> pa.Array:
@@ -104,7 +123,7 @@ def _tamed(column: pa.Array) -> pa.Array:
 def _array(name: str, values: Any) -> pa.Array:
     array = values if isinstance(values, pa.Array) else _arrow(values)
     token = pa.types.is_string(array.type) and (name.endswith("token") or name == "role")
-    return array.dictionary_encode() if token else array
+    return coded(array) if token else array
 
 
 def _arrow(values: Any) -> pa.Array:
@@ -210,13 +229,14 @@ def as_text(table: pa.Table) -> pa.Table:
 
 
 def _as_strings(column: pa.Array) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        return column.dictionary_decode()
-    if pa.types.is_boolean(column.type):
-        import pyarrow.compute as pc
+    dictionary, truth = pa.types.is_dictionary(column.type), pa.types.is_boolean(column.type)
+    if not (dictionary or truth):
+        return column
+    if len(column) <= FEW:
+        return words([None if one is None else str(one) for one in _values(column)])
+    import pyarrow.compute as pc
 
-        return pc.if_else(column, "True", "False")
-    return column
+    return column.dictionary_decode() if dictionary else pc.if_else(column, "True", "False")
 
 
 def json_rows(table: pa.Table) -> pa.Array:

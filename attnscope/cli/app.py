@@ -60,11 +60,7 @@ class CommandList(TyperGroup):
             self.add_command(Later(name, short_help=summary, rich_help_panel=panel))
 
     def get_params(self, ctx: Any) -> Any:
-        found: Any = as_typed(super().get_params(ctx), ctx)
-        for one in found:
-            if one.is_flag and one.default is None:  # Typer's own two: None would be converted, a bool is not
-                one.default = False
-        return found
+        return as_typed(super().get_params(ctx), ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args[:1] == ["help"]:
