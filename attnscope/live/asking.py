@@ -17,10 +17,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from anyio import CancelScope
+
 from attnscope.errors import AttnscopeError
 from attnscope.live.question import PAGE, LiveQuestion
 from attnscope.model.options import LoadOptions
 
+COMMAND = (sys.executable, "-P", "-m", "attnscope")
 MOST_SECONDS = 3600.0
 MOST_LINE = 2**20
 MOST_PAGE = 2**28
@@ -33,12 +36,11 @@ async def answer(question: LiveQuestion, held: Sequence[LoadOptions]) -> AsyncGe
     with TemporaryDirectory(prefix="attnscope-page-") as place:
         folder = Path(place)
         try:
-            words = question.arguments(held, folder)
-        except AttnscopeError as error:
+            process = await _begun(question.arguments(held, folder))
+        except (AttnscopeError, OSError) as error:
             yield _line(failed=str(error))
             return
         said = ""
-        process = await _begun(words)
         sending = asyncio.create_task(_send(process, question.text.encode(errors="surrogatepass")))
         try:
             async with asyncio.timeout(MOST_SECONDS):
@@ -51,7 +53,8 @@ async def answer(question: LiveQuestion, held: Sequence[LoadOptions]) -> AsyncGe
             return
         finally:
             sending.cancel()
-            await _ended(process)
+            with CancelScope(shield=True):
+                await _ended(process)
         page = folder / PAGE
         if not page.is_file() or page.stat().st_size > MOST_PAGE:
             yield _line(failed=said or f"the command ended with the code {code} and printed nothing")
@@ -63,7 +66,8 @@ async def answer(question: LiveQuestion, held: Sequence[LoadOptions]) -> AsyncGe
 
 async def _begun(words: Sequence[str]) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "attnscope", *words),
+        *COMMAND,
+        *words,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,

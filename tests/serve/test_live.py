@@ -7,6 +7,7 @@ import json
 import random
 import resource
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from attnscope.typed import typed
 from helpers.command_line import SENTENCE, call
 from helpers.folders import with_tokenizer
 from helpers.picture_models import picture, saved
+from helpers.serving import until
 from helpers.stack_families import tiny
 
 pytest.importorskip("starlette", reason="pip install 'attnscope[serve]'")
@@ -309,28 +311,54 @@ def test_a_question_has_an_end(field):
         typed(question.LiveQuestion, QUESTION | {field: "a" * (question.MOST_LETTERS + 1)}, "question")
 
 
-def test_who_stops_listening_ends_the_command(live, monkeypatch, tmp_path):
-    """Its process is gone soon, and its files."""
-    begun = []
-    original = asking._begun
+@pytest.fixture
+def begun(monkeypatch):
+    """The commands that were begun."""
+    found, original = [], asking._begun
 
     async def noted(words):
-        begun.append(await original(words))
-        return begun[-1]
+        found.append(await original(words))
+        return found[-1]
 
     monkeypatch.setattr(asking, "_begun", noted)
+    return found
+
+
+def leave(live, said=b"stage"):
+    """Ask, and stop listening once something is heard."""
     with live.raw() as link:
         body = json.dumps(QUESTION)
-        head = f"POST /ask HTTP/1.1\r\nHost: {live.host}\r\nAuthorization: Bearer {live.page.token}\r\n"
+        head = f"POST /ask HTTP/1.1\r\nHost: {live.host}\r\nAuthorization: {live.headers['Authorization']}\r\n"
         link.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         heard = b""
-        while b"stage" not in heard:
+        while said not in heard:
             heard += link.recv(1000)
-    end = time.monotonic() + 30
-    while begun[0].returncode is None:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+
+
+def test_who_stops_listening_ends_the_command(live, begun):
+    leave(live)
+    until(lambda: begun[0].returncode is not None)
     assert begun[0].returncode != 0
+
+
+def test_a_command_that_does_not_end_is_ended(live, begun, monkeypatch):
+    deaf = (
+        "import signal, sys, time; signal.signal(2, signal.SIG_IGN); print('begun', file=sys.stderr); time.sleep(600)"
+    )
+    monkeypatch.setattr(question.LiveQuestion, "arguments", lambda *_: [])
+    monkeypatch.setattr(asking, "COMMAND", (sys.executable, "-c", deaf))
+    monkeypatch.setattr(asking, "GOING_SECONDS", 0.2)
+    leave(live, b"begun")
+    until(lambda: begun[0].returncode is not None)
+    assert begun[0].returncode == -9
+
+
+def test_a_question_takes_its_time_and_no_more(live, begun, monkeypatch):
+    monkeypatch.setattr(asking, "COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
+    monkeypatch.setattr(asking, "MOST_SECONDS", 0.3)
+    lines, _ = live.ask()
+    assert lines[-1]["failed"].startswith("stopped")
+    assert begun[0].returncode is not None
 
 
 def test_many_wait_and_the_rest_is_told(live, monkeypatch):
