@@ -57,7 +57,9 @@ async def answer(question: LiveQuestion, held: Sequence[LoadOptions]) -> AsyncGe
                 await _ended(process)
         page = folder / PAGE
         if not page.is_file() or page.stat().st_size > MOST_PAGE:
-            yield _line(failed=said or f"the command ended with the code {code} and printed nothing")
+            yield _line(
+                failed=said.removeprefix("attnscope: ") or f"the command ended with the code {code} and printed nothing"
+            )
             return
         data = page.read_bytes()
         yield _line(page=len(data), code=code)
