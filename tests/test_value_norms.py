@@ -25,7 +25,8 @@ from helpers.dispatched import largest_tensor
 from helpers.families import tiny_model
 
 IDS, VALUE = [6, 9, 7, 6, 9, 30, 41, 7, 6, 9, 12], View(weights="value")
-GROUPS = {"llama": 2, "gemma2": 2, "gpt2": 4}  # kv heads of 4 heads
+GROUPS = {"llama": 2, "gemma2": 2, "olmo2": 2, "gpt2": 4}  # kv heads of 4 heads
+BEHIND = {"gemma2": 1.0, "olmo2": 0.0}  # a norm takes what W_O gives; what is added to its weight
 
 
 def sharpened(family: str) -> nn.Module:
@@ -34,18 +35,24 @@ def sharpened(family: str) -> nn.Module:
     for number, (name, parameter) in enumerate(model.named_parameters()):
         if any(part in name for part in ("q_proj", "k_proj", "c_attn.weight")):
             parameter.data.mul_(6)
-        if name.endswith("bias"):
+        if name.endswith(("bias", "post_attention_layernorm.weight")):
             parameter.data.normal_(generator=torch.Generator().manual_seed(number))
     return model
 
 
 def by_loops(model: nn.Module, family: str) -> list[torch.Tensor]:
-    """Per layer (H, Q, K): the norm of every alpha v W_O, a vector as wide as the model at a time."""
+    """Per layer (H, Q, K): the norm of every alpha v W_O, a vector as wide as the model at a time.
+
+    Where a norm takes what W_O gives, of what it makes of it with the scale that it has in the query's row.
+    """
     values: list[torch.Tensor] = []
+    normed: list[torch.Tensor] = []
     projections = [
         (name, part) for name, part in model.named_modules() if name.endswith(("v_proj", "attn.c_attn", "self_attn.v"))
     ]
     handles = [part.register_forward_hook(lambda _, inputs, out: values.append(out[0])) for _, part in projections]
+    behind = [part for name, part in model.named_modules() if name.endswith("post_attention_layernorm")]
+    handles += [one.register_forward_hook(lambda _, inputs, out: normed.append(inputs[0][0])) for one in behind]
     with torch.no_grad():
         attentions = model(torch.tensor([IDS]), output_attentions=True).attentions
     for handle in handles:
@@ -62,8 +69,13 @@ def by_loops(model: nn.Module, family: str) -> list[torch.Tensor]:
         for head in range(4):
             for key in range(len(IDS)):
                 written_E = v_TGV[key, head * GROUPS[family] // 4].double() @ W_O_HVE[head].double()
+                if family in BEHIND:
+                    written_E = (behind[layer].weight.double() + BEHIND[family]) * written_E
                 for query in range(len(IDS)):
-                    norms[head, query, key] = (weights[0, head, query, key] * written_E).norm()
+                    scale = 1.0
+                    if family in BEHIND:
+                        scale = (normed[layer][query].double().square().mean() + model.config.rms_norm_eps) ** -0.5
+                    norms[head, query, key] = (scale * weights[0, head, query, key] * written_E).norm()
         found.append(norms)
     return found
 

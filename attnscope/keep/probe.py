@@ -36,6 +36,7 @@ class Layer:
     """Where a probe stands: which layer, its operator, its kv heads, and the texts on its device.
 
     gram_root: gives what makes the norms of v W_O of values v, (H, V, V), see `seam.projection`; where values weigh.
+    norm_scale: gives what a norm behind W_O multiplies each query's row by, (B, Q, 1), None without one.
     written(start, stop): gives what a whole weight on a key adds to a logit, see `values.Directions`; where logits are
     asked about. beside: further layers, whose heads follow its own, see `side_by_side`.
     """
@@ -45,6 +46,7 @@ class Layer:
     kv_heads: int
     texts: Texts
     gram_root: Callable[[], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
+    norm_scale: Callable[[], Tensor | None] | None = field(default=None, repr=False, compare=False, kw_only=True)
     written: Callable[[int, int], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
     beside: Sequence[LayerKey] = field(default=(), kw_only=True)
     _here: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
@@ -71,6 +73,15 @@ class Layer:
         v_BGKV = self.P.spec.v_BGKV.float()
         root_GRVV = root_HVV.unflatten(0, (v_BGKV.shape[1], -1))
         return (v_BGKV[:, :, None] @ root_GRVV).norm(dim=-1).flatten(1, 2)
+
+    @cached_property
+    def _norm_scale_BQ1(self) -> Tensor | None:
+        return None if self.norm_scale is None else self.norm_scale()
+
+    def value_norms(self, start: int, stop: int) -> Tensor:
+        """The norm of what a whole weight on a key writes in a block of queries, (B, H, stop - start or 1, K)."""
+        norm_BH1K, scale_BQ1 = self.value_norm_BHK[:, :, None], self._norm_scale_BQ1
+        return norm_BH1K if scale_BQ1 is None else norm_BH1K * scale_BQ1[:, None, start:stop].abs()
 
     def kv_head(self, head: int) -> int:
         """The kv head that a query head reads."""

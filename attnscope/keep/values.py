@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attnscope.attention.spec import AttentionSpec
 from attnscope.errors import UsageError
 from attnscope.seam.call import AttentionCall
+from attnscope.seam.norms import Norm
 from attnscope.seam.projection import gram_root
 
 
@@ -39,14 +40,34 @@ class Directions:
         return every_BHQK if shares_BHQ1 is None else every_BHQK * shares_BHQ1
 
 
-def root_of(call: AttentionCall, out: Mapping[nn.Module, nn.Module]) -> Tensor:
-    """What makes norms of a layer's values as they are written. Raises UsageError where they are not v W_O."""
-    spec = shown_values(call)
-    if spec.sinks_scale_output:
-        raise _not_known("scales what its weights give before it is written")
-    if call.module not in out:
-        raise _not_known("has no output projection that is given the heads side by side, as they come")
-    return gram_root(out[call.module], spec.heads, spec.v_BGKV)
+@dataclass(frozen=True)
+class Projections:
+    """How heads' outputs are written: each attention module's output projection, and the norm behind it if any."""
+
+    out: Mapping[nn.Module, nn.Module]
+    behind: Mapping[nn.Module, Norm]
+
+    def root(self, call: AttentionCall) -> Tensor:
+        """What makes norms of a layer's values as they are written, but for the scale of a norm behind.
+
+        Raises UsageError where they are not v W_O.
+        """
+        spec = shown_values(call)
+        if spec.sinks_scale_output:
+            raise _not_known("scales what its weights give before it is written")
+        if call.module not in self.out:
+            raise _not_known("has no output projection that is given the heads side by side, as they come")
+        return gram_root(self.out[call.module], spec.heads, spec.v_BGKV, self.behind.get(call.module))
+
+    def scale(self, call: AttentionCall) -> Tensor | None:
+        """(B, Q, 1): what the norm behind multiplies each row by, with all that the heads write; None without one."""
+        norm = self.behind.get(call.module)
+        if norm is None:
+            return None
+        heads_BQHV = call.P.output() if call.output_BQHV is None else call.output_BQHV  # type: ignore[attr-defined]
+        with torch.no_grad():
+            projected_BQE = self.out[call.module](heads_BQHV.flatten(-2))
+            return norm.scale(projected_BQE.float(), norm.module(projected_BQE).float())
 
 
 def shown_values(call: AttentionCall) -> AttentionSpec:

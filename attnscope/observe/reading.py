@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.keep.probe import Layer, Waiting
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.things import HEADS, wanted
 from attnscope.keep.together import Together
-from attnscope.keep.values import Directions, root_of, shown_values
+from attnscope.keep.values import Directions, Projections, shown_values
 from attnscope.observation import Observation
 from attnscope.observe.texts import texts_of
 from attnscope.seam.call import AttentionCall
@@ -39,7 +40,7 @@ class Reading:
         check: bool,
         advance: Callable[[int], object],
         stack: str,
-        out: Mapping[nn.Module, nn.Module] | None = None,
+        out: Projections | None = None,
         directions: Directions | None = None,
     ) -> None:
         self.stack, self.keys = stack, [one.looked_at for one in asked]
@@ -75,8 +76,10 @@ class Reading:
         known = self.layers.get(key.layer)
         kv_heads = call.spec.kv_heads if call.spec else known.kv_heads if known else call.P.heads
         self.kv_of[key] = call.P.heads, kv_heads
-        root = None if self.out is None else partial(root_of, call, self.out)
-        layer = Layer(key, call.P, kv_heads, self.texts.to(call.P.device), gram_root=root, written=self._written(call))
+        layer = Layer(key, call.P, kv_heads, self.texts.to(call.P.device), written=self._written(call))
+        if self.out is not None:
+            root, scale = partial(self.out.root, call), partial(self.out.scale, call)
+            layer = replace(layer, gram_root=root, norm_scale=scale)
         self._keep(self._waiting.add(call.P.device, self._together.add(layer)))
         self.advance(1)
 

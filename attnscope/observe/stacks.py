@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError
 from attnscope.keep.request import Asked, Request
-from attnscope.keep.values import Directions
+from attnscope.keep.values import Directions, Projections
 from attnscope.observe.reading import Reading
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.differential import differences, strength
 from attnscope.seam.inputs import given_of
+from attnscope.seam.norms import norms_behind
 from attnscope.seam.projection import output_projections
 from attnscope.seam.report import CallCheck
 from attnscope.stacks import CSA, DIFFERENCE, GLOBAL, OVER_PATCHES, POOLING, UNPOOLING
@@ -142,7 +143,8 @@ def _maker(
     out = None
     if request.view.weights == "value":
         beginning, more = given_of(loaded, asked[0].prompt, asked[0].source, most=4)
-        out = output_projections(loaded, beginning, **more)
+        found = output_projections(loaded, beginning, **more)
+        out = Projections(found, norms_behind(loaded, found, beginning, **more))
 
     def made(stack: str, texts: Sequence[Asked]) -> Reading:
         return Reading(loaded, texts, request.of(stack, loaded.geometry.stack), check, advance, stack, out, directions)

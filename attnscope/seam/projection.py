@@ -19,6 +19,7 @@ from attnscope.seam.report import tolerance
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
     from attnscope.seam.call import AttentionCall
+    from attnscope.seam.norms import Norm
 
 
 def output_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **inputs: Any) -> dict[nn.Module, nn.Module]:
@@ -170,10 +171,12 @@ def projection(out: nn.Module, heads: int, like: Tensor) -> Tensor:
         return (out(unit) - out(unit[:1] * 0)).view(heads, like.shape[-1], -1)
 
 
-def gram_root(out: nn.Module, heads: int, like: Tensor) -> Tensor:
+def gram_root(out: nn.Module, heads: int, like: Tensor, norm: Norm | None = None) -> Tensor:
     """R (H, V, V) with |v R| = |v W_O| for every v: R Rᵀ is the Gram matrix W_O W_Oᵀ of a head.
 
-    Read off W_O itself, by QR: in the Gram matrix small norms would lose half their digits.
+    norm: takes what the projection gives; then of what it makes of v W_O, but for its scale. Read off W_O itself, by
+    QR: in the Gram matrix small norms would lose half their digits.
     """
-    W_O_HVE = projection(out, heads, like).float().cpu()  # LAPACK's: not every device has one
+    W_O_HVE = projection(out, heads, like).float()
+    W_O_HVE = (W_O_HVE if norm is None else norm.straight(W_O_HVE)).cpu()  # LAPACK's: not every device has one
     return torch.linalg.qr(W_O_HVE.mT, mode="r").R.mT.to(like.device)

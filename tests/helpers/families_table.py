@@ -74,10 +74,10 @@ STUDIED_HEAD = (
 From the measurements of `tests/test_study_families.py`, of the same tiny models: which study says something of which
 type. *frozen*: what the heads' outputs pass as well as the output projection, and stays as it was in the intact pass.
 *direct* is a column of [`ablate`](ablate.md#what-a-head-writes-itself), *relations --weights
-logit* the same by key, *copying* a probe of [`scan`](atlas.md), *--weights value* the norm of what keys write; *before
-the norm* is the norm of v W_O before another module norms it. [*why*](why.md): how far the contributions to a logit of
-the last layer are from it, as a share of the sum of their sizes; the larger of both sides, the key's and the query's.
-Of {types} types {counts}.
+logit* the same by key, *copying* a probe of [`scan`](atlas.md), *--weights value* the norm of what keys write; where a
+norm is after it, of what that makes with the scale that it had. [*why*](why.md): how far the contributions to a logit
+of the last layer are from it, as a share of the sum of their sizes; the larger of both sides, the key's and the
+query's. Of {types} types {counts}.
 """
 )
 

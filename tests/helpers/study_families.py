@@ -33,7 +33,7 @@ class Studied:
 
     def answers(self, name: str) -> bool:
         """Whether a study says something of it."""
-        return self.studies[name] in ("yes", "before the norm")
+        return self.studies[name] == "yes"
 
 
 def study(model_type: str) -> Studied:
@@ -50,7 +50,7 @@ def study(model_type: str) -> Studied:
         direct,
         direct if direct != "yes" else _why_not(loaded, ids, "logit"),
         copying if isinstance(copying, str) else "yes",
-        "before the norm" if norms and values == "yes" else values,
+        values,
     )
     frozen = ["gate or norm before the projection"] * gated + ["norm after it"] * bool(norms)
     return Studied(", ".join(frozen), dict(zip(STUDIES, found, strict=True)), why_error(model_type))

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
+from attnscope.seam.norms import frozen_scales
 from attnscope.seam.projection import projection
 from attnscope.study.ablation.way import Way, way_to_logits
-from attnscope.study.norms import frozen_scales
 
 if TYPE_CHECKING:
     from attnscope.intervene.passes import Advance, Passes

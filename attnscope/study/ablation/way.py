@@ -22,9 +22,9 @@ from attnscope.model.placed import as_input, weights_of
 from attnscope.seam.checks import relative_error
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import calls_interface, listen
+from attnscope.seam.norms import Norm, norm_of
 from attnscope.seam.projection import gated_projections, output_projections, projection
 from attnscope.seam.report import tolerance
-from attnscope.study.norms import Norm, norm_of
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

@@ -17,9 +17,9 @@ from attnscope.keep.probe import Answers, Layer
 from attnscope.model.placed import as_input
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
+from attnscope.seam.norms import Norm
 from attnscope.seam.projection import gated_projections, output_projections, projection
 from attnscope.study.ablation.way import norms_after_attention
-from attnscope.study.norms import Norm
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from attnscope.model.placed import weights_of
 from attnscope.seam.checks import relative_error
+from attnscope.seam.norms import Norm, norm_of
 from attnscope.seam.report import tolerance
-from attnscope.study.norms import Norm, norm_of
 
 TRIED = 32  # tokens
 NORM = re.compile("norm", re.IGNORECASE)

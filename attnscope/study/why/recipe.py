@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
     from attnscope.seam.call import AttentionCall
 
-Heard = Callable[["AttentionCall", Projection | None], None]  # a call with its variable, and what that is given to
+OnLeft = Callable[["AttentionCall", Projection | None], None]  # a call with its variable, and what that is given to
 
 
 class Recipe:
@@ -54,7 +54,7 @@ class Recipe:
         self._call = call
 
     @contextmanager
-    def heard(self, attention: Iterable[nn.Module], shown: nn.Module, heard: Heard) -> Iterator[None]:
+    def heard(self, attention: Iterable[nn.Module], shown: nn.Module, heard: OnLeft) -> Iterator[None]:
         """While open, the calls of attention modules are handed on when these are left, with a variable as output.
 
         shown: the module whose call has its q and k.
@@ -87,7 +87,7 @@ class Recipe:
     def _projected(self, out: nn.Module, args: tuple[Any, ...], gave: Tensor) -> None:
         self._projection = Projection(out, args[0], gave)
 
-    def _leave(self, shown: nn.Module, heard: Heard, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def _leave(self, shown: nn.Module, heard: OnLeft, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """The module ends. Without a projection in it, what it gives is the variable."""
         call, changed = self._call, None
         if call is None or call.module is not module:

@@ -10,12 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from attnscope.model.placed import weights_of
+from attnscope.seam.checks import relative_error
+from attnscope.seam.engines import UNCHECKED
+from attnscope.seam.listen import listen
+from attnscope.seam.report import tolerance
+
+if TYPE_CHECKING:
+    from attnscope.model.loaded import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -90,3 +98,41 @@ def frozen_scales(norms: Sequence[Norm]) -> Iterator[Mapping[nn.Module, Tensor]]
     finally:
         for handle in handles:
             handle.remove()
+
+
+def norms_behind(
+    loaded: LoadedModel, out: Mapping[nn.Module, nn.Module], ids: Tensor, **inputs: Any
+) -> dict[nn.Module, Norm]:
+    """{attention module: the norm that is given what its output projection gives, as it is}.
+
+    out: {attention module: its output projection}. ids: what the model's forward is given first, inputs what beside it.
+    """
+    attention_of = {projection: attention for attention, projection in out.items()}
+    gave: dict[nn.Module, Tensor] = {}
+    found: dict[nn.Module, Norm] = {}
+
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if module in attention_of and isinstance(output, Tensor):
+            gave[attention_of[module]] = output
+            return
+        x = args[0] if args else None
+        if not isinstance(x, Tensor) or not isinstance(output, Tensor) or torch.equal(output, x):
+            return
+        for attention, projected in gave.items():
+            if x.shape == projected.shape and torch.equal(x, projected) and attention not in found:
+                norm = norm_of(module, x.float(), output.float(), partial(_close, x.dtype))
+                if norm is not None:
+                    found[attention] = norm
+
+    parts = [one for one in loaded.model.modules() if one in attention_of or not list(one.children())]
+    handles = [one.register_forward_hook(after) for one in parts]
+    try:
+        listen(loaded.model, ids, lambda call: None, engine=UNCHECKED, **inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _close(dtype: torch.dtype, found: Tensor, expected: Tensor) -> bool:
+    return found.shape == expected.shape and float(relative_error(found, expected)) <= tolerance(dtype, "bfloat16")[1]
