@@ -12,7 +12,7 @@ import torch
 
 import attnscope
 from attnscope.stacks import CROSS, DECODER, ENCODER
-from helpers.browsing import PHONE, visiting
+from helpers.browsing import DESKTOP, PHONE, Sight, visiting
 from helpers.command_line import Result, call
 from helpers.folders import with_tokenizer
 from helpers.pages import Read, read
@@ -333,3 +333,16 @@ def test_on_a_phone_the_role_and_the_filters_share_a_line(browser: Any, page: Pa
         assert bar.bounding_box()["height"] < 90
         facts, tools = (visit.page.locator(name).bounding_box() for name in (".facts", ".tools"))
         assert facts["x"] + facts["width"] > tools["x"] + tools["width"] / 2  # below them, and as wide as the window
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["1280", "390"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_no_stack_is_wider_than_the_window(browser: Any, page: Path, seen: Any, size: Sight, theme: str) -> None:
+    layers = len(seen.of(ENCODER).visible)
+    with visiting(browser, page, "view=model&at=0", size, theme) as visit:
+        for at in (0, layers, 2 * layers):
+            for view in ("model", "metrics", "head", "matrix", "text", "token"):
+                visit.go(view=view, at=at, head=1)
+                visit.settled(view=view, at=at)
+                visit.view(view).locator(":is(canvas, .piece, table):visible").first.wait_for(state="visible")
+                assert visit.page.evaluate("document.scrollingElement.scrollWidth - innerWidth") <= 0, (view, at)
