@@ -236,30 +236,31 @@ def _products(x_BTHV: Tensor, gradient_BTHV: Tensor | None) -> Tensor:
 @torch.no_grad()
 def _by_token(call: AttentionCall, gradients: Sequence[Tensor | None]) -> Tensor:
     """(N, H, K) float64: what each head gives to each number by each key, A (v . gradient), summed over its rows."""
-    spec, tokens = call.spec, _output(call).shape[1]
+    spec = call.spec
     if spec is None:
         raise ModelError("the values of this model's heads are not seen", "leave out {by=tokens}")
-    reached = {number: _reached(one[0]) for number, one in enumerate(gradients) if one is not None}
-    shape, device = (len(gradients), spec.heads, spec.v_BGKV.shape[2]), spec.device
-    found_NHK = torch.zeros(shape, dtype=widest(device), device=device)
-    for start in range(0, tokens, ROWS):
-        here = {number: [row for row in of if start <= row < start + ROWS] for number, (of, _) in reached.items()}
-        rows = [row for of in here.values() for row in of]
-        if not rows:
+    found_NHK = exact(torch.zeros(len(gradients), spec.heads, spec.v_BGKV.shape[2], device=spec.device))
+    gradient_of = {number: one[0] for number, one in enumerate(gradients) if one is not None}
+    rows_of = {number: _reached(one_THV) for number, one_THV in gradient_of.items()}
+    for start in range(0, _output(call).shape[1], ROWS):
+        here = {number: [row for row in rows if start <= row < start + ROWS] for number, rows in rows_of.items()}
+        reached = [row for rows in here.values() for row in rows]
+        if not reached:
             continue
-        first, stop = min(rows), max(rows) + 1
+        first, stop = min(reached), max(reached) + 1
         weights_HQK, shares_BHQ1 = spec.weights(first, stop)[0], spec.output_shares(first, stop)
         weights_HQK = weights_HQK if shares_BHQ1 is None else weights_HQK * shares_BHQ1[0]
-        for number, of in here.items():
-            if of:
-                own_HrK = weights_HQK[:, [row - first for row in of]]
-                found_NHK[number] += (own_HrK * _read(spec, reached[number][1][of])).sum(1)
+        for number, rows in here.items():
+            if rows:
+                read_HrK = _read(spec, gradient_of[number][rows])
+                found_NHK[number] += (weights_HQK[:, [row - first for row in rows]] * read_HrK).sum(1)
     return found_NHK
 
 
-def _reached(gradient_RHV: Tensor) -> tuple[list[int], Tensor]:
-    """The rows that have a gradient, and the gradient."""
-    return torch.nonzero(gradient_RHV.flatten(1).any(1))[:, 0].tolist(), gradient_RHV
+def _reached(gradient_THV: Tensor) -> list[int]:
+    """The rows that have a gradient."""
+    found: list[int] = torch.nonzero(gradient_THV.flatten(1).any(1))[:, 0].tolist()
+    return found
 
 
 def _read(spec: AttentionSpec, gradient_RHV: Tensor) -> Tensor:
