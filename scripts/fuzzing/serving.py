@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from attnscope.purposes import PURPOSES
+from attnscope.purposes.named import PURPOSES
 from attnscope.serve import wire
 from fuzzing.made import shallow
 from fuzzing.trying import Try, kind
