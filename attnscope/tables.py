@@ -69,6 +69,12 @@ def numbers(array: np.ndarray, mask: np.ndarray | None = None) -> pa.Array:
     return pa.Array.from_buffers(pa.from_numpy_dtype(array.dtype), len(array), [_present(mask), data])
 
 
+def integers(values: Sequence[int | None], dtype: type[np.signedinteger[Any]] = np.int64) -> pa.Array:
+    """Whole numbers as an Arrow array; None is null."""
+    mask = np.array([value is None for value in values], bool)
+    return numbers(np.array([0 if value is None else value for value in values], dtype), mask)
+
+
 def flags(values: Sequence[bool | None]) -> pa.BooleanArray:
     """Truths as an Arrow array; None is null."""
     said = pa.py_buffer(np.packbits(np.array(values, bool), bitorder="little"))
@@ -131,6 +137,10 @@ def _arrow(values: Any) -> pa.Array:
         return numbers(values)
     if isinstance(values, list) and any(values) and all(value is None or type(value) is str for value in values):
         return words(values)
+    if isinstance(values, list) and set(map(type, values)) == {int}:
+        return integers(values)
+    if isinstance(values, list) and set(map(type, values)) == {bool}:
+        return flags(values)
     return pa.array(values, from_pandas=True)
 
 

@@ -11,7 +11,6 @@ from attnscope.cells import model_name
 from attnscope.explain.jsonl import json_lines
 from attnscope.explain.records import divisor
 from attnscope.figures import Style
-from attnscope.figures.explain import save_scaling_effect, scaling_effect
 from attnscope.files import write_whole
 from attnscope.shown import visible
 from attnscope.tables import as_table, words
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 
 def draw_scaling(explanation: Explanation, place: Path, style: Style = Style()) -> Path:
     """The four panels of what scaling does; the path ends as the style has its kind of file."""
+    from attnscope.figures.explain import save_scaling_effect, scaling_effect
+
     effect = scaling_effect(explanation.raw_QK, explanation.visible_QK, explanation.scale)
     extra = sorted({"soft-cap", "position bias"} & {step.name for step in explanation.steps})
     note = f"Without this model's {' and '.join(extra)}, to show the scaling alone." if extra else ""

@@ -13,13 +13,13 @@ import pyarrow as pa
 from attnscope.calls.records import Record, picture_of
 from attnscope.calls.why_options import MEAN, ROWS
 from attnscope.cells import head_name, number, signed
-from attnscope.figures import About, SetCost, Style, save_sets
+from attnscope.figures import About, Style
 from attnscope.files import save_json
 from attnscope.folder.claim import check, document
 from attnscope.stacks import is_cross, prefix
 from attnscope.study.statistics import rank_correlation
 from attnscope.study.why.records import Component, LogitParts
-from attnscope.tables import as_table, numbers, save, words
+from attnscope.tables import as_table, integers, numbers, save, words
 from attnscope.text.labels import visible_blanks
 
 if TYPE_CHECKING:
@@ -115,9 +115,9 @@ class Why(Record):
         columns: dict[str, Any] = {
             "side": words([parts.side] * len(order)).dictionary_encode(),
             "component": words([one.name for one in components]),
-            **{name: pa.array([getattr(one, name) for one in components], pa.int32()) for name in ("layer", "head")},
+            **{name: integers([getattr(one, name) for one in components], np.int32) for name in ("layer", "head")},
             "other": words([None if one is None else one.name for one in others]),
-            "position": pa.array([one.position for one in components], pa.int32()),
+            "position": integers([one.position for one in components], np.int32),
             "token": words([self._token_read(one) for one in components]),
         }
         values = {
@@ -177,6 +177,8 @@ class Why(Record):
         return f"Why {self.head} looks at {self.token(self.parts.asked.key)}"
 
     def _draw(self, folder: Path, style: Style) -> Path:
+        from attnscope.figures import SetCost, save_sets
+
         parts, shown = self.parts, self.order[:BARS]
         style = style.of(About(line=self.asked_line, command=style.about.command))
         note = f"{len(shown)} of {len(self.order)}; all together {signed(parts.contrast_N.sum())}"

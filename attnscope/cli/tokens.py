@@ -48,14 +48,16 @@ def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) ->
 
     read = read_tokens(asked, read_text(asked, noise), noise)
 
+    from attnscope.tables import integers
     from attnscope.text.tokens import choose, chosen_lines
 
     prompt = read.prompt
     chosen = choose(prompt, asks["query"], asks["key"], asks["define"])
     output.talk(header(read), noise.quiet)
     say(chosen_lines(prompt, prompt, chosen), noise.quiet)
-    named = {at for found in (chosen.query, chosen.key) if found for at in found.positions}
-    table = token_table(prompt).take(sorted(named or range(len(prompt))))
+    named = sorted({at for found in (chosen.query, chosen.key) if found for at in found.positions})
+    table = token_table(prompt)
+    table = table.take(integers(named)) if named else table
     output.emit(table, format, lambda: relations_sheet(table, None))
     return 0
 
@@ -88,9 +90,7 @@ def header(read: Tokenised) -> str:
 
 def token_table(prompt: Prompt) -> pa.Table:
     """A row per token: characters from start to stop, null where it has none; words and sentences counted from 0."""
-    import pyarrow as pa
-
-    from attnscope.tables import as_table, words
+    from attnscope.tables import as_table, integers, words
 
     written = [(start, stop) if start < stop else (None, None) for start, stop in prompt.characters]
     columns: dict[str, Any] = {
@@ -98,8 +98,8 @@ def token_table(prompt: Prompt) -> pa.Table:
         "token": list(prompt.tokens),
         "id": list(prompt.ids),
         "special": list(prompt.special),
-        "start": pa.array([start for start, _ in written], pa.int64()),
-        "stop": pa.array([stop for _, stop in written], pa.int64()),
+        "start": integers([start for start, _ in written]),
+        "stop": integers([stop for _, stop in written]),
         "word": _numbers(prompt.words),
         "sentence": _numbers(prompt.sentences),
         "turn": words(_turns(prompt)),

@@ -4,19 +4,5 @@
     purpose.answer(loaded, ask)            # in this process
     answered(options, ask, SILENT, purpose=purpose)   # of `attnscope serve`, without torch
 
-A newcomer adds a file, and a line here.
+A newcomer adds a file, and a line in `named.py`.
 """
-
-from attnscope.purposes.cut import CutEdges
-from attnscope.purposes.explain import ExplainHead
-from attnscope.purposes.observe import Observe
-from attnscope.purposes.page import ShowPage
-from attnscope.purposes.purpose import Purpose
-from attnscope.purposes.take_apart import TakeApart
-from attnscope.purposes.tokenise import Tokenise
-
-__all__ = ["PURPOSES", "CutEdges", "ExplainHead", "Observe", "Purpose", "ShowPage", "TakeApart", "Tokenise"]
-
-PURPOSES: dict[str, type[Purpose]] = {
-    one.name: one for one in (Observe, Tokenise, ShowPage, ExplainHead, TakeApart, CutEdges)
-}

@@ -23,7 +23,7 @@ from attnscope.model.options import DEMO
 from attnscope.purposes.observe import Observe
 from attnscope.purposes.purpose import Purpose
 from attnscope.serve import identity, place
-from attnscope.serve.records import packed, unpacked
+from attnscope.serve.records import packed, type_of, unpacked
 from attnscope.serve.status import Status
 from attnscope.serve.wire import Frame, UnansweredError, WireError, receive, send
 from attnscope.telling import Prepared, Teller
@@ -58,6 +58,7 @@ def answered(
     with connected() as link:
         try:
             send(link, question, blobs)
+            type_of(purpose.record)  # imported while the server works
             return _Answer(link, tell, check, tensor, purpose.record).last()
         except (OSError, WireError) as error:
             raise UnansweredError(f"the server ended amid the answer ({error})") from error

@@ -50,7 +50,8 @@ UNSENT = {"CaptureReport": ("output", "logits"), "CallCheck": ("owed",)}  # fiel
 
 
 @cache
-def _type(name: str) -> Any:
+def type_of(name: str) -> Any:
+    """The type of a record by its name, which is imported."""
     return getattr(import_module(HOMES[name]), name)
 
 
@@ -88,8 +89,8 @@ class _Packing:
             return self.said(value.item())
         name = type(value).__name__
         if name == "Atlas":  # whose names are all that is asked of it
-            return self.said(_type("HeadNames")(value.roles, value.by_role()))
-        if name in HOMES and type(value) is _type(name):
+            return self.said(type_of("HeadNames")(value.roles, value.by_role()))
+        if name in HOMES and type(value) is type_of(name):
             return self.once(value, lambda: {TAG: name, "fields": self._fields(name, value)})
         if isinstance(value, np.ndarray):
             return self._array("array", value)
@@ -134,7 +135,7 @@ class _Unpacking:
             return said
         tag = said[TAG]
         if tag in HOMES:
-            return self._known(_type(tag)(**{str(name): self.value(one) for name, one in said["fields"].items()}))
+            return self._known(type_of(tag)(**{str(name): self.value(one) for name, one in said["fields"].items()}))
         if tag == "again":
             return self.known[said["of"]]
         if tag in ("array", "tensor"):

@@ -27,7 +27,8 @@ from attnscope.model.libraries import silence_libraries
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import chosen_device, load, load_config
 from attnscope.model.options import LoadOptions
-from attnscope.purposes import PURPOSES, Purpose
+from attnscope.purposes.named import PURPOSES
+from attnscope.purposes.purpose import Purpose
 from attnscope.serve.reader import Reader
 from attnscope.serve.records import packed, unpacked
 from attnscope.serve.wire import Frame, UnansweredError, WireError, receive, send

@@ -15,7 +15,7 @@ from typing import Any
 from attnscope.errors import AttnscopeError
 from attnscope.live.question import LiveQuestion
 from attnscope.model.options import LoadOptions
-from attnscope.purposes import PURPOSES
+from attnscope.purposes.named import PURPOSES
 from attnscope.serve import wire
 from attnscope.typed import typed
 from fuzzing.made import shallow

@@ -142,9 +142,9 @@ def test_any_damage_is_refused_or_harmless(seen):
 
 
 def test_every_record_is_where_the_list_says_and_needs_no_torch():
-    from attnscope.serve.records import _type
+    from attnscope.serve.records import type_of
 
-    assert all(_type(name).__name__ == name for name in HOMES)
+    assert all(type_of(name).__name__ == name for name in HOMES)
 
 
 def test_an_engine_that_free_memory_chose_is_for_a_process_of_its_own(demo, monkeypatch):

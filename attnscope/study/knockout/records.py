@@ -18,7 +18,7 @@ from attnscope.files import save_json
 from attnscope.intervene.sets import Cut
 from attnscope.study.knockout.asked import CutPlan
 from attnscope.study.statistics import effect_columns, largest_of
-from attnscope.tables import TableRecord, as_table, numbers, save, words
+from attnscope.tables import TableRecord, as_table, integers, numbers, save, words
 from attnscope.text.labels import visible_blanks
 
 if TYPE_CHECKING:
@@ -183,8 +183,8 @@ class Knocked(TableRecord):
         found = self.statistics
         columns: dict[str, Any] = {
             "set": words([one.cut.name for one in self.asked]),
-            "layer": pa.array([one.layer for one in self.asked], pa.int32()),
-            "head": pa.array([one.head for one in self.asked], pa.int32()),
+            "layer": integers([one.layer for one in self.asked], np.int32),
+            "head": integers([one.head for one in self.asked], np.int32),
             "stack": words([self.facts["stack"]] * len(self.asked)).dictionary_encode(),
             "queries": words([self._places([one.queries for one in self.cases])] * len(self.asked)),
             "keys": words([self._places(one.cut.keys) for one in self.asked]),
