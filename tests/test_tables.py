@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from attnscope import tables
 from attnscope.cli.batch_options import Dataset
 from attnscope.cli.groups import parameters
 from attnscope.cli.options import Format
@@ -207,3 +208,27 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_json_has_a_word_for_every_number(tmp_path: Path) -> None:
     save_json({"a": [float("nan"), float("inf"), 0.1], 1: "é"}, tmp_path / "a.json")
     assert (tmp_path / "a.json").read_text() == ('{\n  "a": [\n    null,\n    "inf",\n    0.1\n  ],\n  "1": "é"\n}\n')
+
+
+@pytest.mark.parametrize("few", [0, 100])
+def test_texts_are_coded_and_written_out_as_arrow_does_it(few, monkeypatch):
+    monkeypatch.setattr(tables, "FEW", few)
+    texts, index = ["a", "b", "a", "c"], np.array([3, 0, 2, 1])
+    mask = np.array([False, True, False, False])
+    expected = pa.array(texts).dictionary_encode().take(pa.array(index, mask=mask))
+    found = tables.texts_at(texts, index, mask)
+    assert found.equals(expected)
+    with_none = pa.array(["b", None, "a", "b"])
+    assert tables.coded(with_none).equals(with_none.dictionary_encode())
+    table = pa.table({"token": found, "sharp": pa.array([True, None, False, True]), "n": pa.array([1, 2, 3, 4])})
+    assert tables.as_text(table).to_pydict() == {
+        "token": ["c", None, "a", "b"],
+        "sharp": ["True", None, "False", "True"],
+        "n": [1, 2, 3, 4],
+    }
+
+
+def test_whole_numbers_and_truths_become_what_arrow_makes_of_them():
+    found = tables.as_table({"n": [1, -(2**60)], "sharp": [True, False], "odd": [1, None], "x": [1, 2.5]})
+    assert found.equals(pa.table({"n": [1, -(2**60)], "sharp": [True, False], "odd": [1, None], "x": [1, 2.5]}))
+    assert tables.integers([1, None], np.int32).equals(pa.array([1, None], pa.int32()))

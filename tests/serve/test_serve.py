@@ -436,6 +436,16 @@ def test_a_page_of_cuts_is_the_same(server, tmp_path):
     assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
 
 
+def test_heads_that_a_server_answers_take_few_imports(server):
+    code = (
+        "import sys, attnscope.cli as cli; code = cli.run(sys.argv[1:]); "
+        "print(code, {'pydantic', 'pyarrow.compute', 'rich'} & sys.modules.keys(), file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, "heads", SENTENCE, "--query", "last"]
+    found = subprocess.run(command, env=os.environ | server.environment, capture_output=True, text=True)
+    assert found.stderr.splitlines()[-1] == "0 set()"
+
+
 def test_lines_are_run_in_order_with_one_model(tmp_path, monkeypatch):
     from attnscope.model import loading
 
