@@ -174,7 +174,7 @@ def load_model(asked: Checkpoint, writing: Writing) -> LoadedModel:
         return (load if KEPT is None else KEPT.load)(asked.load_options())
 
 
-def prepared(asked: ModelText, writing: Writing, text: Text, selected: Selected) -> Run:
+def prepared(asked: ModelText, writing: Writing, text: Text, selected: Selected | None = None) -> Run:
     """A text for the model's own eager attention, its header told."""
     loaded = load_model(asked, writing)
 
@@ -182,7 +182,7 @@ def prepared(asked: ModelText, writing: Writing, text: Text, selected: Selected)
     from attnscope.run import prepare
     from attnscope.told import run_lines, target_lines
 
-    run = prepare(loaded, replace(asked.ask(text, selected, Request()), engine="eager"))
+    run = prepare(loaded, replace(asked.ask(text, selected or Selected(), Request()), engine="eager"))
     say((*run_lines(run), *target_lines(run)), writing.quiet)
     return run
 
