@@ -20,7 +20,7 @@ from attnscope.typed import typed
 from helpers.command_line import SENTENCE, call
 from helpers.folders import with_tokenizer
 from helpers.picture_models import picture, saved
-from helpers.serving import until
+from helpers.serving import serving, until
 from helpers.stack_families import tiny
 
 pytest.importorskip("starlette", reason="pip install 'attnscope[serve]'")
@@ -71,9 +71,10 @@ class Asking:
 
 
 @pytest.fixture(scope="module")
-def live():
+def live(tmp_path_factory):
+    """A page whose commands ask a server."""
     page = app.LivePage(lambda: [LoadOptions()])
-    with page as address:
+    with serving(tmp_path_factory.mktemp("live")) as server, server.found(), page as address:
         yield Asking(page, address)
 
 
