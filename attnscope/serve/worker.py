@@ -18,6 +18,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from torch import nn
+
 from attnscope.apart import call_elsewhere
 from attnscope.ask import Ask
 from attnscope.errors import AttnscopeError, InputError, MemoryLimitError
@@ -169,7 +171,24 @@ def answer_question(link: Link, held: dict[str, LoadedModel], frame: Frame) -> t
     if prompt is not None:
         ask = replace(ask, text=prompt)
         check_ids(loaded, prompt.ids)
-    return "answer", *packed(purpose.answer(loaded, ask, link, link.prepared))
+    with checked(loaded.model, link.check):
+        return "answer", *packed(purpose.answer(loaded, ask, link, link.prepared))
+
+
+@contextmanager
+def checked(model: nn.Module, check: Callable[[], object]) -> Iterator[None]:
+    """While open, something is called before every layer of a model: what it raises ends the pass."""
+
+    def before(layer: nn.Module, args: object) -> None:
+        check()
+
+    stacks = [one for one in model.modules() if isinstance(one, nn.ModuleList)]
+    handles = [layer.register_forward_pre_hook(before) for stack in stacks for layer in stack]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def check_ids(loaded: LoadedModel, ids: tuple[int, ...]) -> None:

@@ -14,8 +14,12 @@ import pytest
 import torch
 
 import attnscope
+from attnscope.ask import Ask
+from attnscope.keep.request import Request
 from attnscope.model.sources import DEMO_FOLDER
+from attnscope.purposes.named import PURPOSES
 from attnscope.serve import place, wire
+from attnscope.serve.worker import CancelledError, checked
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call
 from helpers.serving import serving, until
 
@@ -532,6 +536,28 @@ def test_a_template_that_hangs_ends_its_question_alone(tmp_path):
         found = asked_server(server, "heads", "hang", "--chat", "--model", str(folder), **asked)
         assert "took more than 1 seconds for one text" in found.err
         asked_server(server, "heads", SENTENCE, "--model", str(folder), **asked).ok()
+
+
+HEADS = {"explain": "L2H3", "why": "L3H0"}  # of purposes that are about one
+
+
+@pytest.mark.parametrize("name", sorted({*PURPOSES} - {"tokens"}))
+def test_a_question_that_was_cancelled_ends_at_the_next_layer_and_leaves_nothing(name):
+    purpose = PURPOSES[name](*([HEADS[name]] if name in HEADS else []))
+    loaded, ask = attnscope.load("demo"), Ask(RIVER, Request(query="last", key="river"), engine="eager")
+    layers, ids = [], torch.tensor([[1, 2, 3]])
+
+    def check():
+        layers.append(None)
+        if len(layers) == 3:
+            raise CancelledError
+
+    before = loaded.model(ids).logits
+    with pytest.raises(CancelledError), checked(loaded.model, check):
+        purpose.answer(loaded, ask)
+    assert len(layers) == 3
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in loaded.model.modules())
+    assert torch.equal(loaded.model(ids).logits, before)
 
 
 READER = f"""
