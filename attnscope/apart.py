@@ -181,7 +181,7 @@ def forked(serve: Callable[[Connection], object]) -> tuple[Connection, int]:
 
 
 def _serve(pipe: Connection, function: Callable[..., Any], seconds: int) -> None:
-    """In the fork: answer until nobody asks."""
+    """In the fork: answer until the pipe is closed."""
     _bound_memory()
     while True:
         arguments = pipe.recv()

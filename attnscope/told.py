@@ -7,7 +7,7 @@ Who listens is a `Teller`: the terminal's, or the one at the other end of a sock
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from attnscope.observe.choice import NO_ROOM
@@ -33,12 +33,17 @@ def observed(
     """
     run = prepare_told(loaded, ask, tell)
     check(known(run))
-    for line in lines_of(run):
+    return passed(run, lines_of(run), ask.verify, tell)
+
+
+def passed(run: Run, lines: Iterable[str], verify: bool, tell: Teller) -> Observation:
+    """A run's forward pass, after the lines about it; verify: every layer is held against the oracle first."""
+    for line in lines:
         tell.say(line)
-    if ask.verify:
+    if verify:
         with tell.stage("oracle"):
             run = run.verified()
-    layers = sum(map(len, loaded.geometry.stacks.values()))
+    layers = sum(map(len, run.loaded.geometry.stacks.values()))
     tokens = len(run.prompt) + len(run.source or ())
     with tell.stage(f"forward pass over {tokens:,} tokens", layers, "layers") as advance:
         return run.observe(advance)

@@ -175,7 +175,7 @@ def load_model(asked: Checkpoint, writing: Writing) -> LoadedModel:
 
 
 def prepared(asked: ModelText, writing: Writing, text: Text, selected: Selected | None = None) -> Run:
-    """A text for the model's own eager attention, its header told."""
+    """A text for the model's own eager attention; its header is printed."""
     loaded = load_model(asked, writing)
 
     from attnscope.keep.request import Request

@@ -74,7 +74,7 @@ class DrawingProcess:
         """
         asked = self.connections[: len(works)]
         for connection, work in zip(asked, works, strict=True):
-            with suppress(OSError):  # it ended: told where its answer is read
+            with suppress(OSError):  # it ended: reading its answer says so
                 connection.send(work)
         return self._answers(list(asked))
 
@@ -132,7 +132,7 @@ def _serve_one(connection: Connection, others: Connection) -> None:
     begin_worker()
     others.close()
     log.handlers, log.propagate = [_Sent(connection)], False
-    with suppress(EOFError, OSError):  # nothing to draw after all, or nobody who would hear of it
+    with suppress(EOFError, OSError):  # nothing to draw after all, or the parent has ended
         work = connection.recv()
         with busy:
             connection.send(_done(work, connection))

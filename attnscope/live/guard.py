@@ -1,7 +1,7 @@
 """Who may ask the live page: a browser of this machine, from the page itself, that has the token.
 
-Every user of the machine can reach a port of it. What keeps them out is the token: it stands in the address that is
-printed, behind `#`, which a browser sends to no one, and in a header of every question.
+Every user of the machine can connect to a port of it, so a question needs a token. The token is in the printed address,
+after the `#`, which a browser sends to no server, and then in a header of every question.
 """
 
 from __future__ import annotations

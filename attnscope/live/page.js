@@ -18,7 +18,7 @@
   const element = (selector) => /** @type {T} */ (document.querySelector(selector));
   /** @type {HTMLFormElement} */
   const form = element("#question");
-  const [told, list, shown, stop] = [element("#told"), element("#earlier"), element("#shown"), element("#stop")];
+  const [status, list, shown, stop] = [element("#status"), element("#earlier"), element("#shown"), element("#stop")];
   /** @type {Entry[]} */
   let entries = [];
   /** @type {Entry|null} */
@@ -34,8 +34,8 @@
 
   /** @param {string} text @param {boolean} [failed] */
   function tell(text, failed = false) {
-    told.textContent = text;
-    told.classList.toggle("failed", failed);
+    status.textContent = text;
+    status.classList.toggle("failed", failed);
   }
 
   /** @param {string} path @param {RequestInit} [how] */

@@ -126,21 +126,15 @@ def beside(ask: Ask) -> Ask:
 
 def observed(run: Run, plan: Plan, verify: bool, tell: Teller) -> Observation:
     """One side's forward pass, which keeps what the page has room for."""
-    from attnscope.told import answer_lines, asked_lines, run_lines
+    from attnscope.told import answer_lines, asked_lines, passed, run_lines
 
     run = without_tower(run, plan, tell)
-    layers, kept = kept_layers(run), kept_of(run, plan)
+    kept = kept_of(run, plan)
     if several(run):  # stacks of different texts share no bins, and no steps
         kept |= {"operands": False, "maps": None, "weights": kept["weights"] is True}
     run = run.asking(replace(run.request, **kept))
-    for line in (*run_lines(run), *answer_lines(run), *asked_lines(run)):
-        tell.say(line)
     whole = replace(run, chosen=Chosen())  # the page holds all tokens: those that were named say where it opens
-    if verify:
-        with tell.stage("oracle"):
-            whole = whole.verified()
-    with tell.stage(f"forward pass over {len(run.prompt):,} tokens", len(layers), "layers") as advance:
-        return whole.observe(advance)
+    return passed(whole, (*run_lines(run), *answer_lines(run), *asked_lines(run)), verify, tell)
 
 
 def named_tokens(run: Run) -> Chosen:
@@ -169,8 +163,8 @@ def kept_layers(run: Run) -> list[LayerGeometry]:
 
 def kept_of(run: Run, plan: Plan) -> dict[str, Any]:
     """What to keep of a pass, over all texts of the page, as fields of `Request`."""
-    beside = run.source or next(iter(run.prompt.medium.tower[-1:]), ())
-    return plan.request(kept_layers(run), len(run.prompt) + len(beside) * several(run))
+    other = run.source or next(iter(run.prompt.medium.tower[-1:]), ())
+    return plan.request(kept_layers(run), len(run.prompt) + len(other) * several(run))
 
 
 def without_tower(run: Run, plan: Plan, tell: Teller) -> Run:

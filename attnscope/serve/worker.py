@@ -171,12 +171,12 @@ def answer_question(link: Link, held: dict[str, LoadedModel], frame: Frame) -> t
     if prompt is not None:
         ask = replace(ask, text=prompt)
         check_ids(loaded, prompt.ids)
-    with checked(loaded.model, link.check):
+    with cancellable(loaded.model, link.check):
         return "answer", *packed(purpose.answer(loaded, ask, link, link.prepared))
 
 
 @contextmanager
-def checked(model: nn.Module, check: Callable[[], object]) -> Iterator[None]:
+def cancellable(model: nn.Module, check: Callable[[], object]) -> Iterator[None]:
     """While open, something is called before every layer of a model: what it raises ends the pass."""
 
     def before(layer: nn.Module, args: object) -> None:

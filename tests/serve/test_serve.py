@@ -19,7 +19,7 @@ from attnscope.keep.request import Request
 from attnscope.model.sources import DEMO_FOLDER
 from attnscope.purposes.named import PURPOSES
 from attnscope.serve import place, wire
-from attnscope.serve.worker import CancelledError, checked
+from attnscope.serve.worker import CancelledError, cancellable
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call
 from helpers.serving import serving, until
 
@@ -553,7 +553,7 @@ def test_a_question_that_was_cancelled_ends_at_the_next_layer_and_leaves_nothing
             raise CancelledError
 
     before = loaded.model(ids).logits
-    with pytest.raises(CancelledError), checked(loaded.model, check):
+    with pytest.raises(CancelledError), cancellable(loaded.model, check):
         purpose.answer(loaded, ask)
     assert len(layers) == 3
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in loaded.model.modules())
@@ -591,4 +591,5 @@ assert refused(partial(_read, tokenizer), (text, False, None, None))
 
 def test_a_reader_reads_with_a_tokenizer_that_it_loads_itself():
     """In a process that has used no torch: a fork of another may hang."""
-    subprocess.run([sys.executable, "-c", READER], check=True, timeout=HANGS)
+    done = subprocess.run([sys.executable, "-c", READER], capture_output=True, text=True, timeout=HANGS)
+    assert done.returncode == 0, done.stderr

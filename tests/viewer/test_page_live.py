@@ -58,7 +58,7 @@ class Live:
 
     @property
     def told(self):
-        return self.page.inner_text("#told")
+        return self.page.inner_text("#status")
 
     def save(self, place, row=0):
         with self.page.expect_download() as waiting:
@@ -164,7 +164,7 @@ def test_what_is_typed_wrong_gets_one_line(browser, address):
         live.page.fill("[name=query]", "elephant")
         live.page.fill("textarea", TEXT)
         live.page.get_by_role("button", name="Look").click()
-        live.page.locator("#told.failed").wait_for()
+        live.page.locator("#status.failed").wait_for()
         assert "elephant" in live.told
         assert "Traceback" not in live.told
         assert live.page.locator("#earlier li").count() == 0
