@@ -13,16 +13,18 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import UsageError
-from attnscope.keep.layers import LayerKey
-from attnscope.keep.probe import Layer
+from attnscope.keep.values import Projections, ValueNorms
 from attnscope.keep.view import View
-from attnscope.measure.texts import Texts
 from attnscope.model.loading import wrap
 from attnscope.observe import Request
-from attnscope.seam.projection import gram_root
+from attnscope.seam.call import AttentionCall, CallPlace
+from attnscope.seam.engines import ENGINES
+from attnscope.seam.listen import listen
+from attnscope.seam.projection import Given
 from attnscope.tables import rows
 from helpers.dispatched import largest_tensor
 from helpers.families import tiny_model
+from helpers.parity_models import roused_model
 
 IDS, VALUE = [6, 9, 7, 6, 9, 30, 41, 7, 6, 9, 12], View(weights="value")
 GROUPS = {"llama": 2, "gemma2": 2, "olmo2": 2, "gpt2": 4}  # kv heads of 4 heads
@@ -116,27 +118,116 @@ def test_a_wrong_kv_head_is_noticed(demo) -> None:
     assert (found.weights[0] - expected[0]).abs().max() > 1e-2
 
 
+def of_query_half(module: nn.Module, hidden_QE: torch.Tensor, z_QHV: torch.Tensor) -> torch.Tensor:
+    return module.q_proj(hidden_QE).unflatten(-1, (4, -1)).chunk(2, -1)[1].sigmoid()
+
+
+def projected(module: nn.Module, hidden_QE: torch.Tensor, z_QHV: torch.Tensor) -> torch.Tensor:
+    bias_H = getattr(module, "gate_bias", torch.zeros(4))
+    return (module.gate_proj(hidden_QE).view(z_QHV.shape) + bias_H[:, None]).sigmoid()
+
+
+def of_heads(module: nn.Module, hidden_QE: torch.Tensor, z_QHV: torch.Tensor) -> torch.Tensor:
+    return nn.functional.softplus(module.g_proj(hidden_QE))[..., None]
+
+
+def of_norm(module: nn.Module, hidden_QE: torch.Tensor, z_QHV: torch.Tensor) -> torch.Tensor:
+    return rms_scale(module.attn_sub_norm, z_QHV.flatten(-2)) * module.attn_sub_norm.weight.view(z_QHV.shape[1:])
+
+
+def rms_scale(norm: nn.Module, x_QE: torch.Tensor) -> torch.Tensor:
+    return (x_QE.double().square().mean(-1)[:, None, None] + norm.variance_epsilon).rsqrt()
+
+
+GATES = {  # by the layer's own weights, not by what its projection is given
+    "qwen3_next": of_query_half,
+    "qwen3_5_text": of_query_half,
+    "bitnet": of_norm,
+    "afmoe": projected,
+    "beam": projected,
+    "laguna": of_heads,
+}
+NORMED = {"afmoe", "beam"}  # what the projection gives
+SHARED = {"granite_swa"}  # sinks take a share of what the weights give
+BESIDE = {"bert"}  # the projection stands beside the module that attends
+
+
+def by_hand(model: nn.Module, family: str) -> dict[int, torch.Tensor]:
+    """Per layer (H, Q, K): the norm of each alpha (g v) W_O, every vector as wide as the model."""
+    modules = dict(model.named_modules())
+    given: dict[str, torch.Tensor] = {}
+
+    def keep(name: str):
+        def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            given[name] = (args[0] if args else kwargs["hidden_states"])[0]
+
+        return before
+
+    parts = [name for name in modules if name.endswith(("self_attn", "post_attention_layernorm"))]
+    handles = [modules[name].register_forward_pre_hook(keep(name), with_kwargs=True) for name in parts]
+    calls: list[AttentionCall] = []
+    listen(model, torch.tensor([IDS]), calls.append, engine=ENGINES["eager"])
+    for handle in handles:
+        handle.remove()
+    found = {}
+    for call in calls:
+        spec, alpha_HQK, z_QHV = call.spec, call.weights_BHQK[0].double(), call.output_BQHV[0]
+        gate_QHV = torch.ones(z_QHV.shape)
+        if family in GATES:
+            gate_QHV = GATES[family](call.module, given[call.path], z_QHV).expand(z_QHV.shape)
+        if family in SHARED:
+            logsumexp_HQ = spec.logits(0, len(IDS))[0].logsumexp(-1)
+            alpha_HQK = alpha_HQK * (logsumexp_HQ - call.module.sinks[:, None]).sigmoid()[..., None]
+        out = modules[call.path.replace(".self", ".output.dense")] if family in BESIDE else call.module.o_proj
+        v_HKV = spec.v_BGKV[0].repeat_interleave(spec.heads // spec.kv_heads, 0).double()
+        W_O_HVE = out.weight.T.unflatten(0, (spec.heads, -1)).double()
+        written_HQKE = torch.einsum("hqk,qhv,hkv,hve->hqke", alpha_HQK, gate_QHV.double(), v_HKV, W_O_HVE)
+        if family in NORMED:
+            behind = call.path.replace("self_attn", "post_attention_layernorm")
+            written_HQKE = written_HQKE * modules[behind].weight * rms_scale(modules[behind], given[behind])
+        found[call.layer] = written_HQKE.norm(dim=-1).float()
+    return found
+
+
+@pytest.mark.parametrize("engine", ["eager", "fused", "tiles"])
+@pytest.mark.parametrize("family", [*GATES, *SHARED, *BESIDE])
+@torch.no_grad()
+def test_norms_behind_gates_are_those_of_the_layers_own_weights(family: str, engine: str, demo) -> None:
+    """Each query has a gate of its own, so that no norm of a key serves all rows."""
+    model = roused_model(family)
+    expected = by_hand(model, family)
+    wanted = Request(view=VALUE, metrics=(), weights=True, relations=True, top_k=2)
+    seen = attnscope.capture(wrap(model, demo.tokenizer), IDS, engine=engine, request=wanted)
+    assert {layer.layer for layer in seen.weights} == expected.keys()
+    for layer, norms in expected.items():
+        torch.testing.assert_close(seen.weights[layer], norms, atol=1e-5, rtol=1e-5)
+    for layer, head, _, query, _, _, _, norm, _ in rows(seen.relations()):
+        assert norm <= expected[layer][head, query].max() + 1e-5
+
+
 def test_no_tensor_is_as_wide_as_the_model_for_every_key() -> None:
     heads, keys, width, model = 8, 300, 16, 2048
     q, v = torch.randn(1, heads, keys, width), torch.randn(1, 2, keys, width)
-    out = nn.Linear(heads * width, model, bias=False)
+    attention, out = nn.Identity(), nn.Linear(heads * width, model, bias=False)
     P = TiledAttention(AttentionSpec(q, v, v, 1.0, Visibility(keys, keys)))
-    root = gram_root(out, heads, v)
-    layer = Layer(LayerKey(0), P, 2, Texts(torch.zeros(1, keys), torch.tensor([keys])), gram_root=lambda: root)
+    call = AttentionCall(CallPlace(0, 0, "", attention), P, P.spec)
+    norms = ValueNorms(Projections({attention: out}, {}, Given({})), call)
+    norms(0, 1)  # W_O itself is read once
+    again = ValueNorms(Projections({attention: out}, {}, Given({})), call)
+    again._root_HVV = norms._root_HVV
     with torch.no_grad(), largest_tensor() as largest:
-        norms = layer.value_norm_BHK
+        found_BH1K = again(0, keys)
     assert largest[0] <= 4 * heads * keys * width
     W_O_HVE = out.weight.T.unflatten(0, (heads, width))
     expected = torch.stack([(v[0, head // 4] @ W_O_HVE[head]).norm(dim=-1) for head in range(heads)])
-    torch.testing.assert_close(norms[0], expected.detach(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found_BH1K[0, :, 0], expected.detach(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("family", "why"),
     [
         ("falcon", "does not show the values"),
-        ("bitnet", "has no output projection that is given the heads"),
-        ("granite_swa", "scales what its weights give"),
+        ("diffllama", "has no output projection that is given the heads"),
     ],
 )
 def test_families_without_a_plain_projection_are_refused_in_a_line(family: str, why: str, demo) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -35,18 +34,16 @@ OfMasks = WeakKeyDictionary[Visibility, T]  # weak: a model that makes a mask pe
 class Layer:
     """Where a probe stands: which layer, its operator, its kv heads, and the texts on its device.
 
-    gram_root: gives what makes the norms of v W_O of values v, (H, V, V), see `seam.projection`; where values weigh.
-    norm_scale: gives what a norm behind W_O multiplies each query's row by, (B, Q, 1), None without one.
-    written(start, stop): gives what a whole weight on a key adds to a logit, see `values.Directions`; where logits are
-    asked about. beside: further layers, whose heads follow its own, see `side_by_side`.
+    value_norms(start, stop): gives the norm of what a whole weight on a key writes, see `values.ValueNorms`; where
+    values weigh. written(start, stop): gives what it adds to a logit, see `values.Directions`; where logits are asked
+    about. beside: further layers, whose heads follow its own, see `side_by_side`.
     """
 
     key: LayerKey
     P: AttentionOperator
     kv_heads: int
     texts: Texts
-    gram_root: Callable[[], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
-    norm_scale: Callable[[], Tensor | None] | None = field(default=None, repr=False, compare=False, kw_only=True)
+    value_norms: Callable[[int, int], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
     written: Callable[[int, int], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
     beside: Sequence[LayerKey] = field(default=(), kw_only=True)
     _here: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
@@ -63,25 +60,6 @@ class Layer:
         if id(tensor) not in self._here:
             self._here[id(tensor)] = tensor, tensor.to(self.P.device)  # holding the first keeps its id its own
         return self._here[id(tensor)][1]
-
-    @cached_property
-    def value_norm_BHK(self) -> Tensor:
-        """|v_j W_O| of each head and key, fp32 (B, H, K): a tensor as wide as the values, never as the model."""
-        assert self.gram_root is not None
-        root_HVV = self.gram_root()  # where there is none it says why
-        assert self.P.spec is not None
-        v_BGKV = self.P.spec.v_BGKV.float()
-        root_GRVV = root_HVV.unflatten(0, (v_BGKV.shape[1], -1))
-        return (v_BGKV[:, :, None] @ root_GRVV).norm(dim=-1).flatten(1, 2)
-
-    @cached_property
-    def _norm_scale_BQ1(self) -> Tensor | None:
-        return None if self.norm_scale is None else self.norm_scale()
-
-    def value_norms(self, start: int, stop: int) -> Tensor:
-        """The norm of what a whole weight on a key writes in a block of queries, (B, H, stop - start or 1, K)."""
-        norm_BH1K, scale_BQ1 = self.value_norm_BHK[:, :, None], self._norm_scale_BQ1
-        return norm_BH1K if scale_BQ1 is None else norm_BH1K * scale_BQ1[:, None, start:stop].abs()
 
     def kv_head(self, head: int) -> int:
         """The kv head that a query head reads."""

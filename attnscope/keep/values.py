@@ -5,8 +5,9 @@ Shapes: B text, H head, G kv head, Q query, R query that is asked, K key, V widt
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.errors import UsageError
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.norms import Norm
-from attnscope.seam.projection import gram_root
+from attnscope.seam.projection import Given, gram_root
 
 
 @dataclass(frozen=True)
@@ -42,31 +43,92 @@ class Directions:
 
 @dataclass(frozen=True)
 class Projections:
-    """How heads' outputs are written: each attention module's output projection, and the norm behind it if any."""
+    """How heads' outputs are written: each attention module's output projection, and the norm behind it if any.
+
+    gates: tells what those projections are given before which something multiplies the heads' outputs.
+    """
 
     out: Mapping[nn.Module, nn.Module]
     behind: Mapping[nn.Module, Norm]
+    gates: Given
 
-    def root(self, call: AttentionCall) -> Tensor:
-        """What makes norms of a layer's values as they are written, but for the scale of a norm behind.
+    def when_known(self, call: AttentionCall, then: Callable[[ValueNorms], None]) -> None:
+        """Call `then` with the norms of a call's values: now, or with a gate once the projection is given its part."""
+        if call.module in self.gates.out:
+            self.gates.then(call.module, lambda given: then(ValueNorms(self, call, given)))
+        else:
+            then(ValueNorms(self, call))
 
-        Raises UsageError where they are not v W_O.
+
+class ValueNorms:
+    """The norms of what keys write, of one call: |v W_O|, or |(g v) W_O| behind a gate g of a query.
+
+    given: what the output projection was given, where that is the heads' outputs times a gate. The gate is read off
+    both, and frozen; it counts as closed where a head gives 0. A norm behind W_O is frozen with its scale in the row.
+    No tensor is as wide as the model for every key.
+    """
+
+    def __init__(self, of: Projections, call: AttentionCall, given: Tensor | None = None) -> None:
+        self._of, self._call, self._given = of, call, given
+
+    def __call__(self, start: int, stop: int) -> Tensor:
+        """The norm of what a whole weight on a key writes in some rows, fp32 (B, H, stop - start or 1, K).
+
+        Raises UsageError where the heads do not write their weights times v W_O.
         """
-        spec = shown_values(call)
-        if spec.sinks_scale_output:
-            raise _not_known("scales what its weights give before it is written")
-        if call.module not in self.out:
-            raise _not_known("has no output projection that is given the heads side by side, as they come")
-        return gram_root(self.out[call.module], spec.heads, spec.v_BGKV, self.behind.get(call.module))
+        norm_BHRK = self._plain_BH1K if self._given is None else self._gated(start, stop)
+        shares_BHR1, scale_BQ1 = self._spec.output_shares(start, stop), self._scale_BQ1
+        norm_BHRK = norm_BHRK if shares_BHR1 is None else norm_BHRK * shares_BHR1
+        return norm_BHRK if scale_BQ1 is None else norm_BHRK * scale_BQ1[:, None, start:stop].abs()
 
-    def scale(self, call: AttentionCall) -> Tensor | None:
-        """(B, Q, 1): what the norm behind multiplies each row by, with all that the heads write; None without one."""
-        norm = self.behind.get(call.module)
+    @cached_property
+    def _plain_BH1K(self) -> Tensor:
+        v_BGKV = self._spec.v_BGKV.float()
+        root_GRVV = self._root_HVV.unflatten(0, (v_BGKV.shape[1], -1))
+        return (v_BGKV[:, :, None] @ root_GRVV).norm(dim=-1).flatten(1, 2)[:, :, None]
+
+    def _gated(self, start: int, stop: int) -> Tensor:
+        """Column by column of the root: with a gate for each query there is another vector for each query and key."""
+        v_BGKV, gate_BHRV = self._spec.v_BGKV.float(), self._gate_BQHV[:, start:stop].transpose(1, 2)
+        square_BGRK = v_BGKV.new_zeros(())  # R: the rows of all heads that share a kv head
+        for column_HV in self._root_HVV.unbind(-1):
+            through_BHRV = gate_BHRV * column_HV[:, None]
+            through_BGRV = through_BHRV.unflatten(1, (v_BGKV.shape[1], -1)).flatten(2, 3)
+            square_BGRK = square_BGRK + (through_BGRV @ v_BGKV.mT).square()
+        return square_BGRK.sqrt().view(*gate_BHRV.shape[:3], -1)
+
+    @cached_property
+    def _spec(self) -> AttentionSpec:
+        return shown_values(self._call)
+
+    @cached_property
+    def _root_HVV(self) -> Tensor:
+        spec, out = self._spec, self._of.out.get(self._call.module)
+        if out is None:
+            raise _not_known("has no output projection that is given the heads side by side, as they come or gated")
+        return gram_root(out, spec.heads, spec.v_BGKV, self._of.behind.get(self._call.module))
+
+    @cached_property
+    def _heads_BQHV(self) -> Tensor:
+        call = self._call
+        return call.P.output() if call.output_BQHV is None else call.output_BQHV  # type: ignore[attr-defined]
+
+    @cached_property
+    def _gate_BQHV(self) -> Tensor:
+        assert self._given is not None
+        heads_BQHV = self._heads_BQHV.float()
+        gate_BQHV = self._given.reshape(heads_BQHV.shape).float() / heads_BQHV
+        return gate_BQHV.masked_fill(heads_BQHV == 0, 0)
+
+    @cached_property
+    def _scale_BQ1(self) -> Tensor | None:
+        """What the norm behind multiplies each row by, with all that the heads write; None without one."""
+        norm = self._of.behind.get(self._call.module)
         if norm is None:
             return None
-        heads_BQHV = call.P.output() if call.output_BQHV is None else call.output_BQHV  # type: ignore[attr-defined]
         with torch.no_grad():
-            projected_BQE = self.out[call.module](heads_BQHV.flatten(-2))
+            given = self._heads_BQHV.flatten(-2) if self._given is None else self._given
+            projected_BQE = self._of.out[self._call.module](given)
             return norm.scale(projected_BQE.float(), norm.module(projected_BQE).float())
 
 

@@ -64,6 +64,7 @@ class View:
         """Entries of a block of queries, fp32 (B, len(heads), stop - start, K)."""
         entries = layer.P.scores(start, stop) if self.weights == "scores" else layer.P.rows(start, stop)
         if self.weights == "value":
+            assert layer.value_norms is not None
             entries = entries * layer.value_norms(start, stop)
         if self.weights == "logit":
             assert layer.written is not None

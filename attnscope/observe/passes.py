@@ -21,11 +21,12 @@ from attnscope.keep.values import Directions
 from attnscope.model import padding
 from attnscope.observation import Observation
 from attnscope.observe.reading import PaddingError, Reading
-from attnscope.observe.stacks import stacks_of
+from attnscope.observe.stacks import projections_of, stacks_of
 from attnscope.observe.texts import side_by_side
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.inputs import given
 from attnscope.seam.listen import listen
+from attnscope.seam.projection import Given
 from attnscope.seam.report import CaptureReport, tolerance
 from attnscope.stacks import DECODER, ENCODER, VISION, is_vision
 from attnscope.text.tokens import Chosen
@@ -93,25 +94,29 @@ def _observed(
     prompts = [one.prompt for one in asked]
     mixed = len({len(prompt) for prompt in prompts}) > 1
     check = mixed and padding.to_be_found(loaded.model)
-    stacks = stacks_of(loaded, asked, request, check, advance, directions)
+    out = projections_of(loaded, asked[0]) if request.view.weights == "value" else None
+    stacks = stacks_of(loaded, asked, request, check, advance, out, directions)
     reads, inputs = _fed(loaded, asked, stacks.readings)
     of_tower = stacks.readings.get(VISION)
-    report = listen(
-        loaded.model,
-        reads,
-        stacks.on_call,
-        engine=engine,
-        expected_layers=[
-            (layer, stack)
-            for stack, layers in loaded.geometry.stacks.items()
-            for layer in layers
-            if not is_vision(stack)
-        ],
-        windows=loaded.geometry.windows,
-        patches=of_tower.prompts[0].medium.windows if of_tower else (),
-        calls_alone=not ((mixed and padding.to_be_tried(loaded.model, reads.shape[1])) or prompts[0].medium.patches),
-        **inputs,
-    )
+    gates = out.gates if out else Given({})
+    whole = bool(gates.out) or (mixed and padding.to_be_tried(loaded.model, reads.shape[1]))
+    with gates.told():
+        report = listen(
+            loaded.model,
+            reads,
+            stacks.on_call,
+            engine=engine,
+            expected_layers=[
+                (layer, stack)
+                for stack, layers in loaded.geometry.stacks.items()
+                for layer in layers
+                if not is_vision(stack)
+            ],
+            windows=loaded.geometry.windows,
+            patches=of_tower.prompts[0].medium.windows if of_tower else (),
+            calls_alone=not (whole or prompts[0].medium.patches),
+            **inputs,
+        )
     for check_of in report.calls:
         check_of.stack = stacks.stack_of(check_of)
     readings, plain = stacks.readings, stacks.first_read()

@@ -77,10 +77,13 @@ class Reading:
         kv_heads = call.spec.kv_heads if call.spec else known.kv_heads if known else call.P.heads
         self.kv_of[key] = call.P.heads, kv_heads
         layer = Layer(key, call.P, kv_heads, self.texts.to(call.P.device), written=self._written(call))
-        if self.out is not None:
-            root, scale = partial(self.out.root, call), partial(self.out.scale, call)
-            layer = replace(layer, gram_root=root, norm_scale=scale)
-        self._keep(self._waiting.add(call.P.device, self._together.add(layer)))
+        if self.out is None:
+            self._ask(layer)
+        else:
+            self.out.when_known(call, lambda norms: self._ask(replace(layer, value_norms=norms)))
+
+    def _ask(self, layer: Layer) -> None:
+        self._keep(self._waiting.add(layer.P.device, self._together.add(layer)))
         self.advance(1)
 
     def _written(self, call: AttentionCall) -> Callable[[int, int], Tensor] | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from attnscope.errors import InputError
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.values import Directions, Projections
@@ -16,7 +18,7 @@ from attnscope.seam.call import AttentionCall
 from attnscope.seam.differential import differences, strength
 from attnscope.seam.inputs import given_of
 from attnscope.seam.norms import norms_behind
-from attnscope.seam.projection import output_projections
+from attnscope.seam.projection import Given, gated_projections, output_projections
 from attnscope.seam.report import CallCheck
 from attnscope.stacks import CSA, DIFFERENCE, GLOBAL, OVER_PATCHES, POOLING, UNPOOLING
 from attnscope.text.summaries import of_patches, with_summaries
@@ -113,10 +115,15 @@ def stacks_of(
     request: Request,
     check: bool,
     advance: Callable[[int], object],
+    out: Projections | None = None,
     directions: Directions | None = None,
 ) -> Stacks:
-    """What reads the stacks of some texts; check, advance, directions: see `Reading`."""
-    made, geometry = _maker(loaded, asked, request, check, advance, directions), loaded.geometry
+    """What reads the stacks of some texts; check, advance, out, directions: see `Reading`."""
+    geometry = loaded.geometry
+
+    def made(stack: str, texts: Sequence[Asked]) -> Reading:
+        return Reading(loaded, texts, request.of(stack, geometry.stack), check, advance, stack, out, directions)
+
     of_stacks = {stack: [text for one in asked for text in one.of(stack)] for stack in geometry.stacks}
     of_views = {stack: _view_of(stack, asked, request, geometry.rates.get(stack)) for stack in geometry.views}
     views = {stack: made(stack, texts) for stack, texts in of_views.items() if texts}
@@ -131,25 +138,15 @@ def stacks_of(
     return Stacks(readings, stacks)
 
 
-def _maker(
-    loaded: LoadedModel,
-    asked: Sequence[Asked],
-    request: Request,
-    check: bool,
-    advance: Callable[[int], object],
-    directions: Directions | None,
-) -> Made:
-    """What makes the reading of a stack over some texts."""
-    out = None
-    if request.view.weights == "value":
-        beginning, more = given_of(loaded, asked[0].prompt, asked[0].source, most=4)
-        found = output_projections(loaded, beginning, **more)
-        out = Projections(found, norms_behind(loaded, found, beginning, **more))
-
-    def made(stack: str, texts: Sequence[Asked]) -> Reading:
-        return Reading(loaded, texts, request.of(stack, loaded.geometry.stack), check, advance, stack, out, directions)
-
-    return made
+def projections_of(loaded: LoadedModel, asked: Asked) -> Projections:
+    """How the heads of a model write, found in passes over the beginning of a text."""
+    beginning, more = given_of(loaded, asked.prompt, asked.source, most=4)
+    plain, gated = output_projections(loaded, beginning, **more), dict[nn.Module, nn.Module]()
+    if len(plain) < sum(len(layers) for layers in loaded.geometry.stacks.values()):
+        found = gated_projections(loaded, beginning, **more)
+        gated = {attention: out for attention, out in found.items() if attention not in plain}
+    every = plain | gated
+    return Projections(every, norms_behind(loaded, every, beginning, **more), Given(gated))
 
 
 def _view_of(stack: str, asked: Sequence[Asked], request: Request, rate: int | None) -> list[Asked]:

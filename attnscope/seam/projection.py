@@ -5,14 +5,15 @@ Shapes: B text, T token, H head, V width of v, E model width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from attnscope.seam.checks import relative_error
-from attnscope.seam.engines import ENGINES, UNCHECKED
+from attnscope.seam.engines import ENGINES, UNCHECKED, full_precision
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.seam.report import tolerance
 
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 def output_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **inputs: Any) -> dict[nn.Module, nn.Module]:
     """{attention module: its output projection}: the linear module that is given the heads' outputs as they are.
 
-    ids: of one text, or what the model's forward is given first, and inputs what beside it, see `inputs.given`.
-    One with an adapter beside its weights is the layer around both, which is given them before its parts are.
+    It may stand beside the module that attends, as BERT's does. ids: of one text, or what the model's forward is given
+    first, and inputs what beside it, see `inputs.given`. One with an adapter beside its weights is the layer around
+    both, which is given them before its parts are.
     """
     reads = ids if isinstance(ids, Tensor) else torch.tensor([list(ids)], device=loaded.device)
     given: dict[nn.Module, Tensor] = {}
@@ -36,19 +38,14 @@ def output_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **input
         if call.output_BQHV is not None:
             given[call.module] = call.output_BQHV.flatten(-2)
 
-    def watch(attention: nn.Module) -> Any:
-        def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            heads = given.get(attention)
-            if heads is None or not inputs or not isinstance(inputs[0], Tensor):
-                return
-            if inputs[0].numel() == heads.numel() and torch.equal(inputs[0].reshape(heads.shape), heads):
-                found.setdefault(attention, module)
+    def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        attention, heads = next(reversed(given.items()), (None, None))  # the last that called
+        if attention is None or heads is None or not inputs or not isinstance(inputs[0], Tensor):
+            return
+        if inputs[0].numel() == heads.numel() and torch.equal(inputs[0].reshape(heads.shape), heads):
+            found.setdefault(attention, module)
 
-        return before
-
-    handles = [
-        part.register_forward_pre_hook(watch(one)) for one in _attentions(loaded.model) for part in weighted(one)
-    ]
+    handles = [part.register_forward_pre_hook(before) for part in weighted(loaded.model)]
     try:
         listen(loaded.model, reads, on_call, engine=ENGINES["eager"], **inputs)
     finally:
@@ -77,6 +74,43 @@ def gated_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **inputs
                 found[attention] = part
                 break
     return found
+
+
+class Given:
+    """What output projections are given, told while the pass goes on to who waits for it.
+
+    out: {attention module: its output projection}.
+
+        >>> given = Given(gated_projections(loaded, ids))
+        >>> with given.told():
+        ...     listen(model, ids, lambda call: given.then(call.module, lambda x: print(call.layer, x.norm())))
+    """
+
+    def __init__(self, out: Mapping[nn.Module, nn.Module]) -> None:
+        self.out = out
+        self._waits: dict[nn.Module, Callable[[Tensor], None]] = {}
+
+    def then(self, attention: nn.Module, tell: Callable[[Tensor], None]) -> None:
+        """Call `tell` with what the module's projection is given next; in full precision, without gradients."""
+        self._waits[self.out[attention]] = tell
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """While open, those who wait are told."""
+
+        def before(projection: nn.Module, inputs: tuple[Any, ...]) -> None:
+            tell = self._waits.pop(projection, None)
+            if tell is not None:
+                with torch.no_grad(), full_precision(inputs[0].device):
+                    tell(inputs[0])
+
+        handles = [one.register_forward_pre_hook(before) for one in self.out.values()]
+        try:
+            yield
+        finally:
+            self._waits.clear()
+            for handle in handles:
+                handle.remove()
 
 
 class _Scaled:
