@@ -88,14 +88,18 @@ class ValueNorms:
         return (v_BGKV[:, :, None] @ root_GRVV).norm(dim=-1).flatten(1, 2)[:, :, None]
 
     def _gated(self, start: int, stop: int) -> Tensor:
-        """Column by column of the root: with a gate for each query there is another vector for each query and key."""
+        """Column by column of the root, which is triangular: each query has a vector of its own for each key.
+
+        R: the rows of all heads that share a kv head.
+        """
         v_BGKV, gate_BHRV = self._spec.v_BGKV.float(), self._gate_BQHV[:, start:stop].transpose(1, 2)
-        square_BGRK = v_BGKV.new_zeros(())  # R: the rows of all heads that share a kv head
-        for column_HV in self._root_HVV.unbind(-1):
-            through_BHRV = gate_BHRV * column_HV[:, None]
-            through_BGRV = through_BHRV.unflatten(1, (v_BGKV.shape[1], -1)).flatten(2, 3)
-            square_BGRK = square_BGRK + (through_BGRV @ v_BGKV.mT).square()
-        return square_BGRK.sqrt().view(*gate_BHRV.shape[:3], -1)
+        B, G, K, _ = v_BGKV.shape
+        square_BGRK = v_BGKV.new_zeros(B, G, gate_BHRV[0, ..., 0].numel() // G, K)
+        for number, column_HV in enumerate(self._root_HVV.unbind(-1)):
+            through_BHRV = (gate_BHRV * column_HV[:, None])[..., number:]
+            part_BGRK = through_BHRV.reshape(B, G, -1, through_BHRV.shape[-1]) @ v_BGKV[..., number:].mT
+            square_BGRK.addcmul_(part_BGRK, part_BGRK)
+        return square_BGRK.sqrt().view(*gate_BHRV.shape[:3], K)
 
     @cached_property
     def _spec(self) -> AttentionSpec:
