@@ -26,6 +26,7 @@ COMPLETION = "_ATTNSCOPE_COMPLETE"
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
+    gc.set_threshold(10 * gc.get_threshold()[0], *gc.get_threshold()[1:])  # what is imported is no garbage
     _mend_streams()
     signals.listen()
     code = run(sys.argv[1:] if arguments is None else arguments)

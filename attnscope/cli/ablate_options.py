@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from attnscope.cli.groups import FIRST
+from attnscope.cli.groups import FIRST, option_group
 from attnscope.cli.options import Config, Exporting, Format, Heads, Seed, Top
 from attnscope.cli.study_options import Sequences
 from attnscope.errors import UsageError
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from attnscope.intervene.task import Task
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Taken(Heads):
     """Which heads are taken away, and what replaces them."""
 
@@ -54,7 +53,7 @@ class Taken(Heads):
         return self.select is None and self.sets is None and self.atlas is None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class On(Sequences, Seed, Top):
     """What is to be predicted meanwhile."""
 
@@ -91,7 +90,7 @@ class On(Sequences, Seed, Top):
         return [item.text for item in texts_in(self.texts, self.sequences)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Measured(Config, Format, Exporting):
     """A table to stdout, table and facts to --out."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.ablate_tables import pairs_sheet, prune_sheet, screen_sheet, trusted
+from attnscope.cli.groups import option_group
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from attnscope.selection import HeadIndex
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Otherwise:
     """Another question than what sets cost."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from attnscope.cli.batch_ray import address
 from attnscope.cli.figure_options import FIGURES, Drawing, names
-from attnscope.cli.groups import FIRST, HELD, SETTING, command_line, default_of, fill, held, parameters
+from attnscope.cli.groups import FIRST, HELD, SETTING, command_line, default_of, fill, held, option_group, parameters
 from attnscope.cli.heads import MeasuredEntries
 from attnscope.cli.load_options import EngineName, Loading
 from attnscope.cli.options import Printing, Question, Relations, Spreadsheet, Tokens
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TABLES = ("heads", "relations")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Sources(Tokens):
     """Which texts, and how they are read."""
 
@@ -101,7 +101,7 @@ class Sources(Tokens):
         return fill(Corpus, self, sources=tuple(self.sources), format=self.input_format)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Questions(Question):
     """Which tokens of every text are asked about."""
 
@@ -135,7 +135,7 @@ class Questions(Question):
         return names_of_spans(self.spans or ())
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Dataset(Drawing, MeasuredEntries, Relations, Spreadsheet, Printing):
     """What is written of every text."""
 
@@ -190,7 +190,7 @@ class Dataset(Drawing, MeasuredEntries, Relations, Spreadsheet, Printing):
         return names(self.figures, FIGURES, "--figures")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Work(Rehearsal):
     """How a corpus is worked through."""
 
@@ -203,7 +203,7 @@ class Work(Rehearsal):
     strict: Annotated[bool, Option(help="Stop at the first item that fails."), SETTING] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Ray:
     """On how many machines."""
 
@@ -228,7 +228,7 @@ class Ray:
         return Cluster(where, self.num_actors, self.num_gpus_per_actor)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
     """A corpus, a model, and what is written of each text."""
 

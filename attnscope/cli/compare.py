@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.completion import models
 from attnscope.cli.figure_options import Look
-from attnscope.cli.groups import FIRST, UNRECORDED, command_line, fill, recorded
+from attnscope.cli.groups import FIRST, UNRECORDED, command_line, fill, option_group, recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.load_options import Memory
 from attnscope.cli.options import ModelTexts, OtherSide, Results, Selected, Top
@@ -35,7 +35,7 @@ EXAMPLES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Sides(ModelTexts, OtherSide, ManyTexts):
     """One side, and what is compared with it."""
 
@@ -62,7 +62,7 @@ class Sides(ModelTexts, OtherSide, ManyTexts):
             raise UsageError("compare reads no pictures", "draw it with attnscope heatmap")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Room(Memory):
     """Who computes the attention, and how much is kept of the first side."""
 
@@ -72,7 +72,7 @@ class Room(Memory):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Differences(Results):
     """A table to stdout, the same and its pictures to --out."""
 

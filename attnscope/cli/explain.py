@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
@@ -12,7 +12,7 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.figure_options import Look
-from attnscope.cli.groups import FIRST, command_line
+from attnscope.cli.groups import FIRST, command_line, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Config, Format, MayAsk, ModelText, OneHead, Query, Seed, Selected, Writing
 from attnscope.cli.takes import takes
@@ -36,12 +36,12 @@ EXAMPLES = (
 PICTURES = (".png", ".svg", ".pdf")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class StepsText(MayAsk, ModelText):
     """The text of one query."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Steps(OneHead, Query, Seed):
     """What is explained."""
 
@@ -59,7 +59,7 @@ class Steps(OneHead, Query, Seed):
             raise UsageError(f"--{'toy' if self.toy else 'scaling'} takes no text", "leave out the text")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Telling(Look, Config, Format, Writing):
     """The steps to stdout, a figure to --out, which may also name the file itself."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from attnscope.cli.groups import FIRST, HELD, SETTING, fill
+from attnscope.cli.groups import FIRST, HELD, SETTING, fill, option_group
 from attnscope.cli.options import Question
 from attnscope.errors import UsageError
 
@@ -20,7 +20,7 @@ FIGURES = ("overview", "layers", "heads", "metrics")  # of every run with --out
 DEPTH = "depth"  # of a text, and of a dataset
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Image:
     """What kind of file a figure is."""
 
@@ -34,7 +34,7 @@ class Image:
         return fill(Style, self, about=About(command=command))
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Look(Image):
     """How every figure looks."""
 
@@ -62,7 +62,8 @@ class Look(Image):
     ] = None
 
     def __post_init__(self) -> None:
-        _ = self.style()  # refused before a model is loaded
+        if any(getattr(self, one.name) != one.default for one in fields(self)):
+            _ = self.style()  # refused before a model is loaded
         if self.cmap:
             from attnscope.figures.colours import find_cmap
 
@@ -76,7 +77,7 @@ class Look(Image):
         return replace(style, dpi=PRINT_DPI) if style.in_print and self.dpi is None else style
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Scale:
     """How weights become colours."""
 
@@ -98,7 +99,7 @@ class Scale:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Map(Scale, Look):
     """How a heatmap is drawn."""
 
@@ -118,7 +119,7 @@ def names(text: str | None, known: tuple[str, ...], option: str) -> tuple[str, .
     return tuple(name for name in known if name in parts)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Kinds:
     """Which figures are drawn."""
 
@@ -145,7 +146,7 @@ class Kinds:
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Drawing(Kinds, Map):
     """How many heatmaps are drawn."""
 

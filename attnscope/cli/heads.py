@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +12,14 @@ from typer import Context, Option
 from attnscope.cli import output
 from attnscope.cli.completion import metrics as metric_names
 from attnscope.cli.figure_options import FIGURES, Drawing
-from attnscope.cli.groups import SETTING, build, command_line, recorded
+from attnscope.cli.groups import SETTING, build, command_line, option_group, recorded
 from attnscope.cli.options import Entries, Question, Relations, Results, TextRun, Top
 from attnscope.cli.show import FEW, Show, draw, stream
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
+    from attnscope.figures import Style
     from attnscope.keep.columns import Head
     from attnscope.observation import Observation
 
@@ -36,7 +37,7 @@ EXAMPLES = (
 ANSWER = "add --generate N, or --answer TEXT"
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class MeasuredEntries(Entries):
     """What is read of the heads, and measured."""
 
@@ -77,7 +78,7 @@ class MeasuredEntries(Entries):
         return with_asked(self.metrics, sort)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Ranking(Top):
     """In which order the heads stand, and how many are printed."""
 
@@ -178,9 +179,15 @@ def heads(
 
     options = recorded(asked, entries, question, ranking, printing, relations, drawing) | {"sort": ranking.by(question)}
     groups = (asked, entries, question, ranking.as_given(question), printing, relations, drawing)
-    style = drawing.style(command_line("heads", *groups))
-    maps: MapFields = {"maps": "all"} if printing.out else showing.maps(style, stream(only=False))
-    maps = {**drawing.maps(), **maps}
+
+    def style() -> Style:
+        return drawing.style(command_line("heads", *groups))
+
+    maps: MapFields = drawing.maps()
+    if printing.out:
+        maps |= {"maps": "all"}
+    elif showing.show:
+        maps |= showing.maps(style(), stream(only=False))
     kept = Request(
         view=entries.view(),
         metrics=measured,
@@ -205,14 +212,14 @@ def heads(
             min_weight=relations.min_weight,
             depth=entries.over_layers(order),
             figures=kinds or FIGURES,
-            style=style,
+            style=style(),
             spreadsheet=printing.spreadsheet,
         )
         if "heads" in (kinds or FIGURES):
             say_rest(len(drawn), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
     _print(seen, shown, order, printing, format)
     if showing.show:
-        draw(seen, shown if entries.select else shown[:FEW], style, stream(only=False))
+        draw(seen, shown if entries.select else shown[:FEW], style(), stream(only=False))
     return report_checks(seen, printing.quiet)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +12,7 @@ from typer import Argument, Context, Option
 
 from attnscope.cli import output
 from attnscope.cli.figure_options import DEPTH, FIGURES, Drawing
-from attnscope.cli.groups import OPTION, SETTING, build, command_line, recorded
+from attnscope.cli.groups import OPTION, SETTING, build, command_line, option_group, recorded
 from attnscope.cli.heads import GROUPS as OF_HEADS
 from attnscope.cli.heads import MeasuredEntries, Ranking, over_picture
 from attnscope.cli.options import Config, Exporting, Question, TextRun
@@ -33,21 +32,21 @@ EXAMPLES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Pictures(Config, Exporting):
     """Figures to --out, their paths to stdout."""
 
     out: Annotated[Path | None, Option(help="Draw into this folder.")] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Drawn(MeasuredEntries):
     """What is drawn of the heads."""
 
     metrics: Annotated[str | None, SETTING] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Looks(Drawing):
     """How pictures look, by options."""
 
@@ -58,7 +57,7 @@ class Looks(Drawing):
     sink: Annotated[Literal["keep", "mask"] | None, OPTION] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Drawable(TextRun):
     """One text through one model, or what is drawn again."""
 

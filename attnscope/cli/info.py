@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
@@ -14,6 +14,7 @@ from typer import Argument, Option
 from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.completion import models
+from attnscope.cli.groups import option_group
 from attnscope.cli.load_options import Checkpoint
 from attnscope.cli.options import Facts, Noise
 from attnscope.cli.takes import takes
@@ -32,7 +33,7 @@ SIZES = ("heads", "kv_heads", "head_dim", "value_dim", "window")
 EXAMPLES = ("attnscope info demo", "attnscope info demo --tokens 9,2048,131072 --format json")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Named(Checkpoint):
     """The model of a command that is about it: --model as everywhere, or for short an argument."""
 
@@ -53,7 +54,7 @@ class Named(Checkpoint):
         return replace(super().load_options(), model=self.asked)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Costs(Facts):
     """What is told, and how."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.groups import recorded
+from attnscope.cli.groups import option_group, recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Results, TextRun, Top
 from attnscope.cli.relations import relations_sheet, say_rest
@@ -27,7 +26,7 @@ EXAMPLES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Listing(Results):
     """A table to stdout, the same to --out."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from attnscope.cli.groups import FIRST
+from attnscope.cli.groups import FIRST, option_group
 from attnscope.cli.options import (
     Config,
     Exporting,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from attnscope.study.knockout.asked import AskedText
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Answered(MayAsk, ModelText, ManyTexts):
     """One text or many, and what follows each."""
 
@@ -66,7 +66,7 @@ class Answered(MayAsk, ModelText, ManyTexts):
             raise UsageError("--answer follows a text, and --ids gives tokens", "leave out one of them")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Edges(Selected, Question):
     """Which edges are cut, and in what portions."""
 
@@ -93,7 +93,7 @@ class Edges(Selected, Question):
         return self.over == "keys"
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class CacheBudgets(Generated):
     """Which keys a cache keeps, in place of edges that are cut."""
 
@@ -138,7 +138,7 @@ class CacheBudgets(Generated):
             check_expression(self.at, defined(edges.meanings))
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Compared(Rehearsal, Sampled, Seed, Top):
     """What is compared with it."""
 
@@ -153,7 +153,7 @@ class Compared(Rehearsal, Sampled, Seed, Top):
     ] = 64
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Table(Config, Format, Exporting):
     """A table to stdout, table, facts, figures and a page to --out."""
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import BadParameter, Option
 
 from attnscope.cli.completion import models, offer
-from attnscope.cli.groups import FIRST, HELD, SETTING, fill
+from attnscope.cli.groups import FIRST, HELD, SETTING, fill, option_group
 
 if TYPE_CHECKING:
     from attnscope.model.options import LoadOptions
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Checkpoint:
     """Which model, and how it is read."""
 
@@ -63,7 +62,7 @@ class Checkpoint:
         return fill(LoadOptions, self)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Loading(Checkpoint):
     """Where its weights go."""
 
@@ -95,7 +94,7 @@ def engine_word(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class EngineName:
     """Who computes the attention."""
 
@@ -114,7 +113,7 @@ class EngineName:
     ] = "auto"
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Memory(EngineName):
     """Who computes the attention, and in how much memory."""
 
@@ -126,7 +125,7 @@ class Memory(EngineName):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class EngineChoice(Memory):
     """Who computes the attention, and whether it is checked."""
 

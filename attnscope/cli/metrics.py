@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
 from attnscope.cli import output
 from attnscope.cli.completion import metrics as metric_names
+from attnscope.cli.groups import option_group
 from attnscope.cli.options import Format
 from attnscope.cli.takes import takes
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EXAMPLES = ("attnscope metrics", "attnscope metrics induction")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ChosenMetrics:
     """Which metrics are shown."""
 

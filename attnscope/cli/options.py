@@ -13,14 +13,14 @@ import math
 import os
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
 from attnscope.cli.completion import models
-from attnscope.cli.groups import FIRST, HELD, SETTING, UNRECORDED
+from attnscope.cli.groups import FIRST, HELD, SETTING, UNRECORDED, option_group
 from attnscope.cli.load_options import Checkpoint, EngineChoice, Loading
 from attnscope.errors import UsageError
 from attnscope.model.options import DEMO
@@ -38,7 +38,7 @@ PANELS = (
 FILE_NAME = re.compile(r"[^\s\"'<>]+\.(txt|md|json|jsonl|csv|tsv|html?|ya?ml|log|pdf)")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Tokens:
     """How a text becomes tokens."""
 
@@ -47,7 +47,7 @@ class Tokens:
     truncate: Annotated[Literal["left", "right"] | None, Option(help="Cut a text that is too long."), HELD] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class OneText(Tokens):
     """One text, and where it comes from."""
 
@@ -86,14 +86,14 @@ class OneText(Tokens):
         return any(one is not None for one in self._places.values())
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class MayAsk(Checkpoint):
     """Whether a server is asked, which may hold the model."""
 
     no_server: Annotated[bool, Option(help="Do not ask `attnscope serve`."), UNRECORDED, SETTING] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ModelText(OneText, Loading):
     """One text and the model that reads it."""
 
@@ -109,7 +109,7 @@ class ModelText(OneText, Loading):
         return replace(Ask(text, keep, **self.how), select=selected.select, atlas=selected.atlas)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ModelTexts(ModelText):
     """One text and the model that reads it, and what an encoder-decoder's decoder reads beside it."""
 
@@ -146,7 +146,7 @@ class ModelTexts(ModelText):
         return {**super().how, "target": self.target, "picture": self.picture or None}
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Generated:
     """What the model puts after the text."""
 
@@ -156,7 +156,7 @@ class Generated:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Answer(Generated):
     """What follows the text."""
 
@@ -170,7 +170,7 @@ class Answer(Generated):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class TextRun(EngineChoice, Answer, MayAsk, ModelTexts):
     """One text through one model, or a run that was written down."""
 
@@ -205,7 +205,7 @@ class TextRun(EngineChoice, Answer, MayAsk, ModelTexts):
         return self.generate is not None or self.answer is not None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Selected:
     """Which heads."""
 
@@ -225,7 +225,7 @@ class Selected:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class OneHead:
     """Which head, where it is one."""
 
@@ -240,7 +240,7 @@ class OneHead:
         return self.head
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Named:
     """Names for tokens."""
 
@@ -257,7 +257,7 @@ class Named:
         return list(self.define or ())
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Query:
     """Which tokens look."""
 
@@ -270,7 +270,7 @@ class Query:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Question(Named, Query):
     """Which tokens are asked about."""
 
@@ -288,14 +288,14 @@ class Question(Named, Query):
         return {"query": self.query, "key": self.key, "define": groups}
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Heads(Selected):
     """Which heads, one by one or averaged."""
 
     by: Annotated[Literal["kv"] | None, Option(help="Average the heads that share a kv head."), HELD] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Entries(Heads):
     """What is read of the heads."""
 
@@ -330,7 +330,7 @@ def count(text: str | int) -> int | None:
     return min(int(text), sys.maxsize)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Top:
     """How much of a table is shown."""
 
@@ -344,14 +344,14 @@ class Top:
             raise UsageError(f"--top: expected a number from 1, got {self.top}", "write --top 20, or --top all")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Seed:
     """What random numbers are drawn from."""
 
     seed: Annotated[int, Option(min=0, max=2**63 - 1, help="Seed of random numbers.", metavar="N")] = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class OtherSide:
     """What a text or a model stands beside."""
 
@@ -380,7 +380,7 @@ class OtherSide:
             raise UsageError("--compare-text and --compare-model were both given", "give one of them")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Relations:
     """Which keys of a query are listed."""
 
@@ -414,7 +414,7 @@ class Relations:
         return int(self.top_k)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Quiet:
     """Whether we talk."""
 
@@ -422,7 +422,7 @@ class Quiet:
     quiet: Annotated[bool, Option("-q", help="Print no messages on stderr."), UNRECORDED] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Verbose:
     """Whether the libraries underneath talk."""
 
@@ -430,12 +430,12 @@ class Verbose:
     verbose: Annotated[bool, Option(help="Show library warnings and tracebacks."), UNRECORDED] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Noise(Verbose, Quiet):
     """What is said on stderr."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Writing(Noise):
     """Where files go, and what is said on stderr."""
 
@@ -446,7 +446,7 @@ class Writing(Noise):
             check_folder(self.out)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Exporting(Writing):
     """A folder that holds one run."""
 
@@ -454,7 +454,7 @@ class Exporting(Writing):
     force: Annotated[bool, Option(help="Write over another run in --out."), UNRECORDED] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Format:
     """How a table is printed."""
 
@@ -465,7 +465,7 @@ class Format:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Facts(Format):
     """How facts that are no table are printed."""
 
@@ -474,7 +474,7 @@ class Facts(Format):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Config:
     """Where options come from that no flag gives."""
 
@@ -484,12 +484,12 @@ class Config:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Printing(Config, Format, Writing):
     """A table to stdout, files to --out."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Spreadsheet:
     """Who reads the tables."""
 
@@ -499,7 +499,7 @@ class Spreadsheet:
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Results(Spreadsheet, Printing, Exporting):
     """A table to stdout, a run to --out."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from attnscope.cli import output
+from attnscope.cli.groups import option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import ModelTexts, Printing, Selected, Writing, check_folder
 from attnscope.cli.takes import takes
@@ -32,7 +32,7 @@ EXAMPLES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Tolerance:
     """What the model is held to."""
 
@@ -52,7 +52,7 @@ class Tolerance:
             raise UsageError(f"--atol: expected a size from 0, got {self.atol}", "leave it out for 1e-5")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Certified(Printing):
     """A table to stdout, a file to --out."""
 

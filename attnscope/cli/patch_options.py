@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from attnscope.cli.groups import FIRST, UNRECORDED
+from attnscope.cli.groups import FIRST, UNRECORDED, option_group
 from attnscope.cli.knockout_options import Answered, Compared, field_of
 from attnscope.cli.options import Config, Exporting, Format, Named, Selected
 from attnscope.errors import UsageError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from attnscope.study.patching.pairs import AskedPair
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Paired(Answered):
     """A clean and a corrupted text, or many pairs, and what follows each."""
 
@@ -41,7 +41,7 @@ class Paired(Answered):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Patches(Named, Selected):
     """What is patched, and in what portions."""
 
@@ -79,7 +79,7 @@ class Patches(Named, Selected):
         return groups
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class BesideOthers(Compared):
     """What is compared with it, and how many pairs are read."""
 
@@ -94,7 +94,7 @@ class BesideOthers(Compared):
     ] = 64
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class PatchTable(Config, Format, Exporting):
     """A table to stdout, table, facts and a figure to --out."""
 

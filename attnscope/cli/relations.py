@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
@@ -10,7 +9,7 @@ from typer import Option
 
 from attnscope import cells
 from attnscope.cli import output
-from attnscope.cli.groups import FIRST, HELD, recorded
+from attnscope.cli.groups import FIRST, HELD, option_group, recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Question, Relations, Results, TextRun, Top
 from attnscope.cli.takes import takes
@@ -33,7 +32,7 @@ EXAMPLES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Related(Heads):
     """What is read of the heads, of an answer's logit too."""
 
@@ -56,7 +55,7 @@ class Related(Heads):
         return View(self.weights, self.by == "kv", foil=self.foil)
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Listing(Results):
     """A table to stdout, the same to --out."""
 
@@ -71,7 +70,7 @@ class Shown(TypedDict):
     other_keys: bool
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Ranked(Relations):
     """Which keys of a query are listed, and in which order."""
 

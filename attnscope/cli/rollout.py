@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,7 +9,7 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.figure_options import Map
-from attnscope.cli.groups import FIRST, command_line, recorded
+from attnscope.cli.groups import FIRST, command_line, option_group, recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Relations, Results, Selected, TextRun, Top
 from attnscope.cli.relations import relations_sheet, say_rest
@@ -26,7 +25,7 @@ EXAMPLES = (
 SUM_TOLERANCE = 1e-4
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Units(Relations):
     """Which keys are listed, of which units."""
 
@@ -37,7 +36,7 @@ class Units(Relations):
     ] = None  # type: ignore[assignment]
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Rolled(Results):
     """A table to stdout, the same and its heatmap to --out."""
 

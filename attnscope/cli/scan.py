@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -12,7 +12,7 @@ from typer import Option
 
 from attnscope.cli import output, scan_texts
 from attnscope.cli.figure_options import Look
-from attnscope.cli.groups import FIRST, command_line
+from attnscope.cli.groups import FIRST, command_line, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.info import Named
 from attnscope.cli.load_options import Loading
@@ -36,7 +36,7 @@ EXAMPLES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Studied(Named, Loading):
     """The model, which has to be named: a study takes minutes. COMMAND: which study's options these are."""
 
@@ -52,7 +52,7 @@ class Studied(Named, Loading):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Scanned(Studied):
     """The model, in one revision or several."""
 
@@ -79,7 +79,7 @@ class Scanned(Studied):
         return [] if self.revision is None else [name.strip() for name in self.revision.split(",")]
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Probing(Sequences, Seed, Top):
     """What is drawn, and what is shown."""
 
@@ -98,7 +98,7 @@ class Probing(Sequences, Seed, Top):
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Kept(Config, Format, Exporting):
     """A table to stdout, the atlas to --out."""
 

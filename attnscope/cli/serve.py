@@ -6,14 +6,13 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import models
-from attnscope.cli.groups import FIRST, fill
+from attnscope.cli.groups import FIRST, fill, option_group
 from attnscope.cli.load_options import Loading
 from attnscope.cli.options import Quiet
 from attnscope.cli.takes import takes
@@ -32,7 +31,7 @@ LONGEST_LINE = 2**24
 EXTRA = "pip install 'attnscope[serve]'"
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Served(Loading):
     """Which models, and how they are loaded."""
 
@@ -44,7 +43,7 @@ class Served(Loading):
     ] = None  # type: ignore[assignment]
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Session:
     """How long a server runs, and what to do with one that runs already."""
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any
 
 import typer
 
-from attnscope.cli.groups import Parameter, for_typer, parameters
+from attnscope.cli.groups import Parameter, for_typer, option_group, parameters
 
 
 def offered(ctx: typer.Context) -> list[tuple[str, str]]:
@@ -21,7 +20,7 @@ def offered(ctx: typer.Context) -> list[tuple[str, str]]:
     return [(f"{one.key}=", one.info.help or "") for one in found]
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Settings:
     """How settings are given on a command line."""
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.groups import Mark
+from attnscope.cli.groups import Mark, option_group
 
 if TYPE_CHECKING:
     from attnscope.figures import Style
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 FEW = 4  # heads that are drawn where nobody names them
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Show:
     """Whether heads are drawn in the terminal."""
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from typer import Option
 
-from attnscope.cli.groups import FIRST
+from attnscope.cli.groups import FIRST, option_group
 
 FEW = 2  # sequences of a rehearsal: as many as a mean over others takes
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ManyTexts:
     """A file of texts, for statistics over them."""
 
@@ -20,7 +19,7 @@ class ManyTexts:
     texts: Annotated[str | None, Option(help="Texts, one per line or record.", metavar="FILE"), FIRST] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Sampled:
     """How many sequences stand behind a number."""
 
@@ -28,14 +27,14 @@ class Sampled:
     sequences: Annotated[int, Option(min=2, help="Sequences per probe; intervals need 32.", metavar="N"), FIRST] = 64
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Rehearsal:
     """Whether anything is done."""
 
     dry_run: Annotated[bool, Option(help="Print what would be done, and its cost."), FIRST] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Sequences(Rehearsal, Sampled, ManyTexts):
     """Sequences that are drawn, or counted alone."""
 

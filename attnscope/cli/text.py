@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,7 +10,7 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.figure_options import Scale
-from attnscope.cli.groups import FIRST, fill, recorded
+from attnscope.cli.groups import FIRST, fill, option_group, recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Question, Results, TextRun
 from attnscope.cli.takes import takes
@@ -29,14 +28,14 @@ EXAMPLES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class ColouredText(Results):
     """The text to a terminal, its numbers to a pipe and to --out."""
 
     out: Annotated[Path | None, Option(help="Write text.csv and manifest.json here.")] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Mean:
     """Whether heads stand alone."""
 
@@ -48,7 +47,7 @@ class Mean:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Colours(Scale):
     """How weights become colours."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
+from attnscope.cli.groups import option_group
 from attnscope.cli.options import Format, MayAsk, Noise, OneText, Question
 from attnscope.cli.relations import relations_sheet
 from attnscope.cli.takes import takes
@@ -29,7 +29,7 @@ MORE_HELP = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Listed(OneText, MayAsk):
     """One text and the model whose tokenizer reads it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,7 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.copied import copied
-from attnscope.cli.groups import FIRST, command_line
+from attnscope.cli.groups import FIRST, command_line, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Config, OtherSide, Question, Selected, TextRun, Writing, check_folder
 from attnscope.cli.takes import takes
@@ -34,7 +34,7 @@ EXAMPLES = (
 STDOUT = Path("-")
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Pages(Config, OtherSide, Writing):
     """One page, and how much it may hold."""
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from attnscope.cli.groups import FIRST
+from attnscope.cli.groups import FIRST, option_group
 from attnscope.cli.options import Config, Exporting, Format, Generated, MayAsk, ModelTexts, OneHead, Question
 
 if TYPE_CHECKING:
     from attnscope.calls.why_options import WhyOptions
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class LogitText(Generated, MayAsk, ModelTexts):
     """The text of one query and one key."""
 
@@ -23,7 +22,7 @@ class LogitText(Generated, MayAsk, ModelTexts):
     chat: Annotated[bool, Option(rich_help_panel=panel)] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class Logit(OneHead, Question):
     """Which logit is taken apart, and how."""
 
@@ -69,7 +68,7 @@ class Logit(OneHead, Question):
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
+@option_group
 class WhyTable(Config, Format, Exporting):
     """A table to stdout, table, facts and a figure to --out."""
 

@@ -77,8 +77,16 @@ def test_one_node_writes_the_same_files(tmp_path: Path, tiny_folder: Path, local
     assert tally.lacking["place"] == sum(record.lacking.get("place", 0) for record in journal.records.values()) > 0
     here, there = (write_summary(tmp_path / name, job.output).read_bytes() for name in ("here", "ray"))
     assert here == there
-    again = run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster(actors=1))[1]
-    assert again.texts == 0  # nothing twice
+
+
+@pytest.mark.slow
+def test_a_finished_run_does_nothing_twice_and_a_strict_one_ends_at_a_bad_item(
+    tmp_path: Path, tiny_folder: Path, local: None
+) -> None:
+    corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(40), ""])
+    job, reading = job_of(tiny_folder, 40_000), Corpus((str(corpus),))
+    run_folder(job, reading, tmp_path / "ray", {})
+    assert run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster(actors=1))[1].texts == 0
     with pytest.raises(InputError, match="line 41: empty"):
         run_folder(replace(job, strict=True), reading, tmp_path / "strict", {}, cluster=Cluster(actors=1))
 
