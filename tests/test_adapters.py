@@ -327,7 +327,7 @@ def test_a_wrapper_that_adds_tokens_is_refused(demo: LoadedModel, kind: type[Pro
 
 
 def test_the_command_line(folder: Path) -> None:
-    done = call("parity", "--model", str(folder), "--adapter", "beside", "--format", "jsonl").ok()
+    done = call("parity", "--model", str(folder), "--set", "adapter=beside", "--format", "jsonl").ok()
     rows = done.records
     assert {row["level"] for row in rows} == {"full"}
     call("info", str(folder), "--set", "base=demo").ok()

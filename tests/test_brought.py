@@ -223,6 +223,6 @@ def test_the_page_names_options_that_there_are() -> None:
     commands = ("compare", "heads", "parity")
     there = "".join(call(command, "--help", "all", COLUMNS="200").out.decode() for command in commands)
     named, settings = set(re.findall(r"--[a-z][a-z-]+", page)), set(re.findall(r"--set (\w+)", page))
-    assert {"--adapter", "--quantize"} <= named
+    assert {"--quantize"} <= named
     assert named <= set(re.findall(r"--[a-z-]+", there))
-    assert {"base", "task"} <= settings <= set(re.findall(r"(?m)^ +(\w+)=", there))
+    assert {"adapter", "base", "task"} <= settings <= set(re.findall(r"(?m)^ +(\w+)=", there))

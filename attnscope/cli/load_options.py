@@ -77,6 +77,7 @@ class Loading(Checkpoint):
             metavar="WHERE",
         ),
         HELD,
+        SETTING,
     ] = None
     allow_pickle: Annotated[bool, Option(help="Read weights that are not safetensors."), SETTING] = False
 

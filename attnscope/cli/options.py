@@ -90,7 +90,7 @@ class OneText(Tokens):
 class MayAsk(Checkpoint):
     """Whether a server is asked, which may hold the model."""
 
-    no_server: Annotated[bool, Option(help="Do not ask `attnscope serve`."), UNRECORDED, SETTING] = False
+    no_server: Annotated[bool, Option(help="Do not ask `attnscope serve`."), UNRECORDED] = False
 
 
 @option_group

@@ -24,7 +24,7 @@ class View:
     """How entries are read wherever they are tabled or drawn.
 
     weights: "softmax"; "scores", the logits after scale, cap, bias and mask; "value", the norm of what a key writes
-    into the residual stream, A[i,j] |v_j W_O| (Kobayashi et al. 2020, arXiv 2004.10102); or "logit", what it adds to
+    into the residual stream, A[i,j] |v_j W_O| (Kobayashi et al. 2020, arXiv 2004.10102), norms and gates as they were; or "logit", what it adds to
     the logit of the answer's token, signed, in the rows that make the answer: over the mean of all tokens, or with a
     foil over the foil's first token. by_kv: average the query heads that share a kv head. heads: {layer: heads to
     keep}, None for all.

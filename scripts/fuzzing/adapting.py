@@ -52,4 +52,4 @@ def adapters(rng: random.Random, folder: Path) -> Try:
     else:
         (folder / "adapter_model.bin").write_bytes(pickle.dumps(Trap(folder / TRAPPED)))
         odd_file(rng, weights)
-    return heads("--model", str(folder), "--adapter", rng.choice(("merged", "beside")))
+    return heads("--model", str(folder), "--set", f"adapter={rng.choice(('merged', 'beside'))}")

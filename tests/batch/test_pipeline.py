@@ -182,7 +182,8 @@ def test_what_the_caller_froze_stays_frozen():
     ours = ["made afterwards"]
     with _loaded_once():
         pass
-    assert _is_frozen(theirs) and not _is_frozen(ours)
+    assert _is_frozen(theirs)
+    assert not _is_frozen(ours)
     gc.unfreeze()
     try:
         with _loaded_once():

@@ -215,7 +215,7 @@ def test_what_it_does_not_hold_a_process_reads_itself(server, more, why):
 
 def test_no_server_is_asked_where_that_is_said(server):
     before = server.status["answered"]
-    server.call("heads", SENTENCE, "--set", "no_server=true").ok()
+    server.call("heads", SENTENCE, "--no-server").ok()
     call("heads", SENTENCE, **{**server.environment, "ATTNSCOPE_NO_SERVER": "1"}).ok()
     server.call("heads", SENTENCE, "--verify").ok()
     assert server.status["answered"] == before
