@@ -24,10 +24,10 @@ class View:
     """How entries are read wherever they are tabled or drawn.
 
     weights: "softmax"; "scores", the logits after scale, cap, bias and mask; "value", the norm of what a key writes
-    into the residual stream, A[i,j] |v_j W_O| (Kobayashi et al. 2020, arXiv 2004.10102), norms and gates as they were; or "logit", what it adds to
-    the logit of the answer's token, signed, in the rows that make the answer: over the mean of all tokens, or with a
-    foil over the foil's first token. by_kv: average the query heads that share a kv head. heads: {layer: heads to
-    keep}, None for all.
+    into the residual stream, A[i,j] |v_j W_O| (Kobayashi et al. 2020, arXiv 2004.10102), norms and gates as they were
+    in the query's row; or "logit", what it adds to the logit of the answer's token, signed, in the rows that make the
+    answer: over the mean of all tokens, or with a foil over the foil's first token. by_kv: average the query heads that
+    share a kv head. heads: {layer: heads to keep}, None for all.
 
         >>> attnscope.Request(view=attnscope.View(by_kv=True, heads={0: [1, 2]}), relations=True)
     """
