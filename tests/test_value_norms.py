@@ -20,7 +20,7 @@ from attnscope.observe import Request
 from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
-from attnscope.seam.projection import Given
+from attnscope.seam.projection import ProjectionInputs
 from attnscope.tables import rows
 from helpers.dispatched import largest_tensor
 from helpers.families import tiny_model
@@ -211,9 +211,9 @@ def test_no_tensor_is_as_wide_as_the_model_for_every_key() -> None:
     attention, out = nn.Identity(), nn.Linear(heads * width, model, bias=False)
     P = TiledAttention(AttentionSpec(q, v, v, 1.0, Visibility(keys, keys)))
     call = AttentionCall(CallPlace(0, 0, "", attention), P, P.spec)
-    norms = ValueNorms(Projections({attention: out}, {}, Given({})), call)
+    norms = ValueNorms(Projections({attention: out}, {}, ProjectionInputs({})), call)
     norms(0, 1)  # W_O itself is read once
-    again = ValueNorms(Projections({attention: out}, {}, Given({})), call)
+    again = ValueNorms(Projections({attention: out}, {}, ProjectionInputs({})), call)
     again._root_HVV = norms._root_HVV
     with torch.no_grad(), largest_tensor() as largest:
         found_BH1K = again(0, keys)

@@ -16,7 +16,7 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.errors import UsageError
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.norms import Norm
-from attnscope.seam.projection import Given, gram_root
+from attnscope.seam.projection import ProjectionInputs, gram_root
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,17 @@ class Directions:
 class Projections:
     """How heads' outputs are written: each attention module's output projection, and the norm behind it if any.
 
-    gates: tells what those projections are given before which something multiplies the heads' outputs.
+    gated: those projections before which something multiplies the heads' outputs, and what they are given.
     """
 
     out: Mapping[nn.Module, nn.Module]
     behind: Mapping[nn.Module, Norm]
-    gates: Given
+    gated: ProjectionInputs
 
     def when_known(self, call: AttentionCall, then: Callable[[ValueNorms], None]) -> None:
         """Call `then` with the norms of a call's values: now, or with a gate once the projection is given its part."""
-        if call.module in self.gates.out:
-            self.gates.then(call.module, lambda given: then(ValueNorms(self, call, given)))
+        if call.module in self.gated.out:
+            self.gated.on_next(call.module, lambda given: then(ValueNorms(self, call, given)))
         else:
             then(ValueNorms(self, call))
 

@@ -26,7 +26,7 @@ from attnscope.observe.texts import side_by_side
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.inputs import given
 from attnscope.seam.listen import listen
-from attnscope.seam.projection import Given
+from attnscope.seam.projection import ProjectionInputs
 from attnscope.seam.report import CaptureReport, tolerance
 from attnscope.stacks import DECODER, ENCODER, VISION, is_vision
 from attnscope.text.tokens import Chosen
@@ -98,9 +98,9 @@ def _observed(
     stacks = stacks_of(loaded, asked, request, check, advance, out, directions)
     reads, inputs = _fed(loaded, asked, stacks.readings)
     of_tower = stacks.readings.get(VISION)
-    gates = out.gates if out else Given({})
-    whole = bool(gates.out) or (mixed and padding.to_be_tried(loaded.model, reads.shape[1]))
-    with gates.told():
+    gated = out.gated if out else ProjectionInputs({})
+    whole = bool(gated.out) or (mixed and padding.to_be_tried(loaded.model, reads.shape[1]))
+    with gated.watched():
         report = listen(
             loaded.model,
             reads,

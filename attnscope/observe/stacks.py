@@ -18,7 +18,7 @@ from attnscope.seam.call import AttentionCall
 from attnscope.seam.differential import differences, strength
 from attnscope.seam.inputs import given_of
 from attnscope.seam.norms import norms_behind
-from attnscope.seam.projection import Given, gated_projections, output_projections
+from attnscope.seam.projection import ProjectionInputs, gated_projections, output_projections
 from attnscope.seam.report import CallCheck
 from attnscope.stacks import CSA, DIFFERENCE, GLOBAL, OVER_PATCHES, POOLING, UNPOOLING
 from attnscope.text.summaries import of_patches, with_summaries
@@ -146,7 +146,7 @@ def projections_of(loaded: LoadedModel, asked: Asked) -> Projections:
         found = gated_projections(loaded, beginning, **more)
         gated = {attention: out for attention, out in found.items() if attention not in plain}
     every = plain | gated
-    return Projections(every, norms_behind(loaded, every, beginning, **more), Given(gated))
+    return Projections(every, norms_behind(loaded, every, beginning, **more), ProjectionInputs(gated))
 
 
 def _view_of(stack: str, asked: Sequence[Asked], request: Request, rate: int | None) -> list[Asked]:

@@ -76,39 +76,39 @@ def gated_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **inputs
     return found
 
 
-class Given:
-    """What output projections are given, told while the pass goes on to who waits for it.
+class ProjectionInputs:
+    """What output projections are given, while the pass goes on.
 
     out: {attention module: its output projection}.
 
-        >>> given = Given(gated_projections(loaded, ids))
-        >>> with given.told():
-        ...     listen(model, ids, lambda call: given.then(call.module, lambda x: print(call.layer, x.norm())))
+        >>> inputs = ProjectionInputs(gated_projections(loaded, ids))
+        >>> with inputs.watched():
+        ...     listen(model, ids, lambda call: inputs.on_next(call.module, lambda x: print(call.layer, x.norm())))
     """
 
     def __init__(self, out: Mapping[nn.Module, nn.Module]) -> None:
         self.out = out
-        self._waits: dict[nn.Module, Callable[[Tensor], None]] = {}
+        self._waiting: dict[nn.Module, Callable[[Tensor], None]] = {}
 
-    def then(self, attention: nn.Module, tell: Callable[[Tensor], None]) -> None:
-        """Call `tell` with what the module's projection is given next; in full precision, without gradients."""
-        self._waits[self.out[attention]] = tell
+    def on_next(self, attention: nn.Module, call: Callable[[Tensor], None]) -> None:
+        """Call `call` with what the module's projection is given next; in full precision, without gradients."""
+        self._waiting[self.out[attention]] = call
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """While open, those who wait are told."""
+    def watched(self) -> Iterator[None]:
+        """While open, what is given is handed on."""
 
         def before(projection: nn.Module, inputs: tuple[Any, ...]) -> None:
-            tell = self._waits.pop(projection, None)
-            if tell is not None:
+            call = self._waiting.pop(projection, None)
+            if call is not None:
                 with torch.no_grad(), full_precision(inputs[0].device):
-                    tell(inputs[0])
+                    call(inputs[0])
 
         handles = [one.register_forward_pre_hook(before) for one in self.out.values()]
         try:
             yield
         finally:
-            self._waits.clear()
+            self._waiting.clear()
             for handle in handles:
                 handle.remove()
 
