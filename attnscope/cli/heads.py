@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ from attnscope.errors import UsageError
 if TYPE_CHECKING:
     from attnscope.figures import Style
     from attnscope.keep.columns import Head
+    from attnscope.keep.request import MapFields
     from attnscope.observation import Observation
 
 EXAMPLES = (
@@ -175,19 +177,11 @@ def heads(
     format = output.wanted_format(printing.format)
 
     from attnscope.cli.single import export_text, observe_text, report_checks
-    from attnscope.keep.request import MapFields, Request
+    from attnscope.keep.request import Request
 
     options = recorded(asked, entries, question, ranking, printing, relations, drawing) | {"sort": ranking.by(question)}
     groups = (asked, entries, question, ranking.as_given(question), printing, relations, drawing)
-
-    def style() -> Style:
-        return drawing.style(command_line("heads", *groups))
-
-    maps: MapFields = drawing.maps()
-    if printing.out:
-        maps |= {"maps": "all"}
-    elif showing.show:
-        maps |= showing.maps(style(), stream(only=False))
+    style = partial(drawing.style, command_line("heads", *groups))
     kept = Request(
         view=entries.view(),
         metrics=measured,
@@ -196,7 +190,7 @@ def heads(
         group=relations.group,
         per_token=over,
         **question.asks(),
-        **maps,
+        **_maps(drawing, printing, showing, style),
     )
     seen = observe_text(asked, entries, printing, options, kept)
     shown = seen.kept_heads(order)[: ranking.top]
@@ -221,6 +215,16 @@ def heads(
     if showing.show:
         draw(seen, shown if entries.select else shown[:FEW], style(), stream(only=False))
     return report_checks(seen, printing.quiet)
+
+
+def _maps(drawing: Drawing, printing: Results, showing: Show, style: Callable[[], Style]) -> MapFields:
+    """Which maps are kept: all where files are written, those that are shown, else none."""
+    maps = drawing.maps()
+    if printing.out:
+        maps |= {"maps": "all"}
+    elif showing.show:
+        maps |= showing.maps(style(), stream(only=False))
+    return maps
 
 
 def _print(seen: Observation, shown: Sequence[Head], order: str, printing: Results, format: str) -> None:
