@@ -205,6 +205,27 @@ def test_norms_behind_gates_are_those_of_the_layers_own_weights(family: str, eng
         assert norm <= expected[layer][head, query].max() + 1e-5
 
 
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.bfloat16, 0.02), (torch.float16, 0.003)])
+@pytest.mark.parametrize("engine", ["eager", "fused"])
+@pytest.mark.parametrize("family", ["qwen3_next", "bitnet", "laguna"])
+@torch.no_grad()
+def test_a_gate_of_half_precision_is_as_exact_as_its_numbers(family: str, engine: str, dtype, allowed, demo) -> None:
+    expected = by_hand(roused_model(family), family)
+    loaded = wrap(roused_model(family).to(dtype), demo.tokenizer)
+    found = attnscope.capture(loaded, IDS, engine=engine, request=Request(view=VALUE, metrics=(), weights=True)).weights
+    for layer, norms in expected.items():
+        assert (found[layer] - norms).abs().max() < allowed * norms.max()
+
+
+def test_texts_beside_each_other_have_the_norms_that_they_have_alone(demo) -> None:
+    loaded, wanted = wrap(roused_model("bitnet"), demo.tokenizer), Request(view=VALUE, metrics=(), weights=True)
+    texts = [IDS, IDS[3:8]]
+    for beside, ids in zip(attnscope.capture(loaded, texts, request=wanted), texts, strict=True):
+        alone = attnscope.capture(loaded, ids, request=wanted).weights
+        for layer, norms in alone.items():
+            torch.testing.assert_close(beside.weights[layer], norms, atol=1e-5, rtol=1e-5)
+
+
 def test_no_tensor_is_as_wide_as_the_model_for_every_key() -> None:
     heads, keys, width, model = 8, 300, 16, 2048
     q, v = torch.randn(1, heads, keys, width), torch.randn(1, 2, keys, width)
