@@ -190,7 +190,7 @@ def heads(
         group=relations.group,
         per_token=over,
         **question.asks(),
-        **_maps(drawing, printing, showing, style),
+        **_maps(drawing, showing, style, written=bool(printing.out)),
     )
     seen = observe_text(asked, entries, printing, options, kept)
     shown = seen.kept_heads(order)[: ranking.top]
@@ -217,10 +217,10 @@ def heads(
     return report_checks(seen, printing.quiet)
 
 
-def _maps(drawing: Drawing, printing: Results, showing: Show, style: Callable[[], Style]) -> MapFields:
+def _maps(drawing: Drawing, showing: Show, style: Callable[[], Style], written: bool) -> MapFields:
     """Which maps are kept: all where files are written, those that are shown, else none."""
     maps = drawing.maps()
-    if printing.out:
+    if written:
         maps |= {"maps": "all"}
     elif showing.show:
         maps |= showing.maps(style(), stream(only=False))
