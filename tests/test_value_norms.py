@@ -149,7 +149,7 @@ GATES = {  # by the layer's own weights, not by what its projection is given
 }
 NORMED = {"afmoe", "beam"}  # what the projection gives
 SHARED = {"granite_swa"}  # sinks take a share of what the weights give
-BESIDE = {"bert"}  # the projection stands beside the module that attends
+OUTSIDE = {"bert"}  # the projection is not a part of the module that attends
 
 
 def by_hand(model: nn.Module, family: str) -> dict[int, torch.Tensor]:
@@ -178,7 +178,7 @@ def by_hand(model: nn.Module, family: str) -> dict[int, torch.Tensor]:
         if family in SHARED:
             logsumexp_HQ = spec.logits(0, len(IDS))[0].logsumexp(-1)
             alpha_HQK = alpha_HQK * (logsumexp_HQ - call.module.sinks[:, None]).sigmoid()[..., None]
-        out = modules[call.path.replace(".self", ".output.dense")] if family in BESIDE else call.module.o_proj
+        out = modules[call.path.replace(".self", ".output.dense")] if family in OUTSIDE else call.module.o_proj
         v_HKV = spec.v_BGKV[0].repeat_interleave(spec.heads // spec.kv_heads, 0).double()
         W_O_HVE = out.weight.T.unflatten(0, (spec.heads, -1)).double()
         written_HQKE = torch.einsum("hqk,qhv,hkv,hve->hqke", alpha_HQK, gate_QHV.double(), v_HKV, W_O_HVE)
@@ -190,7 +190,7 @@ def by_hand(model: nn.Module, family: str) -> dict[int, torch.Tensor]:
 
 
 @pytest.mark.parametrize("engine", ["eager", "fused", "tiles"])
-@pytest.mark.parametrize("family", [*GATES, *SHARED, *BESIDE])
+@pytest.mark.parametrize("family", [*GATES, *SHARED, *OUTSIDE])
 @torch.no_grad()
 def test_norms_behind_gates_are_those_of_the_layers_own_weights(family: str, engine: str, demo) -> None:
     """Each query has a gate of its own, so that no norm of a key serves all rows."""

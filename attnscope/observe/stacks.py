@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from attnscope.errors import InputError
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.values import Directions, Projections
@@ -18,7 +16,7 @@ from attnscope.seam.call import AttentionCall
 from attnscope.seam.differential import differences, strength
 from attnscope.seam.inputs import given_of
 from attnscope.seam.norms import norms_behind
-from attnscope.seam.projection import ProjectionInputs, gated_projections, output_projections
+from attnscope.seam.projection import ProjectionInputs, plain_and_gated
 from attnscope.seam.report import CallCheck
 from attnscope.stacks import CSA, DIFFERENCE, GLOBAL, OVER_PATCHES, POOLING, UNPOOLING
 from attnscope.text.summaries import of_patches, with_summaries
@@ -141,10 +139,8 @@ def stacks_of(
 def projections_of(loaded: LoadedModel, asked: Asked) -> Projections:
     """How the heads of a model write, found in passes over the beginning of a text."""
     beginning, more = given_of(loaded, asked.prompt, asked.source, most=4)
-    plain, gated = output_projections(loaded, beginning, **more), dict[nn.Module, nn.Module]()
-    if len(plain) < sum(len(layers) for layers in loaded.geometry.stacks.values()):
-        found = gated_projections(loaded, beginning, **more)
-        gated = {attention: out for attention, out in found.items() if attention not in plain}
+    modules = sum(len(layers) for layers in loaded.geometry.stacks.values())
+    plain, gated = plain_and_gated(loaded, beginning, modules, **more)
     every = plain | gated
     return Projections(every, norms_behind(loaded, every, beginning, **more), ProjectionInputs(gated))
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def output_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **inputs: Any) -> dict[nn.Module, nn.Module]:
     """{attention module: its output projection}: the linear module that is given the heads' outputs as they are.
 
-    It may stand beside the module that attends, as BERT's does. ids: of one text, or what the model's forward is given
+    It may lie outside the module that attends, as BERT's does. ids: of one text, or what the model's forward is given
     first, and inputs what beside it, see `inputs.given`. One with an adapter beside its weights is the layer around
     both, which is given them before its parts are.
     """
@@ -74,6 +74,15 @@ def gated_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **inputs
                 found[attention] = part
                 break
     return found
+
+
+def plain_and_gated(
+    loaded: LoadedModel, ids: Sequence[int] | Tensor, modules: int, **inputs: Any
+) -> tuple[dict[nn.Module, nn.Module], dict[nn.Module, nn.Module]]:
+    """`output_projections`, and where these are fewer than `modules`, `gated_projections` of the others."""
+    plain = output_projections(loaded, ids, **inputs)
+    found = gated_projections(loaded, ids, **inputs) if len(plain) < modules else {}
+    return plain, {attention: out for attention, out in found.items() if attention not in plain}
 
 
 class ProjectionInputs:

@@ -23,7 +23,7 @@ from attnscope.seam.checks import relative_error
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.seam.norms import Norm, norm_of
-from attnscope.seam.projection import gated_projections, output_projections, projection
+from attnscope.seam.projection import plain_and_gated, projection
 from attnscope.seam.report import tolerance
 
 if TYPE_CHECKING:
@@ -127,9 +127,8 @@ class _Passed:
 
 def _way(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> Way:
     passed = _passed(loaded, ids)
-    out = output_projections(loaded, ids)
-    if not out.keys() >= passed.heads.keys():
-        out = gated_projections(loaded, ids) | out
+    plain, gated = plain_and_gated(loaded, ids, len(passed.heads))
+    out = plain | gated
     config = loaded.model.config.get_text_config()
     blocks = _blocks(loaded.model, list(passed.heads))
     before, sums = passed.given.get(blocks[0]), list[_Sum]()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from attnscope.model.placed import as_input
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
 from attnscope.seam.norms import Norm
-from attnscope.seam.projection import gated_projections, output_projections, projection
+from attnscope.seam.projection import ProjectionInputs, plain_and_gated, projection
 from attnscope.study.ablation.way import norms_after_attention
 
 if TYPE_CHECKING:
@@ -85,22 +85,20 @@ class Copying:
 
     def behind_gates(self, loaded: LoadedModel, ids_BT: Tensor) -> dict[nn.Module, Tensor]:
         """(B, R, C) by attention module: what projections behind gates are given, in a pass of its own."""
-        given: dict[nn.Module, Tensor] = {}
+        found: dict[nn.Module, Tensor] = {}
+        inputs = ProjectionInputs({one: self.out[one] for one in self.gated})
 
-        def kept(attention: nn.Module) -> Any:
-            def before(out: nn.Module, inputs: tuple[Any, ...]) -> None:
-                given[attention] = inputs[0].reshape(*ids_BT.shape, -1)[:, self.row_R]
+        def on_call(call: AttentionCall) -> None:
+            def keep(given: Tensor) -> None:
+                found[call.module] = given.reshape(*ids_BT.shape, -1)[:, self.row_R]
 
-            return before
+            if call.module in self.gated:
+                inputs.on_next(call.module, keep)
 
-        handles = [self.out[one].register_forward_pre_hook(kept(one)) for one in self.gated]
-        try:
-            if handles:
-                listen(loaded.model, ids_BT, lambda call: None, engine=UNCHECKED)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return given
+        if self.gated:
+            with inputs.watched():
+                listen(loaded.model, ids_BT, on_call, engine=UNCHECKED)
+        return found
 
     def _raised(self, written_BRE: Tensor, token_BR: Tensor) -> Tensor:
         """(B,): the share of rows; what all logits have in common, mean or bias of the projection, raises none."""
@@ -116,9 +114,7 @@ def copying_of(loaded: LoadedModel, ids: Sequence[int]) -> Copying | str:
     unembed = loaded.model.get_output_embeddings()
     if unembed is None:
         return "the model has no vocabulary projection"
-    plain, gated = output_projections(loaded, ids), dict[nn.Module, nn.Module]()
-    if len(plain) < len(loaded.geometry.heads_by_layer):
-        gated = {one: out for one, out in gated_projections(loaded, ids).items() if one not in plain}
+    plain, gated = plain_and_gated(loaded, ids, len(loaded.geometry.heads_by_layer))
     if not plain and not gated:
         return "no projection takes the heads side by side, as they come or gated"
     return Copying(unembed, gated | plain, gated=frozenset(gated), after=norms_after_attention(loaded, ids))
