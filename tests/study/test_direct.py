@@ -12,6 +12,7 @@ from attnscope.seam.listen import listen
 from attnscope.seam.projection import gated_projections
 from attnscope.study.ablation.direct import direct_effects
 from attnscope.study.ablation.way import way_to_logits
+from attnscope.study.atlas.copying import copying_of
 from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
 
 GRANITE = {"residual_multiplier": 0.22, "logits_scaling": 8.0, "embedding_multiplier": 12.0}
@@ -203,6 +204,20 @@ def test_no_direct_effect_where_the_way_is_not_plain(model_type, reason):
     way = way_to_logits(as_loaded(roused_model(model_type)), ids_for(model_type)[0].tolist())
     assert isinstance(way, str)
     assert reason in way
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "bitnet"])
+def test_copying_reads_what_projections_behind_gates_are_given(model_type):
+    loaded, ids_BT, given = as_loaded(roused_model(model_type)), ids_for(model_type)[:, :8], {}
+    copying = replace(copying_of(loaded, ids_BT[0].tolist()), row_R=torch.tensor([2, 5]))
+    for one in copying.gated:
+        copying.out[one].register_forward_pre_hook(lambda _, inputs, one=one: given.update({one: inputs[0]}))
+    found = copying.behind_gates(loaded, ids_BT)
+    with torch.no_grad():
+        loaded.model(ids_BT)
+    assert found.keys() == given.keys() == copying.gated != set()
+    for one, given_BRC in found.items():
+        torch.testing.assert_close(given_BRC, given[one].reshape(*ids_BT.shape, -1)[:, [2, 5]], atol=1e-5, rtol=1e-5)
 
 
 def test_a_gate_is_one_that_the_heads_do_not_make():
