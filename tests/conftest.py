@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import gc
+import json
 import logging
 import os
 import shutil
@@ -9,12 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from helpers import seconds
 from helpers.environment import pin
 from helpers.pretrained import ELSEWHERE, SHARED, pretrained
 
 pin(os.environ)
-# With few tests each: left to the end one worker would work on one of them alone.
-LONG = ("test_ray.py", "test_stopped.py", "test_fuzz.py", "test_triton.py", "test_scan.py", "test_drawing_process.py")
+SECONDS = Path(__file__).with_name("seconds.json")  # of each file, by the marks that were chosen; see .ci/tests.py
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--report", metavar="FILE", help="write how each case ended and its processor seconds")
+    parser.addoption("--repeat", type=int, default=1, metavar="N", help="run each case so often; with -n 0")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(seconds)
+    if config.option.report and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(seconds.Report(config.option.report))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -65,9 +77,12 @@ def real_model_folder(request: pytest.FixtureRequest) -> Path:
     return pretrained(request.param)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that wait long for other processes begin first, while other workers have something to do."""
-    items.sort(key=lambda item: item.path.name not in LONG)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest files begin first: one left to the end would keep one worker alone."""
+    kept = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+    longest = kept.get(config.option.markexpr, {})
+    items.sort(key=lambda item: -longest.get(item.path.relative_to(config.rootpath).as_posix(), 0.0))
+    items *= config.option.repeat
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

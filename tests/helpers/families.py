@@ -8,11 +8,15 @@ kind that the family has, and then applies what the family needs to stay consist
 """
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from attnscope.reference import layouts
 
 LAYERS = 4
 VOCABULARY = 128
@@ -242,3 +246,23 @@ def _update(arguments: dict[str, Any], changes: dict[str, Any]) -> None:
             arguments.pop(name, None)
         else:
             arguments[name] = copy.deepcopy(value)
+
+
+# What the default selection tries; the rest of a matrix is marked `families`. Plain, fused by q k v or by head, ALiBi,
+# soft-cap, windows, wide norms, latent, sinks, gates in a hybrid, bytes; then encoders and encoder-decoders.
+FEW = """
+    llama gpt2 gpt_neox bloom falcon gemma2 gemma3_text olmo2 deepseek_v3 gpt_oss qwen3_next blt bert t5 bart whisper
+""".split()  # noqa: SIM905
+
+
+def few(types: Iterable[str], also: Iterable[str] = ()) -> list[Any]:
+    """Types as parameters: those of `FEW`, and others that this test needs, by default; the rest marked."""
+    default = {*FEW, *also}
+    return [name if name in default else pytest.param(name, marks=pytest.mark.families) for name in types]
+
+
+def one_per_layout(types: Iterable[str]) -> list[Any]:
+    """Types as parameters: of each layout that the oracle knows the first, and `FEW`, by default; the rest marked."""
+    types, rows = list(types), {**layouts.ENCODERS, **layouts.FAMILIES}
+    first = {(rows.get(name), layouts.VARIANTS.get(name)): name for name in reversed(types)}
+    return few(types, first.values())

@@ -1,0 +1,268 @@
+"""Planted faults: what the tests find of them, by default and in all.
+
+    python scripts/faults.py draw ROOM           # candidates from the syntax tree, in the order of a seed
+    python scripts/faults.py show [NAME ...]     # does each change what its command prints or its exit code?
+
+A fault is data, in `faults.toml`: the text of a line before and after, and a command that shows what it changes. Half
+of them are drawn by seed, half are written by hand.
+"""
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FAULTS = ROOT / "scripts" / "faults.toml"
+GROUND = "ground"  # the room of the modules that lie in attnscope/ itself
+SECONDS = 120  # after which a command that shows a fault is taken to hang
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One line of the package that is wrong.
+
+    before and after: the line's text, once in the file; several lines where one alone occurs twice.
+    origin: drawn (by seed, from the syntax tree) or written (by hand).
+    kind: what was done, for example comparison, constant, wrong axis.
+    shows: a shell command whose output or exit code differs; it runs in an empty folder.
+    forked: only a forked command or a server reaches the line.
+    """
+
+    name: str
+    file: str
+    before: str
+    after: str
+    origin: str
+    kind: str
+    shows: str
+    forked: bool = False
+
+    @property
+    def room(self) -> str:
+        """The folder below attnscope/ that it lies in."""
+        return room_of(Path(self.file))
+
+    def planted(self, root: Path) -> str:
+        """The text of its file below root with the fault in it. ValueError where its text is not there once."""
+        text = (root / self.file).read_text()
+        if text.count(self.before) != 1:
+            raise ValueError(f"{self.name}: expected its text once in {self.file}, got {text.count(self.before)} times")
+        return text.replace(self.before, self.after)
+
+
+def room_of(path: Path) -> str:
+    """The folder below attnscope/ of a file's path, relative to the checkout."""
+    return path.parts[1] if len(path.parts) > 2 else GROUND
+
+
+def faults(path: Path, names: list[str]) -> list[Fault]:
+    """All that the file holds, or those of these names or rooms."""
+    with path.open("rb") as file:
+        rows = [Fault(**row) for row in tomllib.load(file)["fault"]]
+    return [row for row in rows if not names or {row.name, row.room} & set(names)]
+
+
+# Drawing
+
+
+COMPARED = {
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
+    ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
+}  # fmt: skip
+SIGNS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.And: "or", ast.Or: "and"}
+
+
+def drawn(room: str, seed: int) -> Iterator[tuple[str, str, str, str]]:
+    """(kind, file, line before, line after) of all that can be changed in a room: kinds in turn, places by seed."""
+    rng = random.Random(f"{room} {seed}")
+    by_kind: dict[str, list[tuple[str, str, str, str]]] = {}
+    for path in sorted((ROOT / "attnscope").rglob("*.py")):
+        file = path.relative_to(ROOT)
+        if room_of(file) == room:
+            for candidate in candidates(path.read_text(), str(file)):
+                by_kind.setdefault(candidate[0], []).append(candidate)
+    order = sorted(by_kind)
+    rng.shuffle(order)
+    for kind in order:
+        rng.shuffle(by_kind[kind])
+    while any(by_kind.values()):
+        for kind in order:
+            if by_kind[kind]:
+                yield by_kind[kind].pop()
+
+
+def candidates(source: str, file: str) -> Iterator[tuple[str, str, str, str]]:
+    """Each change of one line of a module: (kind, file, before, after). Lines that occur twice are left out."""
+    lines = source.splitlines()
+    tree = ast.parse(source)
+    annotations = {
+        id(part)
+        for node in ast.walk(tree)
+        for noted in (getattr(node, "annotation", None), getattr(node, "returns", None))
+        if noted is not None
+        for part in ast.walk(noted)
+    }
+    for node in ast.walk(tree):
+        if id(node) in annotations:
+            continue
+        for kind, old, new in changes(node):
+            if old.lineno != old.end_lineno:
+                continue
+            line = lines[old.lineno - 1]
+            raw = line.encode()  # columns count bytes
+            wrong = (raw[: old.col_offset] + new.encode() + raw[old.end_col_offset :]).decode()
+            if source.count(line) == 1 and wrong != line:
+                yield kind, file, line, wrong
+
+
+def changes(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt, str]]:
+    """What may be wrong of one node: (kind, the part that is replaced, its text then)."""
+    text = ast.unparse
+    match node:
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in COMPARED:
+            yield "comparison", node, f"{text(left)} {COMPARED[type(op)]} {text(right)}"
+        case ast.If(test=test) | ast.IfExp(test=test) if not isinstance(test, ast.Compare):
+            yield "comparison", test, f"not ({text(test)})"
+        case ast.Constant(value=bool(value)):
+            yield "constant", node, str(not value)
+        case ast.Constant(value=int(value) | float(value)):
+            yield "constant", node, repr(value + 1)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in SIGNS and not isinstance(left, ast.Constant):
+            yield "sign", node, f"({text(left)}) {SIGNS[type(op)]} ({text(right)})"
+        case ast.BoolOp(op=op, values=values):
+            yield "sign", node, f" {SIGNS[type(op)]} ".join(f"({text(value)})" for value in values)
+        case ast.UnaryOp(op=ast.USub() | ast.Not(), operand=operand):
+            yield "sign", node, text(operand)
+        case ast.Call(func=func, args=[first, second, *rest], keywords=words) if not isinstance(first, ast.Starred):
+            given = [text(second), text(first), *map(text, rest), *map(text, words)]
+            yield "argument", node, f"{text(func)}({', '.join(given)})"
+        case ast.Call(func=func, args=args, keywords=[*words, _]) if not any(w.arg is None for w in node.keywords):
+            yield "argument", node, f"{text(func)}({', '.join([*map(text, args), *map(text, words)])})"
+        case ast.FunctionDef(args=ast.arguments(defaults=defaults, kw_defaults=more)):
+            for default in [*defaults, *filter(None, more)]:
+                if isinstance(default, ast.Constant) and isinstance(default.value, bool | int | float):
+                    wrong = not default.value if isinstance(default.value, bool) else default.value + 1
+                    yield "default", default, repr(wrong)
+        case ast.Expr(value=ast.Call()):
+            yield "dropped call", node, "pass"
+        case ast.Return(value=ast.Call(func=_, args=[only], keywords=[])) if not isinstance(only, ast.Starred):
+            yield "dropped call", node, f"return {text(only)}"
+
+
+# Showing
+
+
+@contextmanager
+def copied(place: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A copy of what git knows of the checkout, below place, and the environment in which attnscope is that copy."""
+    copy = place / "attnscope"
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, check=True, text=True,
+    ).stdout  # fmt: skip
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    if (ROOT.parent / "shared").is_dir():
+        (place / "shared").symlink_to((ROOT.parent / "shared").resolve())
+    # An environment of its own on top of this one's packages: a path that a variable names would not reach every
+    # process that a test starts.
+    env = place / "env"
+    venv.create(env, symlinks=True)
+    [packages] = env.glob("lib/python*/site-packages")
+    installed = Path(sys.prefix) / packages.relative_to(env)
+    (packages / "over.pth").write_text(f"{copy}\n{installed}\n")
+    for script in (Path(sys.prefix) / "bin").iterdir():
+        if script.is_file() and not script.is_symlink() and not (env / "bin" / script.name).exists():
+            first, _, rest = script.read_bytes().partition(b"\n")
+            if first.startswith(b"#!") and b"python" in first:
+                (env / "bin" / script.name).write_bytes(f"#!{env}/bin/python\n".encode() + rest)
+                (env / "bin" / script.name).chmod(0o755)
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    yield copy, inherited | {"VIRTUAL_ENV": str(env), "PATH": f"{env / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+
+
+@contextmanager
+def planted(fault: Fault, copy: Path) -> Iterator[None]:
+    """While inside, the copy has the fault."""
+    path = copy / fault.file
+    right, wrong = path.read_text(), fault.planted(copy)
+    try:
+        write_fresh(path, wrong)
+        yield
+    finally:
+        write_fresh(path, right)
+
+
+def write_fresh(path: Path, text: str) -> None:
+    """Write a module without its bytecode, which a file of the same size and second would be taken to match."""
+    path.write_text(text)
+    for stale in path.parent.glob(f"__pycache__/{path.stem}.*"):
+        stale.unlink()
+
+
+def outcome(command: str, environment: dict[str, str]) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of a shell command in an empty folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = environment | {"HF_HUB_OFFLINE": "1", "ATTNSCOPE_NO_SERVER": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+        try:
+            done = subprocess.run(
+                ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            return 124, "", f"no end after {SECONDS} s"
+        return done.returncode, done.stdout, done.stderr
+
+
+def show(chosen: list[Fault]) -> int:
+    """Run each fault's command on the right code and on the wrong; 1 where one shows no difference."""
+    idle = 0
+    with tempfile.TemporaryDirectory() as place, copied(Path(place)) as (copy, environment):
+        twice = cache(lambda command: (outcome(command, environment), outcome(command, environment)))
+        for fault in chosen:
+            right, again = twice(fault.shows)
+            with planted(fault, copy):
+                wrong = outcome(fault.shows, environment)
+            steady, shown = right[:2] == again[:2], right[:2] != wrong[:2]
+            idle += not (steady and shown)
+            print(f"{fault.name:<14} {'shown' if steady and shown else 'IDLE' if steady else 'UNSTEADY'}", flush=True)
+            for label, (code, out, err) in (("right", right), ("wrong", wrong)):
+                tail = (out or err).strip().splitlines()[-1:] or [""]
+                print(f"    {label}: exit {code}, {len(out)} characters, {tail[0][:90]}")
+    return int(idle > 0)
+
+
+def main() -> int:
+    """Parse, run, exit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    drawing = commands.add_parser("draw", help="print candidates of a room")
+    drawing.add_argument("room")
+    drawing.add_argument("--seed", type=int, default=0)
+    drawing.add_argument("--count", type=int, default=12)
+    showing = commands.add_parser("show", help="does each fault change what its command prints?")
+    showing.add_argument("--file", type=Path, default=FAULTS)
+    showing.add_argument("names", nargs="*", metavar="NAME", help="names of faults or rooms; all without")
+    given = parser.parse_args()
+    if given.command == "draw":
+        for _, (kind, file, before, after) in zip(range(given.count), drawn(given.room, given.seed), strict=False):
+            print(f"{kind}: {file}\n- {before}\n+ {after}")
+        return 0
+    return show(faults(given.file, given.names))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
