@@ -67,58 +67,54 @@ def pytest(*arguments: str) -> Run:
     return run
 
 
-def again(case: str) -> str:
-    """Run a case that failed once more, alone; what it says where it fails again."""
+def passes_alone(case: str) -> bool:
+    """Run a case that failed once more, alone."""
     print(f"\nonce more, alone: {case}", flush=True)
-    run = pytest("-n", "0", "-m", "", case)
-    return "" if run.code == 0 else run.failed.get(case, f"pytest left with {run.code}")
+    return pytest("-n", "0", "-m", "", case).code == 0
 
 
-def too_dear(run: Run) -> list[str]:
-    """Lines on what takes too long by default."""
-    kept = json.loads(KEPT.read_text())[DEFAULT] if KEPT.exists() else {}
-    before = sum(kept.values())
+def too_dear(run: Run, before: float) -> list[str]:
+    """What takes too long by default. before: processor seconds of an earlier run; 0 without one."""
     slower = max(1.0, sum(run.files.values()) / before) if before else 1.0
-    suspects = [case for case, [seconds] in run.cases.items() if seconds > CASE * slower]
-    lines = [
-        f"{seconds:6.2f} s  {name}, made once" for name, seconds in run.shared.items() if seconds > SHARED * slower
-    ]
-    if suspects:
-        print(f"\n{len(suspects)} cases over {CASE * slower:.2f} processor seconds, three times each", flush=True)
-        for case, seconds in pytest("-n", "0", "-m", "", "--repeat", "3", *suspects).cases.items():
-            if (median := statistics.median(seconds)) > CASE * slower:
-                lines.append(f"{median:6.2f} s  {case}")
-    return lines
+    over = [case for case, [seconds] in run.cases.items() if seconds > CASE * slower]
+    medians = {name + ", made once": seconds / SHARED for name, seconds in run.shared.items()}
+    if over:
+        print(f"\n{len(over)} cases over {CASE * slower:.2f} processor seconds, three times each", flush=True)
+        thrice = pytest("-n", "0", "-m", "", "--repeat", "3", *over).cases
+        medians |= {case: statistics.median(seconds) / CASE for case, seconds in thrice.items()}
+    return [f"{share:.1f} times what it may take: {name}" for name, share in medians.items() if share > slower]
+
+
+def verdict(runs: dict[str, Run], before: float) -> tuple[bool, list[str]]:
+    """Whether all is well, and the last lines: what is too dear, what failed twice, what is flaky."""
+    failed = {case: text for run in runs.values() for case, text in run.failed.items()}
+    lines = [f"pytest left with {run.code}: {mark}" for mark, run in runs.items() if run.code and not run.failed]
+    lines += too_dear(runs[DEFAULT], before)
+    # With so many there is something wrong with the run, which trying each again would not show.
+    flaky = {} if len(failed) > 10 * FLAKY else {case: text for case, text in failed.items() if passes_alone(case)}
+    lines += [f"failed: {case}" for case in failed if case not in flaky]
+    lines += [f"{len(flaky)} flaky cases, of which a run may have {FLAKY}"] * (len(flaky) > FLAKY)
+    well = not lines
+    for case, text in flaky.items():
+        lines += [f"flaky: {case} failed, and passed alone", *(f"    {line}" for line in text.splitlines()[-15:])]
+    return well, lines
 
 
 def main() -> int:
     """Run all; the last lines say what was wrong."""
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     runs = {mark: pytest(*arguments) for mark, arguments in SELECTIONS.items()}
-    failed = {case: text for run in runs.values() for case, text in run.failed.items()}
-    broken = [mark for mark, run in runs.items() if run.code != 0 and not run.failed]  # nothing collected, or stopped
-    flaky = {} if len(failed) > 10 * FLAKY else {case: text for case, text in failed.items() if not again(case)}
-    dear = too_dear(runs[DEFAULT])
-    files = {mark: {name: round(run.files[name], 1) for name in sorted(run.files)} for mark, run in runs.items()}
-
+    well, lines = verdict(runs, sum(kept.get(DEFAULT, {}).values()))
     print()
     for mark, run in runs.items():
-        print(f"{sum(run.files.values()):7.0f} processor seconds, {len(run.cases)} cases: {mark}")
-    for line in dear:
-        print(f"too dear by default: {line}")
-    for mark in broken:
-        print(f"pytest left with {runs[mark].code}: {mark}")
-    for case in [case for case in failed if case not in flaky]:
-        print(f"failed: {case}")
-    for case, text in flaky.items():
-        print(
-            f"flaky: {case} failed, and passed alone\n" + "\n".join(f"    {line}" for line in text.splitlines()[-15:])
-        )
-    if len(flaky) > FLAKY:
-        print(f"{len(flaky)} flaky cases: at most {FLAKY} may be")
-    wrong = bool(dear or broken) or len(flaky) > FLAKY or len(failed) > len(flaky)
-    if not wrong:
+        print(f"{sum(run.files.values()):.0f} processor seconds, {len(run.cases)} cases: {mark}")
+    print(*lines, sep="\n")
+    if well:
+        files = {
+            mark: {name: round(seconds, 1) for name, seconds in sorted(run.files.items())} for mark, run in runs.items()
+        }
         KEPT.write_text(json.dumps(files, indent=1) + "\n")
-    return int(wrong)
+    return int(not well)
 
 
 if __name__ == "__main__":

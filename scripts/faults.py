@@ -2,6 +2,8 @@
 
     python scripts/faults.py draw ROOM           # candidates from the syntax tree, in the order of a seed
     python scripts/faults.py show [NAME ...]     # does each change what its command prints or its exit code?
+    python scripts/faults.py run [NAME ...]      # which tests find each? An hour for all
+    python scripts/faults.py table               # the table of CONTRIBUTING, from the results of a run
 
 A fault is data, in `faults.toml`: the text of a line before and after, and a command that shows what it changes. Half
 of them are drawn by seed, half are written by hand.
@@ -9,6 +11,7 @@ of them are drawn by seed, half are written by hand.
 
 import argparse
 import ast
+import json
 import os
 import random
 import shutil
@@ -17,15 +20,20 @@ import sys
 import tempfile
 import tomllib
 import venv
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from queue import Queue
 
 ROOT = Path(__file__).parents[1]
 FAULTS = ROOT / "scripts" / "faults.toml"
 GROUND = "ground"  # the room of the modules that lie in attnscope/ itself
+MOST = 200  # cases that failed with all faults at once, each of which is tried with one
+FIRST = 12  # test files that a fault is looked for in before all others
+DEFAULT, REST = "not slow and not families and not e2e", "(families or e2e) and not slow"
 SECONDS = 120  # after which a command that shows a fault is taken to hang
 
 
@@ -191,7 +199,8 @@ def copied(place: Path) -> Iterator[tuple[Path, dict[str, str]]]:
             if first.startswith(b"#!") and b"python" in first:
                 (env / "bin" / script.name).write_bytes(f"#!{env}/bin/python\n".encode() + rest)
                 (env / "bin" / script.name).chmod(0o755)
-    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    other = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE")
+    inherited = {name: value for name, value in os.environ.items() if name not in other}
     yield copy, inherited | {"VIRTUAL_ENV": str(env), "PATH": f"{env / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
 
@@ -245,6 +254,127 @@ def show(chosen: list[Fault]) -> int:
     return int(idle > 0)
 
 
+# Running
+
+
+@dataclass
+class Place:
+    """A copy of the checkout in which tests run."""
+
+    copy: Path
+    environment: dict[str, str]
+
+    def pytest(self, *arguments: str) -> tuple[int, list[str]]:
+        """Run tests in it: the exit code, and the cases that failed."""
+        report = self.copy.parent / "report.jsonl"
+        report.unlink(missing_ok=True)
+        command = ["python", "-m", "pytest", "-q", "--timeout", "300", "--report", str(report), *arguments]
+        done = subprocess.run(command, cwd=self.copy, env=self.environment, capture_output=True, text=True)
+        rows = map(json.loads, report.read_text("utf-8").splitlines()) if report.exists() else ()
+        return done.returncode, list(dict.fromkeys(row["case"] for row in rows if row["outcome"] == "failed"))
+
+
+def own_files(fault: Fault) -> list[str]:
+    """The test files that a fault is looked for in first: they import its module, or are called like it."""
+    module = fault.file.removesuffix(".py").replace("/", ".")
+    package, stem = module.rpartition(".")[0], Path(fault.file).stem
+    found = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        imported = set()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                imported |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+            elif isinstance(node, ast.Import):
+                imported |= {name.name for name in node.names}
+        called = stem.strip("_") in path.stem
+        near = any(f"{name}.".startswith(f"{package}.") for name in imported)
+        if module in imported or called or near:
+            rank = (module not in imported, not called, len(imported))
+            found.append((rank, str(path.relative_to(ROOT))))
+    return [path for _, path in sorted(found)][:FIRST]
+
+
+def found_alone(fault: Fault, place: Place, *arguments: str) -> str:
+    """The first case that fails with this fault alone and passes without; "" where there is none."""
+    unsound: list[str] = []
+    while True:
+        with planted(fault, place.copy):
+            code, cases = place.pytest("-n", "0", "-x", *arguments, *(f"--deselect={case}" for case in unsound))
+        if not cases:
+            return f"pytest left with {code}" if code not in (0, 5) else ""
+        if place.pytest("-n", "0", "-m", "", cases[0])[0] == 0:
+            return cases[0]
+        unsound += cases
+
+
+def found_together(left: list[Fault], place: Place, marks: str, note: Callable[[Fault, str], None]) -> list[Fault]:
+    """Those that a selection does not find. All are planted at once; what fails is tried with each fault alone.
+
+    This is done until a run finds nothing more, as one fault may hide another.
+    """
+    while left:
+        with ExitStack() as stack:
+            for fault in left:
+                stack.enter_context(planted(fault, place.copy))
+            _, cases = place.pytest("-m", marks)
+        tried = {fault.name: found_alone(fault, place, "-m", marks, *cases[:MOST]) if cases else "" for fault in left}
+        for fault in left:
+            if tried[fault.name]:
+                note(fault, tried[fault.name])
+        if not any(tried.values()):
+            return left
+        left = [fault for fault in left if not tried[fault.name]]
+    return left
+
+
+def run(chosen: list[Fault], results: Path, jobs: int) -> None:
+    """Look for each fault by default, its room's own files first, and for what is left in the rest of the suite."""
+    known: dict[str, dict[str, str]] = json.loads(results.read_text()) if results.exists() else {}
+
+    def note(selection: str, fault: Fault, case: str) -> None:
+        known[fault.name] = {"found": selection, "case": case}
+        results.write_text(json.dumps(known, indent=1) + "\n")
+        print(f"{fault.name:<14} {selection:<8} {case}", flush=True)
+
+    with ExitStack() as stack:
+        places = Queue[Place]()
+        for number in range(jobs):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"faults-{number}-")))
+            places.put(Place(*stack.enter_context(copied(folder))))
+
+        def alone(fault: Fault) -> None:
+            place = places.get()
+            try:
+                if case := found_alone(fault, place, *own_files(fault)):
+                    note("default", fault, case)
+            finally:
+                places.put(place)
+
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(alone, (fault for fault in chosen if fault.name not in known)))
+        left = [fault for fault in chosen if fault.name not in known]
+        for selection, marks in (("default", DEFAULT), ("whole", REST)):
+            left = found_together(left, places.queue[0], marks, partial(note, selection))
+        for fault in left:
+            note("missed", fault, "")
+
+
+def table(chosen: list[Fault], results: Path) -> str:
+    """A row for each room: how many faults, what the default selection and the whole suite find, and who is missed."""
+    known = json.loads(results.read_text())
+    rooms: dict[str, list[Fault]] = {}
+    for fault in chosen:
+        rooms.setdefault(fault.room, []).append(fault)
+    lines = ["| room | faults | default | whole | missed by default |", "|---|---|---|---|---|"]
+    for room, members in [*sorted(rooms.items()), ("**all**", chosen)]:
+        by = [known[fault.name]["found"] for fault in members]
+        default, whole = by.count("default"), len(by) - by.count("missed")
+        missed = [f.name + " (by all)" * (known[f.name]["found"] == "missed") for f in members]
+        missed = [name for name, how in zip(missed, by, strict=True) if how != "default"] if room != "**all**" else []
+        lines.append(f"| {room} | {len(members)} | {default} | {whole} | {', '.join(missed)} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     """Parse, run, exit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -253,15 +383,28 @@ def main() -> int:
     drawing.add_argument("room")
     drawing.add_argument("--seed", type=int, default=0)
     drawing.add_argument("--count", type=int, default=12)
-    showing = commands.add_parser("show", help="does each fault change what its command prints?")
-    showing.add_argument("--file", type=Path, default=FAULTS)
-    showing.add_argument("names", nargs="*", metavar="NAME", help="names of faults or rooms; all without")
+    for name, what in (
+        ("show", "does each fault change what its command prints?"),
+        ("run", "what do the tests find?"),
+        ("table", "a row for each room, of what was found"),
+    ):
+        command = commands.add_parser(name, help=what)
+        command.add_argument("names", nargs="*", metavar="NAME", help="names of faults or rooms; all without")
+        command.add_argument("--file", type=Path, default=FAULTS, help="the faults")
+        command.add_argument("--results", type=Path, default=Path("faults.json"), help="gone on with, if it is there")
+        command.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()
     if given.command == "draw":
         for _, (kind, file, before, after) in zip(range(given.count), drawn(given.room, given.seed), strict=False):
             print(f"{kind}: {file}\n- {before}\n+ {after}")
         return 0
-    return show(faults(given.file, given.names))
+    chosen = faults(given.file, given.names)
+    if given.command == "show":
+        return show(chosen)
+    if given.command == "run":
+        run(chosen, given.results, given.jobs)
+    print(table(chosen, given.results))
+    return 0
 
 
 if __name__ == "__main__":
