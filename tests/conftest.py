@@ -12,7 +12,7 @@ import pytest
 
 from helpers import seconds
 from helpers.environment import pin
-from helpers.pretrained import ELSEWHERE, SHARED, pretrained
+from helpers.pretrained import ELSEWHERE, ORACLES, SHARED, pretrained
 
 pin(os.environ)
 SECONDS = Path(__file__).with_name("seconds.json")  # of each file, by the marks that were chosen; see .ci/tests.py
@@ -71,7 +71,7 @@ def demo_without_atlas(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(shutil.copytree(DEMO_FOLDER, folder, ignore=shutil.ignore_patterns("atlas")))
 
 
-@pytest.fixture(params=["stories260K-llama", "babyllama-char105"])
+@pytest.fixture(params=ORACLES)
 def real_model_folder(request: pytest.FixtureRequest) -> Path:
     """A folder of real pretrained weights with an independent oracle; skips where they are not at hand."""
     return pretrained(request.param)
