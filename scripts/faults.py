@@ -268,7 +268,7 @@ class Place:
         """Run tests in it: the exit code, and the cases that failed."""
         report = self.copy.parent / "report.jsonl"
         report.unlink(missing_ok=True)
-        command = ["python", "-m", "pytest", "-q", "--timeout", "300", "--report", str(report), *arguments]
+        command = ["python", "-m", "pytest", "-q", "--timeout", "300", f"--report={report}", *arguments]
         done = subprocess.run(command, cwd=self.copy, env=self.environment, capture_output=True, text=True)
         rows = map(json.loads, report.read_text("utf-8").splitlines()) if report.exists() else ()
         return done.returncode, list(dict.fromkeys(row["case"] for row in rows if row["outcome"] == "failed"))
@@ -316,7 +316,9 @@ def found_together(left: list[Fault], place: Place, marks: str, note: Callable[[
         with ExitStack() as stack:
             for fault in left:
                 stack.enter_context(planted(fault, place.copy))
-            _, cases = place.pytest("-m", marks)
+            code, cases = place.pytest("-m", marks)
+        if code not in (0, 1):  # the run itself failed
+            raise RuntimeError(f"pytest left with {code}: {marks}")
         tried = {fault.name: found_alone(fault, place, "-m", marks, *cases[:MOST]) if cases else "" for fault in left}
         for fault in left:
             if tried[fault.name]:
