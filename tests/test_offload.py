@@ -125,7 +125,7 @@ def gradient(loaded: LoadedModel, folder: Path) -> Any:
 
 
 def scanned(loaded: LoadedModel, folder: Path) -> Any:
-    return scan_heads(loaded, plan(loaded, sequences=4, pool=range(10, 60))).table().to_pylist()
+    return scan_heads(loaded, plan(loaded, sequences=2, pool=range(10, 30))).table().to_pylist()
 
 
 def seen(loaded: LoadedModel, folder: Path) -> Any:
