@@ -5,7 +5,6 @@ import io
 import json
 import os
 import shutil
-import signal
 import socket
 import sys
 import time
@@ -29,6 +28,7 @@ from attnscope.model.libraries import OFFLINE
 from attnscope.model.loading import DEMO_FOLDER, load, load_config, load_tokenizer
 from attnscope.model.options import LoadOptions
 from helpers import picture_models
+from helpers.alarms import short_seconds
 from helpers.brought import a_gguf, an_adapter
 from helpers.command_line import Result, call, spawn
 from helpers.folders import edit_config
@@ -398,9 +398,7 @@ SLOW = r"((\w+\.?)+)+@"  # takes longer than anybody waits, and matches nothing
 
 @pytest.fixture
 def a_short_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One second is allowed, and rings after a fifth."""
-    monkeypatch.setenv("ATTNSCOPE_READING_SECONDS", "1")
-    monkeypatch.setattr(signal, "alarm", lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds / 5))
+    short_seconds(monkeypatch)
 
 
 def refusal(**options: Any) -> str:

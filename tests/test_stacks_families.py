@@ -7,7 +7,6 @@ Shapes: B text, H head, Q query, K key, T token, D head dim.
 
 import inspect
 from collections.abc import Callable, Container, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from attnscope.seam.listen import calls_interface, listen
 from attnscope.stacks import CROSS, DECODER, ENCODER
 from helpers.families import tiny_config
 from helpers.families_table import STACKS, stack_row, stacks_table
+from helpers.seconds import once
 from helpers.stack_families import (
     NOT_OF_TEXT,
     OVERRIDES,
@@ -55,10 +55,20 @@ QUICK = (
 )
 
 
-def every_but(names: Container[str] = (), quick: Container[str] = QUICK) -> list[Any]:
-    """Every type but those; what is not quick is slow."""
-    kept = [name for name in TYPES if name not in names]
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in kept]
+AS_ANOTHER = ("ibert", "layoutlm", "marian", "roberta")  # tried in full by bert, bart and those read by hooks
+OF_SIZES = (  # what cuts, pads or pools tokens in a way of its own
+    *("bart", "bert", "convbert", "deberta-v2", "led", "longformer", "longt5", "modernbert", "pegasus_x"),
+    *("prophetnet", "squeezebert", "t5", "t5gemma2", "xlnet"),
+)
+
+
+def every_but(
+    names: Container[str] = (), quick: Container[str] = QUICK, default: Container[str] | None = None
+) -> list[Any]:
+    """Every type but those; what is not quick is slow, of what is quick the default is tried by default."""
+    default = [name for name in QUICK if name not in AS_ANOTHER] if default is None else default
+    marks = {name: [] if name in default else [pytest.mark.families] for name in TYPES if name in quick}
+    return [pytest.param(name, marks=marks.get(name, [pytest.mark.slow])) for name in TYPES if name not in names]
 
 
 EVERY = every_but()
@@ -69,7 +79,7 @@ BY_HOOK = (
 )
 BOTH_WAYS = ("bigbird_pegasus", "longt5", "t5gemma2")
 
-measured: Callable[[str], Measured] = cache(measure)
+measured: Callable[[str], Measured] = once(measure)
 
 
 @pytest.mark.parametrize("family", EVERY)
@@ -249,7 +259,7 @@ def padded(model: Any, source: Tensor, left: bool) -> tuple[Tensor, Tensor]:
     return torch.cat(both[0], 1), torch.cat(both[1], 1)
 
 
-@pytest.mark.parametrize("family", every_but(TOO_SHORT))
+@pytest.mark.parametrize("family", every_but(TOO_SHORT, default=OF_SIZES))
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_short_texts(family: str, tokens: int) -> None:
     model = tiny(family)
@@ -321,7 +331,7 @@ def positions(model: Any, source: Tensor, alone: Mapping[Key, Tensor], **inputs:
     return {}
 
 
-@pytest.mark.parametrize("family", every_but(MIXES))
+@pytest.mark.parametrize("family", every_but(MIXES, default=OF_SIZES))
 def test_padding_changes_nothing(family: str) -> None:
     """Behind an attention_mask, real tokens have the weights that they have alone, and padding gets none."""
     model = tiny(family)
@@ -373,7 +383,7 @@ def written() -> list[str]:
     return text.partition(STACKS)[2].splitlines()
 
 
-@pytest.mark.parametrize("family", QUICK)
+@pytest.mark.parametrize("family", [*QUICK[:1], *(pytest.param(one, marks=pytest.mark.families) for one in QUICK[1:])])
 def test_the_document_has_what_is_measured(family: str) -> None:
     assert stack_row(family, measured(family)) in written(), "run scripts/families_doc.py"
 
