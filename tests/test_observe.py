@@ -111,6 +111,12 @@ CHOSEN = [
 ]
 
 
+MOSTLY = pytest.mark.parametrize(
+    "seen_by", ["eager", "fused", pytest.param("fused, listening", marks=pytest.mark.families)], indirect=True
+)
+
+
+@MOSTLY
 @pytest.mark.parametrize(
     ("kind", "top_k"), [("heads", 2), ("heads", None), ("some heads", 1), ("kv heads", 3), ("scores", None)]
 )
@@ -155,6 +161,7 @@ def test_chosen_keys_need_not_be_among_the_largest(demo, seen_by) -> None:
     assert (layers[:, :, last].argmax(-1) != 3).all()
 
 
+@MOSTLY
 @pytest.mark.parametrize(("group", "by_kv"), [("words", False), ("sentences", True)])
 @pytest.mark.parametrize(("query", "key"), CHOSEN, ids=str)
 def test_a_chosen_token_stands_for_its_word_or_sentence(demo, seen_by, query, key, group: str, by_kv: bool) -> None:

@@ -208,13 +208,27 @@ def big_bird(folder: Path) -> LoadOptions:
     return LoadOptions(str(with_tokenizer(stack_model("big_bird", vocab_size=2000), folder / "bird")))
 
 
+@pytest.fixture
+def in_this_process(kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second instance is made here, of the files and of what was written for it."""
+
+    def run(command: list[str], **how: Any) -> SimpleNamespace:
+        alone.main(Path(command[-1]))
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(whole.subprocess, "run", run)
+
+
 WAYS = [lora, prefix, gguf]
 SLOWLY = [soft_prompt, stretched, an_encoder_of_two, big_bird]
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("where", ["in_this_process", pytest.param("kept", marks=pytest.mark.e2e)])
 @pytest.mark.parametrize("way", [*WAYS, *(pytest.param(way, marks=pytest.mark.slow) for way in SLOWLY)])
-def test_however_a_model_comes_the_second_comes_too(way: Callable[[Path], LoadOptions], tmp_path: Path) -> None:
+def test_however_a_model_comes_the_second_comes_too(
+    way: Callable[[Path], LoadOptions], where: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    request.getfixturevalue(where)
     loaded = load(way(tmp_path))
     report = check_parity(loaded, prepare(loaded, Ask(TEXT, engine="eager")).prompt, whole=True)
     assert report.whole.holds, report.whole

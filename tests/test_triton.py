@@ -60,13 +60,9 @@ OF_ANSWERS = "(statistics_under or closed_set or nan or walk)"
 LEFT_OUT = "additive or 40- or plain or 0-infinite"
 
 
-starting = once(server)  # of forks, which costs more than they do
-
-
 @once
 def tried(kind: str) -> str:
     """What pytest says of each test of a kind, or of those of another."""
-    starting()
     how = ("-q", "-n", "0", "-p", "no:cacheprovider", "-rA", "-k", f"{kind} and not ({LEFT_OUT})")
     done = forked(interpreted.__file__, *how, "tests/triton_kernels.py", cwd=TESTS.parent)
     return done.stdout + done.stderr
@@ -75,6 +71,7 @@ def tried(kind: str) -> str:
 @with_triton
 @pytest.mark.parametrize("name", [*TRIED, "a_key_of_nan_makes_the_rows_nan_that_see_it"])
 def test_interpreted_kernels_answer(name: str) -> None:
+    server()  # whose start is not what a test of many costs
     said = tried(OF_ANSWERS if re.search(OF_ANSWERS.replace(" or ", "|").strip("()"), name) else f"not {OF_ANSWERS}")
     if "Triton's interpreter of 3.6 fails" in said:
         pytest.skip("Triton's interpreter of 3.6 fails with NumPy 2.4 and later")
@@ -107,7 +104,7 @@ def compiled(asked: list[dict]) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.fixture(scope="module")
+@once
 def for_one_card() -> dict:
     """The statistics for the smallest of the cards."""
     [row] = compiled([{"arch": 80, "width": 64, "kernels": ["statistics"]}])
@@ -115,10 +112,12 @@ def for_one_card() -> dict:
 
 
 @with_triton
-def test_statistics_compile_for_a_card_that_is_not_here(for_one_card: dict) -> None:
-    assert (for_one_card["arch"], for_one_card["width"], for_one_card["M"]) == (80, 64, 64)
-    assert for_one_card["stack"] == 0
-    assert for_one_card["shared"] <= SHARED[80]
+def test_statistics_compile_for_a_card_that_is_not_here() -> None:
+    server()
+    row = for_one_card()
+    assert (row["arch"], row["width"], row["M"]) == (80, 64, 64)
+    assert row["stack"] == 0
+    assert row["shared"] <= SHARED[80]
 
 
 @with_triton
