@@ -413,10 +413,15 @@ def refusal(**options: Any) -> str:
     "named",
     [
         {"target_modules": SLOW},
-        {"exclude_modules": SLOW},
         {"rank_pattern": {SLOW: 4}},
-        {"alpha_pattern": {SLOW: 4}},
-        {"layers_to_transform": [0], "layers_pattern": SLOW},
+        *(
+            pytest.param(named, marks=pytest.mark.e2e)  # found as those above and below are: any text is a pattern
+            for named in (
+                {"exclude_modules": SLOW},
+                {"alpha_pattern": {SLOW: 4}},
+                {"layers_to_transform": [0], "layers_pattern": SLOW},
+            )
+        ),
         {"modules_to_save": [SLOW]},
     ],
     ids=lambda named: [*named][-1],

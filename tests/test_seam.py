@@ -197,9 +197,9 @@ def test_other_models_of_the_same_thread_pass_through() -> None:
 
 
 @pytest.mark.usefixtures("compiling")
-@pytest.mark.parametrize("how", ["whole", "in place", "layers"])
+@pytest.mark.parametrize("how", ["whole", pytest.param("in place", marks=pytest.mark.e2e), "layers"])
 def test_a_compiled_model_is_read_whole(how: str) -> None:
-    model, ids_BT = tiny_model("llama", num_hidden_layers=2), some_ids()
+    model, ids_BT = tiny_model("llama", num_hidden_layers=1), some_ids()
     expected = heard_weights(model, ids_BT)
     compiled = torch.compile(model, backend="eager") if how == "whole" else model
     if how == "in place":
@@ -209,7 +209,7 @@ def test_a_compiled_model_is_read_whole(how: str) -> None:
             model.model.layers[index] = torch.compile(layer, backend="eager")
     compiled(ids_BT)  # compiled before the capture opens
     heard = heard_weights(compiled, ids_BT)
-    assert len(heard) == 2
+    assert len(heard) == 1
     assert all(map(torch.equal, heard, expected))
 
 

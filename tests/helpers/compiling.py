@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from helpers.families import tiny_model
 from helpers.seconds import once
 
 
@@ -19,4 +20,4 @@ def compiling() -> Iterator[None]:
 
 @once
 def _first() -> None:
-    torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.ones(2))
+    torch.compile(tiny_model("llama", num_hidden_layers=1), backend="eager")(torch.arange(5)[None])
