@@ -132,14 +132,7 @@ def tile_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     tiles_of(request.param, monkeypatch)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param((SMALL, 3), id="small tiles, three threads"),
-        pytest.param((LARGE, 1), id="large tiles, one thread"),
-        pytest.param((SMALL, 1), id="small tiles, one thread", marks=pytest.mark.families),
-        pytest.param((LARGE, 3), id="large tiles, three threads", marks=pytest.mark.families),
-    ]
-)
+@pytest.fixture
 def tiles_and_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     size, threads = request.param
     tiles_of(size, monkeypatch)
@@ -147,12 +140,30 @@ def tiles_and_threads(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
         yield
 
 
+IN_ONE_TILE = ("plain", "three texts", "window", "sink logits", "additive mask", "position bias", "multi-query")
+UNDER_EVERY_CASE = pytest.mark.parametrize(
+    ("tiles_and_threads", "case"),
+    [
+        pytest.param(
+            (size, threads),
+            case,
+            id=f"{'small' if size == SMALL else 'large'} tiles, {threads} threads, {case}",
+            marks=[]
+            if (size, threads) == (SMALL, 3) or ((size, threads) == (LARGE, 1) and case in IN_ONE_TILE)
+            else [pytest.mark.families],
+        )
+        for size in (SMALL, LARGE)
+        for threads in (1, 3)
+        for case in CASES
+    ],
+    indirect=["tiles_and_threads"],
+)
 EITHER_KIND = pytest.mark.parametrize("kind", [TiledAttention, CompiledAttention, SmallAttention])
 
 
 @EITHER_KIND
+@UNDER_EVERY_CASE
 @pytest.mark.usefixtures("tiles_and_threads")
-@pytest.mark.parametrize("case", CASES)
 def test_answers_equal_the_matrix(case: str, kind: type[TiledAttention]) -> None:
     dense, asked, v_BGKD = operators(**CASES[case], kind=kind)
     ids_BT = torch.randint(0, 9, (dense.batch, dense.queries), generator=torch.Generator().manual_seed(0))
@@ -209,8 +220,8 @@ def test_a_key_of_nan_makes_the_rows_nan_that_see_it(key: int, case: str, kind: 
 
 
 @EITHER_KIND
+@UNDER_EVERY_CASE
 @pytest.mark.usefixtures("tiles_and_threads")
-@pytest.mark.parametrize("case", CASES)
 def test_keys_of_each_text_and_how_many_hold_a_row(case: str, kind: type[TiledAttention]) -> None:
     """Where rounding decides which key is the last of 95 %, a row differs by one."""
     dense, asked, _ = operators(**CASES[case], kind=kind)
@@ -241,8 +252,8 @@ def assert_same_keys(found: tuple, expected: tuple, dense: DenseAttention, heads
     assert all(len(set(row.tolist())) == len(row) for row in keys.flatten(0, -2))
 
 
+@UNDER_EVERY_CASE
 @pytest.mark.usefixtures("tiles_and_threads")
-@pytest.mark.parametrize("case", CASES)
 def test_the_strongest_of_chosen_queries_and_keys_are_those_of_a_loop(case: str) -> None:
     """Every text with queries and keys of its own; rows that see fewer of the keys end in NaN."""
     dense, asked, _ = operators(**CASES[case])
