@@ -3,14 +3,12 @@
 import pytest
 
 from attnscope.errors import ModelError
-from attnscope.model.task import task_of
 from attnscope.parity import made
 from attnscope.study.why.parts import parts_of
 from attnscope.study.why.records import AskedLogit
-from helpers.families import few, tiny_config
+from helpers.families import few
 from helpers.parity_models import TYPES, as_loaded, ids_for, roused_model
-from helpers.stack_families import OVERRIDES, inputs_of, tiny
-from helpers.stack_families import TYPES as STACK_TYPES
+from helpers.stack_families import SEQ2SEQ, inputs_of, tiny
 from helpers.stack_families import ids as stack_ids
 from helpers.why_families import QUERY, last_of
 
@@ -34,7 +32,6 @@ ENCODERS = """
     openai_privacy_filter roberta roberta-prelayernorm roc_bert splinter tipsv2_text_model ultrabert xlm-roberta
     xlm-roberta-xl xmod
 """.split()  # noqa: SIM905
-SEQ2SEQ = [family for family in STACK_TYPES if task_of(tiny_config(family, **OVERRIDES.get(family, {}))) == "seq2seq"]
 UNSEEN = {  # families that attend outside the interface, and what is said of a cross layer
     **dict.fromkeys(("bigbird_pegasus", "longt5"), "its output cannot be changed"),
     **dict.fromkeys(("fsmt", "led", "mvp", "prophetnet", "t5gemma2"), "attends where its q and k are not seen"),
