@@ -47,8 +47,8 @@ DTYPES = (torch.float32, torch.bfloat16)
 Command = Callable[[LoadedModel], object]
 
 
-def placed(tokenizer: Any, family: str, count: int, dtype: torch.dtype) -> LoadedModel:
-    model = roused_model(family, vocab_size=len(tokenizer))
+def placed(tokenizer: Any, family: str, count: int, dtype: torch.dtype, **sizes: int) -> LoadedModel:
+    model = roused_model(family, vocab_size=len(tokenizer), **sizes)
     place(in_half(model, dtype) if dtype != torch.float32 else model, devices_of(model, count))
     loaded = wrap(model, tokenizer)
     assert loaded.device == "cuda:0"
@@ -219,7 +219,8 @@ def large_blocks(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch, engine: str
         monkeypatch.setattr(memory, name, smaller)
     prompt = from_ids(demo.tokenizer, [5 + place % 90 for place in range(LONG)])
     with pretend() as seen:
-        loaded = placed(demo.tokenizer, "llama", 1, torch.float32)
+        layers = {} if engine == "eager" else {"num_hidden_layers": 2}  # of which none may have one
+        loaded = placed(demo.tokenizer, "llama", 1, torch.float32, **layers)
         seen.large = 4 * LONG**2
         observe(loaded, [prompt], Request(relations=True), engine=ENGINES[engine])
     return seen.most

@@ -18,6 +18,7 @@ from attnscope.text.expressions import DEEPEST, check_expression, defined
 from attnscope.text.prompt import from_ids, from_text
 from attnscope.text.target import reading_target, target
 from attnscope.text.tokens import find
+from helpers.alarms import short_seconds
 from helpers.command_line import call
 
 
@@ -32,7 +33,7 @@ class Stuck:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch) -> None:
-    monkeypatch.setenv("ATTNSCOPE_READING_SECONDS", "1")
+    short_seconds(monkeypatch)
 
 
 def test_a_target_has_a_deadline() -> None:

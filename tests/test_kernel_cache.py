@@ -255,6 +255,7 @@ def test_an_unknown_name_is_not_called() -> None:
         object_code._loaded("other", code)
 
 
+@pytest.mark.e2e
 def test_half_of_the_kernel_does_not_crash_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = object_code._object()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -100,7 +101,9 @@ def test_a_quantized_model_is_loaded_as_any_other(where: dict[str, Any], monkeyp
         return original(*args, **named)
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", plain)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    find = importlib.util.find_spec  # what else is asked for is there or not: libraries keep the answer
+    there = {"bitsandbytes"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *of: object() if name in there else find(name, *of))
     monkeypatch.setattr(loading, "_quantization", lambda options: told if options.quantize else None)
     quantized, full = (load(LoadOptions(quantize=how, **where)) for how in ("8bit", None))
     assert [one.pop("quantization_config") for one in asked] == [told, None]

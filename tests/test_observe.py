@@ -111,6 +111,12 @@ CHOSEN = [
 ]
 
 
+MOSTLY = pytest.mark.parametrize(
+    "seen_by", ["eager", "fused", pytest.param("fused, listening", marks=pytest.mark.families)], indirect=True
+)
+
+
+@MOSTLY
 @pytest.mark.parametrize(
     ("kind", "top_k"), [("heads", 2), ("heads", None), ("some heads", 1), ("kv heads", 3), ("scores", None)]
 )
@@ -122,19 +128,19 @@ def test_relations_of_chosen_tokens(demo, seen_by, query, key, kind: str, top_k:
     wanted = Request(view=view, metrics=(), relations=True, top_k=top_k)
     seen = seen_by(wanted, chosen=chosen(query, key))
     n, layers = len(seen.prompt), torch.stack(attentions(demo.model, seen.prompt.ids))
-    layers = layers.unflatten(1, (3, 2)).mean(2) if kind == "kv heads" else layers
+    layers = (layers.unflatten(1, (3, 2)).mean(2) if kind == "kv heads" else layers).tolist()
     found: dict[tuple[int, int, int], list[tuple[int, float]]] = {}
     for layer, head, kv_head, i, token, j, key_token, weight, _ in rows(seen.relations()):
         assert (token, key_token) == (seen.prompt.tokens[i], seen.prompt.tokens[j])
         found.setdefault((layer, kv_head if head is None else head, i), []).append((j, weight))
-    whole = [(layer, head) for layer in range(4) for head in range(layers.shape[1])]
+    whole = [(layer, head) for layer in range(4) for head in range(len(layers[0]))]
     expected = whole if heads is None else [(1, 2), (1, 3), (3, 5)]
     for layer, head in expected:
         for i in query or range(n):
             visible = [j for j in key or range(n) if j <= i]
-            largest = sorted((float(layers[layer, head, i, j]) for j in visible), reverse=True)[:top_k]
+            largest = sorted((layers[layer][head][i][j] for j in visible), reverse=True)[:top_k]
             got = found.pop((layer, head, i), [])
-            weights = [float(layers[layer, head, i, j]) for j, _ in got]
+            weights = [layers[layer][head][i][j] for j, _ in got]
             assert weights == pytest.approx(largest, abs=1e-5)
             assert len({j for j, _ in got}) == len(got)
             assert {j for j, _ in got} <= set(visible)
@@ -155,6 +161,7 @@ def test_chosen_keys_need_not_be_among_the_largest(demo, seen_by) -> None:
     assert (layers[:, :, last].argmax(-1) != 3).all()
 
 
+@MOSTLY
 @pytest.mark.parametrize(("group", "by_kv"), [("words", False), ("sentences", True)])
 @pytest.mark.parametrize(("query", "key"), CHOSEN, ids=str)
 def test_a_chosen_token_stands_for_its_word_or_sentence(demo, seen_by, query, key, group: str, by_kv: bool) -> None:

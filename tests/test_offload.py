@@ -125,7 +125,7 @@ def gradient(loaded: LoadedModel, folder: Path) -> Any:
 
 
 def scanned(loaded: LoadedModel, folder: Path) -> Any:
-    return scan_heads(loaded, plan(loaded, sequences=4, pool=range(10, 60))).table().to_pylist()
+    return scan_heads(loaded, plan(loaded, sequences=2, pool=range(10, 30))).table().to_pylist()
 
 
 def seen(loaded: LoadedModel, folder: Path) -> Any:
@@ -138,8 +138,20 @@ def generated(loaded: LoadedModel, folder: Path) -> Any:
     return attnscope.capture(loaded, TEXT, generate=3, listen=True, engine="fused").prompt.ids
 
 
+COMMANDS = (batch, ablation, gradient, scanned, seen, generated)
+
+
 @pytest.mark.parametrize("dtype", DTYPES[:1])
-@pytest.mark.parametrize("command", [batch, ablation, gradient, scanned, seen, generated])
+@pytest.mark.parametrize(
+    ("both", "command"),
+    [
+        pytest.param(way, command, marks=[] if way is half_to_the_disk or command is seen else [pytest.mark.families])
+        for way in WAYS
+        for command in COMMANDS
+    ],
+    indirect=["both"],
+    ids=lambda value: value.__name__,
+)
 def test_a_command_gives_the_same(
     command: Callable[[LoadedModel, Path], Any], both: tuple[LoadedModel, LoadedModel], tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ from attnscope.reference.layouts import layout_of
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import ModuleRecorder
 from attnscope.text.prompt import from_text
+from helpers.compiling import compiling  # noqa: F401
 from helpers.families import tiny_config
 from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
 
@@ -292,12 +293,12 @@ def test_a_model_that_returns_no_weights_is_compared_by_its_output_and_says_so(d
     assert_fails_only_in(parity_of(model), [BROKEN])
 
 
+@pytest.mark.usefixtures("compiling")
 def test_a_compiled_model_is_compared_whole() -> None:
-    model = model_in(torch.float32)
+    model = roused_model("llama", num_hidden_layers=1)
     compiled = torch.compile(model, backend="eager")
     compiled(ids_for("llama"))
     assert_fails_only_in(check_parity(replace(as_loaded(model), model=compiled), ids_for("llama")), [])
-    torch._dynamo.reset()
 
 
 def test_offloaded_weights_are_compared_by_scores_and_say_so() -> None:

@@ -26,6 +26,7 @@ from attnscope.reference.relative import relative_bias
 from attnscope.run import read
 from attnscope.seam.modules import ModuleRun
 from helpers.command_line import call
+from helpers.families import few
 from helpers.parity_models import as_loaded, in_half
 from helpers.parity_stacks import SOURCE, TARGET, WINDOW, parity_of, stack_model, texts_for, tiny_stacks
 
@@ -111,7 +112,7 @@ def test_scores(family: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("family", IN_HALF)
+@pytest.mark.parametrize("family", few(IN_HALF, also=("openai_privacy_filter",)))
 def test_half_precision(family: str, dtype: torch.dtype) -> None:
     """Both the float32 copy and the run itself; nothing is said of other keys, as no layer chooses any."""
     model = in_half(stack_model(family), dtype)

@@ -59,12 +59,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
 
 @pytest.fixture(scope="module")
-def once() -> dict[str, Any]:
+def kept_outputs() -> dict[str, Any]:
     return {}
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch, once: dict[str, Any]) -> None:
+def kept(monkeypatch: pytest.MonkeyPatch, kept_outputs: dict[str, Any]) -> None:
     """A second instance of the same files and inputs is made once in this module, in a fork: a start takes seconds."""
     made = whole._second
 
@@ -77,9 +77,9 @@ def kept(monkeypatch: pytest.MonkeyPatch, once: dict[str, Any]) -> None:
     def second(loaded: LoadedModel, options: LoadOptions, inputs: dict[str, torch.Tensor], modules: list[str]) -> Any:
         given = {name: one.tolist() for name, one in inputs.items()}
         key = hashlib.sha256(repr((options, given, modules)).encode()).hexdigest()
-        if key not in once:
-            once[key] = made(loaded, options, inputs, modules)
-        return once[key]
+        if key not in kept_outputs:
+            kept_outputs[key] = made(loaded, options, inputs, modules)
+        return kept_outputs[key]
 
     monkeypatch.setattr(whole, "_second", second)
 
@@ -208,13 +208,27 @@ def big_bird(folder: Path) -> LoadOptions:
     return LoadOptions(str(with_tokenizer(stack_model("big_bird", vocab_size=2000), folder / "bird")))
 
 
+@pytest.fixture
+def in_this_process(kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second instance is made here, of the files and of what was written for it."""
+
+    def run(command: list[str], **how: Any) -> SimpleNamespace:
+        alone.main(Path(command[-1]))
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(whole.subprocess, "run", run)
+
+
 WAYS = [lora, prefix, gguf]
 SLOWLY = [soft_prompt, stretched, an_encoder_of_two, big_bird]
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("where", ["in_this_process", pytest.param("kept", marks=pytest.mark.e2e)])
 @pytest.mark.parametrize("way", [*WAYS, *(pytest.param(way, marks=pytest.mark.slow) for way in SLOWLY)])
-def test_however_a_model_comes_the_second_comes_too(way: Callable[[Path], LoadOptions], tmp_path: Path) -> None:
+def test_however_a_model_comes_the_second_comes_too(
+    way: Callable[[Path], LoadOptions], where: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    request.getfixturevalue(where)
     loaded = load(way(tmp_path))
     report = check_parity(loaded, prepare(loaded, Ask(TEXT, engine="eager")).prompt, whole=True)
     assert report.whole.holds, report.whole
@@ -303,7 +317,10 @@ def test_what_runs_alone_imports_nothing_of_ours() -> None:
 # The command.
 
 
-def test_the_command_says_both_verdicts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", ["kept", pytest.param("none", marks=pytest.mark.e2e)])
+def test_the_command_says_both_verdicts(start: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    if start == "kept":  # else the second instance has a start of its own
+        request.getfixturevalue("kept")
     done = call("parity", "--whole", "--text", TEXT, "--out", str(tmp_path / "c.json")).ok()
     assert "taken on trust: transformers' own code, the config and the files" in done.err
     assert "differs from a second instance by 0 of the norm" in done.err.splitlines()[-1]

@@ -3,7 +3,6 @@
 Shapes: B text, H head, Q query, K key, T token.
 """
 
-import gc
 import threading
 import weakref
 from contextlib import nullcontext
@@ -19,6 +18,7 @@ from attnscope.attention.questions import Distance, Entropy, Features, Received
 from attnscope.errors import ModelError, UsageError
 from attnscope.seam.engines import ENGINES, Engine, engine_named
 from attnscope.seam.listen import listen, listening
+from helpers.compiling import compiling  # noqa: F401
 from helpers.dispatched import thread_count
 from helpers.families import tiny_model
 
@@ -112,7 +112,6 @@ def test_only_one_matrix_is_alive_at_a_time() -> None:
     counts = []
 
     def hear(call) -> None:
-        gc.collect()
         counts.append(sum(1 for matrix in alive if matrix() is not None))
         alive.append(weakref.ref(call.weights_BHQK))
 
@@ -141,14 +140,14 @@ def test_the_model_is_left_as_it_was_found_even_when_the_forward_raises(family: 
 def test_two_models_in_two_threads_do_not_disturb_each_other() -> None:
     models = [tiny_model("llama", seed=1), tiny_model("llama", seed=2)]
     expected = [heard_weights(model, some_ids()) for model in models]
-    run_pairs(models, expected, pairs=100)
+    run_pairs(models, expected, pairs=40)
     assert not torch.equal(expected[0][0], expected[1][0])
 
 
 def test_a_second_capture_of_one_model_waits() -> None:
     model = tiny_model("llama")
     expected = heard_weights(model, some_ids())
-    run_pairs([model, model], [expected, expected], pairs=100)
+    run_pairs([model, model], [expected, expected], pairs=40)
     inside = threading.Semaphore(1)
 
     def hear(call) -> None:
@@ -158,12 +157,12 @@ def test_a_second_capture_of_one_model_waits() -> None:
             inside.release()
 
     overlaps: list[bool] = []
-    threads = [threading.Thread(target=lambda: [listen(model, some_ids(), hear) for _ in range(20)]) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: [listen(model, some_ids(), hear) for _ in range(10)]) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert overlaps == [False] * 40
+    assert overlaps == [False] * 20
 
 
 def run_pairs(models: list, expected: list, pairs: int) -> None:
@@ -197,9 +196,10 @@ def test_other_models_of_the_same_thread_pass_through() -> None:
     assert all(matrix is not None for matrix in attentions)
 
 
-@pytest.mark.parametrize("how", ["whole", "in place", "layers"])
+@pytest.mark.usefixtures("compiling")
+@pytest.mark.parametrize("how", ["whole", pytest.param("in place", marks=pytest.mark.e2e), "layers"])
 def test_a_compiled_model_is_read_whole(how: str) -> None:
-    model, ids_BT = tiny_model("llama"), some_ids()
+    model, ids_BT = tiny_model("llama", num_hidden_layers=1), some_ids()
     expected = heard_weights(model, ids_BT)
     compiled = torch.compile(model, backend="eager") if how == "whole" else model
     if how == "in place":
@@ -209,9 +209,8 @@ def test_a_compiled_model_is_read_whole(how: str) -> None:
             model.model.layers[index] = torch.compile(layer, backend="eager")
     compiled(ids_BT)  # compiled before the capture opens
     heard = heard_weights(compiled, ids_BT)
-    assert len(heard) == 4
+    assert len(heard) == 1
     assert all(map(torch.equal, heard, expected))
-    torch._dynamo.reset()
 
 
 def test_no_logits_are_computed() -> None:
@@ -346,7 +345,7 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.families), 3])  # a mode is of one thread
 @pytest.mark.parametrize(
     ("family", "engine"),
     [("llama", EAGER), ("llama", TILES), ("llama", LISTENING), ("bloom", EAGER)],

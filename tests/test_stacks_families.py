@@ -7,7 +7,6 @@ Shapes: B text, H head, Q query, K key, T token, D head dim.
 
 import inspect
 from collections.abc import Callable, Container, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,12 @@ from attnscope.seam.listen import calls_interface, listen
 from attnscope.stacks import CROSS, DECODER, ENCODER
 from helpers.families import tiny_config
 from helpers.families_table import STACKS, stack_row, stacks_table
+from helpers.seconds import once
 from helpers.stack_families import (
     NOT_OF_TEXT,
     OVERRIDES,
     REACH,
+    SEQ2SEQ,
     SOURCE,
     TYPES,
     UNREAD,
@@ -55,10 +56,20 @@ QUICK = (
 )
 
 
-def every_but(names: Container[str] = (), quick: Container[str] = QUICK) -> list[Any]:
-    """Every type but those; what is not quick is slow."""
-    kept = [name for name in TYPES if name not in names]
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in kept]
+AS_ANOTHER = ("ibert", "layoutlm", "marian", "roberta")  # tried in full by bert, bart and those read by hooks
+OF_SIZES = (  # what cuts, pads or pools tokens in a way of its own
+    *("bart", "bert", "convbert", "deberta-v2", "led", "longformer", "longt5", "modernbert", "pegasus_x"),
+    *("prophetnet", "squeezebert", "t5", "t5gemma2", "xlnet"),
+)
+
+
+def every_but(
+    names: Container[str] = (), quick: Container[str] = QUICK, default: Container[str] | None = None
+) -> list[Any]:
+    """Every type but those; what is not quick is slow, of what is quick the default is tried by default."""
+    default = [name for name in QUICK if name not in AS_ANOTHER] if default is None else default
+    marks = {name: [] if name in default else [pytest.mark.families] for name in TYPES if name in quick}
+    return [pytest.param(name, marks=marks.get(name, [pytest.mark.slow])) for name in TYPES if name not in names]
 
 
 EVERY = every_but()
@@ -69,7 +80,7 @@ BY_HOOK = (
 )
 BOTH_WAYS = ("bigbird_pegasus", "longt5", "t5gemma2")
 
-measured: Callable[[str], Measured] = cache(measure)
+measured: Callable[[str], Measured] = once(measure)
 
 
 @pytest.mark.parametrize("family", EVERY)
@@ -92,6 +103,8 @@ def test_fused_engines_say_the_same_where_the_family_asks_the_interface(family: 
 
 
 def test_the_counts() -> None:
+    tasks = {one: task_of(tiny_config(one, **OVERRIDES.get(one, {}))) for one in TYPES}
+    assert [one for one in TYPES if tasks[one] == "seq2seq"] == SEQ2SEQ
     assert len(TYPES) == 77
     assert len(UNREAD) == 12
     assert len(NOT_OF_TEXT) == 14
@@ -249,7 +262,7 @@ def padded(model: Any, source: Tensor, left: bool) -> tuple[Tensor, Tensor]:
     return torch.cat(both[0], 1), torch.cat(both[1], 1)
 
 
-@pytest.mark.parametrize("family", every_but(TOO_SHORT))
+@pytest.mark.parametrize("family", every_but(TOO_SHORT, default=OF_SIZES))
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_short_texts(family: str, tokens: int) -> None:
     model = tiny(family)
@@ -321,7 +334,7 @@ def positions(model: Any, source: Tensor, alone: Mapping[Key, Tensor], **inputs:
     return {}
 
 
-@pytest.mark.parametrize("family", every_but(MIXES))
+@pytest.mark.parametrize("family", every_but(MIXES, default=OF_SIZES))
 def test_padding_changes_nothing(family: str) -> None:
     """Behind an attention_mask, real tokens have the weights that they have alone, and padding gets none."""
     model = tiny(family)
@@ -339,10 +352,7 @@ def test_padding_changes_nothing(family: str) -> None:
             assert_close(beside[kind, layer][..., queries, keys], weights, atol=2e-5, rtol=0)
 
 
-ENCODERS = [one for one in TYPES if task_of(tiny_config(one, **OVERRIDES.get(one, {}))) == "encoder"]
-
-
-@pytest.mark.parametrize("family", every_but((*MIXES, *UNPACKED, *(one for one in TYPES if one not in ENCODERS))))
+@pytest.mark.parametrize("family", every_but((*MIXES, *UNPACKED, *SEQ2SEQ)))
 def test_packed_texts_have_the_weights_that_they_have_alone(family: str) -> None:
     model, lengths = tiny(family), (SOURCE, 9)
     texts = [ids(length, seed)[:1] for seed, length in enumerate(lengths)]
@@ -373,7 +383,7 @@ def written() -> list[str]:
     return text.partition(STACKS)[2].splitlines()
 
 
-@pytest.mark.parametrize("family", QUICK)
+@pytest.mark.parametrize("family", [*QUICK[:1], *(pytest.param(one, marks=pytest.mark.families) for one in QUICK[1:])])
 def test_the_document_has_what_is_measured(family: str) -> None:
     assert stack_row(family, measured(family)) in written(), "run scripts/families_doc.py"
 

@@ -1,10 +1,11 @@
 """The Triton engine without a card: its kernels interpreted, and compiled for cards that are not here.
 
-Triton reads how it is to run when it is imported, so both run in processes of their own.
+Triton reads how it is to run when it is imported, so both run in processes of their own, by default in forks.
 """
 
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -21,7 +22,10 @@ from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.triton_kernel import operator
 from attnscope.attention.triton_kernel.operator import TritonAttention, device_can, usable
 from attnscope.attention.visibility import Visibility
+from helpers import interpreted
+from helpers.forks import forked, server
 from helpers.pretend import pretend
+from helpers.seconds import once
 
 TESTS = Path(__file__).parent
 with_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: pip install triton")
@@ -44,7 +48,39 @@ def run(*arguments: str, **environment: str) -> str:
     return done.stdout
 
 
+# By default some of its tests, in one fork: of rows of NaN and of masks one each.
+TRIED = """
+    a_kernel_that_fails_after_its_proof_leaves_the_call_to_the_tiles a_kernel_that_gives_a_key_twice_is_refused
+    a_planted_kernel_leaves_its_questions_to_the_tiles all_top_keys_of_a_call_are_found_in_one_walk
+    answers_lie_further_apart_than_32_bits_count every_kernel_proves_itself memory_that_runs_out_is_no_verdict
+    statistics_that_raise_leave_everything_to_the_tiles statistics_under_options
+    the_closed_set_is_that_of_the_tiles_and_of_dense_rows the_kernels_are_given_what_is_on_the_call_s_own_device
+""".split()  # noqa: SIM905
+OF_ANSWERS = "(statistics_under or closed_set or nan or walk)"
+LEFT_OUT = "additive or 40- or plain or 0-infinite"
+
+
+@once
+def tried(kind: str) -> str:
+    """What pytest says of each test of a kind, or of those of another."""
+    how = ("-q", "-n", "0", "-p", "no:cacheprovider", "-rA", "-k", f"{kind} and not ({LEFT_OUT})")
+    done = forked(interpreted.__file__, *how, "tests/triton_kernels.py", cwd=TESTS.parent)
+    return done.stdout + done.stderr
+
+
 @with_triton
+@pytest.mark.parametrize("name", [*TRIED, "a_key_of_nan_makes_the_rows_nan_that_see_it"])
+def test_interpreted_kernels_answer(name: str) -> None:
+    server()  # whose start is not what a test of many costs
+    said = tried(OF_ANSWERS if re.search(OF_ANSWERS.replace(" or ", "|").strip("()"), name) else f"not {OF_ANSWERS}")
+    if "Triton's interpreter of 3.6 fails" in said:
+        pytest.skip("Triton's interpreter of 3.6 fails with NumPy 2.4 and later")
+    found = re.findall(rf"^([A-Z]+) tests/triton_kernels.py::test_{name}\b", said, re.MULTILINE)
+    assert set(found) == {"PASSED"}, said
+
+
+@with_triton
+@pytest.mark.e2e
 def test_interpreted_kernels_answer_as_the_tiles_do() -> None:
     run("pytest", "-q", "-n", "0", "tests/triton_kernels.py", TRITON_INTERPRET="1")
 
@@ -63,10 +99,29 @@ def test_kernels_on_a_card_answer_as_the_tiles_do() -> None:
 
 
 def compiled(asked: list[dict]) -> list[dict]:
-    return [json.loads(line) for line in run("helpers.triton_compiled", json.dumps(asked)).splitlines()]
+    done = forked(TESTS / "helpers/triton_compiled.py", json.dumps(asked), cwd=TESTS.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@once
+def for_one_card() -> dict:
+    """The statistics for the smallest of the cards."""
+    [row] = compiled([{"arch": 80, "width": 64, "kernels": ["statistics"]}])
+    return row
 
 
 @with_triton
+def test_statistics_compile_for_a_card_that_is_not_here() -> None:
+    server()
+    row = for_one_card()
+    assert (row["arch"], row["width"], row["M"]) == (80, 64, 64)
+    assert row["stack"] == 0
+    assert row["shared"] <= SHARED[80]
+
+
+@with_triton
+@pytest.mark.e2e
 def test_statistics_compile_for_cards_that_are_not_here() -> None:
     """64 queries a program, nothing spilled, within the chip's shared memory."""
     forms = [{"arch": arch, "width": width} for arch in (80, 90) for width in WIDTHS]

@@ -237,7 +237,15 @@ def test_a_batch_of_deepseek_v4_gives_each_text_the_rows_it_has_alone(deepseek_v
         assert failed or together.get(tokens) == len(alone.rows)
 
 
-@pytest.mark.parametrize("how", [("heads", "--format", "table"), ("heads", "--out"), ("heatmap", "--out")])
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("heads", "--format", "table"),
+        ("heatmap", "--select", "csa,hca.3.1", "--figures", "layers", "--out"),
+        pytest.param(("heads", "--out"), marks=pytest.mark.e2e),
+        pytest.param(("heatmap", "--out"), marks=pytest.mark.e2e),
+    ],
+)
 def test_a_long_text_of_deepseek_v4_is_no_internal_error(
     deepseek_v4: str, tmp_path: Path, how: tuple[str, ...]
 ) -> None:
@@ -253,7 +261,10 @@ def test_a_long_text_of_deepseek_v4_is_no_internal_error(
 
 
 @EITHER_ENGINE
-@pytest.mark.parametrize("model_type", ["doge", "deepseek_v32", "axk2", "hy_v4"])
+@pytest.mark.parametrize(
+    "model_type",
+    ["doge", "deepseek_v32", *(pytest.param(one, marks=pytest.mark.families) for one in ("axk2", "hy_v4"))],
+)
 def test_padding_does_not_change_which_keys_are_chosen(model_type: str, engine: str) -> None:
     """On a text of 37 tokens that repeats nine, beside one of 120; not every model's scores tie."""
     wanted, run, model = Request(metrics=(), weights=True), ENGINES[engine], roused_model(model_type)
@@ -266,10 +277,12 @@ def test_padding_does_not_change_which_keys_are_chosen(model_type: str, engine: 
             torch.testing.assert_close(beside.weights[layer], weights_HQK, atol=1e-4, rtol=0)
 
 
-@EITHER_ENGINE
-def test_distance_does_not_depend_on_the_longest_text_of_a_batch(engine: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "tokens"), [("eager", 800), ("fused", 4000), pytest.param("eager", 4000, marks=pytest.mark.e2e)]
+)
+def test_distance_does_not_depend_on_the_longest_text_of_a_batch(engine: str, tokens: int) -> None:
     loaded = as_loaded(roused_model("llama", max_position_embeddings=4096, num_hidden_layers=1))
-    short, long = prompt(ids(5, 1)), prompt(ids(4000, 2))
+    short, long = prompt(ids(5, 1)), prompt(ids(tokens, 2))
     wanted, run = Request(metrics=("distance",)), ENGINES[engine]
     [alone] = observe(loaded, [short], wanted, engine=run)
     beside, _ = observe(loaded, [short, long], wanted, engine=run)

@@ -189,7 +189,7 @@ def by_hand(model: nn.Module, family: str) -> dict[int, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("engine", ["eager", "fused", "tiles"])
+@pytest.mark.parametrize("engine", ["eager", "fused", pytest.param("tiles", marks=pytest.mark.families)])
 @pytest.mark.parametrize("family", [*GATES, *SHARED, *OUTSIDE])
 @torch.no_grad()
 def test_norms_behind_gates_are_those_of_the_layers_own_weights(family: str, engine: str, demo) -> None:
@@ -207,7 +207,7 @@ def test_norms_behind_gates_are_those_of_the_layers_own_weights(family: str, eng
 
 @pytest.mark.parametrize(("dtype", "allowed"), [(torch.bfloat16, 0.02), (torch.float16, 0.003)])
 @pytest.mark.parametrize("engine", ["eager", "fused"])
-@pytest.mark.parametrize("family", ["qwen3_next", "bitnet", "laguna"])
+@pytest.mark.parametrize("family", ["qwen3_next", "bitnet", pytest.param("laguna", marks=pytest.mark.families)])
 @torch.no_grad()
 def test_a_gate_of_half_precision_is_as_exact_as_its_numbers(family: str, engine: str, dtype, allowed, demo) -> None:
     expected = by_hand(roused_model(family), family)

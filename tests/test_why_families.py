@@ -3,14 +3,12 @@
 import pytest
 
 from attnscope.errors import ModelError
-from attnscope.model.task import task_of
 from attnscope.parity import made
 from attnscope.study.why.parts import parts_of
 from attnscope.study.why.records import AskedLogit
-from helpers.families import tiny_config
+from helpers.families import few
 from helpers.parity_models import TYPES, as_loaded, ids_for, roused_model
-from helpers.stack_families import OVERRIDES, inputs_of, tiny
-from helpers.stack_families import TYPES as STACK_TYPES
+from helpers.stack_families import SEQ2SEQ, inputs_of, tiny
 from helpers.stack_families import ids as stack_ids
 from helpers.why_families import QUERY, last_of
 
@@ -23,6 +21,10 @@ NOT_SEEN = {  # outside the interface, where no layout makes q and k, or blocks 
     **dict.fromkeys(("cpmant", "prophetnet", "xlnet"), "attends where its q and k are not seen"),
     "xlm": "its list of layers holds attention alone",
 }
+OTHERS = [  # what else the way back to a residual passes: gates, factors, shared keys, hybrids, chunks, hooks, parallel
+    *("afmoe", "gemma3n_text", "gptj", "granite_swa", "jamba", "llama4_text", "longcat_flash", "mimo_v2_flash"),
+    *("deepseek_v4", "mpt", "xglm"),
+]
 SUMMARIES = {"deepseek_v4": (2,)}  # layers whose keys are summaries of tokens
 ENCODERS = """
     bert bert-generation camembert clip_text_model data2vec-text distilbert dpr electra embedding_gemma2_text ernie
@@ -30,7 +32,6 @@ ENCODERS = """
     openai_privacy_filter roberta roberta-prelayernorm roc_bert splinter tipsv2_text_model ultrabert xlm-roberta
     xlm-roberta-xl xmod
 """.split()  # noqa: SIM905
-SEQ2SEQ = [family for family in STACK_TYPES if task_of(tiny_config(family, **OVERRIDES.get(family, {}))) == "seq2seq"]
 UNSEEN = {  # families that attend outside the interface, and what is said of a cross layer
     **dict.fromkeys(("bigbird_pegasus", "longt5"), "its output cannot be changed"),
     **dict.fromkeys(("fsmt", "led", "mvp", "prophetnet", "t5gemma2"), "attends where its q and k are not seen"),
@@ -39,7 +40,7 @@ UNSEEN = {  # families that attend outside the interface, and what is said of a 
 SEEN = sorted(set(TYPES) - NOT_SEEN.keys())
 
 
-@pytest.mark.parametrize("family", sorted(set(SEEN) - REFUSED.keys()))
+@pytest.mark.parametrize("family", few(sorted(set(SEEN) - REFUSED.keys()), also=OTHERS))
 def test_contributions_sum_to_the_logit(family):
     assert last_of(roused_model(family), ids_for(family)) < 1e-5
 
@@ -73,12 +74,12 @@ def test_weights_that_its_layout_does_not_make_are_not_taken_apart(monkeypatch):
         last_of(roused_model("gptj"), ids_for("gptj")[0].tolist())
 
 
-@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("family", few(ENCODERS, also=("distilbert", "modernbert", "openai_privacy_filter")))
 def test_contributions_sum_to_the_logit_of_an_encoder(family):
     assert last_of(tiny(family), stack_ids(16, texts=1)[0].tolist()) < 1e-5
 
 
-@pytest.mark.parametrize("family", sorted(set(SEQ2SEQ) - UNSEEN.keys()))
+@pytest.mark.parametrize("family", few(sorted(set(SEQ2SEQ) - UNSEEN.keys()), also=("t5gemma",)))
 def test_contributions_sum_to_the_logit_in_each_stack_of_an_encoder_decoder(family):
     model, ids = tiny(family), stack_ids(16, texts=1)
     inputs = {name: value[:1] for name, value in inputs_of(model).items()}
@@ -103,7 +104,7 @@ def heads(stack, layer):
     return [f"{stack}L{layer}H{head}" for head in range(4)]
 
 
-@pytest.mark.parametrize("family", UNSEEN)
+@pytest.mark.parametrize("family", few(UNSEEN, also=("led", "longt5", "pegasus_x")))
 def test_what_an_encoder_decoder_does_not_show_is_said(family):
     model, ids = tiny(family), stack_ids(16, texts=1)
     inputs = {name: value[:1] for name, value in inputs_of(model).items()}

@@ -254,7 +254,7 @@ def test_all_top_keys_of_a_call_are_found_in_one_walk(monkeypatch: pytest.Monkey
         launch(self, kernel, grid, *rest, **known)
 
     monkeypatch.setattr(Sweep, "_launch", noted)
-    spec = spec_of(70, heads=3)
+    spec = spec_of(20, heads=3)
     asked: list[Question] = [TopK(1, None, True), TopK(4, (2,)), TopK(2, (2, 0))]
     assert_same(spec, asked)
     assert [grid[1] for kernel, grid in launched if kernel is kernels.largest] == [3]

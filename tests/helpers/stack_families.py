@@ -60,6 +60,7 @@ UNREAD |= {"reformer": "hashes its keys into buckets"}
 _KNOWN = {*MODEL_FOR_MASKED_LM_MAPPING_NAMES, *MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, *ALONE, *NOT_MADE}
 TYPES = sorted(_KNOWN - NOT_OF_TEXT.keys() - NOT_MADE.keys() - UNREAD.keys())
 
+SEQ2SEQ = sorted({*TYPES} & MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.keys())
 WITHOUT_NORM = ("mobilebert",)  # its states grow from layer to layer, and the logits with them
 CROSSED = {"is_decoder": True, "add_cross_attention": True}
 OVERRIDES: dict[str, dict[str, Any]] = {

@@ -74,6 +74,7 @@ def test_no_circle_not_even_between_types():
         order_of(circle)
 
 
+@pytest.mark.e2e
 def test_importing_it_brings_no_transformers():
     code = "import sys, attnscope.reference; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
