@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from helpers.browsing import visiting
 from helpers.command_line import call
 from helpers.pretrained import pretrained
 
@@ -32,7 +33,7 @@ QUIET = (
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Chromium, headless; skips where there is none, unless ATTNSCOPE_REQUIRE_BROWSER asks for one."""
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
     with playwright.sync_playwright() as started:
@@ -42,6 +43,10 @@ def browser() -> Iterator[Any]:
             missing(f"no Chromium: {INSTALL}")
         as_root = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
         browser = started.chromium.launch(executable_path=there, args=[*QUIET, *as_root])
+        first = tmp_path_factory.mktemp("first") / "page.html"
+        call("view", "--text", "the bank", "-o", str(first)).ok()
+        with visiting(browser, first) as visit:  # fonts, a first tab and its process: a second of work
+            visit.view("model").locator("canvas").first.wait_for()
         yield browser
         browser.close()
 
@@ -60,7 +65,7 @@ class Subject:
         return self.seen.relations().to_pylist()
 
 
-@pytest.fixture(scope="session", params=["demo", "stories260K-llama"])
+@pytest.fixture(scope="session", params=["demo", pytest.param("stories260K-llama", marks=pytest.mark.e2e)])
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     """The embedded model, and a pretrained one where it is at hand."""
     import attnscope

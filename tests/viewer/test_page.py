@@ -46,6 +46,8 @@ def named(row: dict, axis: str, seen) -> str:
     return f"{row[axis]} {seen.prompt.labels[row[axis]]}"
 
 
+SOME = (1, pytest.param(4, marks=pytest.mark.e2e))  # heads
+
 # What must not happen is seen
 
 
@@ -56,11 +58,12 @@ def test_a_page_that_asks_or_complains_is_caught(browser, tmp_path):
         "error": "<script>throw Error('broken')</script>",
         "console": "<script>console.warn('broken')</script>",
     }
-    for kind, html in bad.items():
-        page = tmp_path / f"{kind}.html"
-        page.write_text(html)
-        with pytest.raises(AssertionError, match=kind), visiting(browser, page) as visit:
-            visit.page.wait_for_timeout(50)
+    page = tmp_path / "page.html"
+    page.write_text("".join(bad.values()))
+    with pytest.raises(AssertionError) as caught, visiting(browser, page) as visit:
+        visit.page.wait_for_timeout(100)
+    for kind in bad:
+        assert f"{kind}: " in str(caught.value)
 
 
 # Views
@@ -77,11 +80,13 @@ def test_every_view_opens(browser, subject):
             panel.locator("canvas, .piece, table").first.wait_for(state="visible")
             assert visit.page.locator("section[data-view]:visible").count() == 1
             assert panel.bounding_box()["height"] > 50
+            assert visit.page.evaluate("document.scrollingElement.scrollWidth - innerWidth") <= 0, view
 
 
-def test_the_head_view_tells_the_csvs_weights(browser, subject):
+@pytest.mark.parametrize("heads", SOME)
+def test_the_head_view_tells_the_csvs_weights(browser, subject, heads):
     with visiting(browser, subject.path) as visit:
-        for row in strong(subject):
+        for row in strong(subject, heads):
             visit.go(view="head", at=row["layer"], head=row["head"])
             visit.view("head").locator(f'.chip [data-head="{row["layer"]}.{row["head"]}"]').wait_for()
             query, key = (visit.token("head", row[axis], axis) for axis in ("query", "key"))
@@ -132,6 +137,7 @@ def test_several_heads_have_a_colour_each(browser, subject):
         visit.settled(heads=None)
 
 
+@pytest.mark.e2e
 def test_of_several_heads_the_tooltip_tells_the_strongest_key_of_each(browser, subject):
     with visiting(browser, subject.path, "view=head&at=1&head=1&heads=2.0") as visit:
         visit.token("head", 5, "query").hover()
@@ -142,8 +148,9 @@ def test_of_several_heads_the_tooltip_tells_the_strongest_key_of_each(browser, s
         assert len(visit.page.locator(".tooltip .pair").all()) == 2
 
 
-def test_the_map_tells_the_csvs_weights(browser, subject):
-    for row in strong(subject, 2):
+@pytest.mark.parametrize("heads", SOME)
+def test_the_map_tells_the_csvs_weights(browser, subject, heads):
+    for row in strong(subject, heads):
         with visiting(browser, subject.path, f"view=matrix&at={row['layer']}&head={row['head']}") as visit:
             visit.page.wait_for_selector(".top-canvas[data-cells]")
             place = visit.cell(row["query"], row["key"])
@@ -217,9 +224,10 @@ def test_the_map_zooms_about_the_pointer(browser, subject):
         visit.until("before => document.querySelector('.top-canvas').dataset.cells === before", before)
 
 
-def test_the_text_is_coloured_by_the_csvs_weights(browser, subject):
+@pytest.mark.parametrize("heads", SOME)
+def test_the_text_is_coloured_by_the_csvs_weights(browser, subject, heads):
     prompt = subject.seen.prompt
-    for row in strong(subject, 2):
+    for row in strong(subject, heads):
         state = f"view=text&at={row['layer']}&head={row['head']}&query={row['query']}"
         with visiting(browser, subject.path, state) as visit:
             text = visit.view("text").locator(".piece:not(.special)")
@@ -235,7 +243,7 @@ def test_the_text_is_coloured_by_the_csvs_weights(browser, subject):
             visit.settled(**{"from": "key"})
 
 
-@pytest.mark.parametrize("over", ["layer", "all"])
+@pytest.mark.parametrize("over", ["layer", pytest.param("all", marks=pytest.mark.e2e)])
 def test_the_text_shows_means_over_heads(browser, subject, over):
     weights = [layer.numpy() for layer in subject.seen.weights.values()]
     mean = np.concatenate(weights).mean(0) if over == "all" else weights[1].mean(0)
@@ -284,6 +292,7 @@ def test_a_head_is_chosen_in_the_overviews(browser, subject):
 # Filters
 
 
+@pytest.mark.e2e
 def test_what_an_atlas_names_is_shown_on_a_phone_too(browser, demo, tmp_path):
     atlas = made_atlas(None, {(3, 0): ("induction", "previous-token")})
     seen = attnscope.capture(demo, "the bank", request=attnscope.Request(weights=True), atlas=atlas)
@@ -333,6 +342,13 @@ def test_keys_work(browser, subject):
             press(key)
             visit.settled(**state)
         assert visit.page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+@pytest.mark.e2e
+def test_help_and_search_are_opened_with_keys(browser, subject):
+    with visiting(browser, subject.path, "view=head&at=1&head=1") as visit:
+        press = visit.page.keyboard.press
+        visit.page.wait_for_selector("section[data-view=head] [data-token]")
         press("?")
         visit.page.get_by_role("dialog", name="Keys and help").wait_for()
         press("Escape")
@@ -369,6 +385,7 @@ def test_the_state_survives_a_reload(browser, subject):
 # How it looks
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["1280", "390"])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_nothing_is_wider_than_the_window(browser, subject, tmp_path, size, theme):
