@@ -69,11 +69,12 @@ def test_a_page_that_asks_or_complains_is_caught(browser, tmp_path):
 # Views
 
 
-def test_every_view_opens(browser, subject):
+@pytest.mark.parametrize("views", [VIEWS[:3], VIEWS[3:]], ids=["heads", "tokens"])
+def test_every_view_opens(browser, subject, views):
     with visiting(browser, subject.path) as visit:
         tabs = visit.page.locator("[role=tab]")
         assert [tabs.nth(place).get_attribute("data-view") for place in range(tabs.count())] == list(VIEWS)
-        for view in VIEWS:
+        for view in views:
             visit.page.locator(f"[role=tab][data-view={view}]").click()
             visit.settled(view=view)
             panel = visit.view(view)
@@ -176,14 +177,22 @@ INK = """(places) => {
 }"""  # the colours of a map at rows and columns
 
 
-@pytest.mark.parametrize(
-    ("family", "window"), [("gemma3_text", "window"), pytest.param("llama4_text", "chunk", marks=pytest.mark.slow)]
+@pytest.fixture(
+    scope="module", params=[("gemma3_text", "window"), pytest.param(("llama4_text", "chunk"), marks=pytest.mark.slow)]
 )
-def test_the_map_draws_the_edge_of_a_window(browser, tmp_path, family, window):
-    model, demo = roused_model(family, vocab_size=2000).eval(), attnscope.load("demo")
-    text = "the financial bank is located on river bank and Mary saw"
+def windowed(request, demo, tmp_path_factory):
+    """The kind of a window, an observation of a model that has one, and its page."""
+    family, window = request.param
+    model, text = (
+        roused_model(family, vocab_size=2000).eval(),
+        "the financial bank is located on river bank and Mary saw",
+    )
     seen = attnscope.capture(wrap(model, demo.tokenizer, family), text, request=attnscope.Request(weights=True))
-    page = seen.page().save(tmp_path / "page.html")
+    return window, seen, seen.page().save(tmp_path_factory.mktemp("windowed") / "page.html")
+
+
+def test_the_map_draws_the_edge_of_a_window(browser, windowed):
+    window, seen, page = windowed
     full = next(at for at, key in enumerate(seen.kv_of) if seen.visible[key] == "full")
     with visiting(browser, page, "view=matrix&at=0&head=0") as visit:
         visit.page.wait_for_selector(".top-canvas[data-cells]")
@@ -323,25 +332,25 @@ def test_what_a_filter_takes_out_is_said(browser, subject):
 # Keyboard and state
 
 
-def test_keys_work(browser, subject):
+HEADS = [
+    ("ArrowRight", {"at": 1, "head": 2}),
+    ("ArrowLeft", {"at": 1, "head": 1}),
+    ("ArrowDown", {"at": 2, "head": 1}),
+    ("ArrowUp", {"at": 1, "head": 1}),
+    ("]", {"at": 2}),
+    ("[", {"at": 1}),
+]
+LOOKS = [("4", {"view": "matrix"}), ("5", {"view": "text"}), ("3", {"view": "head"}), ("t", {"theme": "dark"})]
+
+
+@pytest.mark.parametrize("keys", [HEADS, LOOKS], ids=["heads", "looks"])
+def test_keys_work(browser, subject, keys):
     with visiting(browser, subject.path, "view=head&at=1&head=1") as visit:
-        press = visit.page.keyboard.press
         visit.page.wait_for_selector("section[data-view=head] [data-token]")
-        for key, state in (
-            ("ArrowRight", {"at": 1, "head": 2}),
-            ("ArrowLeft", {"at": 1, "head": 1}),
-            ("ArrowDown", {"at": 2, "head": 1}),
-            ("ArrowUp", {"at": 1, "head": 1}),
-            ("]", {"at": 2}),
-            ("[", {"at": 1}),
-            ("4", {"view": "matrix"}),
-            ("5", {"view": "text"}),
-            ("3", {"view": "head"}),
-            ("t", {"theme": "dark"}),
-        ):
-            press(key)
+        for key, state in keys:
+            visit.page.keyboard.press(key)
             visit.settled(**state)
-        assert visit.page.evaluate("document.documentElement.dataset.theme") == "dark"
+        assert visit.page.evaluate("document.documentElement.dataset.theme") == ("dark" if keys is LOOKS else "light")
 
 
 @pytest.mark.e2e

@@ -21,7 +21,12 @@ def seen(demo):
     return attnscope.capture(demo, "the financial bank is located on river bank near the old town and a river")
 
 
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def some(*names):
+    """Hostile texts: a few by default."""
+    return [pytest.param(HOSTILE[name], id=name, marks=() if name in names else pytest.mark.e2e) for name in HOSTILE]
+
+
+@pytest.mark.parametrize("text", some("closed script"))
 def test_a_hostile_token_is_shown_as_text(browser, seen, tmp_path, text):
     prompt = called(seen, [text, "b"])
     page = replace(seen, queries=prompt, keys=prompt, facts={**seen.facts, "model": {"name": text}}).page()
@@ -40,10 +45,10 @@ def test_a_hostile_token_is_shown_as_text(browser, seen, tmp_path, text):
         assert ran_nothing(visit)
 
 
-@pytest.mark.parametrize("name", [name for name in HOSTILE if name != "long"])
-def test_a_hostile_prompt_opens(browser, tmp_path, name):
+@pytest.mark.parametrize("text", [one for one in some("controls") if one.id != "long"])
+def test_a_hostile_prompt_opens(browser, tmp_path, text):
     path = tmp_path / "page.html"
-    text = HOSTILE[name].replace("\x00", "")  # no command line takes it; the test above does
+    text = text.replace("\x00", "")  # no command line takes it; the test above does
     call("view", "--text", text, "-o", str(path)).ok()
     with visiting(browser, path, "view=text") as visit:
         pieces = visit.view("text").locator(".piece")
@@ -96,6 +101,7 @@ def test_no_word_of_a_hand_made_run_steers_the_page(browser, hand_made, tmp_path
         assert "⟨202E⟩" in visit.page.evaluate(FOREIGN)
 
 
+@pytest.mark.e2e
 def test_two_hostile_texts_beside_each_other_steer_no_page(browser, seen, tmp_path):
     prompt = called(seen, [STEERING, "b"])
     one = Side(
@@ -111,9 +117,18 @@ def test_two_hostile_texts_beside_each_other_steer_no_page(browser, seen, tmp_pa
             assert not controls(visit)
 
 
-def test_a_hostile_address_chooses_nothing(browser, seen, tmp_path):
+@pytest.mark.parametrize(
+    "state",
+    [
+        "view=<script>&at=-1&head=99",
+        *(
+            pytest.param(one, marks=pytest.mark.e2e)
+            for one in ("at=1e9&query=NaN&key=99999&heads=9.9,x", "%00%ff&least=2&theme=<b>")
+        ),
+    ],
+)
+def test_a_hostile_address_chooses_nothing(browser, seen, tmp_path, state):
     path = seen.page().save(tmp_path / "page.html")
-    for state in ("view=<script>&at=-1&head=99", "at=1e9&query=NaN&key=99999&heads=9.9,x", "%00%ff&least=2&theme=<b>"):
-        with visiting(browser, path, state) as visit:
-            visit.page.locator("[role=tab][aria-selected=true]").wait_for()
-            assert ran_nothing(visit)
+    with visiting(browser, path, state) as visit:
+        visit.page.locator("[role=tab][aria-selected=true]").wait_for()
+        assert ran_nothing(visit)

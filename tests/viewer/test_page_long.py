@@ -33,6 +33,7 @@ def side(path):
     return read(path).said["sides"][0]
 
 
+@pytest.mark.e2e
 def test_the_head_view_scrolls_to_the_right_tokens(browser, path, side):
     with visiting(browser, path, "view=head&at=1&head=4") as visit:
         rows = visit.view("head").locator(".rows [data-axis=query]")
@@ -69,6 +70,7 @@ def test_the_text_view_scrolls_to_the_right_tokens(browser, path, side):
         assert pieces.nth(TOKENS - 1).evaluate("piece => piece.classList.contains('unseen')")
 
 
+@pytest.mark.e2e
 def test_the_map_is_binned_and_shows_tokens_where_it_has_them(browser, path, side):
     [entry] = [entry for entry in side["maps"] if (entry["at"], entry["head"]) == (1, 4)]
     bins, size = read(path).map(entry), entry["bin"]
