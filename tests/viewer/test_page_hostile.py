@@ -21,18 +21,19 @@ def seen(demo):
     return attnscope.capture(demo, "the financial bank is located on river bank near the old town and a river")
 
 
-def some(*names):
-    """Hostile texts: a few by default."""
-    return [pytest.param(HOSTILE[name], id=name, marks=() if name in names else pytest.mark.e2e) for name in HOSTILE]
-
-
-@pytest.mark.parametrize("text", some("closed script"))
-def test_a_hostile_token_is_shown_as_text(browser, seen, tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "views"),
+    [
+        pytest.param(HOSTILE["closed script"], ["text"], id="one view"),
+        *(pytest.param(text, VIEWS[:-1], id=name, marks=pytest.mark.e2e) for name, text in HOSTILE.items()),
+    ],
+)
+def test_a_hostile_token_is_shown_as_text(browser, seen, tmp_path, text, views):
     prompt = called(seen, [text, "b"])
     page = replace(seen, queries=prompt, keys=prompt, facts={**seen.facts, "model": {"name": text}}).page()
     path = page.save(tmp_path / "page.html")
     with visiting(browser, path) as visit:
-        for view in VIEWS[:-1]:
+        for view in views:
             visit.go(view=view, at=1, head=2, query=1, key=1)
             visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
             assert ran_nothing(visit)
@@ -45,7 +46,14 @@ def test_a_hostile_token_is_shown_as_text(browser, seen, tmp_path, text):
         assert ran_nothing(visit)
 
 
-@pytest.mark.parametrize("text", [one for one in some("controls") if one.id != "long"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(text, id=name, marks=() if name == "controls" else pytest.mark.e2e)
+        for name, text in HOSTILE.items()
+        if name != "long"
+    ],
+)
 def test_a_hostile_prompt_opens(browser, tmp_path, text):
     path = tmp_path / "page.html"
     text = text.replace("\x00", "")  # no command line takes it; the test above does
@@ -64,10 +72,10 @@ def test_a_hostile_prompt_opens(browser, tmp_path, text):
 
 
 @pytest.fixture
-def hand_made(tmp_path):
+def hand_made(demo, tmp_path):
     """The folder of a run whose every word is somebody else's."""
-    how = ("--top-k", "all", "--figures", "metrics", "--out", str(tmp_path / "run"), "-q")
-    call("heads", "the river bank by the river", *how).ok()
+    request = attnscope.Request(relations=True, top_k=None)
+    attnscope.capture(demo, "the river bank by the river", request=request).export(tmp_path / "run", figures=())
     path = tmp_path / "run" / "manifest.json"
     said = json.loads(path.read_text())
     said["model"] |= {"name": STEERING, "type": STEERING}
@@ -87,11 +95,14 @@ def hand_made(tmp_path):
     return tmp_path / "run"
 
 
-def test_no_word_of_a_hand_made_run_steers_the_page(browser, hand_made, tmp_path):
+@pytest.mark.parametrize(
+    "views", [("metrics", "token"), pytest.param(VIEWS[:-1], marks=pytest.mark.e2e)], ids=["some", "all"]
+)
+def test_no_word_of_a_hand_made_run_steers_the_page(browser, hand_made, tmp_path, views):
     path = tmp_path / "page.html"
     call("view", str(hand_made), "--from-tables", "-o", str(path), "-q").ok()
     with visiting(browser, path) as visit:
-        for view in ("model", "metrics", "head", "matrix", "text", "token"):
+        for view in views:
             visit.go(view=view, at=1, head=2, query=3, key=1)
             visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
             assert not controls(visit), view

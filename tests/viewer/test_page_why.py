@@ -174,7 +174,9 @@ def test_what_cannot_be_taken_apart_is_refused(tmp_path, options, says):
     assert not (tmp_path / "page.html").exists()
 
 
-def test_tables_hold_no_logits(tmp_path):
-    call("heads", TEXT, "--top-k", "1", "--out", str(tmp_path / "run"), "-q").ok()
+def test_tables_hold_no_logits(demo, tmp_path):
+    attnscope.capture(demo, TEXT, request=attnscope.Request(relations=True, top_k=1)).export(
+        tmp_path / "run", figures=()
+    )
     result = call("view", str(tmp_path / "run"), "--from-tables", "--why", "L3H0", "-o", str(tmp_path / "page.html"))
     assert (result.code, "leave out --from-tables" in result.err) == (2, True)
