@@ -116,8 +116,8 @@ WRITTEN = [
     ["text", SENTENCE, "--query", "last"],
     ["rollout", SENTENCE],
     ["heatmap", SENTENCE, "--select", "1.4", "--figures", "heads"],
-    ["explain", SENTENCE, "--head", "L2H3"],
     ["why", RIVER, "--head", "L3H0", "--key", "river"],
+    pytest.param(["explain", SENTENCE, "--head", "L2H3"], marks=pytest.mark.e2e),
 ]
 ALONE = [  # that a process reads itself
     ["knockout", RIVER, "--key", "river", "--random", "0", "--dry-run"],
