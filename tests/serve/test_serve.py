@@ -131,6 +131,16 @@ def server(tmp_path_factory):
         yield found
 
 
+@pytest.fixture(scope="module", autouse=True)
+def warm(server, tmp_path_factory):
+    """What the first commands of a process load, there and here."""
+    server.call("view", RIVER, "--out", "-", "--why", "L3H0").ok()
+    call("knockout", RIVER, "--key", "river", "--random", "0").ok()
+    call(
+        "heatmap", "the bank", "--figures", "heads", "--select", "0.0", "--out", str(tmp_path_factory.mktemp("warm"))
+    ).ok()
+
+
 def kept(folder):
     """The bytes of the files of a folder, but for what says when they were made."""
     return {
