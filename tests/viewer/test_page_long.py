@@ -1,4 +1,4 @@
-"""A text of 2,400 tokens in the page: it opens, scrolls, and what is in sight are the right tokens and weights."""
+"""A text of 4,000 tokens in the page: it opens, scrolls, and what is in sight are the right tokens and weights."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from helpers.command_line import call
 from helpers.folders import saved
 from helpers.pages import read
 
-TOKENS = 2400
-STEPS = 12  # of scrolling from the first to the last token
+TOKENS = 4000
+STEPS = 24  # of scrolling from the first to the last token
 SIZES = {"num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96, "head_dim": 16}
 
 
@@ -48,8 +48,8 @@ def test_the_head_view_scrolls_to_the_right_tokens(browser, path, side):
         told = visit.tip(f"{TOKENS - 1} ")
         assert f"{keys[-1][0]} " in told
         assert shown(weights[-1][0]) in told
-        visit.go(view="head", at=1, head=4, query=1200)
-        visit.token("head", 1200, "query").wait_for(state="visible")
+        visit.go(view="head", at=1, head=4, query=2000)
+        visit.token("head", 2000, "query").wait_for(state="visible")
 
 
 def test_the_text_view_scrolls_to_the_right_tokens(browser, path, side):
@@ -57,7 +57,7 @@ def test_the_text_view_scrolls_to_the_right_tokens(browser, path, side):
         pieces = visit.view("text").locator(".piece")
         pieces.first.wait_for()
         assert pieces.all_text_contents()[1:] == [spelled(plain) for plain in side["tokens"]["plain"][1:]]
-        assert visit.frames(None, STEPS) >= STEPS
+        assert visit.frames(None, 6) >= 6
         pieces.nth(TOKENS - 1).wait_for(state="visible")
         pieces.nth(TOKENS - 5).click()
         visit.settled(query=TOKENS - 5)
