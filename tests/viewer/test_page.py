@@ -192,8 +192,7 @@ def windowed(request, demo, tmp_path_factory):
 
 
 def test_the_map_draws_the_edge_of_a_window(browser, windowed):
-    window, seen, page = windowed
-    full = next(at for at, key in enumerate(seen.kv_of) if seen.visible[key] == "full")
+    window, _, page = windowed
     with visiting(browser, page, "view=matrix&at=0&head=0") as visit:
         visit.page.wait_for_selector(".top-canvas[data-cells]")
         assert f"edge of a {window}" in visit.page.locator(".legend").inner_text()
@@ -202,6 +201,11 @@ def test_the_map_draws_the_edge_of_a_window(browser, windowed):
         beside = visit.page.evaluate(INK, [[query + 0.5, key - 0.5] for query, key in first.items()])
         assert max(map(max, line)) < 60, "a dark line left of the first key"
         assert min(map(max, beside)) > 180
+
+
+def test_a_layer_that_sees_all_has_no_edge(browser, windowed):
+    _, seen, page = windowed
+    full = next(at for at, key in enumerate(seen.kv_of) if seen.visible[key] == "full")
     with visiting(browser, page, f"view=matrix&at={full}&head=0") as visit:
         visit.page.wait_for_selector(".top-canvas[data-cells]")
         assert "edge of" not in visit.page.locator(".legend").inner_text()
