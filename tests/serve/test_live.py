@@ -48,7 +48,10 @@ class Asking:
                     link.putheader(name, value)
             if body is not None:
                 link.putheader("Content-Length", str(len(body)))
+            whole, link.send = [], lambda part: whole.append(part)
             link.endheaders(body)
+            link.connect()
+            link.sock.sendall(b"".join(whole))  # at once: of a body that comes after its refusal, nothing is heard
             answer = link.getresponse()
             return answer.status, answer.read()
 
