@@ -7,17 +7,26 @@ from pathlib import Path
 import pytest
 import torch
 
+from attnscope import drawing
 from attnscope.figures import drawing_process
 from attnscope.figures.pool import cores
-from helpers.command_line import HANGS
+from attnscope.model import loading
+from helpers.command_line import HANGS, call
+from helpers.drawing_process import a_drawing, files
 
 HELPER = Path(__file__).parent / "helpers" / "drawing_process.py"
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or cores() == 1, reason="needs Linux and two cores")
 
 
-def test_it_draws_the_same_and_ends_as_it_should(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, str(HELPER), str(tmp_path)], capture_output=True, text=True, timeout=HANGS)
+@pytest.mark.parametrize("part", ["draws", "ends"])
+def test_it_draws_the_same_and_ends_as_it_should(tmp_path: Path, part: str) -> None:
+    command = [sys.executable, str(HELPER), part, str(tmp_path / "there")]
+    (tmp_path / "there").mkdir()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
+    if part == "draws":
+        a_drawing().draw(tmp_path / "here")
+        assert files(tmp_path / "there") == files(tmp_path / "here") != {}
 
 
 def test_none_is_begun_where_pytorch_is_loaded() -> None:
@@ -26,6 +35,30 @@ def test_none_is_begun_where_pytorch_is_loaded() -> None:
     assert drawing_process.begun() is None
 
 
+def test_heads_begins_a_process_and_has_it_draw(demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = list[str]()
+
+    class Here:
+        def drawn(self, *works):
+            events.append(f"{len(works)} works")
+            for work in works:
+                yield from work()
+
+    monkeypatch.setattr(loading, "load", lambda options: events.append("loaded") or demo)
+    monkeypatch.setattr(drawing_process, "begin", lambda *modules: events.extend(modules))
+    monkeypatch.setattr(drawing, "begun", Here)
+    run = ("heads", "the bank", "--out", str(tmp_path / "run"), "--figures")
+    call(*run, "overview,metrics").ok()
+    assert events == ["attnscope.drawing", "loaded", "2 works"]
+    assert {path.name for path in (tmp_path / "run").glob("*.png")} == {"overview.png", "metrics.png"}
+
+
+def test_a_run_without_pictures_begins_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing_process, "begin", lambda *modules: pytest.fail("begun"))
+    call("relations", "the bank", "--out", str(tmp_path / "run")).ok()
+
+
+@pytest.mark.e2e
 def test_heads_loads_no_matplotlib_where_another_process_draws(tmp_path: Path) -> None:
     code = (
         "import sys, attnscope.cli as cli; "

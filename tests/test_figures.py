@@ -2,13 +2,14 @@
 
 import logging
 import math
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -28,7 +29,7 @@ from attnscope.figures.overview import overview_figure, pooled
 from attnscope.figures.pool import draw_in_workers, worker_count
 from attnscope.figures.writer import drawing, write_whole
 from helpers.command_line import HANGS
-from helpers.figures import BANK, bank_maps, causal, layer_figure, numbered, pixels, shown, words
+from helpers.figures import BANK, bank_maps, causal, first_tokens, layer_figure, numbered, pixels, shown, words
 
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -200,24 +201,31 @@ def test_no_warning_for_what_the_shipped_font_has(caplog: pytest.LogCaptureFixtu
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("image", ["png", "svg", "pdf"])
-def test_two_runs_write_the_same_bytes(tmp_path: Path, image: str) -> None:
-    maps, style = bank_maps(), Style(image=image, sink="mask")
+@pytest.mark.parametrize(
+    ("image", "whole"), [("png", True), ("svg", True), ("pdf", False), pytest.param("pdf", True, marks=pytest.mark.e2e)]
+)
+def test_two_runs_write_the_same_bytes(tmp_path: Path, image: str, whole: bool) -> None:
+    maps, style = first_tokens(bank_maps(heads=2), 4), Style(image=image, sink="mask")
     panels = [Panel("entropy", np.array([[0.5, np.nan]]), 0, 2)]
     for name in ("one", "two"):
         folder = tmp_path / name
-        save_head_maps([(folder / f"h{i}.{image}", maps, i) for i in range(2)], style)
-        save_layer(folder / f"layer.{image}", maps, style)
-        save_overview(folder / f"over.{image}", [maps], style)
-        save_metrics(folder / f"metrics.{image}", panels, style, layer_labels=[0])
+        save_head_maps([(folder / f"h{i}.{image}", maps, i) for i in range(2 if whole else 1)], style)
+        if whole:
+            save_layer(folder / f"layer.{image}", maps, style)
+            save_overview(folder / f"over.{image}", [maps], style)
+            save_metrics(folder / f"metrics.{image}", panels, style, layer_labels=[0])
     names = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert len(names) == 5
+    assert len(names) == (5 if whole else 1)
     for name in names:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
-    assert (tmp_path / "one" / f"h0.{image}").read_bytes() != (tmp_path / "one" / f"h1.{image}").read_bytes()
+    if whole:
+        assert (tmp_path / "one" / f"h0.{image}").read_bytes() != (tmp_path / "one" / f"h1.{image}").read_bytes()
 
 
-@pytest.mark.parametrize("style", [Style(), Style(sink="mask", scale="log"), Style(per_head_scale=True)])
+@pytest.mark.parametrize(
+    "style",
+    [Style(sink="mask", scale="log"), Style(per_head_scale=True), pytest.param(Style(), marks=pytest.mark.e2e)],
+)
 def test_the_fast_picture_is_the_plain_drawing(tmp_path: Path, style: Style) -> None:
     """A re-used figure against one that matplotlib draws whole: no pixel differs by more than rounding."""
     maps = bank_maps()
@@ -229,8 +237,31 @@ def test_the_fast_picture_is_the_plain_drawing(tmp_path: Path, style: Style) -> 
     assert np.abs(other - whole).max() > 50, "the comparison sees another head"
 
 
+@pytest.fixture(scope="module", params=["forkserver", pytest.param("spawn", marks=pytest.mark.e2e)])
+def beginning(request: pytest.FixtureRequest) -> str:
+    """How workers begin: forked from a process that has what draws, or as ever. Both are sent their work alike."""
+    if request.param == "forkserver":
+        multiprocessing.set_forkserver_preload([__name__])
+        first = multiprocessing.get_context("forkserver").Process(target=print)
+        with pytest.MonkeyPatch.context() as patch:  # it is told no path
+            patch.setenv("PYTHONPATH", ENV["PYTHONPATH"])
+            first.start()
+        first.join()
+    return request.param
+
+
+@pytest.fixture
+def workers(beginning: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Workers that begin quickly."""
+    context, asked = multiprocessing.get_context(beginning), list[str]()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: asked.append(method) or context)
+    yield
+    assert set(asked) == {"spawn"}
+
+
+@pytest.mark.usefixtures("workers")
 def test_workers_write_what_one_process_writes(tmp_path: Path) -> None:
-    maps, told = bank_maps(), []
+    maps, told = first_tokens(bank_maps(), 3), []
     one = save_head_maps([(tmp_path / "one" / f"{i}.png", maps, i) for i in range(4)], Style(), workers=1)
     two = save_head_maps(
         [(tmp_path / "two" / f"{i}.png", maps, i) for i in range(4)],
@@ -243,16 +274,19 @@ def test_workers_write_what_one_process_writes(tmp_path: Path) -> None:
     assert told == [1, 2, 3, 4]
 
 
+@pytest.mark.usefixtures("workers")
 def test_a_failing_worker_says_why_and_leaves_no_half_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    jobs = [(tmp_path / "good.png", bank_maps(), 0), (tmp_path / "file" / "bad.png", bank_maps(), 1)]
+    maps = first_tokens(bank_maps(), 2)
+    jobs = [(tmp_path / "good.png", maps, 0), (tmp_path / "file" / "bad.png", maps, 1)]
     with pytest.raises(UsageError, match="cannot write"):
         save_head_maps(jobs, Style(), workers=2)
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.usefixtures("workers")
 def test_an_interrupt_stops_the_workers_and_leaves_no_half_file(tmp_path: Path) -> None:
-    maps, threads = bank_maps(), threading.active_count()
+    maps, before = first_tokens(bank_maps(), 3), {*multiprocessing.active_children()}
 
     def interrupt(done: int) -> None:
         raise KeyboardInterrupt
@@ -264,7 +298,7 @@ def test_an_interrupt_stops_the_workers_and_leaves_no_half_file(tmp_path: Path) 
     written = list(tmp_path.iterdir())
     assert len(written) < 400
     assert all(path.suffix == ".png" and Image.open(path).load() for path in written)
-    assert threading.active_count() == threads
+    assert {*multiprocessing.active_children()} <= before
 
 
 DRAW_MANY = """
@@ -296,7 +330,7 @@ def parents() -> dict[int, int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the list of processes from /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.e2e)])
 def test_workers_end_with_their_parent_and_leave_no_half_file(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, str(script(tmp_path / "draw.py", "if __name__ == '__main__': ")), str(tmp_path / "out")]
     parent = subprocess.Popen([*command, "2", "4000"], stderr=subprocess.DEVNULL, env=ENV)
@@ -342,14 +376,19 @@ def test_a_worker_told_to_end_while_it_holds_a_lock_of_threads_ends(lock: str) -
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 
-def test_a_script_without_a_guard_draws_once_and_starts_nothing(tmp_path: Path) -> None:
-    """The default draws here; who asks such a script for workers is told, and it doesn't start itself over and over."""
+def test_a_script_without_a_guard_draws_once(tmp_path: Path) -> None:
+    """The default draws here."""
     path = script(tmp_path / "draw.py", "")
     code = path.read_text().replace(", workers=workers)", ")")
     path.write_text(code)
     done = subprocess.run([sys.executable, path, tmp_path / "one", "2", "3"], capture_output=True, text=True, env=ENV)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert len(list((tmp_path / "one").iterdir())) == 3
+
+
+@pytest.mark.e2e
+def test_a_script_without_a_guard_that_asks_for_workers_starts_nothing(tmp_path: Path) -> None:
+    """It is told so, and doesn't start itself over and over."""
     path = script(tmp_path / "draw.py", "")
     done = subprocess.run([sys.executable, path, tmp_path / "two", "2", "3"], capture_output=True, text=True, env=ENV)
     assert done.returncode == 1
@@ -368,8 +407,18 @@ def without_a_word_that_travels(job: int) -> Path:
     raise LocalError("told")
 
 
+def ends(job: int) -> Path:
+    os._exit(3)
+
+
+@pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize(
-    ("draw", "words"), [(broken, "ZeroDivisionError: job 7"), (without_a_word_that_travels, "LocalError: told")]
+    ("draw", "words"),
+    [
+        (broken, "ZeroDivisionError: job 7"),
+        (without_a_word_that_travels, "LocalError: told"),
+        (ends, "ended early.*workers=1 draws without processes"),
+    ],
 )
 def test_another_error_of_a_worker_comes_with_its_words(draw: Callable[[int], Path], words: str) -> None:
     with pytest.raises(RuntimeError, match=words):

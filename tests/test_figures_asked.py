@@ -84,10 +84,15 @@ def test_colour_blind_readers_tell_the_roles_apart(deficiency: str) -> None:
         assert nearest(["#d62728", "#2ca02c", "#8c564b"], deficiency) < 10, "the measure sees red and green"
 
 
-def test_the_overview_frames_heads_by_role(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "styles",
+    [[Style(sink="mask", dpi=150)], pytest.param([Style(), Style(sink="mask"), Style(dpi=150)], marks=pytest.mark.e2e)],
+    ids=["one", "all"],
+)
+def test_the_overview_frames_heads_by_role(tmp_path: Path, styles: list[Style]) -> None:
     roles = ("induction", "other", "-", "sink")
     layers = [replace(bank_maps(layer=0), roles=roles), replace(bank_maps(layer=1), roles=("-",) * 4)]
-    for style in (Style(), Style(sink="mask"), Style(dpi=150)):
+    for style in styles:
         path = save_overview(tmp_path / "overview.png", layers, style)
         with drawing(Fonts()):
             figure = overview_figure(layers, style)
@@ -123,18 +128,18 @@ def test_a_legend_stays_inside_and_apart(style: Style) -> None:
     assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
 
 
-def test_the_overview_of_a_text_that_shows_roles_says_them(tmp_path: Path) -> None:
-    seen = attnscope.capture(attnscope.load("demo"), STORY, request=Request(maps="all"))
+def test_the_overview_of_a_text_that_shows_roles_says_them(demo, tmp_path: Path) -> None:
+    seen = attnscope.capture(demo, STORY, request=Request(maps="all"))
     found = {role for maps in layer_maps(seen) for role in maps.roles}
     assert found == {head.role for head in seen.heads} > {"induction", "previous-token"}
-    by_kv = attnscope.capture(attnscope.load("demo"), STORY, request=Request(view=View(by_kv=True), maps="all"))
+    by_kv = attnscope.capture(demo, STORY, request=Request(view=View(by_kv=True), maps="all"))
     assert [len(maps.roles) for maps in layer_maps(by_kv)] == [3] * 4
     file = tmp_path / "story.txt"
     file.write_text(STORY)
-    call("heatmap", "--file", str(file), "--image", "svg", "--out", str(tmp_path / "run")).ok()
+    call("heatmap", "--file", str(file), "--image", "svg", "--figures", "overview", "--out", str(tmp_path / "run")).ok()
     drawn = (tmp_path / "run" / "overview.svg").read_text()
     assert all(f">{role}</text>" in drawn for role in found - {"other"})
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["layers", "manifest.json", "overview.svg"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["manifest.json", "overview.svg"]
 
 
 # Mass

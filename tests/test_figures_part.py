@@ -91,7 +91,7 @@ def test_a_small_part_of_a_long_text_is_not_binned_and_reads_its_rows_alone(demo
 
 
 @EITHER_ENGINE
-@pytest.mark.parametrize("rule", ["sum", "max"])
+@pytest.mark.parametrize("rule", ["sum", pytest.param("max", marks=pytest.mark.e2e)])
 def test_the_long_side_of_a_part_is_binned_alone(demo, engine: str, rule: str) -> None:
     request = Request(metrics=(), maps="all", key="bank", bin_rule=rule)
     seen = attnscope.capture(demo, LONG, request=request, engine=engine)
@@ -163,7 +163,13 @@ def commonest(picture: np.ndarray) -> np.ndarray:
     return values[counts.argmax()]
 
 
-@pytest.mark.parametrize("style", [Style(), Style(sink="mask", per_head_scale=True), Style(dpi=150)])
+@pytest.mark.parametrize(
+    "style",
+    [
+        Style(sink="mask", per_head_scale=True),
+        *(pytest.param(one, marks=pytest.mark.e2e) for one in (Style(), Style(dpi=150))),
+    ],
+)
 def test_a_part_painted_by_cells_is_the_plain_drawing(tmp_path: Path, style: Style) -> None:
     maps = part((1, 2, 5, 8), (0, 1, 4, 6), heads=5)
     paths = [save_layer(tmp_path / "layer.png", maps, style), save_overview(tmp_path / "over.png", [maps], style)]

@@ -35,7 +35,7 @@ from attnscope.study.atlas.findings import Finding
 from helpers.atlases import made_atlas
 from helpers.command_line import call
 from helpers.commands import COMMANDS
-from helpers.figures import bank_maps, causal, layer_figure, numbered, shown, words
+from helpers.figures import bank_maps, causal, first_tokens, layer_figure, numbered, shown, words
 
 COLUMN, PAGE = Style(width="column"), Style(width="page")
 SAID = About(line="demo, “the bank”, 9 tokens")
@@ -93,13 +93,14 @@ def test_numbers_are_printed_where_they_fit() -> None:
 
 def test_title_and_caption_are_drawn_where_they_are_asked_for() -> None:
     style = Style(width="column", title="Mine").of(SAID)
-    titled = head_figure(bank_maps(), style)
+    maps = first_tokens(bank_maps(heads=1), 3)
+    titled = head_figure(maps, style)
     assert titled.words.title.get_text().replace("\n", " ") == "Mine: L27H0 (kv 0)"
     assert titled.words.foot.get_text() == ""
-    foot = head_figure(bank_maps(), replace(style, caption=True)).words.foot
+    foot = head_figure(maps, replace(style, caption=True)).words.foot
     assert "demo" in foot.get_text()
-    assert head_figure(bank_maps(), Style(caption=False).of(SAID)).words.foot.get_text() == ""
-    assert head_figure(bank_maps(), Style(width=5).of(SAID)).words.foot.get_text(), "a width in inches is no paper's"
+    assert head_figure(maps, Style(caption=False).of(SAID)).words.foot.get_text() == ""
+    assert head_figure(maps, Style(width=5).of(SAID)).words.foot.get_text(), "a width in inches is no paper's"
 
 
 def test_a_papers_files_are_written_with_fine_dots(tmp_path: Path) -> None:
@@ -112,9 +113,9 @@ def test_a_papers_files_are_written_with_fine_dots(tmp_path: Path) -> None:
     assert Look(width="5").style().dpi == DPI
 
 
-@pytest.mark.parametrize("style", [COLUMN, PAGE])
+@pytest.mark.parametrize("style", [COLUMN, pytest.param(PAGE, marks=pytest.mark.e2e)])
 def test_every_other_figure_of_a_paper_has_its_sizes_and_its_width(style: Style) -> None:
-    style, layers = style.of(SAID), [replace(bank_maps(heads=6), layer=layer) for layer in range(4)]
+    style, layers = style.of(SAID), [replace(bank_maps(heads=6), layer=layer) for layer in range(2)]
     panels = [Panel(f"metric {n}", np.random.default_rng(n).random((4, 6)), 0, 1, "share") for n in range(3)]
     course = Course("induction", "above other", np.random.default_rng(0).random((3, 6)), [1, 2])
     costs = [SetCost("induction", 2.5, (2.2, 2.8), (0.0, 0.4)), SetCost("sink", 0.1)]
@@ -312,26 +313,41 @@ def test_weights_over_a_picture_let_it_be_seen_and_share_a_bar() -> None:
 # The commands
 
 
-def test_whatever_draws_takes_the_same_section_of_a_file(tmp_path: Path) -> None:
+def test_whatever_draws_takes_the_same_section_of_a_file() -> None:
     draws = ("heads", "heatmap", "rollout", "explain", "batch", "scan", "compare", "ablate")
     for name in draws:
         found = parameters(*COMMANDS[name][0].groups)
         assert {"image", *parameters(Look), "config"} <= set(found), name
         assert len([one for one in made(name).params if one.name != "help"]) <= 45, name
+
+
+@pytest.fixture
+def looks(tmp_path: Path) -> Path:
+    """A file of options that says how pictures look."""
     file = tmp_path / "looks.yaml"
     file.write_text("figures:\n  width: column\n  scale: log\n  cmap: magma\n  image: svg\n  per_head_scale: true\n")
-    commands = (
-        ("explain", "--toy", "--head", "L0H0", "--out", str(tmp_path)),
+    return file
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
         ("scan", "demo", "--sequences", "2", "--dry-run"),
         ("ablate", "demo", "--select", "3.0", "--random", "0", "--sequences", "2", "--dry-run"),
-    )
-    for arguments in commands:
-        call(*arguments, "--config", str(file)).ok()
+    ],
+    ids=lambda one: one[0],
+)
+def test_a_study_takes_that_section(looks: Path, arguments: tuple[str, ...]) -> None:
+    call(*arguments, "--config", str(looks)).ok()
+
+
+def test_a_picture_is_drawn_as_that_section_says(looks: Path, tmp_path: Path) -> None:
+    call("explain", "--toy", "--head", "L0H0", "--out", str(tmp_path), "--config", str(looks)).ok()
     drawn = (tmp_path / "toy-L0H0.svg").read_text()
     assert "what scaling does" not in drawn, "a paper has its own title"
     assert "attnscope explain" in drawn
-    file.write_text("figures:\n  widht: column\n")
-    refused = call("ablate", "demo", "--select", "3.0", "--dry-run", "--config", str(file))
+    looks.write_text("figures:\n  widht: column\n")
+    refused = call("ablate", "demo", "--select", "3.0", "--dry-run", "--config", str(looks))
     assert (refused.code, "did you mean 'width'?" in refused.err) == (2, True)
 
 

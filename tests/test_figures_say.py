@@ -38,7 +38,7 @@ from attnscope.figures.raster import press_images
 from attnscope.figures.style import TAKEN, split_sink
 from attnscope.figures.writer import drawing, save_figure
 from helpers.command_line import call
-from helpers.figures import BANK, bank_maps, causal, layer_figure, numbered, pixels, shown, words
+from helpers.figures import BANK, bank_maps, causal, first_tokens, layer_figure, numbered, pixels, shown, words
 
 ABOUT = About("demo, “the bank”, 9 tokens", "demo", "ab12", "attnscope heads --select 1.4")
 TEXT = "the financial bank is located on river bank"
@@ -59,7 +59,7 @@ def long_maps(tokens: int = 130) -> Maps:
 
 
 def test_every_file_carries_model_text_and_command(tmp_path: Path) -> None:
-    maps, style = bank_maps(), Style(about=ABOUT)
+    maps, style = first_tokens(bank_maps(heads=2), 3), Style(about=ABOUT)
     panel = Panel("sink", np.random.default_rng(0).random((1, 4)), 0, 1)
     save_head_maps([(tmp_path / "head.png", maps, 0)], style)
     save_layer(tmp_path / "layer.png", maps, style)
@@ -135,10 +135,13 @@ def test_vector_text_is_text_and_fonts_are_truetype(tmp_path: Path) -> None:
     assert ">Layer 27</text>" in save_layer(tmp_path / "a.svg", maps, Style(image="svg")).read_text()
 
 
-@pytest.mark.parametrize(("width", "inches"), [("column", 3.25), ("page", 6.75), ("5", 5), (4.5, 4.5)])
+@pytest.mark.parametrize(
+    ("width", "inches"),
+    [("column", 3.25), ("5", 5), *(pytest.param(*one, marks=pytest.mark.e2e) for one in (("page", 6.75), (4.5, 4.5)))],
+)
 def test_a_width_is_kept(tmp_path: Path, width: str | float, inches: float) -> None:
-    style, maps = Style(width=width), bank_maps(heads=6)
-    panels = [Panel(f"metric {n}", np.random.default_rng(n).random((4, 6)), 0, 1) for n in range(6)]
+    style, maps = Style(width=width), first_tokens(bank_maps(heads=6), 5)
+    panels = [Panel(f"metric {n}", np.random.default_rng(n).random((4, 6)), 0, 1) for n in range(3)]
     save_head_maps([(tmp_path / "a.png", maps, 0)], style)
     save_layer(tmp_path / "b.png", maps, style)
     save_overview(tmp_path / "c.png", [replace(maps, layer=layer) for layer in range(4)], style)
@@ -366,7 +369,13 @@ def test_layers_with_too_few_rows_are_hatched_in_the_file_too(tmp_path: Path) ->
     assert plain < hatched
 
 
-@pytest.mark.parametrize("style", [Style(), Style(sink="mask", per_head_scale=True), Style(scale="log")])
+@pytest.mark.parametrize(
+    "style",
+    [
+        Style(sink="mask", per_head_scale=True),
+        *(pytest.param(one, marks=pytest.mark.e2e) for one in (Style(), Style(scale="log"))),
+    ],
+)
 def test_a_picture_painted_by_cells_is_the_plain_drawing(tmp_path: Path, style: Style) -> None:
     maps = bank_maps(heads=5)
     with drawing(Fonts()):
@@ -381,7 +390,7 @@ def test_a_picture_painted_by_cells_is_the_plain_drawing(tmp_path: Path, style: 
             assert painted.std() > 10
 
 
-@pytest.mark.parametrize("dpi", [120, 240])
+@pytest.mark.parametrize("dpi", [120, pytest.param(240, marks=pytest.mark.e2e)])
 def test_panels_drawn_in_turn_are_the_plain_drawing(tmp_path: Path, dpi: int) -> None:
     values, grey = np.random.default_rng(0).random((6, 5)), np.zeros((6, 5))
     grey[1:3] = 1
@@ -427,7 +436,12 @@ def test_layers_that_share_a_figure_are_drawn_as_if_alone(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "style", [Style(sink="mask"), Style(per_head_scale=True), Style(sink="mask", per_head_scale=True)], ids=str
+    "style",
+    [
+        Style(sink="mask", per_head_scale=True),
+        *(pytest.param(one, marks=pytest.mark.e2e) for one in (Style(sink="mask"), Style(per_head_scale=True))),
+    ],
+    ids=str,
 )
 def test_layers_whose_titles_carry_numbers_share_a_figure(
     tmp_path: Path, style: Style, monkeypatch: pytest.MonkeyPatch

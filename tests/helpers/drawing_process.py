@@ -1,6 +1,7 @@
-"""What a process that draws beside this one does, in a process without PyTorch: `python drawing_process.py FOLDER`.
+"""What a process that draws beside this one does, in a process without PyTorch.
 
-Pictures equal to those drawn here, errors as they are or in words, nothing drawn once nobody wants it, its own death.
+`python drawing_process.py PART FOLDER`; the parts are `draws`, which leaves pictures to be held against those drawn
+elsewhere, and `ends`: errors as they are or in words, nothing drawn once nobody wants it, its own death.
 """
 
 import logging
@@ -15,18 +16,19 @@ from pathlib import Path
 
 import numpy as np
 
+from attnscope import figures
 from attnscope.drawing import Drawing
 from attnscope.errors import UsageError
 from attnscope.figures import Maps, Panel, Style, drawing_process
 
-BANK = ("the", "bank", "銀行")
+BANK = ("the", "bank", "river")
 
 
 def a_drawing() -> Drawing:
     values = np.where(np.tri(3, dtype=bool), 0.25, np.nan).astype(np.float32)
-    layers = tuple(Maps(layer, (0, 1), np.stack([values, values * 2]), BANK, BANK) for layer in (0, 1))
-    panel = Panel("focus", np.array([[0.1, 0.2], [0.3, 0.4]]), 0, 1, few_L=(False, False))
-    return Drawing(layers, ("L0H1", "L1H0"), (0, 1), (panel,))
+    layers = (Maps(0, (0, 1), np.stack([values, values * 2]), BANK, BANK),)
+    panel = Panel("focus", np.array([[0.1, 0.2]]), 0, 1, few_L=(False,))
+    return Drawing(layers, ("L0H1",), (0,), (panel,))
 
 
 def begun() -> drawing_process.DrawingProcess:
@@ -82,16 +84,17 @@ def raised(call: Callable[[], object]) -> Exception:
     raise AssertionError("nothing was raised")
 
 
-def main(folder: Path) -> None:
+def draws(folder: Path) -> None:
     drawing, told = a_drawing(), list[int]()
-    drawing_process.begin("attnscope.drawing")
-    written = drawing.draw(folder / "there", workers=None, advance=told.append)
+    drawing_process.begin("attnscope.drawing")  # which loads what draws
+    written = drawing.draw(folder, workers=None, advance=told.append)
     assert "matplotlib.figure" not in sys.modules, "drawn here"
-    assert len(told) == len(written) == drawing.pictures() == 6
-    assert list(begun().drawn(partial(drawing.drawn, folder / "there", ["mass"], Style()))) == []
-    drawing.draw(folder / "here")
-    assert files(folder / "there") == files(folder / "here") != {}
+    assert len(told) == len(written) == drawing.pictures() == 4
 
+
+def ends(folder: Path) -> None:
+    figures.load_drawing()  # what is forked from here on has it
+    assert list(begun().drawn(partial(a_drawing().drawn, folder, ["mass"], Style()))) == []
     together = list(
         begun().drawn(partial(waiting, folder / "a", folder / "b"), partial(waiting, folder / "b", folder / "a"))
     )
@@ -123,4 +126,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    {"draws": draws, "ends": ends}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,5 +1,6 @@
 """Made-up maps for the tests of figures, and what a figure shows and says."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,12 @@ def bank_maps(heads: int = 4, layer: int = 27, seed: int = 0) -> Maps:
     """Made-up maps of a layer over nine tokens, two heads to a kv head."""
     groups = tuple(head // 2 for head in range(heads))
     return Maps(layer, tuple(range(heads)), causal(heads, 9, seed), BANK, BANK, kv_heads=groups)
+
+
+def first_tokens(maps: Maps, count: int) -> Maps:
+    """The same maps of a shorter text, which is quicker to draw."""
+    values = maps.values_HQK[:, :count, :count]
+    return replace(maps, values_HQK=values, labels_Q=maps.labels_Q[:count], labels_K=maps.labels_K[:count])
 
 
 def numbered(tokens: int) -> tuple[str, ...]:

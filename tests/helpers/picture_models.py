@@ -22,6 +22,7 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
 from helpers.parity_models import rouse
+from helpers.seconds import once
 
 HEADS = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 TEXT = HEADS | {"hidden_size": 48, "num_key_value_heads": 2, "head_dim": 12, "max_position_embeddings": 512}
@@ -176,5 +177,10 @@ class Models(dict[str, LoadedModel]):
         self.place = place
 
     def __missing__(self, family: str) -> LoadedModel:
-        self[family] = load(LoadOptions(model=saved(family, self.place)))
+        self[family] = _loaded(family, self.place)
         return self[family]
+
+
+@once
+def _loaded(family: str, place: Path) -> LoadedModel:
+    return load(LoadOptions(model=saved(family, place)))

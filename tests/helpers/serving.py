@@ -3,8 +3,10 @@
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 from attnscope.serve import client
 from attnscope.typed import plain
@@ -47,8 +49,18 @@ class Serving:
 @contextmanager
 def serving(folder, *arguments, **more):
     """A server of these models; folder: for its socket. more: variables of its environment."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        yield from _served(runtime(folder, Path(short)), arguments, more)
+
+
+def runtime(folder, short):
+    """The environment in which a socket lies in a folder; its path, which must not be long, leads through a link."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    environment = {"XDG_RUNTIME_DIR": str(folder), "ATTNSCOPE_NO_SERVER": ""}
+    (short / "run").symlink_to(folder)
+    return {"XDG_RUNTIME_DIR": str(short / "run"), "ATTNSCOPE_NO_SERVER": ""}
+
+
+def _served(environment, arguments, more):
     command = [*ATTNSCOPE, "serve", *arguments]
     said = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, env=os.environ | environment | more, **said)

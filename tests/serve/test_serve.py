@@ -6,22 +6,34 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
 
 import attnscope
 from attnscope.ask import Ask
+from attnscope.errors import UsageError
 from attnscope.keep.request import Request
+from attnscope.model.loading import load_tokenizer
+from attnscope.model.options import LoadOptions
 from attnscope.model.sources import DEMO_FOLDER
 from attnscope.purposes.named import PURPOSES
-from attnscope.serve import place, wire
+from attnscope.serve import client, place, reader, wire
+from attnscope.serve import server as serving_module
+from attnscope.serve.wire import UnansweredError
 from attnscope.serve.worker import CancelledError, cancellable
+from attnscope.telling import SILENT
+from attnscope.text.prompt import _read, from_text
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call
-from helpers.serving import serving, until
+from helpers.serving import runtime, serving, until
 
 pytestmark = pytest.mark.skipif(not place.supported(), reason="this system has no sockets that say who asks")
 STORY = "examples/story.txt"
@@ -99,13 +111,13 @@ REFUSED = [  # by the server's own pass, with the same words
     ["view", MARY, "--compare-text", "word " * 600, "--out", "-"],
 ]
 WRITTEN = [
-    ["heads", SENTENCE, "--top", "2"],
+    ["heads", SENTENCE, "--top", "2", "--figures", "top"],
     ["relations", MARY, "--key", "Mary"],
     ["text", SENTENCE, "--query", "last"],
     ["rollout", SENTENCE],
-    ["heatmap", SENTENCE, "--select", "1.4"],
-    ["explain", SENTENCE, "--head", "L2H3"],
+    ["heatmap", SENTENCE, "--select", "1.4", "--figures", "heads"],
     ["why", RIVER, "--head", "L3H0", "--key", "river"],
+    pytest.param(["explain", SENTENCE, "--head", "L2H3"], marks=pytest.mark.e2e),
 ]
 ALONE = [  # that a process reads itself
     ["knockout", RIVER, "--key", "river", "--random", "0", "--dry-run"],
@@ -117,6 +129,16 @@ ALONE = [  # that a process reads itself
 def server(tmp_path_factory):
     with serving(tmp_path_factory.mktemp("run")) as found:
         yield found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm(server, tmp_path_factory):
+    """What the first commands of a process load, there and here."""
+    server.call("view", RIVER, "--out", "-", "--why", "L3H0").ok()
+    call("knockout", RIVER, "--key", "river", "--random", "0").ok()
+    call(
+        "heatmap", "the bank", "--figures", "heads", "--select", "0.0", "--out", str(tmp_path_factory.mktemp("warm"))
+    ).ok()
 
 
 def kept(folder):
@@ -173,17 +195,17 @@ def here():
 
 def test_a_run_that_lies_there_is_refused_before_the_pass(server, tmp_path):
     run = str(tmp_path / "run")
-    server.call("heads", SENTENCE, "--out", run).ok()
-    refused = server.call("heads", "another text of mine", "--out", run)
+    server.call("relations", SENTENCE, "--out", run).ok()
+    refused = server.call("relations", "another text of mine", "--out", run)
     assert refused.code == 2
-    assert refused == call("heads", "another text of mine", "--out", run)
+    assert refused == call("relations", "another text of mine", "--out", run)
     asked_server(server, "heads", SENTENCE).ok()
 
 
 def test_the_run_of_a_folder_is_read_again_by_the_server(server, tmp_path):
     run = str(tmp_path / "run")
-    call("heads", SENTENCE, "--out", run).ok()
-    assert asked_server(server, "relations", run) == call("relations", run)
+    call("relations", SENTENCE, "--out", run).ok()
+    assert asked_server(server, "keys", run) == call("keys", run)
 
 
 @pytest.mark.slow
@@ -248,6 +270,109 @@ def test_other_code_is_not_answered(server, monkeypatch):
     assert "the server runs other code" in server.call("heads", SENTENCE, "--verbose").ok().err
 
 
+class Stub(serving_module.Worker):
+    """A worker in a thread of this process, which runs no model: it answers each question with its own number."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self):
+        self.made.append(self)
+        self.link, self.theirs = socket.socketpair()
+        self.lock, self.said, self.code = threading.Lock(), [], None
+        self.process = SimpleNamespace(pid=os.getpid(), poll=lambda: self.code)
+        threading.Thread(target=self.work, args=(len(self.made),), daemon=True).start()
+
+    def work(self, number):
+        with suppress(wire.WireError, OSError):
+            while frame := wire.receive(self.theirs):
+                self.said.append(frame.header)
+                if frame.header["what"] == "load":
+                    wire.send(self.theirs, ["loaded", {"device": "cpu", "dtype": "float32", "bytes": 2048}], last=True)
+                elif frame.header["what"] == "question" and self.code is None:
+                    wire.send(self.theirs, ["no", f"answered by {number}"], last=True)
+
+    def killed(self):
+        """As a process that was killed."""
+        self.code = -9
+        self.theirs.shutdown(socket.SHUT_RDWR)
+
+    def end(self):
+        self.link.close()
+
+
+@pytest.fixture
+def stubbed(monkeypatch, tmp_path):
+    """What begins a server in this process whose workers are stubs."""
+    monkeypatch.setattr(serving_module, "Worker", Stub)
+    monkeypatch.setattr(Stub, "made", [])
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        for name, value in runtime(tmp_path / "run", Path(short)).items():
+            monkeypatch.setenv(name, value)
+
+        @contextmanager
+        def begun(**how):
+            with serving_module.Server(**how) as server:
+                server.hold(LoadOptions())
+                thread = threading.Thread(target=server.serve, daemon=True)
+                thread.start()
+                yield server, thread
+                server.stop()
+                thread.join(60)
+
+        yield begun
+
+
+def why_unanswered():
+    """What the server of this environment says in the place of an answer."""
+    with pytest.raises(UnansweredError) as found:
+        client.answered(LoadOptions(), Ask(SENTENCE), SILENT)
+    return str(found.value)
+
+
+def test_a_worker_that_ended_is_started_again_with_its_models(stubbed):
+    with stubbed() as (server, _):
+        assert why_unanswered() == "answered by 1"
+        Stub.made[0].killed()
+        assert why_unanswered() == "answered by 2"
+        loads = [[one["options"]["model"] for one in stub.said if one["what"] == "load"] for stub in Stub.made]
+        assert loads == [["demo"], ["demo"]]
+        assert [one["what"] for one in Stub.made[0].said].count("question") == 1
+        assert server.answered == 2
+
+
+def test_a_worker_that_ends_amid_an_answer_ends_it(stubbed, monkeypatch):
+    def killed(stub, number):
+        wire.receive(stub.theirs)
+        wire.send(stub.theirs, ["loaded", {"device": "cpu", "dtype": "float32", "bytes": 1}], last=True)
+        wire.receive(stub.theirs)
+        stub.killed()
+
+    monkeypatch.setattr(Stub, "work", killed)
+    with stubbed():
+        assert "ended amid the answer" in why_unanswered()
+
+
+def test_a_second_server_is_refused_and_the_first_is_stopped(stubbed):
+    with stubbed() as (_, thread):
+        with pytest.raises(UsageError, match="--stop"), serving_module.Server():
+            pass
+        assert call("serve", "--status").ok().out == b"demo  cpu  float32  weights 2.0 KiB\n"
+        assert thread.is_alive()
+        assert call("serve", "--stop").ok().out == b"demo  cpu  float32  weights 2.0 KiB\n"
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not place.address().exists()
+    assert call("serve", "--status").code == 1
+
+
+def test_a_server_that_nobody_asks_ends(stubbed, monkeypatch):
+    monkeypatch.setattr(serving_module, "POLL_SECONDS", 0.02)
+    with stubbed(idle=0.05) as (_, thread):
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.mark.e2e
 def test_a_worker_that_is_killed_is_started_again(tmp_path):
     alone = call("heads", SENTENCE)
     with serving(tmp_path / "run") as server:
@@ -259,8 +384,6 @@ def test_a_worker_that_is_killed_is_started_again(tmp_path):
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_amid_an_answer_is_no_error(tmp_path, monkeypatch):
-    from attnscope.serve import client
-
     alone = call("heads", SENTENCE)
     with serving(tmp_path / "run") as server:
         heard = client._Answer._heard
@@ -288,6 +411,7 @@ def test_a_server_that_was_killed_leaves_a_socket_that_is_no_harm(tmp_path):
         asked_server(server, "heads", SENTENCE)
 
 
+@pytest.mark.e2e
 def test_there_is_one_server_and_it_can_be_stopped(tmp_path):
     with serving(tmp_path / "run") as server:
         second = subprocess.run([*ATTNSCOPE, "serve"], env=os.environ | server.environment, capture_output=True)
@@ -308,10 +432,6 @@ def test_it_ends_where_nobody_asks(tmp_path):
 
 def test_a_question_that_is_left_ends_at_the_next_layer(server):
     with server.found(), socket.socket(socket.AF_UNIX) as link:
-        from attnscope.ask import Ask
-        from attnscope.model.options import LoadOptions
-        from attnscope.serve import client
-
         question, blobs = client._question(LoadOptions(), Ask(SENTENCE))
         link.connect(str(place.address()))
         wire.send(link, question, blobs)
@@ -345,10 +465,6 @@ def test_what_is_no_question_is_not_answered(server, sent):
 
 
 def test_a_question_with_wrong_types_is_refused_and_the_rest_goes_on(server):
-    from attnscope.ask import Ask
-    from attnscope.model.options import LoadOptions
-    from attnscope.serve import client
-
     with server.found():
         question, _ = client._question(LoadOptions(), Ask(SENTENCE))
         for change in (
@@ -382,7 +498,8 @@ def test_another_user_cannot_connect(server, tmp_path):
 def test_a_folder_that_others_can_enter_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("ATTNSCOPE_NO_SERVER", "")
-    (tmp_path / "attnscope").mkdir(mode=0o755)
+    (tmp_path / "attnscope").mkdir()
+    (tmp_path / "attnscope").chmod(0o755)  # whatever the umask
     assert "to be a folder of yours alone" in call("serve").err
     assert "to be a folder of yours alone" in call("heads", SENTENCE, "--verbose").ok().err
     (tmp_path / "attnscope").rmdir()
@@ -412,12 +529,11 @@ def test_ten_clients_at_once_are_all_answered(server):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["heads", SENTENCE],
-        ["tokens", SENTENCE],
         ["view", RIVER, "--out", "-", "--why", "L3H0"],
         ["explain", SENTENCE, "--head", "2.3", "--format", "table"],
         ["why", RIVER, "--head", "3.0"],
-        ["knockout", RIVER, "--key", "river", "--over", "heads", "--format", "table"],
+        ["knockout", RIVER, "--key", "river", "--random", "0", "--format", "table"],
+        pytest.param(["tokens", SENTENCE], marks=pytest.mark.e2e),
     ],
     ids=lambda one: one[0],
 )
@@ -442,7 +558,8 @@ def test_a_page_of_cuts_is_the_same(server, tmp_path):
 def test_heads_that_a_server_answers_take_few_imports(server):
     code = (
         "import sys, attnscope.cli as cli; code = cli.run(sys.argv[1:]); "
-        "print(code, {'pydantic', 'pyarrow.compute', 'rich'} & sys.modules.keys(), file=sys.stderr)"
+        "print(code, {'torch', 'transformers', 'matplotlib', 'pandas', 'pydantic', 'pyarrow.compute', 'rich'} "
+        "& sys.modules.keys(), file=sys.stderr)"
     )
     command = [sys.executable, "-c", code, "heads", SENTENCE, "--query", "last"]
     found = subprocess.run(command, env=os.environ | server.environment, capture_output=True, text=True)
@@ -589,6 +706,42 @@ assert refused(partial(_read, tokenizer), (text, False, None, None))
 """
 
 
+def test_a_reader_is_sent_functions_by_name_and_tokenizers_by_their_options(demo, monkeypatch):
+    """In a thread: what is sent, and what cannot be."""
+    loaded = []
+
+    def threaded(serve):
+        ours, theirs = Pipe()
+
+        def until_it_ends():
+            with suppress(EOFError), theirs:
+                serve(theirs)
+
+        threading.Thread(target=until_it_ends, daemon=True).start()
+        return ours, 0
+
+    monkeypatch.setattr(reader, "forked", threaded)
+    monkeypatch.setattr(reader, "Apart", lambda function, where: nullcontext(function))
+    monkeypatch.setattr(reader, "load_tokenizer", lambda options: loaded.append(options) or load_tokenizer(options))
+    read = reader.Reader()
+    read.hold(demo.tokenizer, LoadOptions())
+    for _ in range(2):
+        assert read(partial(_read, demo.tokenizer), (SENTENCE, False, None, None)) == (
+            from_text(demo.tokenizer, SENTENCE),
+            None,
+        )
+    assert [one.offline for one in loaded] == [True], "once, and from what lies here"
+    found, error = read(partial(_read, demo.tokenizer), (SENTENCE, False, 2, None))
+    assert found is None
+    assert "9 tokens" in str(error)
+    with pytest.raises(UnansweredError):
+        read(lambda: demo.tokenizer, ())
+    read._pipe.close()
+    with pytest.raises(UnansweredError):
+        read(partial(_read, demo.tokenizer), (SENTENCE, False, None, None))
+
+
+@pytest.mark.e2e
 def test_a_reader_reads_with_a_tokenizer_that_it_loads_itself():
     """In a process that has used no torch: a fork of another may hang."""
     done = subprocess.run([sys.executable, "-c", READER], capture_output=True, text=True, timeout=HANGS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from helpers.browsing import visiting
 from helpers.command_line import call
 from helpers.pretrained import pretrained
 
@@ -31,17 +34,30 @@ QUIET = (
 )
 
 
+@contextmanager
+def _short_paths() -> Iterator[None]:
+    """Chromium's own folder lies beside temporary files, with a socket, whose path must not be long."""
+    with pytest.MonkeyPatch.context() as patch:
+        if len(tempfile.gettempdir()) > 40 and Path("/tmp").is_dir():
+            patch.setenv("TMPDIR", "/tmp")
+        yield
+
+
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Chromium, headless; skips where there is none, unless ATTNSCOPE_REQUIRE_BROWSER asks for one."""
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
-    with playwright.sync_playwright() as started:
+    with _short_paths(), playwright.sync_playwright() as started:
         there = next(filter(None, map(shutil.which, (*NAMES, started.chromium.executable_path))), None)
         if there is None:
             missing = pytest.fail if os.environ.get("ATTNSCOPE_REQUIRE_BROWSER") else pytest.skip
             missing(f"no Chromium: {INSTALL}")
         as_root = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
         browser = started.chromium.launch(executable_path=there, args=[*QUIET, *as_root])
+        first = tmp_path_factory.mktemp("first") / "page.html"
+        call("view", "--text", "the bank", "-o", str(first)).ok()
+        with visiting(browser, first) as visit:  # fonts, a first tab and its process: a second of work
+            visit.view("model").locator("canvas").first.wait_for()
         yield browser
         browser.close()
 
@@ -60,7 +76,7 @@ class Subject:
         return self.seen.relations().to_pylist()
 
 
-@pytest.fixture(scope="session", params=["demo", "stories260K-llama"])
+@pytest.fixture(scope="session", params=["demo", pytest.param("stories260K-llama", marks=pytest.mark.e2e)])
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     """The embedded model, and a pretrained one where it is at hand."""
     import attnscope

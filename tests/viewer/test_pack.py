@@ -78,23 +78,23 @@ def test_weights_above_the_diagonal_are_kept():
 
 @pytest.mark.parametrize("engine", ["eager", "fused"])
 def test_a_page_that_is_too_small_holds_bins_relations_and_what_was_selected(demo, engine):
-    plan = Plan(max_mb=0.2, whole={1: (4,), 3: (0, 5)})
+    plan = Plan(max_mb=0.1, whole={1: (4,), 3: (0, 5)})
     layers = demo.geometry.attention_layers
-    wanted = Request(**plan.request(layers, 300))
+    wanted = Request(**plan.request(layers, 200))
     assert (wanted.weights, wanted.maps) == (plan.whole, "all")
-    seen = attnscope.capture(demo, TEXT * 12, request=wanted, engine=engine)
+    seen = attnscope.capture(demo, TEXT * 8, request=wanted, engine=engine)
     check_shrunk(paged(seen, plan), own_weights(demo.model, seen.prompt.ids))
 
 
 def test_matrices_that_turn_out_too_many_are_made_smaller(demo):
-    seen = attnscope.capture(demo, TEXT * 12)
-    read = Read(seen.page(max_mb=0.2, select="1.4,3.0,3.5").html)
+    seen = attnscope.capture(demo, TEXT * 9)
+    read = Read(seen.page(max_mb=0.15, select="1.4,3.0,3.5").html)
     check_shrunk(read, own_weights(demo.model, seen.prompt.ids))
 
 
 def test_relations_of_chosen_keys_alone_are_not_told_as_the_strongest(demo):
     request = attnscope.Request(relations=True, maps="all", map_side=20)
-    seen = attnscope.capture(demo, TEXT * 12, request=request, key="first")
+    seen = attnscope.capture(demo, TEXT * 8, request=request, key="first")
     assert Read(seen.page().html).said["sides"][0]["relations"] is None
 
 

@@ -46,6 +46,8 @@ def named(row: dict, axis: str, seen) -> str:
     return f"{row[axis]} {seen.prompt.labels[row[axis]]}"
 
 
+SOME = (1, pytest.param(4, marks=pytest.mark.e2e))  # heads
+
 # What must not happen is seen
 
 
@@ -56,32 +58,36 @@ def test_a_page_that_asks_or_complains_is_caught(browser, tmp_path):
         "error": "<script>throw Error('broken')</script>",
         "console": "<script>console.warn('broken')</script>",
     }
-    for kind, html in bad.items():
-        page = tmp_path / f"{kind}.html"
-        page.write_text(html)
-        with pytest.raises(AssertionError, match=kind), visiting(browser, page) as visit:
-            visit.page.wait_for_timeout(50)
+    page = tmp_path / "page.html"
+    page.write_text("".join(bad.values()))
+    with pytest.raises(AssertionError) as caught, visiting(browser, page) as visit:
+        visit.page.wait_for_timeout(100)
+    for kind in bad:
+        assert f"{kind}: " in str(caught.value)
 
 
 # Views
 
 
-def test_every_view_opens(browser, subject):
+@pytest.mark.parametrize("views", [VIEWS[:3], VIEWS[3:]], ids=["heads", "tokens"])
+def test_every_view_opens(browser, subject, views):
     with visiting(browser, subject.path) as visit:
         tabs = visit.page.locator("[role=tab]")
         assert [tabs.nth(place).get_attribute("data-view") for place in range(tabs.count())] == list(VIEWS)
-        for view in VIEWS:
+        for view in views:
             visit.page.locator(f"[role=tab][data-view={view}]").click()
             visit.settled(view=view)
             panel = visit.view(view)
             panel.locator("canvas, .piece, table").first.wait_for(state="visible")
             assert visit.page.locator("section[data-view]:visible").count() == 1
             assert panel.bounding_box()["height"] > 50
+            assert visit.page.evaluate("document.scrollingElement.scrollWidth - innerWidth") <= 0, view
 
 
-def test_the_head_view_tells_the_csvs_weights(browser, subject):
+@pytest.mark.parametrize("heads", SOME)
+def test_the_head_view_tells_the_csvs_weights(browser, subject, heads):
     with visiting(browser, subject.path) as visit:
-        for row in strong(subject):
+        for row in strong(subject, heads):
             visit.go(view="head", at=row["layer"], head=row["head"])
             visit.view("head").locator(f'.chip [data-head="{row["layer"]}.{row["head"]}"]').wait_for()
             query, key = (visit.token("head", row[axis], axis) for axis in ("query", "key"))
@@ -132,6 +138,7 @@ def test_several_heads_have_a_colour_each(browser, subject):
         visit.settled(heads=None)
 
 
+@pytest.mark.e2e
 def test_of_several_heads_the_tooltip_tells_the_strongest_key_of_each(browser, subject):
     with visiting(browser, subject.path, "view=head&at=1&head=1&heads=2.0") as visit:
         visit.token("head", 5, "query").hover()
@@ -142,8 +149,9 @@ def test_of_several_heads_the_tooltip_tells_the_strongest_key_of_each(browser, s
         assert len(visit.page.locator(".tooltip .pair").all()) == 2
 
 
-def test_the_map_tells_the_csvs_weights(browser, subject):
-    for row in strong(subject, 2):
+@pytest.mark.parametrize("heads", SOME)
+def test_the_map_tells_the_csvs_weights(browser, subject, heads):
+    for row in strong(subject, heads):
         with visiting(browser, subject.path, f"view=matrix&at={row['layer']}&head={row['head']}") as visit:
             visit.page.wait_for_selector(".top-canvas[data-cells]")
             place = visit.cell(row["query"], row["key"])
@@ -169,15 +177,22 @@ INK = """(places) => {
 }"""  # the colours of a map at rows and columns
 
 
-@pytest.mark.parametrize(
-    ("family", "window"), [("gemma3_text", "window"), pytest.param("llama4_text", "chunk", marks=pytest.mark.slow)]
+@pytest.fixture(
+    scope="module", params=[("gemma3_text", "window"), pytest.param(("llama4_text", "chunk"), marks=pytest.mark.slow)]
 )
-def test_the_map_draws_the_edge_of_a_window(browser, tmp_path, family, window):
-    model, demo = roused_model(family, vocab_size=2000).eval(), attnscope.load("demo")
-    text = "the financial bank is located on river bank and Mary saw"
+def windowed(request, demo, tmp_path_factory):
+    """The kind of a window, an observation of a model that has one, and its page."""
+    family, window = request.param
+    model, text = (
+        roused_model(family, vocab_size=2000).eval(),
+        "the financial bank is located on river bank and Mary saw",
+    )
     seen = attnscope.capture(wrap(model, demo.tokenizer, family), text, request=attnscope.Request(weights=True))
-    page = seen.page().save(tmp_path / "page.html")
-    full = next(at for at, key in enumerate(seen.kv_of) if seen.visible[key] == "full")
+    return window, seen, seen.page().save(tmp_path_factory.mktemp("windowed") / "page.html")
+
+
+def test_the_map_draws_the_edge_of_a_window(browser, windowed):
+    window, _, page = windowed
     with visiting(browser, page, "view=matrix&at=0&head=0") as visit:
         visit.page.wait_for_selector(".top-canvas[data-cells]")
         assert f"edge of a {window}" in visit.page.locator(".legend").inner_text()
@@ -186,6 +201,11 @@ def test_the_map_draws_the_edge_of_a_window(browser, tmp_path, family, window):
         beside = visit.page.evaluate(INK, [[query + 0.5, key - 0.5] for query, key in first.items()])
         assert max(map(max, line)) < 60, "a dark line left of the first key"
         assert min(map(max, beside)) > 180
+
+
+def test_a_layer_that_sees_all_has_no_edge(browser, windowed):
+    _, seen, page = windowed
+    full = next(at for at, key in enumerate(seen.kv_of) if seen.visible[key] == "full")
     with visiting(browser, page, f"view=matrix&at={full}&head=0") as visit:
         visit.page.wait_for_selector(".top-canvas[data-cells]")
         assert "edge of" not in visit.page.locator(".legend").inner_text()
@@ -217,9 +237,10 @@ def test_the_map_zooms_about_the_pointer(browser, subject):
         visit.until("before => document.querySelector('.top-canvas').dataset.cells === before", before)
 
 
-def test_the_text_is_coloured_by_the_csvs_weights(browser, subject):
+@pytest.mark.parametrize("heads", SOME)
+def test_the_text_is_coloured_by_the_csvs_weights(browser, subject, heads):
     prompt = subject.seen.prompt
-    for row in strong(subject, 2):
+    for row in strong(subject, heads):
         state = f"view=text&at={row['layer']}&head={row['head']}&query={row['query']}"
         with visiting(browser, subject.path, state) as visit:
             text = visit.view("text").locator(".piece:not(.special)")
@@ -235,7 +256,7 @@ def test_the_text_is_coloured_by_the_csvs_weights(browser, subject):
             visit.settled(**{"from": "key"})
 
 
-@pytest.mark.parametrize("over", ["layer", "all"])
+@pytest.mark.parametrize("over", ["layer", pytest.param("all", marks=pytest.mark.e2e)])
 def test_the_text_shows_means_over_heads(browser, subject, over):
     weights = [layer.numpy() for layer in subject.seen.weights.values()]
     mean = np.concatenate(weights).mean(0) if over == "all" else weights[1].mean(0)
@@ -284,6 +305,7 @@ def test_a_head_is_chosen_in_the_overviews(browser, subject):
 # Filters
 
 
+@pytest.mark.e2e
 def test_what_an_atlas_names_is_shown_on_a_phone_too(browser, demo, tmp_path):
     atlas = made_atlas(None, {(3, 0): ("induction", "previous-token")})
     seen = attnscope.capture(demo, "the bank", request=attnscope.Request(weights=True), atlas=atlas)
@@ -314,25 +336,32 @@ def test_what_a_filter_takes_out_is_said(browser, subject):
 # Keyboard and state
 
 
-def test_keys_work(browser, subject):
+HEADS = [
+    ("ArrowRight", {"at": 1, "head": 2}),
+    ("ArrowLeft", {"at": 1, "head": 1}),
+    ("ArrowDown", {"at": 2, "head": 1}),
+    ("ArrowUp", {"at": 1, "head": 1}),
+    ("]", {"at": 2}),
+    ("[", {"at": 1}),
+]
+LOOKS = [("4", {"view": "matrix"}), ("5", {"view": "text"}), ("3", {"view": "head"}), ("t", {"theme": "dark"})]
+
+
+@pytest.mark.parametrize("keys", [HEADS, LOOKS], ids=["heads", "looks"])
+def test_keys_work(browser, subject, keys):
+    with visiting(browser, subject.path, "view=head&at=1&head=1") as visit:
+        visit.page.wait_for_selector("section[data-view=head] [data-token]")
+        for key, state in keys:
+            visit.page.keyboard.press(key)
+            visit.settled(**state)
+        assert visit.page.evaluate("document.documentElement.dataset.theme") == ("dark" if keys is LOOKS else "light")
+
+
+@pytest.mark.e2e
+def test_help_and_search_are_opened_with_keys(browser, subject):
     with visiting(browser, subject.path, "view=head&at=1&head=1") as visit:
         press = visit.page.keyboard.press
         visit.page.wait_for_selector("section[data-view=head] [data-token]")
-        for key, state in (
-            ("ArrowRight", {"at": 1, "head": 2}),
-            ("ArrowLeft", {"at": 1, "head": 1}),
-            ("ArrowDown", {"at": 2, "head": 1}),
-            ("ArrowUp", {"at": 1, "head": 1}),
-            ("]", {"at": 2}),
-            ("[", {"at": 1}),
-            ("4", {"view": "matrix"}),
-            ("5", {"view": "text"}),
-            ("3", {"view": "head"}),
-            ("t", {"theme": "dark"}),
-        ):
-            press(key)
-            visit.settled(**state)
-        assert visit.page.evaluate("document.documentElement.dataset.theme") == "dark"
         press("?")
         visit.page.get_by_role("dialog", name="Keys and help").wait_for()
         press("Escape")
@@ -369,6 +398,7 @@ def test_the_state_survives_a_reload(browser, subject):
 # How it looks
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["1280", "390"])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_nothing_is_wider_than_the_window(browser, subject, tmp_path, size, theme):

@@ -57,9 +57,10 @@ def test_words_are_read_on_every_ground(theme):
     assert [pair for pair in product(WORDS, GROUNDS) if contrast(*(found[name] for name in pair)) < LEAST] == []
 
 
-def test_what_can_be_reached_has_a_name_and_stands_in_a_landmark(browser, subject):
+@pytest.mark.parametrize("views", [("head",), pytest.param(VIEWS, marks=pytest.mark.e2e)], ids=["one", "all"])
+def test_what_can_be_reached_has_a_name_and_stands_in_a_landmark(browser, subject, views):
     with visiting(browser, subject.path, "view=model") as visit:
-        for view in VIEWS:
+        for view in views:
             visit.go(view=view, at=1, head=1, query=5, key=2)
             visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
             assert visit.page.evaluate(NAMELESS) == []
@@ -71,6 +72,7 @@ def test_what_can_be_reached_has_a_name_and_stands_in_a_landmark(browser, subjec
         assert len(visit.page.evaluate(OUTSIDE)) == 1
 
 
+@pytest.mark.e2e
 def test_a_name_has_the_words_that_are_seen(browser, subject):
     """WCAG 2.2, 2.5.3: who speaks to a page says what stands on the button."""
     with visiting(browser, subject.path, "view=head&at=1&head=1") as visit:
@@ -91,6 +93,7 @@ def test_a_head_is_called_by_its_number_too(browser, subject):
         assert visit.page.evaluate(UNSAID) == []
 
 
+@pytest.mark.e2e
 def test_tokens_are_walked_with_keys(browser, subject):
     with visiting(browser, subject.path, "view=head&at=1&head=1&query=5") as visit:
         visit.view("head").locator("[data-token]").first.wait_for()

@@ -57,6 +57,7 @@ def test_a_file_opens_at_its_last_word(browser, long):
         assert after.inner_text().strip() in (".", "")
 
 
+@pytest.mark.e2e
 def test_heads_of_a_layer_lie_over_one_another(browser, subject):
     heads = subject.seen.kv_of[next(iter(subject.seen.kv_of))][0]
     with visiting(browser, subject.path, "view=head&at=1&head=1&query=5&pin=1") as visit:
@@ -83,7 +84,7 @@ def test_heads_of_a_layer_lie_over_one_another(browser, subject):
         visit.settled(head=2, heads=None)
 
 
-@pytest.mark.parametrize("which", ["short", "long"])
+@pytest.mark.parametrize("which", ["short", pytest.param("long", marks=pytest.mark.e2e)])
 def test_the_map_is_in_the_window(browser, subject, long, which):
     path = subject.path if which == "short" else long
     with visiting(browser, path, "view=matrix&at=1&head=1&query=5&key=3", WINDOW) as visit:
@@ -97,6 +98,7 @@ def test_the_map_is_in_the_window(browser, subject, long, which):
         assert beside["x"] + beside["width"] > WINDOW[0] - 60
 
 
+@pytest.mark.e2e
 def test_a_head_that_is_pointed_at_is_enlarged(browser, subject):
     with visiting(browser, subject.path, "view=model&at=1&head=1", WINDOW) as visit:
         enlarged = visit.page.locator("[data-role=enlarged]")
@@ -152,6 +154,7 @@ def test_nothing_is_warned_of_that_is_as_it_should_be(browser, long, subject):
         assert visit.page.locator("[role=tab][aria-disabled=true]").count() == 0
 
 
+@pytest.mark.e2e
 def test_one_place_is_one_place(browser, subject):
     with visiting(browser, subject.path, "view=model") as visit:
         visit.view("model").locator("[data-head]").first.wait_for()
@@ -163,7 +166,9 @@ def test_one_place_is_one_place(browser, subject):
         assert dialog.locator("[role=status]").inner_text() == f"{len(subject.seen.prompt)} places"
 
 
-@pytest.mark.parametrize("view", ["model", "head", "matrix", "text", "token"])
+@pytest.mark.parametrize(
+    "view", ["matrix", *(pytest.param(view, marks=pytest.mark.e2e) for view in ("model", "head", "text", "token"))]
+)
 def test_a_phone_scrolls_down_alone(browser, made, view):
     with visiting(browser, made, f"view={view}&at=1&head=1&query=9&key=3", PHONE, "dark") as visit:
         visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -14,7 +15,10 @@ from helpers.pages import read
 
 BANK = "the bank of the river, the bank of the"
 WIDE = "document.scrollingElement.scrollWidth - innerWidth"
-KINDS = ("none", "heads", "kv", "layers", "window:2", "keys")
+E2E = pytest.mark.e2e
+ALL = ("heads", "window:2", "keys", "none", "kv", "layers")
+KINDS = [*ALL[:3], *(pytest.param(kind, marks=E2E) for kind in ALL[3:])]
+TEXTS = HOSTILE | {"steering": STEERING}
 
 
 @pytest.fixture(scope="module")
@@ -152,10 +156,15 @@ def test_a_key_is_chosen_in_the_text(opened, cut):
         assert "a query too" in visit.tip("this token")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_names_landmarks_and_widths(opened, cut, kind, theme):
-    for size in (DESKTOP, PHONE):
+@pytest.mark.parametrize(
+    ("kind", "theme", "sizes"),
+    [
+        ("heads", "dark", [PHONE]),
+        *(pytest.param(*one, [DESKTOP, PHONE], marks=E2E) for one in product(ALL, ("light", "dark"))),
+    ],
+)
+def test_names_landmarks_and_widths(opened, cut, kind, theme, sizes):
+    for size in sizes:
         with opened(cut(kind), size=size, theme=theme) as visit:
             assert view(visit).locator("h2").first.inner_text().lower() == "cuts"
             assert visit.page.evaluate(NAMELESS) == []
@@ -164,9 +173,15 @@ def test_names_landmarks_and_widths(opened, cut, kind, theme):
             assert visit.page.evaluate(WIDE) <= 0
 
 
-@pytest.mark.parametrize("text", [*HOSTILE.values(), STEERING], ids=[*HOSTILE, "steering"])
-@pytest.mark.parametrize("kind", ["heads", "keys"])
-def test_hostile_words_are_shown_as_text(browser, demo, cut, tmp_path, kind, text):
+@pytest.mark.parametrize(
+    ("kind", "name", "sizes"),
+    [
+        *(("heads", "closed script", [PHONE]), ("keys", "steering", [DESKTOP])),
+        *(pytest.param(*one, [DESKTOP, PHONE], marks=E2E) for one in product(("heads", "keys"), TEXTS)),
+    ],
+)
+def test_hostile_words_are_shown_as_text(browser, demo, cut, tmp_path, kind, name, sizes):
+    text = TEXTS[name]
     found = cut(kind)
     case = found.cases[0]
     prompt = called(case, [text, "b"])
@@ -176,7 +191,7 @@ def test_hostile_words_are_shown_as_text(browser, demo, cut, tmp_path, kind, tex
     hostile = replace(found, cases=(case,), facts=facts, asked=tuple(asked))
     page = cuts_page(hostile, demo.geometry, [text], Again(text, text, [text]))
     path = page.save(tmp_path / "page.html")
-    for size in (DESKTOP, PHONE):
+    for size in sizes:
         with visiting(browser, path, size=size) as visit:
             visit.hover(view(visit).locator('.piece[data-token="2"]'))
             visit.tip("a query")

@@ -21,13 +21,19 @@ def seen(demo):
     return attnscope.capture(demo, "the financial bank is located on river bank near the old town and a river")
 
 
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_token_is_shown_as_text(browser, seen, tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "views"),
+    [
+        pytest.param(HOSTILE["closed script"], ["text"], id="one view"),
+        *(pytest.param(text, VIEWS[:-1], id=name, marks=pytest.mark.e2e) for name, text in HOSTILE.items()),
+    ],
+)
+def test_a_hostile_token_is_shown_as_text(browser, seen, tmp_path, text, views):
     prompt = called(seen, [text, "b"])
     page = replace(seen, queries=prompt, keys=prompt, facts={**seen.facts, "model": {"name": text}}).page()
     path = page.save(tmp_path / "page.html")
     with visiting(browser, path) as visit:
-        for view in VIEWS[:-1]:
+        for view in views:
             visit.go(view=view, at=1, head=2, query=1, key=1)
             visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
             assert ran_nothing(visit)
@@ -40,10 +46,17 @@ def test_a_hostile_token_is_shown_as_text(browser, seen, tmp_path, text):
         assert ran_nothing(visit)
 
 
-@pytest.mark.parametrize("name", [name for name in HOSTILE if name != "long"])
-def test_a_hostile_prompt_opens(browser, tmp_path, name):
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(text, id=name, marks=() if name == "controls" else pytest.mark.e2e)
+        for name, text in HOSTILE.items()
+        if name != "long"
+    ],
+)
+def test_a_hostile_prompt_opens(browser, tmp_path, text):
     path = tmp_path / "page.html"
-    text = HOSTILE[name].replace("\x00", "")  # no command line takes it; the test above does
+    text = text.replace("\x00", "")  # no command line takes it; the test above does
     call("view", "--text", text, "-o", str(path)).ok()
     with visiting(browser, path, "view=text") as visit:
         pieces = visit.view("text").locator(".piece")
@@ -59,10 +72,10 @@ def test_a_hostile_prompt_opens(browser, tmp_path, name):
 
 
 @pytest.fixture
-def hand_made(tmp_path):
+def hand_made(demo, tmp_path):
     """The folder of a run whose every word is somebody else's."""
-    how = ("--top-k", "all", "--figures", "metrics", "--out", str(tmp_path / "run"), "-q")
-    call("heads", "the river bank by the river", *how).ok()
+    request = attnscope.Request(relations=True, top_k=None)
+    attnscope.capture(demo, "the river bank by the river", request=request).export(tmp_path / "run", figures=())
     path = tmp_path / "run" / "manifest.json"
     said = json.loads(path.read_text())
     said["model"] |= {"name": STEERING, "type": STEERING}
@@ -82,11 +95,14 @@ def hand_made(tmp_path):
     return tmp_path / "run"
 
 
-def test_no_word_of_a_hand_made_run_steers_the_page(browser, hand_made, tmp_path):
+@pytest.mark.parametrize(
+    "views", [("metrics", "token"), pytest.param(VIEWS[:-1], marks=pytest.mark.e2e)], ids=["some", "all"]
+)
+def test_no_word_of_a_hand_made_run_steers_the_page(browser, hand_made, tmp_path, views):
     path = tmp_path / "page.html"
     call("view", str(hand_made), "--from-tables", "-o", str(path), "-q").ok()
     with visiting(browser, path) as visit:
-        for view in ("model", "metrics", "head", "matrix", "text", "token"):
+        for view in views:
             visit.go(view=view, at=1, head=2, query=3, key=1)
             visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
             assert not controls(visit), view
@@ -96,6 +112,7 @@ def test_no_word_of_a_hand_made_run_steers_the_page(browser, hand_made, tmp_path
         assert "⟨202E⟩" in visit.page.evaluate(FOREIGN)
 
 
+@pytest.mark.e2e
 def test_two_hostile_texts_beside_each_other_steer_no_page(browser, seen, tmp_path):
     prompt = called(seen, [STEERING, "b"])
     one = Side(
@@ -111,9 +128,18 @@ def test_two_hostile_texts_beside_each_other_steer_no_page(browser, seen, tmp_pa
             assert not controls(visit)
 
 
-def test_a_hostile_address_chooses_nothing(browser, seen, tmp_path):
+@pytest.mark.parametrize(
+    "state",
+    [
+        "view=<script>&at=-1&head=99",
+        *(
+            pytest.param(one, marks=pytest.mark.e2e)
+            for one in ("at=1e9&query=NaN&key=99999&heads=9.9,x", "%00%ff&least=2&theme=<b>")
+        ),
+    ],
+)
+def test_a_hostile_address_chooses_nothing(browser, seen, tmp_path, state):
     path = seen.page().save(tmp_path / "page.html")
-    for state in ("view=<script>&at=-1&head=99", "at=1e9&query=NaN&key=99999&heads=9.9,x", "%00%ff&least=2&theme=<b>"):
-        with visiting(browser, path, state) as visit:
-            visit.page.locator("[role=tab][aria-selected=true]").wait_for()
-            assert ran_nothing(visit)
+    with visiting(browser, path, state) as visit:
+        visit.page.locator("[role=tab][aria-selected=true]").wait_for()
+        assert ran_nothing(visit)

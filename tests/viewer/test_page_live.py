@@ -1,19 +1,80 @@
-"""The live page in Chromium: type a text, look, compare, knock an edge out, ask why, save. Who may ask: tests/serve."""
+"""The live page in Chromium: type a text, look, compare, knock an edge out, ask why, save. Who may ask: tests/serve.
+
+By default the page runs in this process, and the command of a question hands out a page that lies there.
+"""
 
 import re
+import sys
 from contextlib import contextmanager
 
 import pytest
 
+from attnscope.model.options import LoadOptions
 from attnscope.serve import place
 from helpers.browsing import PATIENCE
 from helpers.command_line import call
 from helpers.serving import serving
 
-pytestmark = pytest.mark.skipif(not place.supported(), reason="this system has no sockets that say who asks")
 pytest.importorskip("starlette", reason="pip install 'attnscope[serve]'")
+from attnscope.live import app, asking
+
+pytestmark = pytest.mark.skipif(not place.supported(), reason="this system has no sockets that say who asks")
 TEXT = "the financial bank is located on river bank"
 HOSTILE = "<script>document.title='ran'</script><img src=x onerror=\"alert(1)\"> \u202e\u0000 ${7*7} </textarea>"
+
+
+MADE = """
+import shutil, sys
+text, out = sys.stdin.read(), sys.argv[sys.argv.index("--out") + 1]
+if "elephant" in text:
+    sys.exit("attnscope: no elephant")
+print("read by nobody", file=sys.stderr)
+shutil.copy(sys.argv[1], out)
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The page that every question is answered with."""
+    path = tmp_path_factory.mktemp("made") / "page.html"
+    call("view", "the river", "--select", "0.0", "--out", str(path)).ok()
+    return path
+
+
+@pytest.fixture(scope="module")
+def tab(browser):
+    """A tab that several pages are opened in: one of its own takes Chromium half a second of work."""
+    context = browser.new_context(viewport={"width": 1280, "height": 860})
+    yield context.new_page()
+    context.close()
+
+
+@pytest.fixture
+def live(tab, made, monkeypatch):
+    """A page that holds no model, as it opens."""
+    monkeypatch.setattr(asking, "COMMAND", (sys.executable, "-ISc", MADE, str(made)))
+    with app.LivePage(lambda: [LoadOptions()]) as address:
+        live = Live(tab, address)
+        yield live
+        live.leave()
+    assert not live.wrong, live.wrong
+
+
+def test_a_question_is_shown_and_its_page_saved(live, made, tmp_path):
+    frame = live.ask("<b>the bank", query="last")
+    assert "the river" in frame.locator("h1").inner_text()
+    assert re.fullmatch(r"\d+\.\d s", live.told)
+    assert "<b>" in live.page.locator("#earlier .asked").inner_text()
+    assert live.page.locator("iframe").get_attribute("sandbox") == "allow-scripts allow-downloads"
+    assert live.save(tmp_path / "saved.html") == made.read_bytes()
+
+
+def test_what_a_command_refuses_is_one_line(live):
+    live.page.fill("textarea", "elephant")
+    live.page.get_by_role("button", name="Look").click()
+    live.page.locator("#status.failed").wait_for()
+    assert live.told == "no elephant"
+    assert live.page.locator("#earlier li").count() == 0
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +89,21 @@ class Live:
     def __init__(self, page, address):
         self.page, self.wrong, self.origin = page, [], address.partition("/#")[0]
         page.set_default_timeout(PATIENCE)
-        page.on("console", lambda message: self.wrong.append(message.text))
-        page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        page.on("dialog", lambda dialog: (self.wrong.append(dialog.message), dialog.dismiss()))
-        page.on("request", self._request)
+        self._heard = {
+            "console": lambda message: self.wrong.append(message.text),
+            "pageerror": lambda error: self.wrong.append(str(error)),
+            "dialog": lambda dialog: (self.wrong.append(dialog.message), dialog.dismiss()),
+            "request": self._request,
+        }
+        for event, hear in self._heard.items():
+            page.on(event, hear)
         page.goto(address)
+
+    def leave(self):
+        """What is opened next in this tab, at another address, finds nothing of this page."""
+        for event, hear in self._heard.items():
+            self.page.remove_listener(event, hear)
+        self.page.goto("about:blank")
 
     def _request(self, request):
         if not request.url.startswith((f"{self.origin}/", "blob:", "data:")):
@@ -78,6 +149,7 @@ def looking(browser, address, **how):
         context.close()
 
 
+@pytest.mark.e2e
 def test_type_look_and_save(browser, address, tmp_path):
     """All views are there, and what is saved is what `view` writes."""
     with looking(browser, address) as live:
@@ -96,6 +168,7 @@ def test_type_look_and_save(browser, address, tmp_path):
     assert b"connect-src" not in saved
 
 
+@pytest.mark.e2e
 def test_an_edge_is_cut_and_explained(browser, address):
     with looking(browser, address) as live:
         frame = live.ask(TEXT, query="8", key="7", select="L2H1")
@@ -109,6 +182,7 @@ def test_an_edge_is_cut_and_explained(browser, address):
         why.get_by_role("heading", name=re.compile("^Why L2H1 looks from 8")).wait_for()
 
 
+@pytest.mark.e2e
 def test_two_questions_are_compared(browser, address):
     with looking(browser, address) as live:
         live.ask("Mary gave John a book")
@@ -124,6 +198,7 @@ def test_two_questions_are_compared(browser, address):
         assert same.get_attribute("aria-pressed") == "false"
 
 
+@pytest.mark.e2e
 def test_hostile_text_is_text(browser, address):
     """In the field, the list and the answer; nothing of it runs, and the answer's frame reaches nothing."""
     with looking(browser, address) as live:
@@ -144,20 +219,21 @@ def test_hostile_text_is_text(browser, address):
         live.wrong = [line for line in live.wrong if "Content Security Policy" not in line]  # of the try to fetch
 
 
-def test_the_token_leaves_the_address_and_a_reload_keeps_it(browser, address):
-    with looking(browser, address) as live:
-        live.page.locator("[name=model] option", has_text="demo").wait_for(state="attached")
-        assert live.page.url == f"{live.origin}/"
-        live.page.reload()
-        live.page.locator("[name=model] option", has_text="demo").wait_for(state="attached")
+def test_the_token_leaves_the_address_and_a_reload_keeps_it(live):
+    live.page.locator("[name=model] option", has_text="demo").wait_for(state="attached")
+    assert live.page.url == f"{live.origin}/"
+    live.page.reload()
+    live.page.locator("[name=model] option", has_text="demo").wait_for(state="attached")
 
 
-def test_without_the_token_one_line_says_what_to_do(browser, address):
-    with looking(browser, address.partition("#")[0] + "#") as live:
-        live.page.get_by_text("the token is missing").wait_for()
-        live.wrong = [line for line in live.wrong if "401" not in line]  # the browser's own word for it
+def test_without_the_token_one_line_says_what_to_do(live):
+    live.page.evaluate("sessionStorage.clear()")
+    live.page.reload()
+    live.page.get_by_text("the token is missing").wait_for()
+    live.wrong = [line for line in live.wrong if "401" not in line]  # the browser's own word for it
 
 
+@pytest.mark.e2e
 def test_what_is_typed_wrong_gets_one_line(browser, address):
     with looking(browser, address) as live:
         live.page.locator("details").evaluate("box => { box.open = true }")
@@ -172,6 +248,7 @@ def test_what_is_typed_wrong_gets_one_line(browser, address):
         live.ask(TEXT)  # and the page goes on
 
 
+@pytest.mark.e2e
 def test_stop_ends_the_question(browser, address):
     with looking(browser, address) as live:
         live.page.fill("textarea", "word " * 400)
@@ -182,6 +259,7 @@ def test_stop_ends_the_question(browser, address):
         assert live.page.locator("#earlier li").count() == 1
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_names_and_narrow_windows(browser, address, theme):
     """Every field and button has a name, and nothing is wider than a telephone."""

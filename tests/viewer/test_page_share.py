@@ -15,6 +15,7 @@ from helpers.pages import read
 
 TEXT = "the financial bank is located on river bank"
 AT, HEAD, QUERY, KEY = 1, 4, 8, 3
+ALL = ("model", "metrics", "head", "matrix", "text", "token", "steps")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -49,13 +50,17 @@ def rows(out: bytes) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(out.decode())))
 
 
-def test_what_is_copied_makes_the_same_numbers(browser, path, tmp_path):
+VIEWS = ("head", "token")  # that most is copied from
+
+
+@pytest.mark.parametrize("views", [VIEWS, pytest.param(ALL, marks=pytest.mark.e2e)], ids=["some", "all"])
+def test_what_is_copied_makes_the_same_numbers(browser, path, tmp_path, views):
     chosen = f"at={AT}&head={HEAD}&query={QUERY}&key={KEY}"
     with visiting(browser, path, f"view=head&{chosen}") as visit:
         visit.until("() => document.querySelector('[data-role=weight]').textContent.startsWith('weight')")
         shown = float(visit.page.locator("[data-role=weight]").get_attribute("title").split()[0])
         found = {}
-        for view in ("model", "metrics", "head", "matrix", "text", "token", "steps"):
+        for view in views:
             visit.go(view=view, at=AT, head=HEAD, query=QUERY, key=KEY)
             visit.settled(view=view)
             found[view] = copied(visit)
@@ -69,13 +74,14 @@ def test_what_is_copied_makes_the_same_numbers(browser, path, tmp_path):
     assert weight == pytest.approx(shown, abs=0.003)
     of_token = {(row["layer"], row["head"]): float(row["mass"]) for row in rows(run(commands["token"], None))}
     assert of_token[str(AT), str(HEAD)] == pytest.approx(weight, abs=1e-5)
-    [of_text] = [row for row in rows(run(commands["text"], None)) if int(row["position"]) == KEY]
-    assert float(of_text["weight"]) == pytest.approx(weight, abs=1e-5)
-    assert len(rows(run(commands["metrics"], None))) == 24
-    for view, name in (("model", "overview.png"), ("matrix", "L01H04.png")):
-        run(commands[view], tmp_path / view)
-        assert [one.name for one in (tmp_path / view).rglob(name)] == [name]
-    assert str(QUERY).encode() in run(commands["steps"], None)
+    if views == ALL:
+        [of_text] = [row for row in rows(run(commands["text"], None)) if int(row["position"]) == KEY]
+        assert float(of_text["weight"]) == pytest.approx(weight, abs=1e-5)
+        assert len(rows(run(commands["metrics"], None))) == 24
+        for view, name in (("model", "overview.png"), ("matrix", "L01H04.png")):
+            run(commands[view], tmp_path / view)
+            assert [one.name for one in (tmp_path / view).rglob(name)] == [name]
+        assert str(QUERY).encode() in run(commands["steps"], None)
     run(found["token"]["Command of this page"], tmp_path / "again.html")
     state = dict(part.split("=") for part in read(tmp_path / "again.html").said["open"].split("&"))
     assert state == {"view": "token", "at": str(AT), "head": str(HEAD), "query": str(QUERY), "key": str(KEY)}
@@ -97,7 +103,7 @@ def test_a_question_and_an_answer_are_copied_too(browser, tmp_path):
     assert list(names["seen"].prompt.tokens) == read(page).said["sides"][0]["tokens"]["text"]
 
 
-@pytest.mark.parametrize("view", ["matrix", "head", "token"])
+@pytest.mark.parametrize("view", ["matrix", *(pytest.param(view, marks=pytest.mark.e2e) for view in VIEWS)])
 def test_what_is_seen_is_saved(browser, path, tmp_path, view):
     with visiting(browser, path, f"view={view}&at={AT}&head={HEAD}&query={QUERY}&key={KEY}&pin=1") as visit:
         visit.until("() => document.querySelector('[data-role=weight]').textContent.startsWith('weight')")

@@ -86,6 +86,7 @@ def test_the_table_of_heads_is_heads_csv_in_the_order_that_was_asked_for(browser
     assert [number(cells[headings.index("entropy")]) for cells in rising.values()] == sorted(found)
 
 
+@pytest.mark.e2e
 def test_the_frame_is_there_before_anything_is_unpacked(browser, subject):
     context = browser.new_context()
     try:
@@ -111,6 +112,7 @@ def test_a_text_over_several_tokens_is_found_and_becomes_a_key(browser, subject)
         visit.settled(key=tokens[0], keyEnd=tokens[-1] + 1 if len(tokens) > 1 else None)
 
 
+@pytest.mark.e2e
 def test_the_way_back_leads_to_the_head_before(browser, subject):
     with visiting(browser, subject.path, "view=model&at=0&head=0") as visit:
         visit.view("model").locator('[data-head="1.2"]').click()
@@ -120,6 +122,7 @@ def test_the_way_back_leads_to_the_head_before(browser, subject):
         visit.until("() => document.querySelector('[role=tab][aria-selected=true]').dataset.view === 'model'")
 
 
+@pytest.mark.e2e
 def test_further_heads_are_added_and_let_go(browser, subject):
     with visiting(browser, subject.path, "view=metrics&at=0&head=0") as visit:
         for name in ("1.0", "0.1"):

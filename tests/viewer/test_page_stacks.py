@@ -249,6 +249,7 @@ def test_two_pages_beside_each_other_are_refused(folder: str, tmp_path: Path) ->
     assert len(result.err.strip().splitlines()) == 1
 
 
+@pytest.mark.e2e
 def test_the_page_names_its_stacks_and_opens_every_view(browser: Any, page: Path) -> None:
     with visiting(browser, page) as visit:
         for view in ("model", "metrics", "head", "matrix", "text", "token"):
@@ -268,13 +269,14 @@ def test_the_page_names_its_stacks_and_opens_every_view(browser: Any, page: Path
         assert {"L0H0", "encoder L0H0", "cross L1H3"} <= names
 
 
-def test_each_stack_has_its_own_axes(browser: Any, page: Path, seen: Any) -> None:
+@pytest.mark.parametrize("stacks", [(CROSS,), pytest.param(STACKS, marks=pytest.mark.e2e)], ids=["cross", "all"])
+def test_each_stack_has_its_own_axes(browser: Any, page: Path, seen: Any, stacks: tuple[str, ...]) -> None:
     source, target = len(seen.of(ENCODER).queries), len(seen.queries)
     sizes = {ENCODER: (source, source), DECODER: (target, target), CROSS: (target, source)}
     with visiting(browser, page, "view=head&at=0&head=1") as visit:
         assert visit.page.locator("h1").inner_text().endswith(f"“{SOURCE}” → “{TARGET}”")
         assert visit.page.locator(".top .quote, .left-out").count() == 0
-        for stack in STACKS:
+        for stack in stacks:
             visit.page.locator(f"[data-stack={stack}]").click()
             visit.page.keyboard.press("3")
             visit.settled(view="head", head=1)
@@ -293,6 +295,7 @@ def test_each_stack_has_its_own_axes(browser: Any, page: Path, seen: Any) -> Non
             assert f"{sizes[stack][1] - 1} {labels[1]}" in told
 
 
+@pytest.mark.e2e
 def test_maps_of_a_short_target_over_a_long_text_are_flat_and_close_together(
     browser: Any, page: Path, seen: Any
 ) -> None:
@@ -313,6 +316,7 @@ def test_maps_of_a_short_target_over_a_long_text_are_flat_and_close_together(
         assert name["y"] + name["height"] / 2 == pytest.approx(box["y"] + box["height"] / 2, abs=2)
 
 
+@pytest.mark.e2e
 def test_the_key_of_what_cannot_be_seen_stands_where_there_is_some(browser: Any, page: Path, seen: Any) -> None:
     layers = len(seen.of(ENCODER).visible)
     with visiting(browser, page, "view=matrix&at=0") as visit:
@@ -325,6 +329,7 @@ def test_the_key_of_what_cannot_be_seen_stands_where_there_is_some(browser: Any,
     assert found == [False, True, False]
 
 
+@pytest.mark.e2e
 def test_on_a_phone_the_role_and_the_filters_share_a_line(browser: Any, page: Path) -> None:
     with visiting(browser, page, "view=model&at=0", PHONE) as visit:
         bar = visit.page.locator(".filters")
@@ -335,6 +340,7 @@ def test_on_a_phone_the_role_and_the_filters_share_a_line(browser: Any, page: Pa
         assert facts["x"] + facts["width"] > tools["x"] + tools["width"] / 2  # below them, and as wide as the window
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["1280", "390"])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_no_stack_is_wider_than_the_window(browser: Any, page: Path, seen: Any, size: Sight, theme: str) -> None:

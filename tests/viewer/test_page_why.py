@@ -52,7 +52,7 @@ def differences(found, expected):
     return max(np.abs(np.subtract(found[name], expected[name])).max() for name in found)
 
 
-@pytest.mark.parametrize(("head", "at", "number"), [("L3H0", 3, 0), ("L2H1", 2, 1)])
+@pytest.mark.parametrize(("head", "at", "number"), [pytest.param("L3H0", 3, 0, marks=pytest.mark.e2e), ("L2H1", 2, 1)])
 def test_the_view_has_the_numbers_of_why(browser, demo, path, head, at, number):
     with visiting(browser, path, f"view=why&at={at}&head={number}&query={QUERY}&key={KEY}") as visit:
         expected = own_rows(demo, head, QUERY, KEY)
@@ -84,12 +84,14 @@ def test_any_key_is_answered_and_a_hidden_one_is_said(browser, demo, path):
         visit.view("why").get_by_text("This query does not see this key").wait_for()
 
 
+@pytest.mark.e2e
 def test_a_head_opens_where_it_wrote(browser, path):
     with visiting(browser, path, f"view=why&at=3&head=0&query={QUERY}&key={KEY}") as visit:
         visit.view("why").get_by_role("button", name="L2H1", exact=True).press("Enter")
         visit.settled(view="head", at=2, head=1, query=KEY, key=None)
 
 
+@pytest.mark.e2e
 def test_what_the_page_does_not_hold_is_offered(browser, path):
     with visiting(browser, path, f"view=why&at=1&head=2&query={QUERY}") as visit:
         note = visit.view("why").locator(".note")
@@ -118,6 +120,7 @@ def test_the_page_opens_there_and_its_command_makes_the_numbers(browser, path):
     assert differences(found, expected) < ROUNDED
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_all_is_named_and_fits(browser, path, theme):
     for size in (DESKTOP, PHONE):
@@ -128,7 +131,13 @@ def test_all_is_named_and_fits(browser, path, theme):
             assert visit.page.evaluate(WIDE) <= 0
 
 
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(text, id=name, marks=() if name == "closed script" else pytest.mark.e2e)
+        for name, text in HOSTILE.items()
+    ],
+)
 def test_a_hostile_token_is_text(browser, demo, tmp_path, text):
     seen = attnscope.capture(demo, TEXT)
     parts = list(key_parts(demo, seen.prompt.ids, 3, {0: [QUERY]}))
@@ -165,7 +174,9 @@ def test_what_cannot_be_taken_apart_is_refused(tmp_path, options, says):
     assert not (tmp_path / "page.html").exists()
 
 
-def test_tables_hold_no_logits(tmp_path):
-    call("heads", TEXT, "--top-k", "1", "--out", str(tmp_path / "run"), "-q").ok()
+def test_tables_hold_no_logits(demo, tmp_path):
+    attnscope.capture(demo, TEXT, request=attnscope.Request(relations=True, top_k=1)).export(
+        tmp_path / "run", figures=()
+    )
     result = call("view", str(tmp_path / "run"), "--from-tables", "--why", "L3H0", "-o", str(tmp_path / "page.html"))
     assert (result.code, "leave out --from-tables" in result.err) == (2, True)
