@@ -77,7 +77,7 @@ def made_before(line):
     return [one for one in LINES if found and f"--out {found[1]}" in one]
 
 
-@pytest.mark.parametrize("line", quick(LINES))
+@pytest.mark.parametrize("line", [line for line in quick(LINES) if set(made_before(line)) <= set(quick(LINES))])
 def test_a_quick_command_runs_in_this_process(line, clone):
     for one in (*made_before(line), line):
         runs_here(one, clone)

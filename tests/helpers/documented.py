@@ -13,20 +13,26 @@ import pytest
 from helpers.command_line import HANGS, call
 from helpers.forks import shim
 
-DEAR = re.compile(r"^attnscope (?!batch|rollout).* --out runs|--sequences|--keep |--config ")  # pictures, studies
+DEAR = re.compile(r"attnscope (?!batch|rollout).* --out runs|--sequences|--keep |--config ")  # pictures, studies
 
 
-def typed(line: str) -> list[str]:
-    """The arguments of a line that is one plain command; none of a line that needs a shell."""
+def typed(line: str) -> tuple[list[str], bytes]:
+    """The arguments of a line that is one plain command, and what `echo` sends it; no arguments if it needs a shell."""
     words = shlex.shlex(line, posix=True, punctuation_chars=True)
     words.whitespace_split, words.commenters = True, ""
-    first, *arguments = words
-    return [] if first != "attnscope" or any(set(word) <= set("();<>|&") for word in arguments) else arguments
+    match list(words):
+        case ["echo", text, "|", "attnscope", *arguments]:
+            stdin = f"{text}\n".encode()
+        case ["attnscope", *arguments]:
+            stdin = b""
+        case _:
+            return [], b""
+    return [] if any(set(word) <= set("();<>|&") for word in arguments) else arguments, stdin
 
 
 def quick(lines: Iterable[str]) -> list[str]:
     """The lines that run in this process in little time."""
-    return [line for line in lines if typed(line) and not DEAR.search(line)]
+    return [line for line in lines if typed(line)[0] and not DEAR.search(line)]
 
 
 def in_a_shell(lines: Iterable[str], slow: tuple[str, ...] = ()) -> list[object]:
@@ -37,8 +43,9 @@ def in_a_shell(lines: Iterable[str], slow: tuple[str, ...] = ()) -> list[object]
 
 def runs_here(line: str, folder: Path) -> None:
     """One plain command runs in this process, in that folder."""
+    arguments, stdin = typed(line)
     with contextlib.chdir(folder):
-        done = call(*typed(line)).ok()
+        done = call(*arguments, stdin=stdin).ok()
     _judge(line, folder, done.out.decode(), done.err)
 
 
