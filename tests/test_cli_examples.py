@@ -1,23 +1,23 @@
 """Every example of every --help is run as it stands."""
 
 import gzip
-import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from helpers.command_line import HANGS, call
+from helpers.command_line import call
 from helpers.commands import COMMANDS
 from helpers.corpora import written
-from helpers.forks import shim
+from helpers.documented import in_a_shell, quick, runs, runs_here
+from helpers.forks import SHORT
 
 EXAMPLES = [example for _, examples in COMMANDS.values() for example in examples]
 STARTED = [COMMANDS[name][1][-1] for name in ("batch", "heads")]  # the others are forked: nothing else differs
 SLOW = ("attnscope ablate demo --select @previous-token --sequences 32", "attnscope scan demo --sequences 32 --out")
+QUICK = quick(EXAMPLES)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -43,29 +43,21 @@ def surroundings(tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def own_server():
-    """The environment in which a server is nobody else's; the path of a socket has to be short."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield {"XDG_RUNTIME_DIR": folder}
+def test_an_example_of_each_command_is_quick():
+    assert {re.search(r"attnscope (\w+)", line)[1] for line in QUICK} == set(COMMANDS)
 
 
-@pytest.mark.parametrize(
-    "example", [pytest.param(one, marks=pytest.mark.slow) if one.startswith(SLOW) else one for one in EXAMPLES]
-)
-def test_an_example_runs(example, surroundings, own_server):
-    first = Path(sys.executable).parent if example in STARTED else shim()
-    env = os.environ | own_server | {"PATH": f"{first}{os.pathsep}{os.environ['PATH']}"}
-    command = ["bash", "-c", example]
-    done = subprocess.run(command, cwd=surroundings, env=env, capture_output=True, text=True, timeout=HANGS)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    target = re.search(r"(?:--out|>) (\S+)", example)
-    if target is None:
-        assert done.stdout
-        return
-    written = surroundings / target[1]
-    assert any(written.iterdir()) if written.is_dir() else written.stat().st_size > 0
+@pytest.mark.parametrize("example", QUICK)
+def test_a_quick_example_runs_in_this_process(example, surroundings):
+    runs_here(example, surroundings)
+
+
+@pytest.mark.parametrize("example", in_a_shell(EXAMPLES, slow=SLOW))
+def test_an_example_runs(example, surroundings):
+    """A server of its own, which is nobody else's."""
+    first = Path(sys.executable).parent if example in STARTED else None
+    with tempfile.TemporaryDirectory(dir=SHORT) as sockets:
+        runs(example, surroundings, first, XDG_RUNTIME_DIR=sockets)
 
 
 def test_the_first_help_lists_the_commands():

@@ -1,14 +1,11 @@
 """Pages of docs/: made as they say, their commands run, their pictures and the pages that they name are there."""
 
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from helpers.command_line import HANGS
-from helpers.forks import shim
+from helpers.documented import in_a_shell, quick, runs, runs_here
 from helpers.gallery import IMAGES, PARTS, document
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -47,15 +44,20 @@ def test_what_a_page_links_to_is_there(page):
     assert [name for name in local if not ((ROOT / page).parent / name).exists()] == []
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_a_command_runs(line, tmp_path):
-    (tmp_path / "examples").symlink_to(DOCS.parent / "examples")
-    env = os.environ | {"PATH": f"{shim()}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=HANGS)
-    assert done.returncode == 0, done.stderr
-    assert "does not hold" not in done.stderr
-    written = re.search(r"(?:--out|-o) (\S+)", line)
-    assert (tmp_path / written[1]).exists() if written else done.stdout
+@pytest.fixture
+def beside_examples(tmp_path):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    return tmp_path
+
+
+@pytest.mark.parametrize("line", quick(LINES))
+def test_a_quick_command_runs_in_this_process(line, beside_examples):
+    runs_here(line, beside_examples)
+
+
+@pytest.mark.parametrize("line", in_a_shell(LINES))
+def test_a_command_runs(line, beside_examples):
+    runs(line, beside_examples)
 
 
 def test_the_commands_that_are_said_to_run_do():

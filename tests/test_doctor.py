@@ -103,6 +103,12 @@ def test_a_dangling_link_in_the_cache_is_no_end(tmp_path, monkeypatch):
         call("doctor", columns=100).ok()
 
 
+def test_without_a_home_it_has_a_cache_folder_all_the_same(monkeypatch):
+    homes.without_a_home(monkeypatch)
+    assert json.loads(call("doctor").ok().out)["cache"]["folder"] == "~/.cache/huggingface/hub"
+
+
+@pytest.mark.e2e
 def test_without_a_home_it_says_what_it_can():
     """In a process that is started: Matplotlib looks for a home once."""
     env = {key: value for key, value in os.environ.items() if key not in homes.VARIABLES}
@@ -112,6 +118,21 @@ def test_without_a_home_it_says_what_it_can():
     assert json.loads(done.stdout)["cache"]["folder"] == "~/.cache/huggingface/hub"
 
 
+def test_what_fontconfig_writes_itself_is_not_shown(monkeypatch, capfd):
+    from attnscope.figures import fonts
+
+    def warning():
+        os.write(2, b"Fontconfig warning: \x1b[31mX\n")
+        return []
+
+    monkeypatch.setattr("matplotlib.font_manager.findSystemFonts", warning)
+    fonts._cover.cache_clear()
+    assert set(json.loads(call("doctor").silent().out)["fonts"].values()) == {None}
+    fonts._cover.cache_clear()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.e2e
 def test_a_language_that_fontconfig_quotes_steers_no_terminal():
     code, shown = on_terminal(["doctor", "--format", "json"], 100, fork=False, LC_ALL="\x1b[31mX")
     assert code == 0

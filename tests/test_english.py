@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PLAIN = {  # what is not written, as a pattern of whole words, and what to write
     "came": "got, given, occurred",
@@ -30,25 +32,28 @@ PLAIN = {  # what is not written, as a pattern of whole words, and what to write
     r"whose \w+ (is|are|was|were)": "the subject first: the X of Y is",
 }
 OTHERS = {re.compile(rf"\b({words})\b".replace(" ", r"\s+"), re.IGNORECASE): plain for words, plain in PLAIN.items()}
+ANY = re.compile(rf"\b(?:{'|'.join(PLAIN)})\b".replace(" ", r"\s+"), re.IGNORECASE)  # one search where there is none
 CODE = re.compile(r"`[^`]*`|\{\w+(=[^{}]*)?\}")
 FIRST = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
 PAGES = sorted([*FIRST, *(ROOT / "docs").glob("*.md"), *(ROOT / ".github").rglob("*.md")])
-MODULES = sorted((ROOT / "attnscope").rglob("*.py"))
-SCRIPTS = sorted((ROOT / "attnscope" / "viewer" / "src").rglob("*.js"))
+PACKAGE = ROOT / "attnscope"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+SCRIPTS = sorted((PACKAGE / "viewer" / "src").rglob("*.js"))
 
 
 def found_in(text: str) -> list[str]:
     """What is not plain in a text: `came: write got, given, occurred`."""
     words = CODE.sub("", text)
-    return [f"{found[0]}: write {plain}" for pattern, plain in OTHERS.items() for found in pattern.finditer(words)]
+    known = OTHERS.items() if ANY.search(words) else ()
+    return [f"{found[0]}: write {plain}" for pattern, plain in known for found in pattern.finditer(words)]
 
 
 def messages(source: str) -> Iterator[tuple[int, str]]:
     """(line, text) of what a module shows: strings of several words, and a command's docstring, which is its help."""
-    tree = ast.parse(source)
-    parts = {id(part) for one in ast.walk(tree) if isinstance(one, ast.JoinedStr) for part in one.values}
-    unseen = parts | {id(one.body[0].value) for one in ast.walk(tree) if has_docstring(one) and not is_command(one)}
-    for one in ast.walk(tree):
+    nodes = [*ast.walk(ast.parse(source))]
+    parts = {id(part) for one in nodes if isinstance(one, ast.JoinedStr) for part in one.values}
+    unseen = parts | {id(one.body[0].value) for one in nodes if has_docstring(one) and not is_command(one)}
+    for one in nodes:
         if isinstance(one, ast.JoinedStr):
             yield one.lineno, "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in one.values)
         elif isinstance(one, ast.Constant) and isinstance(one.value, str) and id(one) not in unseen:
@@ -78,10 +83,12 @@ def visible(script: str) -> Iterator[str]:
         yield re.sub(r"\$\{[^{}]*\}", "…", one[1:-1] if " " in one else "")
 
 
-def test_messages_and_help_are_plain() -> None:
+@pytest.mark.parametrize("letters", ["abc", "def", "ghijklm", "nopqr", "stuvwxyz_"])
+def test_messages_and_help_are_plain(letters: str) -> None:
     assert not [
         f"{path.relative_to(ROOT)}:{line}: {one}"
         for path in MODULES
+        if path.relative_to(PACKAGE).parts[0][0] in letters
         for line, text in messages(path.read_text("utf-8"))
         for one in found_in(text)
     ]

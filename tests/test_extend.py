@@ -57,6 +57,7 @@ NEEDS = {  # extension -> a command, or a program, that only it makes possible
     "an engine": (*HEADS, "recomputed", *READ),
     "a command": ("sentences", "--text", "The bank. The river.", "--format", "csv", "-q"),
 }
+REFUSED_AT_ONCE = ("an option", "a command")  # before anything large is imported
 COMMANDS = (
     *NEEDS.values(),
     (*HEADS, "eager", *READ),
@@ -116,7 +117,9 @@ def test_it_takes_the_files_that_the_guide_names(what: str, copy: tuple[Path, di
     assert lines >= len(edited + new)
 
 
-@pytest.mark.parametrize("what", EXTENSIONS)
+@pytest.mark.parametrize(
+    "what", [one if one in REFUSED_AT_ONCE else pytest.param(one, marks=pytest.mark.e2e) for one in EXTENSIONS]
+)
 def test_what_it_adds_is_refused_where_it_is_left_out(what: str, tmp_path: Path) -> None:
     extend(tmp_path, without=what)
     program = NEEDS[what][0] == "-c"
@@ -125,6 +128,7 @@ def test_what_it_adds_is_refused_where_it_is_left_out(what: str, tmp_path: Path)
     assert not done.stdout
 
 
+@pytest.mark.e2e
 def test_the_metric_is_measured_on_the_new_engine_as_python_loops_have_it(demo, said) -> None:
     weights = attnscope.capture(demo, TEXT, engine="eager").weights
     rows = said[NEEDS["an engine"]].rows
@@ -137,6 +141,7 @@ def test_the_metric_is_measured_on_the_new_engine_as_python_loops_have_it(demo, 
     assert float(eager[0]["entropy"]) == pytest.approx(float(rows[0]["entropy"]), abs=1e-5)
 
 
+@pytest.mark.e2e
 def test_the_engine_has_its_cost_in_what_info_says(said: dict[tuple[str, ...], Result]) -> None:
     costs = json.loads(said[INFO].out)["costs"]
     assert costs
@@ -144,6 +149,7 @@ def test_the_engine_has_its_cost_in_what_info_says(said: dict[tuple[str, ...], R
         assert cost["engines"]["recomputed"] == cost["eager_bytes"] > 0
 
 
+@pytest.mark.e2e
 def test_the_kept_thing_is_the_largest_of_each_row(demo, said: dict[tuple[str, ...], Result]) -> None:
     kept = json.loads(said[NEEDS["a kept thing"]].out)
     expected = attentions(demo.model, demo.tokenizer(TEXT).input_ids)
@@ -152,6 +158,7 @@ def test_the_kept_thing_is_the_largest_of_each_row(demo, said: dict[tuple[str, .
             assert row == pytest.approx([max(weights) for weights in weights_QK], abs=1e-5)
 
 
+@pytest.mark.e2e
 def test_the_intervention_loses_what_is_lost_by_hand(demo, said: dict[tuple[str, ...], Result]) -> None:
     task, both = copied(demo, sequences=2), 2 * demo.model.config.head_dim
 
@@ -169,11 +176,13 @@ def test_the_intervention_loses_what_is_lost_by_hand(demo, said: dict[tuple[str,
         assert whole != pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.e2e
 def test_heads_are_sorted_by_the_metric(said: dict[tuple[str, ...], Result]) -> None:
     scores = [float(row["two_back"]) for row in said[NEEDS["a metric"]].rows]
     assert scores == sorted(scores, reverse=True)
 
 
+@pytest.mark.e2e
 def test_the_option_is_in_the_help_and_leaves_heads_of_its_role(said: dict[tuple[str, ...], Result]) -> None:
     assert b"--role ROLE" in said["heads", "--help", "all"].out
     rows = said[(*STORY, "--format", "csv")].rows
@@ -182,11 +191,13 @@ def test_the_option_is_in_the_help_and_leaves_heads_of_its_role(said: dict[tuple
     assert set(re.findall(r"^ *(L\d+H\d+) ", said[NEEDS["an option"]].out.decode(), re.MULTILINE)) == expected
 
 
+@pytest.mark.e2e
 def test_the_engine_is_named_where_it_ran_and_help_lists_three(said: dict[tuple[str, ...], Result]) -> None:
     assert "engine recomputed (output model" in said[TALKING].err
     assert b"auto|eager|fused" in said["heads", "--help", "all"].out
 
 
+@pytest.mark.e2e
 def test_the_command_is_in_the_list_and_prints_its_table(said: dict[tuple[str, ...], Result]) -> None:
     assert b"sentences" in said[("--help",)].out
     assert [row["sentence"].strip() for row in said[NEEDS["a command"]].rows] == ["<s>", "The bank.", "The river."]

@@ -161,6 +161,7 @@ def test_the_page_alone_runs_nothing(place: Path) -> None:
     assert "| Of sums | - | not run | | | | |" in (place.parent / "external.md").read_text()
 
 
+@pytest.mark.e2e
 def test_an_environment_is_made_used_and_deleted(tmp_path: Path) -> None:
     """pip is what a new environment has already: nothing is fetched."""
     folder = tmp_path / "external"
@@ -174,6 +175,34 @@ def test_an_environment_is_made_used_and_deleted(tmp_path: Path) -> None:
     assert not prefix.parent.exists()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_environment_is_finished_once_pip_has_ended_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Without a venv and without pip, which the two tests marked e2e run."""
+    asked: list[list[str]] = []
+
+    def ran(command: list[object], **how: object) -> None:
+        asked.append([*map(str, command)])
+        (tmp_path / "env").mkdir(exist_ok=True)
+        if fails and "pip" in asked[-1]:
+            raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr(driver.subprocess, "run", ran)
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "left over").touch()
+    one = driver.Judge("x", "", "", requires=("a==1",))
+    if fails:
+        with pytest.raises(driver.NotHadError, match=r"its environment could not be made: .*a==1"):
+            driver.made_environment(one, tmp_path)
+    else:
+        assert driver.made_environment(one, tmp_path) == tmp_path / "env" / "bin" / "python"
+    assert [command[1:3] for command in asked] == [["-m", "venv"], ["-m", "pip"]]
+    assert asked[1][3:] == driver.installs(one)
+    assert (tmp_path / "env" / "finished").exists() is not fails
+    assert not (tmp_path / "env" / "left over").exists()
+
+
 def test_an_environment_that_was_finished_is_used_again(tmp_path: Path) -> None:
     one = driver.Judge("x", "", "", requires=("no such requirement",))
     (tmp_path / "env").mkdir()
@@ -181,6 +210,7 @@ def test_an_environment_that_was_finished_is_used_again(tmp_path: Path) -> None:
     assert driver.made_environment(one, tmp_path) == tmp_path / "env" / "bin" / "python"
 
 
+@pytest.mark.e2e
 def test_an_environment_that_pip_cannot_make_could_not_be_had(tmp_path: Path) -> None:
     one = driver.Judge("x", "", "", requires=("no such requirement",), constraints=False, project=False)
     with pytest.raises(driver.NotHadError, match=r"its environment could not be made: .*no such requirement"):

@@ -211,7 +211,11 @@ ASKED = (  # by bash, what may follow `attnscope heads --sort `
         ("import attnscope.cli as cli; cli.run(['heads', '--sort', 'x'])", "torch transformers numpy rich"),
         ("import attnscope.cli as cli; cli.run(['heads', '--model', './x', '--text', 'a'])", "torch transformers"),
         ("import attnscope.cli as cli; cli.run(['metrics'])", "torch transformers rich pandas"),
-        ("import attnscope.cli as cli; cli.run(['heads', '--text', 'a'])", "rich matplotlib seaborn pandas"),
+        pytest.param(
+            "import attnscope.cli as cli; cli.run(['heads', '--text', 'a'])",
+            "rich matplotlib seaborn pandas",
+            marks=pytest.mark.e2e,  # imports torch and transformers
+        ),
         ("import attnscope.figures.heatmap, attnscope.figures.overview, attnscope.tables", "torch transformers"),
     ],
 )

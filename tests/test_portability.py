@@ -5,24 +5,28 @@ These tests run on Linux. They show which call is made in which order, not that 
 
 from __future__ import annotations
 
+import builtins
 import errno
 import fcntl
+import io
 import os
 import signal
+import stat
 import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from attnscope import signals
-from attnscope.batch import writers
 from attnscope.errors import ModelError, UsageError
 from attnscope.files import open_regular
 from attnscope.folder import journal
 from attnscope.folder.claim import LOCK, locked
 from attnscope.parity import whole
+from helpers.command_line import call
 
 OTHER = f"another run is writing to .*: process {os.getpid()} on"
 
@@ -88,21 +92,35 @@ def test_a_folder_is_synced_where_it_can_be_opened(tmp_path: Path, monkeypatch: 
     assert synced == [tmp_path.stat().st_ino]
 
 
-def test_what_is_synced_is_open_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows refuses to sync another handle. The dataset's writer has no way around `sync_file`."""
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that are synced; as on Windows, each has to be open for writing. Folders are synced elsewhere alone."""
+    files: list[str] = []
 
     def strict(handle: int) -> None:
-        if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        if not stat.S_ISDIR(os.fstat(handle).st_mode):
+            if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            files.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
 
     monkeypatch.setattr(os, "fsync", strict)
+    return files
+
+
+def test_what_is_synced_is_open_for_writing(tmp_path: Path, synced: list[str]) -> None:
     path = tmp_path / "part"
     path.write_bytes(b"kept")
     with open(path, "rb") as stream, pytest.raises(OSError, match="Bad file"):
         os.fsync(stream.fileno())
     journal.sync_file(path)
-    assert path.read_bytes() == b"kept"
-    assert "os.fsync" not in Path(writers.__file__).read_text("utf-8")
+    assert (path.read_bytes(), synced) == (b"kept", ["part"])
+
+
+def test_what_a_dataset_syncs_is_open_for_writing(tmp_path: Path, synced: list[str]) -> None:
+    (tmp_path / "corpus.txt").write_text("the bank\n")
+    told = ("batch", str(tmp_path / "corpus.txt"), "-q", "--out", str(tmp_path / "out"))
+    call(*told, "--tables", "heads", "--matrices").ok()
+    assert {"heads", "texts", "weights", "weights_index", "journal.jsonl"} <= set(synced)
 
 
 def test_a_link_is_refused_without_the_flag_that_refuses_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +160,44 @@ def test_the_main_thread_gets_a_signal_from_another(lacks: str, monkeypatch: pyt
     assert heard == [signal.SIGTERM]
 
 
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our modules open no text without an encoding: Python's own warning of it is there from a process' start alone."""
+    opened, text_encoding = builtins.open, io.text_encoding
+
+    def ours(depth: int) -> bool:
+        return sys._getframe(depth).f_globals.get("__name__", "").startswith("attnscope")
+
+    def asked(file: Any, mode: str = "r", buffering: int = -1, encoding: str | None = None, **how: Any) -> Any:
+        assert "b" in mode or encoding or not ours(2), f"{file} is opened without an encoding"
+        return opened(file, mode, buffering, encoding, **how)
+
+    def named(encoding: str | None, stacklevel: int = 2) -> str:
+        assert encoding or not ours(3), "a path is read or written without an encoding"
+        return text_encoding(encoding, stacklevel)
+
+    monkeypatch.setattr("builtins.open", asked)
+    monkeypatch.setattr("io.text_encoding", named)
+
+
+@pytest.mark.usefixtures("strict")
+def test_no_run_reads_or_writes_in_the_systems_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnscope.memory._free", lambda device: 2**33)  # the kernel's files are ASCII
+    call("relations", "the bank", "--out", str(tmp_path / "run"), "-q").ok()
+    call("relations", str(tmp_path / "run"), "-q").ok()
+    call("view", str(tmp_path / "run"), "--out", str(tmp_path / "page.html"), "-q").ok()
+
+
+@pytest.mark.usefixtures("strict")
+def test_a_text_without_an_encoding_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a")  # not of ours
+    for code in ("open(path)", "path.read_text()", "path.write_text('a')", "path.open()"):
+        with pytest.raises(AssertionError, match="without an encoding"):
+            exec(code, {"__name__": "attnscope.files", "path": tmp_path / "a"})
+    exec("open(path, 'rb').close(), path.read_text('utf-8')", {"__name__": "attnscope.files", "path": tmp_path / "a"})
+
+
+@pytest.mark.e2e
 def test_no_file_is_read_or_written_in_the_systems_encoding(tmp_path: Path) -> None:
     """Python's own warning of it, as an error, over a run that writes and one that reads."""
     code = """

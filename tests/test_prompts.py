@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,9 +21,9 @@ from attnscope.text.prompt import Prompt, from_chat, from_ids, from_text
 from attnscope.text.reading import decode_utf8, read_text
 from attnscope.text.spans import sentence_ranges, word_ranges
 from helpers.made_tokenizers import LINES, MAKERS, SlowBytes, SlowWords, byte_level, llama, wordpiece
+from helpers.pretrained import ORACLES, pretrained
 from helpers.work import steps
 
-SHARED = Path(__file__).parents[2] / "shared" / "models"
 TEXTS = {
     "english": "the financial bank is located on river bank",
     "chinese": "日本語の本。銀行は川の岸にある",
@@ -223,11 +222,9 @@ def test_unknown_tokens_show_the_text_and_say_so():
     assert prompt.special == (False, False, False, True)
 
 
-@pytest.mark.parametrize("name", ["babyllama-char105", "stories260K-llama"])
+@pytest.mark.parametrize("name", ORACLES)
 def test_the_shared_models(name):
-    if not (SHARED / name).is_dir():
-        pytest.skip(f"no tokenizer of {name}: it lies beside the checkout only on some machines")
-    tokenizer = AutoTokenizer.from_pretrained(SHARED / name)
+    tokenizer = AutoTokenizer.from_pretrained(pretrained(name))
     for text in TEXTS.values():
         prompt = from_text(tokenizer, text)
         assert list(prompt.ids) == tokenizer(text)["input_ids"]
@@ -513,7 +510,7 @@ def test_nothing_is_logged_about_length(caplog):
         logger.removeHandler(caplog.handler)
 
 
-def growth(tokenizer) -> float:
+def growth(tokenizer, short: int = 10) -> float:
     """How many times the work it takes to label ten times the text."""
 
     def work(repeats: int) -> int:
@@ -521,8 +518,8 @@ def growth(tokenizer) -> float:
         return steps(lambda: from_ids(tokenizer, ids))
 
     work(1)  # what is looked up once
-    short = work(10)
-    return work(100) / short
+    once = work(short)
+    return work(10 * short) / once
 
 
 @pytest.mark.parametrize("make", [byte_level, llama, SlowBytes])
@@ -539,7 +536,7 @@ def test_labelling_that_looks_back_at_all_tokens_is_noticed(make, monkeypatch):
         return label(piece, "".join(one for one in before if one is exact))
 
     monkeypatch.setattr(labels, "_label", looking_back)
-    assert growth(make()) > 20
+    assert growth(make(), short=4) > 15
 
 
 def test_a_long_text_of_one_word():

@@ -1,10 +1,8 @@
 """README: its sample is what comes out, and every command in it runs in a clone."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,16 +10,16 @@ import yaml
 
 import attnscope
 from attnscope.cli.app import COMMANDS
-from helpers.command_line import HANGS, call
-from helpers.forks import shim
+from helpers.command_line import call
+from helpers.documented import in_a_shell, quick, runs, runs_here
 from helpers.readme import COLUMNS, SAMPLE, document
 from helpers.rows import csv_rows
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INSTALL = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
-LINES = [
-    line.removeprefix("pip install -c constraints.txt -e . && ")
+LINES = [  # Hub models need a network: those lines run with the embedded model in the Hub model's place
+    re.sub(r"--model \S+/\S+", "--model demo", line.removeprefix("pip install -c constraints.txt -e . && "))
     for line in re.findall(r"^    (.*attnscope .*)$", README, re.MULTILINE)
     if "git " not in line
 ]
@@ -53,10 +51,10 @@ def test_what_is_said_of_the_overview_holds(made):
     assert [role[name] for name in said.groups()] == ["previous-token"] * 2 + ["induction"] * 2
 
 
-def test_what_the_demo_configuration_says_of_itself_holds(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    file = ROOT / "configs" / "demo.yaml"
-    assert "induction and previous-token heads show" in file.read_text()
+def test_what_the_demo_configuration_says_of_itself_holds(tmp_path):
+    text, file = (ROOT / "configs" / "demo.yaml").read_text(), tmp_path / "demo.yaml"
+    file.write_text(text.replace("out: runs/demo\n", ""))  # pictures, which say no more
+    assert "induction and previous-token heads show" in text
     found = call("heads", "--config", str(file), "-q", "--format", "csv").rows
     assert {"induction", "previous-token"} <= set(roles(found).values())
 
@@ -66,40 +64,36 @@ def roles(rows):
     return {f"L{row['layer']}H{row['head']}": row["role"] for row in rows}
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_a_command_runs_in_the_clone(line, tmp_path):
-    """Hub models need a network: those lines are held to run with the embedded model in the hub model's place."""
+@pytest.fixture
+def clone(tmp_path):
     for name in ("examples", "configs", "README.md"):
         (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def made_before(line):
+    """The line whose folder this one reads."""
+    found = re.match(r"attnscope \w+ (runs/\S+)", line)
+    return [one for one in LINES if found and f"--out {found[1]}" in one]
+
+
+@pytest.mark.parametrize("line", [line for line in quick(LINES) if set(made_before(line)) <= set(quick(LINES))])
+def test_a_quick_command_runs_in_this_process(line, clone):
+    for one in (*made_before(line), line):
+        runs_here(one, clone)
+
+
+@pytest.mark.parametrize("line", in_a_shell(LINES))
+def test_a_command_runs_in_the_clone(line, clone):
     if "jq" in line and not shutil.which("jq"):
         pytest.skip("jq is not installed")
-    env = os.environ | {"PATH": f"{shim()}{os.pathsep}{os.environ['PATH']}"}
-    here = re.sub(r"--model \S+/\S+", "--model demo", line)
-    command = ["bash", "-o", "pipefail", "-c", here]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=HANGS)
-    assert done.returncode == 0, done.stderr
-    assert "does not hold" not in done.stderr
-    assert "Traceback" not in done.stderr
-    if target := re.search(r"--out (\S+)", here):
-        made = tmp_path / target[1]
-        assert made.stat().st_size if made.is_file() else any(made.iterdir())
-    else:
-        assert done.stdout
+    runs(" && ".join([*made_before(line), line]), clone)
 
 
 def test_there_is_a_line_for_every_command():
     assert len(LINES) >= 8
     table = set(re.findall(r"^\| `attnscope (\w+)", README, re.MULTILINE))
     assert table == set(COMMANDS)
-
-
-def test_the_page_answers_in_the_order_of_a_newcomers_questions():
-    """A picture, two commands, ten words, the gallery, and then tables."""
-    places = [README.index(mark) for mark in ("<img ", "## Two commands", "## Ten words", "## Gallery", "\n| ")]
-    assert places == sorted(places)
-    words = README.partition("## Ten words")[2].partition("\n## ")[0]
-    expected = ["query", "key", "weight", "head", "kv head", "mass", "uniform", "sink", "focus", "role"]
-    assert re.findall(r"\*\*([\w ]+)\*\*", words) == expected
 
 
 def test_torch_for_the_cpu_is_a_line_on_both_pages():

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 from unittest.mock import patch
@@ -24,11 +24,11 @@ from attnscope.model.options import LoadOptions
 from attnscope.model.sources import Source
 from helpers.forks import HANGS, Forked
 from helpers.rows import csv_rows, json_lines
+from helpers.seconds import once
 
 SENTENCE = "the financial bank is located on river bank"
 ATTNSCOPE = (sys.executable, "-m", "attnscope")
 load_model = loading._model
-_demos: dict[LoadOptions, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,20 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str, task:
     elsewhere = device != "cpu" or options.device_map or options.quantize
     if source.folder != loading.DEMO_FOLDER or source.adapter or elsewhere:
         return load_model(source, config, options, device, task)
-    if options not in _demos:
-        _demos[options] = load_model(source, config, options, device, task)
-    return copy.deepcopy(_demos[options])
+    return copy.deepcopy(_demo(_ByOptions(options, (source, config, options, device, task))))
+
+
+@dataclass(frozen=True)
+class _ByOptions:
+    """What `load_model` takes; of the demo all of it follows from the options."""
+
+    options: LoadOptions
+    arguments: tuple[Any, ...] = field(compare=False)
+
+
+@once
+def _demo(asked: _ByOptions) -> Any:
+    return load_model(*asked.arguments)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,8 @@ from typing import IO, Any
 
 HANGS = 900  # seconds after which a process is taken to hang; nothing is expected to be this quick
 TESTS = Path(__file__).parents[1]
+ROOM = 60  # bytes of a folder in which there is room for a socket's name: the kernel takes 104 or 108 in all
+SHORT = None if len(os.fsencode(tempfile.gettempdir())) < ROOM else "/tmp"  # where a folder of sockets is made
 SHIM = """#!{python} -IS
 import sys
 sys.path.insert(0, {tests!r})
@@ -128,10 +130,21 @@ def stand_in(address: str) -> None:
     sys.exit(code if code >= 0 else 128 - code)
 
 
-@cache
 def server() -> str:
-    """The address of this session's server. It lives as long as the pipe that is its stdin."""
-    folder = tempfile.TemporaryDirectory(prefix="attnscope-")
+    """The address of this session's server."""
+    return _kept()()
+
+
+@cache
+def _kept() -> Callable[[], str]:
+    from helpers.seconds import once  # which needs pytest: a shell's `attnscope` has Python's own library alone
+
+    return once(_started)
+
+
+def _started() -> str:
+    """The address of a new server. It lives as long as the pipe that is its stdin."""
+    folder = tempfile.TemporaryDirectory(prefix="attnscope-", dir=SHORT)
     address = f"{folder.name}/server"
     process = subprocess.Popen(
         [sys.executable, TESTS / "helpers" / "fork_server.py", address],
