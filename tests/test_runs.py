@@ -265,10 +265,10 @@ STYLED = [word for setting in ("scale=log", "sink=mask", "annotate=true", "bin=m
     "arguments",
     [
         ("heads", STORY, "--top", "2", "--sort", "entropy", "--by", "kv", "--group", "words", "-s", "1", *ONE_KIND),
-        ("heads", "日本 🎉 \u00e9 {~}", *STYLED, "--top", "all", "-s", "3.0", *ONE_KIND),
+        ("heads", "日本 \u00e9 {~}", *STYLED, "--top", "all", "-s", "3.0", *ONE_KIND),
         ("relations", STORY * 60, "--truncate", "left", "--top-k", "1", "-s", "1.2"),
         ("heads", CAT, "--chat", "--top", "1", "-s", "last", *ONE_KIND),
-        ("relations", STORY, "--top-k", "all", "--min-weight", "0.2", "--weights", "scores"),
+        ("relations", f"🎉 {STORY}", "--top-k", "all", "--min-weight", "0.2", "--weights", "scores"),
         ("rollout", "an internationalisation of", "--group", "words"),
         ("heatmap", CAT, "--image", "svg", "--select", "1.0"),
         (
