@@ -309,7 +309,7 @@ def test_what_cannot_be_asked_is_said_in_a_line(arguments: tuple[str, ...], mess
 
 def test_a_run_writes_down_what_was_meant(tmp_path: Path) -> None:
     arguments = ("--query", "last", "--key", "Mary", "--define", "who=John")
-    ranked(*arguments, "--top", "1", "--out", str(tmp_path), "-q")
+    ranked(*arguments, "--top", "1", "--figures", "heads", "--out", str(tmp_path), "-q")
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert {name: manifest["options"][name] for name in ("query", "key", "define", "sort")} == {
         "query": "last",
@@ -327,7 +327,7 @@ def test_a_run_writes_down_what_was_meant(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_question_is_refused_in_python_too(demo, tmp_path: Path) -> None:
     wanted = {"request": Request()}
-    attnscope.capture(demo, STORY, key="Mary", **wanted).export(tmp_path)
-    attnscope.capture(demo, STORY, key="Mary", **wanted).export(tmp_path)
+    attnscope.capture(demo, STORY, key="Mary", **wanted).export(tmp_path, figures=())
+    attnscope.capture(demo, STORY, key="Mary", **wanted).export(tmp_path, figures=())
     with pytest.raises(UsageError, match="key was 'Mary', now 'John'"):
-        attnscope.capture(demo, STORY, key="John", **wanted).export(tmp_path)
+        attnscope.capture(demo, STORY, key="John", **wanted).export(tmp_path, figures=())
