@@ -306,7 +306,24 @@ def test_a_run_is_repeated_from_its_manifest(tmp_path, arguments):
     for manifest in manifests:
         del manifest["options"]["out"], manifest["options"]["ids"]
     assert manifests[0] == manifests[1]
-    call(arguments[0], "--from", str(first / "manifest.json"), "-o", str(first), "-q").ok()  # still that run
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("relations", "--ids", "{ids}", "--top-k", "all", "--weights", "scores"),
+        ("relations", CAT, "--chat", "--query", "-1", "--define", "beast=cat", "--key", "beast"),
+        ("heads", CAT, "--by", "kv", "--top", "1", *STYLED, *ONE_KIND),
+    ],
+    ids=["ids", "text", "pictures"],
+)
+def test_a_repeated_run_is_still_that_run(tmp_path, arguments):
+    (tmp_path / "ids").write_text("0,423,1919 269")
+    out = tmp_path / "out"
+    call(*(one.format(ids=tmp_path / "ids") for one in arguments), "-o", str(out), "-q").ok()
+    before = files_of(out)
+    call(arguments[0], "--from", str(out / "manifest.json"), "-o", str(out), "-q").ok()
+    assert files_of(out).keys() == before.keys()
 
 
 @pytest.mark.parametrize(
