@@ -19,7 +19,7 @@ from attnscope.calls.batch import BatchFields, BatchOptions
 from attnscope.calls.compare import CompareFields, CompareOptions
 from attnscope.calls.explain import ExplainFields, ExplainOptions
 from attnscope.calls.parity import ParityFields, ParityOptions
-from attnscope.calls.scan import ScanFields, ScanOptions
+from attnscope.calls.scan import Scan, ScanFields, ScanOptions
 from helpers.command_line import HANGS, SENTENCE, call
 
 ROOT = Path(attnscope.__file__).parents[1]
@@ -66,14 +66,21 @@ def test_what_is_no_model_is_refused(name: str) -> None:
         getattr(attnscope, name)("demo", *given.get(name, ()))
 
 
-def test_a_scan_is_an_atlas_that_selects_heads(demo, tmp_path: Path) -> None:
-    found = attnscope.scan(demo, sequences=2)
-    assert len(found.atlas.heads) == 24
-    assert {"layer", "head", "probe", "effect"} <= set(found.table().column_names)
-    assert found.figure().png.startswith(b"\x89PNG")
-    names = {path.name for path in found.export(tmp_path)}
+@pytest.fixture(scope="module")
+def scanned(demo) -> Scan:
+    return attnscope.scan(demo, sequences=2)
+
+
+def test_a_scan_is_a_table_and_a_picture(scanned) -> None:
+    assert len(scanned.atlas.heads) == 24
+    assert {"layer", "head", "probe", "effect"} <= set(scanned.table().column_names)
+    assert scanned.figure().png.startswith(b"\x89PNG")
+
+
+def test_a_scan_is_an_atlas_that_selects_heads(demo, scanned, tmp_path: Path) -> None:
+    names = {path.name for path in scanned.export(tmp_path)}
     assert names == {"atlas.json", "atlas.parquet", "probes.png"}
-    assert attnscope.capture(demo, SENTENCE, atlas=tmp_path).atlas.heads == found.atlas.heads
+    assert attnscope.capture(demo, SENTENCE, atlas=tmp_path).atlas.heads == scanned.atlas.heads
     with pytest.raises(attnscope.AttnscopeError, match="another scan"):
         attnscope.scan(demo, sequences=2, seed=1).export(tmp_path)
 
@@ -234,6 +241,7 @@ def test_a_notebook_shows_the_columns_of_the_terminal(demo) -> None:
     assert all(hasattr(seen, name) for name in dir(seen))
 
 
+@pytest.mark.e2e
 def test_an_editable_install_is_a_path(tmp_path: Path) -> None:
     """Which type checkers read, and which a folder of the package's name does not hide; a finder is neither."""
     (tmp_path / "attnscope").mkdir()

@@ -67,7 +67,7 @@ def llama_32_3b(tmp_path_factory):
 
 
 def test_a_pipe_and_the_file_hold_the_same_rows(tmp_path):
-    result = ran("heads", "--text", SENTENCE, "--out", str(tmp_path))
+    result = ran("heads", "--text", SENTENCE, "--figures", "overview", "--out", str(tmp_path))
     assert (tmp_path / "heads.csv").read_bytes() == result.out
     rows = result.rows
     assert list(rows[0]) == [*ABOUT, *METRICS, "atlas_roles", "stack"]
@@ -339,7 +339,7 @@ def test_heatmap_prints_the_path_of_every_picture(tmp_path):
     assert pictures == {"overview.png", "layers/L00.png", "layers/L03.png"} | kv
 
 
-def test_the_shape_of_llama_32_3b(llama_32_3b, tmp_path):
+def test_the_shape_of_llama_32_3b(llama_32_3b):
     import attnscope
 
     model = attnscope.load(str(llama_32_3b))
@@ -347,10 +347,14 @@ def test_the_shape_of_llama_32_3b(llama_32_3b, tmp_path):
     assert [token.strip() for token in seen.prompt.tokens] == ["<s>", *SENTENCE.split()]
     assert [key.layer for key in seen.weights] == list(range(LAYERS))
     assert {tuple(matrix.shape) for matrix in seen.weights.values()} == {(HEADS, 9, 9)}
-    result = ran("heads", "--text", SENTENCE, "--model", str(llama_32_3b), "--select", "last", "--out", str(tmp_path))
-    assert len(result.rows) == HEADS
-    assert sorted(path.name for path in (tmp_path / "heads").iterdir()) == [f"L27H{h:02d}.png" for h in range(HEADS)]
-    assert sorted(path.name for path in (tmp_path / "layers").iterdir()) == ["L27.png"]
     rows = ran("heads", "--text", SENTENCE, "--model", str(llama_32_3b)).rows
     assert len(rows) == LAYERS * HEADS
     assert all(int(row["kv_head"]) == int(row["head"]) // (HEADS // KV_HEADS) for row in rows)
+
+
+def test_the_pictures_of_its_last_layer(llama_32_3b, tmp_path):
+    drawn = ("--select", "last", "--figures", "layers,heads", "--out", str(tmp_path))
+    result = ran("heads", "--text", SENTENCE, "--model", str(llama_32_3b), *drawn)
+    assert len(result.rows) == HEADS
+    assert sorted(path.name for path in (tmp_path / "heads").iterdir()) == [f"L27H{h:02d}.png" for h in range(HEADS)]
+    assert sorted(path.name for path in (tmp_path / "layers").iterdir()) == ["L27.png"]

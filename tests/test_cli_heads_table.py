@@ -131,7 +131,8 @@ def test_what_stands_below_the_table(tmp_path, demo_without_atlas):
     assert not [line for line in said if "attnscope scan" in line]
     _, said = lines_of("heads", "--text", SENTENCE, "--top", "24", columns=120)
     assert not [line for line in said if "heads shown" in line]
-    _, said = lines_of("heads", "--text", SENTENCE, "--top", "3", "--out", str(tmp_path), columns=120)
+    heads = ("--figures", "heads", "--out", str(tmp_path))
+    _, said = lines_of("heads", "--text", SENTENCE, "--top", "3", *heads, columns=120)
     assert "3 of 24 heads drawn one by one; --top or --select draws others" in said
     depth = ("--figures", "depth", "--out", str(tmp_path / "depth"))
     _, said = lines_of("heads", "--text", SENTENCE, "--top", "3", *depth, columns=120)
@@ -139,7 +140,8 @@ def test_what_stands_below_the_table(tmp_path, demo_without_atlas):
 
 
 def test_the_demo_configuration_names_the_heads_that_it_speaks_of(tmp_path):
-    result = call("heads", "--config", "configs/demo.yaml", "--format", "jsonl", "--out", str(tmp_path), "-q")
+    drawn = ("--figures", "overview", "--out", str(tmp_path))
+    result = call("heads", "--config", "configs/demo.yaml", "--format", "jsonl", *drawn, "-q")
     rows = result.records
     roles = {role: {f"L{row['layer']}H{row['head']}" for row in rows if row["role"] == role} for role in ("-", "other")}
     named = {role: {f"L{row['layer']}H{row['head']}" for row in rows if row["role"] == role} for role in NAMED}

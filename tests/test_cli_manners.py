@@ -19,7 +19,7 @@ import yaml
 
 from attnscope import signals
 from attnscope.cli import output
-from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call, on_terminal, start, tree
+from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call, on_terminal, spawn, start, tree
 from helpers.forks import Forked, forked, shim
 from helpers.rows import json_lines
 
@@ -38,8 +38,9 @@ def rows_of(data, delimiter=","):
 # stdout is data, stderr is talk
 
 
-def test_a_pipe_gets_csv_and_the_talk_goes_to_stderr():
-    result = start("heads", "--text", SENTENCE).ok()
+@pytest.mark.parametrize("run", [spawn, pytest.param(start, marks=pytest.mark.e2e)])
+def test_a_pipe_gets_csv_and_the_talk_goes_to_stderr(run):
+    result = run("heads", "--text", SENTENCE).ok()
     header, *body = rows_of(result.out)
     assert header[:4] == ["layer", "head", "kv_head", "role"]
     assert len(body) == 24
@@ -108,7 +109,19 @@ def test_a_table_in_a_pipe_for_less_has_the_colours_and_the_width_that_are_asked
     assert coloured.err == plain.err
 
 
-def test_a_locale_without_arrows_still_gets_its_table():
+def test_a_locale_without_arrows_still_gets_its_table(tmp_path):
+    script = tmp_path / "ascii.py"
+    script.write_text(
+        "import sys, attnscope.cli as cli\n"
+        "sys.stdout.reconfigure(encoding='ascii', errors='strict')\n"
+        "cli.main(sys.argv[1:])"
+    )
+    done = forked(script, "heads", "--text", SENTENCE, "--format", "table")
+    assert (done.returncode, r"\u2192" in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.e2e
+def test_a_locale_without_arrows_from_the_start():
     result = start("heads", "--text", SENTENCE, "--format", "table", PYTHONIOENCODING="ascii", PYTHONUTF8="0").ok()
     assert rb"\u2192" in result.out
 
@@ -180,8 +193,9 @@ def test_what_is_asked_for_is_not_left_out_on_a_terminal(flags, expected):
     assert "left out" not in said
 
 
-def test_a_real_terminal_has_a_table_and_progress_bars_that_go_away():
-    code, shown = on_terminal(["heads", "--text", SENTENCE], 100, fork=False)
+@pytest.mark.parametrize("fork", [True, pytest.param(False, marks=pytest.mark.e2e)], ids=["forked", "started"])
+def test_a_real_terminal_has_a_table_and_progress_bars_that_go_away(fork):
+    code, shown = on_terminal(["heads", "--text", SENTENCE], 100, fork=fork)
     assert code == 0
     body = [line for line in CODES.sub("", shown).splitlines() if re.match(r"\s*L\d+H\d+ ", line)]
     assert len(body) == 20
@@ -248,11 +262,14 @@ def program(fork):
     return str(shim() / "attnscope") if fork else " ".join(ATTNSCOPE)
 
 
-@pytest.mark.parametrize(("format", "fork"), [("csv", False), ("parquet", True)])
+@pytest.mark.parametrize(
+    ("format", "fork"), [("csv", True), ("parquet", True), pytest.param("csv", False, marks=pytest.mark.e2e)]
+)
 def test_head_ends_it_silently(tmp_path, format, fork):
     (tmp_path / "long.txt").write_text(LONG)
     attnscope = program(fork)
-    line = f"{attnscope} relations -f long.txt --truncate right --top-k all -q --format {format} | head -c 50 | wc -c"
+    asked = f"relations -f long.txt --truncate right --top-k all --select 0.0 -q --format {format}"
+    line = f"{attnscope} {asked} | head -c 50 | wc -c"
     done = subprocess.run(
         ["bash", "-c", line + '; echo "${PIPESTATUS[@]}"'], cwd=tmp_path, capture_output=True, text=True, timeout=HANGS
     )
@@ -264,7 +281,8 @@ def test_head_ends_it_silently(tmp_path, format, fork):
     ("line", "code", "out", "err"),
     [
         ("metrics >&-", "0", "", ""),
-        ("heads --text 'a bank' -q --select 0.0 2>&-", "0", "layer", ""),
+        ("metrics 2>&-", "0", "id,", ""),
+        pytest.param("heads --text 'a bank' -q --select 0.0 2>&-", "0", "layer", "", marks=pytest.mark.e2e),
         ("hedas >&- 2>&-", "2", "", ""),
         ("metrics >/dev/full", "2", "", "No space left on device"),
         ("--help >/dev/full", "2", "", "No space left on device"),
@@ -330,7 +348,8 @@ def test_a_signal_while_it_loads(number, code, word, module):
 @pytest.mark.parametrize(("number", "code", "word"), ENDS)
 @pytest.mark.parametrize("written", ["heads.csv", "heads/L00H02.svg"])
 def test_a_signal_while_it_writes_leaves_no_half_file(tmp_path, number, code, word, written):
-    arguments = ["heads", "--text", SENTENCE, "-q", "--out", "runs", "--select", "*.*", "--image", "svg"]
+    drawn = ["--select", "*.*", "--image", "svg", "--figures", "heads"]
+    arguments = ["heads", "--text", SENTENCE, "-q", "--out", "runs", *drawn]
     ended = stop(arguments, number, lambda: (tmp_path / "runs" / written).exists(), tmp_path)
     assert ended == (code, b"", f"attnscope: {word}\n")
     names = [path.name for path in (tmp_path / "runs").rglob("*")]
@@ -342,20 +361,8 @@ def test_a_signal_while_it_writes_leaves_no_half_file(tmp_path, number, code, wo
 
 
 def test_ctrl_c_of_a_terminal_reaches_the_workers_too(tmp_path):
-    arguments = [
-        "heads",
-        "--text",
-        LONG,
-        "--truncate",
-        "right",
-        "-q",
-        "--out",
-        "runs",
-        "--select",
-        "*.*",
-        "--image",
-        "svg",
-    ]
+    drawn = ["--select", "*.*", "--image", "svg", "--figures", "heads"]
+    arguments = ["heads", "--text", LONG, "--truncate", "right", "-q", "--out", "runs", *drawn]
     process = Forked(arguments, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     while not (tmp_path / "runs" / "heads").exists() and process.poll() is None:
         time.sleep(0.01)
@@ -568,10 +575,11 @@ def test_the_text_of_a_flag_wins_over_the_file_of_a_configuration(tmp_path):
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_the_shipped_configurations_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "README.md").write_text(LONG)
+    (tmp_path / "README.md").write_text(LONG[:200])
+    drawn = ("--select", "0.0", "--figures", "heads")
     on_this_machine = (
         [] if yaml.safe_load(path.read_text())["model"] == "demo" else ["--model", "demo", "--device", "cpu"]
     )
-    result = call("heads", "--config", str(path), "-q", "--select", "0.0", "--dtype", "float32", *on_this_machine)
+    result = call("heads", "--config", str(path), "-q", *drawn, "--dtype", "float32", *on_this_machine)
     assert len(result.silent().rows) == 1
     assert list((tmp_path / "runs").glob("*/manifest.json"))

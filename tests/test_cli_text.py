@@ -43,7 +43,7 @@ def test_explain_and_heatmap_read_it_too(tmp_path):
     steps = [call("explain", *text, "--head", "L0H0", "-q") for text in (("a bank",), ("--text", "a bank"))]
     assert steps[0] == steps[1]
     assert call("explain", "--head", "L0H0", "-q", stdin=b"a bank") == steps[0]
-    call("heatmap", "a bank", "-q", "--out", str(tmp_path)).ok()
+    call("heatmap", "a bank", "-q", "--figures", "overview", "--out", str(tmp_path)).ok()
 
 
 def test_what_has_a_text_leaves_standard_input_alone(expected, tmp_path):
@@ -97,7 +97,7 @@ def test_a_text_behind_the_command_wins_over_a_file_of_options(tmp_path):
 
 
 def test_a_manifest_does_not_hold_the_text(tmp_path):
-    call("heads", "a secret bank", *QUIET, "--out", str(tmp_path)).ok()
+    call("heads", "a secret bank", *QUIET, "--figures", "overview", "--out", str(tmp_path)).ok()
     assert "secret" not in json.dumps(json.loads((tmp_path / "manifest.json").read_text())["options"])
 
 

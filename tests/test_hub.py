@@ -12,7 +12,10 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from attnscope.errors import ModelError
 from attnscope.model import hub
+from attnscope.model.loading import load
+from attnscope.model.options import LoadOptions
 from helpers.command_line import HANGS
 from helpers.fake_hub import COMMIT, serve
 from helpers.folders import edit_config, saved
@@ -39,15 +42,21 @@ hub.within = counted
 def say(options):
     hub.ANSWER_SECONDS = options.pop("answer", hub.ANSWER_SECONDS)
     try:
+        if options.pop("files", False):  # what is downloaded, without what is made of it
+            snapshot = hub.fetch(options.pop("model"), **options)
+            hub.fetch_weights(snapshot, ["model.safetensors"])
+            print("loaded", snapshot.commit, (snapshot.folder / "model.safetensors").is_file())
+            return
         loaded = load(LoadOptions(**options))
         print("loaded", loaded.revision, "torch" in sys.modules)
     except AttnscopeError as error:
         print(type(error).__name__, error, "torch" in sys.modules)
-    print(sum(deadlines), flush=True)
+    finally:
+        print(sum(deadlines), flush=True)
 """
 ONCE = "say(json.loads(sys.argv[1]))"
 FORKS = """
-import torch, transformers.models.llama.modeling_llama
+import {modules}
 for line in sys.stdin:
     if not os.fork():
         try:
@@ -79,11 +88,14 @@ def in_a_fresh_process(home, endpoint="http://127.0.0.1:9", **options):
 
 
 @contextmanager
-def forks(home, endpoint):
-    """stdout and stderr of loading, as often as it is called: a fork of a process that has imported everything."""
+def forks(home, endpoint, modules):
+    """stdout and stderr of loading, as often as it is called: a fork of a process that has imported these modules."""
     noise, pipe = home.with_name("noise"), subprocess.PIPE
     noise.touch()
-    command, how = [sys.executable, "-c", SCRIPT + FORKS], {"env": settings(home, endpoint), "text": True}
+    command, how = (
+        [sys.executable, "-c", SCRIPT + FORKS.replace("{modules}", modules)],
+        {"env": settings(home, endpoint), "text": True},
+    )
     with noise.open("a") as stderr, subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=stderr, **how) as process:
 
         def loading(**options):
@@ -96,7 +108,10 @@ def forks(home, endpoint):
         yield loading
 
 
-@pytest.mark.parametrize("missing", ["folder", "config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize(
+    "missing",
+    ["folder", "config.json", "model.safetensors", pytest.param("tokenizer.json", marks=pytest.mark.e2e)],
+)
 def test_what_is_missing_is_said_before_torch_is_imported(folder, tmp_path, missing):
     (shutil.rmtree if missing == "folder" else os.unlink)(folder if missing == "folder" else folder / missing)
     said, noise, _ = in_a_fresh_process(tmp_path / "home", model=str(folder))
@@ -106,17 +121,32 @@ def test_what_is_missing_is_said_before_torch_is_imported(folder, tmp_path, miss
     assert noise == ""
 
 
-def test_a_hub_model_is_loaded_and_found_again_offline(folder, tmp_path):
+def test_a_model_without_tokenizer_is_refused_here_too(folder):
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"tokenizer"):
+        load(LoadOptions(model=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("options", "modules"),
+    [
+        ({"files": True}, "huggingface_hub"),
+        pytest.param({}, "torch, transformers.models.llama.modeling_llama", marks=pytest.mark.e2e),
+    ],
+    ids=["files", "loaded"],
+)
+def test_a_hub_model_is_loaded_and_found_again_offline(folder, tmp_path, options, modules):
+    options = {"model": "owner/tiny"} | options
     with ExitStack() as served:
         fake = served.enter_context(serve(folder))
-        with forks(tmp_path / "home", fake.url) as loading:
-            assert loading(model="owner/tiny") == (f"loaded {COMMIT} True", "")
+        with forks(tmp_path / "home", fake.url, modules) as loading:
+            assert loading(**options) == (f"loaded {COMMIT} True", "")
             assert f"GET /owner/tiny/resolve/{COMMIT}/model.safetensors" in fake.requests
             asked = len(fake.requests)
-            assert loading(model="owner/tiny", offline=True) == (f"loaded {COMMIT} True", "")
+            assert loading(**options, offline=True) == (f"loaded {COMMIT} True", "")
             assert len(fake.requests) == asked
             served.close()
-            said, noise = loading(model="owner/tiny")
+            said, noise = loading(**options)
     assert said == f"loaded {COMMIT} True"
     assert "using the cached copy, commit 0123456789ab" in noise
 

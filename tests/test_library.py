@@ -22,6 +22,7 @@ from attnscope.keep.view import View
 from attnscope.model.options import LoadFields, LoadOptions
 from helpers.command_line import HANGS, SENTENCE, call
 from helpers.families import tiny_model
+from helpers.forks import forked
 from helpers.pictures import without_command
 
 NAMES = {
@@ -198,18 +199,25 @@ def test_the_options_of_capture_are_those_it_hands_on(demo) -> None:
 
 
 QUIET = f"""
-import attnscope
+import attnscope, sys
+from transformers.utils import logging
 model = attnscope.load("demo")
 for engine in ("eager", "fused"):
     seen = attnscope.capture(model, {SENTENCE!r}, engine=engine)
 seen.heatmap(0, 0)
-from transformers.utils import logging
-import sys
 sys.exit(0 if logging.is_progress_bar_enabled() else 3)
 """
 
 
-def test_nothing_is_printed_and_the_bars_of_others_stay() -> None:
+def test_nothing_is_printed_and_the_bars_of_others_stay(tmp_path: Path) -> None:
+    script = tmp_path / "quiet.py"
+    script.write_text(f"from transformers.utils import logging\nlogging.enable_progress_bar()\n{QUIET}")
+    done = forked(script)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.e2e
+def test_nothing_is_printed_by_what_is_imported_either() -> None:
     """A process of its own: what the libraries say they say once, when they are first imported."""
     quiet = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY")
     env = {name: value for name, value in os.environ.items() if name not in quiet}
@@ -217,11 +225,15 @@ def test_nothing_is_printed_and_the_bars_of_others_stay() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_an_export_is_what_the_command_writes(seen, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "figures", [("overview", "heads"), pytest.param(None, marks=pytest.mark.e2e)], ids=["some", "all"]
+)
+def test_an_export_is_what_the_command_writes(seen, tmp_path: Path, figures) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     names = [head.name for head in seen.kept_heads("focus")[:2]]
-    written = seen.export(ours, heads=names, sort="focus")
-    call("heads", "--text", SENTENCE, "--top", "2", "--out", str(theirs)).ok()
+    written = seen.export(ours, heads=names, sort="focus", **({"figures": figures} if figures else {}))
+    asked = ("--figures", ",".join(figures)) if figures else ()
+    call("heads", "--text", SENTENCE, "--top", "2", *asked, "--out", str(theirs)).ok()
     files, expected = contents(ours), contents(theirs)
     assert {str(path.relative_to(ours)) for path in written} == files.keys() == expected.keys()
     manifest, told = (json.loads(found.pop("manifest.json")) for found in (files, expected))
@@ -234,9 +246,15 @@ def test_an_export_is_what_the_command_writes(seen, tmp_path: Path) -> None:
     assert files == expected
 
 
+def test_an_export_draws_every_kind_unless_some_are_named(demo, tmp_path: Path) -> None:
+    attnscope.capture(demo, "a bank", select="1.0").export(tmp_path)
+    pictures = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.png")}
+    assert pictures == {"overview.png", "metrics.png", "layers/L01.png", "heads/L01H00.png"}
+
+
 def test_a_picture_is_what_the_command_draws(seen, tmp_path: Path) -> None:
     """A map of the scale of its own: the command's scale holds across the files of one call."""
-    arguments = ("--select", "1.4", "--scale", "log", "--out", str(tmp_path))
+    arguments = ("--select", "1.4", "--scale", "log", "--figures", "heads", "--out", str(tmp_path))
     call("heatmap", "--text", SENTENCE, *arguments).ok()
     drawn = without_command((tmp_path / "heads" / "L01H04.png").read_bytes())
     picture = seen.heatmap(1, 4, scale="log")

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -16,15 +17,17 @@ import attnscope
 from attnscope.ask import Ask
 from attnscope.errors import UsageError
 from attnscope.face import Capture
+from attnscope.figures.style import ImageFormat
 from attnscope.folder.manifest import OURS, prompt_of
 from attnscope.run import ask_of, prepare, read
 from attnscope.tables import FORMULA_STARTS, as_table, save, tamed, write
-from helpers.command_line import SENTENCE, call
+from helpers.command_line import call
 from helpers.families import tiny_model
 from helpers.forks import Forked
 from helpers.stack_families import tiny
 
 STORY, CAT = "the river bank is green and the old boat lies still", "the cat sat on the mat"
+ONE_KIND = ("--figures", "heads")  # where pictures of every kind would say no more
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -84,28 +87,31 @@ def test_another_run_is_refused_before_the_forward_pass(tmp_path, of_story, argu
 def test_the_same_run_again_is_fine_however_its_text_was_given(tmp_path):
     out, file = tmp_path / "runs", tmp_path / "story.txt"
     file.write_text(STORY)
-    call("heads", "--text", STORY, "--top", "1", "--out", str(out), "-q").ok()
+    call("heads", "--text", STORY, "--top", "1", *ONE_KIND, "--out", str(out), "-q").ok()
     before = files_of(out)
-    call("heads", "--file", str(file), "--top", "1", "--out", f"{out}/../runs", "--offline", "-q").ok()
+    call("heads", "--file", str(file), "--top", "1", *ONE_KIND, "--out", f"{out}/../runs", "--offline", "-q").ok()
     again = files_of(out)
     assert again.pop("manifest.json") != before.pop("manifest.json")  # other ways to the same
     assert again == before
 
 
 def test_the_manifest_lists_every_file_with_its_hash_and_every_token(tmp_path, demo):
-    call("heads", "--text", STORY, "--top", "1", "--out", str(tmp_path), "-q").ok()
-    assert {"heads.csv", "relations.csv", "overview.png", "layers/L00.png"} < listed(tmp_path)
+    drawn = ("--figures", "overview,layers", "-s", "0.0")
+    call("heads", "--text", STORY, *drawn, "--out", str(tmp_path), "-q").ok()
+    assert listed(tmp_path) == {"heads.csv", "relations.csv", "overview.png", "layers/L00.png"}
     prompt = prepare(demo, Ask(STORY)).prompt
     tokens = said(tmp_path)["prompt"]
     assert (tokens["text"], tokens["ids"], tokens["tokens"]) == (STORY, list(prompt.ids), list(prompt.tokens))
 
 
 def test_force_removes_what_the_old_manifest_lists_and_nothing_else(tmp_path):
-    call("heads", "--text", STORY, "--top", "2", "--image", "svg", "--out", str(tmp_path), "-q").ok()
+    drawn = ("--figures", "layers,heads", "-s", "0.0-1", "--out", str(tmp_path), "-q")
+    call("heads", "--text", STORY, "--image", "svg", *drawn).ok()
+    assert {"layers/L00.svg", "heads/L00H01.svg"} < listed(tmp_path)
     mine = {"notes.txt": b"mine", "heads/notes.txt": b"mine", "heads/L99H99.png": b"mine"}
     for name, content in mine.items():
         (tmp_path / name).write_bytes(content)
-    call("heads", "--text", CAT, "--top", "1", "--out", str(tmp_path), "--force", "-q").ok()
+    call("heads", "--text", CAT, "--top", "1", *drawn, "--force").ok()
     found = files_of(tmp_path)
     assert {name: found.pop(name) for name in mine} == mine
     assert set(found) == {*said(tmp_path)["files"], "manifest.json"}
@@ -123,7 +129,7 @@ def test_a_hostile_manifest_removes_nothing_of_others(tmp_path):
     victims = [other / "L00H00.png", tmp_path / "heads.csv", other / "heads.csv", tmp_path / "victim"]
     for victim in victims:
         victim.write_text("keep")
-    call("heads", "--text", STORY, "--top", "1", "--out", str(out), "-q").ok()
+    call("heads", "--text", CAT, "--figures", "layers,heads", "-s", "0.0", "--out", str(out), "-q").ok()
     (out / "mine.txt").write_text("keep")
     for path in (out / "heads").iterdir():
         path.unlink()
@@ -175,7 +181,7 @@ def test_a_killed_run_leaves_a_folder_that_the_next_takes_over(tmp_path):
     out = tmp_path / "runs"
     (tmp_path / "runs").mkdir()
     (out / "notes.txt").write_text("mine")
-    command = ["heads", "--text", STORY, "-q", "--out", str(out), "--select", "*.*", "--image", "svg"]
+    command = ["heads", "--text", STORY, "-q", "--out", str(out), "--select", "*.*", "--image", "svg", *ONE_KIND]
     process = Forked(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     while not (out / "heads" / "L00H02.svg").exists() and process.poll() is None:
         time.sleep(0.01)
@@ -185,7 +191,7 @@ def test_a_killed_run_leaves_a_folder_that_the_next_takes_over(tmp_path):
     assert {"heads.csv", "heads/L00H02.svg", "unfinished.json"} < set(left)
     assert "manifest.json" not in left
     (out / "heads" / ".L00H03.svg.0123abcd").write_text("half")
-    call("heads", "--text", CAT, "--top", "1", "--out", str(out), "-q").ok()
+    call("heads", "--text", CAT, "--top", "1", *ONE_KIND, "--out", str(out), "-q").ok()
     assert (out / "notes.txt").read_text() == "mine"
     (out / "notes.txt").unlink()
     assert not [name for name in listed(out) if name.endswith("svg")]
@@ -226,21 +232,25 @@ def test_a_run_of_an_older_version_is_refused_and_can_be_written_over(seen, tmp_
     assert "overview.png" not in listed(tmp_path)
 
 
-def test_every_file_that_an_export_writes_is_known_as_one(demo, tmp_path):
-    small = attnscope.wrap(tiny_model("llama", num_hidden_layers=2, vocab_size=2000), demo.tokenizer)
-    for image in ("png", "svg", "pdf"):
-        for by_kv in (False, True):
-            view = attnscope.View(by_kv=by_kv)
-            request = attnscope.Request(view=view, relations=True, maps="all", rollout="tokens")
-            style = attnscope.Style(image=image)
-            attnscope.capture(small, "the bank", request=request).export(tmp_path, style=style, heads=[], force=True)
-            assert {f"rollout.{image}", f"metrics.{image}", f"overview.{image}", "rollout.csv"} < listed(tmp_path)
+@pytest.mark.parametrize("by_kv", [False, True])
+@pytest.mark.parametrize("image", ["png", *(pytest.param(image, marks=pytest.mark.e2e) for image in ("svg", "pdf"))])
+def test_every_file_that_an_export_writes_is_known_as_one(demo, tmp_path, image, by_kv):
+    small = attnscope.wrap(tiny_model("llama", num_hidden_layers=1, vocab_size=2000), demo.tokenizer)
+    request = attnscope.Request(view=attnscope.View(by_kv=by_kv), relations=True, maps="all", rollout="tokens")
+    seen = attnscope.capture(small, "the bank", request=request)
+    seen.export(tmp_path, style=attnscope.Style(image=image), heads=[])
+    assert {f"rollout.{image}", f"metrics.{image}", f"overview.{image}", "rollout.csv"} < listed(tmp_path)
+
+
+@pytest.mark.parametrize("image", get_args(ImageFormat))
+def test_a_picture_of_every_format_is_known_as_one(image):
+    assert OURS.fullmatch(f"layers/L00.{image}")
 
 
 def test_the_heads_drawn_by_default_are_those_of_the_command(seen, tmp_path):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    seen.export(ours)
-    call("heads", "--text", STORY, "--out", str(theirs), "-q").ok()
+    seen.export(ours, figures=("heads",))
+    call("heads", "--text", STORY, *ONE_KIND, "--out", str(theirs), "-q").ok()
     assert listed(ours) == listed(theirs)
     assert len([name for name in listed(ours) if name.startswith("heads/")]) == 20
     assert files_of(ours)["heads.csv"] == files_of(theirs)["heads.csv"]
@@ -248,35 +258,37 @@ def test_the_heads_drawn_by_default_are_those_of_the_command(seen, tmp_path):
 
 # repeated
 
-ONE_KIND = ("--figures", "heads")  # where pictures of every kind would say no more
+STYLED = [word for setting in ("scale=log", "sink=mask", "annotate=true", "bin=max") for word in ("--set", setting)]
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("heads", "--text", STORY, "--top", "2", "--sort", "entropy", "--by", "kv", "--group", "words", "-s", "1"),
+        ("heads", STORY, "--top", "2", "--sort", "entropy", "--by", "kv", "--group", "words", "-s", "1", *ONE_KIND),
+        ("heads", "日本 \u00e9 {~}", *STYLED, "--top", "all", "-s", "3.0", *ONE_KIND),
+        ("relations", STORY * 60, "--truncate", "left", "--top-k", "1", "-s", "1.2"),
+        ("heads", CAT, "--chat", "--top", "1", "-s", "last", *ONE_KIND),
+        ("relations", f"🎉 {STORY}", "--top-k", "all", "--min-weight", "0.2", "--weights", "scores"),
+        ("rollout", "an internationalisation of", "--group", "words"),
+        ("heatmap", CAT, "--image", "svg", "--select", "1.0"),
         (
             "heads",
-            "--text",
-            "日本 🎉 \u00e9 {~}",
-            "--set",
-            "scale=log",
-            "--set",
-            "sink=mask",
-            "--set",
-            "annotate=true",
+            "--ids",
+            "{ids}",
+            "--engine",
+            "fused",
             "--top",
-            "all",
+            "1",
+            "--set",
+            "spreadsheet=true",
             "-s",
-            "3.0-1",
+            "0",
+            *ONE_KIND,
         ),
-        ("heads", "--text", STORY * 60, "--truncate", "left", "--set", "bin=max", "--top", "1", "-s", "1.2"),
-        ("heads", "--text", STORY, "--chat", "--top", "1", "-s", "last"),
-        ("relations", "--text", STORY, "--top-k", "all", "--min-weight", "0.2", "--weights", "scores"),
-        ("rollout", "--text", STORY, "--group", "words"),
-        ("heatmap", "--text", STORY, "--image", "svg", "--select", "1.0"),
-        ("heads", "--ids", "{ids}", "--engine", "fused", "--top", "1", "--set", "spreadsheet=true", "-s", "0"),
-        ("heads", "--text", CAT, "--query", "-1", "--key", "beast,first", "--define", "beast=cat", "--top", "1"),
+        ("heads", CAT, "--query", "-1", "--key", "beast,first", "--define", "beast=cat", "--top", "1", *ONE_KIND),
+        pytest.param(
+            ("heads", STORY * 60, "--truncate", "left", "--set", "bin=max", "-s", "1.2"), marks=pytest.mark.e2e
+        ),
     ],
     ids=lambda arguments: " ".join(arguments)[:40],
 )
@@ -294,7 +306,24 @@ def test_a_run_is_repeated_from_its_manifest(tmp_path, arguments):
     for manifest in manifests:
         del manifest["options"]["out"], manifest["options"]["ids"]
     assert manifests[0] == manifests[1]
-    call(arguments[0], "--from", str(first / "manifest.json"), "-o", str(first), "-q").ok()  # still that run
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("relations", "--ids", "{ids}", "--top-k", "all", "--weights", "scores"),
+        ("relations", CAT, "--chat", "--query", "-1", "--define", "beast=cat", "--key", "beast"),
+        ("heads", CAT, "--by", "kv", "--top", "1", *STYLED, *ONE_KIND),
+    ],
+    ids=["ids", "text", "pictures"],
+)
+def test_a_repeated_run_is_still_that_run(tmp_path, arguments):
+    (tmp_path / "ids").write_text("0,423,1919 269")
+    out = tmp_path / "out"
+    call(*(one.format(ids=tmp_path / "ids") for one in arguments), "-o", str(out), "-q").ok()
+    before = files_of(out)
+    call(arguments[0], "--from", str(out / "manifest.json"), "-o", str(out), "-q").ok()
+    assert files_of(out).keys() == before.keys()
 
 
 @pytest.mark.parametrize(
@@ -338,24 +367,25 @@ def test_a_hostile_ask_is_refused(seen, tmp_path):
 
 
 def test_options_beside_from_win_and_are_said(tmp_path):
-    call("heads", "--text", STORY, "--top", "2", "--sort", "entropy", "-s", "1", "-o", str(tmp_path / "a"), "-q").ok()
+    asked = ("--text", STORY, "--top", "2", "--sort", "entropy", "-s", "1", *ONE_KIND)
+    call("heads", *asked, "-o", str(tmp_path / "a"), "-q").ok()
     manifest = str(tmp_path / "a" / "manifest.json")
     again = call("heads", "--from", manifest, "--text", CAT, "--top", "2", "--sort", "focus", "-o", str(tmp_path / "b"))
     assert again.err.splitlines()[0] == f"settings from {manifest}; changed here: --text, --sort"
     changed = said(tmp_path / "b")
     assert (changed["prompt"]["text"], changed["options"]["top"], changed["options"]["sort"]) == (CAT, 2, "focus")
-    assert call("heads", "--from", manifest, "-q").err == ""
+    assert call("relations", "--from", manifest, "-q").err == ""
 
 
 def test_a_repeated_run_is_allowed_nothing_and_writes_nowhere_by_itself(tmp_path, monkeypatch):
     out = tmp_path / "a"
-    call("heads", "--text", STORY, "-o", str(out), "--top", "1", "-q").ok()
+    call("relations", "--text", STORY, "-o", str(out), "-q").ok()
     before, manifest = files_of(out), said(out)
     manifest["options"] |= {"trust_remote_code": True, "allow_pickle": True, "out": str(tmp_path / "elsewhere")}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     asked = []
     monkeypatch.setattr("attnscope.model.loading.load", lambda options: asked.append(options) or 1 / 0)
-    call("heads", "--from", str(tmp_path / "manifest.json"), "-q")
+    call("relations", "--from", str(tmp_path / "manifest.json"), "-q")
     assert (asked[0].trust_remote_code, asked[0].allow_pickle) == (False, False)
     assert not (tmp_path / "elsewhere").exists()
     assert files_of(out) == before
@@ -431,10 +461,17 @@ def test_characters_that_do_not_fit_are_refused_and_missing_ones_found(demo, tmp
         prompt_of(manifest, tmp_path)
 
 
+@pytest.fixture(scope="module")
+def of_ids(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that others are made of; nothing writes to it."""
+    run = tmp_path_factory.mktemp("ids") / "a run"
+    call("heads", "--ids", "-", "--by", "kv", "-s", "1.0", "-o", str(run), "-q", stdin=b"0 423 1919").ok()
+    return run
+
+
 @pytest.mark.parametrize("command", ["heads", "relations", "keys", "rollout"])
-def test_a_folder_in_the_place_of_the_text_is_the_run_in_it(tmp_path, command):
-    run = tmp_path / "a run"
-    call("heads", "--ids", "-", "--by", "kv", "-s", "1", "-o", str(run), "-q", stdin=b"0 423 1919").ok()
+def test_a_folder_in_the_place_of_the_text_is_the_run_in_it(of_ids, command):
+    run = of_ids
     expected = call(command, "--from", str(run / "manifest.json"))
     assert (expected.code, bool(expected.out)) == (0, True)
     assert expected.err.splitlines()[0] == f"settings from {run / 'manifest.json'}"
@@ -458,7 +495,7 @@ def test_what_is_given_beside_a_folder_wins(tmp_path):
 def test_the_pictures_of_a_run_that_drew_none(tmp_path):
     run, drawn = tmp_path / "a", tmp_path / "b"
     call("relations", STORY, "-s", "1.0", "-o", str(run), "-q").ok()
-    call("heatmap", "--from", str(run), "-o", str(drawn), "-q").ok()
+    call("heatmap", "--from", str(run), *ONE_KIND, "-o", str(drawn), "-q").ok()
     assert "heads/L01H00.png" in listed(drawn)
     assert call("heatmap", "--from", str(run), "-o", str(run), "-q").code == 2  # two runs, one folder
 
@@ -591,7 +628,7 @@ def test_tamed_cells_keep_their_nulls(tmp_path):
 
 @pytest.mark.parametrize("command", ["heads", "relations", "rollout"])
 def test_top_all_shows_every_row(command, tmp_path):
-    arguments = (command, "--text", SENTENCE, "--format", "table", "-q")
+    arguments = (command, "--text", "the river bank is green", "--format", "table", "-q")
     most, few = call(*arguments, "--top", "all").out, call(*arguments, "--top", "3").out
     everything = call(*arguments, "--top", "9999999").out
     assert few.count(b"\n") < most.count(b"\n") == everything.count(b"\n")

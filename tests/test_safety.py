@@ -1,12 +1,14 @@
 """What somebody else wrote runs nothing, steers no terminal, ends in time, and costs one line where it is broken."""
 
 import base64
+import ctypes
 import hashlib
 import json
 import os
 import pickle
 import re
 import shutil
+import threading
 import unicodedata
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -242,47 +244,65 @@ def test_progress_titles_and_paths_are_foreign_text_too(folder: Path, tmp_path: 
     assert code == 0
     assert "[bold]x[-x]" in shown
     assert not steers(CODES.sub("", shown).replace("\r", "").replace("\x1b", ""))
-    code, shown = on_terminal(["heatmap", "-q", *TEXT, "--out", str(tmp_path / "out\x9b1m\u202e")], 120)
+    code, shown = on_terminal(
+        ["heatmap", "-q", *TEXT, "--figures", "overview", "--out", str(tmp_path / "out\x9b1m\u202e")], 120
+    )
     assert code == 0
     assert "out⟨009B⟩1m⟨202E⟩/overview.png" in shown.replace("\n", "")
 
 
+HEAD = ("--select", "1.0")
+EVERY = [
+    ("explain", "--head", "1.0"),
+    ("heatmap", *HEAD),
+    ("rollout",),
+    ("heads", "--figures", "overview,metrics,layers", "--select", "1"),
+]
+
+
 @pytest.mark.parametrize(
-    ("image", "kinds"),
+    ("image", "commands", "wide"),
     [
-        ("svg", "overview,metrics,layers"),
-        ("pdf", "overview"),
-        ("png", "overview,metrics,layers"),
-        pytest.param("pdf", "overview,metrics,layers", marks=pytest.mark.slow),
+        ("svg", [("heatmap", "--figures", "heads,overview", *HEAD)], "\u56f3\u3000"),
+        ("svg", [("explain", "--head", "1.0")], ""),
+        ("svg", [("rollout",)], ""),
+        ("svg", [("heads", "--figures", "metrics", *HEAD)], ""),
+        ("svg", [("heads", "--figures", "layers", *HEAD)], ""),
+        ("png", [("heatmap", "--figures", "overview", *HEAD)], "\u56f3\u3000"),
+        ("pdf", [("heatmap", "--figures", "heads", *HEAD)], ""),
+        pytest.param("svg", EVERY, "\u56f3\u3000", marks=pytest.mark.e2e),
+        pytest.param("png", EVERY, "\u56f3\u3000", marks=pytest.mark.e2e),
+        pytest.param("pdf", [*EVERY[:3], ("heads", "--figures", "overview")], "\u56f3\u3000", marks=pytest.mark.e2e),
+        pytest.param("pdf", EVERY, "\u56f3\u3000", marks=pytest.mark.slow),
     ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(command[0] for command in value),
 )
 def test_pictures_of_a_hostile_text_and_model_can_be_opened(
-    folder: Path, tmp_path: Path, image: str, kinds: str
+    folder: Path, tmp_path: Path, image: str, commands: list[tuple[str, ...]], wide: str
 ) -> None:
     """By a reader of XML, and no word in them turns the line around; a blank that is wide stays."""
     from xml.etree import ElementTree
 
     model = folder.rename(tmp_path / "m\x1b[2J\x01\u202e\ufffe")
-    (tmp_path / "text").write_text(f"the bank {STEERING} by {STEERING}the \uffff \ufffe river")
+    (tmp_path / "text").write_text(f"the {STEERING} by {STEERING}\uffff \ufffe")
     asked = ("-q", "--model", str(model), "--file", str(tmp_path / "text"), "--image", image)
-    titled = ("--set", f"title=\u56f3\u3000{STEERING.replace(chr(0), '')}\ufffe\uffff")
-    call("explain", "--head", "1.0", *asked, "--out", str(tmp_path / "o")).ok()
-    heads = ("heads", "--figures", kinds, "--select", "1")
-    for command in (("heatmap", "--select", "1.0"), ("rollout",), heads):
-        call(*command, *asked, *titled, "--out", str(tmp_path / "o" / command[0])).ok()
+    titled = ("--set", f"title={wide}{STEERING.replace(chr(0), '')}\ufffe\uffff")
+    for command in commands:
+        title = () if command[0] == "explain" else titled
+        call(*command, *asked, *title, "--out", str(tmp_path / "o" / command[0])).ok()
     made = sorted((tmp_path / "o").rglob(f"*.{image}"))
-    assert len(made) > 5
+    assert len(made) >= len(commands)
     for path in made:
         if image == "svg":
             said = " ".join(ElementTree.parse(path).getroot().itertext())
             assert not steers(said)
             assert not set("\u202e\u200b\ufffe") & set(said)
+            assert path.parts[-2] == "explain" or f"{wide}⟨001B⟩[2J" in said
         elif image == "pdf":
             assert path.read_bytes().endswith(b"%%EOF\n")
         else:
             with Image.open(path) as picture:
                 assert not steers("".join(map(str, picture.text.values())))
-    assert image != "svg" or "\u56f3\u3000⟨001B⟩[2J" in (tmp_path / "o" / "heads" / "overview.svg").read_text()
 
 
 def test_a_table_shows_what_no_cell_was_cleaned_of(capsys, monkeypatch) -> None:
@@ -494,19 +514,34 @@ def test_weights_that_find_no_room_are_an_error_of_the_disk(tmp_path: Path) -> N
 
 
 NEVER = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-HELD = "{{ (9 ** 9) ** (9 ** 8) }}"
+POWER = "{{ (9 ** 9) ** (9 ** 8) }}"
+HELD = "{{ strftime_now('') }}"
+CHATS = "transformers.utils.chat_template_utils.datetime"
 
 
-@pytest.mark.parametrize("template", [NEVER, HELD])
-def test_a_template_that_never_ends_is_ended(folder: Path, template: str) -> None:
+class Held:
+    """A clock that never answers: it holds the interpreter, as endless work does, and takes no processor."""
+
+    @staticmethod
+    def now() -> None:
+        ctypes.PyDLL(None).sleep(60)
+
+
+@pytest.mark.parametrize(
+    "template", [HELD, *(pytest.param(template, marks=pytest.mark.e2e) for template in (NEVER, POWER))]
+)
+def test_a_template_that_never_ends_is_ended(folder: Path, monkeypatch, template: str) -> None:
+    monkeypatch.setattr(CHATS, Held)
     edit(folder / "tokenizer_config.json", lambda values: values.update(chat_template=template))
     says = refused("--model", str(folder), "--chat", ATTNSCOPE_READING_SECONDS="1")
     assert "took more than 1 seconds for one text" in says
     assert "ATTNSCOPE_READING_SECONDS" in says
 
 
-def test_a_batch_goes_on_after_a_text_that_never_ends(folder: Path) -> None:
-    template = "{% if 'cat' in messages[0].content %}" + NEVER + "{% endif %}{{ messages[0].content }}"
+@pytest.mark.parametrize("work", [HELD, pytest.param(NEVER, marks=pytest.mark.e2e)])
+def test_a_batch_goes_on_after_a_text_that_never_ends(folder: Path, monkeypatch, work: str) -> None:
+    monkeypatch.setattr(CHATS, Held)
+    template = "{% if 'cat' in messages[0].content %}" + work + "{% endif %}{{ messages[0].content }}"
     edit(folder / "tokenizer_config.json", lambda values: values.update(chat_template=template))
     arguments = ("batch", "-", "--to-stdout", "jsonl", "-q", "--chat", "--model", str(folder))
     result = call(*arguments, stdin=b"a bank\na cat\na river\n", ATTNSCOPE_READING_SECONDS="5")
@@ -539,6 +574,14 @@ def test_a_panic_of_the_tokenizer_is_one_line(folder: Path) -> None:
     result = spawn("heads", "-q", "--model", str(folder), "--text", "the bank").silent()
 
 
+def test_a_tokenizer_that_never_answers_is_given_up_in_time(folder: Path, monkeypatch) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr("attnscope.text.prompt._encode", lambda *_: answered.wait(60))
+    assert "took more than 1 seconds" in refused("--model", str(folder), ATTNSCOPE_READING_SECONDS="1")
+    answered.set()
+
+
+@pytest.mark.e2e
 def test_a_slow_pattern_is_given_up_in_time(folder: Path) -> None:
     with_pattern(folder, "(?:x+x+)+y")
     text = "the bank " + " ".join(["x" * 23] * 200)  # each tries millions of ways, and none is one too many

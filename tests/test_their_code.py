@@ -13,7 +13,7 @@ from attnscope.errors import AttnscopeError, ModelError, UsageError
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
-from attnscope.parity import check_parity
+from attnscope.parity import alone, check_parity, whole
 from attnscope.seam.listen import calls_interface, listen
 from helpers import their_code
 from helpers.command_line import call
@@ -119,8 +119,17 @@ def test_code_that_fails_is_told_in_one_line(folder: Path, tmp_path: Path) -> No
     assert "\n" not in str(caught.value)
 
 
+def test_a_second_instance_is_allowed_that_code(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made in this process, as `alone` makes it in one of its own."""
+    monkeypatch.setattr(whole, "_run", lambda folder, model: alone.main(folder))
+    assert check_parity(loaded, [5, 6, 7, 8, 9], whole=True).whole.holds
+
+
 @pytest.mark.parametrize(
-    "folder", [pytest.param(True, marks=pytest.mark.slow), False], ids=["asks", "alone"], indirect=True
+    "folder",
+    [pytest.param(True, marks=pytest.mark.slow), pytest.param(False, marks=pytest.mark.e2e)],
+    ids=["asks", "alone"],
+    indirect=True,
 )
 def test_a_second_instance_runs_that_code_with_the_same_flag(
     loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
