@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import copy
 import gc
 import json
 import logging
@@ -82,7 +83,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
     longest = kept.get(config.option.markexpr, {})
     items.sort(key=lambda item: -longest.get(item.path.relative_to(config.rootpath).as_posix(), 0.0))
-    items *= config.option.repeat
+    items += [_again(item) for _ in range(config.option.repeat - 1) for item in items]
+
+
+def _again(item: pytest.Item) -> pytest.Item:
+    """The same case as an item of its own: pytest does not set up again what comes twice in a row."""
+    again = copy.copy(item)
+    if isinstance(again, pytest.Function):
+        again._initrequest()
+    return again
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
