@@ -117,15 +117,16 @@ def test_near_uniform_heads_wear_a_mark_and_no_role(windowed):
     assert any("unif ≈: nearly uniform" in line for line in said)
 
 
-def test_what_stands_below_the_table(tmp_path, demo_without_atlas):
-    _, said = lines_of("heads", "--model", demo_without_atlas, "--text", SENTENCE, columns=120)
+def test_what_stands_below_the_table(tmp_path, demo_without_atlas, monkeypatch):
+    monkeypatch.chdir(Path(demo_without_atlas).parent)
+    _, said = lines_of("heads", "--model", "./demo", "--text", SENTENCE, columns=120)
     [words, relation] = [line for line in said if line.startswith(("uniform: ", "strongest relation: "))]
     assert "role -" in words
     assert "key 0" in relation
     assert "20 of 24 heads shown; --top N shows more, a pipe gets all" in said
     [short] = [line for line in said if line.startswith("not judged: ")]
     assert short.startswith("not judged: induction, previous-token, self, duplicate-token, sink, local: this text has")
-    assert f"attnscope scan {demo_without_atlas} --out DIR finds roles without a text" in short
+    assert "attnscope scan ./demo --out DIR finds roles without a text" in short
     _, said = lines_of("heads", "--text", SENTENCE, columns=120)
     assert "uniform: the same numbers for attention spread uniformly; roles: by a scan of the model" in said
     assert not [line for line in said if "attnscope scan" in line]

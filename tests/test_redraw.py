@@ -55,12 +55,11 @@ def test_maps_are_those_that_the_run_drew(finished, tmp_path):
     assert not np.array_equal(pixels(tmp_path / "magma" / layer), pixels(finished / "whole" / layer))
 
 
-def test_what_the_tables_do_not_hold_is_said(finished, tmp_path):
-    result = call("heatmap", str(finished / "few"), "--out", str(tmp_path))
+def test_what_the_tables_do_not_hold_is_said(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(finished)
+    result = call("heatmap", "few", "--out", str(tmp_path))
     assert drawn(result) == [tmp_path / "metrics.png"]
-    assert (
-        f"overview, layers: not in the tables; read the text again: attnscope heatmap --from {finished}" in result.err
-    )
+    assert "overview, layers: not in the tables; read the text again: attnscope heatmap --from few" in result.err
     assert "metrics.png does not mark what the text is too short to show" in result.err
     result = call("heatmap", str(finished / "few"), "--figures", "overview", "--out", str(tmp_path / "x"))
     assert (result.code, "hold no picture that was asked for" in result.err) == (2, True)

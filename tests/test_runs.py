@@ -258,6 +258,13 @@ def test_the_heads_drawn_by_default_are_those_of_the_command(seen, tmp_path):
 
 # repeated
 
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder of its own, so that what is said has short paths in it: a long one is cut."""
+    monkeypatch.chdir(tmp_path)
+
+
 STYLED = [word for setting in ("scale=log", "sink=mask", "annotate=true", "bin=max") for word in ("--set", setting)]
 
 
@@ -292,10 +299,10 @@ STYLED = [word for setting in ("scale=log", "sink=mask", "annotate=true", "bin=m
     ],
     ids=lambda arguments: " ".join(arguments)[:40],
 )
-def test_a_run_is_repeated_from_its_manifest(tmp_path, arguments):
-    (tmp_path / "ids").write_text("0,423,1919 269")
-    first, second = tmp_path / "first", tmp_path / "second"
-    asked = (one.format(ids=tmp_path / "ids") if "ids" in one else one for one in arguments)
+def test_a_run_is_repeated_from_its_manifest(here, arguments):
+    Path("ids").write_text("0,423,1919 269")
+    first, second = Path("first"), Path("second")
+    asked = (one.format(ids="ids") if "ids" in one else one for one in arguments)
     result = call(*asked, "-o", str(first)).ok()
     again = call(arguments[0], "--from", str(first / "manifest.json"), "-o", str(second)).ok()
     assert again.err.splitlines()[0] == f"settings from {first / 'manifest.json'}"
@@ -366,13 +373,13 @@ def test_a_hostile_ask_is_refused(seen, tmp_path):
             ask_of(path)
 
 
-def test_options_beside_from_win_and_are_said(tmp_path):
+def test_options_beside_from_win_and_are_said(here):
     asked = ("--text", STORY, "--top", "2", "--sort", "entropy", "-s", "1", *ONE_KIND)
-    call("heads", *asked, "-o", str(tmp_path / "a"), "-q").ok()
-    manifest = str(tmp_path / "a" / "manifest.json")
-    again = call("heads", "--from", manifest, "--text", CAT, "--top", "2", "--sort", "focus", "-o", str(tmp_path / "b"))
+    call("heads", *asked, "-o", "a", "-q").ok()
+    manifest = "a/manifest.json"
+    again = call("heads", "--from", manifest, "--text", CAT, "--top", "2", "--sort", "focus", "-o", "b")
     assert again.err.splitlines()[0] == f"settings from {manifest}; changed here: --text, --sort"
-    changed = said(tmp_path / "b")
+    changed = said(Path("b"))
     assert (changed["prompt"]["text"], changed["options"]["top"], changed["options"]["sort"]) == (CAT, 2, "focus")
     assert call("relations", "--from", manifest, "-q").err == ""
 
@@ -478,17 +485,17 @@ def test_a_folder_in_the_place_of_the_text_is_the_run_in_it(of_ids, command):
     assert call(command, str(run)) == call(command, f"{run}/") == call(command, "--from", str(run)) == expected
 
 
-def test_what_is_given_beside_a_folder_wins(tmp_path):
-    call("heads", STORY, "--top-k", "2", "--figures", "overview", "-o", str(tmp_path / "a"), "-q").ok()
-    run, manifest = str(tmp_path / "a"), tmp_path / "a" / "manifest.json"
+def test_what_is_given_beside_a_folder_wins(here):
+    call("heads", STORY, "--top-k", "2", "--figures", "overview", "-o", "a", "-q").ok()
+    run, manifest = "a", "a/manifest.json"
     result = call("relations", run, "--query", "last", "--top-k", "1")
     assert result.err.splitlines()[0] == f"settings from {manifest}; changed here: --query, --top-k"
     assert result.out == call("relations", STORY, "--query", "last", "--top-k", "1", "-q").out
     result = call("relations", run, "--text", CAT)
     assert result.err.splitlines()[0] == f"settings from {manifest}; changed here: --text"
     assert result.out == call("relations", CAT, "--top-k", "2", "-q").out
-    (tmp_path / "run.yaml").write_text(f"text: {CAT}\n")  # which stands behind what the command line names
-    result = call("relations", run, "--config", str(tmp_path / "run.yaml"), "-q")
+    Path("run.yaml").write_text(f"text: {CAT}\n")  # which stands behind what the command line names
+    result = call("relations", run, "--config", "run.yaml", "-q")
     assert result.out == call("relations", STORY, "--top-k", "2", "-q").out
 
 
