@@ -33,6 +33,7 @@ busy = threading.Lock()  # of a worker: held while it writes what it does not br
 leaving = threading.Event()  # of a worker: it is to end
 _writing = False
 _arrived: int | None = None
+_sent_again = False  # a signal is under way that we sent ourselves
 
 
 class Stopped(BaseException):
@@ -87,19 +88,28 @@ def _leave(number: int) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    global _arrived
+    global _arrived, _sent_again
+    ours, _sent_again = _sent_again, False
     if _writing:
         _arrived = number
         raise Stopped(number)
-    _leave(number)
+    if not ours:  # else the block has ended by it meanwhile, and who is above it says so
+        _leave(number)
 
 
 def _deliver_again(unraisable: Any) -> None:
     """In a weakref's callback an exception is swallowed, and the signal with it: send it once more, from outside."""
     if isinstance(unraisable.exc_value, Stopped):
-        threading.Timer(AGAIN_SECONDS, _signal_main, [unraisable.exc_value.number]).start()
+        threading.Timer(AGAIN_SECONDS, _send_again, [unraisable.exc_value.number]).start()
     else:
         sys.__unraisablehook__(unraisable)
+
+
+def _send_again(number: int) -> None:
+    global _sent_again
+    if _writing:
+        _sent_again = True
+        _signal_main(number)
 
 
 def _signal_main(number: int) -> None:

@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "cells": "",
     "errors": "shown",
     "signals": "",
+    "process": "",
     "apart": "errors signals",
     "typed": "errors shown",
     "memory": "errors",
@@ -38,7 +39,7 @@ MAY_IMPORT = {
     "media": "apart errors model text",
     "model": "_version apart errors files memory shown stacks",
     "attention": "apart errors files memory",
-    "seam": "errors memory attention model text stacks",
+    "seam": "errors memory process attention model text stacks",
     "measure": "errors attention stacks",
     "keep": "cells errors memory tables attention measure model seam stacks text",
     "reference": "",
@@ -62,7 +63,7 @@ MAY_IMPORT = {
     "told": "ask model observation observe run telling text",
     "api": "ask calls errors face keep media model observe run text typed",
     "batch": "_version apart ask callable_room drawing errors figures files folder inputs keep measure media memory"
-    " model observation observe seam selection shown signals stacks study tables text",
+    " model observation observe process seam selection shown signals stacks study tables text",
     "intervene": "cells errors attention model seam stacks",
     "study": "cells errors files folder attention intervene keep measure memory model observe parity seam"
     " selection tables text stacks",

@@ -214,3 +214,20 @@ assert run(["view", out + "/run", "--out", out + "/page.html", "-q"]) == 0
     done = subprocess.run(strict, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "page.html").stat().st_size > 1000
+
+
+def test_a_signal_that_is_sent_again_too_late_is_not_said_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was swallowed while files were written, and has ended that block in another way meanwhile."""
+    left: list[int] = []
+    sent: list[int] = []
+    monkeypatch.setattr(signals, "_leave", left.append)
+    monkeypatch.setattr(signals, "_signal_main", sent.append)
+    signals._send_again(signal.SIGINT)
+    assert sent == []
+    with signals.unwinding():
+        signals._send_again(signal.SIGINT)
+    assert sent == [signal.SIGINT]
+    signals._stop(signal.SIGINT, None)
+    assert left == []
+    signals._stop(signal.SIGINT, None)
+    assert left == [signal.SIGINT]

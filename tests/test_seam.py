@@ -5,6 +5,7 @@ Shapes: B text, H head, Q query, K key, T token.
 
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from attnscope.api import capture
 from attnscope.attention.questions import Distance, Entropy, Features, Received
 from attnscope.errors import ModelError, UsageError
 from attnscope.seam.engines import ENGINES, Engine, engine_named
-from attnscope.seam.listen import listen, listening
+from attnscope.seam.listen import _uncompiled, listen, listening
 from helpers.compiling import compiling  # noqa: F401
 from helpers.dispatched import thread_count
 from helpers.families import tiny_model
@@ -211,6 +212,25 @@ def test_a_compiled_model_is_read_whole(how: str) -> None:
     heard = heard_weights(compiled, ids_BT)
     assert len(heard) == 1
     assert all(map(torch.equal, heard, expected))
+
+
+@pytest.mark.usefixtures("compiling")
+def test_two_captures_that_overlap_leave_compiling_on() -> None:
+    compiled: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        compiled.append(1)
+        return graph.forward
+
+    first, second = _uncompiled(), _uncompiled()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1))
+    assert not compiled, "the second has not ended"
+    second.__exit__(None, None, None)
+    torch.compile(lambda x: x + 2, backend=backend)(torch.ones(1))
+    assert compiled
 
 
 def test_no_logits_are_computed() -> None:

@@ -20,6 +20,7 @@ from attnscope.batch.journal import Failure, Journal, Record
 from attnscope.batch.rows import Measured
 from attnscope.batch.shards import Shard
 from attnscope.errors import InputError
+from attnscope.process import ProcessWide
 
 if TYPE_CHECKING:
     from attnscope.batch.corpus import Corpus, CorpusFile
@@ -174,6 +175,7 @@ class Writing:
             self._writer = None
 
 
+@ProcessWide
 @contextmanager
 def _loaded_once() -> Iterator[None]:
     """Keep the garbage collector off the libraries' million objects: they are there to stay."""
@@ -187,6 +189,7 @@ def _loaded_once() -> Iterator[None]:
         gc.unfreeze()
 
 
+@ProcessWide
 @contextmanager
 def _short_turns() -> Iterator[None]:
     """Let no thread hold the interpreter for long while another waits for it.

@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 
 from attnscope.model.loaded import LoadedModel
+from attnscope.process import ProcessWide
 
 MOST_REPLICAS = 4
 T = TypeVar("T")
@@ -81,6 +82,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@ProcessWide
 @contextmanager
 def _one_core_each(threads: int) -> Iterator[None]:
     """Share the cores between the replicas instead of giving all of them to each operator."""

@@ -24,6 +24,7 @@ from attnscope.attention.tiled import TiledAttention, small
 from attnscope.attention.tiled.small import SmallAttention
 from attnscope.attention.triton_kernel import TritonAttention
 from attnscope.errors import ModelError, UsageError
+from attnscope.process import ProcessWide
 from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.checks import CHECKED_ROWS, REPEATED_ROWS, check_call, relative_error, sampled, sdpa_kernel
 from attnscope.seam.cost import Cost, eager_bytes, fused_bytes
@@ -196,6 +197,13 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
 @contextmanager
 def exact_products(block: AbstractContextManager[T]) -> Iterator[T]:
     """The block, with products of float32 in float32 on CUDA: images and callers may have set TF32, of 10 bits."""
+    with _no_tf32(), block as inside:
+        yield inside
+
+
+@ProcessWide
+@contextmanager
+def _no_tf32() -> Iterator[None]:
     products: Any = torch.backends.cuda.matmul
     name, exact, before = "allow_tf32", cast(Any, False), cast(Any, None)
     try:
@@ -205,7 +213,6 @@ def exact_products(block: AbstractContextManager[T]) -> Iterator[T]:
         before = products.fp32_precision
     setattr(products, name, exact)
     try:
-        with block as inside:
-            yield inside
+        yield
     finally:
         setattr(products, name, before)

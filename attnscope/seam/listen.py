@@ -16,7 +16,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
 from traceback import walk_tb
 from typing import Any
@@ -34,6 +34,7 @@ from attnscope.model.geometry import geometry_of
 from attnscope.model.libraries import needed
 from attnscope.model.padding import pads_exactly, settle_rotary
 from attnscope.model.placed import device_of, hooks_of
+from attnscope.process import ProcessWide
 from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.checks import check_call
 from attnscope.seam.engines import ENGINES, Engine, OnCall, changing, full_precision
@@ -485,8 +486,11 @@ def _heard(model: nn.Module, extras: Mapping[str, Any]) -> set[str]:
     return {check.route for check in report.calls}
 
 
-def _uncompiled() -> Any:
+def _uncompiled() -> AbstractContextManager[None]:
     """A compiled model calls no interface; run it uncompiled for the time of the capture."""
     if "torch._dynamo" not in sys.modules:  # nothing can be compiled then, and importing it takes seconds
         return nullcontext()
-    return torch.compiler.set_stance("force_eager")
+    return _forced_eager()
+
+
+_forced_eager = ProcessWide(lambda: torch.compiler.set_stance("force_eager"))

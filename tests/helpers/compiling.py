@@ -1,4 +1,4 @@
-"""`torch.compile` in tests: on, whatever a test before left, and off again. Its first use takes a second."""
+"""`torch.compile` in tests. Its first use takes a second."""
 
 from collections.abc import Iterator
 
@@ -11,8 +11,7 @@ from helpers.seconds import once
 
 @pytest.fixture
 def compiling() -> Iterator[None]:
-    """PyTorch compiles: two captures at once, in two threads, leave it switched off."""
-    torch.compiler.set_stance("default")
+    """What is compiled is forgotten afterwards."""
     _first()
     yield
     torch._dynamo.reset()
