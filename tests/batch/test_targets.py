@@ -160,13 +160,26 @@ def test_the_summary_has_a_mean_per_stack(format: str, models: dict[str, str], c
     assert summary[(summary.metric == "self") & (summary.stack == CROSS)]["mean"].isna().all()
 
 
-def test_pictures_lie_in_a_folder_per_stack(models: dict[str, str], corpus: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("drawn_here")
+@pytest.mark.parametrize(
+    ("figures", "name"), [("heads", "heads/L00H00"), pytest.param("overview", "overview", marks=pytest.mark.e2e)]
+)
+def test_pictures_lie_in_a_folder_per_stack(models: dict[str, str], tmp_path: Path, figures: str, name: str) -> None:
     one = tmp_path / "one.jsonl"
     one.write_text(json.dumps(RECORDS[0]))
-    flags = ("--target-field", "said", "--figures", "overview", "--tables", "heads", "--select", "0.0")
+    flags = (
+        "--target-field",
+        "said",
+        "--figures",
+        figures,
+        "--tables",
+        "heads",
+        "--select",
+        "enc.0.0,dec.0.0,cross.0.0",
+    )
     batch(str(one), models["t5"], tmp_path / "out", *flags).ok()
     drawn = {path.relative_to(tmp_path / "out").as_posix() for path in tmp_path.rglob("*.png")}
-    assert drawn == {f"figures/000000/{kind}/overview.png" for kind in KINDS}
+    assert drawn == {f"figures/000000/{kind}/{name}.png" for kind in KINDS}
 
 
 def test_tokens_and_spans_are_of_each_stacks_texts(models: dict[str, str], corpus: str, tmp_path: Path) -> None:
