@@ -120,7 +120,7 @@ def test_one_node_writes_the_same_files(
     tmp_path: Path, tiny_folder: Path, cluster: str, texts: int, request: pytest.FixtureRequest
 ) -> None:
     request.getfixturevalue(cluster)
-    corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(texts), ""])
+    corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(texts - 1), "the fox", ""])
     job, reading = job_of(tiny_folder, 1_000 * texts), Corpus((str(corpus),))
     run_folder(job, reading, tmp_path / "here", {})
     journal, tally = run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster(actors=1))
