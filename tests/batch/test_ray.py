@@ -114,7 +114,7 @@ def job_of(model: Path, shard_bytes: int) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "texts"), [("pretended", 5), pytest.param("local", 40, marks=pytest.mark.e2e)], ids=["pretended", "ray"]
+    ("cluster", "texts"), [("pretended", 4), pytest.param("local", 40, marks=pytest.mark.e2e)], ids=["pretended", "ray"]
 )
 def test_one_node_writes_the_same_files(
     tmp_path: Path, tiny_folder: Path, cluster: str, texts: int, request: pytest.FixtureRequest

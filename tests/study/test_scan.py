@@ -179,7 +179,7 @@ def test_the_table_holds_every_contrast_of_every_head(kept):
 def test_a_scan_that_was_stopped_goes_on_and_ends_the_same(demo, some, tmp_path, monkeypatch):
     found, planned, folder = some
     shutil.copytree(folder / "readings", tmp_path / "readings")
-    left = sorted((tmp_path / "readings").glob("*.npz"))[::2]
+    left = sorted((tmp_path / "readings").glob("*.npz"))[:1]
     for path in left:
         path.unlink()
     read_now = []

@@ -91,9 +91,9 @@ def unbroken(study, tmp_path) -> tuple[dict[str, str], int, int]:
     return whole, calls, beside
 
 
-def check_resumed(study: tuple[Study, Stopping], folder: Path, unbroken: tuple[dict[str, str], int, int], number: int):
-    """Stopped in the pass of this number, it ends as if it had not been."""
-    (run, passes), (whole, calls, beside) = study, unbroken
+def stop(study: tuple[Study, Stopping], folder: Path, unbroken: tuple[dict[str, str], int, int], number: int) -> int:
+    """Stop it in the pass of this number; how many batches were finished, and are said to be kept."""
+    (run, passes), (_, calls, beside) = study, unbroken
     passes.calls, passes.at = 0, number
     with pytest.raises(signals.Stopped) as stopped:
         run(folder)
@@ -103,6 +103,13 @@ def check_resumed(study: tuple[Study, Stopping], folder: Path, unbroken: tuple[d
         assert stopped.value.kept == said
     else:
         assert stopped.value.kept == "the same command starts again"
+    return finished
+
+
+def check_resumed(study: tuple[Study, Stopping], folder: Path, unbroken: tuple[dict[str, str], int, int], number: int):
+    """Stopped in the pass of this number, it ends as if it had not been."""
+    (run, passes), (whole, calls, _) = study, unbroken
+    finished = stop(study, folder, unbroken, number)
     passes.calls, passes.at = 0, 0
     run(folder)
     assert passes.calls == calls - finished
@@ -113,7 +120,8 @@ def check_resumed(study: tuple[Study, Stopping], folder: Path, unbroken: tuple[d
 def test_a_study_that_was_stopped_ends_as_if_it_had_not_been(study, unbroken, tmp_path):
     """In the first pass, in the last, and half way."""
     _, calls, beside = unbroken
-    for number in (1, (calls + beside) // 2 + 1, calls):
+    assert stop(study, tmp_path / "1", unbroken, 1) == 0
+    for number in ((calls + beside) // 2 + 1, calls):
         check_resumed(study, tmp_path / str(number), unbroken, number)
 
 
