@@ -1,6 +1,7 @@
 """Answers, metrics of length and entries in `batch`: rows are those of one text alone, and a folder is held to them."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.observation import Observation
 from attnscope.observe import Request
 from attnscope.selection import spelled
-from helpers.command_line import Result, call
-from helpers.corpora import written
+from helpers.command_line import call
+from helpers.corpora import batch, written
 from helpers.folders import with_tokenizer
 from helpers.stack_families import tiny as tiny_of
 
@@ -38,8 +39,12 @@ def corpus(tmp_path: Path) -> Path:
     return written(tmp_path / "c.jsonl", RECORDS)
 
 
-def batch(corpus: Path, model: Path, out: Path, *flags: str) -> Result:
-    return call("batch", str(corpus), "--model", str(model), "--out", str(out), *flags)
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """A folder with the corpus and a dataset of it for which nothing was asked."""
+    folder = tmp_path_factory.mktemp("plain")
+    batch(written(folder / "c.jsonl", RECORDS), tiny_folder, folder / "out").ok()
+    return folder
 
 
 def table(out: Path, name: str) -> pd.DataFrame:
@@ -116,19 +121,23 @@ def test_the_summary_and_the_ranked_heads_have_what_was_asked_for(corpus: Path, 
         (("--metrics", "keys_95"), (), "metrics was 'keys_95', now None"),
     ],
 )
-def test_a_folder_is_held_to_them(corpus: Path, tiny_folder: Path, before: Any, now: Any, says: str) -> None:
-    out = corpus.parent / "out"
-    batch(corpus, tiny_folder, out, *before).ok()
+def test_a_folder_is_held_to_them(
+    plain: Path, tmp_path: Path, tiny_folder: Path, before: Any, now: Any, says: str
+) -> None:
+    corpus, out = plain / "c.jsonl", tmp_path / "out"
+    if before:
+        batch(corpus, tiny_folder, out, *before).ok()
+    else:
+        shutil.copytree(plain / "out", out)
     done = batch(corpus, tiny_folder, out, *now)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert says in done.err
-    again = batch(corpus, tiny_folder, out, *before).ok()
+    again = call("batch", str(corpus), "--model", str(tiny_folder), "--out", str(out), *before).ok()
     assert "all 3 are there already" in again.err
 
 
-def test_a_folder_of_before_these_options_is_resumed(corpus: Path, tiny_folder: Path) -> None:
-    out = corpus.parent / "out"
-    batch(corpus, tiny_folder, out).ok()
+def test_a_folder_of_before_these_options_is_resumed(plain: Path, tmp_path: Path, tiny_folder: Path) -> None:
+    corpus, out = plain / "c.jsonl", Path(shutil.copytree(plain / "out", tmp_path / "out"))
     said = json.loads((out / "run.json").read_text())
     for name in ("metrics", "weights", "answer", "answer-field"):
         del said["options"][name]

@@ -1,10 +1,10 @@
 """What is written: the rows of the single-text commands, in input order, readable by everyone."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -29,25 +29,21 @@ from attnscope.model.options import LoadOptions
 from attnscope.observe import Request, observe
 from attnscope.tables import FORMATS, as_text, json_rows, tamed
 from attnscope.text.prompt import from_text
-from helpers.corpora import jsonl, rows, some_texts, written
+from helpers.command_line import call
+from helpers.corpora import batch, jsonl, rows, some_texts, written
 from helpers.pictures import without_command
 from helpers.rows import csv_rows, json_lines
 
 
-def batch(tmp_path: Path, model: Path, texts: list[str], *flags: str, name: str = "out") -> Path:
-    """Run the command; the output folder."""
-    corpus = jsonl(tmp_path / f"{name}.jsonl", texts)
-    out = tmp_path / name
-    done = CliRunner().invoke(app, ["batch", str(corpus), "--model", str(model), "--out", str(out), "-q", *flags])
-    assert done.exit_code == 0, done.output
-    return out
+def written_by_batch(tmp_path: Path, model: Path, texts: list[str], *flags: str) -> Path:
+    """A dataset of these texts; its corpus lies beside it."""
+    batch(jsonl(tmp_path / "out.jsonl", texts), model, tmp_path / "out", *flags).ok()
+    return tmp_path / "out"
 
 
 def single(command: str, model: Path, text: str, *flags: str) -> list[dict[str, Any]]:
     """The rows that `heads` or `relations` prints."""
-    done = CliRunner().invoke(app, [command, "--model", str(model), "-t", text, "-q", "--format", "jsonl", *flags])
-    assert done.exit_code == 0, done.output
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return call(command, "--model", str(model), "-t", text, "-q", "--format", "jsonl", *flags).ok().records
 
 
 def without_item(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -67,7 +63,7 @@ def test_one_text_through_the_single_commands_or_batch_gives_identical_rows(
     tmp_path: Path, tiny_folder: Path, flags: tuple[str, ...]
 ) -> None:
     text = some_texts(1, seed=4, longest=40)[0]
-    out = batch(tmp_path, tiny_folder, [text], *flags)
+    out = written_by_batch(tmp_path, tiny_folder, [text], *flags)
     relations = without_item(rows(out, "relations"))
     expected = single("relations", tiny_folder, text, *flags)
     assert [{**row, "weight": None} for row in relations] == [{**row, "weight": None} for row in expected]
@@ -80,7 +76,7 @@ def test_one_text_through_the_single_commands_or_batch_gives_identical_rows(
 
 def test_groups_of_words_are_the_same_rows_too(tmp_path: Path, tiny_folder: Path) -> None:
     text = "The bank. The river said so, twice."
-    out = batch(tmp_path, tiny_folder, [text], "--group", "words", "--tables", "relations")
+    out = written_by_batch(tmp_path, tiny_folder, [text], "--group", "words", "--tables", "relations")
     expected = single("relations", tiny_folder, text, "--group", "words")
     found = without_item(rows(out, "relations"))
     assert [row["query_token"] for row in found] == [row["query_token"] for row in expected]
@@ -88,11 +84,11 @@ def test_groups_of_words_are_the_same_rows_too(tmp_path: Path, tiny_folder: Path
 
 
 def test_results_are_in_input_order_and_equal_one_by_one(tmp_path: Path, tiny_folder: Path, tiny: Any) -> None:
-    texts = some_texts(60, seed=1, longest=60)
-    out = batch(tmp_path, tiny_folder, texts, "--set", "batch_tokens=300")
+    texts = some_texts(15, seed=1, longest=30)
+    out = written_by_batch(tmp_path, tiny_folder, texts, "--set", "batch_tokens=100")
     found = {name: rows(out, name) for name in ("texts", "heads", "relations")}
-    assert [row["id"] for row in found["texts"]] == [f"t{i}" for i in range(60)]
-    assert [json.loads(row["fields"]) for row in found["texts"]] == [{"n": i} for i in range(60)]
+    assert [row["id"] for row in found["texts"]] == [f"t{i}" for i in range(15)]
+    assert [json.loads(row["fields"]) for row in found["texts"]] == [{"n": i} for i in range(15)]
     for name in ("heads", "relations"):
         assert [row["item"] for row in found[name]] == sorted(row["item"] for row in found[name])
     compared = 0
@@ -109,12 +105,16 @@ def test_results_are_in_input_order_and_equal_one_by_one(tmp_path: Path, tiny_fo
         weights = one.relations()["weight"].to_numpy()
         assert_close(torch.tensor([row["weight"] for row in relations]), torch.tensor(weights), atol=1e-5, rtol=0)
         compared += len(relations)
-    assert compared == len(found["relations"]) > 10_000
+    assert compared == len(found["relations"]) > 1_000
 
 
-def test_pandas_polars_and_duckdb_open_the_dataset_as_one(tmp_path: Path, tiny_folder: Path) -> None:
-    texts = some_texts(200, seed=2, longest=60)
-    out = batch(tmp_path, tiny_folder, texts, "--set", "shard_size=1")
+def test_pandas_polars_and_duckdb_open_the_dataset_as_one(tmp_path: Path, tiny_folder: Path, tiny: Any) -> None:
+    import duckdb
+
+    corpus, out = jsonl(tmp_path / "c.jsonl", some_texts(8, seed=2, longest=20)), tmp_path / "out"
+    job = Job(LoadOptions(model=str(tiny_folder), device="cpu"), shard_bytes=12_000)
+    job = replace(job, output=replace(job.output, about={"model": str(tiny_folder)}))
+    run_folder(job, Corpus((str(corpus),)), out, {}, loaded=tiny)
     parts = sorted((out / "relations").iterdir())
     assert len(parts) > 1
     expected = sum(pq.read_metadata(part).num_rows for part in parts)
@@ -127,19 +127,29 @@ def test_pandas_polars_and_duckdb_open_the_dataset_as_one(tmp_path: Path, tiny_f
     tokens = list(panda["query_token"])
     assert tokens == polar["query_token"].to_list() == [row[0] for row in duck_tokens]
     assert panda["item"].is_monotonic_increasing
-    metadata = pq.read_schema(parts[0]).metadata
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """A dataset of texts that are hard to spell; its corpus lies beside it."""
+    texts = [*some_texts(2), 'a "b",\r\nc\td\n', "\u2028 x"]
+    return written_by_batch(tmp_path_factory.mktemp("odd"), tiny_folder, texts)
+
+
+def test_a_part_says_of_which_run_it_is_and_is_packed(odd: Path, tiny_folder: Path) -> None:
+    [part] = (odd / "relations").iterdir()
+    metadata = pq.read_schema(part).metadata
     assert metadata[b"attnscope.schema"] == b"relations/2"
     assert json.loads(metadata[b"attnscope.run"])["model"] == str(tiny_folder)
-    assert pq.ParquetFile(parts[0]).metadata.row_group(0).column(6).compression == "ZSTD"
-    assert "RLE_DICTIONARY" in pq.ParquetFile(parts[0]).metadata.row_group(0).column(6).encodings
+    assert pq.ParquetFile(part).metadata.row_group(0).column(6).compression == "ZSTD"
+    assert "RLE_DICTIONARY" in pq.ParquetFile(part).metadata.row_group(0).column(6).encodings
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_csv_and_jsonl_hold_the_rows_of_parquet(tmp_path: Path, tiny_folder: Path, form: str) -> None:
-    texts = [*some_texts(5), 'a "b",\r\nc\td\n', "\u2028 x"]
-    expected = rows(batch(tmp_path, tiny_folder, texts), "relations")
-    out = batch(tmp_path, tiny_folder, texts, "--format", form, name=form)
-    [path] = (out / "relations").iterdir()
+def test_csv_and_jsonl_hold_the_rows_of_parquet(tmp_path: Path, tiny_folder: Path, odd: Path, form: str) -> None:
+    expected = rows(odd, "relations")
+    batch(odd.with_name("out.jsonl"), tiny_folder, tmp_path / form, "--format", form).ok()
+    [path] = (tmp_path / form / "relations").iterdir()
     found = {"csv": csv_rows, "jsonl": json_lines}[form](path.read_bytes())
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
@@ -172,7 +182,7 @@ def test_spreadsheet_cells_that_look_like_formulas_are_neutralised(start: str) -
 
 def test_weights_are_the_lower_triangles(tmp_path: Path, tiny_folder: Path, tiny: Any) -> None:
     texts = some_texts(6, seed=3)
-    out = batch(tmp_path, tiny_folder, texts, "--matrices", "--select", "0.1,2.*", "--tables", "heads")
+    out = written_by_batch(tmp_path, tiny_folder, texts, "--matrices", "--select", "0.1,2.*", "--tables", "heads")
     index = json_lines((out / "weights" / "part-000000000.index.jsonl").read_bytes())
     stored = load_file(out / "weights" / "part-000000000.safetensors")
     assert [(row["item"], row["layer"]) for row in index] == [(item, layer) for item in range(6) for layer in (0, 2)]
@@ -189,15 +199,25 @@ def test_weights_are_the_lower_triangles(tmp_path: Path, tiny_folder: Path, tiny
             assert at == packed.shape[1]
 
 
-def test_figures_are_those_of_the_single_command_in_numbered_folders(tmp_path: Path, tiny_folder: Path) -> None:
+@pytest.mark.usefixtures("drawn_here")
+@pytest.mark.parametrize(
+    ("figures", "names"),
+    [
+        ("heads", ["heads/L01H02.png"]),
+        pytest.param("overview,heads", ["heads/L01H02.png", "overview.png"], marks=pytest.mark.e2e),
+    ],
+)
+def test_figures_are_those_of_the_single_command_in_numbered_folders(
+    tmp_path: Path, tiny_folder: Path, figures: str, names: list[str]
+) -> None:
     text = "../../etc the bank"
-    out = batch(tmp_path, tiny_folder, [text, "river"], "--figures", "overview,heads", "--select", "1.2")
+    out = written_by_batch(tmp_path, tiny_folder, [text, "river"], "--figures", figures, "--select", "1.2")
     files = sorted(path.relative_to(out).as_posix() for path in (out / "figures").rglob("*.png"))
-    assert files == [f"figures/{n:06d}/{name}" for n in range(2) for name in ("heads/L01H02.png", "overview.png")]
+    assert files == [f"figures/{n:06d}/{name}" for n in range(2) for name in names]
     alone = tmp_path / "alone"
-    arguments = ["heads", "--model", str(tiny_folder), "-t", text, "--select", "1.2", "--out", str(alone), "-q"]
-    assert CliRunner().invoke(app, arguments).exit_code == 0
-    for name in ("overview.png", "heads/L01H02.png"):
+    drawn = ("--figures", figures, "--select", "1.2", "--out", str(alone))
+    call("heads", "--model", str(tiny_folder), "-t", text, *drawn, "-q").ok()
+    for name in names:
         drawn = (out / "figures" / "000000" / name).read_bytes()
         assert b"iTXtCommand\0" in drawn
         assert without_command((alone / name).read_bytes()) == without_command(drawn)
@@ -216,16 +236,15 @@ def test_ids_and_tokens_never_become_paths(tmp_path: Path, tiny_folder: Path) ->
 
 
 def test_jsonl_on_stdout_is_one_object_a_text(
-    tmp_path: Path, tiny_folder: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, tiny_folder: Path, tiny: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    texts = some_texts(5)
-    corpus = jsonl(tmp_path / "c.jsonl", [*texts, ""])
+    corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(5), ""])
     assert run(["batch", str(corpus), "--model", str(tiny_folder), "--to-stdout", "jsonl", "-q"]) == 1
     printed = capfd.readouterr()
     assert printed.err.splitlines() == ["1 item failed", f"failed: {corpus}, line 6: empty"]
     found = json_lines(printed.out.encode())
     out = tmp_path / "out"
-    run_folder(Job(LoadOptions(model=str(tiny_folder), device="cpu")), Corpus((str(corpus),)), out, {})
+    run_folder(Job(), Corpus((str(corpus),)), out, {}, loaded=tiny)
     for table in ("heads", "relations"):
         printed_rows = in_float32([row for one in found for row in one[table]])
         assert printed_rows == in_float32(without_item(rows(out, table)))
@@ -244,7 +263,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(tmp_path: Path, tiny_f
 def test_changed_options_are_refused_by_the_command(
     tmp_path: Path, tiny_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    out = batch(tmp_path, tiny_folder, ["the bank"])
+    out = written_by_batch(tmp_path, tiny_folder, ["the bank"])
     arguments = ["batch", str(tmp_path / "out.jsonl"), "--model", str(tiny_folder), "--out", str(out), "--top-k", "3"]
     assert run(arguments) == 2
     assert "top-k was '5', now '3'" in capfd.readouterr().err

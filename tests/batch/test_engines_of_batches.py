@@ -203,17 +203,19 @@ def test_a_long_text_is_read_by_what_is_faster_and_again_by_eager_where_that_doe
             assert_close(ours, theirs, atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
-def test_run_json_says_who_answered_what_also_after_another_run(tiny_folder, kernel, tmp_path):
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n".join(TEXTS))
-    job = Job(LoadOptions(str(tiny_folder), device="cpu"), shard_bytes=2**12)
+def test_run_json_says_who_answered_what_also_after_another_run(tiny, kernel, tmp_path):
+    corpus, texts = tmp_path / "corpus.txt", TEXTS[:4]
+    corpus.write_text("\n".join(texts))
+    job = Job(shard_bytes=2**12)
     windows: list[object] = []
-    run_folder(job, Corpus((str(corpus),)), tmp_path / "run", {}, stop=lambda: bool(windows), note=windows.append)
+    run_folder(
+        job, Corpus((str(corpus),)), tmp_path / "run", {}, loaded=tiny, stop=lambda: bool(windows), note=windows.append
+    )
     before = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert 0 < before["engines"]["numba"] < len(TEXTS)
-    run_folder(job, Corpus((str(corpus),)), tmp_path / "run", {})
+    assert 0 < before["engines"]["numba"] < len(texts)
+    run_folder(job, Corpus((str(corpus),)), tmp_path / "run", {}, loaded=tiny)
     said = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert said["engines"] == {"numba": len(TEXTS)}
+    assert said["engines"] == {"numba": len(texts)}
     assert said["answered_by"]["Entropy"] == said["answered_by"]["TopK"] == ["numba"]
     assert {name: said[name] for name in ("schema", "options")} == {
         name: before[name] for name in ("schema", "options")

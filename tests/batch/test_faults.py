@@ -1,5 +1,6 @@
 """What goes wrong from outside: kills, signals, full disks, closed pipes, a second run."""
 
+import errno
 import io
 import json
 import os
@@ -7,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from attnscope.batch.items import Item
 from attnscope.batch.job import DatasetOutput, Job
 from attnscope.batch.run import run_folder
 from attnscope.batch.shards import Shard
+from attnscope.batch.table_files import TableFile
 from attnscope.batch.worker import Worker
 from attnscope.batch.writers import MOST_WAITING, ShardWriter
 from attnscope.cli.batch_report import graceful_stop
@@ -29,7 +31,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.figures.pool import drawing_pool
 from attnscope.folder.claim import locked
 from attnscope.model.options import LoadOptions
-from helpers.command_line import HANGS
+from helpers.command_line import HANGS, call
 from helpers.corpora import content, jsonl, rows, some_texts
 from helpers.forks import Forked, forked
 
@@ -50,8 +52,60 @@ def killed(tmp_path: Path, model: Path, texts: int, kills: int, seed: int) -> No
         assert [name for name in whole if found[name] != whole[name]] == []
 
 
+@pytest.mark.e2e
 def test_killed_at_random_moments_the_dataset_is_the_same_byte_for_byte(tmp_path: Path, tiny_folder: Path) -> None:
     killed(tmp_path, tiny_folder, texts=12, kills=5, seed=1)
+
+
+class Killed(BaseException):
+    """Stands for a kill: whoever would tidy up does not."""
+
+
+def files_of(run: Callable[[Path], object], folder: Path) -> dict[str, bytes]:
+    run(folder)
+    return content(folder)
+
+
+@pytest.mark.parametrize("where", ["rename", "journal"])
+def test_broken_off_the_dataset_is_the_same_byte_for_byte(
+    tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """In this process: an exception at a rename, or amid a line of the journal, and nothing is tidied behind it."""
+    corpus = jsonl(tmp_path / "corpus.jsonl", [*some_texts(4, longest=12), ""])
+
+    def run(folder: Path) -> None:
+        job = Job(shard_bytes=6_000)
+        run_folder(job, Corpus((str(corpus),)), folder, {"model": "tiny"}, loaded=tiny)
+
+    moved: list[Path] = []
+    real, at = os.replace, [0]
+
+    def replace(source: Path, target: Path) -> None:
+        moved.append(Path(target))
+        if len(moved) == at[0]:
+            raise Killed
+        real(source, target)
+
+    def append(path: Path, values: Any) -> None:
+        with path.open("ab") as stream:
+            stream.write(b"0123456789abcdef {half a li")
+        raise Killed
+
+    monkeypatch.setattr(os, "replace", replace)
+    whole = files_of(run, tmp_path / "whole")
+    steps = len(moved)
+    assert sum(name.startswith("relations/") for name in whole) > 2
+    monkeypatch.setattr(ShardWriter, "abandon", lambda self: None)
+    with monkeypatch.context() as patch:
+        moved[:], at[0] = [], steps // 2 if where == "rename" else 0
+        if where == "journal":
+            patch.setattr("attnscope.batch.journal.append", append)
+        with pytest.raises(Killed):
+            run(tmp_path / "again")
+    at[0] = 0
+    again = files_of(run, tmp_path / "again")
+    assert again.keys() == whole.keys()
+    assert [name for name in whole if again[name] != whole[name]] == []
 
 
 @pytest.mark.slow
@@ -59,7 +113,40 @@ def test_killed_at_fifty_random_moments(tmp_path: Path, tiny_folder: Path) -> No
     killed(tmp_path, tiny_folder, texts=70, kills=50, seed=2)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_a_signal_ends_the_command_and_the_same_command_goes_on(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    """It comes while the second window is measured."""
+    corpus, out, heard = jsonl(tmp_path / "corpus.jsonl", some_texts(9, longest=9)), tmp_path / "out", list[int]()
+    monkeypatch.setattr("attnscope.batch.worker.WINDOW_TEXTS", 3)
+    measure = Worker.measure
+
+    def signalled(self: Worker, *given: Any) -> Any:
+        heard.append(number)
+        if len(heard) == 2:
+            signal.raise_signal(number)
+        return measure(self, *given)
+
+    monkeypatch.setattr(Worker, "measure", signalled)
+    arguments = ("batch", str(corpus), "--model", str(tiny_folder), "--tables", "heads", "--out", str(out))
+    before = signal.getsignal(number)
+    stopped = call(*arguments)
+    assert (stopped.code, signal.getsignal(number)) == (code, before)
+    said = stopped.err.splitlines()
+    assert said[0].startswith("stopping after this batch")
+    assert "the same command resumes" in said[-1]
+    kept = [row["item"] for row in rows(out, "texts")]
+    assert kept in ([0, 1, 2], [0, 1, 2, 3, 4, 5])
+    call(*arguments).ok()
+    assert [row["item"] for row in rows(out, "heads")] == [item for item in range(9) for _ in range(16)]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_signal_finishes_the_batch_and_the_same_command_goes_on(
     tmp_path: Path, tiny_folder: Path, number: int, code: int
 ) -> None:
@@ -251,7 +338,7 @@ def test_a_second_run_on_the_same_folder_is_refused(tmp_path: Path, tiny_folder:
 
 
 def test_a_closed_pipe_ends_silently(tmp_path: Path, tiny_folder: Path) -> None:
-    corpus = jsonl(tmp_path / "corpus.jsonl", some_texts(150))
+    corpus = jsonl(tmp_path / "corpus.jsonl", some_texts(60))
     arguments = ("batch", corpus, "--model", tiny_folder, "--to-stdout", "jsonl", "--tables", "heads", "-q")
     run = Forked(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert run.stdout is not None
@@ -275,6 +362,30 @@ def mounted(disk: Path, options: str) -> Iterator[None]:
         subprocess.run(["umount", disk], check=True)
 
 
+def test_a_write_without_room_stops_cleanly_and_the_run_goes_on(
+    tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, written = Job(shard_bytes=12_000), list[str]()
+    reading, real = Corpus((str(jsonl(tmp_path / "corpus.jsonl", some_texts(6, longest=12))),)), TableFile.write
+
+    def full(self: TableFile, table: Any) -> None:
+        written.append(self.name)
+        if len(written) == 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out")
+        real(self, table)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TableFile, "write", full)
+        with pytest.raises(UsageError, match="No space left on device"):
+            run_folder(job, reading, tmp_path / "out", {}, loaded=tiny)
+    assert len((tmp_path / "out" / "journal.jsonl").read_bytes().splitlines()) == 1
+    assert not list((tmp_path / "out" / ".partial").glob("*"))
+    run_folder(job, reading, tmp_path / "out", {}, loaded=tiny)
+    run_folder(job, reading, tmp_path / "whole", {}, loaded=tiny)
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+@pytest.mark.e2e
 def test_a_full_disk_stops_cleanly_and_the_run_goes_on_when_there_is_room(tmp_path: Path, tiny_folder: Path) -> None:
     disk = tmp_path / "disk"
     corpus = jsonl(tmp_path / "corpus.jsonl", some_texts(120))
@@ -314,11 +425,11 @@ def test_memory_that_runs_out_halves_the_batch_and_fails_only_the_giant(
         return real(loaded, prompts, request, **how)
 
     monkeypatch.setattr(worker, "observe", small_machine)
-    texts = [*some_texts(40, longest=8), "the bank " * 100]
+    texts = [*some_texts(16, longest=8), "the bank " * 100]
     corpus = jsonl(tmp_path / "corpus.jsonl", texts)
     job = Job(LoadOptions(model=str(tiny_folder), device="cpu"))
     journal, tally = run_folder(job, Corpus((str(corpus),)), tmp_path / "out", {})
-    assert [(one.item, one.reason) for one in journal.failures()] == [(40, "memory ran out, with this text alone")]
-    assert tally.texts == 40
-    assert [row["item"] for row in rows(tmp_path / "out", "texts")] == list(range(40))
+    assert [(one.item, one.reason) for one in journal.failures()] == [(16, "memory ran out, with this text alone")]
+    assert tally.texts == 16
+    assert [row["item"] for row in rows(tmp_path / "out", "texts")] == list(range(16))
     assert max(sizes) > 120  # it was tried

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import attnscope
@@ -14,8 +15,8 @@ from attnscope.errors import ModelError
 from attnscope.model.loaded import LoadedModel
 from attnscope.observation import Observation
 from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
-from helpers.command_line import Result, call
-from helpers.corpora import content, rows, written
+from helpers.command_line import Result
+from helpers.corpora import batch, content, rows, written
 from helpers.picture_models import picture, saved
 from helpers.rows import json_lines
 from helpers.sounds import samples, saved_whisper, write_wav
@@ -62,9 +63,9 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return attnscope.load(saved("llava", tmp_path_factory.mktemp("models")), device="cpu")
 
 
-def batch(corpus: Path, model: LoadedModel | str, out: Path, *flags: str) -> Result:
+def batch_all(corpus: Path, model: LoadedModel | str, out: Path, *flags: str) -> Result:
     name = model if isinstance(model, str) else str(model.source_folder)
-    return call("batch", str(corpus), "-m", name, "--out", str(out), "-q", "--top-k", "all", *flags)
+    return batch(corpus, name, out, "--top-k", "all", *flags)
 
 
 def failures(out: Path) -> dict[str, str]:
@@ -86,17 +87,18 @@ def check(out: Path, item: str, seen: Observation, kinds: Sequence[str]) -> None
             row = heads[kind, head.layer, head.head]
             assert row["entropy"] == pytest.approx(head.score["entropy"], abs=1e-5)
     assert {row["stack"] for row in of_item["relations"]} == set(kinds)
+    expected = []
     for row in of_item["relations"]:
         one = seen.of(row["stack"])
-        weight = one.weights[row["layer"]][row["head"], row["query"], row["key"]]
-        assert row["weight"] == pytest.approx(float(weight), abs=1e-5)
+        expected.append(float(one.weights[row["layer"]][row["head"], row["query"], row["key"]]))
         assert row["query_token"] == one.queries.tokens[row["query"]]
         assert row["key_token"] == one.keys.tokens[row["key"]]
+    np.testing.assert_allclose([row["weight"] for row in of_item["relations"]], expected, rtol=0, atol=1e-5)
 
 
 def test_every_sound_is_read_as_alone(place: Path, whisper: LoadedModel, tmp_path: Path) -> None:
     flags = ("--audio-field", "sound", "--target-field", "text")
-    assert batch(place / "sounds.jsonl", whisper, tmp_path / "out", *flags).code == 1
+    assert batch_all(place / "sounds.jsonl", whisper, tmp_path / "out", *flags).code == 1
     for record in (SOUNDS[0], SOUNDS[2]):
         seen = attnscope.capture(whisper, audio=place / str(record["sound"]), target=record["text"])
         check(tmp_path / "out", str(record["id"]), seen, (ENCODER, DECODER, CROSS))
@@ -112,7 +114,7 @@ def test_every_sound_is_read_as_alone(place: Path, whisper: LoadedModel, tmp_pat
 def test_a_target_of_a_sound_is_generated_as_alone(place: Path, whisper: LoadedModel, tmp_path: Path) -> None:
     corpus = tmp_path / "sounds.csv"  # absolute paths, and no text
     corpus.write_text(f"id,sound\na,{place / 'sounds' / 'low.wav'}\n")
-    batch(corpus, whisper, tmp_path / "out", "--audio-field", "sound", "--select", "cross").ok()
+    batch_all(corpus, whisper, tmp_path / "out", "--audio-field", "sound", "--select", "cross").ok()
     seen = attnscope.capture(whisper, audio=place / "sounds" / "low.wav")
     [text] = rows(tmp_path / "out", "texts")
     assert (text["target"], text["target_tokens"]) == ("".join(seen.queries.plain).strip(), len(seen.queries))
@@ -121,7 +123,7 @@ def test_a_target_of_a_sound_is_generated_as_alone(place: Path, whisper: LoadedM
 
 def test_every_picture_is_read_beside_its_text_as_alone(place: Path, llava: LoadedModel, tmp_path: Path) -> None:
     flags = ("--picture-field", "seen", "--summary")
-    assert batch(place / "pictures.jsonl", llava, tmp_path / "out", *flags).code == 1
+    assert batch_all(place / "pictures.jsonl", llava, tmp_path / "out", *flags).code == 1
     for record in (PICTURES[0], PICTURES[2]):
         named = record["seen"] if isinstance(record["seen"], list) else [record["seen"]]
         seen = attnscope.capture(llava, record["text"], picture=[place / str(name) for name in named])
@@ -136,7 +138,7 @@ def test_tokens_of_a_picture_are_asked_about(place: Path, llava: LoadedModel, tm
     corpus = tmp_path / "pictures.csv"  # a list in a cell is JSON
     corpus.write_text(f'id,text,seen\na,the river,"[""{place / "field.png"}""]"\n')
     flags = ("--picture-field", "seen", "--query", "last", "--key", "img", "--spans", "what=img", "--spans", "it=river")
-    batch(corpus, llava, tmp_path / "out", *flags).ok()
+    batch_all(corpus, llava, tmp_path / "out", *flags).ok()
     seen = attnscope.capture(llava, "the river", picture=place / "field.png", query="last", key="img")
     found = rows(tmp_path / "out", "heads")
     assert [row["mass"] for row in found] == pytest.approx([one.score["mass"] for one in seen.heads], abs=1e-5)
@@ -148,18 +150,18 @@ def test_characters_of_a_record_are_of_a_text_alone(place: Path, llava: LoadedMo
     corpus = tmp_path / "pictures.jsonl"
     record = {"id": "a", "text": "the river", "seen": str(place / "field.png"), "spans": {"it": [[4, 9]]}}
     corpus.write_text(json.dumps(record))
-    assert batch(corpus, llava, tmp_path / "out", "--picture-field", "seen", "--spans", "it").code == 1
+    assert batch_all(corpus, llava, tmp_path / "out", "--picture-field", "seen", "--spans", "it").code == 1
     assert "characters of a text that is read alone" in failures(tmp_path / "out")["a"]
 
 
 def test_a_run_that_was_cut_off_goes_on(place: Path, whisper: LoadedModel, tmp_path: Path) -> None:
     flags = ("--audio-field", "sound", "--target-field", "text", "--tables", "heads")
-    batch(place / "sounds.jsonl", whisper, tmp_path / "out", *flags)
+    batch_all(place / "sounds.jsonl", whisper, tmp_path / "out", *flags)
     whole = content(tmp_path / "out" / "heads")
     (tmp_path / "out" / "journal.jsonl").write_text("")  # as if it had been killed before its first shard was whole
-    batch(place / "sounds.jsonl", whisper, tmp_path / "out", *flags)
+    batch_all(place / "sounds.jsonl", whisper, tmp_path / "out", *flags)
     assert content(tmp_path / "out" / "heads") == whole
-    changed = batch(place / "sounds.jsonl", whisper, tmp_path / "out", "--audio-field", "other", *flags[2:])
+    changed = batch_all(place / "sounds.jsonl", whisper, tmp_path / "out", "--audio-field", "other", *flags[2:])
     assert (changed.code, "audio-field was 'sound', now 'other'" in changed.err) == (2, True)
 
 
@@ -172,9 +174,9 @@ def test_a_model_that_does_not_read_them_is_refused_in_a_line(
     ):
         with pytest.raises(ModelError, match=said):
             Worker(Job(**how), attnscope.load("demo"))
-    done = batch(place / "pictures.jsonl", llava, tmp_path / "tri", "--picture-field", "seen", "--matrices")
+    done = batch_all(place / "pictures.jsonl", llava, tmp_path / "tri", "--picture-field", "seen", "--matrices")
     assert (done.code, "leave out --matrices" in done.err) == (2, True)
-    done = batch(place / "pictures.jsonl", whisper, tmp_path / "out")
+    done = batch_all(place / "pictures.jsonl", whisper, tmp_path / "out")
     assert done.code == 3
     assert done.err.count("\n") == 1
     assert "--audio-field NAME" in done.err
@@ -191,6 +193,6 @@ def test_a_model_that_does_not_read_them_is_refused_in_a_line(
     ],
 )
 def test_what_does_not_go_together_is_refused(flags: Sequence[str], says: str, tmp_path: Path) -> None:
-    done = batch(tmp_path / "corpus.jsonl", "demo", tmp_path / "out", *flags)
+    done = batch_all(tmp_path / "corpus.jsonl", "demo", tmp_path / "out", *flags)
     assert done.code == 2
     assert says in done.err

@@ -36,7 +36,16 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("block", blocks("sh"), ids=lambda block: " ".join(block.split()[:6]))
+def quick(block: str) -> bool:
+    """What is one command or two in processes that are forked; the rest is tried under e2e."""
+    return block != blocks("sh")[0] and not re.search(r"--figures|--config|\|", block)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(block, marks=[] if quick(block) else [pytest.mark.e2e]) for block in blocks("sh")],
+    ids=lambda block: " ".join(block.split()[:6]),
+)
 def test_shell_block(place: Path, block: str) -> None:
     missing = [name for name in PROGRAMS if re.search(rf"(^|\|\s*|\n){name} ", block) and not shutil.which(name)]
     if missing:

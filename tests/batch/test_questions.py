@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from helpers.command_line import Result, call
-from helpers.corpora import rows, written
+from helpers.command_line import call
+from helpers.corpora import batch, rows, written
 from helpers.rows import json_lines
 
 TEXTS = ("the bank by the river", "a river bank", "no such word here at all", "bank bank bank")
@@ -21,6 +21,7 @@ RECORDS = [
     {"id": "f", "text": "the bank", "asks": "last", "of": ["bank"]},
     {"id": "g", "text": "the bank", "asks": "last", "of": "/(/"},
 ]
+HEADS = ("--tables", "heads")
 FIELDS = ("--query-field", "asks", "--key-field", "of")
 FAILURES = {
     "c": "'bank' is not in the text",
@@ -35,8 +36,12 @@ def corpus(tmp_path: Path) -> Path:
     return written(tmp_path / "corpus.jsonl", RECORDS)
 
 
-def batch(corpus: Path, model: Path, out: Path, *flags: str) -> Result:
-    return call("batch", str(corpus), "--model", str(model), "--out", str(out), "--tables", "heads", "-q", *flags)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """A dataset for which each record said what is asked."""
+    out = tmp_path_factory.mktemp("made") / "out"
+    assert batch(written(out.with_name("c.jsonl"), RECORDS), tiny_folder, out, *HEADS, *FIELDS).code == 1
+    return out
 
 
 def alone(model: Path, record: dict[str, Any], *flags: str) -> list[dict[str, Any]]:
@@ -47,19 +52,19 @@ def alone(model: Path, record: dict[str, Any], *flags: str) -> list[dict[str, An
     return sorted(found, key=lambda row: (row["layer"], row["kv_head"], row["head"] or 0))
 
 
-@pytest.mark.parametrize("flags", [(), ("--by", "kv"), ("--engine", "fused"), ("--set", "batch_tokens=1")])
+@pytest.mark.parametrize("flags", [(), ("--by", "kv"), ("--engine", "fused", "--set", "batch_tokens=1")])
 def test_a_text_has_the_mass_that_it_has_alone_and_what_means_nothing_fails_alone(
     tmp_path: Path, tiny_folder: Path, corpus: Path, flags: tuple[str, ...]
 ) -> None:
     out = tmp_path / "out"
-    assert batch(corpus, tiny_folder, out, *FIELDS, *flags).code == 1
+    assert batch(corpus, tiny_folder, out, *HEADS, *FIELDS, *flags).code == 1
     found = rows(out, "heads")
     for record in RECORDS:
         mine = [row for row in found if row["id"] == record["id"]]
         if record["id"] in FAILURES:
             assert mine == []
             continue
-        expected = alone(tiny_folder, record, *(flag for flag in flags if flag not in ("--set", "batch_tokens=1")))
+        expected = alone(tiny_folder, record, *flags[:2])
         assert len(mine) == len(expected) > 0
         for row, one in zip(mine, expected, strict=True):
             assert [row[name] for name in ("layer", "head", "role")] == [
@@ -73,9 +78,8 @@ def test_a_text_has_the_mass_that_it_has_alone_and_what_means_nothing_fails_alon
     assert {one["id"]: one["reason"][: len(FAILURES[one["id"]])] for one in failures} == FAILURES
 
 
-def test_the_positions_are_in_texts_as_the_grammar_takes_them(tmp_path: Path, tiny_folder: Path, corpus: Path) -> None:
-    batch(corpus, tiny_folder, tmp_path / "out", *FIELDS)
-    found = {row["id"]: (row["query"], row["key"], row["note"]) for row in rows(tmp_path / "out", "texts")}
+def test_the_positions_are_in_texts_as_the_grammar_takes_them(made: Path, tiny_folder: Path) -> None:
+    found = {row["id"]: (row["query"], row["key"], row["note"]) for row in rows(made, "texts")}
     assert found == {"a": ("5", "2", None), "b": ("3", "1-2", None), "d": ("3", "4", None)}
     call("heads", "--model", str(tiny_folder), "-t", "a river bank", "--query", "3", "--key", "1-2", "-q").ok()
 
@@ -84,11 +88,11 @@ def test_the_same_words_for_all_texts_and_what_was_found_in_another_way_is_noted
     tmp_path: Path, tiny_folder: Path, corpus: Path
 ) -> None:
     out = tmp_path / "out"
-    batch(corpus, tiny_folder, out, "--key", "riv", "--define", "riv=/rive/")
+    batch(corpus, tiny_folder, out, *HEADS, "--key", "riv", "--define", "riv=/rive/")
     [first, second] = rows(out, "texts")
     assert (first["key"], second["key"]) == ("5", "2")
     assert "query" not in first
-    batch(corpus, tiny_folder, tmp_path / "part", "--query", "ank")
+    batch(corpus, tiny_folder, tmp_path / "part", *HEADS, "--query", "ank")
     assert {row["note"] for row in rows(tmp_path / "part", "texts")} == {
         "'ank' is not a whole word of the text: parts of words were taken"
     }
@@ -97,15 +101,17 @@ def test_the_same_words_for_all_texts_and_what_was_found_in_another_way_is_noted
 
 def test_a_folder_is_held_to_the_question(tmp_path: Path, tiny_folder: Path, corpus: Path) -> None:
     out = tmp_path / "out"
-    batch(corpus, tiny_folder, out, "--query", "last", "--key", "bank")
-    assert batch(corpus, tiny_folder, out, "--query", "last", "--key", "bank").code == 1  # goes on: one text failed
-    changed = batch(corpus, tiny_folder, out, "--query", "last", "--key", "river")
+    batch(corpus, tiny_folder, out, *HEADS, "--query", "last", "--key", "bank")
+    assert (
+        batch(corpus, tiny_folder, out, *HEADS, "--query", "last", "--key", "bank").code == 1
+    )  # goes on: one text failed
+    changed = batch(corpus, tiny_folder, out, *HEADS, "--query", "last", "--key", "river")
     assert changed.code == 2
     assert "key was 'bank', now 'river'" in changed.err
 
 
 def test_without_a_question_nothing_is_more(tmp_path: Path, tiny_folder: Path, corpus: Path) -> None:
-    batch(corpus, tiny_folder, tmp_path / "out")
+    batch(corpus, tiny_folder, tmp_path / "out", *HEADS)
     [heads] = (tmp_path / "out" / "heads").iterdir()
     [texts] = (tmp_path / "out" / "texts").iterdir()
     assert not {"mass", "uniform"} & set(pq.read_table(heads).column_names)
@@ -114,9 +120,12 @@ def test_without_a_question_nothing_is_more(tmp_path: Path, tiny_folder: Path, c
 
 
 @pytest.mark.parametrize("format", ["csv", "jsonl", "parquet"])
-def test_every_format_has_the_columns(tmp_path: Path, tiny_folder: Path, corpus: Path, format: str) -> None:
-    batch(corpus, tiny_folder, tmp_path / "out", *FIELDS, "--format", format)
-    [path] = (tmp_path / "out" / "heads").iterdir()
+def test_every_format_has_the_columns(tmp_path: Path, tiny_folder: Path, corpus: Path, made: Path, format: str) -> None:
+    out = made
+    if format != "parquet":
+        out = tmp_path / "out"
+        batch(corpus, tiny_folder, out, *HEADS, *FIELDS, "--format", format)
+    [path] = (out / "heads").iterdir()
     names = {
         "csv": lambda: path.read_text().splitlines()[0].replace('"', "").split(","),
         "jsonl": lambda: list(json.loads(path.read_text().splitlines()[0])),
@@ -143,7 +152,7 @@ def test_a_stream_says_them_too(tiny_folder: Path, corpus: Path) -> None:
 def test_what_cannot_be_meant_is_refused_at_once(
     tmp_path: Path, tiny_folder: Path, corpus: Path, flags: tuple[str, ...], message: str
 ) -> None:
-    done = batch(corpus, tiny_folder, tmp_path / "out", *flags)
+    done = batch(corpus, tiny_folder, tmp_path / "out", *HEADS, *flags)
     assert done.code == 2
     assert message in done.err
     assert not (tmp_path / "out").exists()

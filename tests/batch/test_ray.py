@@ -8,12 +8,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from attnscope.batch import cluster
+from attnscope.batch.cluster import Cluster, _waits_for, check_room, started, waiting_said
 from attnscope.batch.corpus import Corpus
 from attnscope.batch.items import Item
 from attnscope.batch.job import DatasetOutput, Job
@@ -28,29 +33,72 @@ from attnscope.observe import Request
 from helpers.command_line import HANGS
 from helpers.corpora import content, jsonl, rows, some_texts
 
-ray = pytest.importorskip("ray")
-from attnscope.batch.cluster import Cluster, _waits_for, check_room, started, waiting_said  # noqa: E402
-
 ONE_THREAD = {"env_vars": {"OMP_NUM_THREADS": "1"}}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def none_behind() -> Iterator[None]:
-    """Leave no Ray behind."""
-    yield
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """Ray itself; none is left behind."""
+    ray = pytest.importorskip("ray")
+    yield ray
     ray.shutdown()
 
 
 @pytest.fixture
-def stopped() -> Iterator[None]:
+def stopped(ray: Any) -> Iterator[None]:
     """No Ray before and after."""
     ray.shutdown()
     yield
     ray.shutdown()
 
 
+class Shards:
+    """Stands for a Ray dataset: what Ray does on its nodes is done here, and what travels is pickled."""
+
+    def __init__(self, blocks: Callable[[], Iterator[pa.Table]], options: dict[str, Any]) -> None:
+        self.blocks, self.options = blocks, options
+
+    def map_batches(self, actor: type, **how: Any) -> "Shards":
+        made = pickle.loads(pickle.dumps(how.pop("fn_constructor_kwargs")))
+        return Shards(lambda: map(actor(**made), self._batches(how["batch_size"])), self.options | how)
+
+    def _batches(self, size: int) -> Iterator[dict[str, list[bytes]]]:
+        for block in self.blocks():
+            assert len(block) == size
+            yield pickle.loads(pickle.dumps(block.to_pydict()))
+
+    def iter_rows(self) -> Iterator[dict[str, bytes]]:
+        for batch in self.blocks():
+            assert self.options["num_cpus"] == 0
+            yield from ({"record": one} for one in batch["record"])
+
+
+class RayError(Exception):
+    """Stands for every error of Ray's own."""
+
+
 @pytest.fixture
-def local() -> None:
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module that stands for Ray, with a cluster of two cores in this process."""
+    parts = {name: ModuleType(name) for name in ("ray", "ray.data", "ray.data.block", "ray.data.datasource")}
+    for name, part in parts.items():
+        monkeypatch.setitem(sys.modules, name, part)
+    ray, data = parts["ray"], parts["ray.data"]
+    context = SimpleNamespace()
+    ray.data, ray.init = data, lambda **options: None
+    ray.exceptions = SimpleNamespace(RayError=RayError)
+    ray.cluster_resources = lambda: {"CPU": 2.0}
+    data.DataContext = SimpleNamespace(get_current=lambda: context)
+    data.Datasource = object
+    data.ActorPoolStrategy = lambda size: ("actors", size)
+    data.read_datasource = lambda source, **how: Shards(source.get_read_tasks(1)[0], how)
+    parts["ray.data.block"].BlockMetadata = lambda *sizes: None
+    parts["ray.data.datasource"].ReadTask = lambda blocks, metadata: blocks
+    return ray
+
+
+@pytest.fixture
+def local(ray: Any) -> None:
     """A cluster of two cores, both free: the one of the test before where there is one."""
     if not ray.is_initialized():
         ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=ONE_THREAD)
@@ -65,18 +113,39 @@ def job_of(model: Path, shard_bytes: int) -> Job:
     return Job(LoadOptions(model=str(model), device="cpu"), request, output=output, shard_bytes=shard_bytes)
 
 
-def test_one_node_writes_the_same_files(tmp_path: Path, tiny_folder: Path, local: None) -> None:
-    corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(40), ""])
-    job, reading = job_of(tiny_folder, 40_000), Corpus((str(corpus),))
+@pytest.mark.parametrize(
+    ("cluster", "texts"), [("pretended", 4), pytest.param("local", 40, marks=pytest.mark.e2e)], ids=["pretended", "ray"]
+)
+def test_one_node_writes_the_same_files(
+    tmp_path: Path, tiny_folder: Path, cluster: str, texts: int, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue(cluster)
+    corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(texts - 1), "the fox", ""])
+    job, reading = job_of(tiny_folder, 1_000 * texts), Corpus((str(corpus),))
     run_folder(job, reading, tmp_path / "here", {})
     journal, tally = run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster(actors=1))
-    assert (tally.texts, tally.failed) == (40, 1)
+    assert (tally.texts, tally.failed) == (texts, 1)
     assert len(journal.records) > 3
     assert same(tmp_path / "here", tmp_path / "ray")
     assert {path.parent.name for path in (tmp_path / "ray").glob("*/part-*")} == {*job.output.names}
     assert tally.lacking["place"] == sum(record.lacking.get("place", 0) for record in journal.records.values()) > 0
     here, there = (write_summary(tmp_path / name, job.output).read_bytes() for name in ("here", "ray"))
     assert here == there
+
+
+def test_a_pretended_node_does_nothing_twice_and_a_strict_run_ends_at_a_bad_item(
+    tmp_path: Path, tiny_folder: Path, pretended: Any
+) -> None:
+    corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(2, longest=5), ""])
+    job, reading = job_of(tiny_folder, 4_000), Corpus((str(corpus),))
+    run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster())
+    before = content(tmp_path / "ray")
+    assert run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster())[1].texts == 0
+    assert content(tmp_path / "ray") == before
+    with pytest.raises(InputError, match="line 3: empty"):
+        run_folder(replace(job, strict=True), reading, tmp_path / "strict", {}, cluster=Cluster())
+    with pytest.raises(UsageError, match="3 actors take 3 CPUs, and the cluster has 2; give num_actors=2"):
+        run_folder(job, reading, tmp_path / "more", {}, cluster=Cluster(actors=3))
 
 
 @pytest.mark.slow
@@ -92,7 +161,7 @@ def test_a_finished_run_does_nothing_twice_and_a_strict_one_ends_at_a_bad_item(
 
 
 @pytest.mark.slow
-def test_every_core_may_have_an_actor_and_no_more(tmp_path: Path, tiny_folder: Path, local: None) -> None:
+def test_every_core_may_have_an_actor_and_no_more(tmp_path: Path, tiny_folder: Path, ray: Any, local: None) -> None:
     corpus = jsonl(tmp_path / "c.jsonl", some_texts(30))
     job, reading = job_of(tiny_folder, 40_000), Corpus((str(corpus),))
     run_folder(job, reading, tmp_path / "here", {})
@@ -204,9 +273,8 @@ def test_an_actor_is_killed_while_it_draws(tmp_path: Path, tiny_folder: Path, st
 
 
 def test_what_ray_cannot_mend_is_begun_again_and_given_up_without_progress(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pretended: Any
 ) -> None:
-    from attnscope.batch import cluster
 
     texts = [Item(n, "f", n + 1, str(n), "a") for n in range(3)]
     done = [Record(n, 1, 1, 1, digest([texts[n]])) for n in range(3)]
@@ -216,11 +284,9 @@ def test_what_ray_cannot_mend_is_begun_again_and_given_up_without_progress(
         def iter_rows(self) -> Iterator[dict[str, bytes]]:
             for record in runs.pop(0):
                 yield {"record": pickle.dumps(cluster.Reply(record))}
-            raise ray.exceptions.RayActorError
+            raise RayError
 
     monkeypatch.setattr(cluster, "_dataset", lambda *arguments: Rows())
-    monkeypatch.setattr(cluster, "started", lambda where: ray)
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
     journal = Journal(tmp_path)
     with pytest.raises(AttnscopeError, match=r"the Ray cluster fails: .*; check its nodes"):
         cluster.run_on_ray(Run(Job(), Corpus(()), [], tmp_path, journal), Cluster())
@@ -228,7 +294,7 @@ def test_what_ray_cannot_mend_is_begun_again_and_given_up_without_progress(
     assert len(runs) == 2  # the third attempt was the first without progress
 
 
-def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path: Path, tiny_folder: Path) -> None:
+def test_a_cluster_that_is_not_there_is_said_at_once(pretended: Any) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -236,14 +302,14 @@ def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path: Path, tiny_folder
             started(Cluster(address))
 
 
-def test_what_ray_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ray_refuses_is_said(monkeypatch: pytest.MonkeyPatch, pretended: Any) -> None:
     handler = signal.getsignal(signal.SIGTERM)
 
     def init(**options: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Ray's own does
         raise RuntimeError("Version mismatch: the cluster was started with\nRay: 2.9")
 
-    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(pretended, "init", init)
     with pytest.raises(UsageError, match="Ray does not take auto: Version mismatch: the cluster was started with; see"):
         started(Cluster("auto"))
     assert signal.getsignal(signal.SIGTERM) == handler
@@ -280,7 +346,7 @@ def ancestors(process: int) -> Iterator[int]:
 
 @pytest.mark.slow
 def test_a_worker_and_then_a_node_are_killed_and_nothing_is_lost_or_doubled(
-    tmp_path: Path, tiny_folder: Path, stopped: None
+    tmp_path: Path, tiny_folder: Path, ray: Any, stopped: None
 ) -> None:
     from ray.cluster_utils import Cluster as Nodes
 
@@ -320,7 +386,7 @@ def test_a_worker_and_then_a_node_are_killed_and_nothing_is_lost_or_doubled(
 
 
 @pytest.mark.slow
-def test_sigterm_ends_a_run_on_ray_and_the_same_command_goes_on(tmp_path: Path, tiny_folder: Path) -> None:
+def test_sigterm_ends_a_run_on_ray_and_the_same_command_goes_on(tmp_path: Path, tiny_folder: Path, ray: Any) -> None:
     corpus, out = jsonl(tmp_path / "c.jsonl", some_texts(3000, longest=60)), tmp_path / "out"
     command = [sys.executable, "-m", "attnscope", "batch", str(corpus), "--model", str(tiny_folder), "--out", str(out)]
     command += ["--ray", "local", "--set", "shard_size=1", "--device", "cpu"]

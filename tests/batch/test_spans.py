@@ -16,12 +16,13 @@ from attnscope.batch.job import DatasetOutput, Job
 from attnscope.batch.run import run_folder
 from attnscope.batch.spans import given_spans
 from attnscope.errors import InputError
+from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observe import Request
 from attnscope.text.prompt import from_text
-from helpers.command_line import Result, call
-from helpers.corpora import jsonl, rows, some_texts, written
+from helpers.command_line import call
+from helpers.corpora import batch, jsonl, rows, some_texts, written
 from helpers.folders import saved
 from helpers.own import attentions
 from helpers.rows import json_lines
@@ -32,6 +33,7 @@ RECORDS: list[dict[str, Any]] = [
     {"id": "c", "text": "the quick fox"},
     {"id": "d", "text": "a Mary at the lake", "spans": {"subject": [[14, 18]], "place": []}},
 ]
+HEADS = ("--tables", "heads")
 SPANS = ("--spans", "subject=Mary", "--spans", "place", "--spans", "end=-2:")
 POSITIONS = {  # counted by hand in what `attnscope tokens` lists
     "a": {"subject": "1-2,17-18", "place": "7-8", "end": "17-18"},
@@ -39,10 +41,6 @@ POSITIONS = {  # counted by hand in what `attnscope tokens` lists
     "c": {"subject": None, "place": None, "end": "4-5"},
     "d": {"subject": "6", "place": None, "end": "5-6"},  # the record's own word goes before what all texts mean
 }
-
-
-def batch(corpus: Path, model: Path, out: Path, *flags: str) -> Result:
-    return call("batch", str(corpus), "--model", str(model), "--out", str(out), "--tables", "heads", "-q", *flags)
 
 
 @pytest.fixture
@@ -61,10 +59,8 @@ def places(spelled: str | None) -> list[int]:
     return [at for run in runs for at in range(int(run[0]), int(run[-1]) + 1)]
 
 
-def matrices(folder: Path, text: str) -> dict[tuple[int, int], list[list[float]]]:
+def matrices(loaded: LoadedModel, text: str) -> dict[tuple[int, int], list[list[float]]]:
     """The model's own, by layer and head, rows of queries."""
-    loaded = load(LoadOptions(model=str(folder), device="cpu"))
-    loaded.model.set_attn_implementation("eager")
     layers = attentions(loaded.model, loaded.tokenizer(text)["input_ids"])
     return {(at, head): rows_QK.tolist() for at, heads in enumerate(layers) for head, rows_QK in enumerate(heads)}
 
@@ -79,18 +75,30 @@ def mean_masses(rows_QK: list[list[float]], query: list[int], key: list[int], wi
     return [sum(part) / len(counted) for part in zip(*counted, strict=True)] or [None, None]
 
 
-@pytest.mark.parametrize(("model", "window"), [("tiny_folder", 10**6), ("windowed_folder", 4)])
-@pytest.mark.parametrize("flags", [("--engine", "eager"), ("--engine", "fused", "--set", "batch_tokens=1")])
+EAGER, FUSED = ("--engine", "eager"), ("--engine", "fused", "--set", "batch_tokens=1")
+
+
+@pytest.mark.parametrize(
+    ("model", "window", "flags"),
+    [
+        ("tiny_folder", 10**6, EAGER),
+        ("windowed_folder", 4, FUSED),
+        pytest.param("tiny_folder", 10**6, FUSED, marks=pytest.mark.e2e),
+        pytest.param("windowed_folder", 4, EAGER, marks=pytest.mark.e2e),
+    ],
+)
 def test_every_span_has_its_mass_on_every_span(
     tmp_path: Path, corpus: Path, model: str, window: int, flags: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
     folder: Path = request.getfixturevalue(model)
-    batch(corpus, folder, tmp_path / "out", *SPANS, *flags).ok()
+    batch(corpus, folder, tmp_path / "out", *HEADS, *SPANS, *flags).ok()
     assert {row["id"]: json.loads(row["positions"]) for row in rows(tmp_path / "out", "texts")} == POSITIONS
     found = iter(rows(tmp_path / "out", "spans"))
+    loaded = load(LoadOptions(model=str(folder), device="cpu"))
+    loaded.model.set_attn_implementation("eager")
     for record in RECORDS:
         tokens = {name: places(said) for name, said in POSITIONS[record["id"]].items()}
-        for (layer, head), rows_QK in matrices(folder, record["text"]).items():
+        for (layer, head), rows_QK in matrices(loaded, record["text"]).items():
             for q, k in product(tokens, tokens):
                 row = next(found)
                 who = (row["id"], row["layer"], row["head"], row["kv_head"], row["query_span"], row["key_span"])
@@ -106,7 +114,7 @@ def test_it_is_the_mass_of_query_and_key(tmp_path: Path, tiny_folder: Path, corp
     """Averaged over kv heads, and of chosen heads, too."""
     asked = ("--define", "subject=Mary", "--define", "end=last", "--query", "end", "--key", "subject")
     flags = ("--by", "kv", "--select", "1.*,3.2", "--spans", "subject,end")
-    batch(written(corpus, RECORDS[:2]), tiny_folder, tmp_path / "out", *asked, *flags).ok()
+    batch(written(corpus, RECORDS[:2]), tiny_folder, tmp_path / "out", *HEADS, *asked, *flags).ok()
     found = rows(tmp_path / "out", "spans")
     pairs = [row for row in found if (row["query_span"], row["key_span"]) == ("end", "subject")]
     heads = rows(tmp_path / "out", "heads")
@@ -165,7 +173,7 @@ def test_character_ranges_are_not_of_a_chat(tiny: Any) -> None:
 
 def test_bad_spans_are_failures_and_the_rest_goes_on(tmp_path: Path, tiny_folder: Path, corpus: Path) -> None:
     records = [{"text": "the bank", "spans": {"subject": [[0, 99]], "other": "x"}}, {"text": "the bank"}]
-    assert batch(written(corpus, records), tiny_folder, tmp_path / "out", "--spans", "subject").code == 1
+    assert batch(written(corpus, records), tiny_folder, tmp_path / "out", *HEADS, "--spans", "subject").code == 1
     [failure] = json_lines((tmp_path / "out" / "failures.jsonl").read_bytes())
     assert failure["reason"] == "span 'subject': [0, 99] is not a range of the text's 8 characters"
     assert [row["item"] for row in rows(tmp_path / "out", "texts")] == [1]
@@ -177,7 +185,7 @@ def test_spans_in_csv_and_parquet(tmp_path: Path, tiny_folder: Path) -> None:
         csv.writer(stream).writerows([["text", "spans"], *(["the bank", json.dumps(one)] for one in given)])
     pq.write_table(pa.table({"text": ["the bank"] * 3, "spans": given}), tmp_path / "c.parquet")
     for name in ("c.csv", "c.parquet"):
-        batch(tmp_path / name, tiny_folder, tmp_path / f"{name}.out", "--spans", "subject=the").ok()
+        batch(tmp_path / name, tiny_folder, tmp_path / f"{name}.out", *HEADS, "--spans", "subject=the").ok()
         found = [json.loads(row["positions"])["subject"] for row in rows(tmp_path / f"{name}.out", "texts")]
         assert found == ["2", "1", None]
 
@@ -185,7 +193,7 @@ def test_spans_in_csv_and_parquet(tmp_path: Path, tiny_folder: Path) -> None:
 def test_what_was_cut_off_is_not_there(tmp_path: Path, tiny_folder: Path, corpus: Path) -> None:
     records = [{"text": "the bank of the river", "spans": {"head": [[0, 12]], "tail": [[16, 21]]}}]
     flags = ("--spans", "head,tail", "--max-tokens", "3")
-    batch(written(corpus, records), tiny_folder, tmp_path / "out", *flags).ok()
+    batch(written(corpus, records), tiny_folder, tmp_path / "out", *HEADS, *flags).ok()
     [row] = rows(tmp_path / "out", "texts")
     assert json.loads(row["positions"]) == {"head": "1-2", "tail": None}
 
@@ -196,7 +204,7 @@ def test_every_text_is_cut(
 ) -> None:
     records = [{"id": "long", "text": "the bank of the river"}, {"id": "short", "text": "the bank"}]
     flags = ("--max-tokens", "4", *truncate)
-    batch(written(corpus, records), tiny_folder, tmp_path / "out", *flags).ok()
+    batch(written(corpus, records), tiny_folder, tmp_path / "out", *HEADS, *flags).ok()
     found = {row["id"]: (row["tokens"], row["removed_tokens"]) for row in rows(tmp_path / "out", "texts")}
     assert found == {"long": (4, 2), "short": (3, 0)}
     ids = tiny.tokenizer(records[0]["text"])["input_ids"]
@@ -205,7 +213,7 @@ def test_every_text_is_cut(
     alone = call("heads", "--model", str(tiny_folder), *given)
     expected = [json.loads(line)["entropy"] for line in alone.out.splitlines()]
     assert [row["entropy"] for row in rows(tmp_path / "out", "heads")][:16] == pytest.approx(expected, abs=1e-5)
-    other = batch(corpus, tiny_folder, tmp_path / "out", "--max-tokens", "5", *truncate)
+    other = batch(corpus, tiny_folder, tmp_path / "out", *HEADS, "--max-tokens", "5", *truncate)
     assert (other.code, "max-tokens was 4, now 5" in other.err) == (2, True)
 
 
@@ -225,29 +233,28 @@ def test_every_text_is_cut(
 def test_what_cannot_be_meant_is_refused_at_once(
     tmp_path: Path, tiny_folder: Path, corpus: Path, flags: tuple[str, ...], message: str
 ) -> None:
-    done = batch(corpus, tiny_folder, tmp_path / "out", *flags)
+    done = batch(corpus, tiny_folder, tmp_path / "out", *HEADS, *flags)
     assert (done.code, message in done.err) == (2, True), done.err
     assert not list(tmp_path.glob("out/*/part-*"))
 
 
-def one_window(job: Job, corpus: Corpus, folder: Path) -> bool:
+def one_window(job: Job, corpus: Corpus, folder: Path, tiny: LoadedModel) -> bool:
     """Whether a run that is stopped at the end of a window had more to do."""
     noted: list[Any] = []
-    return run_folder(job, corpus, folder, {}, stop=lambda: bool(noted), note=noted.append)[1].stopped
+    return run_folder(job, corpus, folder, {}, loaded=tiny, stop=lambda: bool(noted), note=noted.append)[1].stopped
 
 
-def test_going_on_gives_the_same_rows(tmp_path: Path, tiny_folder: Path) -> None:
-    corpus = Corpus((str(jsonl(tmp_path / "c.jsonl", some_texts(40))),))
+def test_going_on_gives_the_same_rows(tmp_path: Path, tiny: LoadedModel) -> None:
+    corpus = Corpus((str(jsonl(tmp_path / "c.jsonl", some_texts(6, longest=15))),))
     request = Request(define={"start": "1", "end": "last"}, spans=("start", "end"))
     output = DatasetOutput(tables=("heads",), spans=("start", "end"))
-    load_options = LoadOptions(model=str(tiny_folder), device="cpu")
-    job = Job(load_options, request, output=output, shard_bytes=30_000, batch_tokens=128)
-    run_folder(job, corpus, tmp_path / "whole", {})
+    job = Job(request=request, output=output, shard_bytes=5_000, batch_tokens=128)
+    run_folder(job, corpus, tmp_path / "whole", {}, loaded=tiny)
     stops = 0
-    while one_window(job, corpus, tmp_path / "parts"):
+    while one_window(job, corpus, tmp_path / "parts", tiny):
         stops += 1
     assert stops == len(list((tmp_path / "parts" / "spans").iterdir())) > 2
     whole, parts = (rows(tmp_path / name, "spans") for name in ("whole", "parts"))
-    assert len(whole) == 40 * 16 * 4
+    assert len(whole) == 6 * 16 * 4
     assert [{**row, "mass": None} for row in parts] == [{**row, "mass": None} for row in whole]
     assert [row["mass"] or 0 for row in parts] == pytest.approx([row["mass"] or 0 for row in whole], abs=1e-5)

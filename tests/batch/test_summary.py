@@ -18,7 +18,7 @@ from attnscope.batch.summary import write_summary
 from attnscope.errors import UsageError
 from attnscope.folder.claim import locked
 from attnscope.measure.metrics import METRICS
-from attnscope.model.options import LoadOptions
+from attnscope.model.loaded import LoadedModel
 from attnscope.observe import Request
 from attnscope.study.statistics import means
 from helpers.command_line import Result, call
@@ -32,19 +32,25 @@ def output(format: str = "parquet") -> DatasetOutput:
     return DatasetOutput(("heads",), format, chosen=("key",), spans=("place", "end"))
 
 
-def dataset(folder: Path, model: Path, format: str = "parquet", shard_bytes: int = 50_000) -> Path:
+def dataset(folder: Path, tiny: LoadedModel, format: str = "parquet", shard_bytes: int = 50_000) -> Path:
     corpus = jsonl(folder.with_suffix(".jsonl"), [*some_texts(TEXTS), "", "the end"])
     request = Request(key="last", define={"place": "bank", "end": "last"}, spans=("place", "end"))
-    load = LoadOptions(model=str(model), device="cpu")
-    run_folder(Job(load, request, output=output(format), shard_bytes=shard_bytes), Corpus((str(corpus),)), folder, {})
+    job = Job(request=request, output=output(format), shard_bytes=shard_bytes)
+    run_folder(job, Corpus((str(corpus),)), folder, {}, loaded=tiny)
     return folder
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    folder = dataset(tmp_path_factory.mktemp("summary") / "parts", tiny_folder)
+def made(tmp_path_factory: pytest.TempPathFactory, tiny: LoadedModel) -> Path:
+    folder = dataset(tmp_path_factory.mktemp("summary") / "parts", tiny)
     assert len(list((folder / "heads").iterdir())) > 2
     return folder
+
+
+@pytest.fixture(scope="module")
+def summed(made: Path) -> Path:
+    """The summary of it."""
+    return write_summary(made, output())
 
 
 def expected(rows: pd.DataFrame, metric: str, by: list[str]) -> pd.DataFrame:
@@ -52,8 +58,8 @@ def expected(rows: pd.DataFrame, metric: str, by: list[str]) -> pd.DataFrame:
     return pd.DataFrame({"mean": grouped.mean(), "texts": grouped.count()}).reset_index()
 
 
-def test_it_has_the_mean_of_every_number_of_heads_and_spans(made: Path) -> None:
-    path = write_summary(made, output())
+def test_it_has_the_mean_of_every_number_of_heads_and_spans(made: Path, summed: Path) -> None:
+    path = summed
     assert path == made / "summary.parquet"
     assert pq.read_schema(path).metadata[b"attnscope.schema"] == b"summary/2"
     table = pq.read_table(path)
@@ -77,8 +83,8 @@ def test_it_has_the_mean_of_every_number_of_heads_and_spans(made: Path) -> None:
     assert of_heads[of_heads["metric"] != "mass"]["uniform"].isna().all()
 
 
-def test_its_intervals_are_of_texts_and_none_stands_under_32(made: Path) -> None:
-    found = pq.read_table(write_summary(made, output())).to_pandas()
+def test_its_intervals_are_of_texts_and_none_stands_under_32(made: Path, summed: Path) -> None:
+    found = pq.read_table(summed).to_pandas()
     heads = pd.read_parquet(made / "heads")
     for metric in ("sink", "duplicate_token"):
         values = heads.pivot(index="item", columns=WHO, values=metric).to_numpy()
@@ -94,11 +100,11 @@ def test_its_intervals_are_of_texts_and_none_stands_under_32(made: Path) -> None
 
 
 @pytest.mark.parametrize("format", ["csv", "jsonl"])
-def test_every_format_gives_the_same(tmp_path: Path, tiny_folder: Path, made: Path, format: str) -> None:
-    folder = dataset(tmp_path / "out", tiny_folder, format, shard_bytes=2**20)
+def test_every_format_gives_the_same(tmp_path: Path, tiny: LoadedModel, summed: Path, format: str) -> None:
+    folder = dataset(tmp_path / "out", tiny, format, shard_bytes=2**20)
     path = write_summary(folder, output(format))
     found = pd.read_csv(path) if format == "csv" else pd.read_json(path, lines=True)
-    wanted = pq.read_table(write_summary(made, output())).to_pandas()
+    wanted = pq.read_table(summed).to_pandas()
     assert list(found.columns) == list(wanted.columns)
     for name in wanted:
         if wanted[name].dtype.kind in "if":
@@ -107,12 +113,14 @@ def test_every_format_gives_the_same(tmp_path: Path, tiny_folder: Path, made: Pa
             assert found[name].fillna("").tolist() == wanted[name].fillna("").tolist()
 
 
-def test_metric_by_metric_and_again_it_is_the_same_file(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metric_by_metric_and_again_it_is_the_same_file(
+    made: Path, summed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[int] = []
-    first = write_summary(made, output(), told.append).read_bytes()
-    assert sum(told) == len(METRICS) + 2
+    first = summed.read_bytes()
     monkeypatch.setattr(summary, "HELD", 1)
-    assert write_summary(made, output()).read_bytes() == first
+    assert write_summary(made, output(), told.append).read_bytes() == first
+    assert sum(told) == len(METRICS) + 2
 
 
 def test_a_text_in_which_a_layer_is_not_heard_counts_for_the_others() -> None:

@@ -1,6 +1,7 @@
 """A corpus through an encoder-decoder: as `heads` has it for each text and target, in all three stacks."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from attnscope.batch.job import Job
 from attnscope.batch.worker import Worker
 from attnscope.errors import ModelError
 from attnscope.stacks import CROSS, DECODER, ENCODER
-from helpers.command_line import Result, call
-from helpers.corpora import rows, written
+from helpers.command_line import call
+from helpers.corpora import batch, rows, written
 from helpers.folders import with_tokenizer
 from helpers.rows import json_lines
 from helpers.stack_families import own, tiny
@@ -52,8 +53,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(written(tmp_path_factory.mktemp("corpus") / "corpus.jsonl", RECORDS))
 
 
-def batch(corpus: str, model: str, out: Path, *flags: str) -> Result:
-    return call("batch", corpus, "-m", model, "--out", str(out), "-q", *flags)
+@pytest.fixture(scope="module")
+def given(models: dict[str, str], corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of the corpus with its targets, and a summary."""
+    out = tmp_path_factory.mktemp("given") / "out"
+    assert batch(corpus, models["t5"], out, "--target-field", "said", "--summary").code == 1
+    return out
 
 
 def alone(command: str, model: str, record: dict[str, Any], *flags: str) -> list[dict[str, Any]]:
@@ -71,19 +76,18 @@ def check_alike(found: Sequence[dict[str, Any]], expected: Sequence[dict[str, An
             assert row[name] == (pytest.approx(value, abs=1e-5) if isinstance(value, float) else value), name
 
 
-def test_every_text_has_the_rows_that_it_has_alone(models: dict[str, str], corpus: str, tmp_path: Path) -> None:
-    assert batch(corpus, models["t5"], tmp_path / "out", "--target-field", "said").code == 1
-    heads, relations = (rows(tmp_path / "out", table) for table in ("heads", "relations"))
+def test_every_text_has_the_rows_that_it_has_alone(models: dict[str, str], given: Path) -> None:
+    heads, relations = (rows(given, table) for table in ("heads", "relations"))
     for record in RECORDS:
         mine, related = ([row for row in table if row["id"] == record["id"]] for table in (heads, relations))
         if record["id"] in FAILURES:
             assert mine == related == []
             continue
-        given = ("--target", record["said"])
-        check_alike(mine, alone("heads", models["t5"], record, *given))
+        target = ("--target", record["said"])
+        check_alike(mine, alone("heads", models["t5"], record, *target))
         if record["id"] == "a":
-            check_alike(related, alone("relations", models["t5"], record, *given))
-    failures = json_lines((tmp_path / "out" / "failures.jsonl").read_bytes())
+            check_alike(related, alone("relations", models["t5"], record, *target))
+    failures = json_lines((given / "failures.jsonl").read_bytes())
     assert {one["id"]: one["reason"] for one in failures} == FAILURES
 
 
@@ -125,23 +129,21 @@ def test_a_target_that_no_record_gives_is_generated_as_heads_does_and_said_so(
 
 
 def test_a_run_that_was_cut_off_goes_on_and_has_the_rows_of_a_whole_one(
-    models: dict[str, str], corpus: str, tmp_path: Path
+    models: dict[str, str], corpus: str, given: Path, tmp_path: Path
 ) -> None:
-    flags = ("--target-field", "said", "--tables", "heads", "--summary")
-    batch(corpus, models["t5"], tmp_path / "whole", *flags)
-    batch(corpus, models["t5"], tmp_path / "parts", *flags)
+    shutil.copytree(given, tmp_path / "parts")
+    flags = ("--target-field", "said", "--summary")
     journal = tmp_path / "parts" / "journal.jsonl"
     journal.write_text("")  # as if it had been killed before its first shard was whole
     batch(corpus, models["t5"], tmp_path / "parts", *flags)
-    whole, parts = (rows(tmp_path / name, "heads") for name in ("whole", "parts"))
-    check_alike(parts, whole)
+    check_alike(rows(tmp_path / "parts", "heads"), rows(given, "heads"))
     assert json.loads((tmp_path / "parts" / "run.json").read_text())["targets"] == {"given": 4}
-    changed = batch(corpus, models["t5"], tmp_path / "parts", "--tables", "heads")
+    changed = batch(corpus, models["t5"], tmp_path / "parts")
     assert changed.code == 2
     assert "target-field was 'said', now None" in changed.err
 
 
-@pytest.mark.parametrize("format", ["parquet", "csv", "jsonl"])
+@pytest.mark.parametrize("format", ["parquet", "csv", pytest.param("jsonl", marks=pytest.mark.e2e)])
 def test_the_summary_has_a_mean_per_stack(format: str, models: dict[str, str], corpus: str, tmp_path: Path) -> None:
     flags = ("--target-field", "said", "--tables", "heads", "--summary", "--format", format)
     assert batch(corpus, models["t5"], tmp_path / "out", *flags).code == 1
@@ -158,13 +160,26 @@ def test_the_summary_has_a_mean_per_stack(format: str, models: dict[str, str], c
     assert summary[(summary.metric == "self") & (summary.stack == CROSS)]["mean"].isna().all()
 
 
-def test_pictures_lie_in_a_folder_per_stack(models: dict[str, str], corpus: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("drawn_here")
+@pytest.mark.parametrize(
+    ("figures", "name"), [("heads", "heads/L00H00"), pytest.param("overview", "overview", marks=pytest.mark.e2e)]
+)
+def test_pictures_lie_in_a_folder_per_stack(models: dict[str, str], tmp_path: Path, figures: str, name: str) -> None:
     one = tmp_path / "one.jsonl"
     one.write_text(json.dumps(RECORDS[0]))
-    flags = ("--target-field", "said", "--figures", "overview", "--tables", "heads")
+    flags = (
+        "--target-field",
+        "said",
+        "--figures",
+        figures,
+        "--tables",
+        "heads",
+        "--select",
+        "enc.0.0,dec.0.0,cross.0.0",
+    )
     batch(str(one), models["t5"], tmp_path / "out", *flags).ok()
     drawn = {path.relative_to(tmp_path / "out").as_posix() for path in tmp_path.rglob("*.png")}
-    assert drawn == {f"figures/000000/{kind}/overview.png" for kind in KINDS}
+    assert drawn == {f"figures/000000/{kind}/{name}.png" for kind in KINDS}
 
 
 def test_tokens_and_spans_are_of_each_stacks_texts(models: dict[str, str], corpus: str, tmp_path: Path) -> None:

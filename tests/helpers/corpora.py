@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from helpers.command_line import Result, call
+
 WORDS = ("the", "bank", "river", "is", "on", "日本", "said", "quick", "fox", "=1+1", '"quoted"', "a,b", "naïve", "😀")
 
 
@@ -26,6 +28,11 @@ def written(path: Path, records: Iterable[Mapping[str, Any]]) -> Path:
 def jsonl(path: Path, texts: list[str], **fields: Any) -> Path:
     """A corpus with ids and a field."""
     return written(path, ({"id": f"t{i}", "text": text, "n": i, **fields} for i, text in enumerate(texts)))
+
+
+def batch(corpus: Path | str, model: Path | str, out: Path, *flags: str) -> Result:
+    """Run the command over a corpus, in this process and without its talk."""
+    return call("batch", str(corpus), "--model", str(model), "--out", str(out), "-q", *flags)
 
 
 def rows(folder: Path, table: str) -> list[dict[str, Any]]:

@@ -182,7 +182,12 @@ def test_random_sets_say_how_many_they_are_and_of_which_heads(tmp_path):
     assert random_sets(every) == "14"
     assert "drawn from all heads" in every.err
     assert json.loads((tmp_path / "ablation.json").read_text())["controls"] == "all"
-    none = call(*asked, "--random", "0", columns=140)
+
+
+def test_without_random_sets_nothing_is_said_of_them():
+    none = call(
+        "ablate", "demo", "--select", "3.0-1", "--sequences", "2", "--format", "table", "--random", "0", columns=140
+    )
     assert (none.code, "random sets are drawn" in none.err) == (0, False)
 
 

@@ -19,16 +19,19 @@ from attnscope.show.budgets import save_budgets
 from helpers.budgeted import budgeted
 from helpers.families import tiny_model
 
-PERIOD, TEXTS = 50, 32
+TEXTS = 32
 INDUCTION, OTHERS = "3.0-1", "0-2,3.2-5"
 BANK = "the bank of the river, the bank of the river, the bank"
 TOKENS = 15
 
 
-def repeated(seed):
-    """Begin token and twice 50 distinct random ids; the second copy alone is measured."""
-    drawn = torch.randperm(800, generator=torch.Generator().manual_seed(seed))[:PERIOD] + 100
-    return {"text": [1, *drawn.tolist(), *drawn.tolist()], "at": PERIOD}
+def repeated(seed, period):
+    """Begin token and twice so many distinct random ids; the second copy alone is measured."""
+    drawn = torch.randperm(800, generator=torch.Generator().manual_seed(seed))[:period] + 100
+    return {"text": [1, *drawn.tolist(), *drawn.tolist()], "at": period}
+
+
+PERIODS = pytest.mark.parametrize("period", [25, pytest.param(50, marks=pytest.mark.e2e)])  # 50 in the docs
 
 
 def looped_loss(demo, ids, keep, chosen=lambda module, head: True, end=0):
@@ -38,11 +41,12 @@ def looped_loss(demo, ids, keep, chosen=lambda module, head: True, end=0):
     return cross_entropy(logits, torch.tensor(ids[1:]), reduction="none").double()
 
 
-def test_a_window_costs_the_induction_heads_and_no_others(demo):
+@PERIODS
+def test_a_window_costs_the_induction_heads_and_no_others(demo, period):
     """What was measured is in docs/budgets.md."""
-    texts = [repeated(seed) for seed in range(TEXTS)]
+    texts = [repeated(seed, period) for seed in range(TEXTS)]
     found = {
-        name: attnscope.knockout(demo, texts, keep="stream:4+32", select=heads).table().to_pylist()[0]
+        name: attnscope.knockout(demo, texts, keep=f"stream:4+{period * 32 // 50}", select=heads).table().to_pylist()[0]
         for name, heads in {"induction": INDUCTION, "others": OTHERS}.items()
     }
     assert found["induction"]["low"] > 5
@@ -170,14 +174,16 @@ def test_a_kv_group_has_a_budget_as_a_whole(demo):
     assert alone[1]["effect"] > alone[0]["effect"] + 0.1
 
 
-def test_over_texts_the_upper_end_of_the_interval_decides(demo):
-    texts = [repeated(seed) for seed in range(TEXTS)]
-    found = attnscope.knockout(demo, texts, keep="stream:4+40", over="layers")
+@PERIODS
+def test_over_texts_the_upper_end_of_the_interval_decides(demo, period):
+    texts = [repeated(seed, period) for seed in range(TEXTS)]
+    keep = f"stream:4+{period * 40 // 50}"
+    found = attnscope.knockout(demo, texts, keep=keep, over="layers")
     [row] = [row for row in found.table().to_pylist() if row["layer"] == 3]
     assert row["effect"] < row["high"]
     between = (row["effect"] + row["high"]) / 2
-    assert {layer for layer, _ in found.bearing("stream:4+40", between)} == {0, 1, 2}
-    assert {layer for layer, _ in found.bearing("stream:4+40", row["high"] + 1e-6)} == {0, 1, 2, 3}
+    assert {layer for layer, _ in found.bearing(keep, between)} == {0, 1, 2}
+    assert {layer for layer, _ in found.bearing(keep, row["high"] + 1e-6)} == {0, 1, 2, 3}
 
 
 def test_heads_are_written_as_short_as_they_can_be():

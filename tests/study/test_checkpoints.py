@@ -30,7 +30,7 @@ LATER = "89abcdef" * 5
 def hub(tmp_path_factory):
     """A hub with two checkpoints of a tiny model."""
     root = tmp_path_factory.mktemp("hub")
-    shape = {"vocab_size": 2000, "max_position_embeddings": 32, "num_hidden_layers": 2}
+    shape = {"vocab_size": 2000, "max_position_embeddings": 32, "num_hidden_layers": 1}
     early, late = (saved(root / str(seed), seed=seed, **shape) for seed in (0, 1))
     with serve(early, {LATER: late}) as fake, pytest.MonkeyPatch.context() as patch:
         patch.setattr(constants, "ENDPOINT", fake.url)
@@ -93,7 +93,8 @@ def alone(monkeypatch):
     gc.enable()
 
 
-def test_each_checkpoint_is_scanned_and_all_are_shown(hub, alone, tmp_path):
+def test_each_checkpoint_is_scanned_and_all_are_shown(hub, alone, tmp_path, monkeypatch):
+    monkeypatch.setattr("attnscope.calls.scan.save_probes", lambda *given: None)  # drawn in test_scan
     asked = ["scan", "owner/tiny", "--revision", f"main, {LATER}", "--sequences", "2", "--probe", "sink"]
     result = call(*asked, "--out", str(tmp_path), columns=160).ok()
     assert alone == [0, 0]

@@ -13,6 +13,7 @@ from attnscope.seam.projection import gated_projections
 from attnscope.study.ablation.direct import direct_effects
 from attnscope.study.ablation.way import way_to_logits
 from attnscope.study.atlas.copying import copying_of
+from helpers.families import few
 from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
 
 GRANITE = {"residual_multiplier": 0.22, "logits_scaling": 8.0, "embedding_multiplier": 12.0}
@@ -117,7 +118,7 @@ def frozen(norm, x, part, centred, beside_1):
     return (norm.weight.double() + beside_1) * part / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
-@pytest.mark.parametrize("model_type", SPELLED)
+@pytest.mark.parametrize("model_type", few(SPELLED, also=("granite", "cohere", "glm4", "afmoe", *FACTORS)))
 def test_a_direct_effect_is_what_a_head_adds_to_the_centred_logit(model_type):
     one = SPELLED[model_type]
     model = roused_model(model_type, **one.overrides)

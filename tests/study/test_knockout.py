@@ -269,29 +269,37 @@ def test_a_kv_group_is_cut_whole_where_one_of_its_heads_is_chosen(demo):
 
 
 def test_texts_have_intervals_from_32_on_and_each_its_own_tokens(demo, tmp_path):
-    records = []
+    records, late = [], {3: range(6)}
     for seed in range(32):
         text, answer, edge = repeated(seed)
         records.append({"text": text, "key": edge, "answer": [answer]})
-    found = attnscope.knockout(demo, records, over="layers", random=3, out=tmp_path)
-    rows = found.table().to_pylist()
-    assert [row["n"] for row in rows] == [32] * 4
-    last = rows[3]
+    found = attnscope.knockout(demo, records, over="layers", select="3", random=1, out=tmp_path)
+    [last] = found.table().to_pylist()
+    assert last["n"] == 32
     assert 8 < last["low"] < last["effect"] < last["high"]
     assert last["p"] < 0.01
-    assert rows[0]["p"] > 0.01
     assert last["percentile_distance"] == 100
-    assert (last["n_distance"], last["queries"], last["keys"]) == (3, None, None)
+    assert (last["n_distance"], last["queries"], last["keys"]) == (1, None, None)
     table = pq.read_table(tmp_path / "knockout.parquet")
     assert table.equals(found.table().cast(table.schema))
     facts = json.loads((tmp_path / "knockout.json").read_text())
     assert facts["texts"][5]["keys"] == [PERIOD]
     assert facts["intact"] == pytest.approx(found.intact_S.mean())
     said = []
-    again = knocked_out(demo, found.cases, CutPlan("layers", random=3), tmp_path, advance=said.append)
+    again = knocked_out(demo, found.cases, CutPlan("layers", late, "3", random=1), tmp_path, advance=said.append)
     assert again.table().equals(found.table())
+    assert said
     few = attnscope.knockout(demo, records[:4], over="layers", random=0)
     assert {row["low"] for row in few.table().to_pylist()} == {row["p"] for row in few.table().to_pylist()} == {None}
+
+
+@pytest.mark.e2e
+def test_over_all_layers_of_texts_the_last_alone_is_missed(demo):
+    records = [{"text": text, "key": edge, "answer": [answer]} for text, answer, edge in map(repeated, range(32))]
+    rows = attnscope.knockout(demo, records, over="layers", random=3).table().to_pylist()
+    assert [row["n"] for row in rows] == [32] * 4
+    assert rows[0]["p"] > 0.01 > rows[3]["p"]
+    assert (rows[3]["n_distance"], rows[3]["percentile_distance"]) == (3, 100)
 
 
 def test_shared_layers_measure_the_same(demo, monkeypatch):

@@ -18,7 +18,7 @@ from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
 from attnscope.stacks import DECODER
-from helpers.families import tiny_model
+from helpers.families import few, tiny_model
 from helpers.loops import looped
 
 TOKENS, AT = 10, (4, 6)
@@ -93,7 +93,7 @@ def passed(model, what, sets, ids):
 
 
 @pytest.mark.parametrize("what", WHAT)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", few(FAMILIES, also=("gemma3n_text",)))
 def test_a_patch_equals_a_plain_loop(family, what):
     """A head, of keys and values a kv group; each text patched from the other."""
     model = tiny_model(family)

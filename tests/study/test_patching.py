@@ -188,7 +188,7 @@ def pairs_of_ids(count):
 
 def test_pairs_have_intervals_from_32_on(demo, tmp_path):
     records = pairs_of_ids(32)
-    found = attnscope.patch(demo, records, over="heads", random=0, out=tmp_path)
+    found = attnscope.patch(demo, records, over="heads", select="3.0,3.4", random=0, out=tmp_path)
     rows = rows_of(found)
     induction, other = rows["L3H0"], rows["L3H4"]
     assert induction["n"] == 32
@@ -205,7 +205,7 @@ def test_pairs_have_intervals_from_32_on(demo, tmp_path):
     assert facts["pairs"][3]["partners"] == list(range(20))
     few = attnscope.patch(demo, records[:4], over="heads", select="3", random=0)
     assert {row["low"] for row in few.table().to_pylist()} == {row["p"] for row in few.table().to_pylist()} == {None}
-    expected = np.mean([found.effect(found.asked[18].patch)[:4]])
+    expected = np.mean([found.effect(found.asked[0].patch)[:4]])
     assert few.table()["effect"][0].as_py() == pytest.approx(expected, abs=1e-4)
     by_place = attnscope.patch(demo, records[:4], at="10,last", over="positions", random=0)
     assert list(rows_of(by_place)) == ["token 0", "token 1"]
@@ -239,8 +239,18 @@ def test_a_pair_that_differs_in_nothing_among_others_costs_exactly_0(demo):
         assert found.effect(one.patch)[0] != 0.0
 
 
-@pytest.mark.parametrize("over", ["heads", "kv", "layers", "positions", "layers,positions"])
-@pytest.mark.parametrize("method", ["measure", "gradient"])
+@pytest.mark.parametrize(
+    ("method", "over"),
+    [
+        *(("measure", over) for over in ("heads", "layers", "positions", "layers,positions")),
+        ("gradient", "kv"),
+        pytest.param("measure", "kv", marks=pytest.mark.e2e),
+        *(
+            pytest.param("gradient", over, marks=pytest.mark.e2e)
+            for over in ("heads", "layers", "positions", "layers,positions")
+        ),
+    ],
+)
 def test_a_picture_is_drawn(demo, over, method, tmp_path):
     found = attnscope.patch(demo, RIVER, FIELD, over=over, method=method, at="river,last", **ASKED)
     path = save_patching(found, tmp_path)

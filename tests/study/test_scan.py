@@ -36,10 +36,28 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def kept(demo, tmp_path_factory):
-    """The demo's atlas, and the folder it was written to."""
+def scanned(demo, tmp_path_factory):
+    """The demo's atlas of a fresh scan, and the folder it was written to."""
     folder = tmp_path_factory.mktemp("atlas")
     return scan_heads(demo, plan(demo), folder), folder
+
+
+@pytest.fixture(scope="module", params=["packed", pytest.param("scanned", marks=pytest.mark.e2e)])
+def kept(request, tmp_path_factory):
+    """The demo's atlas and a folder of it: that of the package, which a fresh scan is held against, and a fresh one."""
+    if request.param == "scanned":
+        return request.getfixturevalue("scanned")
+    folder = shutil.copytree(DEMO_FOLDER / "atlas", tmp_path_factory.mktemp("packed") / "atlas")
+    return read_back(folder), folder
+
+
+@pytest.fixture(scope="module")
+def some(demo, tmp_path_factory):
+    """A scan of three of the demo's trials, with what was planned and the folder."""
+    planned, folder = plan(demo), tmp_path_factory.mktemp("some")
+    short = [one for one in planned.trials if one.name in ("repeated p10", "offsets", "sink")]
+    planned = replace(planned, trials=short)
+    return scan_heads(demo, planned, folder), planned, folder
 
 
 def heads_of(roles):
@@ -53,7 +71,7 @@ def test_the_demos_heads_are_named(kept):
     assert heads_of(json.loads((folder / "atlas.json").read_text())["roles"]) == EXPECTED
 
 
-def test_the_atlas_in_the_package_is_of_its_weights_and_names_what_a_fresh_scan_names(kept, demo):
+def test_the_atlas_in_the_package_is_of_its_weights(demo):
     """`python scripts/demo_atlas.py` makes it again."""
     packed = read_back(DEMO_FOLDER / "atlas")
     assert packed.fits(demo) is True
@@ -61,9 +79,29 @@ def test_the_atlas_in_the_package_is_of_its_weights_and_names_what_a_fresh_scan_
         "model.safetensors": hashlib.sha256((DEMO_FOLDER / "model.safetensors").read_bytes()).hexdigest()
     }
     assert packed.facts["model"]["name"] == "demo"
-    assert packed.roles == kept[0].roles
+
+
+def test_some_of_its_trials_show_what_the_atlas_in_the_package_says(some):
+    found, planned, _ = some
+    packed = read_back(DEMO_FOLDER / "atlas")
+    shown = {(one.probe, one.against): one.effects for one in packed.findings}
+    assert len(found.findings) == sum(len(trial.contrasts) for trial in planned.trials) > 10
+    for one in found.findings:
+        for name in ("score", "null", "effect", "low", "high", "low_all", "high_all", "p", "n"):
+            fresh, before = getattr(one.effects, name), getattr(shown[one.probe, one.against], name)
+            np.testing.assert_allclose(fresh, before, atol=1e-3, err_msg=f"{one.probe} {name}")
+    assert found.facts["near_uniform"] == pytest.approx(packed.facts["near_uniform"], abs=1e-3)
+    assert found.facts["ids_sha256"] == packed.facts["ids_sha256"]
+    for place, names in found.roles.items():
+        assert set(names) == set(packed.roles[place]) - {"induction", "long-range-copying"}
+
+
+@pytest.mark.e2e
+def test_a_fresh_scan_names_what_the_atlas_in_the_package_names(scanned):
+    packed = read_back(DEMO_FOLDER / "atlas")
+    assert packed.roles == scanned[0].roles
     np.testing.assert_allclose(
-        [one.effects.score for one in packed.findings], [one.effects.score for one in kept[0].findings], atol=1e-3
+        [one.effects.score for one in packed.findings], [one.effects.score for one in scanned[0].findings], atol=1e-3
     )
 
 
@@ -98,6 +136,7 @@ def test_a_kept_atlas_reads_back_as_it_was(kept, tmp_path):
         read_back(tmp_path)
 
 
+@pytest.mark.e2e
 def test_a_stranger_has_no_induction_head(real_model_folder):
     if "stories" not in real_model_folder.name:
         pytest.skip("said of the other model")
@@ -137,10 +176,10 @@ def test_the_table_holds_every_contrast_of_every_head(kept):
     assert row["n"] == 64
 
 
-def test_a_scan_that_was_stopped_goes_on_and_ends_the_same(demo, kept, tmp_path, monkeypatch):
-    found, folder = kept
+def test_a_scan_that_was_stopped_goes_on_and_ends_the_same(demo, some, tmp_path, monkeypatch):
+    found, planned, folder = some
     shutil.copytree(folder / "readings", tmp_path / "readings")
-    left = sorted((tmp_path / "readings").glob("*.npz"))[-2:]  # of trials whose sequences are short
+    left = sorted((tmp_path / "readings").glob("*.npz"))[:1]
     for path in left:
         path.unlink()
     read_now = []
@@ -150,16 +189,15 @@ def test_a_scan_that_was_stopped_goes_on_and_ends_the_same(demo, kept, tmp_path,
         return read_trial(loaded, trial, *how)
 
     monkeypatch.setattr(scan_room, "read_trial", watched)
-    again = scan_heads(demo, plan(demo), tmp_path)
+    again = scan_heads(demo, planned, tmp_path)
     assert sorted(read_now) == [path.stem for path in left]
     assert again.table().equals(found.table())
     assert again.facts == found.facts
 
 
-def test_another_scan_is_not_mixed_in(demo, kept):
-    _, folder = kept
+def test_another_scan_is_not_mixed_in(demo, some):
     with pytest.raises(UsageError, match="holds another scan: seed, ids_sha256 differ"):
-        scan_heads(demo, plan(demo, seed=1), folder)
+        scan_heads(demo, plan(demo, seed=1), some[2])
 
 
 def test_the_pool_leaves_out_what_is_no_ordinary_token(demo):
@@ -177,16 +215,17 @@ def test_the_pool_leaves_out_what_is_no_ordinary_token(demo):
 SCALES, RUNS = (0.02, 0.1, 0.3), 20  # of a model's weights, and models of each
 
 
-def random_model(scale, seed, demo):
+def random_model(scale, seed, demo, **sizes):
     """The atlas of a decoder that has learned nothing."""
-    loaded = wrap(tiny_model("llama", seed=seed, initializer_range=scale, max_position_embeddings=128), demo.tokenizer)
+    sizes = {"initializer_range": scale, "max_position_embeddings": 128} | sizes
+    loaded = wrap(tiny_model("llama", seed=seed, **sizes), demo.tokenizer)
     return scan_heads(loaded, plan(loaded, seed=seed, pool=range(5, 90)))
 
 
 def test_one_random_model_names_nobody(demo):
-    found = random_model(0.1, 0, demo)
+    found = random_model(0.1, 0, demo, num_hidden_layers=2, max_position_embeddings=64)
     assert not any(found.roles.values())
-    assert len(found.facts["near_uniform"]) == 16
+    assert len(found.facts["near_uniform"]) == 8
 
 
 @pytest.mark.slow
@@ -210,14 +249,28 @@ def test_random_weights_name_nobody(demo):
 # the command
 
 
-def test_the_command_prints_and_writes(kept, tmp_path):
+def named_lines(result):
+    """What a scan prints of each head that it names: head and role."""
+    return [tuple(line.split()[:2]) for line in result.out.decode().splitlines() if re.match(r" L\dH\d ", line)]
+
+
+def expected_lines(atlas):
+    named = [(head, role) for head, roles in roles_by_head(atlas.roles).items() for role in roles]
+    return sorted([*named, ("L1H0", "near_uniform")])
+
+
+def test_the_command_prints_the_heads_that_are_named(kept, monkeypatch):
+    monkeypatch.setattr("attnscope.calls.scan.scan_heads", lambda *arguments, **how: kept[0])
+    result = call("scan", "demo", "-q", "--sequences", "2", columns=120).silent()
+    assert sorted(named_lines(result)) == expected_lines(kept[0])
+
+
+@pytest.mark.e2e
+def test_the_command_prints_and_writes(scanned, tmp_path):
     """From the readings of the same scan, which it would else make again."""
-    shutil.copytree(kept[1] / "readings", tmp_path / "a" / "readings")
+    shutil.copytree(scanned[1] / "readings", tmp_path / "a" / "readings")
     result = call("scan", "demo", "-q", "--out", str(tmp_path / "a"), columns=120).silent()
-    first = result.out.decode().splitlines()
-    named = [tuple(line.split()[:2]) for line in first if re.match(r" L\dH\d ", line)]
-    expected = [(head, role) for head, roles in roles_by_head(kept[0].roles).items() for role in roles]
-    assert sorted(named) == sorted([*expected, ("L1H0", "near_uniform")])
+    assert sorted(named_lines(result)) == expected_lines(scanned[0])
     assert (tmp_path / "a" / "atlas.parquet").exists()
 
 
@@ -274,24 +327,36 @@ def test_every_head_on_one_probe_on_request(kept, columns, monkeypatch, capsys):
 
 
 def test_what_it_would_take_is_said_before_anything_is_read(demo, tmp_path):
-    result = call("scan", "demo", "--dry-run", "--out", str(tmp_path / "a")).ok()
-    planned = plan(demo)
+    result = call("scan", "demo", "--dry-run", "--sequences", "4", "--out", str(tmp_path / "a")).ok()
+    planned = plan(demo, sequences=4)
     assert f"long-range-copying): {planned.tokens} tokens x 4 layers" in result.out.decode()
     assert not (tmp_path / "a").exists()
 
 
-def test_few_sequences_have_no_interval_and_no_role():
-    result = call("scan", "demo", "--sequences", "8", "-q", "--format", "jsonl")
-    rows = result.records
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """The command on two sequences, with --out and on a terminal; and its folder."""
+    folder = tmp_path_factory.mktemp("two")
+    shown = call("scan", "demo", "--sequences", "2", "--format", "table", "--out", str(folder), columns=80).ok()
+    return shown, folder
+
+
+def test_few_sequences_have_no_interval_and_no_role(two):
+    """A pipe has every probe, of the readings that lie there."""
+    rows = call("scan", "demo", "--sequences", "2", "--out", str(two[1]), "-q", "--format", "jsonl").silent().records
     assert {row["low_all"] for row in rows} == {None}
+    table = pq.read_table(two[1] / "atlas.parquet").to_pylist()
+    assert [row["score"] for row in rows] == pytest.approx([row["score"] for row in table], nan_ok=True)
+    assert json.loads((two[1] / "atlas.json").read_text())["roles"] == {}
+    assert (two[1] / "probes.png").exists()
 
 
-def test_whatever_is_named_is_said_with_its_condition(kept):
+def test_whatever_is_named_is_said_with_its_condition(kept, two):
     found, folder = kept
     said = {rule.role: rule.condition for rule in found.rules()}
     assert set(said) == {role for roles in found.roles.values() for role in roles} | {"near_uniform"}
     assert said.items() <= json.loads((folder / "atlas.json").read_text())["rules"].items()
-    result = call("scan", "demo", "--sequences", "2", "--format", "table", columns=80)  # no interval, so no role
+    result = two[0]  # no interval, so no role
     assert [line.split(":")[0] for line in result.err.splitlines() if "mean Jensen-Shannon" in line] == ["near_uniform"]
     assert not [line for line in result.err.splitlines() if "lower bound" in line]
     marked = next(line for line in result.out.decode().splitlines() if "L1H0" in line)

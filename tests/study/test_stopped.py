@@ -7,7 +7,6 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -22,9 +21,9 @@ from attnscope.study.ablation.effects import HeadSets, ablate_sets
 from attnscope.study.ablation.sets import head_set
 from attnscope.study.ablation.tasks import copy
 from attnscope.study.atlas import findings
-from attnscope.study.atlas.scan import plan, scan_heads
+from attnscope.study.atlas.scan import Plan, plan, scan_heads
 from helpers.command_line import call
-from helpers.forks import Forked
+from helpers.forks import HANGS, Forked
 
 SETS = [head_set("induction", {3: (0, 1)}), head_set("one", {1: (4,)})]
 Study = Callable[[Path], object]
@@ -41,9 +40,9 @@ def files_of(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def ablating(demo, monkeypatch) -> Study:
-    """An ablation of two chunks of sets, in a pass for each of four sequences."""
+    """An ablation of two chunks of sets, in a pass for each of three sequences."""
     monkeypatch.setattr("attnscope.intervene.passes.CPU_TOKENS", 4 * 101)
-    task, asked = copy(demo, sequences=4), HeadSets.of(SETS, demo.geometry, random=1)
+    task, asked = copy(demo, sequences=3), HeadSets.of(SETS, demo.geometry, random=1)
     return lambda folder: ablate_sets(demo, task, asked, folder=folder)
 
 
@@ -62,64 +61,135 @@ PASSES = {"ablating": (Passes, "run"), "scanning": (findings, "_pass")}
 class Stopping:
     """Stands for the pass: counts its calls, and is stopped in one of them by a signal."""
 
-    def __init__(self, monkeypatch: Any, study: str) -> None:
+    def __init__(self, monkeypatch: Any, study: str, way: BaseException | None = None) -> None:
         where, name = PASSES[study]
         self.calls, self.at, real = 0, 0, getattr(where, name)
 
         def counted(*args: Any) -> Any:
             self.calls += 1
             if self.calls == self.at:
-                raise signals.Stopped(signal.SIGINT)
+                raise way or signals.Stopped(signal.SIGINT)
             return real(*args)
 
         monkeypatch.setattr(where, name, counted)
 
 
-@pytest.fixture(params=PASSES)
+@pytest.fixture
 def study(request, monkeypatch) -> tuple[Study, Stopping]:
     return request.getfixturevalue(request.param), Stopping(monkeypatch, request.param)
 
 
-def test_wherever_it_is_stopped_it_ends_as_if_it_had_not_been(study, tmp_path):
+@pytest.fixture
+def unbroken(study, tmp_path) -> tuple[dict[str, str], int, int]:
+    """The files of a study that nothing stops, its passes, and how many of them are of no batch."""
     run, passes = study
     run(tmp_path / "whole")
     whole, calls = files_of(tmp_path / "whole"), passes.calls
     run(tmp_path / "whole")
     beside, passes.calls = passes.calls - calls, 0  # passes of no batch: whether sets can share layers
     assert calls - beside > 2 * len([name for name in whole if name.endswith(".npz")])  # several batches behind a part
-    for number in range(1, calls + 1):
-        folder, passes.calls, passes.at = tmp_path / str(number), 0, number
-        with pytest.raises(signals.Stopped) as stopped:
-            run(folder)
-        finished = max(0, number - 1 - beside)
-        if finished:
-            said = f"{finished} of {calls - beside} batches are kept in {folder}; the same command resumes from there"
-            assert stopped.value.kept == said
-        passes.calls, passes.at = 0, 0
+    return whole, calls, beside
+
+
+def stop(study: tuple[Study, Stopping], folder: Path, unbroken: tuple[dict[str, str], int, int], number: int) -> int:
+    """Stop it in the pass of this number; how many batches were finished, and are said to be kept."""
+    (run, passes), (_, calls, beside) = study, unbroken
+    passes.calls, passes.at = 0, number
+    with pytest.raises(signals.Stopped) as stopped:
         run(folder)
-        assert passes.calls == calls - finished
-        assert files_of(folder) == whole
+    finished = max(0, number - 1 - beside)
+    if finished:
+        said = f"{finished} of {calls - beside} batches are kept in {folder}; the same command resumes from there"
+        assert stopped.value.kept == said
+    else:
+        assert stopped.value.kept == "the same command starts again"
+    return finished
 
 
-COMMAND = ("ablate", "demo", "--select", "3.0-1", "--each", "--random", "9", "--sequences", "8", "-q", "--top", "99")
-SCAN = ("scan", "demo", "--sequences", "8", "-q", "--top", "99")
+def check_resumed(study: tuple[Study, Stopping], folder: Path, unbroken: tuple[dict[str, str], int, int], number: int):
+    """Stopped in the pass of this number, it ends as if it had not been."""
+    (run, passes), (whole, calls, _) = study, unbroken
+    finished = stop(study, folder, unbroken, number)
+    passes.calls, passes.at = 0, 0
+    run(folder)
+    assert passes.calls == calls - finished
+    assert files_of(folder) == whole
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], tuple[bytes, dict[str, str]]]:
-    """What a command prints and writes that nothing stops; each runs once."""
-
-    @cache
-    def run(line: tuple[str, ...]) -> tuple[bytes, dict[str, str]]:
-        folder = tmp_path_factory.mktemp("unbroken")
-        return call(*line, "--out", str(folder)).ok().out, files_of(folder)
-
-    return run
+@pytest.mark.parametrize("study", ["ablating", "scanning"], indirect=True)
+def test_a_study_that_was_stopped_ends_as_if_it_had_not_been(study, unbroken, tmp_path):
+    """In the first pass, in the last, and half way."""
+    _, calls, beside = unbroken
+    assert stop(study, tmp_path / "1", unbroken, 1) == 0
+    for number in ((calls + beside) // 2 + 1, calls):
+        check_resumed(study, tmp_path / str(number), unbroken, number)
 
 
-@pytest.mark.parametrize(("line", "readings"), [(COMMAND, "ablation"), (SCAN, "readings")])
+@pytest.mark.e2e
+@pytest.mark.parametrize("study", ["ablating", "scanning"], indirect=True)
+def test_wherever_it_is_stopped_it_ends_as_if_it_had_not_been(study, unbroken, tmp_path):
+    for number in range(1, unbroken[1] + 1):
+        check_resumed(study, tmp_path / str(number), unbroken, number)
+
+
+def ablate(sequences: int, random: int) -> tuple[str, ...]:
+    drawn = ("--random", str(random), "--sequences", str(sequences))
+    return ("ablate", "demo", "--select", "3.0-1", *drawn, "-q", "--top", "99")
+
+
+def scan(sequences: int) -> tuple[str, ...]:
+    return ("scan", "demo", "--sequences", str(sequences), "-q", "--top", "99")
+
+
+def check_said(err: str, folder: Path) -> int:
+    """How many batches a command that was interrupted says that it keeps."""
+    said = rf"attnscope: interrupted; (\d+) of \d+ batches are kept in {folder}; the same command resumes.*\n"
+    return int(re.fullmatch(said, err)[1])
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing of ours answers it."""
+
+
+@pytest.mark.parametrize(
+    ("line", "study", "way"),
+    [
+        (ablate(2, 1), "ablating", signals.Stopped(signal.SIGINT)),
+        (ablate(2, 1), "ablating", Killed()),
+        (scan(2), "scanning", signals.Stopped(signal.SIGINT)),
+    ],
+    ids=["ablate-signal", "ablate-kill", "scan-signal"],
+)
+def test_a_command_resumes_behind_the_pass_that_broke_off(tmp_path, monkeypatch, line, study, way):
+    """In this process, the scan of two trials; an exception stands for the signal, and for the kill."""
+
+    def short(*given: Any, **how: Any) -> Plan:
+        planned = plan(*given, **how)
+        return Plan([one for one in planned.trials if one.name in ("offsets", "sink")], planned.seed, planned.facts)
+
+    monkeypatch.setattr("attnscope.calls.scan.plan", short)
+    monkeypatch.setattr(findings, "BATCH_TOKENS", 65)
+    monkeypatch.setattr("attnscope.intervene.passes.CPU_TOKENS", 2 * 101)
+    command, passes = (*line, "--out", str(tmp_path / "out")), Stopping(monkeypatch, study, way)
+    whole = call(*line, "--out", str(tmp_path / "whole")).ok()
+    calls, passes.calls, passes.at = passes.calls, 0, passes.calls // 2
+    if isinstance(way, Killed):
+        with pytest.raises(Killed):
+            call(*command)
+    else:
+        stopped = call(*command)
+        assert (stopped.code, stopped.out) == (130, b"")
+        assert check_said(stopped.err, tmp_path / "out") > 0
+    passes.calls, passes.at = 0, 0
+    resumed = call(*command).ok()
+    assert passes.calls < calls
+    assert (resumed.out, files_of(tmp_path / "out")) == (whole.out, files_of(tmp_path / "whole"))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("line", "readings"), [(ablate(8, 9), "ablation"), (scan(8), "readings")])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_command_that_was_stopped_resumes(tmp_path, unbroken, line, readings, number):
+def test_a_command_that_was_stopped_resumes(tmp_path, line, readings, number):
     folder, seen, kept = tmp_path / "out", set[str](), [0]
     for _ in range(2):
         process = Forked([*line, "--out", str(folder)], cwd=tmp_path, stdout=PIPE, stderr=PIPE)
@@ -127,15 +197,14 @@ def test_a_command_that_was_stopped_resumes(tmp_path, unbroken, line, readings, 
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(number)
-        err = process.communicate(60)[1].decode()
+        err = process.communicate(HANGS)[1].decode()
         seen |= now
         if number == signal.SIGINT:
             assert process.returncode == 130
-            said = rf"attnscope: interrupted; (\d+) of \d+ batches are kept in {folder}; the same command resumes.*\n"
-            kept.append(int(re.fullmatch(said, err)[1]))
+            kept.append(check_said(err, folder))
             assert kept[-1] > kept[-2]
-    resumed = call(*line, "--out", str(folder)).ok()
-    assert (resumed.out, files_of(folder)) == unbroken(line)
+    resumed, whole = call(*line, "--out", str(folder)).ok(), call(*line, "--out", str(tmp_path / "whole")).ok()
+    assert (resumed.out, files_of(folder)) == (whole.out, files_of(tmp_path / "whole"))
 
 
 def test_without_a_folder_a_stop_says_that_nothing_is_kept(ablating, monkeypatch):

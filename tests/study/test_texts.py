@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -99,8 +101,8 @@ def test_the_tables_say_the_same(found):
     assert total == pytest.approx(dict.fromkeys(read.heads, 1.0))
 
 
-def test_what_was_read_is_not_read_again(demo, found, monkeypatch):
-    read, folder = found
+def test_what_was_read_is_not_read_again(demo, found, tmp_path, monkeypatch):
+    read, folder = found[0], Path(shutil.copytree(found[1], tmp_path / "texts"))
     monkeypatch.setattr(texts_room, "AT_ONCE", 2)
     prompts = prompts_of(demo, TEXTS)
     told, now = [], []
@@ -178,7 +180,8 @@ def test_the_picture_has_heads_in_the_trees_order_and_their_colours():
 # the command
 
 
-def test_the_command_writes_and_says_what_heads_look_like(tmp_path):
+def test_the_command_writes_and_says_what_heads_look_like(tmp_path, monkeypatch):
+    monkeypatch.setattr("attnscope.calls.scan.save_probes", lambda *given: None)  # drawn in test_scan
     texts, out = written(tmp_path / "texts.jsonl", ({"text": text} for text in TEXTS)), tmp_path / "atlas"
     asked = ["scan", "demo", "--sequences", "2", "--texts", str(texts), "--out", str(out)]
     result = call(*asked, columns=160).ok()
@@ -188,8 +191,12 @@ def test_the_command_writes_and_says_what_heads_look_like(tmp_path):
     assert "induction 33 %" in shown
     names = {path.name for path in out.iterdir()}
     assert {"head_js.png", "head_js.parquet", "looks_like.csv", "atlas.json"} <= names
-    again = call(*asked[:-2], "--dry-run")
-    assert b"3 texts: " in again.out
+
+
+def test_what_texts_would_take_is_said_too(tmp_path):
+    texts = written(tmp_path / "texts.jsonl", ({"text": text} for text in TEXTS))
+    result = call("scan", "demo", "--sequences", "2", "--texts", str(texts), "--dry-run").ok()
+    assert b"3 texts: " in result.out
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from attnscope.errors import ModelError, UsageError
 from attnscope.study.why.keys import key_parts
 from attnscope.study.why.parts import check_sum, parts_of
 from attnscope.study.why.records import AskedLogit
+from helpers.families import few
 from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
 from helpers.stack_families import ids as stack_ids
 from helpers.stack_families import tiny
@@ -39,7 +40,7 @@ def differences(loaded, ids, found):
     return errors
 
 
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", few(DECODERS, also=("doge", "granite", "jamba")))
 def test_all_keys_at_once_are_the_keys_one_by_one(family):
     loaded, ids = as_loaded(roused_model(family)), ids_for(family)[0].tolist()
     layer, head = last_head(loaded)
@@ -47,7 +48,7 @@ def test_all_keys_at_once_are_the_keys_one_by_one(family):
     assert max(differences(loaded, ids, found)) < 1e-5
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert", "mobilebert"])
+@pytest.mark.parametrize("family", few(["bert", "modernbert", "mobilebert"], also=("mobilebert",)))
 def test_all_keys_of_an_encoder_at_once_are_the_keys_one_by_one(family):
     loaded, ids = as_loaded(tiny(family)), stack_ids(16, texts=1)[0].tolist()
     layer, head = last_head(loaded)
