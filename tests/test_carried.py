@@ -71,7 +71,9 @@ def test_what_security_and_the_template_name_exists() -> None:
     options = {
         one.spelled: one for groups, _ in commands.COMMANDS.values() for one in parameters(*groups.groups).values()
     }
-    for setting, name in re.findall(r"`(--set )?(--[\w-]+|\w+=true)`", page):
+    named = re.findall(r"`(--set )?(--[\w-]+|\w+=true)`", page)
+    assert named
+    for setting, name in named:
         assert options[name.removeprefix("--").removesuffix("=true").replace("_", "-")].is_setting is bool(setting)
     for command in re.findall(r"attnscope (\w+)`", page + read(".github/ISSUE_TEMPLATE/bug.md")):
         assert command in COMMANDS
