@@ -21,7 +21,7 @@ from attnscope.cli.scan import Scanned, Studied
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from helpers.command_line import call
-from helpers.commands import COMMANDS
+from helpers.commands import COMMANDS, context
 from helpers.snapshots import as_kept
 
 SHARED = {name: command.groups for name, (command, _) in COMMANDS.items()}
@@ -122,7 +122,7 @@ def test_words_that_help_does_not_list_are_taken():
     for command in ("heads", "batch", "compare"):
         assert "auto|eager|fused" in call(command, "--help").out.decode().split()
     for name in ("auto", "eager", "fused", "tiles", "numba", "triton"):
-        assert made("heads").make_context("heads", ["--engine", name]).params["engine"] == name
+        assert context("heads", "--engine", name).params["engine"] == name
     refused = call("heads", "--text", "a", "--engine", "fusd")
     assert (refused.code, "'fusd' is not one of 'auto', 'eager', 'fused'" in refused.err) == (2, True)
 
