@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from attnscope.cli.app import COMMANDS
+from attnscope.cli.groups import parameters
+from helpers import commands
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = [".ci/run", "scripts/release.sh", "scripts/versions.sh"]
@@ -65,11 +67,14 @@ def test_every_tool_of_the_release_is_pinned_and_nothing_is_uploaded() -> None:
 
 
 def test_what_security_and_the_template_name_exists() -> None:
-    page, code = read("SECURITY.md"), "\n".join(path.read_text("utf-8") for path in (ROOT / "attnscope").rglob("*.py"))
-    named = re.findall(r"`(?:--set )?(--[\w-]+|\w+=true|[A-Z_]+|allow_pickle)`", page)
-    assert len(named) >= 5
-    for one in named:
-        assert re.search(rf"\b{one.removeprefix('--').removesuffix('=true').replace('-', '_')}\b", code), one
+    page = read("SECURITY.md")
+    options = {
+        one.spelled: one for groups, _ in commands.COMMANDS.values() for one in parameters(*groups.groups).values()
+    }
+    named = re.findall(r"`(--set )?(--[\w-]+|\w+=true)`", page)
+    assert named
+    for setting, name in named:
+        assert options[name.removeprefix("--").removesuffix("=true").replace("_", "-")].is_setting is bool(setting)
     for command in re.findall(r"attnscope (\w+)`", page + read(".github/ISSUE_TEMPLATE/bug.md")):
         assert command in COMMANDS
     assert "`attnscope doctor`" in read(".github/ISSUE_TEMPLATE/bug.md")

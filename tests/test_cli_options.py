@@ -1,6 +1,5 @@
 """Options: each is one field of one group, and everything else about it is read off that field."""
 
-import ast
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,6 @@ import typer
 from typer import Option
 from typer.testing import CliRunner
 
-import attnscope.cli
 from attnscope.cli.app import made
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.groups import fill, held, parameters, recorded
@@ -23,7 +21,8 @@ from attnscope.cli.scan import Scanned, Studied
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from helpers.command_line import call
-from helpers.commands import COMMANDS
+from helpers.commands import COMMANDS, context
+from helpers.snapshots import as_kept
 
 SHARED = {name: command.groups for name, (command, _) in COMMANDS.items()}
 
@@ -79,16 +78,21 @@ def test_an_option_is_one_field_of_one_group():
     assert len(homes([Top, Again])["top"]) == 2
 
 
-def test_no_name_is_spelled_twice():
-    """What an `Option(...)` is given as names: short ones, and the few long ones that are not the field's own."""
-    spelled = []
-    for path in sorted(Path(attnscope.cli.__file__).parent.glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "Option":
-                spelled += [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
-    long = {name for name in spelled if name.startswith("--")}
-    assert len(spelled) == len(set(spelled))
-    assert long == {"--version", "--annotate/--no-annotate", "--all-keys/--other-keys", "--from"}
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_name_is_spelled_twice(command):
+    names = [name for one in made(command).params for name in (*one.opts, *one.secondary_opts)]
+    assert len(names) == len(set(names))
+
+
+def test_a_short_name_is_of_one_option_everywhere():
+    long = defaultdict(set)
+    for command in COMMANDS:
+        for one in made(command).params:
+            for name in one.opts:
+                if len(name) == 2:
+                    long[name].add(max(one.opts, key=len))
+    assert {"-m", "-o", "-q", "-s"} <= long.keys()
+    assert {name: options for name, options in long.items() if len(options) > 1} == {}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -118,7 +122,7 @@ def test_words_that_help_does_not_list_are_taken():
     for command in ("heads", "batch", "compare"):
         assert "auto|eager|fused" in call(command, "--help").out.decode().split()
     for name in ("auto", "eager", "fused", "tiles", "numba", "triton"):
-        assert made("heads").make_context("heads", ["--engine", name]).params["engine"] == name
+        assert context("heads", "--engine", name).params["engine"] == name
     refused = call("heads", "--text", "a", "--engine", "fusd")
     assert (refused.code, "'fusd' is not one of 'auto', 'eager', 'fused'" in refused.err) == (2, True)
 
@@ -169,16 +173,9 @@ def test_a_file_gives_what_no_flag_gave(tmp_path):
 
 
 def test_a_folder_is_held_to_the_same_options_as_ever():
+    """A folder of an earlier version resumes: an option that came since has to be None, which is as not there."""
     asked = BatchRun(sources=["a"], out=Path("o"), tables="relations, heads", group="words", matrices=True)
-    corpus = {"sources": ["a"], "input-format": None, "whole": False, "text-field": None, "id-field": None}
-    files = {"tables": "heads,relations", "format": "parquet", "figures": "", "spreadsheet": False, "shard-size": 64}
-    model = {"model": "demo", "revision": None, "dtype": "auto", "device": "auto", "device-map": None}
-    text = {"quantize": None, "chat": False, "truncate": None, "select": None, "top-k": "5", "min-weight": None}
-    kept = {"group": "words", "by": None, "image": "png", "matrices": True, "engine": "auto"}
-    question = {"query": None, "key": None, "define": None, "query-field": None, "key-field": None}
-    since = ("max-tokens", "spans", "base", "adapter", "task", "target-field", "audio-field", "picture-field")
-    since += ("answer", "answer-field", "metrics", "weights")
-    assert asked.held() == corpus | files | model | text | kept | question | dict.fromkeys(since)  # None: not there
+    assert as_kept("held", asked.held())
     assert held(Top()) == {}
 
 

@@ -15,7 +15,6 @@ from attnscope.cli.groups import parameters
 from attnscope.measure.metrics import LENGTHS, LOOKBACKS, METRICS
 from helpers import commands
 from helpers.command_line import HANGS, call
-from helpers.forks import shim
 from helpers.homes import without_a_home
 
 SHELLS = ("bash", "zsh", "fish", "pwsh")
@@ -118,27 +117,32 @@ def test_a_real_shell_can_read_its_script(shell, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def bash(commands, home, found_in=None):
-    env = os.environ | {"PATH": f"{found_in or shim()}{os.pathsep}{os.environ['PATH']}", "HOME": str(home)}
-    return subprocess.run(["bash", "-c", commands], env=env, capture_output=True, text=True, timeout=HANGS)
-
-
-def test_bash_installs_it_for_itself(tmp_path):
-    """Typer finds out from its parent process which shell asks: a fork of the tests' server has another."""
+@pytest.fixture
+def started(tmp_path):
+    """A folder with an `attnscope` that starts: it imports little, and Typer asks its parent which shell that is."""
     command = tmp_path / "bin" / "attnscope"
     command.parent.mkdir()
     command.write_text(f"#!{sys.executable}\nfrom attnscope.cli import main\n\nmain()\n")
     command.chmod(0o755)
-    done = bash("attnscope --install-completion; true", tmp_path, command.parent)
+    return command.parent
+
+
+def bash(commands, home, found_in):
+    env = os.environ | {"PATH": f"{found_in}{os.pathsep}{os.environ['PATH']}", "HOME": str(home)}
+    return subprocess.run(["bash", "-c", commands], env=env, capture_output=True, text=True, timeout=HANGS)
+
+
+def test_bash_installs_it_for_itself(tmp_path, started):
+    done = bash("attnscope --install-completion; true", tmp_path, started)
     assert "bash completion installed in" in done.stdout
     asking = "COMP_WORDS=(attnscope heads --sort indu); COMP_CWORD=3; _attnscope_completion attnscope"
-    done = bash(f'source "$HOME/.bashrc"; {asking}; echo "${{COMPREPLY[@]}}"', tmp_path)
+    done = bash(f'source "$HOME/.bashrc"; {asking}; echo "${{COMPREPLY[@]}}"', tmp_path, started)
     assert (done.stdout, done.stderr) == ("induction\n", "")
 
 
-def test_tab_in_bash(tmp_path):
+def test_tab_in_bash(tmp_path, started):
     """A bash on a terminal, its script read, and the keys that a person would press."""
-    (tmp_path / "rc").write_text(f"PS1='$ '; PATH={shim()}:$PATH\n{script('bash')}\n")
+    (tmp_path / "rc").write_text(f"PS1='$ '; PATH={started}:$PATH\n{script('bash')}\n")
     ours, theirs = pty.openpty()
     env = os.environ | {"TERM": "dumb"}
     command = ["bash", "--noprofile", "--rcfile", str(tmp_path / "rc"), "-i"]

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.cli.app import made
 from attnscope.cli.config import configured, keys_of, read_config
 from attnscope.cli.groups import parameters
 from attnscope.cli.heads import GROUPS
 from attnscope.errors import UsageError
+from helpers.commands import context
 
 KEYS = keys_of(*GROUPS)
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
@@ -22,7 +22,7 @@ def written(tmp_path, text):
 
 def of_file(path):
     """What `heads` takes of a file, by field."""
-    return configured(made("heads").make_context("heads", ["--config", str(path)]), GROUPS, KEYS)
+    return configured(context("heads", "--config", str(path)), GROUPS, KEYS)
 
 
 def test_values_are_text_as_typed(tmp_path):

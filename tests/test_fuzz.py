@@ -139,12 +139,12 @@ def test_what_a_try_does_is_seen(tmp_path: Path, wrong: Callable[[], object], fa
     assert any(one.startswith(fault) for one in found), found
 
 
-@pytest.mark.parametrize(("taken", "fault"), [(0, False), (2**29 + 2**28, True)])
+@pytest.mark.parametrize(("taken", "fault"), [(0, False), (2**28 + 2**27, True)])
 def test_the_memory_that_a_try_takes_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int, fault: bool
 ) -> None:
     """Of a smaller allowance than MEMORY: to take so much takes seconds."""
-    monkeypatch.setattr("fuzzing.judging.MEMORY", 2**29)
+    monkeypatch.setattr("fuzzing.judging.MEMORY", 2**28)
     folder = lay_out(tmp_path)
     one = Try(["metrics"], before=lambda: bytearray(taken))
     assert any(found.startswith("took 0.") for found in faults(one, fork(one, folder), folder)) == fault

@@ -139,6 +139,14 @@ def test_roles_that_are_no_names_are_damage(tmp_path: Path, roles: object) -> No
         atlas_of(None, tmp_path)  # type: ignore[arg-type]  # the model is asked for what fits, later
 
 
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus and its dataset `out`."""
+    place = tmp_path_factory.mktemp("dataset")
+    call(*corpus_run(place, place / "out")).ok()
+    return place
+
+
 def corpus_run(place: Path, out: Path) -> tuple[str, ...]:
     corpus = place / "corpus.txt"
     corpus.write_text("the river bank\n")
@@ -148,10 +156,9 @@ def corpus_run(place: Path, out: Path) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     "name", [".lock", "journal.jsonl", "failures.jsonl", ".partial", "heads", "texts", "figures", "relations"]
 )
-def test_a_dataset_is_not_written_through_a_link(tmp_path: Path, name: str) -> None:
-    out, other = tmp_path / "out", tmp_path / "other"
-    arguments = corpus_run(tmp_path, out)
-    call(*arguments).ok()
+def test_a_dataset_is_not_written_through_a_link(dataset: Path, tmp_path: Path, name: str) -> None:
+    out, other = shutil.copytree(dataset / "out", tmp_path / "out"), tmp_path / "other"
+    arguments = corpus_run(dataset, out)
     other.mkdir()
     victims = [other / "part-000000000.parquet", other / "000007" / "a.png", other / "file"]
     victims[1].parent.mkdir()

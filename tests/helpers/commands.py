@@ -1,5 +1,12 @@
 """Every command with its examples: the table of `cli/app.py`, its modules imported."""
 
+from typing import Any
+
 from attnscope.cli import app
 
 COMMANDS = {name: (getattr(app.module_of(name), name), app.module_of(name).EXAMPLES) for name in app.COMMANDS}
+
+
+def context(name: str, *arguments: str) -> Any:
+    """What click reads from the arguments of a command; `-h` is said, which a made command keeps from its first use."""
+    return app.made(name).make_context(name, [*arguments], help_option_names=["--help", "-h"])
