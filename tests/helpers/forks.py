@@ -21,6 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+from helpers.environment import pin
+
 HANGS = 900  # seconds after which a process is taken to hang; nothing is expected to be this quick
 TESTS = Path(__file__).parents[1]
 ROOM = 60  # bytes of a folder in which there is room for a socket's name: the kernel takes 104 or 108 in all
@@ -146,12 +148,14 @@ def _started() -> str:
     """The address of a new server. It lives as long as the pipe that is its stdin."""
     folder = tempfile.TemporaryDirectory(prefix="attnscope-", dir=SHORT)
     address = f"{folder.name}/server"
+    environment = dict(os.environ)
+    pin(environment)  # libraries read it once, and a command in this process may have changed it for its time
     process = subprocess.Popen(
         [sys.executable, TESTS / "helpers" / "fork_server.py", address],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # an interrupt of the tests is not for it
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=environment,
     )
     assert process.stdin is not None
     assert process.stdout is not None
