@@ -95,7 +95,7 @@ def test_refusals_name_the_key_and_the_next_step(tmp_path, text, says):
 def test_a_value_is_what_the_option_takes(tmp_path, text, says):
     with pytest.raises(UsageError) as refusal:
         of_file(written(tmp_path, text))
-    assert str(refusal.value) == f"{tmp_path / 'run.yaml'}: {says}; correct the value"
+    assert str(refusal.value).endswith(f"/run.yaml: {says}; correct the value")  # a long path is cut in its middle
 
 
 def test_a_section_says_how_pictures_look(tmp_path):
@@ -122,7 +122,7 @@ def test_a_section_says_how_pictures_look(tmp_path):
 def test_what_a_section_cannot_say(tmp_path, text, says):
     with pytest.raises(UsageError) as refusal:
         of_file(written(tmp_path, text))
-    assert str(refusal.value).startswith(f"{tmp_path / 'run.yaml'}")
+    assert "/run.yaml" in str(refusal.value)
     assert says in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
