@@ -49,8 +49,11 @@ def pytest(*arguments: str) -> Run:
     """Run pytest, and read its report."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.jsonl"
-        options = f"{os.environ.get('PYTEST_ADDOPTS', '')} --report={report}"
-        done = subprocess.run(["pytest", *arguments], env=os.environ | {"PYTEST_ADDOPTS": options})
+        environment = os.environ | {
+            "PYTEST_ADDOPTS": f"{os.environ.get('PYTEST_ADDOPTS', '')} --report={report}",
+            "OMP_NUM_THREADS": "1",  # as in xdist's workers, also where a plugin loads NumPy before conftest.py says so
+        }
+        done = subprocess.run(["pytest", *arguments], env=environment)
         lines = report.read_text("utf-8").splitlines() if report.exists() else []
     run = Run(done.returncode)
     for row in map(json.loads, lines):

@@ -201,7 +201,8 @@ def copied(place: Path) -> Iterator[tuple[Path, dict[str, str]]]:
                 (env / "bin" / script.name).chmod(0o755)
     other = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE")
     inherited = {name: value for name, value in os.environ.items() if name not in other}
-    yield copy, inherited | {"VIRTUAL_ENV": str(env), "PATH": f"{env / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    path = f"{env / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    yield copy, inherited | {"VIRTUAL_ENV": str(env), "PATH": path, "OMP_NUM_THREADS": "1"}
 
 
 @contextmanager
@@ -226,7 +227,7 @@ def write_fresh(path: Path, text: str) -> None:
 def outcome(command: str, environment: dict[str, str]) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of a shell command in an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
-        env = environment | {"HF_HUB_OFFLINE": "1", "ATTNSCOPE_NO_SERVER": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+        env = environment | {"HF_HUB_OFFLINE": "1", "ATTNSCOPE_NO_SERVER": "1", "COLUMNS": "80"}
         try:
             done = subprocess.run(
                 ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS
