@@ -30,7 +30,7 @@ def once(make: Callable[P, T]) -> Callable[P, T]:
             return make(*args, **kwargs)
         finally:
             parts = sum(shared.values()) - with_parts
-            shared[f"{make.__module__}.{make.__qualname__}"] = processor_seconds() - began - parts
+            _count(f"{make.__module__}.{make.__qualname__}", processor_seconds() - began - parts)
 
     return made
 
@@ -63,6 +63,10 @@ def _of_process(pid: str) -> float:
     return sum(map(int, fields[11:15])) / TICK
 
 
+def _count(name: str, seconds: float) -> None:
+    shared[name] = shared.get(name, 0.0) + seconds
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: Any) -> Iterator[None]:
     """Count a fixture that many cases share apart, without those that it uses itself."""
@@ -73,7 +77,7 @@ def pytest_fixture_setup(fixturedef: Any) -> Iterator[None]:
         return (yield)
     finally:
         parts = sum(shared.values()) - with_parts
-        shared[f"{fixturedef.baseid}::{fixturedef.argname}"] = processor_seconds() - began - parts
+        _count(f"{fixturedef.baseid}::{fixturedef.argname}", processor_seconds() - began - parts)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
