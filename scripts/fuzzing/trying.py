@@ -179,10 +179,13 @@ def _pages() -> tuple[int, int]:
 
 def _run(one: Try, folder: Path, streams: list[int]) -> None:
     """In the fork: be `attnscope ARGUMENTS`. Never returns."""
+    import torch
+
     from attnscope.cli import main
 
     code: int = 99
     try:
+        torch.set_num_threads(1)  # makes a new pool, before two threads do so at once: PyTorch's assertion fails then
         os.setsid()
         ctypes.CDLL(None).prctl(DEATH_OF_PARENT, signal.SIGKILL)
         os.chdir(folder)
