@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 DEFAULT = "not slow and not families and not e2e"
-SELECTIONS: dict[str, Sequence[str]] = {DEFAULT: (), "families": ("-m", "families"), "e2e": ("-m", "e2e")}
+SELECTIONS: dict[str, Sequence[str]] = {DEFAULT: (), "families": ("-m", "families"), "e2e": ("-m", "e2e", "-n", "3")}
 FLAKY = 3  # of a run; with more there is something wrong with the run
 CASE, SHARED = 1.0, 5.0  # processor seconds
 KEPT = Path("tests/seconds.json")

@@ -42,6 +42,7 @@ def test_they_are_spread_over_all_rooms():
     assert abs(drawn - len(FAULTS) / 2) < len(FAULTS) / 10
 
 
+@pytest.mark.e2e
 def test_the_drawn_are_drawn_by_the_seed():
     for room in {fault.room for fault in FAULTS}:
         changes = {change[1:] for change in faults.drawn(room, seed=0)}

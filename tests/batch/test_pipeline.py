@@ -176,7 +176,7 @@ def test_while_shards_run_no_thread_holds_the_interpreter_for_long(tiny):
     assert sys.getswitchinterval() == before
 
 
-def test_what_the_caller_froze_stays_frozen():
+def test_what_the_caller_froze_stays_frozen(monkeypatch):
     theirs = ["frozen by the caller"]
     gc.freeze()
     ours = ["made afterwards"]
@@ -185,6 +185,7 @@ def test_what_the_caller_froze_stays_frozen():
     assert _is_frozen(theirs)
     assert not _is_frozen(ours)
     gc.unfreeze()
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)  # as it is now; conftest says otherwise
     try:
         with _loaded_once():
             assert _is_frozen(ours)

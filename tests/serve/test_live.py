@@ -357,8 +357,12 @@ def leave(live, said=b"stage"):
             heard += link.recv(1000)
 
 
-def test_who_stops_listening_ends_the_command(live, begun):
-    leave(live)
+def test_who_stops_listening_ends_the_command(live, begun, monkeypatch):
+    """A command that is not over before."""
+    endless = "import sys, time; print('begun', file=sys.stderr); time.sleep(600)"
+    monkeypatch.setattr(question.LiveQuestion, "arguments", lambda *_: [])
+    monkeypatch.setattr(asking, "COMMAND", (sys.executable, "-c", endless))
+    leave(live, b"begun")
     until(lambda: begun[0].returncode is not None)
     assert begun[0].returncode != 0
 

@@ -244,9 +244,9 @@ def test_tables_whose_listing_has_no_room_are_refused_before_it_is_taken(tmp_pat
 
 def test_tables_that_do_not_fit_lose_keys(tmp_path):
     folder = tmp_path / "all"
-    text = " ".join([SENTENCE, SWAPPED] * 8)
+    text = " ".join([SENTENCE, SWAPPED] * 6)
     call("relations", "--text", text, "--top-k", "all", "--out", str(folder), "-q").ok()
-    page, talk = viewed(tmp_path, str(folder), "--from-tables", "--max-mb", "0.25")
+    page, talk = viewed(tmp_path, str(folder), "--from-tables", "--max-mb", "0.18")
     kept = page.said["sides"][0]["relations"]
     assert page.maps() == {}
     assert kept["k"] < 10
@@ -328,6 +328,7 @@ def test_scores_that_are_no_numbers_are_null(tmp_path, run):
     assert json.loads(json.dumps(page.said))
 
 
+@pytest.mark.e2e
 def test_the_commands_of_the_document_run(tmp_path):
     """As they stand, one after the other: the last read what one before them wrote."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
