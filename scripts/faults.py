@@ -348,7 +348,7 @@ def run(chosen: list[Fault], results: Path, jobs: int) -> None:
         def alone(fault: Fault) -> None:
             place = places.get()
             try:
-                if case := found_alone(fault, place, *own_files(fault)):
+                if case := found_alone(fault, place, "-p", "no:randomly", *own_files(fault)):
                     note("default", fault, case)
             finally:
                 places.put(place)

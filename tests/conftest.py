@@ -80,10 +80,10 @@ def real_model_folder(request: pytest.FixtureRequest) -> Path:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest files begin first: one left to the end would keep one worker alone."""
-    kept = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
-    longest = kept.get(config.option.markexpr, {})
-    items.sort(key=lambda item: -longest.get(item.path.relative_to(config.rootpath).as_posix(), 0.0))
+    """In a worker the longest files begin first: one left to the end would keep that worker alone."""
+    if hasattr(config, "workerinput") and SECONDS.exists():
+        longest = json.loads(SECONDS.read_text()).get(config.option.markexpr, {})
+        items.sort(key=lambda item: -longest.get(item.path.relative_to(config.rootpath).as_posix(), 0.0))
     items += [_again(item) for _ in range(config.option.repeat - 1) for item in items]
 
 
