@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 FAULTS = ROOT / "scripts" / "faults.toml"
 GROUND = "ground"  # the room of the modules that lie in attnscope/ itself
 MOST = 200  # cases that failed with all faults at once, each of which is tried with one
-FIRST = 12  # test files that a fault is looked for in before all others
+FIRST = 8  # test files that a fault is looked for in before all others
 DEFAULT, REST = "not slow and not families and not e2e", "(families or e2e) and not slow"
 SECONDS = 120  # after which a command that shows a fault is taken to hang
 
@@ -276,23 +276,24 @@ class Place:
 
 
 def own_files(fault: Fault) -> list[str]:
-    """The test files that a fault is looked for in first: they import its module, or are called like it."""
+    """The test files that a fault is looked for in first: those that import its module or bear its names."""
     module = fault.file.removesuffix(".py").replace("/", ".")
-    package, stem = module.rpartition(".")[0], Path(fault.file).stem
-    found = []
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+    package = module.rpartition(".")[0]
+    names = {part.strip("_") for part in Path(fault.file).with_suffix("").parts[1:]}
+    ranks = {}
+    for path in (ROOT / "tests").rglob("test_*.py"):
         imported = set()
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module:
                 imported |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
             elif isinstance(node, ast.Import):
                 imported |= {name.name for name in node.names}
-        called = stem.strip("_") in path.stem
-        near = any(f"{name}.".startswith(f"{package}.") for name in imported)
-        if module in imported or called or near:
-            rank = (module not in imported, not called, len(imported))
-            found.append((rank, str(path.relative_to(ROOT))))
-    return [path for _, path in sorted(found)][:FIRST]
+        file = path.relative_to(ROOT)
+        near = package != "attnscope" and any(f"{name}.".startswith(f"{package}.") for name in imported)
+        called = sum(name in (*file.parts[1:-1], *path.stem.split("_")) or f"_{name}" in path.stem for name in names)
+        if rank := 4 * (module in imported) + 2 * near + 2 * called:
+            ranks[str(file)] = (-rank, len(imported))
+    return sorted(ranks, key=ranks.__getitem__)[:FIRST]
 
 
 def found_alone(fault: Fault, place: Place, *arguments: str) -> str:
@@ -348,7 +349,8 @@ def run(chosen: list[Fault], results: Path, jobs: int) -> None:
         def alone(fault: Fault) -> None:
             place = places.get()
             try:
-                if case := found_alone(fault, place, "-p", "no:randomly", *own_files(fault)):
+                own = own_files(fault)
+                if case := found_alone(fault, place, "-p", "no:randomly", *own) if own else "":
                     note("default", fault, case)
             finally:
                 places.put(place)
