@@ -12,7 +12,6 @@ from helpers.command_line import call
 from helpers.commands import COMMANDS
 from helpers.corpora import written
 from helpers.documented import in_a_shell, quick, runs, runs_here
-from helpers.forks import SHORT
 
 EXAMPLES = [example for _, examples in COMMANDS.values() for example in examples]
 STARTED = [COMMANDS[name][1][-1] for name in ("batch", "heads")]  # the others are forked: nothing else differs
@@ -56,7 +55,7 @@ def test_a_quick_example_runs_in_this_process(example, surroundings):
 def test_an_example_runs(example, surroundings):
     """A server of its own, which is nobody else's."""
     first = Path(sys.executable).parent if example in STARTED else None
-    with tempfile.TemporaryDirectory(dir=SHORT) as sockets:
+    with tempfile.TemporaryDirectory() as sockets:
         runs(example, surroundings, first, XDG_RUNTIME_DIR=sockets)
 
 

@@ -20,7 +20,7 @@ from fuzzing.trying import KINDS, YES, Ended, Try, fork  # noqa: E402
 from fuzzing.words import JSONS, damage, odd_file, spoil  # noqa: E402
 
 from helpers import fuzzed  # noqa: E402
-from helpers.forks import SHORT, forked  # noqa: E402
+from helpers.forks import forked  # noqa: E402
 
 AFTER_A_COMMAND = {  # which damage what a command has left
     "addresses",
@@ -44,7 +44,7 @@ QUICK = sorted({*ALONE} - MADE_FIRST - {"quantised", "pictures"})
 @pytest.fixture(scope="module")
 def flagged() -> dict[str, list[str]]:
     """{kind: what was flagged of one try}."""
-    done = forked(fuzzed.__file__, *QUICK, env=os.environ | ({"TMPDIR": SHORT} if SHORT else {}))
+    done = forked(fuzzed.__file__, *QUICK)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -1,5 +1,7 @@
 """The environment that tests run in: the same on every machine and in every shell."""
 
+import os
+import tempfile
 from collections.abc import MutableMapping
 
 PINNED = {
@@ -18,6 +20,8 @@ UNSET = {
 }
 UNSET_PREFIXES = ("HF_", "TRANSFORMERS_", "HUGGINGFACE_", "TYPER_", "ATTNSCOPE_")
 KEPT = {"ATTNSCOPE_REQUIRE_BROWSER"}  # which says what the tests are to do
+# Of TMPDIR: the path of a socket may have 108 bytes, and messages shorten long paths.
+SHORT_ENOUGH = 40
 
 
 def pin(environment: MutableMapping[str, str]) -> None:
@@ -25,4 +29,6 @@ def pin(environment: MutableMapping[str, str]) -> None:
     for name in [*environment]:
         if name in UNSET or (name.startswith(UNSET_PREFIXES) and name not in KEPT):
             del environment[name]
+    if len(os.fsencode(environment.get("TMPDIR", ""))) > SHORT_ENOUGH:
+        environment["TMPDIR"] = tempfile.tempdir = "/tmp"
     environment.update(PINNED)

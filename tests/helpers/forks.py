@@ -25,8 +25,6 @@ from helpers.environment import pin
 
 HANGS = 900  # seconds after which a process is taken to hang; nothing is expected to be this quick
 TESTS = Path(__file__).parents[1]
-ROOM = 60  # bytes of a folder in which there is room for a socket's name: the kernel takes 104 or 108 in all
-SHORT = None if len(os.fsencode(tempfile.gettempdir())) < ROOM else "/tmp"  # where a folder of sockets is made
 SHIM = """#!{python} -IS
 import sys
 sys.path.insert(0, {tests!r})
@@ -146,7 +144,7 @@ def _kept() -> Callable[[], str]:
 
 def _started() -> str:
     """The address of a new server. It lives as long as the pipe that is its stdin."""
-    folder = tempfile.TemporaryDirectory(prefix="attnscope-", dir=SHORT)
+    folder = tempfile.TemporaryDirectory(prefix="attnscope-")
     address = f"{folder.name}/server"
     environment = dict(os.environ)
     pin(environment)  # libraries read it once, and a command in this process may have changed it for its time

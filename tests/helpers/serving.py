@@ -49,7 +49,7 @@ class Serving:
 @contextmanager
 def serving(folder, *arguments, **more):
     """A server of these models; folder: for its socket. more: variables of its environment."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+    with tempfile.TemporaryDirectory() as short:
         yield from _served(runtime(folder, Path(short)), arguments, more)
 
 

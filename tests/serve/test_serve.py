@@ -305,7 +305,7 @@ def stubbed(monkeypatch, tmp_path):
     """What begins a server in this process whose workers are stubs."""
     monkeypatch.setattr(serving_module, "Worker", Stub)
     monkeypatch.setattr(Stub, "made", [])
-    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+    with tempfile.TemporaryDirectory() as short:
         for name, value in runtime(tmp_path / "run", Path(short)).items():
             monkeypatch.setenv(name, value)
 

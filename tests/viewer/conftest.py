@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,20 +32,11 @@ QUIET = (
 )
 
 
-@contextmanager
-def _short_paths() -> Iterator[None]:
-    """Chromium's own folder lies beside temporary files, with a socket, whose path must not be long."""
-    with pytest.MonkeyPatch.context() as patch:
-        if len(tempfile.gettempdir()) > 40 and Path("/tmp").is_dir():
-            patch.setenv("TMPDIR", "/tmp")
-        yield
-
-
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Chromium, headless; skips where there is none, unless ATTNSCOPE_REQUIRE_BROWSER asks for one."""
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
-    with _short_paths(), playwright.sync_playwright() as started:
+    with playwright.sync_playwright() as started:
         there = next(filter(None, map(shutil.which, (*NAMES, started.chromium.executable_path))), None)
         if there is None:
             missing = pytest.fail if os.environ.get("ATTNSCOPE_REQUIRE_BROWSER") else pytest.skip
