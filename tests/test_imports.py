@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "tables": "files",
     "text": "apart errors shown stacks",
     "media": "apart errors model text",
-    "model": "_version apart errors files memory shown stacks",
+    "model": "_version apart errors files memory process shown stacks",
     "attention": "apart errors files memory",
     "seam": "errors memory process attention model text stacks",
     "measure": "errors attention stacks",

@@ -310,6 +310,13 @@ def test_garbage_is_collected_again_once_libraries_are_loaded():
         assert not gc.isenabled()
         raise ZeroDivisionError
     assert gc.isenabled()
+    first, second = uncollected(), uncollected()  # in two threads
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled()
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
     gc.disable()
     try:
         with uncollected():

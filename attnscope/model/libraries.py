@@ -16,6 +16,7 @@ from typing import Any
 
 from attnscope._version import __version__
 from attnscope.errors import ModelError
+from attnscope.process import ProcessWide
 
 TRIED = ("5.17.0", "5.23.0")  # versions of transformers, the oldest and the newest: docs/versions.md
 
@@ -95,6 +96,7 @@ def silence_libraries(verbose: bool) -> None:
         transformers_logging.disable_progress_bar()
 
 
+@ProcessWide
 @contextmanager
 def uncollected() -> Iterator[None]:
     """No garbage collection while the block imports: all that it makes stays, and looking for garbage in it takes a
