@@ -357,3 +357,8 @@ def test_a_row_that_is_no_number_is_found_where_no_row_was_sampled(loaded: Loade
     monkeypatch.setattr(TiledAttention, "output", broken)
     report = listen(loaded.model, ids_BT, lambda call: None, engine=ENGINES["tiles"])
     assert "P V differs from the layer's own output by nan" in report.calls[0].failures(torch.float32)[-1]
+
+
+def test_an_engine_named_is_its_row_unless_it_only_listens() -> None:
+    assert engine_named("tiles") == ENGINES["tiles"]
+    assert engine_named("tiles", listen=True).output == "model" != ENGINES["tiles"].output

@@ -21,6 +21,12 @@ PASSAGE = (
 )
 PLENTY = {"two_keys": 99, "three_keys": 99, "all": 99, "repeats": 99, "repeats_apart": 99, "beyond_32": 99}
 NOTHING = dict.fromkeys(METRICS, 0.0)
+BY_DIFFERENCE = {
+    "induction": "induction",
+    "previous_token": "previous-token",
+    "duplicate_token": "duplicate-token",
+    "self": "self",
+}
 
 
 def test_the_demo_names_its_induction_and_previous_token_heads(demo) -> None:
@@ -103,3 +109,19 @@ def test_a_null_score_is_no_role() -> None:
 
 def test_every_rule_states_itself() -> None:
     assert all(role.name and role.condition and role.needed for role in ROLES)
+
+
+@pytest.mark.parametrize(
+    ("metric", "score", "uniform", "role"),
+    [
+        *((metric, 0.5, 0.1, role) for metric, role in BY_DIFFERENCE.items()),
+        *((metric, 0.499, 0.1, "other") for metric in BY_DIFFERENCE),
+        ("sink", 0.301, 0.301, "sink"),
+        ("sink", 0.3, 0.0, "other"),
+        ("local_mass_32", 0.8, 0.6, "local"),
+        ("local_mass_32", 0.799, 0.5, "other"),
+        ("local_mass_32", 0.9, 0.701, "other"),
+    ],
+)
+def test_a_role_begins_where_its_condition_says(metric: str, score: float, uniform: float, role: str) -> None:
+    assert role_of(NOTHING | {metric: score}, NOTHING | {metric: uniform}, PLENTY) == role

@@ -233,6 +233,25 @@ def test_two_captures_that_overlap_leave_compiling_on() -> None:
     assert compiled
 
 
+def test_what_a_module_returns_is_heard_before_a_hook_of_the_caller_changes_it() -> None:
+    class SelfAttention(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x, torch.eye(3).repeat(1, 2, 1, 1)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList([SelfAttention()])
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.layers[0](ids.float())[0]
+
+    model = Model().eval()
+    model.layers[0].register_forward_hook(lambda module, args, output: (output[0], None))
+    report = listen(model, torch.zeros(1, 3, dtype=torch.long), lambda call: None)
+    assert len(report.calls) == 1
+
+
 def test_no_logits_are_computed() -> None:
     model, projected = tiny_model("llama"), []
     handle = model.lm_head.register_forward_hook(lambda *_: projected.append(1))
