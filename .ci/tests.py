@@ -3,10 +3,10 @@
 What fails is run once more, alone. A case that passes then is flaky: the last lines name it with its first failure.
 More than three flaky cases fail the run, as does each case that fails again.
 
-No case of the default selection may take over 1 processor second, its own fixtures and processes included; what is
-made once for many cases may take 5, and what imports everything 8. A case over that is run three times, and its median counts. Seconds grow with the
-total that `tests/seconds.json` holds of an earlier run, so that a slow machine fails nothing. A run that passes writes
-that file anew: its seconds per file are the order in which files begin.
+No case of the default selection may take over 1 processor second, its own fixtures and processes included. What is
+made once for many cases may take 5, and what imports everything 8. A case over that is run three times, and its median
+counts. Where the whole takes longer than in the run that `tests/seconds.json` holds, so may each: a slow machine fails
+nothing. A run that passes writes that file again: by its seconds the longest files begin first.
 """
 
 import json
