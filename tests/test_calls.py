@@ -7,6 +7,7 @@ import sys
 import zipfile
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from attnscope.calls.ablate import AblateFields, AblateOptions
 from attnscope.calls.batch import BatchFields, BatchOptions
 from attnscope.calls.compare import CompareFields, CompareOptions
 from attnscope.calls.explain import ExplainFields, ExplainOptions
+from attnscope.calls.explain_record import Explained
 from attnscope.calls.parity import ParityFields, ParityOptions
 from attnscope.calls.scan import Scan, ScanFields, ScanOptions
 from helpers.command_line import HANGS, SENTENCE, call
@@ -288,3 +290,9 @@ def test_a_type_checker_finds_misspelt_options(tmp_path: Path) -> None:
     )
     lines = {int(line.split(":")[1]) for line in found.stdout.splitlines() if ": error:" in line}
     assert lines == {3, 4, 5}
+
+
+@pytest.mark.parametrize(("checks", "expected"), [([], None), ([True, True], True), ([True, False], False)])
+def test_a_step_holds_if_all_its_checks_do(checks, expected):
+    step = SimpleNamespace(name="a", formula="b", why="", checks=[SimpleNamespace(holds=one) for one in checks])
+    assert Explained(SimpleNamespace(steps=[step])).table()["holds"].to_pylist() == [expected]

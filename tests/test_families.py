@@ -9,7 +9,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 import attnscope
 from attnscope.model.families import FAMILIES, Family, family, family_of
-from helpers.families import WITHOUT_ATTENTION
+from helpers.families import BYPASS, WITHOUT_ATTENTION
 
 ROOT = Path(attnscope.__file__).parent
 # Entries that transformers does not know, and why they are there.
@@ -61,3 +61,7 @@ def test_no_family_is_named_elsewhere():
         if place != "model/families.py" and not place.startswith("reference/"):
             assert names_in(path.read_text(encoding="utf-8")) <= OTHER_WORDS.get(place, set()), place
     assert names_in('if config.model_type == "jetmoe": pass') == {"jetmoe"}
+
+
+def test_families_outside_the_interface_are_those_that_were_found_so():
+    assert {name for name in BYPASS if name in FAMILIES and not family(name).bypasses_interface} == set()

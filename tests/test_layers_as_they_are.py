@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import transformers
@@ -21,6 +22,7 @@ from attnscope.figures.overview import overview_figure
 from attnscope.figures.raster import Boxes
 from attnscope.figures.style import Style, edge_boxes
 from attnscope.figures.writer import drawing
+from attnscope.keep.columns import with_others
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import wrap
 from attnscope.observe import Request
@@ -286,3 +288,14 @@ def test_a_sheet_of_heads_of_several_layers_has_no_window(windowed):
     sheet = Drawing.of(seen, sort="focus", top=None).sheet
     assert sheet.window == ""
     assert replace(sheet, window="x").window == "x"
+
+
+def test_a_layer_without_attention_has_its_row_in_the_order_of_layers():
+    stack = pa.array(["decoder"] * 2).dictionary_encode()
+    listed = pa.table({"layer": pa.array([1, 2], pa.int32()), "head": pa.array([0, 0], pa.int32()), "stack": stack})
+    rows = with_others(listed, [("decoder", 0, "mamba")], None).to_pylist()
+    assert [(row["layer"], row["head"], row["type"]) for row in rows] == [
+        (0, None, "mamba"),
+        (1, 0, None),
+        (2, 0, None),
+    ]

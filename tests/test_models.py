@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from attnscope.errors import AttnscopeError, ModelError, UsageError
+from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
 from attnscope.model import hub
+from attnscope.model.checkpoint import digest
 from attnscope.model.libraries import uncollected
 from attnscope.model.loading import DEMO_FOLDER, load, load_config
 from attnscope.model.options import LoadOptions
@@ -324,3 +325,18 @@ def test_garbage_is_collected_again_once_libraries_are_loaded():
         assert not gc.isenabled(), "as it was"
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model"])
+def test_a_digest_changes_with_each_file_that_says_what_is_read(name, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_text("{}")
+    before = digest(tmp_path, weights=[])
+    (tmp_path / name).write_text("[]")
+    assert digest(tmp_path, weights=[]) != before
+
+
+def test_a_text_of_the_least_tokens_is_read(demo):
+    demo.check_length(demo.geometry.least_tokens)
+    with pytest.raises(InputError, match=str(demo.geometry.least_tokens)):
+        demo.check_length(demo.geometry.least_tokens - 1)

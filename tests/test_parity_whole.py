@@ -332,3 +332,10 @@ def test_the_command_leaves_with_1_where_the_whole_does_not_hold(monkeypatch: py
     done = call("parity", "--whole", "-q", "--text", TEXT)
     assert done.code == 1
     assert done.err.startswith("does not hold: the whole model differs from a second instance by inf of the norm")
+
+
+def test_a_second_instance_has_the_positions_that_were_set() -> None:
+    loaded = load(LoadOptions(positions=1024))
+    assert (
+        alone.made(whole.recipe(loaded, loaded.options)).config.rope_parameters == loaded.model.config.rope_parameters
+    )

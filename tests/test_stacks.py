@@ -172,6 +172,7 @@ def test_a_target_that_nobody_gave_is_what_the_model_makes(bart):
     made = bart.model.generate(source, do_sample=False, num_beams=1, max_new_tokens=5)[0].tolist()
     run = prepare(bart, Ask(SOURCE, generate=5))
     assert run.facts["target"]["generated"]
+    assert prepare(bart, Ask(SOURCE)).facts["target"]["generated"], "also where no length is given"
     assert list(run.prompt.ids) == (made[:-1] if made[-1] == bart.model.generation_config.eos_token_id else made)
 
 

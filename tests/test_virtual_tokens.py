@@ -9,11 +9,14 @@ from peft import PromptEncoderConfig, PromptTuningConfig
 from safetensors.torch import load_file, save_file
 
 import attnscope
+from attnscope.ask import Ask
 from attnscope.errors import AttnscopeError, InputError, ModelError
+from attnscope.inputs.given import reading
 from attnscope.model import adapters
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
+from attnscope.model.virtual import put_before
 from attnscope.parity import check_parity
 from helpers.brought import an_adapter, in_peft
 from helpers.command_line import call
@@ -153,3 +156,10 @@ def test_errors_have_a_next_step(tmp_path: Path) -> None:
     with pytest.raises(AttnscopeError) as caught:
         load(LoadOptions(model=str(folder))).check_bare("a scan")
     assert caught.value.hint
+
+
+def test_an_answer_beside_pictures_or_in_a_process_of_its_own_is_refused_too():
+    loaded = attnscope.load("demo")
+    put_before(loaded.model, torch.zeros(2, 192))
+    with reading(loaded, "here", 510) as read, pytest.raises(AttnscopeError, match="an answer reads texts as they are"):
+        read(Ask("the bank", answer=" river"))

@@ -1,6 +1,7 @@
 """Multi-head latent attention against transformers' DeepSeek-V3, DeepSeek-V2 and MiniCPM 3 attention modules."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -145,3 +146,8 @@ def test_weights_are_frozen():
     weights = LatentWeights(1, 2, 2, *(torch.zeros(2, 2),) * 4)
     with pytest.raises(dataclasses.FrozenInstanceError):
         weights.n_heads = 2
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(0.5, 1.0), (1.0, 1.0), (1.5, 1 + 0.05 * math.log(1.5)), (4.0, None)])
+def test_the_factor_of_yarn_is_one_up_to_a_factor_of_one(factor, expected):
+    assert yarn_mscale(factor, 0.5) == pytest.approx(1 + 0.05 * math.log(4) if expected is None else expected)

@@ -16,6 +16,9 @@ from attnscope.intervene.budgets import CacheBudget
 from attnscope.model.loading import wrap
 from attnscope.selection import select, written_heads
 from attnscope.show.budgets import save_budgets
+from attnscope.study.budgets.cases import asked_caches, budget_cases
+from attnscope.study.budgets.effects import BudgetPlan
+from attnscope.study.budgets.effects import budgeted as run_budgets
 from helpers.budgeted import budgeted
 from helpers.families import tiny_model
 
@@ -303,3 +306,11 @@ def test_a_curve_has_a_line_per_kind_over_the_share_that_is_kept(demo, monkeypat
     rows = {row["keep"]: row for row in found.table().to_pylist()}
     assert lines[0].x.tolist() == pytest.approx([rows["stream:1+4"]["kept"], rows["stream:1+2"]["kept"]])
     assert lines[1].effect.tolist() == pytest.approx([rows["top:3"]["effect"]])
+
+
+def test_a_folder_of_another_policy_is_not_written_over(demo, tmp_path):
+    cases = {keep: budget_cases(demo, asked_caches("the bank of the river", {}), keep) for keep in ("top:2", "top:4")}
+    run_budgets(demo, cases["top:2"], BudgetPlan("top:2"), tmp_path)
+    with pytest.raises(UsageError, match="keep"):
+        run_budgets(demo, cases["top:4"], BudgetPlan("top:4"), tmp_path)
+    assert run_budgets(demo, cases["top:4"], BudgetPlan("top:4"), tmp_path, force=True).kinds
