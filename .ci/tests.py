@@ -51,7 +51,7 @@ def pytest(*arguments: str) -> Run:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.jsonl"
         environment = os.environ | {
-            "PYTEST_ADDOPTS": f"{os.environ.get('PYTEST_ADDOPTS', '')} --report={report}",
+            "ATTNSCOPE_REPORT": str(report),
             "OMP_NUM_THREADS": "1",  # as in xdist's workers, also where a plugin loads NumPy before conftest.py says so
         }
         done = subprocess.run(["pytest", *arguments], env=environment)

@@ -15,6 +15,7 @@ from helpers import seconds
 from helpers.environment import pin
 from helpers.pretrained import ELSEWHERE, ORACLES, SHARED, pretrained
 
+REPORT = os.environ.pop("ATTNSCOPE_REPORT", None)  # `--report` of this pytest, and of none that a test runs
 pin(os.environ)
 SECONDS = Path(__file__).with_name("seconds.json")  # of each file, by the marks that were chosen; see .ci/tests.py
 
@@ -26,8 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(seconds)
-    if config.option.report and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(seconds.Report(config.option.report))
+    report = config.option.report or REPORT
+    if report and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(seconds.Report(report))
 
 
 @pytest.hookimpl(wrapper=True)
