@@ -178,3 +178,9 @@ def test_an_example_of_the_page_says_what_stands_there(command, said):
     assert said
     lines = (result.err + result.out.decode()).splitlines()
     assert [line for line in lines if line in said.splitlines()] == said.splitlines()
+
+
+def test_a_table_is_for_spreadsheets_only_where_that_is_asked():
+    plain = call("tokens", "1 + 1 = -2 @", "--format", "csv", "-q").ok().out
+    assert b"=" in plain
+    assert b"'=" not in plain

@@ -590,3 +590,10 @@ def test_out_names_a_folder_or_a_file(tmp_path: Path) -> None:
     assert picture_path(tmp_path / "a.pdf", "toy", "png") == tmp_path / "a.pdf"
     (tmp_path / "b.png").mkdir()
     assert picture_path(tmp_path / "b.png", "toy", "png") == tmp_path / "b.png" / "toy.png"
+
+
+@pytest.mark.parametrize("head", range(6))
+def test_a_head_says_whose_keys_and_values_it_shares(head):
+    shown = call("explain", "--text", "the cat", "--head", f"L0H{head}", "--format", "jsonl", "-q").ok().out.decode()
+    assert f"k of kv head {head // 2}" in shown
+    assert f"v of kv head {head // 2}" in shown

@@ -343,3 +343,9 @@ def test_a_question_asked_on_another_device_is_one_question():
     layer = Layer(LayerKey(0), P, 1, Texts(torch.zeros(1, 300), torch.tensor([300])))
     probe = Maps(300, side=20)
     assert probe.asks(layer) == probe.asks(layer) != []
+
+
+def test_each_text_of_a_batch_has_its_own_queries(demo):
+    prompts = [from_text(demo.tokenizer, text) for text in ("the bank", "the bank of the river")]
+    seen = observe(demo, prompts, Request(query="last"))
+    assert [one.chosen.query.positions for one in seen] == [(len(prompt) - 1,) for prompt in prompts]

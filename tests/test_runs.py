@@ -641,3 +641,9 @@ def test_top_all_shows_every_row(command, tmp_path):
     assert few.count(b"\n") < most.count(b"\n") == everything.count(b"\n")
     (tmp_path / "run.yaml").write_text("top: all\n")
     assert call(*arguments, "--config", str(tmp_path / "run.yaml")).out == most
+
+
+def test_a_run_of_one_token_is_read_again(tmp_path):
+    (tmp_path / "ids").write_text("5")
+    call("keys", "--ids", str(tmp_path / "ids"), "--out", str(tmp_path / "run"), "-q").ok()
+    assert call("keys", str(tmp_path / "run"), "--format", "csv", "-q").ok().rows

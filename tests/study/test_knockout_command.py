@@ -1,6 +1,7 @@
 """`attnscope knockout`: its table in every format, its folder, the coloured text, and what it refuses in one line."""
 
 import json
+import re
 
 import pytest
 
@@ -109,3 +110,24 @@ def test_bad_input_is_one_line(asked, code, said):
     assert said in line
     assert found.code != 0
     assert found.out == b""
+
+
+def test_the_page_has_the_kv_head_of_each_head(tmp_path):
+    text = "the bank of the river, the bank of the"
+    call(
+        "knockout",
+        text,
+        "--key",
+        "river",
+        "--over",
+        "heads",
+        "--select",
+        "0",
+        "--random",
+        "0",
+        "-q",
+        "--out",
+        str(tmp_path / "run"),
+    ).ok()
+    page = (tmp_path / "run" / "knockout.html").read_text(encoding="utf-8")
+    assert [int(found) for found in re.findall(r'"kv_head":(\d+)', page)] == [head // 2 for head in range(6)]

@@ -342,3 +342,10 @@ def test_the_commands_of_the_document_run(tmp_path):
     pages = {path.name: read(path) for path in tmp_path.glob("*.html")}
     assert len(pages) == len(lines) - 1
     assert len(pages["tables.html"].maps()) == len(pages["cat.html"].maps()) == 24
+
+
+def test_the_title_of_a_page_is_no_markup(tmp_path):
+    call("view", "</title><b>the bank</b>", "-o", str(tmp_path / "x.html"), "-q").ok()
+    head = (tmp_path / "x.html").read_text(encoding="utf-8").partition("<style>")[0]
+    assert (head.count("</title>"), head.count("<b>")) == (1, 0)
+    assert "&lt;/title&gt;&lt;b&gt;" in head
