@@ -17,6 +17,7 @@ from torch.testing import assert_close
 from typer.testing import CliRunner
 
 from attnscope.batch.corpus import Corpus
+from attnscope.batch.dataset import CorpusHeads
 from attnscope.batch.items import Item
 from attnscope.batch.job import DatasetOutput, Job
 from attnscope.batch.rows import Measured, arrow_tables, pieces
@@ -27,6 +28,7 @@ from attnscope.cli import run
 from attnscope.cli.app import app
 from attnscope.model.options import LoadOptions
 from attnscope.observe import Request, observe
+from attnscope.stacks import STACKS
 from attnscope.tables import FORMATS, as_text, json_rows, tamed
 from attnscope.text.prompt import from_text
 from helpers.command_line import call
@@ -321,3 +323,13 @@ def test_every_column_is_in_the_documentation(table: str) -> None:
         for name in row[2:].split(" |")[0].split(",")
     ]
     assert listed[1:] == SCHEMAS[table].names
+
+
+@pytest.mark.parametrize(
+    ("stacks", "plain"),
+    [(["encoder"], "encoder"), (["encoder", "decoder", "cross"], "decoder"), (["decoder"], "decoder")],
+)
+def test_the_heads_without_another_name_are_the_decoder_s(stacks: list[str], plain: str) -> None:
+    stack_N = np.array([STACKS.index(stack) for stack in stacks])
+    zero_N = np.zeros_like(stack_N)
+    assert CorpusHeads(zero_N, zero_N, zero_N, zero_N, stack_N, {}, {}).plain == plain

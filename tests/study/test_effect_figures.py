@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from attnscope.errors import UsageError
-from attnscope.figures import About, Style, save_sets
+from attnscope.figures import About, SetCost, Style, save_sets
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.pruning import pruning_figure, save_pruning
 from attnscope.figures.writer import drawing
-from attnscope.show.ablation import Shown, costs_of, effect_panels, save_effects
+from attnscope.show.ablation import Shown, costs_of, effect_panels, save_ablation, save_effects
+from attnscope.study.ablation.effects import Ablation, HeadSets
 
 HEADS = [(0, 0), (0, 1), (2, 0), (2, 1)]
 ALONE = Shown("alone", "nats", {(0, 0): 0.08, (0, 1): -0.01, (2, 0): 0.66, (2, 1): 0.0}, "nats")
@@ -89,3 +90,12 @@ def test_a_set_without_an_effect_is_drawn_without_a_bar(tmp_path):
     for some in (costs, costs[:1]):
         path = save_sets(tmp_path / "sets.png", some, Style(), title="What is lost", note="", unit="nats")
         assert path.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("counted", [(), [(0, 0), (0, 1)]])
+def test_only_pictures_that_were_drawn_are_named(tmp_path, counted):
+    facts = {"task": {"name": "copy", "sequences": 1}, "replacement": "mean", "intact": 1.0}
+    facts |= {"measure": {"unit": "nats"}, "model": {"name": "demo"}}
+    found = Ablation(HeadSets((), {}, {}), np.ones(1), {}, facts)
+    paths = save_ablation(found, tmp_path, counted, costs=[SetCost("both", 1.0)])
+    assert sorted(path for path in paths) == sorted(tmp_path.iterdir())

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from attnscope.errors import InputError
 from attnscope.model.loading import wrap
 from attnscope.seam.projection import output_projections
 from attnscope.study.atlas.copying import copying_of
@@ -216,3 +217,9 @@ def test_a_window_that_hides_the_key_is_null_not_zero(demo):
     [short, long] = [one for one in trials(range(5, 90), (), 120, count=4) if "repeated" in one.name][:2]
     assert np.isfinite(read_trial(loaded, short).values[Measure("repeated", "successor")]).all()
     assert np.isnan(read_trial(loaded, long).values[Measure("repeated", "successor")]).all()
+
+
+def test_a_pool_has_twenty_ids_or_more(demo):
+    assert token_pool(demo, range(400, 420)) == tuple(range(400, 420))
+    with pytest.raises(InputError, match="19 ids"):
+        token_pool(demo, range(400, 419))
