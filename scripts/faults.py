@@ -397,7 +397,9 @@ def main() -> int:
         command = commands.add_parser(name, help=what)
         command.add_argument("names", nargs="*", metavar="NAME", help="names of faults or rooms; all without")
         command.add_argument("--file", type=Path, default=FAULTS, help="the faults")
-        command.add_argument("--results", type=Path, default=Path("faults.json"), help="gone on with, if it is there")
+        command.add_argument(
+            "--results", type=Path, default=Path("faults.json"), help="where results go; continued if it is there"
+        )
         command.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()
     if given.command == "draw":
