@@ -80,7 +80,7 @@ def passes_alone(case: str) -> bool:
 def too_dear(run: Run, before: float) -> list[str]:
     """What takes too long by default. before: processor seconds of an earlier run; 0 without one."""
     slower = max(1.0, sum(run.files.values()) / before) if before else 1.0
-    over = [case for case, [seconds] in run.cases.items() if seconds > CASE * slower]
+    over = [case for case, seconds in run.cases.items() if max(seconds) > CASE * slower]
     medians = {f"{name}, made once": seconds / IMPORTING.get(name, SHARED) for name, seconds in run.shared.items()}
     if over:
         print(f"\n{len(over)} cases over {CASE * slower:.2f} processor seconds, three times each", flush=True)

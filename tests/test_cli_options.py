@@ -173,7 +173,7 @@ def test_a_file_gives_what_no_flag_gave(tmp_path):
 
 
 def test_a_folder_is_held_to_the_same_options_as_ever():
-    """A folder of an earlier version resumes: an option that came since has to be None, which is as not there."""
+    """A folder of an earlier version resumes if options that it does not know are None."""
     asked = BatchRun(sources=["a"], out=Path("o"), tables="relations, heads", group="words", matrices=True)
     assert as_kept("held", asked.held())
     assert held(Top()) == {}

@@ -243,7 +243,7 @@ def beginning(request: pytest.FixtureRequest) -> str:
     if request.param == "forkserver":
         multiprocessing.set_forkserver_preload([__name__])
         first = multiprocessing.get_context("forkserver").Process(target=print)
-        with pytest.MonkeyPatch.context() as patch:  # it is told no path
+        with pytest.MonkeyPatch.context() as patch:  # where no path is set
             patch.setenv("PYTHONPATH", ENV["PYTHONPATH"])
             first.start()
         first.join()
@@ -388,7 +388,7 @@ def test_a_script_without_a_guard_draws_once(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 def test_a_script_without_a_guard_that_asks_for_workers_starts_nothing(tmp_path: Path) -> None:
-    """It is told so, and doesn't start itself over and over."""
+    """It ends with a message, and does not start itself over and over."""
     path = script(tmp_path / "draw.py", "")
     done = subprocess.run([sys.executable, path, tmp_path / "two", "2", "3"], capture_output=True, text=True, env=ENV)
     assert done.returncode == 1

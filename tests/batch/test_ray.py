@@ -79,7 +79,7 @@ class RayError(Exception):
 
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A module that stands for Ray, with a cluster of two cores in this process."""
+    """A module in place of Ray, with a cluster of two cores in this process."""
     parts = {name: ModuleType(name) for name in ("ray", "ray.data", "ray.data.block", "ray.data.datasource")}
     for name, part in parts.items():
         monkeypatch.setitem(sys.modules, name, part)

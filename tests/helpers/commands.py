@@ -8,5 +8,5 @@ COMMANDS = {name: (getattr(app.module_of(name), name), app.module_of(name).EXAMP
 
 
 def context(name: str, *arguments: str) -> Any:
-    """What click reads from the arguments of a command; `-h` is said, which a made command keeps from its first use."""
+    """The context in which click parses a command. It names `-h`, which a command keeps from its first use."""
     return app.made(name).make_context(name, [*arguments], help_option_names=["--help", "-h"])

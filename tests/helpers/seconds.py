@@ -1,20 +1,24 @@
 """Processor seconds of every case, its child processes included: a plugin that `conftest.py` registers.
 
 What is made once for many cases is counted apart from the case that needs it first: fixtures of a wider scope than a
-function, and what `once` keeps. `--report FILE` writes a JSON line per phase of each case, for `.ci/tests.py`.
+function, and what `once` keeps. `--report=FILE` writes a JSON line per phase of each case, for `.ci/tests.py`.
 """
 
 import functools
 import json
 import os
-import resource
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
-TICK = os.sysconf("SC_CLK_TCK")
+try:
+    import resource
+except ModuleNotFoundError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 P, T = ParamSpec("P"), TypeVar("T")
 shared: dict[str, float] = {}  # what was made for many cases in the phase that runs
 
@@ -36,7 +40,12 @@ def once(make: Callable[P, T]) -> Callable[P, T]:
 
 
 def processor_seconds() -> float:
-    """Of this process and of all that it started. Where there is no /proc, running processes are left out."""
+    """Of this process and of all that it started.
+
+    Without /proc those that still run are left out, and on Windows all that it started.
+    """
+    if resource is None:
+        return time.process_time()
     own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     running = sum(map(_of_process, _started_by("self")))
     return own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime + running
@@ -60,7 +69,7 @@ def _of_process(pid: str) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:  # it has ended
         return 0.0
-    return sum(map(int, fields[11:15])) / TICK
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def _count(name: str, seconds: float) -> None:

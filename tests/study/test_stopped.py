@@ -161,7 +161,7 @@ class Killed(BaseException):
     ids=["ablate-signal", "ablate-kill", "scan-signal"],
 )
 def test_a_command_resumes_behind_the_pass_that_broke_off(tmp_path, monkeypatch, line, study, way):
-    """In this process, the scan of two trials; an exception stands for the signal, and for the kill."""
+    """In this process, with a scan of two trials. An exception replaces the signal and the kill."""
 
     def short(*given: Any, **how: Any) -> Plan:
         planned = plan(*given, **how)
