@@ -574,6 +574,7 @@ def test_a_role_is_no_head() -> None:
         ["--toy", "--head", "0.2"],
         ["--toy", "--head", "0"],
         ["--toy", "--out", "steps.txt"],
+        ["--toy", "--set", "cmap=nosuch"],
         ["--text", "a"],
         ["--head", "0.0"],
     ],

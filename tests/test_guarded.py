@@ -1,6 +1,7 @@
 """Targets, answers and templates run apart like any text; what is far too long or too deep is refused at once."""
 
 import copy
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +104,12 @@ def test_a_process_apart_keeps_a_limit_that_is_lower() -> None:
         found = ask()
     assert 0 < found != resource.RLIM_INFINITY
     assert resource.getrlimit(resource.RLIMIT_AS)[0] in (resource.RLIM_INFINITY, limit())
+
+
+def test_what_is_printed_apart_reaches_neither_stdout_nor_stderr(capfd) -> None:
+    with Apart(lambda: [os.write(number, b"said by a template") for number in (1, 2)], "process") as say:
+        assert say() == [18, 18]
+    assert capfd.readouterr() == ("", "")
 
 
 class Untouched:

@@ -35,6 +35,7 @@ TABLE = as_table(
         "why": ["", "\r", "'", None],
     }
 )
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # Arrow's columnar format, "IPC Streaming Format"
 CSV = """\
 layer,head,role,key_token,weight,entropy,holds,why
 0,0,sink,"say ""hi""\",0.1,0.1,True,
@@ -81,7 +82,9 @@ def test_parquet_and_arrow_hold_the_same_table() -> None:
     kinds = {one.name: pa.string() if pa.types.is_dictionary(one.type) else one.type for one in TABLE.schema}
     as_a_dataset = TABLE.cast(pa.schema(kinds))
     assert pq.read_table(io.BytesIO(written(TABLE, "parquet"))).equals(as_a_dataset)
-    assert pa.ipc.open_stream(written(TABLE, "arrow")).read_all().equals(TABLE)
+    streamed = written(TABLE, "arrow")
+    assert pa.ipc.open_stream(streamed).read_all().equals(TABLE)
+    assert streamed.endswith(END_OF_STREAM)
 
 
 @pytest.mark.parametrize("form", FORMATS)

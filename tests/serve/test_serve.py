@@ -235,6 +235,10 @@ def test_what_it_does_not_hold_a_process_reads_itself(server, more, why):
     assert server.status["answered"] == before
 
 
+def test_what_is_asked_offline_it_answers(server):
+    assert asked_server(server, "keys", SENTENCE, "--offline").ok().out == call("keys", SENTENCE).ok().out
+
+
 def test_no_server_is_asked_where_that_is_said(server):
     before = server.status["answered"]
     server.call("heads", SENTENCE, "--no-server").ok()

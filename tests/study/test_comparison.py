@@ -22,12 +22,14 @@ from attnscope.figures import Style
 from attnscope.figures.colours import find_limits
 from attnscope.measure.binned import Cells
 from attnscope.measure.divergence import DivergenceSide, diverge, js_bits
+from attnscope.measure.metrics import KNOWN
 from attnscope.model.loading import wrap
 from attnscope.seam.engines import ENGINES
 from attnscope.show.comparison import panels, signed_maps
 from attnscope.study import comparison
 from attnscope.study.comparison import OneSide, compare_heads, kept_bytes
 from attnscope.study.differences import heads_table, kept_comparison, metrics_table, tokens_table
+from attnscope.study.statistics import FEWEST
 from attnscope.text.prompt import from_ids, from_text
 from helpers.command_line import call
 from helpers.compared import differences
@@ -100,6 +102,16 @@ def test_a_text_beside_itself_differs_in_nothing(demo, engine):
     assert not found.js_SN.any()
     assert not found.lost_SN.any()
     assert all(np.nan_to_num(found.metric(name).effect).max() == 0 for name in found.metrics)
+
+
+def test_texts_that_are_all_equal_leave_a_share_a_margin_and_other_metrics_none(two_texts):
+    equal = {name: (np.repeat(one_SN, FEWEST, 0),) * 2 for name, (one_SN, _) in two_texts.metrics.items()}
+    found = replace(two_texts, metrics=equal)
+    for name in equal:
+        effects, bounded = found.metric(name), KNOWN[name].range == "0 to 1"
+        there = np.isfinite(effects.effect)
+        assert (effects.high[there] > 0).all() if bounded else not effects.high[there].any()
+        assert np.array_equal(effects.low[there], -effects.high[there])
 
 
 def test_both_engines_say_the_same(demo, two_texts):

@@ -158,6 +158,12 @@ def test_those_who_meet_are_nearest():
     assert clustered(np.zeros((1, 1))).leaves == (0,)
 
 
+def brackets(ax):
+    """Where both ends of each bracket of a tree stand, left to right as drawn, and its height."""
+    segments = [segment.tolist() for segment in ax.collections[0].get_segments()]
+    return [((one[0][0], one[-1][0]), pytest.approx(one[1][1])) for one in segments]
+
+
 def test_the_picture_has_heads_in_the_trees_order_and_their_colours():
     values = np.array([[0, 0.9, 0.2], [0.9, 0, 0.8], [0.2, 0.8, 0]])
     blue, pink = ROLE_COLOURS["induction"], ROLE_COLOURS["sink"]
@@ -169,11 +175,13 @@ def test_the_picture_has_heads_in_the_trees_order_and_their_colours():
         figure = pairs_figure(pairs, Style(), ("Heads", "note", "JS"), 600)
     ax, bar, above = figure.axes
     order = list(tree.leaves)
+    middle = {leaf: place + 0.5 for place, leaf in enumerate(order)}  # of the cell of a head
+
     assert np.array_equal(ax.images[0].get_array(), values[np.ix_(order, order)])
     assert [text.get_text() for text in ax.get_yticklabels()] == [pairs.labels[leaf] for leaf in order]
     marks = [(round(mark.get_y()), mark.get_facecolor()[:3]) for mark in ax.patches]
     assert sorted(row for row, _ in marks) == sorted([order.index(0)] * 2 + [order.index(2)])
-    assert len(above.collections[0].get_segments()) == 2
+    assert brackets(above) == [((middle[0], middle[2]), 0.2), (((middle[0] + middle[2]) / 2, middle[1]), 0.85)]
     assert bar.get_ylabel() == "JS"
 
 
