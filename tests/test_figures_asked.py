@@ -28,7 +28,7 @@ from attnscope.measure.roles import ROLES
 from attnscope.observe import Request
 from attnscope.panels import mass_panels
 from helpers.command_line import call
-from helpers.figures import BANK, bank_maps, causal, layer_figure, pixels, places, words
+from helpers.figures import BANK, bank_maps, causal, layer_figure, pixels, places, plain_drawing, words
 from helpers.own import attentions
 
 TEXT = "the financial bank is located on river bank"
@@ -97,8 +97,7 @@ def test_the_overview_frames_heads_by_role(tmp_path: Path, styles: list[Style]) 
         with drawing(Fonts()):
             figure = overview_figure(layers, style)
             figure.set_dpi(style.dpi)
-            figure.canvas.draw()
-            whole = np.asarray(figure.canvas.buffer_rgba())[..., :3].astype(int)
+            whole = plain_drawing(figure)
         painted = pixels(path)
         assert np.abs(painted - whole).max() <= 2
         ax = figure.axes[0]

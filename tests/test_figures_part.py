@@ -21,7 +21,7 @@ from attnscope.keep.view import View
 from attnscope.observe import Request
 from attnscope.run import prepare
 from helpers.command_line import call
-from helpers.figures import causal, layer_figure, numbered, pixels, places, shown, words
+from helpers.figures import causal, layer_figure, numbered, pixels, places, plain_drawing, shown, words
 from helpers.own import attentions
 
 TEXT = "the financial bank is located on river bank"
@@ -176,15 +176,14 @@ def test_a_part_painted_by_cells_is_the_plain_drawing(tmp_path: Path, style: Sty
     with drawing(Fonts()):
         for path, figure in zip(paths, (layer_figure(maps, style), overview_figure([maps], style)), strict=True):
             figure.set_dpi(style.dpi)
-            figure.canvas.draw()
-            whole = np.asarray(figure.canvas.buffer_rgba())[..., :3].astype(int)
-            assert np.abs(pixels(path) - whole).max() <= 2, path.name
+            assert np.abs(pixels(path) - plain_drawing(figure)).max() <= 2, path.name
 
 
 def test_the_fast_picture_of_a_head_is_the_plain_drawing(tmp_path: Path) -> None:
     maps = part((1, 2, 5, 8), (0, 1, 4, 6))
     paths = save_head_maps([(tmp_path / f"{index}.png", maps, index) for index in range(2)], Style())
-    whole = np.asarray(shown(maps, Style(), 1).canvas.buffer_rgba())[..., :3].astype(int)
+    with drawing(Fonts()):
+        whole = plain_drawing(shown(maps, Style(), 1).figure)
     assert np.abs(pixels(paths[1]) - whole).max() <= 2
 
 
@@ -250,7 +249,11 @@ def test_a_single_query_tells_no_sink(demo) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [(), ("--by", "kv"), ("--weights", "scores"), ("--sink", "mask"), ("--engine", "fused")]
+    "more",
+    [
+        ("--by", "kv", "--engine", "fused"),
+        *(pytest.param(one, marks=pytest.mark.e2e) for one in ((), ("--weights", "scores"), ("--sink", "mask"))),
+    ],
 )
 def test_the_command_draws_the_part(tmp_path: Path, more: tuple[str, ...]) -> None:
     arguments = ("--query", "bank", "--key", "financial", "--image", "svg", "--select", "1.1", *more)

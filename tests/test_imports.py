@@ -200,8 +200,10 @@ ASKED = (  # by bash, what may follow `attnscope heads --sort `
     ("command", "absent"),
     [
         ("import attnscope", "torch transformers numpy rich typer"),
-        ("import attnscope.cli as cli; cli.run(['--help'])", "torch transformers numpy rich pyarrow yaml pydantic"),
-        ("import attnscope.cli as cli; cli.run(['--help'])", "attnscope.cli.heads attnscope.cli.options matplotlib"),
+        (
+            "import attnscope.cli as cli; cli.run(['--help'])",
+            "torch transformers numpy rich pyarrow yaml pydantic attnscope.cli.heads attnscope.cli.options matplotlib",
+        ),
         (f"{ASKED}; cli.run([])", "torch transformers numpy rich pyarrow matplotlib yaml pydantic"),
         ("import attnscope.cli as cli; cli.run([])", "torch transformers numpy rich pyarrow matplotlib yaml"),
         (
@@ -217,7 +219,11 @@ ASKED = (  # by bash, what may follow `attnscope heads --sort `
             "rich matplotlib seaborn pandas",
             marks=pytest.mark.e2e,  # imports torch and transformers
         ),
-        ("import attnscope.figures.heatmap, attnscope.figures.overview, attnscope.tables", "torch transformers"),
+        ("import attnscope.figures as f; f.Style()", "torch transformers matplotlib"),
+        (
+            "import attnscope.figures.heatmap, attnscope.figures.overview, attnscope.figures.pool, attnscope.tables",
+            "torch transformers",
+        ),
     ],
 )
 def test_what_a_quick_command_never_loads(command, absent):

@@ -33,7 +33,6 @@ from helpers.corpora import jsonl, rows
 from helpers.parity_models import in_half
 
 TEXT = "the financial bank is located on river bank"
-DTYPES = (torch.float32, torch.bfloat16)
 
 
 def to_the_cpu(model: Any, folder: Path) -> None:
@@ -52,6 +51,17 @@ def half_to_the_disk(model: Any, folder: Path) -> None:
 
 
 WAYS = (to_the_cpu, to_the_disk, half_to_the_disk)
+DEFAULT = {(to_the_cpu, torch.bfloat16), (half_to_the_disk, torch.float32)}
+EITHER_DTYPE = pytest.mark.parametrize(
+    ("both", "dtype"),
+    [
+        pytest.param(way, dtype, marks=[] if (way, dtype) in DEFAULT else [pytest.mark.families])
+        for way in WAYS
+        for dtype in (torch.float32, torch.bfloat16)
+    ],
+    indirect=["both"],
+    ids=lambda value: getattr(value, "__name__", None),
+)
 
 
 def demo_in(demo: LoadedModel, dtype: torch.dtype) -> LoadedModel:
@@ -59,7 +69,7 @@ def demo_in(demo: LoadedModel, dtype: torch.dtype) -> LoadedModel:
     return wrap(model if dtype == torch.float32 else in_half(model, dtype), demo.tokenizer)
 
 
-@pytest.fixture(params=WAYS, ids=lambda offload: offload.__name__)
+@pytest.fixture(params=[to_the_disk], ids=lambda offload: offload.__name__)
 def both(request: Any, demo: LoadedModel, tmp_path: Path, dtype: torch.dtype) -> tuple[LoadedModel, LoadedModel]:
     """The demo model in place, and offloaded."""
     there, away = demo_in(demo, dtype), demo_in(demo, dtype).model
@@ -68,14 +78,14 @@ def both(request: Any, demo: LoadedModel, tmp_path: Path, dtype: torch.dtype) ->
     return there, wrap(away, demo.tokenizer)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@EITHER_DTYPE
 def test_parity_is_as_full_and_as_close(both: tuple[LoadedModel, LoadedModel]) -> None:
     there, away = (check_parity(one, one.tokenizer(TEXT)["input_ids"]) for one in both)
     assert (away.level, away.holds) == ("full", True)
     assert away.layers == there.layers
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@EITHER_DTYPE
 def test_heads_relations_and_value_norms_are_the_same(both: tuple[LoadedModel, LoadedModel]) -> None:
     assert both[1].device == "cpu"
     for request in (attnscope.Request(relations=True, weights=True), attnscope.Request(view=View(weights="value"))):
@@ -86,7 +96,7 @@ def test_heads_relations_and_value_norms_are_the_same(both: tuple[LoadedModel, L
         assert (away.columns.top_key_mass == there.columns.top_key_mass).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@EITHER_DTYPE
 def test_a_head_is_explained_from_its_raw_weights(both: tuple[LoadedModel, LoadedModel]) -> None:
     there, away = (explain_head(one, attnscope.capture(one, TEXT).prompt, 2, 3) for one in both)
     assert away.failures == []
@@ -94,7 +104,7 @@ def test_a_head_is_explained_from_its_raw_weights(both: tuple[LoadedModel, Loade
     assert [step.checks for step in away.steps] == [step.checks for step in there.steps]
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:1])
+@pytest.mark.parametrize("dtype", [torch.float32])
 def test_the_way_to_the_logits_and_copying_are_found(both: tuple[LoadedModel, LoadedModel]) -> None:
     there, away = (way_to_logits(one, [5, 6, 7, 8]) for one in both)
     assert isinstance(there, Way)
@@ -141,11 +151,14 @@ def generated(loaded: LoadedModel, folder: Path) -> Any:
 COMMANDS = (batch, ablation, gradient, scanned, seen, generated)
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:1])
+QUICK = {*((half_to_the_disk, command) for command in COMMANDS if command is not batch), (to_the_cpu, seen)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32])
 @pytest.mark.parametrize(
     ("both", "command"),
     [
-        pytest.param(way, command, marks=[] if way is half_to_the_disk or command is seen else [pytest.mark.families])
+        pytest.param(way, command, marks=[] if (way, command) in QUICK else [pytest.mark.families])
         for way in WAYS
         for command in COMMANDS
     ],
