@@ -116,11 +116,19 @@ MOSTLY = pytest.mark.parametrize(
 )
 
 
+KINDS = [("heads", 2), ("heads", None), ("some heads", 1), ("kv heads", 3), ("scores", None)]
+
+
 @MOSTLY
 @pytest.mark.parametrize(
-    ("kind", "top_k"), [("heads", 2), ("heads", None), ("some heads", 1), ("kv heads", 3), ("scores", None)]
+    ("kind", "top_k", "query", "key"),
+    [  # by default each kind twice, and each choice
+        pytest.param(*kind, *places, marks=[] if (k - p) % 5 < 2 else [pytest.mark.families])
+        for k, kind in enumerate(KINDS)
+        for p, places in enumerate(CHOSEN)
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize(("query", "key"), CHOSEN, ids=str)
 def test_relations_of_chosen_tokens(demo, seen_by, query, key, kind: str, top_k: int | None) -> None:
     """Only the chosen rows and columns, and of them the largest: also where they are not among the row's largest."""
     heads = {1: (2, 3), 3: (5,)} if kind == "some heads" else None
@@ -162,8 +170,15 @@ def test_chosen_keys_need_not_be_among_the_largest(demo, seen_by) -> None:
 
 
 @MOSTLY
-@pytest.mark.parametrize(("group", "by_kv"), [("words", False), ("sentences", True)])
-@pytest.mark.parametrize(("query", "key"), CHOSEN, ids=str)
+@pytest.mark.parametrize(
+    ("group", "by_kv", "query", "key"),
+    [
+        pytest.param(*group, *places, marks=[] if p in (g, 2 + g, 4) else [pytest.mark.families])
+        for g, group in enumerate([("words", False), ("sentences", True)])
+        for p, places in enumerate(CHOSEN)
+    ],
+    ids=str,
+)
 def test_a_chosen_token_stands_for_its_word_or_sentence(demo, seen_by, query, key, group: str, by_kv: bool) -> None:
     wanted = Request(view=View(by_kv=by_kv), metrics=(), relations=True, top_k=None, group=group)
     seen = seen_by(wanted, chosen=chosen(query, key))
@@ -191,8 +206,14 @@ def test_a_chosen_token_stands_for_its_word_or_sentence(demo, seen_by, query, ke
     assert len(columns["weight"]) > 0
 
 
-@pytest.mark.parametrize("group", [None, "words"])
-@pytest.mark.parametrize("by_kv", [False, True])
+@pytest.mark.parametrize(
+    ("group", "by_kv"),
+    [
+        (None, False),
+        ("words", True),
+        *(pytest.param(*one, marks=pytest.mark.families) for one in ((None, True), ("words", False))),
+    ],
+)
 def test_texts_of_a_batch_have_their_own_chosen_tokens(demo, seen_by, group, by_kv: bool) -> None:
     texts = [TEXT, "We sat there.", "The river is wide and the bank is green and the mill is old."]
     prompts = [from_text(demo.tokenizer, text) for text in texts]

@@ -69,7 +69,10 @@ def demo_in(demo: LoadedModel, dtype: torch.dtype) -> LoadedModel:
     return wrap(model if dtype == torch.float32 else in_half(model, dtype), demo.tokenizer)
 
 
-@pytest.fixture(params=[to_the_disk], ids=lambda offload: offload.__name__)
+@pytest.fixture(
+    params=[to_the_disk, *(pytest.param(way, marks=pytest.mark.families) for way in (to_the_cpu, half_to_the_disk))],
+    ids=lambda offload: offload.__name__,
+)
 def both(request: Any, demo: LoadedModel, tmp_path: Path, dtype: torch.dtype) -> tuple[LoadedModel, LoadedModel]:
     """The demo model in place, and offloaded."""
     there, away = demo_in(demo, dtype), demo_in(demo, dtype).model
