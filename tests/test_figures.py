@@ -29,7 +29,18 @@ from attnscope.figures.overview import overview_figure, pooled
 from attnscope.figures.pool import draw_in_workers, worker_count
 from attnscope.figures.writer import drawing, write_whole
 from helpers.command_line import HANGS
-from helpers.figures import BANK, bank_maps, causal, first_tokens, layer_figure, numbered, pixels, plain_drawing, shown, words
+from helpers.figures import (
+    BANK,
+    bank_maps,
+    causal,
+    first_tokens,
+    layer_figure,
+    numbered,
+    pixels,
+    plain_drawing,
+    shown,
+    words,
+)
 from helpers.forks import forked
 
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -236,7 +247,7 @@ def test_two_runs_write_the_same_bytes(tmp_path: Path, image: str, whole: bool) 
 )
 def test_the_fast_picture_is_the_plain_drawing(tmp_path: Path, style: Style) -> None:
     """A re-used figure against one that matplotlib draws whole: no pixel differs by more than rounding."""
-    maps = bank_maps(heads=3)
+    maps = first_tokens(bank_maps(heads=3), 4)
     paths = save_head_maps([(tmp_path / f"{i}.png", maps, i) for i in range(3)], style)
     fast = pixels(paths[2])
     with drawing(Fonts()):

@@ -38,7 +38,18 @@ from attnscope.figures.raster import press_images
 from attnscope.figures.style import TAKEN, split_sink
 from attnscope.figures.writer import drawing, save_figure
 from helpers.command_line import call
-from helpers.figures import BANK, bank_maps, causal, first_tokens, layer_figure, numbered, pixels, plain_drawing, shown, words
+from helpers.figures import (
+    BANK,
+    bank_maps,
+    causal,
+    first_tokens,
+    layer_figure,
+    numbered,
+    pixels,
+    plain_drawing,
+    shown,
+    words,
+)
 
 ABOUT = About("demo, “the bank”, 9 tokens", "demo", "ab12", "attnscope heads --select 1.4")
 TEXT = "the financial bank is located on river bank"

@@ -39,9 +39,7 @@ MADE_FIRST = {"redrawn", "targets"}  # which damage what takes seconds to make
 ALONE = sorted(set(KINDS) - AFTER_A_COMMAND)
 # A first import of the compiler, which the reader of quantised weights needs, makes a folder; the others take long.
 QUICK = sorted(
-    {*ALONE}
-    - MADE_FIRST
-    - {"quantised", "pictures", "large", "full_disks", "processors", "generation", "templates"}
+    {*ALONE} - MADE_FIRST - {"quantised", "pictures", "large", "full_disks", "processors", "generation", "templates"}
 )
 
 

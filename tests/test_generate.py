@@ -227,7 +227,7 @@ def test_made_are_the_rows_whose_likeliest_next_tokens_are_the_answer(demo: Load
 
 
 def test_made_is_text_without_an_answer_and_in_quotes(demo: LoadedModel) -> None:
-    with pytest.raises(InputError, match="^'made' .*not in .* 0 <s>"):
+    with pytest.raises(InputError, match=r"^'made' .*not in .* 0 <s>"):
         attnscope.capture(demo, TEXT, query="made")
     said = from_text(demo.tokenizer, "she made a bank", answer=" of sand")
     assert find(said, "made").positions == tuple(at - 1 for at in find(said, "answer").positions)

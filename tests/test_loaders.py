@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -159,13 +159,18 @@ def bring(made: dict[str, Path], tmp_path: Path) -> Callable[..., Path]:
     return brought
 
 
-def everywhere(kind: str, folder: Path, **options: Any) -> list[str]:
-    """Let every loader read the folder; what each was refused with."""
+LOADED: tuple[Callable[..., object], ...] = (load_config, load_tokenizer, load)
+
+
+def everywhere(kind: str, folder: Path, loaders: Sequence[Callable[..., object]] = LOADED, **options: Any) -> list[str]:
+    """Let every loader read the folder, and what is loaded be used; what each was refused with."""
     said = []
     options = {"model": str(folder), **options}
-    for read in (load_config, load_tokenizer, lambda options: READ[kind](load(options))):
+    for read in loaders:
         try:
-            read(LoadOptions(**options))
+            found = read(LoadOptions(**options))
+            if read is load:
+                READ[kind](found)
         except AttnscopeError as error:
             said.append(error.for_shell())
     return said
@@ -313,10 +318,13 @@ def test_an_adapter_runs_no_code(
     assert yes.asked == 0
 
 
-def test_a_gguf_file_runs_no_code(bring: Callable[..., Path], yes: Yes, tmp_path: Path, demo: Any) -> None:
+@pytest.mark.parametrize("loaders", [LOADED[-1:], pytest.param(LOADED, marks=pytest.mark.e2e)], ids=["one", "all"])
+def test_a_gguf_file_runs_no_code(
+    loaders: Sequence[Callable[..., object]], bring: Callable[..., Path], yes: Yes, tmp_path: Path, demo: Any
+) -> None:
     folder = bring("text", "config.json", auto(*MODELS))
     gguf = a_gguf(folder / "m.gguf", demo.model)
-    assert everywhere("text", gguf) == []
+    assert everywhere("text", gguf, loaders) == []
     assert not (tmp_path / "ran").exists()
     assert yes.asked == 0
 
@@ -463,7 +471,12 @@ def test_sizes_of_an_adapter_are_those_of_its_weights(named: dict[str, Any], say
 
 @pytest.mark.parametrize(
     "drawn",
-    ["pissa", "olora", "gaussian", *(pytest.param(one, marks=pytest.mark.e2e) for one in ("pissa_niter_4", "orthogonal"))],
+    [
+        "pissa",
+        "olora",
+        "gaussian",
+        *(pytest.param(one, marks=pytest.mark.e2e) for one in ("pissa_niter_4", "orthogonal")),
+    ],
 )
 def test_what_an_adapter_began_from_is_as_peft_has_it(drawn: str, tmp_path: Path) -> None:
     """PiSSA and OLoRA take a part of the base out of it."""
@@ -586,9 +599,7 @@ def test_a_batch_says_of_each_text_why_it_failed(tmp_path: Path) -> None:
 def test_pictures_that_the_processor_places_wrongly_are_a_line(bring: Callable[..., Path], tmp_path: Path) -> None:
     folder = bring("picture", "processor_config.json", {"num_additional_image_tokens": 4})
     field = picture_models.picture(tmp_path / "field.png")
-    assert "llava failed: " in one_line(
-        call("heads", "-q", TEXT, "--picture", field, "-m", str(folder))
-    )
+    assert "llava failed: " in one_line(call("heads", "-q", TEXT, "--picture", field, "-m", str(folder)))
 
 
 def test_verbose_shows_where_it_failed(tmp_path: Path) -> None:
@@ -630,9 +641,15 @@ def silent(*arguments: str) -> Result:
     return spawn(*arguments).silent()
 
 
-def test_a_gguf_file_is_read_without_a_word(tmp_path: Path, demo: Any) -> None:
+def heard(*arguments: str) -> Result:
+    """The same in this process, without what libraries in other languages say."""
+    return call(*arguments).silent()
+
+
+@pytest.mark.parametrize("command", [heard, pytest.param(silent, marks=pytest.mark.e2e)])
+def test_a_gguf_file_is_read_without_a_word(command: Callable[..., Result], tmp_path: Path, demo: Any) -> None:
     gguf = a_gguf(tmp_path / "m.gguf", demo.model)
-    assert silent("heads", "-q", "-m", str(gguf), "-t", "a").out
+    assert command("heads", "-q", "-m", str(gguf), "-t", "a").out
 
 
 def test_a_config_with_odd_parts_is_refused_in_a_line(tmp_path: Path) -> None:
