@@ -239,6 +239,13 @@ def test_heads_of_a_kv_head_are_averaged(demo, seen_by) -> None:
     assert all(row[1] is None for row in rows(seen.relations()))
 
 
+def test_a_head_has_the_kv_head_that_it_shares(demo) -> None:
+    seen = observe(demo, [from_text(demo.tokenizer, "the bank")], Request())[0]
+    expected = {(layer, 2 * group + one): group for layer in range(4) for group in range(3) for one in range(2)}
+    assert {(head.layer, head.head): head.kv_head for head in seen.heads} == expected
+    assert {(row["layer"], row["head"]): row["kv_head"] for row in seen.table().to_pylist()} == expected
+
+
 def test_scores_are_logits_and_their_softmax_the_weights(demo, seen_by) -> None:
     seen = seen_by(Request(view=View(weights="scores"), maps="all", relations=True))
     for layer, matrices in enumerate(attentions(demo.model, seen.prompt.ids)):
