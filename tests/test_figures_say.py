@@ -37,7 +37,7 @@ from attnscope.figures.overview import overview_figure
 from attnscope.figures.raster import press_images
 from attnscope.figures.style import TAKEN, split_sink
 from attnscope.figures.writer import drawing, save_figure
-from helpers.command_line import call
+from helpers.command_line import SENTENCE, call
 from helpers.figures import (
     BANK,
     bank_maps,
@@ -52,12 +52,11 @@ from helpers.figures import (
 )
 
 ABOUT = About("demo, “the bank”, 9 tokens", "demo", "ab12", "attnscope heads --select 1.4")
-TEXT = "the financial bank is located on river bank"
 
 
 @pytest.fixture(scope="module")
 def seen():
-    return attnscope.capture(attnscope.load("demo"), TEXT)
+    return attnscope.capture(attnscope.load("demo"), SENTENCE)
 
 
 def long_maps(tokens: int = 130) -> Maps:
@@ -100,11 +99,11 @@ def test_every_figure_says_of_what_it_is() -> None:
 
 def test_the_command_tells_model_text_and_itself(tmp_path: Path, seen) -> None:
     arguments = ("--select", "1.4", "--title", "A head", "--figures", "heads")
-    call("heatmap", "--text", TEXT, *arguments, "--out", str(tmp_path)).ok()
+    call("heatmap", "--text", SENTENCE, *arguments, "--out", str(tmp_path)).ok()
     said = Image.open(tmp_path / "heads" / "L01H04.png").text
     assert said["Command"] == "attnscope heatmap --select 1.4 --title 'A head' --figures heads"
     assert said["Text-SHA256"] == seen.prompt.sha256
-    assert said["Title"] == f"demo, “{TEXT}”, 9 tokens"
+    assert said["Title"] == f"demo, “{SENTENCE}”, 9 tokens"
 
 
 def test_a_long_text_and_a_long_name_are_shortened() -> None:

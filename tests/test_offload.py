@@ -29,10 +29,9 @@ from attnscope.study.ablation.screen import screened
 from attnscope.study.ablation.way import Way, way_to_logits
 from attnscope.study.atlas.copying import copying_of
 from attnscope.study.atlas.scan import plan, scan_heads
+from helpers.command_line import SENTENCE
 from helpers.corpora import jsonl, rows
 from helpers.parity_models import in_half
-
-TEXT = "the financial bank is located on river bank"
 
 
 def to_the_cpu(model: Any, folder: Path) -> None:
@@ -83,7 +82,7 @@ def both(request: Any, demo: LoadedModel, tmp_path: Path, dtype: torch.dtype) ->
 
 @EITHER_DTYPE
 def test_parity_is_as_full_and_as_close(both: tuple[LoadedModel, LoadedModel]) -> None:
-    there, away = (check_parity(one, one.tokenizer(TEXT)["input_ids"]) for one in both)
+    there, away = (check_parity(one, one.tokenizer(SENTENCE)["input_ids"]) for one in both)
     assert (away.level, away.holds) == ("full", True)
     assert away.layers == there.layers
 
@@ -92,7 +91,7 @@ def test_parity_is_as_full_and_as_close(both: tuple[LoadedModel, LoadedModel]) -
 def test_heads_relations_and_value_norms_are_the_same(both: tuple[LoadedModel, LoadedModel]) -> None:
     assert both[1].device == "cpu"
     for request in (attnscope.Request(relations=True, weights=True), attnscope.Request(view=View(weights="value"))):
-        there, away = (attnscope.capture(one, TEXT, request=request) for one in both)
+        there, away = (attnscope.capture(one, SENTENCE, request=request) for one in both)
         for name, score in there.columns.scores.items():
             torch.testing.assert_close(away.columns.scores[name].value, score.value, rtol=0, atol=0, equal_nan=True)
         assert (away.columns.relation_weight == there.columns.relation_weight).all()
@@ -101,7 +100,7 @@ def test_heads_relations_and_value_norms_are_the_same(both: tuple[LoadedModel, L
 
 @EITHER_DTYPE
 def test_a_head_is_explained_from_its_raw_weights(both: tuple[LoadedModel, LoadedModel]) -> None:
-    there, away = (explain_head(one, attnscope.capture(one, TEXT).prompt, 2, 3) for one in both)
+    there, away = (explain_head(one, attnscope.capture(one, SENTENCE).prompt, 2, 3) for one in both)
     assert away.failures == []
     assert not any(step.missing for step in away.steps)
     assert [step.checks for step in away.steps] == [step.checks for step in there.steps]
@@ -121,19 +120,19 @@ def test_the_way_to_the_logits_and_copying_are_found(both: tuple[LoadedModel, Lo
 
 def batch(loaded: LoadedModel, folder: Path) -> Any:
     folder.mkdir()
-    corpus = jsonl(folder / "corpus.jsonl", [TEXT, "the mill", "the river bank"])
+    corpus = jsonl(folder / "corpus.jsonl", [SENTENCE, "the mill", "the river bank"])
     run_folder(Job(), Corpus((str(corpus),)), folder / "batch", {}, loaded=loaded)
     return rows(folder / "batch", "heads") + rows(folder / "batch", "relations")
 
 
 def ablation(loaded: LoadedModel, folder: Path) -> Any:
-    task = tasks.texts(loaded, [TEXT, "the river bank is located on the mill"])
+    task = tasks.texts(loaded, [SENTENCE, "the river bank is located on the mill"])
     asked = HeadSets.of([HeadSet("two", ((1, 0), (3, 1)))], loaded.geometry, random=1)
     return [ablate_sets(loaded, task, asked, replacement).table().to_pylist() for replacement in ("mean", "zero")]
 
 
 def gradient(loaded: LoadedModel, folder: Path) -> Any:
-    found = screened(prepared(loaded, tasks.texts(loaded, [TEXT]), [], "zero"))
+    found = screened(prepared(loaded, tasks.texts(loaded, [SENTENCE]), [], "zero"))
     return [found.signed_N.tolist(), found.ablated_N.tolist()]
 
 
@@ -143,12 +142,12 @@ def scanned(loaded: LoadedModel, folder: Path) -> Any:
 
 def seen(loaded: LoadedModel, folder: Path) -> Any:
     request = attnscope.Request(relations=True, rollout="words", per_token=True, query="bank", maps="all")
-    one = attnscope.capture(loaded, TEXT, request=request, engine="fused")
+    one = attnscope.capture(loaded, SENTENCE, request=request, engine="fused")
     return [one.table().to_pylist(), one.relations().to_pylist(), one.rollout.table().to_pylist()]
 
 
 def generated(loaded: LoadedModel, folder: Path) -> Any:
-    return attnscope.capture(loaded, TEXT, generate=3, listen=True, engine="fused").prompt.ids
+    return attnscope.capture(loaded, SENTENCE, generate=3, listen=True, engine="fused").prompt.ids
 
 
 COMMANDS = (batch, ablation, gradient, scanned, seen, generated)
@@ -180,7 +179,7 @@ def test_a_wrong_layer_fails_though_it_is_offloaded(demo: LoadedModel, tmp_path:
     model = demo_in(demo, torch.bfloat16).model
     model.model.layers[2].self_attn.scaling *= 1.01
     to_the_disk(model, tmp_path)
-    report = check_parity(wrap(model, demo.tokenizer), demo.tokenizer(TEXT)["input_ids"])
+    report = check_parity(wrap(model, demo.tokenizer), demo.tokenizer(SENTENCE)["input_ids"])
     assert [one.layer for one in report.failures] == [2]
 
 
