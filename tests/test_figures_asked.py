@@ -114,7 +114,7 @@ def test_the_overview_frames_heads_by_role(tmp_path: Path, styles: list[Style]) 
     assert len(overview_figure([replace(bank_maps(), roles=("other",) * 4)], Style()).texts) == 3
 
 
-@pytest.mark.parametrize("style", [Style(), Style(width="column"), Style(width=2)])
+@pytest.mark.parametrize("style", [Style(), Style(width=2), pytest.param(Style(width="column"), marks=pytest.mark.e2e)])
 def test_a_legend_stays_inside_and_apart(style: Style) -> None:
     maps = replace(bank_maps(heads=6), roles=tuple(ROLE_COLOURS))
     with drawing(Fonts()):

@@ -297,8 +297,14 @@ def test_what_keys_receive_is_of_the_kept_heads_and_of_the_mean_of_kv_heads(demo
     np.testing.assert_allclose(seen.received, torch.stack([one.mean(0) for one in pairs.values()]).mean(0), atol=1e-6)
 
 
-@pytest.mark.parametrize("by_kv", [False, True])
-@pytest.mark.parametrize("rule", ["sum", "max"])
+@pytest.mark.parametrize(
+    ("rule", "by_kv"),
+    [
+        ("sum", False),
+        ("max", True),
+        *(pytest.param(*one, marks=pytest.mark.families) for one in (("sum", True), ("max", False))),
+    ],
+)
 def test_a_binned_picture_says_the_true_mean_mass_of_key_0(demo, seen_by, rule: str, by_kv: bool) -> None:
     seen = seen_by(Request(view=View(by_kv=by_kv), maps="all", bin_rule=rule, split_sink=True, map_side=10))
     for maps, matrices in zip(layer_maps(seen), attentions(demo.model, seen.prompt.ids), strict=True):
@@ -312,7 +318,14 @@ def test_a_binned_picture_says_the_true_mean_mass_of_key_0(demo, seen_by, rule: 
             assert f"without key 0 (<s>), mean mass {mass:.2f} (" in head.note
 
 
-@pytest.mark.parametrize(("rule", "split_sink"), [("sum", False), ("sum", True), ("max", False), ("max", True)])
+@pytest.mark.parametrize(
+    ("rule", "split_sink"),
+    [
+        ("sum", True),
+        ("max", False),
+        *(pytest.param(*one, marks=pytest.mark.families) for one in (("sum", False), ("max", True))),
+    ],
+)
 def test_binned_maps_keep_rows_or_maxima(demo, seen_by, rule: str, split_sink: bool) -> None:
     seen = seen_by(Request(maps="all", bin_rule=rule, split_sink=split_sink, map_side=10))
     maps, layers = seen.maps, attentions(demo.model, seen.prompt.ids)
