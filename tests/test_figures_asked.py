@@ -27,17 +27,16 @@ from attnscope.keep.view import View
 from attnscope.measure.roles import ROLES
 from attnscope.observe import Request
 from attnscope.panels import mass_panels
-from helpers.command_line import call
-from helpers.figures import BANK, bank_maps, causal, layer_figure, pixels, places, words
+from helpers.command_line import SENTENCE, call
+from helpers.figures import BANK, bank_maps, causal, layer_figure, pixels, places, plain_drawing, words
 from helpers.own import attentions
 
-TEXT = "the financial bank is located on river bank"
 STORY = (Path(__file__).parents[1] / "examples" / "story.txt").read_text()
 
 
 @pytest.fixture(scope="module")
 def asked():
-    return attnscope.capture(attnscope.load("demo"), TEXT, query="bank", key="the")
+    return attnscope.capture(attnscope.load("demo"), SENTENCE, query="bank", key="the")
 
 
 # Roles
@@ -97,8 +96,7 @@ def test_the_overview_frames_heads_by_role(tmp_path: Path, styles: list[Style]) 
         with drawing(Fonts()):
             figure = overview_figure(layers, style)
             figure.set_dpi(style.dpi)
-            figure.canvas.draw()
-            whole = np.asarray(figure.canvas.buffer_rgba())[..., :3].astype(int)
+            whole = plain_drawing(figure)
         painted = pixels(path)
         assert np.abs(painted - whole).max() <= 2
         ax = figure.axes[0]
@@ -116,7 +114,7 @@ def test_the_overview_frames_heads_by_role(tmp_path: Path, styles: list[Style]) 
     assert len(overview_figure([replace(bank_maps(), roles=("other",) * 4)], Style()).texts) == 3
 
 
-@pytest.mark.parametrize("style", [Style(), Style(width="column"), Style(width=2)])
+@pytest.mark.parametrize("style", [Style(), Style(width=2), pytest.param(Style(width="column"), marks=pytest.mark.e2e)])
 def test_a_legend_stays_inside_and_apart(style: Style) -> None:
     maps = replace(bank_maps(heads=6), roles=tuple(ROLE_COLOURS))
     with drawing(Fonts()):
@@ -160,12 +158,12 @@ def test_the_picture_of_the_mass_is_the_models_own(demo, asked) -> None:
     layer, head = ranked[0]
     assert f"1 L{layer}H{head} {expected[layer][head]:.2f}, 2 L" in note
     assert note.startswith("queries “bank” (2 of 9), keys “the” (1 of 9)\n")
-    assert mass_panels(attnscope.capture(demo, TEXT)) == ((), "")
+    assert mass_panels(attnscope.capture(demo, SENTENCE)) == ((), "")
 
 
 def test_heads_without_a_query_that_sees_the_keys_are_grey(demo) -> None:
-    assert mass_panels(attnscope.capture(demo, TEXT, query="the", key="bank")) == ((), "")
-    some = attnscope.capture(demo, TEXT, query="bank", key="the", select="1.0-2,3")
+    assert mass_panels(attnscope.capture(demo, SENTENCE, query="the", key="bank")) == ((), "")
+    some = attnscope.capture(demo, SENTENCE, query="bank", key="the", select="1.0-2,3")
     (panel,), _ = mass_panels(some)
     assert np.isfinite(panel.values_LH).tolist() == [[True] * 3 + [False] * 3, [True] * 6]
     assert all(np.isfinite(panel.values_LH[place]) for place in panel.first)
@@ -245,7 +243,7 @@ def test_tall_maps_stand_side_by_side() -> None:
 
 
 def test_a_figure_is_drawn_where_it_is_named(tmp_path: Path) -> None:
-    base = ("heatmap", "--text", TEXT, "--query", "bank", "--key", "the", "--out", str(tmp_path))
+    base = ("heatmap", "--text", SENTENCE, "--query", "bank", "--key", "the", "--out", str(tmp_path))
     done = call(*base, "--figures", "top,mass", "--top", "3").ok()
     names = [Path(line).relative_to(tmp_path).as_posix() for line in done.out.decode().splitlines()]
     assert names == ["mass.png", "top.png"]
@@ -259,7 +257,7 @@ def test_a_figure_is_drawn_where_it_is_named(tmp_path: Path) -> None:
 
 
 def test_heads_draws_what_is_named_beside_its_tables(tmp_path: Path) -> None:
-    arguments = ("heads", "--text", TEXT, "--key", "the", "--out", str(tmp_path))
+    arguments = ("heads", "--text", SENTENCE, "--key", "the", "--out", str(tmp_path))
     call(*arguments, "--figures", "mass,top", "--top", "2").ok()
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"heads.csv", "relations.csv", "mass.png", "top.png", "manifest.json"}
@@ -278,7 +276,7 @@ def test_heads_draws_what_is_named_beside_its_tables(tmp_path: Path) -> None:
     ],
 )
 def test_a_figure_that_cannot_be_drawn_is_refused_before_a_model_is_loaded(arguments: tuple, says: str) -> None:
-    done = call(arguments[0], "--model", "./none", "--text", TEXT, *arguments[1:])
+    done = call(arguments[0], "--model", "./none", "--text", SENTENCE, *arguments[1:])
     assert done.code == 2
     assert says in done.err
 
@@ -286,7 +284,7 @@ def test_a_figure_that_cannot_be_drawn_is_refused_before_a_model_is_loaded(argum
 def test_python_refuses_them_too(demo, tmp_path: Path, asked) -> None:
     assert OFFERED == FIGURES
     with pytest.raises(UsageError, match="shows the mass on named keys; name them with key"):
-        attnscope.capture(demo, TEXT).export(tmp_path, figures=("mass",))
+        attnscope.capture(demo, SENTENCE).export(tmp_path, figures=("mass",))
     written = asked.export(tmp_path, figures=ASKED_FOR, tables=False)
     assert [path.name for path in written] == ["mass.png", "top.png", "depth.png", "manifest.json"]
     assert Drawing.of(asked).sheet is None, "no copy of maps that nobody asked for"

@@ -20,11 +20,10 @@ from attnscope.figures.writer import drawing
 from attnscope.keep.view import View
 from attnscope.observe import Request
 from attnscope.run import prepare
-from helpers.command_line import call
-from helpers.figures import causal, layer_figure, numbered, pixels, places, shown, words
+from helpers.command_line import SENTENCE, call
+from helpers.figures import causal, layer_figure, numbered, pixels, places, plain_drawing, shown, words
 from helpers.own import attentions
 
-TEXT = "the financial bank is located on river bank"
 LONG = "the river bank is green and the old boat lies still near the mill . " * 17
 EITHER_ENGINE = pytest.mark.parametrize("engine", ["eager", "fused"])
 
@@ -53,7 +52,7 @@ def part(queries: tuple[int, ...], keys: tuple[int, ...], heads: int = 2, tokens
 @pytest.mark.parametrize(("query", "key"), [("bank", "the"), (None, "bank"), ("-1", None), ("bank", "bank")])
 def test_a_part_is_the_models_own_weights(demo, engine: str, query: str, key: str, by_kv: bool) -> None:
     request = Request(view=View(by_kv=by_kv), metrics=(), maps="all", query=query, key=key)
-    seen = attnscope.capture(demo, TEXT, request=request, engine=engine)
+    seen = attnscope.capture(demo, SENTENCE, request=request, engine=engine)
     every = range(len(seen.prompt))
     queries, keys = (
         [len(every) - 1] if word == "-1" else every if word is None else places(seen.prompt, word)
@@ -176,15 +175,14 @@ def test_a_part_painted_by_cells_is_the_plain_drawing(tmp_path: Path, style: Sty
     with drawing(Fonts()):
         for path, figure in zip(paths, (layer_figure(maps, style), overview_figure([maps], style)), strict=True):
             figure.set_dpi(style.dpi)
-            figure.canvas.draw()
-            whole = np.asarray(figure.canvas.buffer_rgba())[..., :3].astype(int)
-            assert np.abs(pixels(path) - whole).max() <= 2, path.name
+            assert np.abs(pixels(path) - plain_drawing(figure)).max() <= 2, path.name
 
 
 def test_the_fast_picture_of_a_head_is_the_plain_drawing(tmp_path: Path) -> None:
     maps = part((1, 2, 5, 8), (0, 1, 4, 6))
     paths = save_head_maps([(tmp_path / f"{index}.png", maps, index) for index in range(2)], Style())
-    whole = np.asarray(shown(maps, Style(), 1).canvas.buffer_rgba())[..., :3].astype(int)
+    with drawing(Fonts()):
+        whole = plain_drawing(shown(maps, Style(), 1).figure)
     assert np.abs(pixels(paths[1]) - whole).max() <= 2
 
 
@@ -243,18 +241,22 @@ def test_a_sink_that_is_not_drawn_is_not_taken_out() -> None:
 def test_a_single_query_tells_no_sink(demo) -> None:
     """What one token looks at most is what was asked for; a head rests on a key over many rows."""
     request = Request(metrics=(), maps="all", query="-1")
-    assert all(maps.sinks == () for maps in layer_maps(attnscope.capture(demo, TEXT, request=request)))
+    assert all(maps.sinks == () for maps in layer_maps(attnscope.capture(demo, SENTENCE, request=request)))
 
 
 # The command
 
 
 @pytest.mark.parametrize(
-    "more", [(), ("--by", "kv"), ("--weights", "scores"), ("--sink", "mask"), ("--engine", "fused")]
+    "more",
+    [
+        ("--by", "kv", "--engine", "fused"),
+        *(pytest.param(one, marks=pytest.mark.e2e) for one in ((), ("--weights", "scores"), ("--sink", "mask"))),
+    ],
 )
 def test_the_command_draws_the_part(tmp_path: Path, more: tuple[str, ...]) -> None:
     arguments = ("--query", "bank", "--key", "financial", "--image", "svg", "--select", "1.1", *more)
-    call("heatmap", "--text", TEXT, *arguments, "--out", str(tmp_path)).ok()
+    call("heatmap", "--text", SENTENCE, *arguments, "--out", str(tmp_path)).ok()
     said = "queries “bank” (2 of 9), keys “financial” (1 of 9)"
     drawn = {path: path.read_text() for path in tmp_path.rglob("*.svg")}
     assert len(drawn) == 3
@@ -266,7 +268,7 @@ def test_the_command_draws_the_part(tmp_path: Path, more: tuple[str, ...]) -> No
 
 
 def test_a_picture_in_python_is_the_part(demo) -> None:
-    seen = attnscope.capture(demo, TEXT, query="bank", key="financial")
-    whole = attnscope.capture(demo, TEXT)
+    seen = attnscope.capture(demo, SENTENCE, query="bank", key="financial")
+    whole = attnscope.capture(demo, SENTENCE)
     assert seen.heatmap(1, 4).png != whole.heatmap(1, 4).png
     assert [maps.labels_Q for maps in layer_maps(seen)] == [("·bank", "·bank")] * 4

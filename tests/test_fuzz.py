@@ -37,8 +37,10 @@ AFTER_A_COMMAND = {  # which damage what a command has left
 }
 MADE_FIRST = {"redrawn", "targets"}  # which damage what takes seconds to make
 ALONE = sorted(set(KINDS) - AFTER_A_COMMAND)
-# A first import of the compiler, which the reader of such weights needs, makes a folder; pictures take long.
-QUICK = sorted({*ALONE} - MADE_FIRST - {"quantised", "pictures"})
+# A first import of the compiler, which the reader of quantised weights needs, makes a folder; the others take long.
+QUICK = sorted(
+    {*ALONE} - MADE_FIRST - {"quantised", "pictures", "large", "full_disks", "processors", "generation", "templates"}
+)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +125,11 @@ def asks_the_network() -> None:
         (input, f"{len(YES)} bytes of stdin were read"),
         (lambda: os.mkdir("trapped"), "code of a file was run"),
         (lambda: Path("../outside/kept.txt").write_text("lost"), "changed outside/kept.txt, which is not its own"),
-        (lambda: Path("../outside/kept.txt").unlink(), "changed outside/kept.txt, which is not its own"),
+        pytest.param(
+            lambda: Path("../outside/kept.txt").unlink(),
+            "changed outside/kept.txt, which is not its own",
+            marks=pytest.mark.e2e,  # seen as what is changed
+        ),
         (lambda: Path("../home/.config").mkdir(), "changed home/.config, which is not its own"),
         (lambda: Path("pytorch_model.bin").write_bytes(b""), "opened a pickle"),
         (asks_the_network, "asked the network"),

@@ -39,7 +39,13 @@ MODELS = ["demo", "stories260K-llama", *FAMILIES]
 IDS = torch.randint(6, 120, (9,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.families) if name in ("stories260K-llama", "gpt2") else name
+        for name in MODELS
+    ],
+)
 def loaded(request: pytest.FixtureRequest, demo: LoadedModel) -> LoadedModel:
     """The demo, real weights, and tiny models with and without windows; the tiny ones read the demo's tokens."""
     if request.param in FAMILIES:
@@ -221,7 +227,7 @@ def test_made_are_the_rows_whose_likeliest_next_tokens_are_the_answer(demo: Load
 
 
 def test_made_is_text_without_an_answer_and_in_quotes(demo: LoadedModel) -> None:
-    with pytest.raises(InputError, match="'made' is not in the text; the tokens are 0 <s>"):
+    with pytest.raises(InputError, match=r"^'made' .*not in .* 0 <s>"):
         attnscope.capture(demo, TEXT, query="made")
     said = from_text(demo.tokenizer, "she made a bank", answer=" of sand")
     assert find(said, "made").positions == tuple(at - 1 for at in find(said, "answer").positions)
@@ -236,14 +242,14 @@ def test_a_model_that_cannot_generate_is_said(demo: LoadedModel) -> None:
             return False
 
     silent = replace(demo, model=Silent(demo.model.config).eval())
-    with pytest.raises(ModelError, match='demo cannot generate; give the answer with answer="TEXT"'):
+    with pytest.raises(ModelError, match='answer="TEXT"'):
         attnscope.capture(silent, TEXT, generate=2)
 
     class Broken(type(demo.model)):
         def generate(self, *args: object, **kwargs: object) -> None:
             raise ValueError("no cache of this kind\nand more")
 
-    with pytest.raises(ModelError, match="demo cannot generate: no cache of this kind;"):
+    with pytest.raises(ModelError, match="no cache of this kind;"):
         attnscope.capture(replace(demo, model=Broken(demo.model.config).eval()), TEXT, generate=2)
 
 
@@ -281,7 +287,7 @@ def test_prompt_and_answer_meet_between_two_tokens(tokenizer: str) -> None:
 
 
 def test_a_token_across_the_border_is_refused(demo: LoadedModel) -> None:
-    with pytest.raises(InputError, match="holds the end of the text and the beginning of the answer"):
+    with pytest.raises(InputError, match="end of the text"):
         from_text(demo.tokenizer, "the financial ba", answer="nk is")
     spaced = from_text(demo.tokenizer, "the financial ", answer="bank is")
     assert spaced == from_text(demo.tokenizer, "the financial", answer=" bank is")
@@ -316,7 +322,7 @@ def test_in_a_chat_the_answer_is_the_assistants_turn(header: bool) -> None:
 
 def test_a_chat_that_was_answered_already_is_refused() -> None:
     chat = json.dumps([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}])
-    with pytest.raises(InputError, match="the chat ends with the assistant's own turn"):
+    with pytest.raises(InputError, match="assistant's own turn"):
         attnscope.capture(chatting(), chat, chat=True, generate=3)
 
 
@@ -330,7 +336,7 @@ def test_prompt_and_answer_name_tokens_where_there_is_an_answer(demo: LoadedMode
     assert find(prompt, "answer,^last").positions == (7, 8)
     assert find(prompt, "answer", {"answer": "bank#1"}).positions == (3,)
     for name in ("prompt", "answer"):
-        with pytest.raises(InputError, match=f"'{name}' is not in the text; the tokens are 0 <s>"):
+        with pytest.raises(InputError, match=f"^'{name}' .*not in .* 0 <s>"):
             find(replace(prompt, answer=None), name)
     written = from_text(demo.tokenizer, "the answer is a prompt", answer=" answer")
     assert find(written, '"answer"').positions == find(replace(written, answer=None), "answer").positions
@@ -381,7 +387,8 @@ def test_an_answer_in_a_manifest_stands_within_its_tokens(tmp_path: Path) -> Non
         (tmp_path / "manifest.json").write_text(json.dumps(manifest))
         done = call("relations", str(tmp_path))
         assert (done.code, done.out) == (2, b"")
-        assert "does not say which tokens were read" in done.err
+        assert f"{tmp_path / 'manifest.json'} " in done.err
+        assert "which tokens" in done.err
 
 
 @pytest.mark.parametrize(

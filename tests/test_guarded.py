@@ -38,7 +38,7 @@ def _soon(monkeypatch) -> None:
 
 
 def test_a_target_has_a_deadline() -> None:
-    with reading_target(Stuck(), "process") as read, pytest.raises(ModelError, match="more than 1 seconds"):
+    with reading_target(Stuck(), "process") as read, pytest.raises(ModelError, match="1 seconds"):
         read("das Haus", None, None)
 
 
@@ -58,13 +58,13 @@ def test_the_target_of_a_run_is_read_apart() -> None:
     loaded = attnscope.wrap(tiny("t5", vocab_size=2000, decoder_start_token_id=0), tokenizer)
     brought = replace(loaded, source_folder=Path("somewhere"))
     assert brought.brought
-    with pytest.raises(ModelError, match="more than 1 seconds"):
+    with pytest.raises(ModelError, match="1 seconds"):
         prepare(brought, Ask([5, 6, 7], target="das Haus"))
 
 
 def test_an_answer_beside_a_picture_is_read_apart() -> None:
     loaded = SimpleNamespace(tokenizer=Stuck(), brought=True)
-    with pytest.raises(ModelError, match="more than 1 seconds"):
+    with pytest.raises(ModelError, match="1 seconds"):
         ids_of(loaded, "a cat")  # type: ignore[arg-type]
 
 
@@ -75,7 +75,7 @@ def test_a_batch_goes_on_after_a_target_that_never_ends() -> None:
         tokenizer=Stuck(), brought=True, geometry=SimpleNamespace(max_positions=None), model=SimpleNamespace()
     )
     loaded.model.config = loaded.model.generation_config = SimpleNamespace(decoder_start_token_id=None)
-    with targets(loaded) as read, pytest.raises(InputError, match="more than 1 seconds"):  # type: ignore[arg-type]
+    with targets(loaded) as read, pytest.raises(InputError, match="1 seconds"):  # type: ignore[arg-type]
         read(Ask("text", target="das Haus"))
 
 
@@ -90,7 +90,7 @@ def test_a_template_that_asks_for_gigabytes_is_refused(tmp_path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": "{{ ('a' * 6000000000)|length }}"}))
     result = call("heads", "-q", "--chat", "-m", str(folder), "--text", "the bank", ATTNSCOPE_READING_SECONDS="30")
     assert (result.code, result.out) == (3, b"")
-    assert "it asked for more memory than one text may take" in result.err
+    assert "more memory" in result.err
 
 
 def test_a_process_apart_keeps_a_limit_that_is_lower() -> None:
@@ -126,10 +126,10 @@ class Untouched:
 )
 def test_a_text_far_too_long_is_not_tokenised(length, most, truncate) -> None:
     text = "x" * length
-    with pytest.raises(InputError, match=f"the text has {length} characters, expected at most"):
+    with pytest.raises(InputError, match=f" {length} characters"):
         from_text(Untouched(), text, max_tokens=most, truncate=truncate)
     if truncate is None:
-        with pytest.raises(InputError, match=f"the text has {length} characters"):
+        with pytest.raises(InputError, match=f" {length} characters"):
             target(Untouched(), text, None, most)
 
 
@@ -145,11 +145,11 @@ def chain(length: int) -> list[str]:
 def test_groups_lie_so_deep_and_no_deeper(demo) -> None:
     prompt = from_text(demo.tokenizer, "the bank")
     assert find(prompt, "g0", defined(chain(DEEPEST))).positions == find(prompt, "bank").positions
-    with pytest.raises(UsageError, match="more than 64 deep"):
+    with pytest.raises(UsageError, match="64 deep"):
         defined(chain(DEEPEST + 1))
     names = ",".join(f"g{at}" for at in reversed(range(1, 300)))  # each is checked after those that it is made of
     groups = dict(one.split("=") for one in chain(300))
-    with pytest.raises(UsageError, match="more than 64 deep"):
+    with pytest.raises(UsageError, match="64 deep"):
         check_expression(f"{names},^g0", groups)
     defines = [part for one in chain(300) for part in ("--define", one)]
     result = call("heads", "a bank", "-q", "--query", "g0", *defines)

@@ -54,6 +54,7 @@ def say(options):
     finally:
         print(sum(deadlines), flush=True)
 """
+IMPORTED = "huggingface_hub.errors, huggingface_hub.hf_api"  # and torch is not
 ONCE = "say(json.loads(sys.argv[1]))"
 FORKS = """
 import {modules}
@@ -151,20 +152,28 @@ def test_a_hub_model_is_loaded_and_found_again_offline(folder, tmp_path, options
     assert "using the cached copy, commit 0123456789ab" in noise
 
 
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory):
+    """What is said where the Hub has a model or not, and nothing is in the cache: a fork of one process for each."""
+    place = tmp_path_factory.mktemp("refused")
+    with serve(saved(place / "model", vocab_size=2000)) as fake, forks(place / "home", fake.url, IMPORTED) as loading:
+        yield loading
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"model": "owner/gated"}, "owner/gated is gated: the Hub refuses it (403); ask for access at http"),
-        ({"model": "owner/none"}, "there is no folder and no public Hub model named 'owner/none'"),
-        ({"model": "none"}, "there is no folder and no public Hub model named 'none'"),
+        ({"model": "owner/none"}, "no public Hub model named 'owner/none'"),
+        ({"model": "none"}, "no public Hub model named 'none'"),
         ({"model": "owner/tiny", "revision": "absent"}, "owner/tiny has no revision 'absent'"),
         ({"model": "owner/tiny", "offline": True}, "owner/tiny is neither a folder nor in the local cache"),
     ],
 )
-def test_what_the_hub_refuses(folder, tmp_path, options, says):
-    with serve(folder) as fake:
-        said, noise, _ = in_a_fresh_process(tmp_path / "home", fake.url, **options)
-    assert said.startswith(f"ModelError {says}")
+def test_what_the_hub_refuses(refused, options, says):
+    said, noise = refused(**options)
+    assert said.startswith("ModelError ")
+    assert says in said
     assert said.endswith("False")
     assert noise == ""
 
@@ -173,13 +182,13 @@ def test_the_weights_of_a_model_that_is_refused_are_not_downloaded(folder, tmp_p
     edit_config(folder, model_type="mamba")
     with serve(folder) as fake:
         said, _, _ = in_a_fresh_process(tmp_path / "home", fake.url, model="owner/tiny")
-    assert said.startswith("ModelError mamba has no softmax attention")
+    assert said.startswith("ModelError mamba ")
     assert not any("safetensors" in request for request in fake.requests)
 
 
 def test_a_hub_that_is_not_there(tmp_path):
     said, noise, seconds = in_a_fresh_process(tmp_path / "home", model="owner/tiny")
-    assert said.startswith("ModelError owner/tiny is neither a folder nor in the local cache, and the Hugging Face Hub")
+    assert said.startswith("ModelError owner/tiny ")
     assert "(http://127.0.0.1:9) cannot be reached" in said
     assert 'pass a folder: model="path/to/model"' in said
     assert noise == ""
@@ -193,7 +202,7 @@ def test_a_hub_that_takes_the_call_and_says_nothing_is_given_up_in_20_seconds(tm
         silent.listen(50)
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         said, _, seconds = in_a_fresh_process(tmp_path / "home", url, model="owner/tiny")
-    assert "cannot be reached" in said
+    assert f"({url})" in said
     assert 0 < seconds < 20
 
 
@@ -231,4 +240,4 @@ def test_a_second_instance_is_made_of_the_files_that_were_downloaded(folder, tmp
         first = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS)
     again = subprocess.run([*command, "--offline"], env=settings(tmp_path / "home"), capture_output=True, timeout=HANGS)
     assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr.decode()
-    assert "differs from a second instance by 0 of the norm" in first.stderr
+    assert "second instance by 0 of" in first.stderr

@@ -5,7 +5,9 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numba
 import pytest
@@ -130,13 +132,28 @@ def test_what_is_no_file_of_ours_is_not_opened_for_long(made: Made, swap: Callab
     assert not file.is_symlink()
 
 
-def test_another_users_file_is_not_taken(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def give_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Makes what is at a path another user's, as far as Python is told: in truth only root can."""
+
+    def give(path: Path) -> None:
+        given = os.lstat(path).st_ino
+
+        def told(real: Callable[[Any], os.stat_result], asked: Any) -> os.stat_result:
+            found = real(asked)
+            return os.stat_result((*found[:4], OTHERS, *found[5:])) if found.st_ino == given else found
+
+        for name in ("lstat", "fstat"):
+            monkeypatch.setattr(os, name, partial(told, getattr(os, name)))
+
+    return give
+
+
+def test_another_users_file_is_not_taken(made: Made, give_away: Callable[[Path], None]) -> None:
     """Whoever else wrote it in time could have us run anything; a root that takes on a user's home included."""
-    if os.geteuid():
-        pytest.skip("only root can give a file away")
-    os.chown(made.file, OTHERS, -1)
+    give_away(made.file)
     assert (made.asked(), made.asked()) == (1, 0)
-    assert made.file.stat().st_uid == 0
+    assert os.lstat(made.file).st_uid == os.geteuid()
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777, 0o755])
@@ -179,14 +196,14 @@ def test_links_on_the_way_are_followed_where_no_other_can_bend_them(
     assert made.asked() == 1
 
 
-def test_another_users_link_is_not_followed(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if os.geteuid():
-        pytest.skip("only root can give a link away")
+def test_another_users_link_is_not_followed(
+    made: Made, give_away: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     link = tmp_path / "link"
     link.symlink_to(made.base)
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(link))
     assert made.asked() == 0
-    os.lchown(link, OTHERS, -1)
+    give_away(link)
     assert made.asked() == 1
 
 
@@ -270,11 +287,11 @@ def test_half_of_the_kernel_does_not_crash_a_run(tmp_path: Path, monkeypatch: py
 
 def test_without_its_compiler_the_tiles_answer_and_the_name_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
-    with pytest.raises(UsageError, match=r"^the engine numba needs Numba's compiler, and NUMBA_DISABLE_JIT switches"):
+    with pytest.raises(UsageError, match="NUMBA_DISABLE_JIT"):
         engine_named("numba")
     done = call("heads", "a bank", "--engine", "numba")
     assert done.code == 2
-    assert done.err.endswith("NUMBA_DISABLE_JIT switches it off; unset it, or use --engine tiles\n")
+    assert done.err.endswith("use --engine tiles\n")
     monkeypatch.setattr("attnscope.attention.compiled.operator.PAYS", 0)
     seen = attnscope.capture(attnscope.load("demo"), "a bank by the river", engine="fused")
     assert seen.heads[0].score["entropy"] >= 0

@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -159,13 +159,18 @@ def bring(made: dict[str, Path], tmp_path: Path) -> Callable[..., Path]:
     return brought
 
 
-def everywhere(kind: str, folder: Path, **options: Any) -> list[str]:
-    """Let every loader read the folder; what each was refused with."""
+LOADED: tuple[Callable[..., object], ...] = (load_config, load_tokenizer, load)
+
+
+def everywhere(kind: str, folder: Path, loaders: Sequence[Callable[..., object]] = LOADED, **options: Any) -> list[str]:
+    """Let every loader read the folder, and what is loaded be used; what each was refused with."""
     said = []
     options = {"model": str(folder), **options}
-    for read in (load_config, load_tokenizer, lambda options: READ[kind](load(options))):
+    for read in loaders:
         try:
-            read(LoadOptions(**options))
+            found = read(LoadOptions(**options))
+            if read is load:
+                READ[kind](found)
         except AttnscopeError as error:
             said.append(error.for_shell())
     return said
@@ -225,6 +230,14 @@ PLACES = {
 }
 
 
+ALIKE = (  # read by the same calls as the place above
+    "config of sound",
+    "feature extractor without a type",
+    "image processor without a type",
+    "a part without a class",
+)
+
+
 def filled(change: dict[str, Any], **paths: Path) -> dict[str, Any]:
     """A change with paths in it."""
     if isinstance(change, dict):
@@ -232,9 +245,12 @@ def filled(change: dict[str, Any], **paths: Path) -> dict[str, Any]:
     return change.format(**paths) if isinstance(change, str) else change
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("offline", [False, pytest.param(True, marks=pytest.mark.e2e)])
+@pytest.mark.parametrize(
+    "place", [pytest.param(place, marks=pytest.mark.e2e) if place in ALIKE else place for place in PLACES]
+)
 def test_code_runs_nowhere_without_the_flag_and_nobody_is_asked(
-    place: str, bring: Callable[..., Path], yes: Yes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: str, offline: bool, bring: Callable[..., Path], yes: Yes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kind, file, change = PLACES[place]
     other = tmp_path / "other"
@@ -242,11 +258,10 @@ def test_code_runs_nowhere_without_the_flag_and_nobody_is_asked(
     (other / "config.json").write_text(json.dumps({"model_type": "evil", **auto("AutoConfig")}))
     (other / "evil.py").write_text(CODE.format(marker=str(tmp_path / "ran")))
     folder = bring(kind, file, filled(change, other=other, theirs=tmp_path / "theirs"))
-    for offline in (False, True):
-        said = everywhere(kind, folder, offline=offline)
-        assert not (tmp_path / "ran").exists(), said
-        assert yes.asked == 0, said
-        assert not any("\n" in line for line in said)
+    said = everywhere(kind, folder, offline=offline)
+    assert not (tmp_path / "ran").exists(), said
+    assert yes.asked == 0, said
+    assert not any("\n" in line for line in said)
     assert capsys.readouterr().out == ""
 
 
@@ -281,7 +296,7 @@ def test_what_is_refused_says_why_and_the_next_step(place: str, says: str, bring
 def test_a_feature_extractor_of_their_own_that_says_no_rate_is_a_line(bring: Callable[..., Path], yes: Yes) -> None:
     folder = bring(*PLACES["feature extractor"])
     loaded = load(LoadOptions(model=str(folder), trust_remote_code=True))
-    with pytest.raises(ModelError, match="no feature extractor that can be read"):
+    with pytest.raises(ModelError, match=r"preprocessor_config\.json"):
         attnscope.capture(loaded, Sound(samples(1), RATE), target="hi")
 
 
@@ -295,23 +310,31 @@ def test_a_feature_extractor_of_their_own_that_says_no_rate_is_a_line(bring: Cal
     ],
     ids=["auto_mapping", "megatron", "base", "shadow"],
 )
+@pytest.mark.parametrize("kept", ["merged", pytest.param("beside", marks=pytest.mark.e2e)])
 def test_an_adapter_runs_no_code(
-    named: dict[str, Any], bring: Callable[..., Path], yes: Yes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    named: dict[str, Any],
+    kept: str,
+    bring: Callable[..., Path],
+    yes: Yes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     theirs = bring("text", "config.json", {"model_type": "evil", **auto(*MODELS)})
     monkeypatch.syspath_prepend(str(theirs))
     paths = {name: str(theirs) if one == "theirs" else one for name, one in named.items()}
     adapter = an_adapter(tmp_path / "adapter", **paths)
-    for kept in ("merged", "beside"):
-        everywhere("text", adapter, adapter=kept)
+    everywhere("text", adapter, adapter=kept)
     assert not (tmp_path / "ran").exists()
     assert yes.asked == 0
 
 
-def test_a_gguf_file_runs_no_code(bring: Callable[..., Path], yes: Yes, tmp_path: Path, demo: Any) -> None:
+@pytest.mark.parametrize("loaders", [LOADED[-1:], pytest.param(LOADED, marks=pytest.mark.e2e)], ids=["one", "all"])
+def test_a_gguf_file_runs_no_code(
+    loaders: Sequence[Callable[..., object]], bring: Callable[..., Path], yes: Yes, tmp_path: Path, demo: Any
+) -> None:
     folder = bring("text", "config.json", auto(*MODELS))
     gguf = a_gguf(folder / "m.gguf", demo.model)
-    assert everywhere("text", gguf) == []
+    assert everywhere("text", gguf, loaders) == []
     assert not (tmp_path / "ran").exists()
     assert yes.asked == 0
 
@@ -361,10 +384,10 @@ TRACKED |= {"num_text": 1, "ignore_index": 255, "do_reduce_labels": False}
 
 def test_offline_asks_no_host_whatever_a_file_names(bring: Callable[..., Path], reached: list[str]) -> None:
     folder = bring("picture", "preprocessor_config.json", TRACKED)
-    with pytest.raises(ModelError, match="the processor of"):
+    with pytest.raises(ModelError, match="processor"):
         processor_of(load(LoadOptions(model=str(folder), offline=True)))
     assert reached == []
-    with pytest.raises(ModelError, match="the processor of"):  # so the test can fail
+    with pytest.raises(ModelError, match="processor"):  # so the test can fail
         processor_of(load(LoadOptions(model=str(folder))))
     assert reached != []
 
@@ -415,20 +438,22 @@ def refusal(**options: Any) -> str:
         {"target_modules": SLOW},
         {"rank_pattern": {SLOW: 4}},
         *(
-            pytest.param(named, marks=pytest.mark.e2e)  # found as those above and below are: any text is a pattern
+            pytest.param(named, marks=pytest.mark.e2e)  # found as those above are: any text is a pattern
             for named in (
+                {"modules_to_save": [SLOW]},
                 {"exclude_modules": SLOW},
                 {"alpha_pattern": {SLOW: 4}},
                 {"layers_to_transform": [0], "layers_pattern": SLOW},
             )
         ),
-        {"modules_to_save": [SLOW]},
     ],
     ids=lambda named: [*named][-1],
 )
 def test_a_pattern_of_an_adapter_that_never_ends_is_given_up(named: dict[str, Any], tmp_path: Path) -> None:
     folder = an_adapter(tmp_path / "a", **named)
-    assert "adapter_config.json has a pattern that takes more than 1 seconds" in refusal(model=str(folder))
+    said = refusal(model=str(folder))
+    assert str(folder / "adapter_config.json") in said
+    assert "pattern" in said
 
 
 def test_a_pattern_that_ends_is_taken(tmp_path: Path, demo: Any) -> None:
@@ -440,12 +465,14 @@ def test_a_pattern_that_ends_is_taken(tmp_path: Path, demo: Any) -> None:
 @pytest.mark.parametrize(
     ("named", "says"),
     [
-        ({"r": 10**12}, "has no weights of rank 1000000000000"),
-        ({"rank_pattern": {"q_proj": 10**6}}, "has no weights of rank 1000000;"),
+        ({"r": 10**12}, "rank 1000000000000"),
+        ({"rank_pattern": {"q_proj": 10**6}}, "rank 1000000;"),
         ({"r": 100}, "size mismatch"),
-        ({"init_lora_weights": "pissa_niter_1000000000"}, "changes its base by 'pissa_niter_1000000000' before"),
-        ({"init_lora_weights": "pissa_niter_1e9"}, "changes its base by 'pissa_niter_1e9' before"),
-        ({"init_lora_weights": "pissa", "r": 10**12}, "has no weights of rank 1000000000000"),
+        ({"init_lora_weights": "pissa_niter_1000000000"}, "'pissa_niter_1000000000'"),
+        pytest.param(
+            {"init_lora_weights": "pissa_niter_1e9"}, "changes its base by 'pissa_niter_1e9'", marks=pytest.mark.e2e
+        ),
+        pytest.param({"init_lora_weights": "pissa", "r": 10**12}, "rank 1000000000000", marks=pytest.mark.e2e),
         ({"layer_replication": [[0, 4]] * 20_000}, "more than a change of weights"),
     ],
     ids=["r", "pattern", "another r", "pissa_niter", "no number", "pissa", "layers"],
@@ -454,7 +481,15 @@ def test_sizes_of_an_adapter_are_those_of_its_weights(named: dict[str, Any], say
     assert says in refusal(model=str(an_adapter(tmp_path / "a", **named)))
 
 
-@pytest.mark.parametrize("drawn", ["pissa", "pissa_niter_4", "olora", "gaussian", "orthogonal"])
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        "pissa",
+        "olora",
+        "gaussian",
+        *(pytest.param(one, marks=pytest.mark.e2e) for one in ("pissa_niter_4", "orthogonal")),
+    ],
+)
 def test_what_an_adapter_began_from_is_as_peft_has_it(drawn: str, tmp_path: Path) -> None:
     """PiSSA and OLoRA take a part of the base out of it."""
     from helpers.brought import in_peft
@@ -490,8 +525,9 @@ def test_a_gguf_file_beside_an_adapter_is_refused(tmp_path: Path, demo: Any) -> 
     """transformers would put that adapter into it, and look for the base that it names."""
     folder = an_adapter(tmp_path / "a", base_model_name_or_path="owner/name")
     gguf = a_gguf(folder / "m.gguf", demo.model)
-    assert "lies in the folder of an adapter, which would change it" in refusal(model=str(gguf))
-    assert "lies in the folder of an adapter" in refusal(model=str(folder), base=str(gguf))
+    for options in ({"model": gguf}, {"model": folder, "base": gguf}):
+        said = refusal(**{name: str(path) for name, path in options.items()})
+        assert f"{gguf} lies in the folder of an adapter" in said
 
 
 @pytest.mark.usefixtures("a_short_second")
@@ -499,7 +535,9 @@ def test_a_pattern_of_a_quantised_model_that_never_ends_is_given_up(tmp_path: Pa
     folder = Path(shutil.copytree(DEMO_FOLDER, tmp_path / "m"))
     method = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_skip_modules": ["((.*)*)*x"]}
     edit_config(folder, quantization_config=method)
-    assert "config.json has a pattern that takes more than 1 seconds" in refusal(model=str(folder))
+    said = refusal(model=str(folder))
+    assert str(folder / "config.json") in said
+    assert "pattern" in said
 
 
 def test_how_tokens_are_generated_is_not_the_models_say(tmp_path: Path) -> None:
@@ -539,13 +577,18 @@ def one_line(done: Result) -> str:
         ("heads", "-q", TEXT, "-m"),
         ("heads", "-q", TEXT, "--engine", "fused", "-m"),
         ("heads", "-q", TEXT, "--generate", "2", "-m"),
-        ("relations", "-q", TEXT, "-m"),
-        ("view", "-q", TEXT, "--out", "{out}.html", "-m"),
         ("parity", "-q", TEXT, "-m"),
         ("explain", "-q", TEXT, "--head", "L0H0", "-m"),
-        ("compare", "-q", "--text", TEXT, "--compare-text", "a bank", "-m"),
         ("scan", "-q", "--sequences", "2", "--out", "{out}"),
         ("ablate", "-q", "--sequences", "2", "--out", "{out}"),
+        *(
+            pytest.param(one, marks=pytest.mark.e2e)  # a pass as that of heads
+            for one in (
+                ("relations", "-q", TEXT, "-m"),
+                ("view", "-q", TEXT, "--out", "{out}.html", "-m"),
+                ("compare", "-q", "--text", TEXT, "--compare-text", "a bank", "-m"),
+            )
+        ),
     ],
     ids=lambda command: " ".join(command[:4]),
 )
@@ -562,15 +605,13 @@ def test_a_batch_says_of_each_text_why_it_failed(tmp_path: Path) -> None:
     done = call("batch", "-q", str(tmp_path / "corpus.txt"), "--out", str(out), "-m", str(folder))
     assert done.code == 1, done.err
     said = (out / "failures.jsonl").read_text()
-    assert said.count("the forward pass of llama failed: ") == 2
+    assert said.count("forward pass") == 2
 
 
 def test_pictures_that_the_processor_places_wrongly_are_a_line(bring: Callable[..., Path], tmp_path: Path) -> None:
     folder = bring("picture", "processor_config.json", {"num_additional_image_tokens": 4})
     field = picture_models.picture(tmp_path / "field.png")
-    assert "the forward pass of llava failed: " in one_line(
-        call("heads", "-q", TEXT, "--picture", field, "-m", str(folder))
-    )
+    assert "llava failed: " in one_line(call("heads", "-q", TEXT, "--picture", field, "-m", str(folder)))
 
 
 def test_verbose_shows_where_it_failed(tmp_path: Path) -> None:
@@ -612,9 +653,15 @@ def silent(*arguments: str) -> Result:
     return spawn(*arguments).silent()
 
 
-def test_a_gguf_file_is_read_without_a_word(tmp_path: Path, demo: Any) -> None:
+def heard(*arguments: str) -> Result:
+    """The same in this process, without what libraries in other languages say."""
+    return call(*arguments).silent()
+
+
+@pytest.mark.parametrize("command", [heard, pytest.param(silent, marks=pytest.mark.e2e)])
+def test_a_gguf_file_is_read_without_a_word(command: Callable[..., Result], tmp_path: Path, demo: Any) -> None:
     gguf = a_gguf(tmp_path / "m.gguf", demo.model)
-    assert silent("heads", "-q", "-m", str(gguf), "-t", "a").out
+    assert command("heads", "-q", "-m", str(gguf), "-t", "a").out
 
 
 def test_a_config_with_odd_parts_is_refused_in_a_line(tmp_path: Path) -> None:
@@ -625,7 +672,10 @@ def test_a_config_with_odd_parts_is_refused_in_a_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "cut"),
-    [("aiff", 30), ("mp3", 300), *(pytest.param(*one, marks=pytest.mark.e2e) for one in (("aiff", 400), ("flac", 90)))],
+    [
+        ("mp3", 300),
+        *(pytest.param(*one, marks=pytest.mark.e2e) for one in (("aiff", 30), ("aiff", 400), ("flac", 90))),
+    ],
 )
 def test_a_sound_that_is_cut_short_says_a_line(kind: str, cut: int, tmp_path: Path, made: dict[str, Path]) -> None:
     soundfile = pytest.importorskip("soundfile")

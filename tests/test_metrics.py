@@ -252,11 +252,11 @@ def test_support_counts_the_rows_behind_a_score() -> None:
 
 
 def test_an_unknown_metric_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(UsageError, match="did you mean 'induction'"):
+    with pytest.raises(UsageError, match=r"'inductoin'.*'induction'"):
         known(["inductoin"])
-    with pytest.raises(UsageError, match="did you mean 'keys_95'"):
+    with pytest.raises(UsageError, match=r"'keys_59'.*'keys_95'"):
         with_asked("keys_59", "focus")
-    with pytest.raises(UsageError, match="measured where keys are named"):
+    with pytest.raises(UsageError, match=r"^mass .*keys"):
         with_asked("mass", "focus")
 
 

@@ -116,11 +116,19 @@ MOSTLY = pytest.mark.parametrize(
 )
 
 
+KINDS = [("heads", 2), ("heads", None), ("some heads", 1), ("kv heads", 3), ("scores", None)]
+
+
 @MOSTLY
 @pytest.mark.parametrize(
-    ("kind", "top_k"), [("heads", 2), ("heads", None), ("some heads", 1), ("kv heads", 3), ("scores", None)]
+    ("kind", "top_k", "query", "key"),
+    [  # by default each kind twice, and each choice
+        pytest.param(*kind, *places, marks=[] if (k - p) % 5 < 2 else [pytest.mark.families])
+        for k, kind in enumerate(KINDS)
+        for p, places in enumerate(CHOSEN)
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize(("query", "key"), CHOSEN, ids=str)
 def test_relations_of_chosen_tokens(demo, seen_by, query, key, kind: str, top_k: int | None) -> None:
     """Only the chosen rows and columns, and of them the largest: also where they are not among the row's largest."""
     heads = {1: (2, 3), 3: (5,)} if kind == "some heads" else None
@@ -162,8 +170,15 @@ def test_chosen_keys_need_not_be_among_the_largest(demo, seen_by) -> None:
 
 
 @MOSTLY
-@pytest.mark.parametrize(("group", "by_kv"), [("words", False), ("sentences", True)])
-@pytest.mark.parametrize(("query", "key"), CHOSEN, ids=str)
+@pytest.mark.parametrize(
+    ("group", "by_kv", "query", "key"),
+    [
+        pytest.param(*group, *places, marks=[] if p in (g, 2 + g, 4) else [pytest.mark.families])
+        for g, group in enumerate([("words", False), ("sentences", True)])
+        for p, places in enumerate(CHOSEN)
+    ],
+    ids=str,
+)
 def test_a_chosen_token_stands_for_its_word_or_sentence(demo, seen_by, query, key, group: str, by_kv: bool) -> None:
     wanted = Request(view=View(by_kv=by_kv), metrics=(), relations=True, top_k=None, group=group)
     seen = seen_by(wanted, chosen=chosen(query, key))
@@ -191,8 +206,14 @@ def test_a_chosen_token_stands_for_its_word_or_sentence(demo, seen_by, query, ke
     assert len(columns["weight"]) > 0
 
 
-@pytest.mark.parametrize("group", [None, "words"])
-@pytest.mark.parametrize("by_kv", [False, True])
+@pytest.mark.parametrize(
+    ("group", "by_kv"),
+    [
+        (None, False),
+        ("words", True),
+        *(pytest.param(*one, marks=pytest.mark.families) for one in ((None, True), ("words", False))),
+    ],
+)
 def test_texts_of_a_batch_have_their_own_chosen_tokens(demo, seen_by, group, by_kv: bool) -> None:
     texts = [TEXT, "We sat there.", "The river is wide and the bank is green and the mill is old."]
     prompts = [from_text(demo.tokenizer, text) for text in texts]
@@ -216,6 +237,13 @@ def test_heads_of_a_kv_head_are_averaged(demo, seen_by) -> None:
         found = np.nan_to_num(seen.maps.values[layer])
         assert_close(torch.from_numpy(found), expected, atol=1e-5, rtol=0)
     assert all(row[1] is None for row in rows(seen.relations()))
+
+
+def test_a_head_has_the_kv_head_that_it_shares(demo) -> None:
+    seen = observe(demo, [from_text(demo.tokenizer, "the bank")], Request())[0]
+    expected = {(layer, 2 * group + one): group for layer in range(4) for group in range(3) for one in range(2)}
+    assert {(head.layer, head.head): head.kv_head for head in seen.heads} == expected
+    assert {(row["layer"], row["head"]): row["kv_head"] for row in seen.table().to_pylist()} == expected
 
 
 def test_scores_are_logits_and_their_softmax_the_weights(demo, seen_by) -> None:
@@ -269,8 +297,14 @@ def test_what_keys_receive_is_of_the_kept_heads_and_of_the_mean_of_kv_heads(demo
     np.testing.assert_allclose(seen.received, torch.stack([one.mean(0) for one in pairs.values()]).mean(0), atol=1e-6)
 
 
-@pytest.mark.parametrize("by_kv", [False, True])
-@pytest.mark.parametrize("rule", ["sum", "max"])
+@pytest.mark.parametrize(
+    ("rule", "by_kv"),
+    [
+        ("sum", False),
+        ("max", True),
+        *(pytest.param(*one, marks=pytest.mark.families) for one in (("sum", True), ("max", False))),
+    ],
+)
 def test_a_binned_picture_says_the_true_mean_mass_of_key_0(demo, seen_by, rule: str, by_kv: bool) -> None:
     seen = seen_by(Request(view=View(by_kv=by_kv), maps="all", bin_rule=rule, split_sink=True, map_side=10))
     for maps, matrices in zip(layer_maps(seen), attentions(demo.model, seen.prompt.ids), strict=True):
@@ -284,7 +318,14 @@ def test_a_binned_picture_says_the_true_mean_mass_of_key_0(demo, seen_by, rule: 
             assert f"without key 0 (<s>), mean mass {mass:.2f} (" in head.note
 
 
-@pytest.mark.parametrize(("rule", "split_sink"), [("sum", False), ("sum", True), ("max", False), ("max", True)])
+@pytest.mark.parametrize(
+    ("rule", "split_sink"),
+    [
+        ("sum", True),
+        ("max", False),
+        *(pytest.param(*one, marks=pytest.mark.families) for one in (("sum", False), ("max", True))),
+    ],
+)
 def test_binned_maps_keep_rows_or_maxima(demo, seen_by, rule: str, split_sink: bool) -> None:
     seen = seen_by(Request(maps="all", bin_rule=rule, split_sink=split_sink, map_side=10))
     maps, layers = seen.maps, attentions(demo.model, seen.prompt.ids)

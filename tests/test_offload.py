@@ -29,11 +29,9 @@ from attnscope.study.ablation.screen import screened
 from attnscope.study.ablation.way import Way, way_to_logits
 from attnscope.study.atlas.copying import copying_of
 from attnscope.study.atlas.scan import plan, scan_heads
+from helpers.command_line import SENTENCE
 from helpers.corpora import jsonl, rows
 from helpers.parity_models import in_half
-
-TEXT = "the financial bank is located on river bank"
-DTYPES = (torch.float32, torch.bfloat16)
 
 
 def to_the_cpu(model: Any, folder: Path) -> None:
@@ -52,6 +50,17 @@ def half_to_the_disk(model: Any, folder: Path) -> None:
 
 
 WAYS = (to_the_cpu, to_the_disk, half_to_the_disk)
+DEFAULT = {(to_the_cpu, torch.bfloat16), (half_to_the_disk, torch.float32)}
+EITHER_DTYPE = pytest.mark.parametrize(
+    ("both", "dtype"),
+    [
+        pytest.param(way, dtype, marks=[] if (way, dtype) in DEFAULT else [pytest.mark.families])
+        for way in WAYS
+        for dtype in (torch.float32, torch.bfloat16)
+    ],
+    indirect=["both"],
+    ids=lambda value: getattr(value, "__name__", None),
+)
 
 
 def demo_in(demo: LoadedModel, dtype: torch.dtype) -> LoadedModel:
@@ -59,7 +68,10 @@ def demo_in(demo: LoadedModel, dtype: torch.dtype) -> LoadedModel:
     return wrap(model if dtype == torch.float32 else in_half(model, dtype), demo.tokenizer)
 
 
-@pytest.fixture(params=WAYS, ids=lambda offload: offload.__name__)
+@pytest.fixture(
+    params=[to_the_disk, *(pytest.param(way, marks=pytest.mark.families) for way in (to_the_cpu, half_to_the_disk))],
+    ids=lambda offload: offload.__name__,
+)
 def both(request: Any, demo: LoadedModel, tmp_path: Path, dtype: torch.dtype) -> tuple[LoadedModel, LoadedModel]:
     """The demo model in place, and offloaded."""
     there, away = demo_in(demo, dtype), demo_in(demo, dtype).model
@@ -68,33 +80,33 @@ def both(request: Any, demo: LoadedModel, tmp_path: Path, dtype: torch.dtype) ->
     return there, wrap(away, demo.tokenizer)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@EITHER_DTYPE
 def test_parity_is_as_full_and_as_close(both: tuple[LoadedModel, LoadedModel]) -> None:
-    there, away = (check_parity(one, one.tokenizer(TEXT)["input_ids"]) for one in both)
+    there, away = (check_parity(one, one.tokenizer(SENTENCE)["input_ids"]) for one in both)
     assert (away.level, away.holds) == ("full", True)
     assert away.layers == there.layers
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@EITHER_DTYPE
 def test_heads_relations_and_value_norms_are_the_same(both: tuple[LoadedModel, LoadedModel]) -> None:
     assert both[1].device == "cpu"
     for request in (attnscope.Request(relations=True, weights=True), attnscope.Request(view=View(weights="value"))):
-        there, away = (attnscope.capture(one, TEXT, request=request) for one in both)
+        there, away = (attnscope.capture(one, SENTENCE, request=request) for one in both)
         for name, score in there.columns.scores.items():
             torch.testing.assert_close(away.columns.scores[name].value, score.value, rtol=0, atol=0, equal_nan=True)
         assert (away.columns.relation_weight == there.columns.relation_weight).all()
         assert (away.columns.top_key_mass == there.columns.top_key_mass).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@EITHER_DTYPE
 def test_a_head_is_explained_from_its_raw_weights(both: tuple[LoadedModel, LoadedModel]) -> None:
-    there, away = (explain_head(one, attnscope.capture(one, TEXT).prompt, 2, 3) for one in both)
+    there, away = (explain_head(one, attnscope.capture(one, SENTENCE).prompt, 2, 3) for one in both)
     assert away.failures == []
     assert not any(step.missing for step in away.steps)
     assert [step.checks for step in away.steps] == [step.checks for step in there.steps]
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:1])
+@pytest.mark.parametrize("dtype", [torch.float32])
 def test_the_way_to_the_logits_and_copying_are_found(both: tuple[LoadedModel, LoadedModel]) -> None:
     there, away = (way_to_logits(one, [5, 6, 7, 8]) for one in both)
     assert isinstance(there, Way)
@@ -108,19 +120,19 @@ def test_the_way_to_the_logits_and_copying_are_found(both: tuple[LoadedModel, Lo
 
 def batch(loaded: LoadedModel, folder: Path) -> Any:
     folder.mkdir()
-    corpus = jsonl(folder / "corpus.jsonl", [TEXT, "the mill", "the river bank"])
+    corpus = jsonl(folder / "corpus.jsonl", [SENTENCE, "the mill", "the river bank"])
     run_folder(Job(), Corpus((str(corpus),)), folder / "batch", {}, loaded=loaded)
     return rows(folder / "batch", "heads") + rows(folder / "batch", "relations")
 
 
 def ablation(loaded: LoadedModel, folder: Path) -> Any:
-    task = tasks.texts(loaded, [TEXT, "the river bank is located on the mill"])
+    task = tasks.texts(loaded, [SENTENCE, "the river bank is located on the mill"])
     asked = HeadSets.of([HeadSet("two", ((1, 0), (3, 1)))], loaded.geometry, random=1)
     return [ablate_sets(loaded, task, asked, replacement).table().to_pylist() for replacement in ("mean", "zero")]
 
 
 def gradient(loaded: LoadedModel, folder: Path) -> Any:
-    found = screened(prepared(loaded, tasks.texts(loaded, [TEXT]), [], "zero"))
+    found = screened(prepared(loaded, tasks.texts(loaded, [SENTENCE]), [], "zero"))
     return [found.signed_N.tolist(), found.ablated_N.tolist()]
 
 
@@ -130,22 +142,25 @@ def scanned(loaded: LoadedModel, folder: Path) -> Any:
 
 def seen(loaded: LoadedModel, folder: Path) -> Any:
     request = attnscope.Request(relations=True, rollout="words", per_token=True, query="bank", maps="all")
-    one = attnscope.capture(loaded, TEXT, request=request, engine="fused")
+    one = attnscope.capture(loaded, SENTENCE, request=request, engine="fused")
     return [one.table().to_pylist(), one.relations().to_pylist(), one.rollout.table().to_pylist()]
 
 
 def generated(loaded: LoadedModel, folder: Path) -> Any:
-    return attnscope.capture(loaded, TEXT, generate=3, listen=True, engine="fused").prompt.ids
+    return attnscope.capture(loaded, SENTENCE, generate=3, listen=True, engine="fused").prompt.ids
 
 
 COMMANDS = (batch, ablation, gradient, scanned, seen, generated)
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:1])
+QUICK = {*((half_to_the_disk, command) for command in COMMANDS if command not in (batch, scanned)), (to_the_cpu, seen)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32])
 @pytest.mark.parametrize(
     ("both", "command"),
     [
-        pytest.param(way, command, marks=[] if way is half_to_the_disk or command is seen else [pytest.mark.families])
+        pytest.param(way, command, marks=[] if (way, command) in QUICK else [pytest.mark.families])
         for way in WAYS
         for command in COMMANDS
     ],
@@ -164,7 +179,7 @@ def test_a_wrong_layer_fails_though_it_is_offloaded(demo: LoadedModel, tmp_path:
     model = demo_in(demo, torch.bfloat16).model
     model.model.layers[2].self_attn.scaling *= 1.01
     to_the_disk(model, tmp_path)
-    report = check_parity(wrap(model, demo.tokenizer), demo.tokenizer(TEXT)["input_ids"])
+    report = check_parity(wrap(model, demo.tokenizer), demo.tokenizer(SENTENCE)["input_ids"])
     assert [one.layer for one in report.failures] == [2]
 
 

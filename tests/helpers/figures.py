@@ -45,13 +45,19 @@ def numbered(tokens: int) -> tuple[str, ...]:
 
 
 def shown(maps: Maps, style: Style, index: int = 0) -> HeadFigure:
-    """The figure of one head, as it stands before it is written."""
+    """The figure of one head, as it stands before it is drawn."""
     heads = prepare_heads([(Path("x.png"), maps, i) for i in range(len(maps.heads))], style)
+    first = next(head for head in heads if head.kind == heads[index].kind)  # whose figure the others share
     with drawing(Fonts()):
-        figure = HeadFigure(heads[0], style)
+        figure = HeadFigure(first, style)
         figure.show(heads[index])
-        figure.canvas.draw()
     return figure
+
+
+def plain_drawing(figure: Figure) -> np.ndarray:
+    """The colours of a figure that matplotlib draws whole, (height, width, 3); to be called within `drawing`."""
+    figure.canvas.draw()
+    return np.asarray(figure.canvas.buffer_rgba(), int)[..., :3]
 
 
 def layer_figure(maps: Maps, style: Style) -> Figure:
