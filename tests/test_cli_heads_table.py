@@ -64,7 +64,9 @@ def test_what_the_strongest_relation_is_ranked_by_is_said(demo):
     assert (weights_QK - uniform_Q1).argmax() == 67 * len(weights_QK) + 60
 
 
-@pytest.mark.parametrize("columns", [60, 80, 100, 120, 200])
+@pytest.mark.parametrize(
+    "columns", [60, 120, *(pytest.param(columns, marks=pytest.mark.e2e) for columns in (80, 100, 200))]
+)
 @pytest.mark.parametrize("sort", ["distance", "loc 32", "-entr norm"])
 def test_the_column_that_sorts_and_the_weight_are_there_at_every_width(sort, columns):
     lines, _ = lines_of("heads", "--text", SENTENCE, "--sort", sort, columns=columns)
@@ -173,7 +175,7 @@ MEANT = {
 }
 
 
-@pytest.mark.parametrize("columns", [80, 100, 200])
+@pytest.mark.parametrize("columns", [80, pytest.param(100, marks=pytest.mark.e2e), 200])
 @pytest.mark.parametrize("asked", [(), ("--query", "last", "--key", "bank#1")], ids=["all", "asked"])
 def test_every_word_of_the_first_table_is_defined_where_it_is_shown(asked, columns):
     lines, said = lines_of("heads", "--text", SENTENCE, *asked, columns=columns)
@@ -186,7 +188,9 @@ def test_every_word_of_the_first_table_is_defined_where_it_is_shown(asked, colum
     assert len(defined) <= 5
 
 
-@pytest.mark.parametrize("columns", [60, 80, 100, 120, 200])
+@pytest.mark.parametrize(
+    "columns", [60, 100, 200, *(pytest.param(columns, marks=pytest.mark.e2e) for columns in (80, 120))]
+)
 def test_columns_that_have_no_room_are_counted(columns):
     every, _ = lines_of("heads", "--text", SENTENCE, columns=400)
     lines, said = lines_of("heads", "--text", SENTENCE, columns=columns)

@@ -129,7 +129,7 @@ def test_a_locale_without_arrows_from_the_start():
 # a terminal
 
 
-@pytest.mark.parametrize("columns", [80, 120, 200])
+@pytest.mark.parametrize("columns", [80, *(pytest.param(wider, marks=pytest.mark.e2e) for wider in (120, 200))])
 @pytest.mark.parametrize(
     "command",
     [
@@ -263,7 +263,8 @@ def program(fork):
 
 
 @pytest.mark.parametrize(
-    ("format", "fork"), [("csv", True), ("parquet", True), pytest.param("csv", False, marks=pytest.mark.e2e)]
+    ("format", "fork"),
+    [("csv", True), *(pytest.param(*one, marks=pytest.mark.e2e) for one in (("parquet", True), ("csv", False)))],
 )
 def test_head_ends_it_silently(tmp_path, format, fork):
     (tmp_path / "long.txt").write_text(LONG)
@@ -320,11 +321,19 @@ def stop(arguments, number, ready, cwd):
     return process.returncode, out, err.decode()
 
 
-ENDS = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+INTERRUPTED, TERMINATED = (signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")
 
 
-@pytest.mark.parametrize(("number", "code", "word"), ENDS)
-@pytest.mark.parametrize("module", [b"typer", b"torch."])
+def each_once(one, other):
+    """Either signal at either place: by default the first at one, the second at the other."""
+    rest = [
+        pytest.param(*INTERRUPTED, other, marks=pytest.mark.e2e),
+        pytest.param(*TERMINATED, one, marks=pytest.mark.e2e),
+    ]
+    return [(*INTERRUPTED, one), (*TERMINATED, other), *rest]
+
+
+@pytest.mark.parametrize(("number", "code", "word", "module"), each_once(b"typer", b"torch."))
 def test_a_signal_while_it_loads(number, code, word, module):
     """Python says what it imports: typer comes soon after the handlers, and parts of torch while torch is imported."""
     process = subprocess.Popen(
@@ -345,8 +354,7 @@ def test_a_signal_while_it_loads(number, code, word, module):
         os.killpg(process.pid, 0)
 
 
-@pytest.mark.parametrize(("number", "code", "word"), ENDS)
-@pytest.mark.parametrize("written", ["heads.csv", "heads/L00H02.svg"])
+@pytest.mark.parametrize(("number", "code", "word", "written"), each_once("heads.csv", "heads/L00H02.svg"))
 def test_a_signal_while_it_writes_leaves_no_half_file(tmp_path, number, code, word, written):
     drawn = ["--select", "*.*", "--image", "svg", "--figures", "heads"]
     arguments = ["heads", "--text", SENTENCE, "-q", "--out", "runs", *drawn]
@@ -360,6 +368,7 @@ def test_a_signal_while_it_writes_leaves_no_half_file(tmp_path, number, code, wo
         assert path.read_text().rstrip().endswith("</svg>")
 
 
+@pytest.mark.e2e
 def test_ctrl_c_of_a_terminal_reaches_the_workers_too(tmp_path):
     drawn = ["--select", "*.*", "--image", "svg", "--figures", "heads"]
     arguments = ["heads", "--text", LONG, "--truncate", "right", "-q", "--out", "runs", *drawn]

@@ -8,6 +8,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -481,6 +482,13 @@ def test_curves_show_points_lines_and_the_root() -> None:
 # The command
 
 
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measurement over fewer samples."""
+    few = partial(measure_scaling, samples=1000)
+    monkeypatch.setattr("attnscope.explain.scaling.measure_scaling", few)
+
+
 def test_the_command_explains_in_a_pipe_and_draws(tmp_path: Path) -> None:
     done = call("explain", "--text", "the river", "--head", "L2H3", "--out", str(tmp_path / "a.svg"))
     lines = done.ok().records
@@ -523,7 +531,7 @@ def test_the_toy_needs_no_model(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["toy-L0H1.png"]
 
 
-def test_scaling_needs_no_model(tmp_path: Path) -> None:
+def test_scaling_needs_no_model(tmp_path: Path, measured: None) -> None:
     scaling = call("explain", "--scaling", "--out", str(tmp_path)).ok()
     assert [path.name for path in tmp_path.iterdir()] == ["scaling.png"]
     rows = scaling.records
@@ -531,14 +539,14 @@ def test_scaling_needs_no_model(tmp_path: Path) -> None:
     assert rows[0]["std_formula"] == 1.0
 
 
-def test_scaling_is_printed_as_a_table() -> None:
+def test_scaling_is_printed_as_a_table(measured: None) -> None:
     printed = call("explain", "--scaling", "--format", "table")
     assert "4.00·√d_k → 4.00" in printed.out.decode()
     assert "Var(q·k) = d ((σq² + μq²)(σk² + μk²) − μq² μk²)" in printed.err
 
 
 @pytest.mark.parametrize("what", ["--toy", "--scaling"])
-def test_nothing_is_printed_where_the_picture_cannot_be_written(tmp_path: Path, what: str) -> None:
+def test_nothing_is_printed_where_the_picture_cannot_be_written(tmp_path: Path, what: str, measured: None) -> None:
     (tmp_path / "taken").write_text("")
     done = call("explain", what, "--out", str(tmp_path / "taken" / "runs"))
     assert (done.code, done.out) == (2, b"")

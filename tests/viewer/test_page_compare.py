@@ -67,6 +67,7 @@ def test_the_difference_is_the_second_minus_the_first(browser, path, weights):
         visit.token("head", other_query, "query").wait_for()
 
 
+@pytest.mark.e2e
 def test_the_heads_are_listed_by_their_largest_difference(browser, path, weights):
     aligned = np.array(read(path).said["aligned"])
     rows, others = aligned[:, 0], aligned[:, 1]

@@ -46,13 +46,10 @@ def test_a_hostile_token_is_shown_as_text(browser, seen, tmp_path, text, views):
         assert ran_nothing(visit)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "text",
-    [
-        pytest.param(text, id=name, marks=() if name == "controls" else pytest.mark.e2e)
-        for name, text in HOSTILE.items()
-        if name != "long"
-    ],
+    [pytest.param(text, id=name) for name, text in HOSTILE.items() if name != "long"],
 )
 def test_a_hostile_prompt_opens(browser, tmp_path, text):
     path = tmp_path / "page.html"

@@ -219,14 +219,11 @@ def test_hostile_text_is_text(browser, address):
         live.wrong = [line for line in live.wrong if "Content Security Policy" not in line]  # of the try to fetch
 
 
-def test_the_token_leaves_the_address_and_a_reload_keeps_it(live):
+def test_the_token_leaves_the_address_a_reload_keeps_it_and_without_it_one_line_says_so(live):
     live.page.locator("[name=model] option", has_text="demo").wait_for(state="attached")
     assert live.page.url == f"{live.origin}/"
     live.page.reload()
     live.page.locator("[name=model] option", has_text="demo").wait_for(state="attached")
-
-
-def test_without_the_token_one_line_says_what_to_do(live):
     live.page.evaluate("sessionStorage.clear()")
     live.page.reload()
     live.page.get_by_text("the token is missing").wait_for()

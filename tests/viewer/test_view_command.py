@@ -13,6 +13,7 @@ import pytest
 
 import attnscope
 from attnscope.model.loading import DEMO_FOLDER
+from attnscope.observe import Request
 from attnscope.viewer import kept
 from helpers.atlases import made_atlas
 from helpers.command_line import HANGS, SENTENCE, call, tree
@@ -37,7 +38,7 @@ def viewed(tmp_path: Path, *arguments: str) -> tuple[Read, str]:
 def run(tmp_path_factory) -> Path:
     """The folder of a run."""
     folder = tmp_path_factory.mktemp("run") / "bank"
-    call("heads", "--text", SENTENCE, "--top-k", "3", "--top", "1", "--out", str(folder), "-q").ok()
+    call("heads", "--text", SENTENCE, "--top-k", "3", "--figures", "depth", "--out", str(folder), "-q").ok()
     return folder
 
 
@@ -86,11 +87,12 @@ def test_the_pages_weights_are_those_of_the_relations(tmp_path, engine):
         assert maps[layer, head][query, key] == pytest.approx(weight, abs=0.6 / 65535)  # half a step, and rounding
 
 
-def test_what_an_atlas_names_stands_beside_the_role(tmp_path, demo_without_atlas):
+def test_what_an_atlas_names_stands_beside_the_role(tmp_path, demo, demo_without_atlas):
     atlas, run = tmp_path / "atlas", tmp_path / "run"
     roles = {(3, 0): ["induction", "sink"], (1, 5): ["previous-token"]}
     made_atlas(DEMO_FOLDER, roles).save(atlas)
-    call("heads", SENTENCE, "--atlas", str(atlas), "--out", str(run), "-q").ok()
+    asked = Request(relations=True, top_k=1)
+    attnscope.capture(demo, SENTENCE, atlas=atlas, request=asked).export(run, figures=())
     for arguments in ((SENTENCE, "--atlas", str(atlas)), (str(run), "--from-tables")):
         [side] = viewed(tmp_path, *arguments)[0].said["sides"]
         named = {(side["layers"][one["at"]]["layer"], one["head"]): one["atlas"] for one in side["heads"]}
@@ -266,7 +268,7 @@ def test_a_run_without_tables_and_one_of_kv_heads_are_refused(tmp_path, run):
     (empty / "manifest.json").write_bytes((run / "manifest.json").read_bytes())
     result = call("view", str(empty), "--from-tables", "-o", str(tmp_path / "x.html"), "-q")
     assert (result.code, "has no table of heads or relations" in result.err) == (2, True)
-    call("heads", SENTENCE, "--by", "kv", "--out", str(tmp_path / "kv"), "-q").ok()
+    call("relations", SENTENCE, "--by", "kv", "--out", str(tmp_path / "kv"), "-q").ok()
     result = call("view", str(tmp_path / "kv"), "--from-tables", "-o", str(tmp_path / "x.html"), "-q")
     assert (result.code, "of means over kv heads" in result.err) == (2, True)
 
