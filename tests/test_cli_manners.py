@@ -171,9 +171,11 @@ def test_a_terminal_has_the_strongest_relations_without_those_that_every_token_h
     every = call("relations", "--text", SENTENCE, "-q").rows
     others = [float(row["weight"]) for row in every if row["key"] not in ("0", row["query"])]
     assert [weight for _, weight in found] == [round(one, 3) for one in sorted(others, reverse=True)[:40]]
-    assert f"40 of {len(others)} rows; --top N shows more" in said
+    assert f"40 of {len(others)} rows; --top N" in said
     left_out = len(every) - len(others)
-    assert said.endswith(f"{left_out} rows hidden (key 0, and each token's own key); --all-keys shows them\n")
+    last = said.splitlines()[-1]
+    assert last.startswith(f"{left_out} rows ")
+    assert "; --all-keys " in last
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,7 @@ def test_a_terminal_has_the_strongest_relations_without_those_that_every_token_h
 def test_what_is_asked_for_is_not_left_out_on_a_terminal(flags, expected):
     found, said = related(*flags)
     assert {place for place, _ in found} == expected
-    assert "left out" not in said
+    assert "--all-keys" not in said
 
 
 @pytest.mark.parametrize("fork", [True, pytest.param(False, marks=pytest.mark.e2e)], ids=["forked", "started"])
@@ -480,12 +482,13 @@ def fail(monkeypatch, error):
 def test_a_bug_is_one_line_and_verbose_shows_where(monkeypatch):
     fail(monkeypatch, ZeroDivisionError("a bug\nof two lines"))
     result = call("heads", "--text", SENTENCE)
-    line = "attnscope: internal error: ZeroDivisionError: a bug; run again with --verbose for the traceback\n"
-    assert (result.code, result.out, result.err) == (70, b"", line)
+    assert (result.code, result.out, result.err.count("\n")) == (70, b"", 1)
+    assert "ZeroDivisionError: a bug" in result.err
+    assert "--verbose" in result.err
     verbose = call("heads", "--text", SENTENCE, "--verbose")
     assert verbose.code == 70
     assert verbose.err.startswith("Traceback (most recent call last)")
-    assert verbose.err.endswith(line)
+    assert verbose.err.endswith(result.err)
 
 
 @pytest.mark.parametrize(
@@ -514,9 +517,7 @@ def test_out_of_memory_says_what_fits(monkeypatch, error):
     monkeypatch.setattr("attnscope.run.observe", full)
     result = call("heads", "--text", SENTENCE, "--quiet")
     tokens = len(SENTENCE.split())
-    said = re.fullmatch(
-        r"attnscope: memory ran out on cpu while (\d+) tokens were read; (\d+) tokens fit: .*\n", result.err
-    )
+    said = re.fullmatch(r"attnscope: .* cpu .*\b(\d+) tokens .*; (\d+) tokens fit: .*\n", result.err)
     assert (result.code, result.out) == (5, b"")
     assert said
     assert int(said[1]) >= tokens
@@ -530,10 +531,7 @@ def test_a_text_too_large_is_refused_before_the_forward_pass(monkeypatch):
     monkeypatch.setattr("attnscope.observe.choice.free_memory", lambda device: 1000)
     result = call("heads", "--text", SENTENCE, "--engine", "eager")
     assert (result.code, result.out) == (5, b"")
-    assert re.search(
-        r"eager attention over \d+ tokens takes .* for one layer, and cpu has 1000 bytes for it; \d+ tokens fit",
-        result.err,
-    )
+    assert re.search(r"eager .*\d+ tokens .*cpu has 1000 bytes.*; \d+ tokens fit", result.err)
 
 
 def test_a_disk_that_fills_up_while_writing(monkeypatch, tmp_path):
@@ -543,10 +541,8 @@ def test_a_disk_that_fills_up_while_writing(monkeypatch, tmp_path):
     monkeypatch.setattr("attnscope.files.os.replace", full)
     result = call("heads", "--text", SENTENCE, "--quiet", "--out", str(tmp_path / "runs"))
     assert (result.code, result.out) == (2, b"")
-    assert (
-        result.err
-        == "attnscope: cannot read or write heads.csv: No space left on device; check the path, and the room there\n"
-    )
+    assert "heads.csv: No space left on device" in result.err
+    assert result.err.count("\n") == 1
     assert [name for name, _ in tree(tmp_path)] == ["runs"]
 
 
@@ -578,7 +574,7 @@ def test_the_text_of_a_flag_wins_over_the_file_of_a_configuration(tmp_path):
     call("heads", "--config", str(tmp_path / "absent.yaml"), "--text", "a bank").ok()
     (tmp_path / "text.yaml").write_text("text: a bank\n")
     result = call("heads", "--config", str(tmp_path / "text.yaml"), "--file", "absent.txt")
-    assert "there is no file absent.txt" in result.err
+    assert (result.code, "absent.txt" in result.err) == (4, True)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

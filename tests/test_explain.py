@@ -559,9 +559,7 @@ def test_the_query_is_named_as_everywhere() -> None:
     assert call(*asked, "--query", "bank#1").out == call(*asked, "--query", "3").out
     several = call(*asked, "--query", "bank")
     assert (several.code, several.out) == (2, b"")
-    assert several.err == (
-        "attnscope: query bank means bank(3), bank(8), expected one token; write its position, or bank#2\n"
-    )
+    assert all(one in several.err for one in ("bank(3), bank(8)", "bank#2"))
     assert call(*asked, "--query", "Mary").code == 4
     assert call(*asked, "--model", "./nowhere", "--query", "#2").code == 2
 
@@ -569,7 +567,8 @@ def test_the_query_is_named_as_everywhere() -> None:
 def test_a_role_is_no_head() -> None:
     said = call("explain", SENTENCE, "--head", "@induction", "-q")
     assert (said.code, said.out) == (2, b"")
-    assert said.err == "attnscope: head @induction names a role, expected one head; write it as L2H3 or 2.3\n"
+    assert "head @induction" in said.err
+    assert "; write it as L2H3 or 2.3" in said.err
 
 
 @pytest.mark.parametrize(
