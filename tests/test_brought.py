@@ -76,6 +76,7 @@ def test_its_blocks_are_unpacked_and_held_against_the_oracle(tmp_path: Path, dem
     assert set(certificate(report, loaded, IDS)["model"]["weights_sha256"]) == {"q8.gguf"}
 
 
+@pytest.mark.e2e
 def test_an_adapter_of_a_gguf_file(exact: Path, tmp_path: Path) -> None:
     adapter = an_adapter(tmp_path / "adapter")
     loaded, expected = (load(LoadOptions(model=str(adapter), base=base)) for base in (str(exact), "demo"))
@@ -96,6 +97,7 @@ def test_frequencies_that_transformers_leaves_out_are_told(
     assert "rope_freqs" in caplog.text
 
 
+@pytest.mark.e2e
 def test_a_gguf_file_on_the_command_line(exact: Path) -> None:
     done = call("heads", TEXT, "--model", str(exact), "--format", "jsonl").ok()
     assert len(done.out.splitlines()) == 24

@@ -287,7 +287,7 @@ def test_head_ends_it_silently(tmp_path, format, fork):
         ("metrics 2>&-", "0", "id,", ""),
         pytest.param("heads --text 'a bank' -q --select 0.0 2>&-", "0", "layer", "", marks=pytest.mark.e2e),
         ("hedas >&- 2>&-", "2", "", ""),
-        ("metrics >/dev/full", "2", "", "No space left on device"),
+        pytest.param("metrics >/dev/full", "2", "", "No space left on device", marks=pytest.mark.e2e),
         ("--help >/dev/full", "2", "", "No space left on device"),
         ("relations --text 'a bank' -q >/dev/full", "2", "", "No space left on device"),
     ],
