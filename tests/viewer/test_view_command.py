@@ -156,8 +156,10 @@ def test_the_tables_of_a_run_make_a_page_without_its_model(tmp_path, run, monkey
 
 
 def test_tables_with_every_key_make_maps(tmp_path):
+    """Of a text with more keys than a page without maps would keep of a query."""
     folder = tmp_path / "all"
-    call("relations", "--text", SENTENCE, "--top-k", "all", "--out", str(folder), "-q").ok()
+    text = " ".join([SENTENCE, SWAPPED] * 2)
+    call("relations", "--text", text, "--top-k", "all", "--out", str(folder), "-q").ok()
     page, _ = viewed(tmp_path, str(folder), "--from-tables")
     maps = page.maps()
     assert len(maps) == 24
