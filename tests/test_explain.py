@@ -434,7 +434,7 @@ def test_the_figures_numbers_are_those_of_loops() -> None:
     assert effect.scaled_std == pytest.approx(np.std(scores) / 4)
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 5, 9, 40, 300])
+@pytest.mark.parametrize("tokens", [1, 9, 300, *(pytest.param(tokens, marks=pytest.mark.e2e) for tokens in (2, 5, 40))])
 def test_four_panels_with_their_numbers_and_no_word_over_another(tokens: int) -> None:
     rng = np.random.default_rng(0)
     labels = [f"·word{place}" for place in range(tokens)]
@@ -545,7 +545,7 @@ def test_scaling_is_printed_as_a_table(measured: None) -> None:
     assert "Var(q·k) = d ((σq² + μq²)(σk² + μk²) − μq² μk²)" in printed.err
 
 
-@pytest.mark.parametrize("what", ["--toy", "--scaling"])
+@pytest.mark.parametrize("what", ["--toy", pytest.param("--scaling", marks=pytest.mark.e2e)])
 def test_nothing_is_printed_where_the_picture_cannot_be_written(tmp_path: Path, what: str, measured: None) -> None:
     (tmp_path / "taken").write_text("")
     done = call("explain", what, "--out", str(tmp_path / "taken" / "runs"))

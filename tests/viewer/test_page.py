@@ -110,6 +110,7 @@ def test_the_head_view_tells_the_csvs_weights(browser, subject, heads):
             visit.settled(query=None, pin=None)
 
 
+@pytest.mark.e2e
 def test_a_key_is_told_who_looks_at_it(browser, subject):
     [row] = strong(subject, 1)
     weights = subject.seen.weights[row["layer"]][row["head"]].numpy()[:, row["key"]]

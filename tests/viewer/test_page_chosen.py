@@ -85,7 +85,8 @@ def test_heads_of_a_layer_lie_over_one_another(browser, subject):
         visit.settled(head=2, heads=None)
 
 
-@pytest.mark.parametrize("which", ["short", pytest.param("long", marks=pytest.mark.e2e)])
+@pytest.mark.e2e
+@pytest.mark.parametrize("which", ["short", "long"])
 def test_the_map_is_in_the_window(browser, subject, long, which):
     path = subject.path if which == "short" else long
     with visiting(browser, path, "view=matrix&at=1&head=1&query=5&key=3", WINDOW) as visit:

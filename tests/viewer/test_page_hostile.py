@@ -24,7 +24,6 @@ def seen(demo):
 @pytest.mark.parametrize(
     ("text", "views"),
     [
-        pytest.param(HOSTILE["closed script"], ["text"], id="one view"),
         *(pytest.param(text, VIEWS[:-1], id=name, marks=pytest.mark.e2e) for name, text in HOSTILE.items()),
     ],
 )
