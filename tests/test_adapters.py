@@ -126,7 +126,7 @@ def test_other_adapters_are_compared_by_scores_and_say_so(tmp_path: Path, config
     loaded = load(LoadOptions(model=str(an_adapter(tmp_path / "a", config=config)), adapter="beside"))
     report = check_parity(loaded, torch.arange(5, 29))
     assert (report.level, report.holds) == ("scores", True)
-    assert all("has an adapter that is not a plain LoRA" in layer.why for layer in report.layers)
+    assert all("not a plain LoRA" in layer.why for layer in report.layers)
 
 
 def test_a_projection_that_is_kept_transposed(tmp_path: Path) -> None:
@@ -291,17 +291,17 @@ def test_a_pickled_adapter_is_read_when_a_flag_asks(tmp_path: Path, merged: Load
 def test_what_is_not_a_change_of_weights_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
     """Of these the first would import a module by the name that it gives."""
     adapter = an_adapter(tmp_path / "a", **changes)
-    assert "(LORA) is more than a change of weights" in refusal(ModelError, model=str(adapter))
+    assert "(LORA)" in refusal(ModelError, model=str(adapter))
     assert "this" not in sys.modules
 
 
 def test_an_adapter_without_peft(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters, "find_spec", lambda name: None)
-    assert refusal(ModelError, model=str(folder)) == 'reading an adapter needs peft; pip install "attnscope[peft]"'
+    assert refusal(ModelError, model=str(folder)).endswith('; pip install "attnscope[peft]"')
 
 
 def test_a_base_of_a_model(tmp_path: Path) -> None:
-    assert "demo is no adapter, and has no base; leave out --base" in refusal(UsageError, base="gpt2")
+    assert "; leave out --base" in refusal(UsageError, base="gpt2")
 
 
 # In Python, and on the command line
@@ -322,7 +322,7 @@ def test_a_wrapped_model_is_read_inside_its_wrapper(
 def test_a_wrapper_that_adds_tokens_is_refused(demo: LoadedModel, kind: type[PromptLearningConfig]) -> None:
     model = AutoModelForCausalLM.from_pretrained(DEMO_FOLDER, dtype="float32")
     prompted = get_peft_model(model, kind(task_type="CAUSAL_LM", num_virtual_tokens=3))
-    with pytest.raises(ModelError, match="more than a change of weights"):
+    with pytest.raises(ModelError, match="change of weights"):
         wrap(prompted, demo.tokenizer)
 
 

@@ -49,7 +49,7 @@ def test_a_prompt_is_its_tokens(demo):
 
 
 def test_what_lies_in_memory_alone_has_no_json(demo):
-    with pytest.raises(UsageError, match="a picture in memory has no form in JSON; save it to a file"):
+    with pytest.raises(UsageError, match="a picture in memory"):
         Ask("a", picture=Image.new("RGB", (2, 2))).as_json()
     with pytest.raises(UsageError, match="an atlas in memory"):
         Ask("a", atlas=object()).as_json()

@@ -64,7 +64,7 @@ def test_a_misspelt_option_is_named_with_those_that_there_are(demo, name: str) -
 @pytest.mark.parametrize("name", sorted(WRONG.keys() - {"capture"}))
 def test_what_is_no_model_is_refused(name: str) -> None:
     given = {"ablate": ("3.0",), "batch": (["a"],), "compare": (None, "a"), "explain": ("a", "L0H0")}
-    with pytest.raises(attnscope.AttnscopeError, match="expected a LoadedModel, got str"):
+    with pytest.raises(attnscope.AttnscopeError, match="LoadedModel, got str"):
         getattr(attnscope, name)("demo", *given.get(name, ()))
 
 
@@ -84,17 +84,17 @@ def test_a_scan_is_an_atlas_that_selects_heads(demo, scanned, tmp_path: Path) ->
     assert names == {"atlas.json", "atlas.parquet", "probes.png"}
     assert attnscope.capture(demo, SENTENCE, atlas=tmp_path).atlas.heads == scanned.atlas.heads
     with pytest.raises(attnscope.AttnscopeError, match="another scan"):
-        attnscope.scan(demo, sequences=2, seed=1).export(tmp_path)
+        attnscope.scan(demo, sequences=1).export(tmp_path)
 
 
 def test_an_ablation_is_what_the_command_prints(demo) -> None:
-    found = attnscope.ablate(demo, "3.0-1", sequences=4, random=2)
+    found = attnscope.ablate(demo, "3.0-1", sequences=2, random=2)
     said = call(
-        *["ablate", "demo", "--select", "3.0-1", "--sequences", "4", "--random", "2", "-q", "--format", "jsonl"]
+        *["ablate", "demo", "--select", "3.0-1", "--sequences", "2", "--random", "2", "-q", "--format", "jsonl"]
     ).records
     assert found.table().column("heads").to_pylist() == [row["heads"] for row in said]
     np.testing.assert_allclose(found.table()["effect"].to_pylist(), [row["effect"] for row in said], atol=1e-6)
-    assert "demo, copy, 4 sequences" in repr(found)
+    assert "demo, copy, 2 sequences" in repr(found)
     assert "<table>" in found._repr_html_()
 
 
@@ -105,7 +105,7 @@ def test_sets_by_name_and_texts_are_ablated(demo, tmp_path: Path) -> None:
     pairs = attnscope.ablate(demo, ["L3H0", "L3H1"], sequences=2, pairs=True)
     assert pairs.table().num_rows == 1
     assert [path.name for path in pairs.export(tmp_path)] == ["pairs.parquet"]
-    with pytest.raises(attnscope.AttnscopeError, match="pairs and prune were both asked for"):
+    with pytest.raises(attnscope.AttnscopeError, match="pairs and prune"):
         attnscope.ablate(demo, "3.0-1", pairs=True, prune=True)
 
 
@@ -158,7 +158,7 @@ def test_a_certificate_and_an_explanation(demo, tmp_path: Path) -> None:
     assert steps.table()["holds"].to_pylist().count(True) > 3
     assert steps.failures == []
     assert [path.suffix for path in steps.export(tmp_path)] == [".jsonl", ".png"]
-    with pytest.raises(attnscope.AttnscopeError, match=r"query bank means .* expected one token"):
+    with pytest.raises(attnscope.AttnscopeError, match=r"bank\(\d\), bank\(\d\)"):
         attnscope.explain(demo, SENTENCE, head="L2H1", query="bank")
 
 
@@ -222,7 +222,7 @@ def test_heads_by_name_and_a_coloured_text(demo) -> None:
     np.testing.assert_allclose(seen.text().table()["weight"].to_pylist(), means, atol=1e-6)
     assert shown._repr_html_().count("<span") == len(seen.prompt)
     assert "&lt;s&gt;" in shown._repr_html_()
-    for wrong, said in {"L9H1": "there is no head L9H1; its layers are 0, 1, 2, 3", "x": "write it as L1H4"}.items():
+    for wrong, said in {"L9H1": "L9H1.* 0, 1, 2, 3", "x": "L1H4"}.items():
         with pytest.raises(attnscope.AttnscopeError, match=said):
             seen.head(wrong)
     with pytest.raises(attnscope.AttnscopeError, match=r"by layer; write weights\[1\]\[4\]"):

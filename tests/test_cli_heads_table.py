@@ -64,7 +64,9 @@ def test_what_the_strongest_relation_is_ranked_by_is_said(demo):
     assert (weights_QK - uniform_Q1).argmax() == 67 * len(weights_QK) + 60
 
 
-@pytest.mark.parametrize("columns", [60, 80, 100, 120, 200])
+@pytest.mark.parametrize(
+    "columns", [60, 120, *(pytest.param(columns, marks=pytest.mark.e2e) for columns in (80, 100, 200))]
+)
 @pytest.mark.parametrize("sort", ["distance", "loc 32", "-entr norm"])
 def test_the_column_that_sorts_and_the_weight_are_there_at_every_width(sort, columns):
     lines, _ = lines_of("heads", "--text", SENTENCE, "--sort", sort, columns=columns)
@@ -92,7 +94,7 @@ def test_a_row_of_uniform_attention_for_every_kind_of_layer(windowed):
     assert "window 16" in "".join(lines)
     assert rows["window"][3:] != rows["full"][2:]
     [local] = [line for line in said if "local" in line]
-    assert local.startswith("not judged in layers 0-2 (window 16): local: expected at least 16 tokens")
+    assert re.match(r"not judged in layers 0-2 \(window 16\): local: .*16 tokens", local)
 
 
 def test_one_row_of_uniform_attention_where_the_text_is_within_the_window(windowed):
@@ -123,18 +125,18 @@ def test_what_stands_below_the_table(tmp_path, demo_without_atlas, monkeypatch):
     [words, relation] = [line for line in said if line.startswith(("uniform: ", "strongest relation: "))]
     assert "role -" in words
     assert "key 0" in relation
-    assert "20 of 24 heads shown; --top N shows more, a pipe gets all" in said
+    assert [line for line in said if line.startswith("20 of 24 heads shown; --top N ")]
     [short] = [line for line in said if line.startswith("not judged: ")]
-    assert short.startswith("not judged: induction, previous-token, self, duplicate-token, sink, local: this text has")
-    assert "attnscope scan ./demo --out DIR finds roles without a text" in short
+    assert short.startswith("not judged: induction, previous-token, self, duplicate-token, sink, local: ")
+    assert "; attnscope scan ./demo --out DIR " in short
     _, said = lines_of("heads", "--text", SENTENCE, columns=120)
-    assert "uniform: the same numbers for attention spread uniformly; roles: by a scan of the model" in said
+    assert [line for line in said if line.startswith("uniform: ") and line.endswith("by a scan of the model")]
     assert not [line for line in said if "attnscope scan" in line]
     _, said = lines_of("heads", "--text", SENTENCE, "--top", "24", columns=120)
     assert not [line for line in said if "heads shown" in line]
     heads = ("--figures", "heads", "--out", str(tmp_path))
     _, said = lines_of("heads", "--text", SENTENCE, "--top", "3", *heads, columns=120)
-    assert "3 of 24 heads drawn one by one; --top or --select draws others" in said
+    assert [line for line in said if line.startswith("3 of 24 heads drawn one by one; --top or --select ")]
     depth = ("--figures", "depth", "--out", str(tmp_path / "depth"))
     _, said = lines_of("heads", "--text", SENTENCE, "--top", "3", *depth, columns=120)
     assert not [line for line in said if "drawn one by one" in line]
@@ -173,7 +175,7 @@ MEANT = {
 }
 
 
-@pytest.mark.parametrize("columns", [80, 100, 200])
+@pytest.mark.parametrize("columns", [80, pytest.param(100, marks=pytest.mark.e2e), 200])
 @pytest.mark.parametrize("asked", [(), ("--query", "last", "--key", "bank#1")], ids=["all", "asked"])
 def test_every_word_of_the_first_table_is_defined_where_it_is_shown(asked, columns):
     lines, said = lines_of("heads", "--text", SENTENCE, *asked, columns=columns)
@@ -186,7 +188,9 @@ def test_every_word_of_the_first_table_is_defined_where_it_is_shown(asked, colum
     assert len(defined) <= 5
 
 
-@pytest.mark.parametrize("columns", [60, 80, 100, 120, 200])
+@pytest.mark.parametrize(
+    "columns", [60, 100, 200, *(pytest.param(columns, marks=pytest.mark.e2e) for columns in (80, 120))]
+)
 def test_columns_that_have_no_room_are_counted(columns):
     every, _ = lines_of("heads", "--text", SENTENCE, columns=400)
     lines, said = lines_of("heads", "--text", SENTENCE, columns=columns)

@@ -129,7 +129,7 @@ def test_a_locale_without_arrows_from_the_start():
 # a terminal
 
 
-@pytest.mark.parametrize("columns", [80, 120, 200])
+@pytest.mark.parametrize("columns", [80, *(pytest.param(wider, marks=pytest.mark.e2e) for wider in (120, 200))])
 @pytest.mark.parametrize(
     "command",
     [
@@ -171,9 +171,11 @@ def test_a_terminal_has_the_strongest_relations_without_those_that_every_token_h
     every = call("relations", "--text", SENTENCE, "-q").rows
     others = [float(row["weight"]) for row in every if row["key"] not in ("0", row["query"])]
     assert [weight for _, weight in found] == [round(one, 3) for one in sorted(others, reverse=True)[:40]]
-    assert f"40 of {len(others)} rows; --top N shows more" in said
+    assert f"40 of {len(others)} rows; --top N" in said
     left_out = len(every) - len(others)
-    assert said.endswith(f"{left_out} rows hidden (key 0, and each token's own key); --all-keys shows them\n")
+    last = said.splitlines()[-1]
+    assert last.startswith(f"{left_out} rows ")
+    assert "; --all-keys " in last
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,7 @@ def test_a_terminal_has_the_strongest_relations_without_those_that_every_token_h
 def test_what_is_asked_for_is_not_left_out_on_a_terminal(flags, expected):
     found, said = related(*flags)
     assert {place for place, _ in found} == expected
-    assert "left out" not in said
+    assert "--all-keys" not in said
 
 
 @pytest.mark.parametrize("fork", [True, pytest.param(False, marks=pytest.mark.e2e)], ids=["forked", "started"])
@@ -263,7 +265,8 @@ def program(fork):
 
 
 @pytest.mark.parametrize(
-    ("format", "fork"), [("csv", True), ("parquet", True), pytest.param("csv", False, marks=pytest.mark.e2e)]
+    ("format", "fork"),
+    [("csv", True), *(pytest.param(*one, marks=pytest.mark.e2e) for one in (("parquet", True), ("csv", False)))],
 )
 def test_head_ends_it_silently(tmp_path, format, fork):
     (tmp_path / "long.txt").write_text(LONG)
@@ -284,7 +287,7 @@ def test_head_ends_it_silently(tmp_path, format, fork):
         ("metrics 2>&-", "0", "id,", ""),
         pytest.param("heads --text 'a bank' -q --select 0.0 2>&-", "0", "layer", "", marks=pytest.mark.e2e),
         ("hedas >&- 2>&-", "2", "", ""),
-        ("metrics >/dev/full", "2", "", "No space left on device"),
+        pytest.param("metrics >/dev/full", "2", "", "No space left on device", marks=pytest.mark.e2e),
         ("--help >/dev/full", "2", "", "No space left on device"),
         ("relations --text 'a bank' -q >/dev/full", "2", "", "No space left on device"),
     ],
@@ -320,11 +323,19 @@ def stop(arguments, number, ready, cwd):
     return process.returncode, out, err.decode()
 
 
-ENDS = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+INTERRUPTED, TERMINATED = (signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")
 
 
-@pytest.mark.parametrize(("number", "code", "word"), ENDS)
-@pytest.mark.parametrize("module", [b"typer", b"torch."])
+def each_once(one, other):
+    """Either signal at either place: by default the first at one, the second at the other."""
+    rest = [
+        pytest.param(*INTERRUPTED, other, marks=pytest.mark.e2e),
+        pytest.param(*TERMINATED, one, marks=pytest.mark.e2e),
+    ]
+    return [(*INTERRUPTED, one), (*TERMINATED, other), *rest]
+
+
+@pytest.mark.parametrize(("number", "code", "word", "module"), each_once(b"typer", b"torch."))
 def test_a_signal_while_it_loads(number, code, word, module):
     """Python says what it imports: typer comes soon after the handlers, and parts of torch while torch is imported."""
     process = subprocess.Popen(
@@ -345,8 +356,7 @@ def test_a_signal_while_it_loads(number, code, word, module):
         os.killpg(process.pid, 0)
 
 
-@pytest.mark.parametrize(("number", "code", "word"), ENDS)
-@pytest.mark.parametrize("written", ["heads.csv", "heads/L00H02.svg"])
+@pytest.mark.parametrize(("number", "code", "word", "written"), each_once("heads.csv", "heads/L00H02.svg"))
 def test_a_signal_while_it_writes_leaves_no_half_file(tmp_path, number, code, word, written):
     drawn = ["--select", "*.*", "--image", "svg", "--figures", "heads"]
     arguments = ["heads", "--text", SENTENCE, "-q", "--out", "runs", *drawn]
@@ -360,6 +370,7 @@ def test_a_signal_while_it_writes_leaves_no_half_file(tmp_path, number, code, wo
         assert path.read_text().rstrip().endswith("</svg>")
 
 
+@pytest.mark.e2e
 def test_ctrl_c_of_a_terminal_reaches_the_workers_too(tmp_path):
     drawn = ["--select", "*.*", "--image", "svg", "--figures", "heads"]
     arguments = ["heads", "--text", LONG, "--truncate", "right", "-q", "--out", "runs", *drawn]
@@ -471,12 +482,13 @@ def fail(monkeypatch, error):
 def test_a_bug_is_one_line_and_verbose_shows_where(monkeypatch):
     fail(monkeypatch, ZeroDivisionError("a bug\nof two lines"))
     result = call("heads", "--text", SENTENCE)
-    line = "attnscope: internal error: ZeroDivisionError: a bug; run again with --verbose for the traceback\n"
-    assert (result.code, result.out, result.err) == (70, b"", line)
+    assert (result.code, result.out, result.err.count("\n")) == (70, b"", 1)
+    assert "ZeroDivisionError: a bug" in result.err
+    assert "--verbose" in result.err
     verbose = call("heads", "--text", SENTENCE, "--verbose")
     assert verbose.code == 70
     assert verbose.err.startswith("Traceback (most recent call last)")
-    assert verbose.err.endswith(line)
+    assert verbose.err.endswith(result.err)
 
 
 @pytest.mark.parametrize(
@@ -505,9 +517,7 @@ def test_out_of_memory_says_what_fits(monkeypatch, error):
     monkeypatch.setattr("attnscope.run.observe", full)
     result = call("heads", "--text", SENTENCE, "--quiet")
     tokens = len(SENTENCE.split())
-    said = re.fullmatch(
-        r"attnscope: memory ran out on cpu while (\d+) tokens were read; (\d+) tokens fit: .*\n", result.err
-    )
+    said = re.fullmatch(r"attnscope: .* cpu .*\b(\d+) tokens .*; (\d+) tokens fit: .*\n", result.err)
     assert (result.code, result.out) == (5, b"")
     assert said
     assert int(said[1]) >= tokens
@@ -521,10 +531,7 @@ def test_a_text_too_large_is_refused_before_the_forward_pass(monkeypatch):
     monkeypatch.setattr("attnscope.observe.choice.free_memory", lambda device: 1000)
     result = call("heads", "--text", SENTENCE, "--engine", "eager")
     assert (result.code, result.out) == (5, b"")
-    assert re.search(
-        r"eager attention over \d+ tokens takes .* for one layer, and cpu has 1000 bytes for it; \d+ tokens fit",
-        result.err,
-    )
+    assert re.search(r"eager .*\d+ tokens .*cpu has 1000 bytes.*; \d+ tokens fit", result.err)
 
 
 def test_a_disk_that_fills_up_while_writing(monkeypatch, tmp_path):
@@ -534,10 +541,8 @@ def test_a_disk_that_fills_up_while_writing(monkeypatch, tmp_path):
     monkeypatch.setattr("attnscope.files.os.replace", full)
     result = call("heads", "--text", SENTENCE, "--quiet", "--out", str(tmp_path / "runs"))
     assert (result.code, result.out) == (2, b"")
-    assert (
-        result.err
-        == "attnscope: cannot read or write heads.csv: No space left on device; check the path, and the room there\n"
-    )
+    assert "heads.csv: No space left on device" in result.err
+    assert result.err.count("\n") == 1
     assert [name for name, _ in tree(tmp_path)] == ["runs"]
 
 
@@ -569,7 +574,7 @@ def test_the_text_of_a_flag_wins_over_the_file_of_a_configuration(tmp_path):
     call("heads", "--config", str(tmp_path / "absent.yaml"), "--text", "a bank").ok()
     (tmp_path / "text.yaml").write_text("text: a bank\n")
     result = call("heads", "--config", str(tmp_path / "text.yaml"), "--file", "absent.txt")
-    assert "there is no file absent.txt" in result.err
+    assert (result.code, "absent.txt" in result.err) == (4, True)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -91,7 +91,7 @@ def test_it_is_as_far_from_float64_as_the_dense_operator(texts: int, tokens: int
     assert off(CompiledAttention(replace(spec, scale=spec.scale * 1.01)).output()) > 10 * dense
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.e2e)])
 def test_the_same_bits_on_one_core_and_on_two(monkeypatch: pytest.MonkeyPatch, masked: bool) -> None:
     """Many jobs, whose sums over rows are added in the jobs' order and not in that in which they end."""
     monkeypatch.setattr(sweeping, "JOB_SCORES", (2**12, 2**12))

@@ -148,7 +148,7 @@ COMMANDS: dict[str, Command] = {
 }
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.families), "gpt_oss"])
 def test_no_command_mixes_two_devices(demo: LoadedModel, family: str) -> None:
     run_all(demo, family, torch.bfloat16, 2, QUICK)
 

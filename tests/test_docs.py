@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.documented import in_a_shell, quick, runs, runs_here
+from helpers.documented import first_of_each, in_a_shell, quick, runs, runs_here
 from helpers.gallery import IMAGES, PARTS, document
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -50,7 +50,7 @@ def beside_examples(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("line", quick(LINES))
+@pytest.mark.parametrize("line", first_of_each(quick(LINES)))
 def test_a_quick_command_runs_in_this_process(line, beside_examples):
     runs_here(line, beside_examples)
 

@@ -18,7 +18,7 @@ HELPER = Path(__file__).parent / "helpers" / "drawing_process.py"
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or cores() == 1, reason="needs Linux and two cores")
 
 
-@pytest.mark.parametrize("part", ["draws", "ends"])
+@pytest.mark.parametrize("part", ["draws", pytest.param("ends", marks=pytest.mark.e2e)])
 def test_it_draws_the_same_and_ends_as_it_should(tmp_path: Path, part: str) -> None:
     command = [sys.executable, str(HELPER), part, str(tmp_path / "there")]
     (tmp_path / "there").mkdir()

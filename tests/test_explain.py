@@ -8,6 +8,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -433,7 +434,7 @@ def test_the_figures_numbers_are_those_of_loops() -> None:
     assert effect.scaled_std == pytest.approx(np.std(scores) / 4)
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 5, 9, 40, 300])
+@pytest.mark.parametrize("tokens", [1, 9, 300, *(pytest.param(tokens, marks=pytest.mark.e2e) for tokens in (2, 5, 40))])
 def test_four_panels_with_their_numbers_and_no_word_over_another(tokens: int) -> None:
     rng = np.random.default_rng(0)
     labels = [f"·word{place}" for place in range(tokens)]
@@ -481,6 +482,13 @@ def test_curves_show_points_lines_and_the_root() -> None:
 # The command
 
 
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measurement over fewer samples."""
+    few = partial(measure_scaling, samples=1000)
+    monkeypatch.setattr("attnscope.explain.scaling.measure_scaling", few)
+
+
 def test_the_command_explains_in_a_pipe_and_draws(tmp_path: Path) -> None:
     done = call("explain", "--text", "the river", "--head", "L2H3", "--out", str(tmp_path / "a.svg"))
     lines = done.ok().records
@@ -523,7 +531,7 @@ def test_the_toy_needs_no_model(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["toy-L0H1.png"]
 
 
-def test_scaling_needs_no_model(tmp_path: Path) -> None:
+def test_scaling_needs_no_model(tmp_path: Path, measured: None) -> None:
     scaling = call("explain", "--scaling", "--out", str(tmp_path)).ok()
     assert [path.name for path in tmp_path.iterdir()] == ["scaling.png"]
     rows = scaling.records
@@ -531,14 +539,14 @@ def test_scaling_needs_no_model(tmp_path: Path) -> None:
     assert rows[0]["std_formula"] == 1.0
 
 
-def test_scaling_is_printed_as_a_table() -> None:
+def test_scaling_is_printed_as_a_table(measured: None) -> None:
     printed = call("explain", "--scaling", "--format", "table")
     assert "4.00·√d_k → 4.00" in printed.out.decode()
     assert "Var(q·k) = d ((σq² + μq²)(σk² + μk²) − μq² μk²)" in printed.err
 
 
-@pytest.mark.parametrize("what", ["--toy", "--scaling"])
-def test_nothing_is_printed_where_the_picture_cannot_be_written(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("what", ["--toy", pytest.param("--scaling", marks=pytest.mark.e2e)])
+def test_nothing_is_printed_where_the_picture_cannot_be_written(tmp_path: Path, what: str, measured: None) -> None:
     (tmp_path / "taken").write_text("")
     done = call("explain", what, "--out", str(tmp_path / "taken" / "runs"))
     assert (done.code, done.out) == (2, b"")
@@ -551,9 +559,7 @@ def test_the_query_is_named_as_everywhere() -> None:
     assert call(*asked, "--query", "bank#1").out == call(*asked, "--query", "3").out
     several = call(*asked, "--query", "bank")
     assert (several.code, several.out) == (2, b"")
-    assert several.err == (
-        "attnscope: query bank means bank(3), bank(8), expected one token; write its position, or bank#2\n"
-    )
+    assert all(one in several.err for one in ("bank(3), bank(8)", "bank#2"))
     assert call(*asked, "--query", "Mary").code == 4
     assert call(*asked, "--model", "./nowhere", "--query", "#2").code == 2
 
@@ -561,7 +567,8 @@ def test_the_query_is_named_as_everywhere() -> None:
 def test_a_role_is_no_head() -> None:
     said = call("explain", SENTENCE, "--head", "@induction", "-q")
     assert (said.code, said.out) == (2, b"")
-    assert said.err == "attnscope: head @induction names a role, expected one head; write it as L2H3 or 2.3\n"
+    assert "head @induction" in said.err
+    assert "; write it as L2H3 or 2.3" in said.err
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,11 @@ def quick(lines: Iterable[str]) -> list[str]:
     return [line for line in lines if typed(line)[0] and not DEAR.search(line)]
 
 
+def first_of_each(lines: Iterable[str]) -> list[str]:
+    """Of each command the first line; `in_a_shell` has all."""
+    return list({typed(line)[0][0]: line for line in reversed(list(lines))}.values())[::-1]
+
+
 def in_a_shell(lines: Iterable[str], slow: tuple[str, ...] = ()) -> list[object]:
     """All lines as parameters that the default selection leaves out; slow: how those begin that take minutes."""
     marks = pytest.mark

@@ -110,6 +110,7 @@ def test_the_head_view_tells_the_csvs_weights(browser, subject, heads):
             visit.settled(query=None, pin=None)
 
 
+@pytest.mark.e2e
 def test_a_key_is_told_who_looks_at_it(browser, subject):
     [row] = strong(subject, 1)
     weights = subject.seen.weights[row["layer"]][row["head"]].numpy()[:, row["key"]]
@@ -120,6 +121,7 @@ def test_a_key_is_told_who_looks_at_it(browser, subject):
         assert abs(max(numbers(told)) - weights.max()) <= step_of(subject, row["layer"], row["head"]) / 2 + ROUNDED
 
 
+@pytest.mark.e2e
 def test_several_heads_have_a_colour_each(browser, subject):
     with visiting(browser, subject.path, "view=head&at=1&head=1&query=5&pin=1") as visit:
         visit.page.locator("[data-role=add-head]").select_option("2.0")
@@ -191,8 +193,8 @@ def windowed(request, demo, tmp_path_factory):
     return window, seen, seen.page().save(tmp_path_factory.mktemp("windowed") / "page.html")
 
 
-def test_the_map_draws_the_edge_of_a_window(browser, windowed):
-    window, _, page = windowed
+def test_the_map_draws_the_edge_of_a_window_and_none_where_a_layer_sees_all(browser, windowed):
+    window, seen, page = windowed
     with visiting(browser, page, "view=matrix&at=0&head=0") as visit:
         visit.page.wait_for_selector(".top-canvas[data-cells]")
         assert f"edge of a {window}" in visit.page.locator(".legend").inner_text()
@@ -201,16 +203,12 @@ def test_the_map_draws_the_edge_of_a_window(browser, windowed):
         beside = visit.page.evaluate(INK, [[query + 0.5, key - 0.5] for query, key in first.items()])
         assert max(map(max, line)) < 60, "a dark line left of the first key"
         assert min(map(max, beside)) > 180
+        full = next(at for at, key in enumerate(seen.kv_of) if seen.visible[key] == "full")
+        visit.go(view="matrix", at=full, head=0)
+        visit.until("() => !document.querySelector('.legend').innerText.includes('edge of')")
 
 
-def test_a_layer_that_sees_all_has_no_edge(browser, windowed):
-    _, seen, page = windowed
-    full = next(at for at, key in enumerate(seen.kv_of) if seen.visible[key] == "full")
-    with visiting(browser, page, f"view=matrix&at={full}&head=0") as visit:
-        visit.page.wait_for_selector(".top-canvas[data-cells]")
-        assert "edge of" not in visit.page.locator(".legend").inner_text()
-
-
+@pytest.mark.e2e
 def test_the_map_zooms_about_the_pointer(browser, subject):
     row = strong(subject)[0]
     with visiting(browser, subject.path, f"view=matrix&at={row['layer']}&head={row['head']}") as visit:
@@ -293,6 +291,7 @@ def test_the_steps_are_explains_numbers(browser, subject):
         assert visit.page.locator("[data-role=check]").inner_text().startswith("✓ equal to the map's weights")
 
 
+@pytest.mark.e2e
 def test_a_head_is_chosen_in_the_overviews(browser, subject):
     with visiting(browser, subject.path, "view=model") as visit:
         visit.view("model").locator('[data-head="2.1"]').click()
@@ -328,7 +327,8 @@ def test_what_a_filter_takes_out_is_said(browser, subject):
         weak = int(weights[: row["query"] + 1].argmin())
         visit.token("head", weak, "key").hover()
         assert "<0.2" in visit.tip(f"→ {weak} ")
-    with visiting(browser, subject.path, f"{state}&special=0") as visit:
+        visit.page.evaluate("state => { location.hash = state }", f"{state}&special=0")
+        visit.settled(special=0, least=None)
         visit.token("head", 0, "key").hover()
         assert "taken out" in visit.tip("→ 0 ")
 
@@ -347,14 +347,19 @@ HEADS = [
 LOOKS = [("4", {"view": "matrix"}), ("5", {"view": "text"}), ("3", {"view": "head"}), ("t", {"theme": "dark"})]
 
 
-@pytest.mark.parametrize("keys", [HEADS, LOOKS], ids=["heads", "looks"])
+@pytest.mark.parametrize(
+    "keys",
+    [[*HEADS[:1], *LOOKS[1:2], *LOOKS[3:]], *(pytest.param(keys, marks=pytest.mark.e2e) for keys in (HEADS, LOOKS))],
+    ids=["some", "heads", "looks"],
+)
 def test_keys_work(browser, subject, keys):
     with visiting(browser, subject.path, "view=head&at=1&head=1") as visit:
         visit.page.wait_for_selector("section[data-view=head] [data-token]")
         for key, state in keys:
             visit.page.keyboard.press(key)
             visit.settled(**state)
-        assert visit.page.evaluate("document.documentElement.dataset.theme") == ("dark" if keys is LOOKS else "light")
+        theme = "light" if keys is HEADS else "dark"
+        assert visit.page.evaluate("document.documentElement.dataset.theme") == theme
 
 
 @pytest.mark.e2e
@@ -379,6 +384,7 @@ def last_of(seen, word: str) -> int:
     return next(place for place in range(len(seen.prompt)) if len("".join(seen.prompt.plain[: place + 1])) >= end)
 
 
+@pytest.mark.e2e
 def test_the_state_survives_a_reload(browser, subject):
     state = "view=head&at=2&head=1&query=6&key=3&heads=1.0&pin=1&log=1&least=0.01&theme=dark"
     with visiting(browser, subject.path, state) as visit:

@@ -84,6 +84,7 @@ def test_a_name_has_the_words_that_are_seen(browser, subject):
         assert len(visit.page.evaluate(UNSPOKEN)) == 1
 
 
+@pytest.mark.e2e
 def test_a_head_is_called_by_its_number_too(browser, subject):
     with visiting(browser, subject.path, "view=metrics&metric=entropy") as visit:
         cell = visit.view("metrics").locator('.grid-cells > button[data-head="1.2"]')

@@ -48,6 +48,7 @@ def test_header_and_footer_name_one_query_and_one_key(browser, subject):
         assert title.inner_text().count("(suggested)") == 1
 
 
+@pytest.mark.e2e
 def test_a_file_opens_at_its_last_word(browser, long):
     with visiting(browser, long, "view=text&at=1&head=5") as visit:
         chosen = visit.view("text").locator(".piece.chosen")
@@ -84,7 +85,8 @@ def test_heads_of_a_layer_lie_over_one_another(browser, subject):
         visit.settled(head=2, heads=None)
 
 
-@pytest.mark.parametrize("which", ["short", pytest.param("long", marks=pytest.mark.e2e)])
+@pytest.mark.e2e
+@pytest.mark.parametrize("which", ["short", "long"])
 def test_the_map_is_in_the_window(browser, subject, long, which):
     path = subject.path if which == "short" else long
     with visiting(browser, path, "view=matrix&at=1&head=1&query=5&key=3", WINDOW) as visit:
@@ -116,6 +118,7 @@ def test_a_head_that_is_pointed_at_is_enlarged(browser, subject):
         visit.page.locator("[data-role=enlarged][data-head='1.1']").wait_for()
 
 
+@pytest.mark.e2e
 def test_a_slider_steps_through_the_queries_and_marks_the_answer(browser, made):
     with visiting(browser, made, "view=head&at=1&head=1&query=3") as visit:
         slider = visit.page.locator("[data-role=queries]")
@@ -137,10 +140,15 @@ def test_a_slider_steps_through_the_queries_and_marks_the_answer(browser, made):
         assert "the answer begins" in visit.view("matrix").inner_text()
         visit.page.keyboard.press("5")
         visit.settled(view="text")
+
+
+def test_the_answer_is_marked_in_the_text(browser, made):
+    with visiting(browser, made, "view=text&at=1&head=1&query=3") as visit:
         visit.view("text").locator(".piece.made").first.wait_for(state="visible")
         assert visit.view("text").locator(".piece.made").count() == 4
 
 
+@pytest.mark.e2e
 def test_nothing_is_warned_of_that_is_as_it_should_be(browser, long, subject):
     with visiting(browser, long, "view=matrix&at=1&head=1") as visit:
         assert visit.page.locator(".left-out").count() == 0

@@ -24,7 +24,6 @@ def seen(demo):
 @pytest.mark.parametrize(
     ("text", "views"),
     [
-        pytest.param(HOSTILE["closed script"], ["text"], id="one view"),
         *(pytest.param(text, VIEWS[:-1], id=name, marks=pytest.mark.e2e) for name, text in HOSTILE.items()),
     ],
 )
@@ -46,13 +45,10 @@ def test_a_hostile_token_is_shown_as_text(browser, seen, tmp_path, text, views):
         assert ran_nothing(visit)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "text",
-    [
-        pytest.param(text, id=name, marks=() if name == "controls" else pytest.mark.e2e)
-        for name, text in HOSTILE.items()
-        if name != "long"
-    ],
+    [pytest.param(text, id=name) for name, text in HOSTILE.items() if name != "long"],
 )
 def test_a_hostile_prompt_opens(browser, tmp_path, text):
     path = tmp_path / "page.html"

@@ -7,6 +7,7 @@ from helpers.command_line import call
 from helpers.folders import saved
 from helpers.pages import read
 
+pytestmark = pytest.mark.e2e
 TOKENS = 4000
 STEPS = 24  # of scrolling from the first to the last token
 SIZES = {"num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96, "head_dim": 16}
@@ -33,7 +34,6 @@ def side(path):
     return read(path).said["sides"][0]
 
 
-@pytest.mark.e2e
 def test_the_head_view_scrolls_to_the_right_tokens(browser, path, side):
     with visiting(browser, path, "view=head&at=1&head=4") as visit:
         rows = visit.view("head").locator(".rows [data-axis=query]")
@@ -70,7 +70,6 @@ def test_the_text_view_scrolls_to_the_right_tokens(browser, path, side):
         assert pieces.nth(TOKENS - 1).evaluate("piece => piece.classList.contains('unseen')")
 
 
-@pytest.mark.e2e
 def test_the_map_is_binned_and_shows_tokens_where_it_has_them(browser, path, side):
     [entry] = [entry for entry in side["maps"] if (entry["at"], entry["head"]) == (1, 4)]
     bins, size = read(path).map(entry), entry["bin"]

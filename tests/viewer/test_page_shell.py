@@ -99,6 +99,7 @@ def test_the_frame_is_there_before_anything_is_unpacked(browser, subject):
         context.close()
 
 
+@pytest.mark.e2e
 def test_a_text_over_several_tokens_is_found_and_becomes_a_key(browser, subject):
     plain = subject.seen.prompt.plain
     start = len("".join(plain).split("river")[0])
@@ -132,6 +133,7 @@ def test_further_heads_are_added_and_let_go(browser, subject):
         visit.settled(heads=None)
 
 
+@pytest.mark.e2e
 def test_filters_open_on_a_phone_and_the_header_holds_no_token_that_cannot_be_seen(browser, tmp_path):
     path = tmp_path / "page.html"
     call("view", "--text", "abc \u202egnp.exe\u200b", "-o", str(path)).ok()
