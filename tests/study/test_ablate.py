@@ -61,7 +61,8 @@ def test_the_table_has_every_set_head_and_random_set(demo, studied):
     assert {row["low"] for row in table.to_pylist()} == {None}  # under 32 sequences
 
 
-def test_from_32_sequences_on_there_are_intervals(demo):
+def test_from_32_sequences_on_there_are_intervals(demo, monkeypatch):
+    monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
     task = copy(demo, sequences=32)
     found = ablate_sets(demo, task, HeadSets.of([HeadSet("late", ((3, 0), (3, 1)))], demo.geometry, random=0))
     [together] = rows_of(found.table(), "together")
@@ -170,8 +171,10 @@ def test_a_set_of_one_head_has_one_row(demo):
     assert own == part == ["L1H4", cells.effect(direct.values[1, 4]), *together[1:]]
 
 
-def test_random_sets_say_how_many_they_are_and_of_which_heads(tmp_path):
+def test_random_sets_say_how_many_they_are_and_of_which_heads(tmp_path, monkeypatch):
     """Layer 3 has C(6, 2) pairs: without the set's own heads C(4, 2), of all heads all but the set itself."""
+    monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
+    monkeypatch.setattr("attnscope.calls.ablate.save_ablation", lambda *given, **how: None)  # drawn in test_ablate_other
     asked = ("ablate", "demo", "--select", "3.0-1", "--sequences", "2", "--format", "table")
     unnamed = call(*asked, "--out", str(tmp_path), columns=140)
     assert random_sets(unnamed) == "6"

@@ -154,7 +154,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     ("line", "study", "way"),
     [
-        (ablate(2, 1), "ablating", signals.Stopped(signal.SIGINT)),
+        pytest.param(ablate(2, 1), "ablating", signals.Stopped(signal.SIGINT), marks=pytest.mark.e2e),
         (ablate(2, 1), "ablating", Killed()),
         (scan(2), "scanning", signals.Stopped(signal.SIGINT)),
     ],
