@@ -87,10 +87,11 @@ def check(out: Path, item: str, seen: Observation, kinds: Sequence[str]) -> None
             row = heads[kind, head.layer, head.head]
             assert row["entropy"] == pytest.approx(head.score["entropy"], abs=1e-5)
     assert {row["stack"] for row in of_item["relations"]} == set(kinds)
-    expected = []
+    expected, layers = [], {(row["stack"], row["layer"]) for row in of_item["relations"]}
+    weights = {(stack, layer): seen.of(stack).weights[layer].numpy() for stack, layer in layers}
     for row in of_item["relations"]:
         one = seen.of(row["stack"])
-        expected.append(float(one.weights[row["layer"]][row["head"], row["query"], row["key"]]))
+        expected.append(weights[row["stack"], row["layer"]][row["head"], row["query"], row["key"]])
         assert row["query_token"] == one.queries.tokens[row["query"]]
         assert row["key_token"] == one.keys.tokens[row["key"]]
     np.testing.assert_allclose([row["weight"] for row in of_item["relations"]], expected, rtol=0, atol=1e-5)

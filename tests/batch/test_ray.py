@@ -114,14 +114,16 @@ def job_of(model: Path, shard_bytes: int) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "texts"), [("pretended", 4), pytest.param("local", 40, marks=pytest.mark.e2e)], ids=["pretended", "ray"]
+    ("cluster", "texts", "longest"),
+    [("pretended", 4, 8), pytest.param("local", 40, 30, marks=pytest.mark.e2e)],
+    ids=["pretended", "ray"],
 )
 def test_one_node_writes_the_same_files(
-    tmp_path: Path, tiny_folder: Path, cluster: str, texts: int, request: pytest.FixtureRequest
+    tmp_path: Path, tiny_folder: Path, cluster: str, texts: int, longest: int, request: pytest.FixtureRequest
 ) -> None:
     request.getfixturevalue(cluster)
-    corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(texts - 1), "the fox", ""])
-    job, reading = job_of(tiny_folder, 1_000 * texts), Corpus((str(corpus),))
+    corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(texts - 1, longest=longest), "the fox", ""])
+    job, reading = job_of(tiny_folder, 33 * texts * longest), Corpus((str(corpus),))
     run_folder(job, reading, tmp_path / "here", {})
     journal, tally = run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster(actors=1))
     assert (tally.texts, tally.failed) == (texts, 1)

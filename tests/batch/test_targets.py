@@ -143,7 +143,7 @@ def test_a_run_that_was_cut_off_goes_on_and_has_the_rows_of_a_whole_one(
     assert "target-field was 'said', now None" in changed.err
 
 
-@pytest.mark.parametrize("format", ["parquet", "csv", pytest.param("jsonl", marks=pytest.mark.e2e)])
+@pytest.mark.parametrize("format", ["csv", *(pytest.param(one, marks=pytest.mark.e2e) for one in ("parquet", "jsonl"))])
 def test_the_summary_has_a_mean_per_stack(format: str, models: dict[str, str], corpus: str, tmp_path: Path) -> None:
     flags = ("--target-field", "said", "--tables", "heads", "--summary", "--format", format)
     assert batch(corpus, models["t5"], tmp_path / "out", *flags).code == 1

@@ -41,7 +41,8 @@ def files_of(folder: Path) -> dict[str, str]:
 @pytest.fixture
 def ablating(demo, monkeypatch) -> Study:
     """An ablation of two chunks of sets, in a pass for each of three sequences."""
-    monkeypatch.setattr("attnscope.intervene.passes.CPU_TOKENS", 4 * 101)
+    monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
+    monkeypatch.setattr("attnscope.intervene.passes.CPU_TOKENS", 4 * 21)
     task, asked = copy(demo, sequences=3), HeadSets.of(SETS, demo.geometry, random=1)
     return lambda folder: ablate_sets(demo, task, asked, folder=folder)
 
@@ -161,7 +162,7 @@ class Killed(BaseException):
     ids=["ablate-signal", "ablate-kill", "scan-signal"],
 )
 def test_a_command_resumes_behind_the_pass_that_broke_off(tmp_path, monkeypatch, line, study, way):
-    """In this process, with a scan of two trials. An exception replaces the signal and the kill."""
+    """In this process, with a scan of two trials and no picture. An exception replaces the signal and the kill."""
 
     def short(*given: Any, **how: Any) -> Plan:
         planned = plan(*given, **how)
@@ -169,7 +170,10 @@ def test_a_command_resumes_behind_the_pass_that_broke_off(tmp_path, monkeypatch,
 
     monkeypatch.setattr("attnscope.calls.scan.plan", short)
     monkeypatch.setattr(findings, "BATCH_TOKENS", 65)
-    monkeypatch.setattr("attnscope.intervene.passes.CPU_TOKENS", 2 * 101)
+    monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
+    monkeypatch.setattr("attnscope.intervene.passes.CPU_TOKENS", 2 * 21)
+    for picture in ("scan.save_probes", "ablate.save_ablation"):
+        monkeypatch.setattr(f"attnscope.calls.{picture}", lambda *given, **how: None)
     command, passes = (*line, "--out", str(tmp_path / "out")), Stopping(monkeypatch, study, way)
     whole = call(*line, "--out", str(tmp_path / "whole")).ok()
     calls, passes.calls, passes.at = passes.calls, 0, passes.calls // 2
