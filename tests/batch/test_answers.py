@@ -118,7 +118,7 @@ def test_the_summary_and_the_ranked_heads_have_what_was_asked_for(corpus: Path, 
         ((), ("--weights", "value"), "weights was None, now 'value'"),
         ((), ("--answer-field", "answer"), "answer-field was None, now 'answer'"),
         (("--set", "answer= a"), ("--set", "answer= b"), "answer was ' a', now ' b'"),
-        (("--metrics", "keys_95"), (), "metrics was 'keys_95', now None"),
+        pytest.param(("--metrics", "keys_95"), (), "metrics was 'keys_95', now None", marks=pytest.mark.e2e),
     ],
 )
 def test_a_folder_is_held_to_them(

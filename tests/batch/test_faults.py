@@ -71,10 +71,10 @@ def test_broken_off_the_dataset_is_the_same_byte_for_byte(
     tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """In this process: an exception at a rename, or amid a line of the journal, and nothing is tidied behind it."""
-    corpus = jsonl(tmp_path / "corpus.jsonl", [*some_texts(4, longest=12), ""])
+    corpus = jsonl(tmp_path / "corpus.jsonl", [*some_texts(4, longest=6), ""])
 
     def run(folder: Path) -> None:
-        job = Job(shard_bytes=6_000)
+        job = Job(shard_bytes=4_000)
         run_folder(job, Corpus((str(corpus),)), folder, {"model": "tiny"}, loaded=tiny)
 
     moved: list[Path] = []

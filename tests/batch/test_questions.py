@@ -52,7 +52,14 @@ def alone(model: Path, record: dict[str, Any], *flags: str) -> list[dict[str, An
     return sorted(found, key=lambda row: (row["layer"], row["kv_head"], row["head"] or 0))
 
 
-@pytest.mark.parametrize("flags", [(), ("--by", "kv"), ("--engine", "fused", "--set", "batch_tokens=1")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--by", "kv"),
+        ("--engine", "fused", "--set", "batch_tokens=1"),
+        pytest.param((), marks=pytest.mark.e2e),
+    ],
+)
 def test_a_text_has_the_mass_that_it_has_alone_and_what_means_nothing_fails_alone(
     tmp_path: Path, tiny_folder: Path, corpus: Path, flags: tuple[str, ...]
 ) -> None:
@@ -119,7 +126,7 @@ def test_without_a_question_nothing_is_more(tmp_path: Path, tiny_folder: Path, c
     assert pq.read_schema(heads).metadata[b"attnscope.schema"] == b"heads/4"
 
 
-@pytest.mark.parametrize("format", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("format", ["csv", "parquet", pytest.param("jsonl", marks=pytest.mark.e2e)])
 def test_every_format_has_the_columns(tmp_path: Path, tiny_folder: Path, corpus: Path, made: Path, format: str) -> None:
     out = made
     if format != "parquet":

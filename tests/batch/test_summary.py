@@ -99,7 +99,7 @@ def test_its_intervals_are_of_texts_and_none_stands_under_32(made: Path, summed:
     assert (found[~few]["low"] <= found[~few]["mean"]).all()
 
 
-@pytest.mark.parametrize("format", ["csv", "jsonl"])
+@pytest.mark.parametrize("format", ["csv", pytest.param("jsonl", marks=pytest.mark.e2e)])
 def test_every_format_gives_the_same(tmp_path: Path, tiny: LoadedModel, summed: Path, format: str) -> None:
     folder = dataset(tmp_path / "out", tiny, format, shard_bytes=2**20)
     path = write_summary(folder, output(format))

@@ -174,7 +174,9 @@ def test_a_set_of_one_head_has_one_row(demo):
 def test_random_sets_say_how_many_they_are_and_of_which_heads(tmp_path, monkeypatch):
     """Layer 3 has C(6, 2) pairs: without the set's own heads C(4, 2), of all heads all but the set itself."""
     monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
-    monkeypatch.setattr("attnscope.calls.ablate.save_ablation", lambda *given, **how: None)  # drawn in test_ablate_other
+    monkeypatch.setattr(
+        "attnscope.calls.ablate.save_ablation", lambda *given, **how: None
+    )  # drawn in test_ablate_other
     asked = ("ablate", "demo", "--select", "3.0-1", "--sequences", "2", "--format", "table")
     unnamed = call(*asked, "--out", str(tmp_path), columns=140)
     assert random_sets(unnamed) == "6"

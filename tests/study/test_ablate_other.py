@@ -18,6 +18,12 @@ from helpers.command_line import call
 FEW = ("--sequences", "2", "--replace", "zero")
 
 
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """The copy task on texts of 21 tokens."""
+    monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
+
+
 def asked(*arguments):
     result = call("ablate", "demo", *FEW, *arguments, "--format", "jsonl").ok()
     return result.records, result.err

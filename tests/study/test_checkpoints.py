@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -19,7 +18,6 @@ from attnscope.model.loading import Source
 from attnscope.show.checkpoints import courses, stacked
 from attnscope.study.atlas.atlas import Atlas, kept
 from attnscope.study.atlas.findings import Finding
-from attnscope.study.atlas.scan import plan
 from attnscope.study.statistics import Effects
 from helpers.command_line import call
 from helpers.fake_hub import COMMIT, serve
@@ -95,14 +93,8 @@ def alone(monkeypatch):
     gc.enable()
 
 
-def test_each_checkpoint_is_scanned_and_all_are_shown(hub, alone, tmp_path, monkeypatch):
-    monkeypatch.setattr("attnscope.calls.scan.save_probes", lambda *given: None)  # drawn in test_scan
-
-    def short(*given, **how):
-        planned = plan(*given, **how)
-        return replace(planned, trials=[one for one in planned.trials if one.name in ("offsets", "sink")])
-
-    monkeypatch.setattr("attnscope.calls.scan.plan", short)
+@pytest.mark.usefixtures("short_scan")
+def test_each_checkpoint_is_scanned_and_all_are_shown(hub, alone, tmp_path):
     asked = ["scan", "owner/tiny", "--revision", f"main, {LATER}", "--sequences", "2", "--probe", "sink"]
     result = call(*asked, "--out", str(tmp_path), columns=160).ok()
     assert alone == [0, 0]

@@ -53,7 +53,7 @@ def test_a_text_from_itself_is_told():
 
 
 def test_a_folder_has_table_facts_and_picture_and_is_not_written_over(tmp_path):
-    asked = (*PAIR, "--over", "layers,positions", "--out", str(tmp_path / "river"))
+    asked = (*PAIR, "--over", "layers", "--out", str(tmp_path / "river"))
     call(*asked).ok()
     assert {path.name for path in (tmp_path / "river").iterdir()} == {
         *("patching", "patching.json", "patching.parquet", "patching.png")

@@ -21,7 +21,7 @@ from attnscope.study.ablation.effects import HeadSets, ablate_sets
 from attnscope.study.ablation.sets import head_set
 from attnscope.study.ablation.tasks import copy
 from attnscope.study.atlas import findings
-from attnscope.study.atlas.scan import Plan, plan, scan_heads
+from attnscope.study.atlas.scan import plan, scan_heads
 from helpers.command_line import call
 from helpers.forks import HANGS, Forked
 
@@ -152,6 +152,7 @@ class Killed(BaseException):
     """Stands for a kill: nothing of ours answers it."""
 
 
+@pytest.mark.usefixtures("short_scan")
 @pytest.mark.parametrize(
     ("line", "study", "way"),
     [
@@ -162,18 +163,11 @@ class Killed(BaseException):
     ids=["ablate-signal", "ablate-kill", "scan-signal"],
 )
 def test_a_command_resumes_behind_the_pass_that_broke_off(tmp_path, monkeypatch, line, study, way):
-    """In this process, with a scan of two trials and no picture. An exception replaces the signal and the kill."""
-
-    def short(*given: Any, **how: Any) -> Plan:
-        planned = plan(*given, **how)
-        return Plan([one for one in planned.trials if one.name in ("offsets", "sink")], planned.seed, planned.facts)
-
-    monkeypatch.setattr("attnscope.calls.scan.plan", short)
+    """In this process, with a scan of two trials and without pictures. An exception replaces the signal and the kill."""
     monkeypatch.setattr(findings, "BATCH_TOKENS", 65)
     monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
     monkeypatch.setattr("attnscope.intervene.passes.CPU_TOKENS", 2 * 21)
-    for picture in ("scan.save_probes", "ablate.save_ablation"):
-        monkeypatch.setattr(f"attnscope.calls.{picture}", lambda *given, **how: None)
+    monkeypatch.setattr("attnscope.calls.ablate.save_ablation", lambda *given, **how: None)
     command, passes = (*line, "--out", str(tmp_path / "out")), Stopping(monkeypatch, study, way)
     whole = call(*line, "--out", str(tmp_path / "whole")).ok()
     calls, passes.calls, passes.at = passes.calls, 0, passes.calls // 2
