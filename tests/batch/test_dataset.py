@@ -32,7 +32,7 @@ from attnscope.stacks import STACKS
 from attnscope.tables import FORMATS, as_text, json_rows, tamed
 from attnscope.text.prompt import from_text
 from helpers.command_line import call
-from helpers.corpora import batch, jsonl, rows, some_texts, written
+from helpers.corpora import batch, differs, jsonl, rows, some_texts, written
 from helpers.pictures import without_command
 from helpers.rows import csv_rows, json_lines
 
@@ -272,7 +272,7 @@ def test_changed_options_are_refused_by_the_command(
     out = written_by_batch(tmp_path, tiny_folder, ["the bank"])
     arguments = ["batch", str(tmp_path / "out.jsonl"), "--model", str(tiny_folder), "--out", str(out), "--top-k", "3"]
     assert run(arguments) == 2
-    assert "top-k was '5', now '3'" in capfd.readouterr().err
+    assert differs("top-k", "5", "3") in capfd.readouterr().err
 
 
 def test_an_empty_window_has_the_same_schema(tiny: Any) -> None:

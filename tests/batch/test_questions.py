@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from helpers.command_line import call
-from helpers.corpora import batch, rows, written
+from helpers.corpora import batch, differs, rows, written
 from helpers.rows import json_lines
 
 TEXTS = ("the bank by the river", "a river bank", "no such word here at all", "bank bank bank")
@@ -100,9 +100,8 @@ def test_the_same_words_for_all_texts_and_what_was_found_in_another_way_is_noted
     assert (first["key"], second["key"]) == ("5", "2")
     assert "query" not in first
     batch(corpus, tiny_folder, tmp_path / "part", *HEADS, "--query", "ank")
-    assert {row["note"] for row in rows(tmp_path / "part", "texts")} == {
-        "'ank' is not a whole word of the text: parts of words were taken"
-    }
+    [note] = {row["note"] for row in rows(tmp_path / "part", "texts")}
+    assert note.startswith("'ank' is not a whole word")
     assert "mass" not in rows(tmp_path / "part", "heads")[0]
 
 
@@ -114,7 +113,7 @@ def test_a_folder_is_held_to_the_question(tmp_path: Path, tiny_folder: Path, cor
     )  # goes on: one text failed
     changed = batch(corpus, tiny_folder, out, *HEADS, "--query", "last", "--key", "river")
     assert changed.code == 2
-    assert "key was 'bank', now 'river'" in changed.err
+    assert differs("key", "bank", "river") in changed.err
 
 
 def test_without_a_question_nothing_is_more(tmp_path: Path, tiny_folder: Path, corpus: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_pretended_node_does_nothing_twice_and_a_strict_run_ends_at_a_bad_item
     assert content(tmp_path / "ray") == before
     with pytest.raises(InputError, match="line 3: empty"):
         run_folder(replace(job, strict=True), reading, tmp_path / "strict", {}, cluster=Cluster())
-    with pytest.raises(UsageError, match="3 actors take 3 CPUs, and the cluster has 2; give num_actors=2"):
+    with pytest.raises(UsageError, match=r"3 actors .* num_actors=2"):
         run_folder(job, reading, tmp_path / "more", {}, cluster=Cluster(actors=3))
 
 
@@ -171,7 +171,7 @@ def test_every_core_may_have_an_actor_and_no_more(tmp_path: Path, tiny_folder: P
     journal, tally = run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster(actors=2))
     assert (tally.texts, len(journal.records) > 2) == (30, True)
     assert same(tmp_path / "here", tmp_path / "ray")
-    with pytest.raises(UsageError, match="3 actors take 3 CPUs, and the cluster has 2; give num_actors=2"):
+    with pytest.raises(UsageError, match=r"3 actors .* num_actors=2"):
         run_folder(job, reading, tmp_path / "more", {}, cluster=Cluster(actors=3))
 
 
@@ -399,8 +399,8 @@ def test_sigterm_ends_a_run_on_ray_and_the_same_command_goes_on(tmp_path: Path, 
     run.terminate()
     said = run.communicate(timeout=HANGS)[1].splitlines()
     assert run.returncode == 143, said
-    assert said[0] == "stopping after this batch; interrupt again to stop at once"
-    assert said[-1] == "stopped; the same command resumes from here"
+    assert said[0].startswith("stopping after this batch")
+    assert "resumes" in said[-1]
     assert len(said) == 3  # nothing of Ray's own
     assert not (out / ".partial").exists()
     assert 0 < len(rows(out, "texts")) < 3000

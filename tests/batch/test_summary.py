@@ -132,7 +132,7 @@ def test_a_text_in_which_a_layer_is_not_heard_counts_for_the_others() -> None:
 
 
 def test_a_folder_that_is_being_written_has_none_yet(made: Path) -> None:
-    with locked(made), pytest.raises(UsageError, match="another run is writing"):
+    with locked(made), pytest.raises(UsageError, match="another run"):
         write_summary(made, output())
 
 

@@ -18,7 +18,7 @@ from attnscope.batch.worker import Worker
 from attnscope.errors import ModelError
 from attnscope.stacks import CROSS, DECODER, ENCODER
 from helpers.command_line import call
-from helpers.corpora import batch, rows, written
+from helpers.corpora import batch, differs, rows, written
 from helpers.folders import with_tokenizer
 from helpers.rows import json_lines
 from helpers.stack_families import own, tiny
@@ -140,7 +140,7 @@ def test_a_run_that_was_cut_off_goes_on_and_has_the_rows_of_a_whole_one(
     assert json.loads((tmp_path / "parts" / "run.json").read_text())["targets"] == {"given": 4}
     changed = batch(corpus, models["t5"], tmp_path / "parts")
     assert changed.code == 2
-    assert "target-field was 'said', now None" in changed.err
+    assert differs("target-field", "said", None) in changed.err
 
 
 @pytest.mark.parametrize("format", ["csv", *(pytest.param(one, marks=pytest.mark.e2e) for one in ("parquet", "jsonl"))])

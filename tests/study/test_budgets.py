@@ -209,7 +209,7 @@ def test_a_folder_has_table_and_facts_and_a_stopped_run_resumes(demo, tmp_path):
     assert [one["rows"] for one in facts["texts"]] == [[0, 14], [0, 17]]
     again = attnscope.knockout(demo, [{"text": BANK}, {"text": f"{BANK} of the river"}], **asked)
     assert again.table().equals(found.table())
-    with pytest.raises(UsageError, match="holds another budget"):
+    with pytest.raises(UsageError, match=": texts "):
         attnscope.knockout(demo, BANK, **asked)
 
 
@@ -257,7 +257,7 @@ def test_texts_are_measured_alike_and_an_error_names_the_text(demo):
     both = [{"text": BANK, "answer": " of"}, {"text": BANK}]
     with pytest.raises(InputError, match="some texts have an answer and others have none"):
         attnscope.knockout(demo, both, keep="top:4")
-    with pytest.raises(InputError, match="text 2: there is no token 99"):
+    with pytest.raises(InputError, match=r"text 2: .* 99\b"):
         attnscope.knockout(demo, [{"text": BANK}, {"text": BANK, "at": 99}], keep="top:4")
     with pytest.raises(UsageError, match="text 1 is not a record of text, at, answer, foil"):
         attnscope.knockout(demo, [{"text": BANK, "key": "river"}, {"text": BANK}], keep="top:4")
@@ -271,7 +271,7 @@ def test_models_without_a_cache_are_refused():
     from attnscope.model.loading import DEMO_FOLDER
 
     model = wrap(tiny_model("bloom"), AutoTokenizer.from_pretrained(DEMO_FOLDER))
-    with pytest.raises(ModelError, match="attends outside the attention interface"):
+    with pytest.raises(ModelError, match="attention interface"):
         attnscope.knockout(model, [5, 6, 7], keep="top:1")
 
 

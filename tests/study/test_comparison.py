@@ -306,7 +306,7 @@ def test_the_command_prints_names_and_writes(tmp_path, two_texts):
     flags = (*PAIR, "--out", str(out), "--select", "1,2.0")
     refused = call(*flags, "-q")
     assert (refused.code, refused.out) == (2, b"")
-    assert "holds another comparison: models, texts_sha256, options differ" in refused.err
+    assert ": models, texts_sha256, options " in refused.err
     result = call(*flags, "--force").ok()
     order = [two_texts.heads[place] for place in two_texts.order]
     found = [(int(row["layer"]), int(row["head"])) for row in result.rows]
@@ -328,7 +328,7 @@ def test_a_folder_of_an_older_version_is_refused_and_can_be_written_over(tmp_pat
     path.write_text(json.dumps({"schema": "compare/1", "asked": {}, "files": {}}))
     refused = call(*flags)
     assert (refused.code, refused.out, refused.err.count("\n")) == (2, b"", 1)
-    assert "has schema 'compare/1', expected 'compare/2'; name another folder, or write over it" in refused.err
+    assert re.search("'compare/1'.*'compare/2'.*--force", refused.err)
     assert call(*flags, "--force").code == 0
     assert json.loads(path.read_text())["schema"] == "compare/2"
 
@@ -370,7 +370,7 @@ def test_a_model_beside_itself_on_a_file_of_texts(tmp_path):
 def test_a_text_that_does_not_fit_is_left_out_of_many(tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join([*TEXTS, "bank " * 600]) + "\n")
     result = call("compare", "--texts", str(tmp_path / "texts.txt"), "--compare-model", "demo").ok()
-    assert "texts.txt:3: the text has" in result.err
+    assert "texts.txt:3: " in result.err
     assert {row["texts"] for row in result.rows} == {"2"}
 
 

@@ -60,7 +60,7 @@ def test_a_folder_has_table_facts_and_picture_and_is_not_written_over(tmp_path):
     }
     refused = call(*asked, "--what", "value")
     assert refused.code == 2
-    assert "holds another patch" in refused.err
+    assert ": what " in refused.err
     call(*asked, "--what", "value", "--force").ok()
 
 
@@ -77,7 +77,7 @@ def test_records_of_pairs(tmp_path):
     piped = call("patch", "--texts", "-", "--over", "layers", stdin=path.read_bytes()).ok()
     assert piped.out == found.out
     path.write_text(json.dumps({"text": RIVER, "corrupted": [FIELD]}))
-    assert "field 'corrupted': expected text, got list" in call("patch", "--texts", str(path)).err
+    assert re.search("field 'corrupted': .* list", call("patch", "--texts", str(path)).err)
     path.write_text(json.dumps({"text": RIVER}))
     assert "no corrupted text was given; give one with --corrupted" in call("patch", "--texts", str(path)).err
 
@@ -85,7 +85,7 @@ def test_records_of_pairs(tmp_path):
 def test_a_rehearsal_says_what_would_be_done():
     said = call(*PAIR, "--over", "heads", "--dry-run").ok().out.decode()
     assert said.startswith("24 patches of 1 pair: at most ")
-    assert "by the time of one measured batch" in said
+    assert re.search(r" about \d+:\d\d:\d\d ", said)
 
 
 @pytest.mark.parametrize(

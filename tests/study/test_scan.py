@@ -132,7 +132,7 @@ def test_a_kept_atlas_reads_back_as_it_was(kept, tmp_path):
         read_back(tmp_path)
     (tmp_path / "atlas.json").write_text(json.dumps({"schema": "atlas/0"}))
     shutil.copy(folder / "atlas.parquet", tmp_path)
-    with pytest.raises(InputError, match="has schema 'atlas/0', expected 'atlas/2'"):
+    with pytest.raises(InputError, match=r"'atlas/0'.*'atlas/2'"):
         read_back(tmp_path)
 
 
@@ -196,7 +196,7 @@ def test_a_scan_that_was_stopped_goes_on_and_ends_the_same(demo, some, tmp_path,
 
 
 def test_another_scan_is_not_mixed_in(demo, some):
-    with pytest.raises(UsageError, match="holds another scan: seed, ids_sha256 differ"):
+    with pytest.raises(UsageError, match=": seed, ids_sha256 "):
         scan_heads(demo, plan(demo, seed=1), some[2])
 
 

@@ -385,7 +385,7 @@ def redrawn(model_type, seed):
 def test_norms_that_are_not_frozen_are_caught(demo, monkeypatch):
     monkeypatch.setattr(frozen.FrozenNorms, "_freeze", lambda *given: None)
     monkeypatch.setattr(factors, "FACTORS", frozenset())  # which its norms divide by, too
-    with pytest.raises(ModelError, match=r"the contributions sum to .*, and the logit is .*: they differ by"):
+    with pytest.raises(ModelError, match="the contributions sum to"):
         parts_of(demo, *copied(0))
 
 
@@ -411,9 +411,7 @@ def test_what_cannot_be_asked_is_refused(demo):
 def test_quantized_weights_are_refused(quantize, dtype):
     """Products with 8-bit weights are rounded, and those with 4-bit weights have no gradient on the CPU."""
     pytest.importorskip("bitsandbytes")
-    with pytest.raises(
-        UsageError, match=r"with quantized weights the contributions do not sum .*; choose weights that are not"
-    ):
+    with pytest.raises(UsageError, match="quantized weights"):
         parts_of(load(LoadOptions(device="cpu", quantize=quantize, dtype=dtype)), repeated(0), AskedLogit(3, 0, 5, 3))
 
 
