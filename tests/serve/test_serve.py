@@ -506,6 +506,8 @@ def test_another_user_cannot_connect(server, tmp_path):
 
 
 def test_a_folder_that_others_can_enter_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(serving_module, "Worker", Stub)  # one is begun before the folder is looked at
+    monkeypatch.setattr(Stub, "made", [])
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("ATTNSCOPE_NO_SERVER", "")
     (tmp_path / "attnscope").mkdir()
