@@ -403,8 +403,21 @@ def test_a_full_disk_stops_cleanly_and_the_run_goes_on_when_there_is_room(tmp_pa
     assert found == content(tmp_path / "whole")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the folder is a read-only mount")
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, tiny_folder: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus, out, mkdir = jsonl(tmp_path / "corpus.jsonl", ["the bank"]), tmp_path / "out", os.mkdir
+
+    def read_only(path: Any, *mode: Any, **how: Any) -> None:
+        if Path(path) == out:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        mkdir(path, *mode, **how)
+
+    monkeypatch.setattr(os, "mkdir", read_only)
+    with pytest.raises(UsageError, match=rf"cannot write to {out}: Read-only file system"):
+        run_folder(Job(), Corpus((str(corpus),)), out, {})
+
+
+@pytest.mark.e2e
+def test_a_folder_on_a_disk_that_is_mounted_read_only_is_refused(tmp_path: Path, tiny_folder: Path) -> None:
     disk, corpus = tmp_path / "disk", jsonl(tmp_path / "corpus.jsonl", some_texts(3))
     with mounted(disk, "ro"), pytest.raises(UsageError, match=r"cannot write to .*: Read-only file system"):
         run_folder(Job(LoadOptions(model=str(tiny_folder))), Corpus((str(corpus),)), disk / "out", {})

@@ -496,6 +496,12 @@ def test_a_question_with_wrong_types_is_refused_and_the_rest_goes_on(server):
     asked_server(server, "heads", SENTENCE).ok()
 
 
+def test_the_socket_lies_in_a_folder_that_its_user_alone_enters(server):
+    with server.found():
+        assert place.address().parent == place.folder()
+        assert place.folder().stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_cannot_connect(server, tmp_path):
     with server.found():
