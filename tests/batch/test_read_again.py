@@ -125,7 +125,7 @@ def test_of_spans_two_are_named(place: Path) -> None:
 @pytest.mark.parametrize("columns", [80, 200])
 def test_the_table_says_what_it_is_of(place: Path, columns: int) -> None:
     done = call("heads", str(place / "asked"), "--top", "3", columns=columns).ok()
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", done.out.decode()).splitlines()
+    lines = done.lines
     heading = next(line for line in lines if "head" in line)
     assert all(part in heading for part in ("mass ▾", "95 % interval", "uniform", "texts", "focus"))
     assert len([line for line in lines if "L" in line and "H" in line and "[" in line]) == 3

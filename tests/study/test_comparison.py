@@ -343,7 +343,7 @@ def test_a_damaged_folder_is_left_as_it_is(tmp_path, content):
 
 def test_a_terminal_has_a_table_and_a_pipe_any_format(tmp_path):
     shown = call(*PAIR, "--top", "3", columns=80).ok()
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.out.decode()).splitlines()
+    lines = shown.lines
     assert max(map(len, lines)) <= 80
     assert sum(re.match(r" *L\d+H\d+ ", line) is not None for line in lines) == 3
     assert lines[1].split()[:3] == ["head", "JS", "bits"]
