@@ -279,7 +279,7 @@ def test_zst_without_its_codec(place: Path, monkeypatch: pytest.MonkeyPatch, cap
         ("--group", "words"),
         ("--group", "sentences", "--by", "kv", "--select", "1.0,last"),
         ("--min-weight", "0.2", "--top-k", "all"),
-        ("--truncate", "left", "--figures", "metrics", "--by", "kv"),
+        ("--truncate", "left", "--by", "kv"),
         pytest.param(("--truncate", "left", "--figures", "overview,metrics", "--by", "kv"), marks=pytest.mark.e2e),
     ],
     ids=" ".join,
@@ -332,7 +332,7 @@ def test_a_folder_of_the_version_before_is_refused(
     assert f"has schema {said['schema'] - 1}, expected {said['schema']}; resume it with" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("changed", ["weights", "tokenizer", "config"])
+@pytest.mark.parametrize("changed", ["weights", "config", pytest.param("tokenizer", marks=pytest.mark.e2e)])
 def test_a_checkpoint_that_changed_under_its_name_is_refused(
     place: Path, tiny_folder: Path, capfd: pytest.CaptureFixture[str], changed: str
 ) -> None:

@@ -106,8 +106,10 @@ def by_eager(tiny):
     return measured(tiny, "eager")
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize(
+    ("threads", "installed"),
+    [(2, True), (1, False), *(pytest.param(*both, marks=pytest.mark.e2e) for both in ((1, True), (2, False)))],
+)
 def test_the_kernel_gives_what_eager_gives_on_one_core_and_on_two(
     tiny, kernel, by_eager, monkeypatch, threads, installed
 ):
@@ -204,7 +206,7 @@ def test_a_long_text_is_read_by_what_is_faster_and_again_by_eager_where_that_doe
 
 
 def test_run_json_says_who_answered_what_also_after_another_run(tiny, kernel, tmp_path):
-    corpus, texts = tmp_path / "corpus.txt", TEXTS[:4]
+    corpus, texts = tmp_path / "corpus.txt", TEXTS[:3]
     corpus.write_text("\n".join(texts))
     job = Job(shard_bytes=2**12)
     windows: list[object] = []

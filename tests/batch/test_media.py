@@ -1,6 +1,7 @@
 """A corpus of sounds, and of pictures beside texts: every item as it is alone, and what is broken fails alone."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.observation import Observation
 from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
 from helpers.command_line import Result
-from helpers.corpora import batch, content, rows, written
+from helpers.corpora import batch, content, differs, rows, written
 from helpers.picture_models import picture, saved
 from helpers.rows import json_lines
 from helpers.sounds import samples, saved_whisper, write_wav
@@ -87,10 +88,11 @@ def check(out: Path, item: str, seen: Observation, kinds: Sequence[str]) -> None
             row = heads[kind, head.layer, head.head]
             assert row["entropy"] == pytest.approx(head.score["entropy"], abs=1e-5)
     assert {row["stack"] for row in of_item["relations"]} == set(kinds)
-    expected = []
+    expected, layers = [], {(row["stack"], row["layer"]) for row in of_item["relations"]}
+    weights = {(stack, layer): seen.of(stack).weights[layer].numpy() for stack, layer in layers}
     for row in of_item["relations"]:
         one = seen.of(row["stack"])
-        expected.append(float(one.weights[row["layer"]][row["head"], row["query"], row["key"]]))
+        expected.append(weights[row["stack"], row["layer"]][row["head"], row["query"], row["key"]])
         assert row["query_token"] == one.queries.tokens[row["query"]]
         assert row["key_token"] == one.keys.tokens[row["key"]]
     np.testing.assert_allclose([row["weight"] for row in of_item["relations"]], expected, rtol=0, atol=1e-5)
@@ -105,8 +107,8 @@ def test_every_sound_is_read_as_alone(place: Path, whisper: LoadedModel, tmp_pat
     said = failures(tmp_path / "out")
     assert list(said) == ["broken", "missing", "number", "stdin"]
     assert "not a file of sound" in said["broken"]
-    assert said["missing"] == f"there is no file {place}/sounds/none.wav"
-    assert said["number"] == "field 'sound': expected the name of a file, got 3"
+    assert f" {place}/sounds/none.wav" in said["missing"]
+    assert re.match(r"field 'sound': .* 3$", said["number"])
     about = json.loads((tmp_path / "out" / "run.json").read_text())
     assert (about["options"]["audio-field"], about["targets"]) == ("sound", {"given": 2})
 
@@ -128,10 +130,10 @@ def test_every_picture_is_read_beside_its_text_as_alone(place: Path, llava: Load
         named = record["seen"] if isinstance(record["seen"], list) else [record["seen"]]
         seen = attnscope.capture(llava, record["text"], picture=[place / str(name) for name in named])
         check(tmp_path / "out", str(record["id"]), seen, (DECODER, VISION))
-    assert failures(tmp_path / "out") == {
-        "broken": f"{place}/broken.png is not a picture that Pillow reads",
-        "none": "field 'seen': expected the name of a file, got []",
-    }
+    said = failures(tmp_path / "out")
+    assert list(said) == ["broken", "none"]
+    assert f"{place}/broken.png is not a picture" in said["broken"]
+    assert re.match(r"field 'seen': .* \[\]$", said["none"])
 
 
 def test_tokens_of_a_picture_are_asked_about(place: Path, llava: LoadedModel, tmp_path: Path) -> None:
@@ -162,7 +164,7 @@ def test_a_run_that_was_cut_off_goes_on(place: Path, whisper: LoadedModel, tmp_p
     batch_all(place / "sounds.jsonl", whisper, tmp_path / "out", *flags)
     assert content(tmp_path / "out" / "heads") == whole
     changed = batch_all(place / "sounds.jsonl", whisper, tmp_path / "out", "--audio-field", "other", *flags[2:])
-    assert (changed.code, "audio-field was 'sound', now 'other'" in changed.err) == (2, True)
+    assert (changed.code, differs("audio-field", "sound", "other") in changed.err) == (2, True)
 
 
 def test_a_model_that_does_not_read_them_is_refused_in_a_line(

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from helpers.command_line import call
-from helpers.corpora import batch, rows, written
+from helpers.corpora import batch, differs, rows, written
 from helpers.rows import json_lines
 
 TEXTS = ("the bank by the river", "a river bank", "no such word here at all", "bank bank bank")
@@ -52,7 +52,14 @@ def alone(model: Path, record: dict[str, Any], *flags: str) -> list[dict[str, An
     return sorted(found, key=lambda row: (row["layer"], row["kv_head"], row["head"] or 0))
 
 
-@pytest.mark.parametrize("flags", [(), ("--by", "kv"), ("--engine", "fused", "--set", "batch_tokens=1")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--by", "kv"),
+        ("--engine", "fused", "--set", "batch_tokens=1"),
+        pytest.param((), marks=pytest.mark.e2e),
+    ],
+)
 def test_a_text_has_the_mass_that_it_has_alone_and_what_means_nothing_fails_alone(
     tmp_path: Path, tiny_folder: Path, corpus: Path, flags: tuple[str, ...]
 ) -> None:
@@ -93,9 +100,8 @@ def test_the_same_words_for_all_texts_and_what_was_found_in_another_way_is_noted
     assert (first["key"], second["key"]) == ("5", "2")
     assert "query" not in first
     batch(corpus, tiny_folder, tmp_path / "part", *HEADS, "--query", "ank")
-    assert {row["note"] for row in rows(tmp_path / "part", "texts")} == {
-        "'ank' is not a whole word of the text: parts of words were taken"
-    }
+    [note] = {row["note"] for row in rows(tmp_path / "part", "texts")}
+    assert note.startswith("'ank' is not a whole word")
     assert "mass" not in rows(tmp_path / "part", "heads")[0]
 
 
@@ -107,7 +113,7 @@ def test_a_folder_is_held_to_the_question(tmp_path: Path, tiny_folder: Path, cor
     )  # goes on: one text failed
     changed = batch(corpus, tiny_folder, out, *HEADS, "--query", "last", "--key", "river")
     assert changed.code == 2
-    assert "key was 'bank', now 'river'" in changed.err
+    assert differs("key", "bank", "river") in changed.err
 
 
 def test_without_a_question_nothing_is_more(tmp_path: Path, tiny_folder: Path, corpus: Path) -> None:
@@ -119,7 +125,7 @@ def test_without_a_question_nothing_is_more(tmp_path: Path, tiny_folder: Path, c
     assert pq.read_schema(heads).metadata[b"attnscope.schema"] == b"heads/4"
 
 
-@pytest.mark.parametrize("format", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("format", ["csv", "parquet", pytest.param("jsonl", marks=pytest.mark.e2e)])
 def test_every_format_has_the_columns(tmp_path: Path, tiny_folder: Path, corpus: Path, made: Path, format: str) -> None:
     out = made
     if format != "parquet":

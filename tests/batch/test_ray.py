@@ -114,14 +114,16 @@ def job_of(model: Path, shard_bytes: int) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "texts"), [("pretended", 4), pytest.param("local", 40, marks=pytest.mark.e2e)], ids=["pretended", "ray"]
+    ("cluster", "texts", "longest"),
+    [("pretended", 4, 8), pytest.param("local", 40, 30, marks=pytest.mark.e2e)],
+    ids=["pretended", "ray"],
 )
 def test_one_node_writes_the_same_files(
-    tmp_path: Path, tiny_folder: Path, cluster: str, texts: int, request: pytest.FixtureRequest
+    tmp_path: Path, tiny_folder: Path, cluster: str, texts: int, longest: int, request: pytest.FixtureRequest
 ) -> None:
     request.getfixturevalue(cluster)
-    corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(texts - 1), "the fox", ""])
-    job, reading = job_of(tiny_folder, 1_000 * texts), Corpus((str(corpus),))
+    corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(texts - 1, longest=longest), "the fox", ""])
+    job, reading = job_of(tiny_folder, 33 * texts * longest), Corpus((str(corpus),))
     run_folder(job, reading, tmp_path / "here", {})
     journal, tally = run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster(actors=1))
     assert (tally.texts, tally.failed) == (texts, 1)
@@ -144,7 +146,7 @@ def test_a_pretended_node_does_nothing_twice_and_a_strict_run_ends_at_a_bad_item
     assert content(tmp_path / "ray") == before
     with pytest.raises(InputError, match="line 3: empty"):
         run_folder(replace(job, strict=True), reading, tmp_path / "strict", {}, cluster=Cluster())
-    with pytest.raises(UsageError, match="3 actors take 3 CPUs, and the cluster has 2; give num_actors=2"):
+    with pytest.raises(UsageError, match=r"3 actors .* num_actors=2"):
         run_folder(job, reading, tmp_path / "more", {}, cluster=Cluster(actors=3))
 
 
@@ -169,7 +171,7 @@ def test_every_core_may_have_an_actor_and_no_more(tmp_path: Path, tiny_folder: P
     journal, tally = run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster(actors=2))
     assert (tally.texts, len(journal.records) > 2) == (30, True)
     assert same(tmp_path / "here", tmp_path / "ray")
-    with pytest.raises(UsageError, match="3 actors take 3 CPUs, and the cluster has 2; give num_actors=2"):
+    with pytest.raises(UsageError, match=r"3 actors .* num_actors=2"):
         run_folder(job, reading, tmp_path / "more", {}, cluster=Cluster(actors=3))
 
 
@@ -397,8 +399,8 @@ def test_sigterm_ends_a_run_on_ray_and_the_same_command_goes_on(tmp_path: Path, 
     run.terminate()
     said = run.communicate(timeout=HANGS)[1].splitlines()
     assert run.returncode == 143, said
-    assert said[0] == "stopping after this batch; interrupt again to stop at once"
-    assert said[-1] == "stopped; the same command resumes from here"
+    assert said[0].startswith("stopping after this batch")
+    assert "resumes" in said[-1]
     assert len(said) == 3  # nothing of Ray's own
     assert not (out / ".partial").exists()
     assert 0 < len(rows(out, "texts")) < 3000

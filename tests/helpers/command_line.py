@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import pty
+import re
 import subprocess
 import sys
 import warnings
@@ -26,6 +27,7 @@ from helpers.forks import HANGS, Forked
 from helpers.rows import csv_rows, json_lines
 from helpers.seconds import once
 
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 SENTENCE = "the financial bank is located on river bank"
 ATTNSCOPE = (sys.executable, "-m", "attnscope")
 load_model = loading._model
@@ -48,6 +50,18 @@ class Result:
         """The same result; AssertionError where the exit code is not 0 or stderr has anything."""
         assert (self.code, self.err) == (0, ""), self.err
         return self
+
+    @property
+    def refusal(self) -> str:
+        """The line that says why it was refused; AssertionError where it ended well or has data on stdout."""
+        assert (self.code != 0, self.out) == (True, b""), self.err
+        [line] = [line for line in self.err.splitlines() if line.startswith("attnscope:")]
+        return line
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines that a terminal shows of stdout, without their colours."""
+        return COLOUR.sub("", self.out.decode()).splitlines()
 
     @property
     def rows(self) -> list[dict[str, str]]:

@@ -35,6 +35,11 @@ def batch(corpus: Path | str, model: Path | str, out: Path, *flags: str) -> Resu
     return call("batch", str(corpus), "--model", str(model), "--out", str(out), "-q", *flags)
 
 
+def differs(option: str, before: object, now: object) -> str:
+    """How a dataset that was begun with another option is refused."""
+    return f"{option} was {before!r}, now {now!r}"
+
+
 def rows(folder: Path, table: str) -> list[dict[str, Any]]:
     """All rows of a Parquet table, in the order of its files."""
     return [row for part in sorted((folder / table).iterdir()) for row in pq.read_table(part).to_pylist()]

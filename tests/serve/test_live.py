@@ -18,8 +18,9 @@ from attnscope.model.options import LoadOptions
 from attnscope.typed import typed
 from helpers.command_line import SENTENCE, call
 from helpers.folders import with_tokenizer
+from helpers.forks import shim
 from helpers.picture_models import picture, saved
-from helpers.serving import serving, until
+from helpers.serving import until
 from helpers.stack_families import tiny
 
 pytest.importorskip("starlette", reason="pip install 'attnscope[serve]'")
@@ -73,10 +74,11 @@ class Asking:
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory):
-    """A page whose commands ask a server."""
+def live():
+    """A page whose commands are forked; tests/viewer has one whose commands ask a server."""
     page = app.LivePage(lambda: [LoadOptions()])
-    with serving(tmp_path_factory.mktemp("live")) as server, server.found(), page as address:
+    with pytest.MonkeyPatch.context() as patch, page as address:
+        patch.setattr(asking, "COMMAND", (str(shim() / "attnscope"),))
         yield Asking(page, address)
 
 

@@ -41,9 +41,7 @@ RIVER = "the bank of the river, the bank of the"
 MARY = "Mary saw John, and John gave Mary a book"
 ASKED = [  # each is answered by the server
     ["heads", SENTENCE],
-    ["heads", SENTENCE, "--format", "jsonl"],
     ["heads", SENTENCE, "--format", "parquet"],
-    ["heads", SENTENCE, "--engine", "fused"],
     ["heads", SENTENCE, "--engine", "eager", "--sort=-entropy"],
     ["heads", SENTENCE, "--select", "1,3.0", "--by", "kv"],
     ["heads", SENTENCE, "--metrics", "keys_95,streaming_mass_32"],
@@ -52,48 +50,52 @@ ASKED = [  # each is answered by the server
     ["heads", SENTENCE, "--generate", "5", "--sort", "lookback"],
     ["heads", SENTENCE, "--answer", " the river"],
     ["heads", SENTENCE, "--weights", "value", "--set", "by=kv"],
-    ["heads", "--file", STORY, "--truncate", "right"],
-    ["heads", "--text", SENTENCE, "--quiet"],
-    ["heads", SENTENCE, "--chat"],
     ["heads", "café 日本語 🦊 naïve"],
-    ["relations", SENTENCE],
     ["relations", SENTENCE, "--over", "heads", "--format", "csv"],
-    ["relations", SENTENCE, "--group", "words"],
     ["relations", SENTENCE, "--query", "last", "--set", "top_k=all"],
     ["relations", SENTENCE, "--min-weight", "0.4", "--format", "tsv"],
     ["relations", SENTENCE, "--weights", "logit", "--answer", " the", "--foil", " a"],
-    ["relations", SENTENCE, "--weights", "scores"],
-    ["keys", SENTENCE],
     ["keys", SENTENCE, "--select", "2", "--format", "jsonl"],
     ["keys", "--file", STORY, "--truncate", "left"],
-    ["text", SENTENCE],
     ["text", SENTENCE, "--query", "bank#2", "--mean", "layer"],
-    ["text", SENTENCE, "--key", "bank", "--select", "3.0"],
-    ["rollout", SENTENCE],
     ["rollout", SENTENCE, "--group", "words", "--format", "jsonl"],
-    ["tokens", "the cat sat on the mat"],
     ["tokens", "--text", "the bank by the river bank", "--query", "bank#2", "--format", "jsonl"],
     ["tokens", "the cat sat on the mat", "--query", "^special,^the", "--define", "subject=cat", "--key", "subject"],
     ["tokens", SENTENCE, "--chat"],
     ["tokens", "word " * 600],
-    ["tokens", "word " * 600, "--truncate", "left"],
     ["explain", "--text", "the cat sat on the mat", "--head", "L2H3", "--query", "last"],
+    ["why", RIVER, "--head", "L3H0", "--key", "river", "--side", "both", "--format", "jsonl"],
+    ["why", RIVER, "--head", "L2H1", "--side", "query", "--define", "who=river", "--key", "who"],
+    ["knockout", RIVER, "--key", "river", "--over", "window:3", "--random", "0", "--how", "zero"],
+    ["knockout", RIVER, "--key", "river", "--select", "@induction", "--format", "jsonl"],
+    ["view", SENTENCE, "--out", "-", "--select", "2.3", "--query", "bank#2", "--max-mb", "0.1"],
+    ["view", RIVER, "--out", "-", "--why", "L3H0", "--query", "last"],
+    ["view", MARY, "--compare-text", "John saw Mary, and Mary gave John a book", "--out", "-"],
+]
+ASKED_MORE = [  # whose fields and purposes those above have too
+    ["heads", SENTENCE, "--format", "jsonl"],
+    ["heads", SENTENCE, "--engine", "fused"],
+    ["heads", "--file", STORY, "--truncate", "right"],
+    ["heads", "--text", SENTENCE, "--quiet"],
+    ["heads", SENTENCE, "--chat"],
+    ["relations", SENTENCE],
+    ["relations", SENTENCE, "--group", "words"],
+    ["relations", SENTENCE, "--weights", "scores"],
+    ["keys", SENTENCE],
+    ["text", SENTENCE],
+    ["text", SENTENCE, "--key", "bank", "--select", "3.0"],
+    ["rollout", SENTENCE],
+    ["tokens", "the cat sat on the mat"],
+    ["tokens", "word " * 600, "--truncate", "left"],
     ["explain", SENTENCE, "--head", "2.3", "--query", "bank#2", "--format", "table"],
     ["why", RIVER, "--head", "L3H0", "--key", "river"],
     ["why", RIVER, "--head", "L3H0", "--key", "river", "--against", "bank#1", "--by", "tokens"],
-    ["why", RIVER, "--head", "L3H0", "--key", "river", "--side", "both", "--format", "jsonl"],
     ["why", RIVER, "--head", "L3H0", "--key", "river", "--verify", "--format", "table"],
-    ["why", RIVER, "--head", "L2H1", "--side", "query", "--define", "who=river", "--key", "who"],
     ["knockout", RIVER, "--key", "river", "--over", "heads"],
     ["knockout", RIVER, "--answer", " river", "--foil", " bank", "--over", "keys", "--format", "table"],
-    ["knockout", RIVER, "--key", "river", "--over", "window:3", "--random", "0", "--how", "zero"],
-    ["knockout", RIVER, "--key", "river", "--select", "@induction", "--format", "jsonl"],
     ["view", SENTENCE, "--out", "-"],
-    ["view", SENTENCE, "--out", "-", "--select", "2.3", "--query", "bank#2", "--max-mb", "0.1"],
     ["view", SENTENCE, "--out", "-", "--generate", "4", "--precision", "16"],
     ["view", "--file", STORY, "--truncate", "right", "--out", "-", "--max-mb", "0.3"],
-    ["view", RIVER, "--out", "-", "--why", "L3H0", "--query", "last"],
-    ["view", MARY, "--compare-text", "John saw Mary, and Mary gave John a book", "--out", "-"],
 ]
 REFUSED = [  # by the server's own pass, with the same words
     ["heads", SENTENCE, "--query", "elephant"],
@@ -114,7 +116,7 @@ WRITTEN = [
     ["heads", SENTENCE, "--top", "2", "--figures", "top"],
     ["relations", MARY, "--key", "Mary"],
     ["text", SENTENCE, "--query", "last"],
-    ["rollout", SENTENCE],
+    pytest.param(["rollout", SENTENCE], marks=pytest.mark.e2e),
     ["heatmap", SENTENCE, "--select", "1.4", "--figures", "heads"],
     ["why", RIVER, "--head", "L3H0", "--key", "river"],
     pytest.param(["explain", SENTENCE, "--head", "L2H3"], marks=pytest.mark.e2e),
@@ -158,11 +160,15 @@ def asked_server(server, *arguments, **how):
     return found
 
 
-@pytest.mark.parametrize("arguments", [*ASKED, *REFUSED], ids=lambda one: " ".join(one)[:60])
+@pytest.mark.parametrize(
+    "arguments",
+    [*ASKED, *REFUSED, *(pytest.param(one, marks=pytest.mark.e2e) for one in ASKED_MORE)],
+    ids=lambda one: " ".join(one)[:60],
+)
 def test_with_a_server_output_exit_code_and_talk_are_the_same(server, arguments):
     alone = call(*arguments)
     assert asked_server(server, *arguments) == alone
-    assert (alone.code == 0) == (arguments in ASKED)
+    assert (alone.code == 0) == (arguments not in REFUSED)
 
 
 @pytest.mark.parametrize("arguments", ALONE, ids=lambda one: " ".join(one)[:60])
@@ -490,6 +496,12 @@ def test_a_question_with_wrong_types_is_refused_and_the_rest_goes_on(server):
     asked_server(server, "heads", SENTENCE).ok()
 
 
+def test_the_socket_lies_in_a_folder_that_its_user_alone_enters(server):
+    with server.found():
+        assert place.address().parent == place.folder()
+        assert place.folder().stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_cannot_connect(server, tmp_path):
     with server.found():
@@ -500,12 +512,14 @@ def test_another_user_cannot_connect(server, tmp_path):
 
 
 def test_a_folder_that_others_can_enter_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(serving_module, "Worker", Stub)  # one is begun before the folder is looked at
+    monkeypatch.setattr(Stub, "made", [])
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("ATTNSCOPE_NO_SERVER", "")
     (tmp_path / "attnscope").mkdir()
     (tmp_path / "attnscope").chmod(0o755)  # whatever the umask
     assert "to be a folder of yours alone" in call("serve").err
-    assert "to be a folder of yours alone" in call("heads", SENTENCE, "--verbose").ok().err
+    assert "of yours alone" in call("heads", SENTENCE, "--verbose").ok().err
     (tmp_path / "attnscope").rmdir()
     (tmp_path / "attnscope").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
     (tmp_path / "elsewhere").mkdir(mode=0o700)
@@ -530,25 +544,28 @@ def test_ten_clients_at_once_are_all_answered(server):
     assert server.status["answered"] == before + 10
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["view", RIVER, "--out", "-", "--why", "L3H0"],
-        ["explain", SENTENCE, "--head", "2.3", "--format", "table"],
-        ["why", RIVER, "--head", "3.0"],
-        ["knockout", RIVER, "--key", "river", "--random", "0", "--format", "table"],
-        pytest.param(["tokens", SENTENCE], marks=pytest.mark.e2e),
-    ],
-    ids=lambda one: one[0],
-)
-def test_a_command_that_is_answered_imports_nothing_heavy(server, arguments):
-    code = (
-        "import sys, attnscope.cli as cli; code = cli.run(sys.argv[1:]); "
-        "print(code, {'torch', 'transformers', 'matplotlib', 'pandas'} & sys.modules.keys(), file=sys.stderr)"
-    )
-    command = [sys.executable, "-c", code, *arguments]
+HEAVY = "torch", "transformers", "matplotlib", "pandas"
+LIGHT = f"""
+import sys
+import attnscope.cli as cli
+for words, heavy in (
+    (["heads", {SENTENCE!r}, "--query", "last"], {(*HEAVY, "pydantic", "pyarrow.compute", "rich")}),
+    (["view", {RIVER!r}, "--out", "-", "--why", "L3H0"], {HEAVY}),
+    (["explain", {SENTENCE!r}, "--head", "2.3", "--format", "table"], {HEAVY}),
+    (["why", {RIVER!r}, "--head", "3.0"], {HEAVY}),
+    (["knockout", {RIVER!r}, "--key", "river", "--random", "0", "--format", "table"], {HEAVY}),
+    (["tokens", {SENTENCE!r}], {HEAVY}),
+):
+    print("light:", words[0], cli.run(words), *sorted(set(heavy) & sys.modules.keys()), file=sys.stderr)
+"""
+
+
+def test_commands_that_are_answered_import_nothing_heavy(server):
+    """One after the other in one process, `heads` first: it takes the fewest."""
+    command = [sys.executable, "-c", LIGHT]
     found = subprocess.run(command, env=os.environ | server.environment, capture_output=True, text=True)
-    assert found.stderr.splitlines()[-1] == "0 set()"
+    said = [line.removeprefix("light: ") for line in found.stderr.splitlines() if line.startswith("light: ")]
+    assert said == [f"{name} 0" for name in ("heads", "view", "explain", "why", "knockout", "tokens")]
 
 
 def test_a_page_of_cuts_is_the_same(server, tmp_path):
@@ -557,17 +574,6 @@ def test_a_page_of_cuts_is_the_same(server, tmp_path):
     alone = call(*asked, str(tmp_path / "two.html")).ok()
     assert with_server.out == alone.out
     assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
-
-
-def test_heads_that_a_server_answers_take_few_imports(server):
-    code = (
-        "import sys, attnscope.cli as cli; code = cli.run(sys.argv[1:]); "
-        "print(code, {'torch', 'transformers', 'matplotlib', 'pandas', 'pydantic', 'pyarrow.compute', 'rich'} "
-        "& sys.modules.keys(), file=sys.stderr)"
-    )
-    command = [sys.executable, "-c", code, "heads", SENTENCE, "--query", "last"]
-    found = subprocess.run(command, env=os.environ | server.environment, capture_output=True, text=True)
-    assert found.stderr.splitlines()[-1] == "0 set()"
 
 
 def test_lines_are_run_in_order_with_one_model(tmp_path, monkeypatch):
@@ -609,7 +615,7 @@ def test_connect_captures_what_capture_does(server, demo):
         assert [len(one.prompt) for one in session.capture(["the bank", "the bank of the river"])] == [3, 6]
         with pytest.raises(attnscope.AttnscopeError, match="elephant"):
             session.capture(SENTENCE, query="elephant")
-        with pytest.raises(attnscope.AttnscopeError, match="does not hold demo as it is asked for"):
+        with pytest.raises(attnscope.AttnscopeError, match="does not hold demo"):
             attnscope.connect(dtype="bfloat16").capture(SENTENCE)
         with pytest.raises(attnscope.AttnscopeError, match="a server does not verify"):
             session.capture(SENTENCE, verify=True)
@@ -619,7 +625,7 @@ def test_connect_without_a_server_says_how_to_start_one(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with pytest.raises(attnscope.AttnscopeError, match="start one: attnscope serve --model demo"):
         attnscope.connect()
-    with pytest.raises(TypeError, match="connect has no option 'colour'"):
+    with pytest.raises(TypeError, match="'colour'"):
         attnscope.connect(colour=1)
 
 
@@ -655,7 +661,7 @@ def test_a_template_that_hangs_ends_its_question_alone(tmp_path):
     with serving(tmp_path / "run", "--model", str(folder), ATTNSCOPE_READING_SECONDS="1") as server:
         asked = {"ATTNSCOPE_READING_SECONDS": "1"}
         found = asked_server(server, "heads", "hang", "--chat", "--model", str(folder), **asked)
-        assert "took more than 1 seconds for one text" in found.err
+        assert " 1 seconds " in found.err
         asked_server(server, "heads", SENTENCE, "--model", str(folder), **asked).ok()
 
 

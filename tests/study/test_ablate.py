@@ -61,7 +61,8 @@ def test_the_table_has_every_set_head_and_random_set(demo, studied):
     assert {row["low"] for row in table.to_pylist()} == {None}  # under 32 sequences
 
 
-def test_from_32_sequences_on_there_are_intervals(demo):
+def test_from_32_sequences_on_there_are_intervals(demo, monkeypatch):
+    monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
     task = copy(demo, sequences=32)
     found = ablate_sets(demo, task, HeadSets.of([HeadSet("late", ((3, 0), (3, 1)))], demo.geometry, random=0))
     [together] = rows_of(found.table(), "together")
@@ -98,14 +99,14 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(demo, tmp_path, monkey
 
 def test_another_run_is_not_mixed_in(demo, studied):
     task, asked, _, folder = studied
-    with pytest.raises(UsageError, match="holds another ablation: replacement differ"):
+    with pytest.raises(UsageError, match=": replacement "):
         ablate_sets(demo, task, asked, "zero", folder)
 
 
 def test_other_weights_of_the_same_name_are_not_mixed_in(demo, studied, monkeypatch):
     task, asked, _, folder = studied
     monkeypatch.setattr("attnscope.folder.parts.weights_sha256", lambda *folders: {"model.safetensors": "0"})
-    with pytest.raises(UsageError, match="holds another ablation: model differ"):
+    with pytest.raises(UsageError, match=": model "):
         ablate_sets(demo, task, asked, folder=folder)
 
 
@@ -170,14 +171,16 @@ def test_a_set_of_one_head_has_one_row(demo):
     assert own == part == ["L1H4", cells.effect(direct.values[1, 4]), *together[1:]]
 
 
-def test_random_sets_say_how_many_they_are_and_of_which_heads(tmp_path):
+def test_random_sets_say_how_many_they_are_and_of_which_heads(tmp_path, monkeypatch):
     """Layer 3 has C(6, 2) pairs: without the set's own heads C(4, 2), of all heads all but the set itself."""
+    monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
+    monkeypatch.setattr("attnscope.calls.ablate.save_ablation", lambda *given: None)  # test_ablate_other draws
     asked = ("ablate", "demo", "--select", "3.0-1", "--sequences", "2", "--format", "table")
     unnamed = call(*asked, "--out", str(tmp_path), columns=140)
     assert random_sets(unnamed) == "6"
     assert "drawn from the heads that no set names; --controls all: from all" in unnamed.err
     refused = call(*asked, "--controls", "all", "--out", str(tmp_path))
-    assert (refused.code, "holds another ablation: controls, random_sets differ" in refused.err) == (2, True)
+    assert (refused.code, ": controls, random_sets " in refused.err) == (2, True)
     every = call(*asked, "--controls", "all", "--out", str(tmp_path), "--force", columns=140)
     assert random_sets(every) == "14"
     assert "drawn from all heads" in every.err

@@ -100,7 +100,7 @@ def test_an_atlas_of_an_older_version_is_refused_in_one_line(demo, tmp_path):
     for command in (("heads", TEXT, "--select", "@induction"), ("ablate", "demo", "--sequences", "2")):
         refused = call(*command, "--atlas", str(tmp_path), "-q")
         assert (refused.code, refused.out, refused.err.count("\n")) == (4, b"", 1)
-        assert "expected 'atlas/2'; scan the model again" in refused.err
+        assert "'atlas/2'; scan the model" in refused.err
 
 
 # whose atlas it is
@@ -141,7 +141,7 @@ def test_another_models_atlas_in_the_folder_is_left_aside(own, other, caplog):
         caplog.clear()
         (own / "atlas" / "atlas.json").write_text(damage)
         assert atlas_of(attnscope.load(str(own))) is None
-        assert "holds no whole atlas" in caplog.text
+        assert f"{own / 'atlas'} holds no whole atlas" in caplog.text
 
 
 def test_a_file_that_changes_is_hashed_again(tmp_path):

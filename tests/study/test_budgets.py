@@ -81,18 +81,19 @@ def test_stream_costs_what_transformers_loses_with_its_mask_and_keeps_what_a_loo
 
 @pytest.mark.parametrize("keep", ["top:3", "h2o:4"])
 def test_each_head_costs_what_a_loop_says(demo, keep):
-    found = attnscope.knockout(demo, BANK, keep=keep, over="heads")
-    rows = {row["set"]: row for row in found.table().to_pylist()}
-    assert len(rows) == 1 + 24
+    chosen = ((0, 3), (1, 4), (3, 0))
+    found = attnscope.knockout(demo, BANK, keep=keep, over="heads", select="0.3,1.4,3.0")
+    together, *each = found.table().to_pylist()
+    rows = {row["set"]: row for row in each}
+    assert len(rows) == len(each) == 3
     ids = found.cases[0].ids
-    for layer, head in ((3, 0), (1, 4), (0, 3)):
+    for layer, head in chosen:
         looped = looped_loss(demo, ids, keep, lambda of, at, one=(layer, head): (of.layer_idx, at) == one)
         row = rows[f"L{layer}H{head}"]
         assert row["effect"] == pytest.approx(float(looped.mean()) - found.intact_S[0], abs=1e-5)
         assert (row["layer"], row["head"]) == (layer, head)
-    assert rows["all heads"]["effect"] == pytest.approx(
-        float(looped_loss(demo, ids, keep).mean()) - found.intact_S[0], abs=1e-5
-    )
+    looped = looped_loss(demo, ids, keep, lambda of, at: (of.layer_idx, at) in chosen)
+    assert together["effect"] == pytest.approx(float(looped.mean()) - found.intact_S[0], abs=1e-5)
     assert found.facts["unshared"] is None
 
 
@@ -177,7 +178,7 @@ def test_a_kv_group_has_a_budget_as_a_whole(demo):
     assert alone[1]["effect"] > alone[0]["effect"] + 0.1
 
 
-@PERIODS
+@pytest.mark.parametrize("period", [10, pytest.param(50, marks=pytest.mark.e2e)])
 def test_over_texts_the_upper_end_of_the_interval_decides(demo, period):
     texts = [repeated(seed, period) for seed in range(TEXTS)]
     keep = f"stream:4+{period * 40 // 50}"
@@ -208,7 +209,7 @@ def test_a_folder_has_table_and_facts_and_a_stopped_run_resumes(demo, tmp_path):
     assert [one["rows"] for one in facts["texts"]] == [[0, 14], [0, 17]]
     again = attnscope.knockout(demo, [{"text": BANK}, {"text": f"{BANK} of the river"}], **asked)
     assert again.table().equals(found.table())
-    with pytest.raises(UsageError, match="holds another budget"):
+    with pytest.raises(UsageError, match="intervention, texts "):
         attnscope.knockout(demo, BANK, **asked)
 
 
@@ -256,7 +257,7 @@ def test_texts_are_measured_alike_and_an_error_names_the_text(demo):
     both = [{"text": BANK, "answer": " of"}, {"text": BANK}]
     with pytest.raises(InputError, match="some texts have an answer and others have none"):
         attnscope.knockout(demo, both, keep="top:4")
-    with pytest.raises(InputError, match="text 2: there is no token 99"):
+    with pytest.raises(InputError, match=r"text 2: .* 99\b"):
         attnscope.knockout(demo, [{"text": BANK}, {"text": BANK, "at": 99}], keep="top:4")
     with pytest.raises(UsageError, match="text 1 is not a record of text, at, answer, foil"):
         attnscope.knockout(demo, [{"text": BANK, "key": "river"}, {"text": BANK}], keep="top:4")
@@ -270,7 +271,7 @@ def test_models_without_a_cache_are_refused():
     from attnscope.model.loading import DEMO_FOLDER
 
     model = wrap(tiny_model("bloom"), AutoTokenizer.from_pretrained(DEMO_FOLDER))
-    with pytest.raises(ModelError, match="attends outside the attention interface"):
+    with pytest.raises(ModelError, match="attention interface"):
         attnscope.knockout(model, [5, 6, 7], keep="top:1")
 
 

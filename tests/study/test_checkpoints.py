@@ -93,8 +93,8 @@ def alone(monkeypatch):
     gc.enable()
 
 
-def test_each_checkpoint_is_scanned_and_all_are_shown(hub, alone, tmp_path, monkeypatch):
-    monkeypatch.setattr("attnscope.calls.scan.save_probes", lambda *given: None)  # drawn in test_scan
+@pytest.mark.usefixtures("short_scan")
+def test_each_checkpoint_is_scanned_and_all_are_shown(hub, alone, tmp_path):
     asked = ["scan", "owner/tiny", "--revision", f"main, {LATER}", "--sequences", "2", "--probe", "sink"]
     result = call(*asked, "--out", str(tmp_path), columns=160).ok()
     assert alone == [0, 0]

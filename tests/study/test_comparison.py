@@ -306,7 +306,7 @@ def test_the_command_prints_names_and_writes(tmp_path, two_texts):
     flags = (*PAIR, "--out", str(out), "--select", "1,2.0")
     refused = call(*flags, "-q")
     assert (refused.code, refused.out) == (2, b"")
-    assert "holds another comparison: models, texts_sha256, options differ" in refused.err
+    assert ": models, texts_sha256, options " in refused.err
     result = call(*flags, "--force").ok()
     order = [two_texts.heads[place] for place in two_texts.order]
     found = [(int(row["layer"]), int(row["head"])) for row in result.rows]
@@ -324,12 +324,11 @@ def test_the_command_prints_names_and_writes(tmp_path, two_texts):
 
 def test_a_folder_of_an_older_version_is_refused_and_can_be_written_over(tmp_path):
     flags = (*PAIR, "--select", "0.0", "--out", str(tmp_path), "-q")
-    assert call(*flags).code == 0
     path = tmp_path / "compare.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": "compare/1"}))
+    path.write_text(json.dumps({"schema": "compare/1", "asked": {}, "files": {}}))
     refused = call(*flags)
     assert (refused.code, refused.out, refused.err.count("\n")) == (2, b"", 1)
-    assert "has schema 'compare/1', expected 'compare/2'; name another folder, or write over it" in refused.err
+    assert re.search("'compare/1'.*'compare/2'.*--force", refused.err)
     assert call(*flags, "--force").code == 0
     assert json.loads(path.read_text())["schema"] == "compare/2"
 
@@ -344,7 +343,7 @@ def test_a_damaged_folder_is_left_as_it_is(tmp_path, content):
 
 def test_a_terminal_has_a_table_and_a_pipe_any_format(tmp_path):
     shown = call(*PAIR, "--top", "3", columns=80).ok()
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.out.decode()).splitlines()
+    lines = shown.lines
     assert max(map(len, lines)) <= 80
     assert sum(re.match(r" *L\d+H\d+ ", line) is not None for line in lines) == 3
     assert lines[1].split()[:3] == ["head", "JS", "bits"]
@@ -371,7 +370,7 @@ def test_a_model_beside_itself_on_a_file_of_texts(tmp_path):
 def test_a_text_that_does_not_fit_is_left_out_of_many(tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join([*TEXTS, "bank " * 600]) + "\n")
     result = call("compare", "--texts", str(tmp_path / "texts.txt"), "--compare-model", "demo").ok()
-    assert "texts.txt:3: the text has" in result.err
+    assert "texts.txt:3: " in result.err
     assert {row["texts"] for row in result.rows} == {"2"}
 
 
@@ -418,7 +417,7 @@ def test_what_the_command_refuses(flags, code, message, small):
     ("align", "said"),
     [
         ((), "aligned by position"),
-        (("--align", "position"), "aligned by position"),
+        pytest.param(("--align", "position"), "aligned by position", marks=pytest.mark.e2e),
         (("--align", "text"), "aligned by characters, 2 of them at another position"),
     ],
 )

@@ -239,7 +239,7 @@ def test_a_gate_is_one_that_the_heads_do_not_make():
         assert found == ({one: one.o_proj for one in attentions} if is_gate else {}), name
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize("model_type", few(["llama", "gemma3_text", "qwen3_next"], also=("qwen3_next",)))
 def test_half_precision_blurs_no_verdict(model_type):
     (ids_BT, right_BT), model = asked(model_type), roused_model(model_type)
     exact = direct_effects(as_loaded(model), way_to_logits(as_loaded(model), ids_BT[0].tolist()), ids_BT, right_BT)

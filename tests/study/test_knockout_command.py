@@ -55,7 +55,7 @@ def test_a_folder_has_table_facts_and_picture_and_is_not_written_over(tmp_path):
     assert facts["model"]["name"] == "demo"
     refused = call(*asked, "--how", "zero")
     assert (refused.code, refused.err.count("\n") > 0) == (2, True)
-    assert "holds another knockout" in refused.err
+    assert ": intervention, how " in refused.err
     call(*asked, "--how", "zero", "--force").ok()
 
 
@@ -75,7 +75,7 @@ def test_texts_with_fields(tmp_path):
         assert float(both["effect"]) == pytest.approx(sum(float(one["effect"]) for one in each) / 2, abs=1e-4)
     path.write_text(json.dumps({"text": BANK, "key": ["river"]}))
     wrong = call("knockout", "--texts", str(path))
-    assert "field 'key': expected text, got list" in wrong.err
+    assert re.search("field 'key': .* list", wrong.err)
 
 
 def test_a_rehearsal_says_what_would_be_done():
@@ -89,27 +89,25 @@ def test_a_rehearsal_says_what_would_be_done():
     ("asked", "code", "said"),
     [
         ((BANK,), 2, "no key was named; name it with --key, or use --over keys"),
-        ((BANK, "--key", "river", "--answer", " "), 2, "the answer is empty"),
+        ((BANK, "--key", "river", "--answer", " "), 4, "the answer is empty"),
         (
             (BANK, "--key", "river", "--over", "window:0"),
             2,
             "expected to cut over none, heads, layers, window:N, keys or kv",
         ),
-        ((BANK, "--key", "last", "--query", "3"), 2, "no query sees the key last"),
-        ((BANK, "--key", "river", "--query", "99"), 2, "there is no token 99 of 11"),
+        ((BANK, "--key", "last", "--query", "3"), 4, "no query sees the key last"),
+        ((BANK, "--key", "river", "--query", "99"), 4, "there is no token 99 of 11"),
         ((BANK, "--key", "river", "--texts", "facts.jsonl"), 2, "one text was given, and --texts; give one of them"),
         ((BANK, "--key", "river", "--select", "9"), 2, "names layer 9"),
-        ((BANK, "--key", "river", "--foil", " moon", "--answer", " moon"), 2, "begin with the same token"),
+        ((BANK, "--key", "river", "--foil", " moon", "--answer", " moon"), 4, "begin with the same token"),
         ((BANK, "--key", "river", "--answer", " a", "--truncate", "left"), 2, "an answer follows the whole text"),
         (("--texts", "nowhere.jsonl", "--key", "river"), 2, "nowhere.jsonl"),
     ],
 )
 def test_bad_input_is_one_line(asked, code, said):
     found = call("knockout", *asked)
-    [line] = [line for line in found.err.splitlines() if line.startswith("attnscope:")]
-    assert said in line
-    assert found.code != 0
-    assert found.out == b""
+    assert said in found.refusal
+    assert found.code == code
 
 
 def test_the_page_has_the_kv_head_of_each_head(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
@@ -151,11 +152,15 @@ def test_a_damaged_folder_is_said_by_the_command(tmp_path: Path, command: str) -
     more = ["--select", "L3H0"] if command == "ablate" else []
     result = call(command, "demo", "-q", "--sequences", "2", "--out", str(tmp_path), *more)
     assert (result.code, result.out) == (2, b"")
-    assert f"{name}.json is damaged; name another folder, or write over it with --force" in result.err
+    assert re.search(rf"{name}\.json is damaged.*--force", result.err)
 
 
 @pytest.mark.parametrize("line", [("scan",), ("ablate", "--select", "L3H0"), ("ablate", "--select", "3", "--prune")])
-def test_the_cost_of_a_billion_sequences_is_that_of_few_times_as_many(line: tuple[str, ...]) -> None:
+def test_the_cost_of_a_billion_sequences_is_that_of_few_times_as_many(
+    line: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnscope.calls.scan.scan_seconds", lambda *given: 1e-3)  # which would read a batch
+
     def numbers(sequences: int) -> list[str]:
         result = call(line[0], "demo", *line[1:], "-q", "--dry-run", "--sequences", str(sequences)).ok()
         return result.out.decode().split()

@@ -32,7 +32,7 @@ def test_formats_and_quiet():
 
 def test_the_table_of_a_terminal_fits_80_columns():
     found = call(*PAIR, "--over", "kv", "--what", "value", "--method", "gradient", columns=80).ok()
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", found.out.decode()).splitlines()
+    lines = found.lines
     assert any("estimate" in line for line in lines)
     assert max(map(len, lines)) <= 80
     assert "8 patches were run: rank correlation with what was measured" in found.err
@@ -53,14 +53,14 @@ def test_a_text_from_itself_is_told():
 
 
 def test_a_folder_has_table_facts_and_picture_and_is_not_written_over(tmp_path):
-    asked = (*PAIR, "--over", "layers,positions", "--out", str(tmp_path / "river"))
+    asked = (*PAIR, "--over", "layers", "--out", str(tmp_path / "river"))
     call(*asked).ok()
     assert {path.name for path in (tmp_path / "river").iterdir()} == {
         *("patching", "patching.json", "patching.parquet", "patching.png")
     }
     refused = call(*asked, "--what", "value")
     assert refused.code == 2
-    assert "holds another patch" in refused.err
+    assert ": intervention, what " in refused.err
     call(*asked, "--what", "value", "--force").ok()
 
 
@@ -77,7 +77,7 @@ def test_records_of_pairs(tmp_path):
     piped = call("patch", "--texts", "-", "--over", "layers", stdin=path.read_bytes()).ok()
     assert piped.out == found.out
     path.write_text(json.dumps({"text": RIVER, "corrupted": [FIELD]}))
-    assert "field 'corrupted': expected text, got list" in call("patch", "--texts", str(path)).err
+    assert re.search("field 'corrupted': .* list", call("patch", "--texts", str(path)).err)
     path.write_text(json.dumps({"text": RIVER}))
     assert "no corrupted text was given; give one with --corrupted" in call("patch", "--texts", str(path)).err
 
@@ -85,7 +85,7 @@ def test_records_of_pairs(tmp_path):
 def test_a_rehearsal_says_what_would_be_done():
     said = call(*PAIR, "--over", "heads", "--dry-run").ok().out.decode()
     assert said.startswith("24 patches of 1 pair: at most ")
-    assert "by the time of one measured batch" in said
+    assert re.search(r" about \d+:\d\d:\d\d ", said)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,4 @@ def test_a_rehearsal_says_what_would_be_done():
 )
 def test_bad_input_is_one_line(asked, said):
     found = call("patch", *asked)
-    [line] = [line for line in found.err.splitlines() if line.startswith("attnscope:")]
-    assert said in line
-    assert found.code != 0
-    assert found.out == b""
+    assert said in found.refusal

@@ -132,7 +132,7 @@ def test_a_kept_atlas_reads_back_as_it_was(kept, tmp_path):
         read_back(tmp_path)
     (tmp_path / "atlas.json").write_text(json.dumps({"schema": "atlas/0"}))
     shutil.copy(folder / "atlas.parquet", tmp_path)
-    with pytest.raises(InputError, match="has schema 'atlas/0', expected 'atlas/2'"):
+    with pytest.raises(InputError, match=r"'atlas/0'.*'atlas/2'"):
         read_back(tmp_path)
 
 
@@ -196,7 +196,7 @@ def test_a_scan_that_was_stopped_goes_on_and_ends_the_same(demo, some, tmp_path,
 
 
 def test_another_scan_is_not_mixed_in(demo, some):
-    with pytest.raises(UsageError, match="holds another scan: seed, ids_sha256 differ"):
+    with pytest.raises(UsageError, match=": seed, ids_sha256 "):
         scan_heads(demo, plan(demo, seed=1), some[2])
 
 
@@ -215,15 +215,15 @@ def test_the_pool_leaves_out_what_is_no_ordinary_token(demo):
 SCALES, RUNS = (0.02, 0.1, 0.3), 20  # of a model's weights, and models of each
 
 
-def random_model(scale, seed, demo, **sizes):
+def random_model(scale, seed, demo, sequences=64, **sizes):
     """The atlas of a decoder that has learned nothing."""
     sizes = {"initializer_range": scale, "max_position_embeddings": 128} | sizes
     loaded = wrap(tiny_model("llama", seed=seed, **sizes), demo.tokenizer)
-    return scan_heads(loaded, plan(loaded, seed=seed, pool=range(5, 90)))
+    return scan_heads(loaded, plan(loaded, sequences=sequences, seed=seed, pool=range(5, 90)))
 
 
 def test_one_random_model_names_nobody(demo):
-    found = random_model(0.1, 0, demo, num_hidden_layers=2, max_position_embeddings=64)
+    found = random_model(0.1, 0, demo, sequences=32, num_hidden_layers=2, max_position_embeddings=64)
     assert not any(found.roles.values())
     assert len(found.facts["near_uniform"]) == 8
 
@@ -341,8 +341,9 @@ def two(tmp_path_factory):
     return shown, folder
 
 
-def test_few_sequences_have_no_interval_and_no_role(two):
+def test_few_sequences_have_no_interval_and_no_role(two, monkeypatch):
     """A pipe has every probe, of the readings that lie there."""
+    monkeypatch.setattr("attnscope.calls.scan.save_probes", lambda *given: None)  # `two` has drawn them
     rows = call("scan", "demo", "--sequences", "2", "--out", str(two[1]), "-q", "--format", "jsonl").silent().records
     assert {row["low_all"] for row in rows} == {None}
     table = pq.read_table(two[1] / "atlas.parquet").to_pylist()

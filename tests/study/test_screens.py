@@ -26,7 +26,7 @@ INDUCTION = ((3, 0), (3, 1))
 
 @pytest.fixture(scope="module")
 def task(demo):
-    return copy(demo, sequences=6)
+    return copy(demo, sequences=3)
 
 
 @pytest.fixture(scope="module")

@@ -362,10 +362,11 @@ def test_without_a_key_the_one_with_most_weight_is_meant(demo):
     assert found.asked.key == int(weights_K.argmax())
 
 
-def test_in_random_models_no_component_is_preferred():
+@pytest.mark.parametrize("models", [12, pytest.param(24, marks=pytest.mark.e2e)])
+def test_in_random_models_no_component_is_preferred(models):
     """Contrasts of one key against another, over models and keys: their means are 0 within their error."""
     found = []
-    for seed in range(24):
+    for seed in range(models):
         ids = ids_for("llama", seed)[0].tolist()
         model = roused_model("llama") if seed == 0 else redrawn("llama", seed)
         found.append(parts_of(as_loaded(model), ids, AskedLogit(3, seed % 4, 23, 5 + seed % 11)).contrast_N)
@@ -384,7 +385,7 @@ def redrawn(model_type, seed):
 def test_norms_that_are_not_frozen_are_caught(demo, monkeypatch):
     monkeypatch.setattr(frozen.FrozenNorms, "_freeze", lambda *given: None)
     monkeypatch.setattr(factors, "FACTORS", frozenset())  # which its norms divide by, too
-    with pytest.raises(ModelError, match=r"the contributions sum to .*, and the logit is .*: they differ by"):
+    with pytest.raises(ModelError, match="the contributions sum to"):
         parts_of(demo, *copied(0))
 
 
@@ -410,9 +411,7 @@ def test_what_cannot_be_asked_is_refused(demo):
 def test_quantized_weights_are_refused(quantize, dtype):
     """Products with 8-bit weights are rounded, and those with 4-bit weights have no gradient on the CPU."""
     pytest.importorskip("bitsandbytes")
-    with pytest.raises(
-        UsageError, match=r"with quantized weights the contributions do not sum .*; choose weights that are not"
-    ):
+    with pytest.raises(UsageError, match="quantized weights"):
         parts_of(load(LoadOptions(device="cpu", quantize=quantize, dtype=dtype)), repeated(0), AskedLogit(3, 0, 5, 3))
 
 

@@ -82,7 +82,7 @@ def test_a_hidden_key_has_no_logit_and_is_given_nothing(demo):
 
 
 def test_what_is_refused_one_by_one_is_refused_at_once():
-    with pytest.raises(UsageError, match="in bfloat16 the contributions do not sum to the logit"):
+    with pytest.raises(UsageError, match="in bfloat16"):
         list(key_parts(as_loaded(in_half(roused_model("llama"))), ids_for("llama")[0].tolist(), 1, {0: [2]}))
     family = "inkling2_text"
     loaded, ids = as_loaded(roused_model(family)), ids_for(family)[0].tolist()

@@ -1,0 +1,20 @@
+"""What the tests of studies share."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from attnscope.study.atlas.scan import Plan, plan
+
+
+@pytest.fixture
+def short_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command `scan` reads two trials and draws no probes, which test_scan has drawn."""
+
+    def short(*given: Any, **how: Any) -> Plan:
+        planned = plan(*given, **how)
+        return replace(planned, trials=[one for one in planned.trials if one.name in ("offsets", "sink")])
+
+    monkeypatch.setattr("attnscope.calls.scan.plan", short)
+    monkeypatch.setattr("attnscope.calls.scan.save_probes", lambda *given: None)
