@@ -79,12 +79,12 @@ class Server:
         self._turn = threading.Lock()  # of the worker
         self._links = threading.BoundedSemaphore(MOST_LINKS)
         self._stop = threading.Event()
-        self._worker = Worker()
         self._lock: IO[str] | None = None
         self._socket: socket.socket | None = None
 
     def __enter__(self) -> Server:
         self._socket = self._listening()
+        self._worker = Worker()  # not where the socket is refused: nobody would end it
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -366,6 +366,7 @@ def test_a_second_server_is_refused_and_the_first_is_stopped(stubbed):
     with stubbed() as (_, thread):
         with pytest.raises(UsageError, match="--stop"), serving_module.Server():
             pass
+        assert len(Stub.made) == 1
         assert call("serve", "--status").ok().out == b"demo  cpu  float32  weights 2.0 KiB\n"
         assert thread.is_alive()
         assert call("serve", "--stop").ok().out == b"demo  cpu  float32  weights 2.0 KiB\n"
@@ -512,13 +513,14 @@ def test_another_user_cannot_connect(server, tmp_path):
 
 
 def test_a_folder_that_others_can_enter_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(serving_module, "Worker", Stub)  # one is begun before the folder is looked at
+    monkeypatch.setattr(serving_module, "Worker", Stub)
     monkeypatch.setattr(Stub, "made", [])
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("ATTNSCOPE_NO_SERVER", "")
     (tmp_path / "attnscope").mkdir()
     (tmp_path / "attnscope").chmod(0o755)  # whatever the umask
     assert "to be a folder of yours alone" in call("serve").err
+    assert Stub.made == []
     assert "of yours alone" in call("heads", SENTENCE, "--verbose").ok().err
     (tmp_path / "attnscope").rmdir()
     (tmp_path / "attnscope").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
