@@ -164,7 +164,7 @@ def test_a_class_that_is_patched_here_is_not_in_the_second_instance(
 
 
 @pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.families)])
 def test_half_precision_is_allowed_its_rounding(dtype: str, folders: Callable[[str], str]) -> None:
     loaded = load(LoadOptions(folders("llama"), dtype=dtype))
     honest = check_parity(loaded, IDS, whole=True)

@@ -296,7 +296,7 @@ def test_a_run_with_all_its_files(folders, tmp_path):
     assert said["prompt"]["text"] == SOURCE
     assert said["options"]["target"] == TARGET
     assert {call["stack"] for call in said["calls"]} == {"encoder", "decoder", "cross"}
-    call("heads", str(out), "--out", str(tmp_path / "again"), "--figures", "overview").ok()
+    call("heads", str(out), "--out", str(tmp_path / "again"), "--figures", "heads").ok()
     assert (tmp_path / "again" / "heads.csv").read_bytes() == (out / "heads.csv").read_bytes()
     asked[3] = "another"
     other = call("heads", "--model", str(folders / "bart"), *asked, "--figures", "heads")

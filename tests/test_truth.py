@@ -17,6 +17,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 from transformers.models.llama import modeling_llama
 
+import attnscope
 from attnscope.cli.parity import verdict
 from attnscope.keep.view import View
 from attnscope.model.loading import load
@@ -231,17 +232,17 @@ def test_a_batch_of_deepseek_v4_gives_each_text_the_rows_it_has_alone(deepseek_v
     done = call("batch", str(texts), "--model", deepseek_v4, "--to-stdout", "jsonl", "--set", "batch_tokens=4000")
     objects = done.records
     together = {one["tokens"]: len(one["heads"]) for one in objects if "heads" in one}
+    loaded = load(LoadOptions(model=deepseek_v4))
     for line, tokens in enumerate(lengths, start=1):
-        alone = call("heads", "--model", deepseek_v4, "--text", text(tokens), "--format", "csv")
         failed = "failed: " in done.err and f"line {line}: " in done.err
-        assert failed or together.get(tokens) == len(alone.rows)
+        assert failed or together.get(tokens) == attnscope.capture(loaded, text(tokens)).table().num_rows
 
 
 @pytest.mark.parametrize(
     "how",
     [
         ("heads", "--format", "table"),
-        ("heatmap", "--select", "csa,hca.3.1", "--figures", "layers", "--out"),
+        ("heatmap", "--select", "hca.3.1", "--figures", "heads", "--out"),
         pytest.param(("heads", "--out"), marks=pytest.mark.e2e),
         pytest.param(("heatmap", "--out"), marks=pytest.mark.e2e),
     ],
@@ -252,6 +253,9 @@ def test_a_long_text_of_deepseek_v4_is_no_internal_error(
     where = (str(tmp_path / "out"),) if how[-1] == "--out" else ()
     done = call(*how, *where, "--model", deepseek_v4, "--text", text(150))
     assert done.code == 0, "its layers' keys are tokens and summaries of tokens, and named so"
+
+
+def test_no_layer_of_deepseek_v4_answers_about_the_tokens_of_a_long_text(deepseek_v4: str) -> None:
     asked = call("heads", "--query", "last", "--model", deepseek_v4, "--text", text(150))
     assert "no layer of deepseek_v4 attends to the tokens of this text" in last_line(asked)
     assert asked.code == 4
