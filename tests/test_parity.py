@@ -295,6 +295,7 @@ def test_a_model_that_returns_no_weights_is_compared_by_its_output_and_says_so(d
     assert_fails_only_in(parity_of(model), [BROKEN])
 
 
+@pytest.mark.e2e
 @pytest.mark.usefixtures("compiling")
 def test_a_compiled_model_is_compared_whole() -> None:
     model = roused_model("llama", num_hidden_layers=1)

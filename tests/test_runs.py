@@ -249,10 +249,10 @@ def test_a_picture_of_every_format_is_known_as_one(image):
     assert OURS.fullmatch(f"layers/L00.{image}")
 
 
-def test_the_heads_drawn_by_default_are_those_of_the_command(seen, tmp_path):
+def test_the_heads_drawn_by_default_are_those_of_the_command(demo, tmp_path):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    seen.export(ours, figures=("heads",))
-    call("heads", "--text", STORY, *ONE_KIND, "--out", str(theirs), "-q").ok()
+    attnscope.capture(demo, "the bank").export(ours, figures=("heads",))
+    call("heads", "--text", "the bank", *ONE_KIND, "--out", str(theirs), "-q").ok()
     assert listed(ours) == listed(theirs)
     assert len([name for name in listed(ours) if name.startswith("heads/")]) == 20
     assert files_of(ours)["heads.csv"] == files_of(theirs)["heads.csv"]
