@@ -279,7 +279,7 @@ def test_a_place_may_be_written_into_the_text(models: dict[str, LoadedModel], fi
     prompt = attnscope.capture(models["llava"], "Look at <image> the bank", picture=field).prompt
     assert prompt.text == "<s>Look at  the bank"
     assert prompt.tokens[prompt.parts["img"][-1] + 1] == " the"
-    with pytest.raises(InputError, match="expected 1 of <image> in the text, one per picture, got 2"):
+    with pytest.raises(InputError, match=r"1 of <image>.* got 2"):
         attnscope.capture(models["llava"], "<image> or <image>", picture=field)
 
 
@@ -351,7 +351,7 @@ def test_a_decompression_bomb_is_a_line(field: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_who_sees_nothing_says_so(models: dict[str, LoadedModel], field: str) -> None:
-    with pytest.raises(ModelError, match="is given no pictures"):
+    with pytest.raises(ModelError, match="no pictures"):
         attnscope.capture(attnscope.load("demo"), TEXT, picture=field)
     with pytest.raises(UsageError, match="is not cut"):
         attnscope.capture(models["llava"], TEXT, picture=field, truncate="left")
@@ -532,5 +532,5 @@ def test_why_a_token_of_a_picture_is_looked_at(models: dict[str, LoadedModel], f
     found = attnscope.why(loaded, TEXT, "L1H1", key=patch, picture=field)
     assert found.parts.sum == pytest.approx(found.parts.logit, abs=1e-5)
     assert found.token(patch).startswith("img")
-    with pytest.raises(UsageError, match="names vision layers, and this model has decoder layers"):
+    with pytest.raises(UsageError, match=r"vision.*decoder"):
         attnscope.why(loaded, TEXT, "vision L0H0", picture=field)

