@@ -15,7 +15,6 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
-from transformers.models.llama import modeling_llama
 
 import attnscope
 from attnscope.cli.parity import verdict
@@ -28,6 +27,7 @@ from attnscope.parity import ParityReport, check_parity
 from attnscope.seam.engines import ENGINES
 from attnscope.text.prompt import Prompt
 from helpers.command_line import Result, call
+from helpers.otherwise import attend_otherwise
 from helpers.own import attentions
 from helpers.parity_models import as_loaded, ids_for, in_half, rouse, roused_model
 
@@ -76,18 +76,6 @@ def multiply_logits(model: Any, factor: float) -> Any:
 # Half precision: what the model does there itself.
 
 
-def eager_in_half(monkeypatch: pytest.MonkeyPatch, change: Callable[..., tuple[torch.Tensor, float]]) -> None:
-    """llama's attention with another mask and scale, in half precision only; the float32 copy stays right."""
-    original = modeling_llama.eager_attention_forward
-
-    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **kwargs: Any) -> Any:
-        if query.dtype != torch.float32:
-            mask, scaling = change(mask, scaling)
-        return original(module, query, key, value, mask, scaling=scaling, **kwargs)
-
-    monkeypatch.setattr(modeling_llama, "eager_attention_forward", attend)
-
-
 def without_mask(mask: torch.Tensor, scaling: float) -> tuple[torch.Tensor, float]:
     return torch.zeros_like(mask), scaling
 
@@ -101,7 +89,7 @@ def with_scale_zero(mask: torch.Tensor, scaling: float) -> tuple[torch.Tensor, f
 def test_parity_sees_another_attention_in_half_precision(
     monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any], dtype: torch.dtype
 ) -> None:
-    eager_in_half(monkeypatch, change)
+    attend_otherwise(monkeypatch, change)
     assert not parity_of(in_half(roused_model("llama"), dtype)).holds
 
 
@@ -113,7 +101,7 @@ def test_parity_sees_live_dropout_in_half_precision() -> None:
 
 
 def test_masked_weight_in_half_precision_is_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    eager_in_half(monkeypatch, without_mask)
+    attend_otherwise(monkeypatch, without_mask)
     report = parity_of(in_half(roused_model("llama")))
     assert max(layer.masked_weight for layer in report.layers) > 0.1
 
