@@ -17,7 +17,7 @@ from attnscope.model.families import family as family_of_name
 from attnscope.parity import ATOL, check_parity
 from attnscope.reference import reader
 from attnscope.reference.layouts import FAMILIES, UNREAD, VARIANTS, Layout, layout_of
-from helpers.families import BYPASS, WITHOUT_ATTENTION, few, one_per_layout, tiny_config
+from helpers.families import BYPASS, FEW, WITHOUT_ATTENTION, few, one_per_layout, tiny_config
 from helpers.families_table import STUDIED, document, figures_of, measure_case, rows_without_figures
 from helpers.parity_cases import CASES
 from helpers.parity_models import NOT_MADE, TYPES, Measured, as_loaded, ids_for, in_half, measure, roused_model
@@ -98,14 +98,36 @@ def test_scores(family: str) -> None:
     assert_holds(measure(family, level="scores"), "scores")
 
 
-@pytest.mark.parametrize("case", sorted(set(CASES) - BROKEN))
+AGAIN = {  # goes through what another case goes through
+    *("mixtral, sliding window", "starcoder2, sliding window", "phi3, sliding window", "cohere2, small window"),
+    *("gpt_oss, small window", "phi3, partial rotary", "nemotron, partial rotary", "codegen, fewer rotary dims"),
+    *("minicpm3, rope longrope", "olmoe, clipped", "stablelm, biases", "deepseek_v3, biases", "gpt_neox, no biases"),
+    *("stablelm, norm a head", "glm4_moe, norm a head", "falcon, old decoder", "llama, wide heads", "zamba2, rotary"),
+    *("persimmon, no norm", "exaone4, no window", "mpt, 6 heads"),
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.families] * (case in AGAIN)) for case in sorted(set(CASES) - BROKEN)],
+)
 def test_what_a_family_can_switch_on(case: str) -> None:
     assert_holds(measured_case(case), "full")
 
 
-@pytest.mark.parametrize("family", few(IN_HALF, also=("gemma3n_text", "llama4_text")))
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(family: str, dtype: torch.dtype) -> None:
+IN_BFLOAT16 = [*FEW, "gemma3n_text", "llama4_text"]
+IN_FLOAT16 = ("bloom", "gemma2", "gpt2", "gpt_oss", "llama4_text")  # biases, caps, sinks and masks that may overflow it
+
+
+@pytest.mark.parametrize(
+    ("dtype", "family"),
+    [
+        pytest.param(dtype, family, marks=[] if family in default else pytest.mark.families)
+        for dtype, default in ((torch.bfloat16, IN_BFLOAT16), (torch.float16, IN_FLOAT16))
+        for family in IN_HALF
+    ],
+)
+def test_half_precision(dtype: torch.dtype, family: str) -> None:
     """The implementation holds in half precision too; its rounding is beside it."""
     report = check_parity(as_loaded(in_half(roused_model(family), dtype)), ids_for(family))
     assert report.level == "full"

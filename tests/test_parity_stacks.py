@@ -111,7 +111,7 @@ def test_scores(family: str) -> None:
     assert (set(report.levels.values()), report.verdict) == ({"scores"}, True)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.families)])
 @pytest.mark.parametrize("family", few(IN_HALF, also=("openai_privacy_filter",)))
 def test_half_precision(family: str, dtype: torch.dtype) -> None:
     """Both the float32 copy and the run itself; nothing is said of other keys, as no layer chooses any."""

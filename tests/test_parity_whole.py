@@ -164,7 +164,7 @@ def test_a_class_that_is_patched_here_is_not_in_the_second_instance(
 
 
 @pytest.mark.usefixtures("kept")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.families)])
 def test_half_precision_is_allowed_its_rounding(dtype: str, folders: Callable[[str], str]) -> None:
     loaded = load(LoadOptions(folders("llama"), dtype=dtype))
     honest = check_parity(loaded, IDS, whole=True)
@@ -250,14 +250,14 @@ def test_what_is_taken_on_trust_is_in_the_certificate(demo: LoadedModel) -> None
 
 def test_a_model_made_in_memory_has_no_second_instance() -> None:
     loaded = as_loaded(roused_model("llama"))
-    with pytest.raises(UsageError, match=r"^llama was made in memory: there are no files"):
+    with pytest.raises(UsageError, match=r"^llama .*in memory"):
         check_parity(loaded, IDS, whole=True)
 
 
 def test_no_room_for_two_is_said_before_the_second_is_made(monkeypatch: pytest.MonkeyPatch, demo: LoadedModel) -> None:
     monkeypatch.setattr(whole, "free_memory", lambda device: 1000)
     monkeypatch.setattr(whole, "_second", lambda *given: pytest.fail("it was made"))
-    with pytest.raises(MemoryLimitError, match=r"^there is no room for a second instance: its weights take 7.7 MiB"):
+    with pytest.raises(MemoryLimitError, match=r"second instance.* 7\.7 MiB"):
         check_parity(demo, [5, 6, 7], whole=True)
 
 

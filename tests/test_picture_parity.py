@@ -29,6 +29,7 @@ from attnscope.run import prepare
 from attnscope.stacks import DECODER, VISION
 from helpers import picture_models
 from helpers.picture_models import TEXT, Models, picture, saved
+from helpers.reading import read_here
 
 SAID = "What is on the river bank?"
 FULL = {DECODER: "full", VISION: "full"}
@@ -47,6 +48,11 @@ def field(place: Path) -> str:
 @pytest.fixture(scope="module")
 def models(place: Path) -> dict[str, LoadedModel]:
     return Models(place)
+
+
+@pytest.fixture(autouse=True)
+def no_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_here(monkeypatch)
 
 
 def and_slowly(quick: str, *slow: str) -> list[Any]:

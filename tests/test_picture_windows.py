@@ -39,6 +39,7 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.observe import Request
 from attnscope.stacks import VISION
 from helpers.picture_models import picture, saved
+from helpers.reading import read_here
 
 TEXT = "What is on the river bank?"
 MERGE, SIDE = 2, 4  # patches: of a merged block, of a window
@@ -52,6 +53,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def field(place: Path) -> str:
     return picture(place / "field.png")
+
+
+@pytest.fixture(autouse=True)
+def no_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_here(monkeypatch)
 
 
 @pytest.fixture(scope="module")

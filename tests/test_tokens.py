@@ -174,10 +174,11 @@ def test_the_table_is_long_enough():
     assert len({expression for _, expression, _ in TABLE}) >= 40
 
 
-@pytest.mark.parametrize(("text", "expression", "positions"), TABLE)
-def test_what_an_expression_means(text, expression, positions):
-    groups = {"odd": "/e/"} if text == "chat" and expression != "user" else GROUPS
-    assert find(prompt(text), expression, groups) == Found(expression, positions)
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_expressions_mean(text):
+    expected = {expression: Found(expression, positions) for name, expression, positions in TABLE if name == text}
+    groups = {one: {"odd": "/e/"} if text == "chat" and one != "user" else GROUPS for one in expected}
+    assert {one: find(prompt(text), one, groups[one]) for one in expected} == expected
 
 
 PARTS = [

@@ -3,6 +3,8 @@
 Shapes: H head, G kv head, Q query, K key, T token, V width of v, E model width.
 """
 
+from collections.abc import Container, Iterable
+
 import numpy as np
 import pytest
 import torch
@@ -82,8 +84,19 @@ def by_loops(model: nn.Module, family: str) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("engine", ["eager", "fused"])
-@pytest.mark.parametrize("family", GROUPS)
+def on_engines(families: Iterable[str], fused: Container[str]) -> pytest.MarkDecorator:
+    """Each family on its own attention; by default on the fused engine too where it is among those."""
+    return pytest.mark.parametrize(
+        ("family", "engine"),
+        [
+            pytest.param(family, engine, marks=[] if engine == "eager" or family in fused else pytest.mark.families)
+            for family in families
+            for engine in ("eager", "fused")
+        ],
+    )
+
+
+@on_engines(GROUPS, ("llama", "gemma2"))
 def test_norms_are_those_of_a_loop(family: str, engine: str, demo) -> None:
     """As matrices, as maps, as relations, and as means over a kv head."""
     model = sharpened(family)
@@ -150,6 +163,7 @@ GATES = {  # by the layer's own weights, not by what its projection is given
 NORMED = {"afmoe", "beam"}  # what the projection gives
 SHARED = {"granite_swa"}  # sinks take a share of what the weights give
 OUTSIDE = {"bert"}  # the projection is not a part of the module that attends
+FUSED = {(family, "fused") for family in ("qwen3_next", "bitnet", "beam", *SHARED)}  # by default
 
 
 def by_hand(model: nn.Module, family: str) -> dict[int, torch.Tensor]:
@@ -189,8 +203,16 @@ def by_hand(model: nn.Module, family: str) -> dict[int, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("engine", ["eager", "fused", pytest.param("tiles", marks=pytest.mark.families)])
-@pytest.mark.parametrize("family", [*GATES, *SHARED, *OUTSIDE])
+@pytest.mark.parametrize(
+    ("family", "engine"),
+    [
+        pytest.param(
+            family, engine, marks=[] if engine == "eager" or (family, engine) in FUSED else pytest.mark.families
+        )
+        for family in (*GATES, *SHARED, *OUTSIDE)
+        for engine in ("eager", "fused", "tiles")
+    ],
+)
 @torch.no_grad()
 def test_norms_behind_gates_are_those_of_the_layers_own_weights(family: str, engine: str, demo) -> None:
     """Each query has a gate of its own, so that no norm of a key serves all rows."""
@@ -205,7 +227,9 @@ def test_norms_behind_gates_are_those_of_the_layers_own_weights(family: str, eng
         assert norm <= expected[layer][head, query].max() + 1e-5
 
 
-@pytest.mark.parametrize(("dtype", "allowed"), [(torch.bfloat16, 0.02), (torch.float16, 0.003)])
+@pytest.mark.parametrize(
+    ("dtype", "allowed"), [(torch.bfloat16, 0.02), pytest.param(torch.float16, 0.003, marks=pytest.mark.families)]
+)
 @pytest.mark.parametrize("engine", ["eager", "fused"])
 @pytest.mark.parametrize("family", ["qwen3_next", "bitnet", pytest.param("laguna", marks=pytest.mark.families)])
 @torch.no_grad()

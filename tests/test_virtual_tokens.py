@@ -147,7 +147,7 @@ def test_of_another_model(tmp_path: Path) -> None:
     path = folder / adapters.SAFETENSORS
     wrong = {name: one[:, :-1].contiguous() for name, one in load_file(path).items()}
     save_file(wrong, path, {"format": "pt"})
-    with pytest.raises(ModelError, match="does not fit its base: embeddings of 192 numbers"):
+    with pytest.raises(ModelError, match=r"base: .* 192 numbers"):
         load(LoadOptions(model=str(folder)))
 
 

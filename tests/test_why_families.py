@@ -70,7 +70,7 @@ def test_outside_the_interface_pairs_sum_and_components_are_replaced(family):
 
 def test_weights_that_its_layout_does_not_make_are_not_taken_apart(monkeypatch):
     monkeypatch.setitem(made.SCALES, "head_dim", lambda given, width: 0.5)
-    with pytest.raises(ModelError, match=r"its weights differ by .* from those of the q and k that its layout makes"):
+    with pytest.raises(ModelError, match="weights differ by"):
         last_of(roused_model("gptj"), ids_for("gptj")[0].tolist())
 
 
@@ -134,7 +134,7 @@ def test_keys_that_are_no_tokens_are_refused_layer_by_layer(family):
             found = parts_of(loaded, ids, AskedLogit(layer, 0, QUERY))
             assert abs(found.sum - found.logit) < 1e-5 * abs(found.contribution_N).sum()
             continue
-        with pytest.raises(ModelError, match="keys that are no tokens of the text"):
+        with pytest.raises(ModelError, match="no tokens of the text"):
             parts_of(loaded, ids, AskedLogit(layer, 0, QUERY))
 
 
