@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,10 +27,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(seconds)
     report = config.option.report or REPORT
-    if report and not hasattr(config, "workerinput"):
+    worker = getattr(config, "workerinput", {})
+    if report or worker.get("counts"):
+        config.pluginmanager.register(seconds)
+    if report and not worker:
         config.pluginmanager.register(seconds.Report(report))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Workers count seconds where this process writes a report of them."""
+    node.workerinput["counts"] = bool(node.config.option.report or REPORT)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,4 @@
-"""Processor seconds of every case, its child processes included: a plugin that `conftest.py` registers.
+"""Processor seconds of every case, its child processes included: a plugin that `conftest.py` registers for a report.
 
 What is made once for many cases is counted apart from the case that needs it first: fixtures of a wider scope than a
 function, and what `once` keeps. `--report=FILE` writes a JSON line per phase of each case, for `.ci/tests.py`.
