@@ -117,7 +117,7 @@ def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writin
     if not tally.stopped:
         check_items(outcome.items, corpus)
     output.talk(_done(outcome, f" in {writing.out}" if writing.out else ""), writing.quiet)
-    for name, texts in outcome.lacking.items():
+    for name, texts in sorted(outcome.lacking.items()):  # a run that goes on counts them in another order
         output.talk(
             f"span {name!r} is not in {texts:,} of {several(outcome.before + tally.texts, 'text')}", writing.quiet
         )
