@@ -5,8 +5,8 @@ More than three flaky cases fail the run, as does each case that fails again.
 
 No case of the default selection may take over 1 processor second, its own fixtures and processes included. What is
 made once for many cases may take 5, and what imports everything 8. A case over that is run three times, and its median
-counts. Where the whole takes longer than in the run that `tests/seconds.json` holds, so may each: a slow machine fails
-nothing. A run that passes writes that file again: by its seconds the longest files begin first.
+counts. Where the files that `tests/seconds.json` holds take longer in all than in that run, so may each: a slow machine
+fails nothing. A run that passes writes that file again: by its seconds the longest files begin first.
 """
 
 import json
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,9 +77,11 @@ def passes_alone(case: str) -> bool:
     return pytest("-n", "0", "-m", "", case).code == 0
 
 
-def too_dear(run: Run, before: float) -> list[str]:
-    """What takes too long by default. before: processor seconds of an earlier run; 0 without one."""
-    slower = max(1.0, sum(run.files.values()) / before) if before else 1.0
+def too_dear(run: Run, before: Mapping[str, float]) -> list[str]:
+    """What takes too long by default. before: processor seconds of the files of an earlier run."""
+    both = run.files.keys() & before.keys()
+    earlier = sum(before[file] for file in both)
+    slower = max(1.0, sum(run.files[file] for file in both) / earlier) if earlier else 1.0
     over = [case for case, seconds in run.cases.items() if max(seconds) > CASE * slower]
     medians = {f"{name}, made once": seconds / IMPORTING.get(name, SHARED) for name, seconds in run.shared.items()}
     if over:
@@ -89,7 +91,7 @@ def too_dear(run: Run, before: float) -> list[str]:
     return [f"{share:.1f} times what it may take: {name}" for name, share in medians.items() if share > slower]
 
 
-def verdict(runs: dict[str, Run], before: float) -> tuple[bool, list[str]]:
+def verdict(runs: dict[str, Run], before: Mapping[str, float]) -> tuple[bool, list[str]]:
     """Whether all is well, and the last lines: what is too dear, what failed twice, what is flaky."""
     failed = {case: text for run in runs.values() for case, text in run.failed.items()}
     lines = [f"pytest left with {run.code}: {mark}" for mark, run in runs.items() if run.code and not run.failed]
@@ -108,7 +110,7 @@ def main() -> int:
     """Run all; the last lines say what was wrong."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     runs = {mark: pytest(*arguments) for mark, arguments in SELECTIONS.items()}
-    well, lines = verdict(runs, sum(kept.get(DEFAULT, {}).values()))
+    well, lines = verdict(runs, kept.get(DEFAULT, {}))
     print()
     for mark, run in runs.items():
         print(f"{sum(run.files.values()):.0f} processor seconds, {len(run.cases)} cases: {mark}")

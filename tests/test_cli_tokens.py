@@ -54,7 +54,7 @@ def test_the_rows_that_an_expression_means_and_the_talk_beside_them():
     assert [row.split(",")[0] for row in result.out.decode().splitlines()] == ["position", "0", "2", "3", "8"]
     *said, parts = result.err.splitlines()
     assert said == ["demo  9 tokens", "query bank#2: bank(8)", "key an,who: <s>(0), financial bank(2-3), bank(8)"]
-    assert parts.startswith("'an' ")
+    assert parts.startswith("'an' is not a whole word")
     assert call("tokens", SENTENCE, "--query", "bank#2", "-q").err == ""
 
 

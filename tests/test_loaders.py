@@ -4,6 +4,7 @@ import ast
 import io
 import json
 import os
+import re
 import shutil
 import socket
 import sys
@@ -452,8 +453,7 @@ def refusal(**options: Any) -> str:
 def test_a_pattern_of_an_adapter_that_never_ends_is_given_up(named: dict[str, Any], tmp_path: Path) -> None:
     folder = an_adapter(tmp_path / "a", **named)
     said = refusal(model=str(folder))
-    assert str(folder / "adapter_config.json") in said
-    assert "pattern" in said
+    assert re.search(r"/adapter_config\.json has a pattern .*\b1 seconds", said)
 
 
 def test_a_pattern_that_ends_is_taken(tmp_path: Path, demo: Any) -> None:
@@ -536,8 +536,7 @@ def test_a_pattern_of_a_quantised_model_that_never_ends_is_given_up(tmp_path: Pa
     method = {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_skip_modules": ["((.*)*)*x"]}
     edit_config(folder, quantization_config=method)
     said = refusal(model=str(folder))
-    assert str(folder / "config.json") in said
-    assert "pattern" in said
+    assert re.search(r"/config\.json has a pattern .*\b1 seconds", said)
 
 
 def test_how_tokens_are_generated_is_not_the_models_say(tmp_path: Path) -> None:

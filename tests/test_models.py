@@ -213,8 +213,9 @@ DAMAGES = [
     (rewritten("tokenizer.json", b"{"), "the tokenizer of"),
     (without("model.safetensors"), "has no weights"),
     (pickle_only, "pickle only, which can run any code when it is read; convert them to safetensors, or pass --allow"),
+    # of five damaged files in the words of safetensors
     (truncated("model.safetensors", -100), "damaged: Error while deserializing header: incomplete metadata"),
-    (truncated("model.safetensors", 200), "invalid header length"),  # the words of safetensors, as above and below
+    (truncated("model.safetensors", 200), "invalid header length"),
     (truncated("model.safetensors", 0), "header too small"),
     (rewritten("model.safetensors", b"\x02" + bytes(7) + b"[]"), "invalid JSON in header"),
     (rewritten("model.safetensors", b"\x03" + bytes(7) + b"{a}"), "invalid JSON in header"),

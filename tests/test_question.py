@@ -113,7 +113,7 @@ def test_a_query_that_sees_no_chosen_key_does_not_count_and_without_one_mass_is_
     assert {layer["sees_key"] for layer in beside.support.values()} == {1}
     none = seen_by(engine, loaded, prompt, chosen_of([3], [30]))
     assert all(math.isnan(head.mass) and math.isnan(head.uniform) for head in none.heads)
-    assert none.unmeasured[-1].startswith("mass: ")
+    assert none.unmeasured[-1].startswith("mass: no query")
     assert not [line for line in alone.unmeasured if line.startswith("mass")]
     assert none.table("mass").select(["mass", "uniform"]).to_pylist() == [{"mass": None, "uniform": None}] * 16
     assert not math.isnan(none.heads[0].score["entropy"])
@@ -301,7 +301,7 @@ def test_the_table_always_has_mass_and_uniform(columns: int) -> None:
 
 
 def test_it_says_so_where_no_query_sees_a_key() -> None:
-    assert "mass -: " in ranked("--query", "first", "--key", "last", columns=120)[1]
+    assert "mass -: no query" in ranked("--query", "first", "--key", "last", columns=120)[1]
 
 
 @pytest.mark.parametrize(

@@ -532,7 +532,7 @@ def test_a_template_that_never_ends_is_ended(folder: Path, monkeypatch, template
     monkeypatch.setattr(CHATS, Held)
     edit(folder / "tokenizer_config.json", lambda values: values.update(chat_template=template))
     says = refused("--model", str(folder), "--chat", ATTNSCOPE_READING_SECONDS="1")
-    assert "1 seconds" in says
+    assert " 1 seconds " in says
     assert "ATTNSCOPE_READING_SECONDS" in says
 
 
@@ -544,7 +544,7 @@ def test_a_batch_goes_on_after_a_text_that_never_ends(folder: Path, monkeypatch,
     arguments = ("batch", "-", "--to-stdout", "jsonl", "-q", "--chat", "--model", str(folder))
     result = call(*arguments, stdin=b"a bank\na cat\na river\n", ATTNSCOPE_READING_SECONDS="5")
     assert (result.code, len(result.out.splitlines())) == (1, 2)
-    assert re.search("line 2: .* 5 seconds", result.err)
+    assert re.search(r"line 2: .*\b5 seconds", result.err)
 
 
 def with_pattern(folder: Path, pattern: str) -> None:
@@ -575,7 +575,7 @@ def test_a_panic_of_the_tokenizer_is_one_line(folder: Path) -> None:
 def test_a_tokenizer_that_never_answers_is_given_up_in_time(folder: Path, monkeypatch) -> None:
     answered = threading.Event()
     monkeypatch.setattr("attnscope.text.prompt._encode", lambda *_: answered.wait(60))
-    assert "1 seconds" in refused("--model", str(folder), ATTNSCOPE_READING_SECONDS="1")
+    assert " 1 seconds " in refused("--model", str(folder), ATTNSCOPE_READING_SECONDS="1")
     answered.set()
 
 
@@ -585,7 +585,7 @@ def test_a_slow_pattern_is_given_up_in_time(folder: Path) -> None:
     text = "the bank " + " ".join(["x" * 23] * 200)  # each tries millions of ways, and none is one too many
     asked = ("--model", str(folder), "--truncate", "right", "--text", text)
     # in a process of its own, which ends: the thread that is given up tries on for half a minute
-    assert "1 seconds" in refused(*asked, run=spawn, ATTNSCOPE_READING_SECONDS="1")
+    assert " 1 seconds " in refused(*asked, run=spawn, ATTNSCOPE_READING_SECONDS="1")
 
 
 def test_a_plain_text_costs_no_process(folder: Path, monkeypatch) -> None:
@@ -606,7 +606,7 @@ def test_no_process_is_left(folder: Path) -> None:
         first = read("the bank", False, 100, None)
         assert read("the bank", False, 100, None) == first
         child = read._child
-        with pytest.raises(InputError, match="3 tokens"):
+        with pytest.raises(InputError, match=r"\b3 tokens"):
             read("the bank", False, 1, None)
         assert read._child == child
     with pytest.raises(ProcessLookupError):

@@ -443,7 +443,7 @@ def test_memory_that_runs_out_halves_the_batch_and_fails_only_the_giant(
     job = Job(LoadOptions(model=str(tiny_folder), device="cpu"))
     journal, tally = run_folder(job, Corpus((str(corpus),)), tmp_path / "out", {})
     [failure] = journal.failures()
-    assert (failure.item, "memory" in failure.reason) == (16, True)
+    assert (failure.item, "memory" in failure.reason, "alone" in failure.reason) == (16, True, True)
     assert tally.texts == 16
     assert [row["item"] for row in rows(tmp_path / "out", "texts")] == list(range(16))
     assert max(sizes) > 120  # it was tried

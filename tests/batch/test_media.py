@@ -107,7 +107,7 @@ def test_every_sound_is_read_as_alone(place: Path, whisper: LoadedModel, tmp_pat
     said = failures(tmp_path / "out")
     assert list(said) == ["broken", "missing", "number", "stdin"]
     assert "not a file of sound" in said["broken"]
-    assert f" {place}/sounds/none.wav" in said["missing"]
+    assert f"there is no file {place}/sounds/none.wav" in said["missing"]
     assert re.match(r"field 'sound': .* 3$", said["number"])
     about = json.loads((tmp_path / "out" / "run.json").read_text())
     assert (about["options"]["audio-field"], about["targets"]) == ("sound", {"given": 2})

@@ -1,4 +1,4 @@
-"""Texts that a model's own code reads, read in this process: the fork of each takes longer than all else of a test."""
+"""Texts that a model's own code reads, read in this process: to fork for each takes longer than the rest of a test."""
 
 from typing import Any
 

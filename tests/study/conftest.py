@@ -10,7 +10,7 @@ from attnscope.study.atlas.scan import Plan, plan
 
 @pytest.fixture
 def short_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command `scan` reads two trials and draws no probes, which test_scan has drawn."""
+    """The command `scan` reads two trials and draws no probes: test_scan draws them."""
 
     def short(*given: Any, **how: Any) -> Plan:
         planned = plan(*given, **how)
