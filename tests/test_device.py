@@ -128,7 +128,11 @@ def scanned(loaded: LoadedModel) -> None:
     scan_heads(loaded, plan(loaded, sequences=4, pool=range(10, 60)))
 
 
-QUICK: dict[str, Command] = {"all, eager": capture("all", "eager"), "parity": parity}  # the others take minutes: slow
+QUICK: dict[str, Command] = {  # the others take minutes: slow
+    "all, eager": capture("all", "eager"),
+    "value, eager": capture("value", "eager"),
+    "parity": parity,
+}
 CAPTURES = {f"{name}, {engine}": capture(name, engine) for name in REQUESTS for engine in ("eager", "fused")}
 COMMANDS: dict[str, Command] = {
     **QUICK,
@@ -144,6 +148,7 @@ COMMANDS: dict[str, Command] = {
     "verify": verified,
     "generate": answered,
     "direct": direct,
+    "why": lambda loaded: attnscope.why(loaded, TEXT, "L3H1", key="bank#2"),
     "scan": scanned,
 }
 

@@ -17,6 +17,14 @@ CHECKED_ROWS = 64  # rows of an answer compared with what the model's own attent
 REPEATED_ROWS = 16  # rows of P V compared with the output that the model made of the same P
 
 
+def same_numbers(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same numbers in one order, in whatever shape; False where their devices differ.
+
+    A model on two cards gives tensors of both, which torch compares with an error.
+    """
+    return one.device == other.device and one.numel() == other.numel() and torch.equal(one.reshape(other.shape), other)
+
+
 def check_call(call: AttentionCall, route: str) -> CallCheck:
     """What can be measured of a call as it is."""
     P, mask = call.P, call.P.visible.mask

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.seam.checks import relative_error
+from attnscope.seam.checks import relative_error, same_numbers
 from attnscope.seam.engines import ENGINES, UNCHECKED, full_precision
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.seam.report import tolerance
@@ -42,7 +42,7 @@ def output_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **input
         attention, heads = next(reversed(given.items()), (None, None))  # the last that called
         if attention is None or heads is None or not inputs or not isinstance(inputs[0], Tensor):
             return
-        if inputs[0].numel() == heads.numel() and torch.equal(inputs[0].reshape(heads.shape), heads):
+        if same_numbers(inputs[0], heads):
             found.setdefault(attention, module)
 
     handles = [part.register_forward_pre_hook(before) for part in weighted(loaded.model)]

@@ -15,10 +15,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from attnscope.errors import ModelError
+from attnscope.seam.checks import same_numbers
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import calls_interface, listen, listening, running
 from attnscope.seam.projection import weighted
@@ -199,7 +199,7 @@ class _Pass:
             return None
         given = hidden_of(args, kwargs)
         heads = [call.output_BQHV for run, call in track.written.heads if run == track.entered - 1]
-        if given is None or any(_same(given, one) for one in heads):
+        if given is None or any(one is not None and same_numbers(given, one) for one in heads):
             return None
         return with_hidden(args, kwargs, given.detach())
 
@@ -351,10 +351,3 @@ def _after(module: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def _same(given: Tensor, output_BQHV: Tensor | None) -> bool:
-    """Whether a module is given the heads' outputs side by side."""
-    if output_BQHV is None or given.numel() != output_BQHV.numel():
-        return False
-    return torch.equal(given.reshape(output_BQHV.shape), output_BQHV)
