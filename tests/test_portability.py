@@ -14,7 +14,9 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 import types
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ import pytest
 from attnscope import signals
 from attnscope.errors import ModelError, UsageError
 from attnscope.files import open_regular
-from attnscope.folder import journal
+from attnscope.folder import claim, journal
 from attnscope.folder.claim import LOCK, locked
 from attnscope.parity import whole
 from helpers.command_line import call
@@ -77,6 +79,24 @@ def test_a_folder_is_locked_by_a_byte_after_its_text(tmp_path: Path, windows: By
 def test_a_lock_of_fcntl_keeps_a_second_run_out(tmp_path: Path) -> None:
     with locked(tmp_path), pytest.raises(UsageError, match=OTHER), locked(tmp_path):
         pass
+
+
+def test_a_lock_that_a_killed_run_left_to_a_fork_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fork lets go of it as soon as it sees that it is alone; a lock that stays is somebody's all the same."""
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    waits: list[float] = []
+    with ExitStack() as held:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: killed.pid)
+            held.enter_context(locked(tmp_path))
+        with monkeypatch.context() as patch:
+            patch.setattr(claim, "LEFT_SECONDS", 0.01)
+            with pytest.raises(UsageError, match=f"process {killed.pid} on"), locked(tmp_path):
+                pass
+        monkeypatch.setattr(time, "sleep", lambda seconds: (waits.append(seconds), held.close()))
+        with locked(tmp_path):
+            assert len(waits) == 1
 
 
 @pytest.mark.usefixtures("windows")
@@ -205,6 +225,7 @@ import warnings
 warnings.filterwarnings("error", category=EncodingWarning, module="attnscope")
 from attnscope.cli import run
 import sys
+import time
 out = sys.argv[1]
 assert run(["heads", "the bank", "--out", out + "/run", "--top", "1", "-q"]) == 0
 assert run(["heads", out + "/run", "-q"]) == 0

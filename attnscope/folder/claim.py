@@ -22,6 +22,8 @@ from attnscope.shown import brief
 
 OVER = "name another folder, or write over it with {force=True}"
 LOCK = ".lock"
+LEFT_SECONDS, HOLDER_LETTERS = 2.0, 300
+HOLDER = re.compile(r"process (?P<process>[1-9]\d{0,8}) on (?P<host>\S+), since ")  # as `locked` writes it
 LOCKED_BYTE = 2**30  # on Windows, where no other process can read a locked byte: after all that the file holds
 PLAIN = re.compile(r"[\w-]{1,40}")  # a name that a message shows as it is
 
@@ -88,20 +90,44 @@ def writable(folder: Path, hint: str = "name another folder") -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a second run out of the folder while this one writes. Raises UsageError that says who holds it."""
+    """Keep a second run out of the folder while this one writes. Raises UsageError that says who holds it.
+
+    A run that was killed may leave a fork behind, which holds the lock until it sees that it is alone: for that the
+    next run waits a moment.
+    """
     with open_regular(folder / LOCK, "a+", follow=False) as stream:
-        try:
-            _take(stream.fileno())
-        except BlockingIOError as error:
-            stream.seek(0)
-            raise UsageError(
-                f"another run is writing to {folder}: {stream.read().strip() or 'it does not say which'}",
-                "wait for it, or name another folder with --out",
-            ) from error
+        until = time.monotonic() + LEFT_SECONDS
+        while True:
+            try:
+                _take(stream.fileno())
+                break
+            except BlockingIOError as error:
+                stream.seek(0)
+                holder = stream.read(HOLDER_LETTERS).strip()
+                if time.monotonic() > until or not _has_ended(holder):
+                    raise UsageError(
+                        f"another run is writing to {folder}: {holder or 'it does not say which'}",
+                        "wait for it, or name another folder with --out",
+                    ) from error
+                time.sleep(LEFT_SECONDS / 100)
         stream.truncate(0)
         stream.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
         stream.flush()
         yield
+
+
+def _has_ended(holder: str) -> bool:
+    """Whether the process that a lock names ran on this machine and is there no more."""
+    found = HOLDER.match(holder)
+    if found is None or found["host"] != socket.gethostname() or sys.platform == "win32":
+        return False
+    try:
+        os.kill(int(found["process"]), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # another user's
+        pass
+    return False
 
 
 def _take(handle: int) -> None:
