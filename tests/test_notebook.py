@@ -1,5 +1,6 @@
 """docs/python.ipynb runs from top to bottom, and docs/python.md shows what its cells showed."""
 
+import ast
 import io
 import json
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+import attnscope
 from helpers.notebook import Shown, cells_of, document, pictures, run
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -33,14 +35,24 @@ def test_the_notebook_is_well_formed_and_without_outputs() -> None:
         assert (cell.get("outputs", []), cell.get("execution_count")) == ([], None)
 
 
+def test_every_cell_is_python_and_takes_names_that_are_there() -> None:
+    sources = ("".join(cell["source"]) for cell in cells_of(NOTEBOOK) if cell["cell_type"] == "code")
+    attributes = [node for source in sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
+    names = {node.attr for node in attributes if ast.unparse(node.value) == "attnscope"}
+    assert {"load", "capture"} < names <= set(attnscope.__all__)
+
+
+@pytest.mark.e2e
 def test_every_cell_shows_something(shown: list[Shown]) -> None:
     assert [cell.id for cell in shown if cell.kind == "code" and not cell.printed and cell.png is None] == []
 
 
+@pytest.mark.e2e
 def test_the_document_is_what_the_cells_show(shown: list[Shown]) -> None:
     assert (DOCS / "python.md").read_text(encoding="utf-8") == document(shown), "run scripts/python_doc.py"
 
 
+@pytest.mark.e2e
 def test_what_the_notebook_claims_holds(shown: list[Shown]) -> None:
     """The document would hold a False as faithfully."""
     claims = [line for cell in shown for line in cell.printed.splitlines() if line.endswith((": True", ": False"))]
@@ -48,6 +60,7 @@ def test_what_the_notebook_claims_holds(shown: list[Shown]) -> None:
     assert all(line.endswith(": True") for line in claims)
 
 
+@pytest.mark.e2e
 def test_the_picture_is_the_one_in_the_document(shown: list[Shown]) -> None:
     [(name, png)] = pictures(shown).items()
     assert png.startswith(b"\x89PNG\r\n\x1a\n")

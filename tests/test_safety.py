@@ -265,7 +265,7 @@ EVERY = [
     [
         ("svg", [("heatmap", "--figures", "heads,overview", *HEAD)], "\u56f3\u3000"),
         ("svg", [("explain", "--head", "1.0")], ""),
-        ("svg", [("rollout",)], ""),
+        pytest.param("svg", [("rollout",)], "", marks=pytest.mark.e2e),
         ("svg", [("heads", "--figures", "metrics", *HEAD)], ""),
         ("png", [("heatmap", "--figures", "overview", *HEAD)], "\u56f3\u3000"),
         pytest.param("svg", EVERY, "\u56f3\u3000", marks=pytest.mark.e2e),

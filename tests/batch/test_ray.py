@@ -115,7 +115,7 @@ def job_of(model: Path, shard_bytes: int) -> Job:
 
 @pytest.mark.parametrize(
     ("cluster", "texts", "longest"),
-    [("pretended", 4, 8), pytest.param("local", 40, 30, marks=pytest.mark.e2e)],
+    [pytest.param(*one, marks=pytest.mark.e2e) for one in (("pretended", 4, 8), ("local", 40, 30))],
     ids=["pretended", "ray"],
 )
 def test_one_node_writes_the_same_files(

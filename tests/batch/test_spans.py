@@ -251,6 +251,7 @@ def one_window(job: Job, corpus: Corpus, folder: Path, tiny: LoadedModel) -> boo
     return run_folder(job, corpus, folder, {}, loaded=tiny, stop=lambda: bool(noted), note=noted.append)[1].stopped
 
 
+@pytest.mark.e2e
 def test_going_on_gives_the_same_rows(tmp_path: Path, tiny: LoadedModel) -> None:
     corpus = Corpus((str(jsonl(tmp_path / "c.jsonl", some_texts(4, longest=9))),))
     request = Request(define={"start": "1", "end": "last"}, spans=("start", "end"))

@@ -17,7 +17,7 @@ BANK = "the bank of the river, the bank of the"
 WIDE = "document.scrollingElement.scrollWidth - innerWidth"
 E2E = pytest.mark.e2e
 ALL = ("heads", "window:2", "keys", "none", "kv", "layers")
-KINDS = [*ALL[:3], *(pytest.param(kind, marks=E2E) for kind in ALL[3:])]
+KINDS = [*ALL[:2], *(pytest.param(kind, marks=E2E) for kind in ALL[2:])]
 TEXTS = HOSTILE | {"steering": STEERING}
 
 
