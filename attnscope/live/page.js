@@ -258,7 +258,7 @@
 
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    void asked().then(ask).catch((error) => tell(String(error), true));
+    void ready.then(asked).then(ask).catch(failed);
   });
   field("text").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -275,5 +275,10 @@
     field("model").replaceChildren(...models.map((name) => new Option(name)));
     tell("");
   }
-  begin().catch((error) => tell(error instanceof Error ? error.message : String(error), true));
+  /** @param {unknown} error */
+  function failed(error) {
+    tell(error instanceof Error ? error.message : String(error), true);
+  }
+  const ready = begin(); // a question that is asked before waits for it: without a model it would be refused
+  ready.catch(failed);
 })();

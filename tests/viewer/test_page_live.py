@@ -71,6 +71,18 @@ def test_a_question_is_shown_and_its_page_saved(live, made, tmp_path):
     assert live.save(tmp_path / "saved.html") == made.read_bytes()
 
 
+def test_a_question_that_is_asked_before_the_models_are_known_waits_for_them(live):
+    held = []
+    live.page.route("**/models", lambda route: held.append(route))
+    live.page.reload()
+    live.page.fill("textarea", "the river")
+    live.page.press("textarea", "Enter")
+    [models] = held
+    models.continue_()
+    live.answer(1)
+    live.page.unroute("**/models")
+
+
 def test_what_a_command_refuses_is_one_line(live):
     live.page.fill("textarea", "elephant")
     live.page.get_by_role("button", name="Look").click()
