@@ -154,7 +154,7 @@ def test_a_hub_model_is_loaded_and_found_again_offline(folder, tmp_path, options
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory):
-    """What is said where the Hub has a model or not, and nothing is in the cache: a fork of one process for each."""
+    """Loads a model from a test Hub with an empty cache, in a fork; returns the outcome and stderr."""
     place = tmp_path_factory.mktemp("refused")
     with serve(saved(place / "model", vocab_size=2000)) as fake, forks(place / "home", fake.url, IMPORTED) as loading:
         yield loading

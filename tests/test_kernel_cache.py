@@ -134,7 +134,7 @@ def test_what_is_no_file_of_ours_is_not_opened_for_long(made: Made, swap: Callab
 
 @pytest.fixture
 def give_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Makes what is at a path another user's, as far as Python is told: in truth only root can."""
+    """Reports another owner of a path from os.lstat and os.fstat: only root could really change it."""
 
     def give(path: Path) -> None:
         given = os.lstat(path).st_ino

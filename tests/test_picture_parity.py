@@ -28,8 +28,7 @@ from attnscope.reference.rules import AXES
 from attnscope.run import prepare
 from attnscope.stacks import DECODER, VISION
 from helpers import picture_models
-from helpers.picture_models import TEXT, Models, picture, saved
-from helpers.reading import read_here
+from helpers.picture_models import TEXT, Models, picture, read_here, saved
 
 SAID = "What is on the river bank?"
 FULL = {DECODER: "full", VISION: "full"}

@@ -38,8 +38,7 @@ from attnscope.media.patches import windows
 from attnscope.model.loaded import LoadedModel
 from attnscope.observe import Request
 from attnscope.stacks import VISION
-from helpers.picture_models import picture, saved
-from helpers.reading import read_here
+from helpers.picture_models import picture, read_here, saved
 
 TEXT = "What is on the river bank?"
 MERGE, SIDE = 2, 4  # patches: of a merged block, of a window

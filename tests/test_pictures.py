@@ -27,8 +27,7 @@ from attnscope.run import prepare
 from attnscope.stacks import DECODER, VISION
 from helpers.command_line import Result, call
 from helpers.families import few
-from helpers.picture_models import FAMILIES, Models, picture, saved
-from helpers.reading import read_here
+from helpers.picture_models import FAMILIES, Models, picture, read_here, saved
 
 TEXT = "What is on the river bank?"
 BOTH_WAYS = ("gemma3", "paligemma")  # whose image tokens see each other

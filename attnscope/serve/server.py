@@ -84,7 +84,7 @@ class Server:
 
     def __enter__(self) -> Server:
         self._socket = self._listening()
-        self._worker = Worker()  # not where the socket is refused: nobody would end it
+        self._worker = Worker()  # after the socket: where that is refused, no worker may be left running
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers as hf
 from PIL import Image, ImageDraw
@@ -18,6 +19,7 @@ from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTe
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig, Qwen2VLVisionConfig
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig, Qwen3VLVisionConfig
 
+from attnscope import apart
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
@@ -184,3 +186,12 @@ class Models(dict[str, LoadedModel]):
 @once
 def _loaded(family: str, place: Path) -> LoadedModel:
     return load(LoadOptions(model=saved(family, place)))
+
+
+def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call processors in this process, not in a fork, which takes longer than the rest of a test.
+
+    Their deadline and their bound on memory do not hold here.
+    """
+    asked: list[Any] = [apart.answer_of]
+    monkeypatch.setattr(apart, "_elsewhere", asked)

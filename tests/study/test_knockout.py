@@ -65,7 +65,7 @@ def test_the_sketch_comes_out(demo):
 
 @pytest.mark.parametrize("seeds", [3, pytest.param(12, marks=pytest.mark.e2e)])
 def test_the_induction_heads_need_the_successor_and_no_other_key(demo, seeds):
-    """What was measured over 12 seeds stands in docs/knockout.md."""
+    """docs/knockout.md reports the same measurement over 12 seeds."""
     need, before = [], []
     others = [head for head in HEADS if head not in INDUCTION]
     for seed in range(seeds):
