@@ -17,8 +17,7 @@ import torch
 from attnscope.parity import ParityReport, allowed, check_parity
 from attnscope.parity.certificate import certificate, in_words, parity_table, verify
 from helpers.command_line import call
-from helpers.otherwise import attend_otherwise
-from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
+from helpers.parity_models import as_loaded, attend_otherwise, ids_for, in_half, roused_model
 
 HALF = [torch.bfloat16, torch.float16]
 BROKEN = 2

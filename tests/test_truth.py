@@ -27,9 +27,8 @@ from attnscope.parity import ParityReport, check_parity
 from attnscope.seam.engines import ENGINES
 from attnscope.text.prompt import Prompt
 from helpers.command_line import Result, call
-from helpers.otherwise import attend_otherwise
 from helpers.own import attentions
-from helpers.parity_models import as_loaded, ids_for, in_half, rouse, roused_model
+from helpers.parity_models import as_loaded, attend_otherwise, ids_for, in_half, rouse, roused_model
 
 WORDS = [f"w{i}" for i in range(128)]  # a word is a token
 

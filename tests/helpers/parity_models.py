@@ -4,15 +4,18 @@ A freshly made model has zeros for biases, ones for norms, and weights so small 
 a dropped bias, a norm without its weight or a scale off by 1 % change next to nothing.
 """
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.llama import modeling_llama
 
 from attnscope.errors import ModelError
 from attnscope.model.geometry import geometry_of
@@ -154,3 +157,20 @@ def measure(model_type: str, level: Level = "full", **overrides: Any) -> Measure
     found = [layer.implementation for layer in report.layers if layer.verdict is not None]
     weights, output = ([getattr(one, name) for one in found] for name in ("weights", "output_relative"))
     return Measured(name, report.level, report.holds, max(weights, default=None), max(output, default=None), why)
+
+
+def attend_otherwise(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[..., tuple[torch.Tensor, float]], layer: int | None = None
+) -> None:
+    """llama's eager attention with another mask and scale in half precision; the float32 copy stays right.
+
+    layer: the only one that is changed; without it all are.
+    """
+    original = modeling_llama.eager_attention_forward
+
+    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **kwargs: Any) -> Any:
+        if query.dtype != torch.float32 and layer in (None, module.layer_idx):
+            mask, scaling = change(mask, scaling)
+        return original(module, query, key, value, mask, scaling=scaling, **kwargs)
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", attend)
