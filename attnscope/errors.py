@@ -78,6 +78,10 @@ class UnknownOptionError(UsageError, TypeError):
     """A keyword that a function does not have: a TypeError too, as Python's own refusal is."""
 
 
+class UnknownLayerError(UsageError, KeyError):
+    """A layer of which nothing was kept: a KeyError too, as a mapping's own refusal is."""
+
+
 class ModelError(AttnscopeError):
     """A model that cannot be found, loaded or read."""
 

@@ -84,6 +84,16 @@ def test_the_layers_with_attention_are_the_models_own(hybrid):
         torch.testing.assert_close(seen.weights[layer], weights[0], rtol=0, atol=1e-6)
 
 
+def test_a_layer_without_attention_has_no_weights_and_the_refusal_names_those_that_have(hybrid):
+    seen, _, without = hybrid
+    assert seen.weights.get(min(without)) is None
+    assert min(without) not in seen.weights
+    with pytest.raises(KeyError) as refused:
+        seen.weights[min(without)]
+    assert isinstance(refused.value, attnscope.AttnscopeError)
+    assert str(refused.value).endswith(f"take {', '.join(str(key.layer) for key in seen.kv_of)}")
+
+
 def test_layers_without_attention_never_come_between_heads(hybrid, demo):
     seen, model, without = hybrid
     for sort in ("entropy", "-entropy", "previous_token"):

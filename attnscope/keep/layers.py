@@ -7,8 +7,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from attnscope.errors import UsageError
-from attnscope.stacks import DECODER, STACKS
+from attnscope.errors import UnknownLayerError, UsageError
+from attnscope.stacks import DECODER, STACKS, prefix
 
 T = TypeVar("T", covariant=True)
 
@@ -32,6 +32,8 @@ def codes(stacks: Sequence[str] | np.ndarray) -> np.ndarray:
 class PerLayer(Mapping[LayerKey, T]):
     """{layer: something} of one stack, in the model's order; `found[3]` is `found[3, "decoder"]` in a causal model.
 
+    Raises UnknownLayerError, which is a KeyError, for a layer that is not there, such as one without attention.
+
     >>> PerLayer({LayerKey(3): "kept"})[3]
     'kept'
     """
@@ -43,7 +45,18 @@ class PerLayer(Mapping[LayerKey, T]):
     def __getitem__(self, key: int | tuple[int, str]) -> T:
         if isinstance(key, str):
             raise UsageError(f"{key!r} names a head, and this is by layer", "write weights[1][4], or matrix('L1H4')")
-        return self._found[LayerKey(*key) if isinstance(key, tuple) else LayerKey(key, self._stack)]
+        layer = LayerKey(*key) if isinstance(key, tuple) else LayerKey(key, self._stack)
+        if layer not in self._found:
+            raise self._unknown(layer)
+        return self._found[layer]
+
+    def _unknown(self, layer: LayerKey) -> UnknownLayerError:
+        named = f"{prefix(layer.stack)}layer {layer.layer}"
+        if not self._found:
+            return UnknownLayerError("nothing was kept of any layer: it was not asked for", "name it in the Request")
+        known = ", ".join(f"{prefix(key.stack)}{key.layer}" for key in self._found)
+        message = f"nothing of {named} was kept: it has no attention, or was not asked for"
+        return UnknownLayerError(message, f"take {known}")
 
     def __contains__(self, key: object) -> bool:
         return (LayerKey(key, self._stack) if isinstance(key, int) else key) in self._found
