@@ -76,7 +76,8 @@ class ModuleRun:
 
     def left(self, output: Any) -> Self:
         """The run with what came out; the calls of a vision tower, over windows or pictures, are one call."""
-        self.output_BTE = _batched(output[0] if isinstance(output, tuple | list) else output)
+        first = _first_tensor(output)
+        self.output_BTE = None if first is None else _batched(first)
         self.calls = in_one(self.calls) if is_vision(self.stack) else self.calls
         return self
 
@@ -89,6 +90,14 @@ class ModuleRun:
 
     def _candidates(self) -> list[Any]:
         return [self.kwargs.get("hidden_states"), *self.args, *self.kwargs.values()]
+
+
+def _first_tensor(output: Any) -> Tensor | None:
+    """The output itself of what a module returned; a quantised one returns it in a pair, beside its factor."""
+    if isinstance(output, Tensor):
+        return output
+    parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
+    return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
 
 
 def _batched(x: Tensor) -> Tensor:
