@@ -14,11 +14,12 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast
+from transformers import BigBirdConfig, BigBirdModel, PreTrainedTokenizerFast
 
 import attnscope
 from attnscope.cli.parity import verdict
 from attnscope.keep.view import View
+from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
@@ -244,7 +245,19 @@ def test_a_long_text_of_deepseek_v4_is_no_internal_error(
 def test_no_layer_of_deepseek_v4_answers_about_the_tokens_of_a_long_text(deepseek_v4: str) -> None:
     asked = call("heads", "--query", "last", "--model", deepseek_v4, "--text", text(150))
     assert "no layer of deepseek_v4" in last_line(asked)
+    assert "represents several tokens" in last_line(asked)
     assert asked.code == 4
+
+
+def test_a_wrapped_bigbird_that_pads_the_text_is_refused_for_that(demo: LoadedModel) -> None:
+    """Its blocks of four make 48 tokens of 46, and none of its keys stands for several."""
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = BigBirdConfig(vocab_size=2000, block_size=4, num_random_blocks=1, **sizes)
+    loaded = attnscope.wrap(BigBirdModel(config).eval(), demo.tokenizer)
+    with pytest.raises(attnscope.AttnscopeError) as refused:
+        attnscope.capture(loaded, list(range(6, 52)))
+    assert "46 tokens of this text to the same 46, but with 48 queries and 48 keys" in str(refused.value)
+    assert "several tokens" not in str(refused.value)
 
 
 # Batches: a text has the results that it has alone.

@@ -119,7 +119,7 @@ def _observed(
         )
     for check_of in report.calls:
         check_of.stack = stacks.stack_of(check_of)
-    readings, plain = stacks.readings, stacks.first_read()
+    readings, plain = stacks.readings, stacks.first_read(report)
     if mixed and padding.to_be_tried(loaded.model, report.tokens):
         _try_alone(loaded, prompts, engine, report)
     report = replace(report, output=None)  # hidden states that nobody asked for

@@ -17,7 +17,7 @@ from attnscope.seam.differential import differences, strength
 from attnscope.seam.inputs import given_of
 from attnscope.seam.norms import norms_behind
 from attnscope.seam.projection import ProjectionInputs, plain_and_gated
-from attnscope.seam.report import CallCheck
+from attnscope.seam.report import CallCheck, CaptureReport
 from attnscope.stacks import CSA, DIFFERENCE, GLOBAL, OVER_PATCHES, POOLING, UNPOOLING
 from attnscope.text.summaries import of_patches, with_summaries
 from attnscope.text.tokens import Chosen
@@ -49,17 +49,24 @@ class Stacks:
         if reading is not None:
             reading.on_call(call)
 
-    def first_read(self) -> str:
-        """The first of the stacks of which a layer was read. Raises InputError where none was."""
+    def first_read(self, report: CaptureReport) -> str:
+        """The first of the stacks of which a layer was read. Raises InputError where none was; report: of the pass."""
         found = next((stack for stack in self.stacks if self.readings[stack].kv_of), None)
         if found is None:
-            reading = self.readings[self.stacks[0]]
-            raise InputError(
-                f"no layer of {reading.model_type} attends to the tokens of this text themselves: from some length on "
-                f"a key represents several tokens, and this text has {len(reading.prompts[0])}",
-                "take a shorter text",
-            )
+            raise self._unread(self.readings[self.stacks[0]], report.calls)
         return found
+
+    def _unread(self, reading: Reading, calls: Sequence[CallCheck]) -> InputError:
+        tokens = len(reading.prompts[0])
+        sizes = {(call.queries, call.keys) for call in calls if call.stack == reading.stack}
+        heard = " or ".join(f"{queries} queries and {keys} keys" for queries, keys in sorted(sizes))
+        message = (
+            f"no layer of {reading.model_type} attends from the {tokens} tokens of this text to the same {tokens}, "
+            f"but with {heard}"
+        )
+        if all(queries == tokens for queries, _ in sizes):
+            return InputError(f"{message}: from some length on a key represents several tokens", "take a shorter text")
+        return InputError(f"{message}: its code adds tokens to this text", "take a longer or a shorter text")
 
 
 class OverSummaries(Stacks):
