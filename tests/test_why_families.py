@@ -15,7 +15,7 @@ from helpers.why_families import QUERY, last_of
 REFUSED = {  # and what is said
     "blt": "its layers are over bytes and patches of them",
     "hrm_text": "a block is run without gradients",  # its own code forbids them, and two residuals feed each other
-    "inkling2_text": "a block is run without gradients",  # blocks attend to earlier residuals
+    "inkling2_text": "its blocks attend to what earlier blocks were given",
 }
 NOT_SEEN = {  # outside the interface, where no layout makes q and k, or blocks are in pieces
     **dict.fromkeys(("cpmant", "prophetnet", "xlnet"), "attends where its q and k are not seen"),

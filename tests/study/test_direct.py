@@ -195,7 +195,8 @@ def test_a_norm_before_the_projection_has_the_scale_that_it_had():
     ("model_type", "reason"),
     [
         ("inkling_text", "block 0 does not add its modules' outputs as they are"),
-        ("hy_v4", "block 0 does not add its modules' outputs as they are"),
+        ("hy_v4", "its residual is 4 streams that every block mixes, as in hyper-connections"),
+        ("inkling2_text", "its blocks attend to what earlier blocks were given"),
         ("bert", "its attention gives something else than the sum of its heads"),
         ("jetmoe", "no projection takes the heads side by side"),
         ("gpt_neo", "gpt_neo attends where its heads' outputs are not seen"),

@@ -25,6 +25,7 @@ from attnscope.seam.listen import calls_interface, listen
 from attnscope.seam.norms import Norm, norm_of
 from attnscope.seam.projection import plain_and_gated, projection
 from attnscope.seam.report import tolerance
+from attnscope.seam.residual import EARLIER, has_earlier, in_streams, streams
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -111,9 +112,13 @@ class _Sum:
 
 @dataclass(frozen=True)
 class _Passed:
-    """What every module was given and gave in one pass, and the heads' outputs of every attention module."""
+    """What every module was given and gave in one pass, and the heads' outputs of every attention module.
+
+    beside: what else than its hidden states a module was given, of tensors that hold several vectors per token.
+    """
 
     given: Mapping[nn.Module, Tensor]
+    beside: Mapping[nn.Module, Sequence[Tensor]]
     gave: Mapping[nn.Module, Tensor]
     heads: Mapping[nn.Module, tuple[int, Tensor]]
     logits: Tensor
@@ -131,6 +136,7 @@ def _way(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> Way:
     out = plain | gated
     config = loaded.model.config.get_text_config()
     blocks = _blocks(loaded.model, list(passed.heads))
+    _check_residual(blocks, passed)
     before, sums = passed.given.get(blocks[0]), list[_Sum]()
     for index, block in enumerate(blocks):
         given = passed.given.get(block)
@@ -145,6 +151,16 @@ def _way(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> Way:
     return Way(out, _added(sums), norm, unembed, factor, note, after)
 
 
+def _check_residual(blocks: Sequence[nn.Module], passed: _Passed) -> None:
+    """The residual is one vector per token, and a block is given that of the block before it alone."""
+    written = next((passed.gave[one] for one in passed.heads if one in passed.gave), None)
+    residuals = [passed.given[block] for block in blocks if block in passed.given]
+    if written is not None and residuals and (count := streams(residuals[0], written)) > 1:
+        raise _NotPlainError(in_streams(count))
+    if any(has_earlier(passed.beside.get(block, ()), residuals) for block in blocks):
+        raise _NotPlainError(EARLIER)
+
+
 def _added(sums: Sequence[_Sum]) -> dict[nn.Module, float]:
     """The factor with which each attention module reaches the last block's output."""
     found, behind = dict[nn.Module, float](), 1.0
@@ -157,6 +173,7 @@ def _added(sums: Sequence[_Sum]) -> dict[nn.Module, float]:
 
 def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:
     given: dict[nn.Module, Tensor] = {}
+    beside: dict[nn.Module, list[Tensor]] = {}
     gave: dict[nn.Module, Tensor] = {}
     heads: dict[nn.Module, tuple[int, Tensor]] = {}
 
@@ -164,6 +181,8 @@ def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:
         came, went = _first([*inputs, kwargs.get("hidden_states")]), _first([output])
         if came is not None and went is not None:
             given[module], gave[module] = came.detach().cpu().clone(), went.detach().cpu().clone()
+            others = [one for one in (*inputs, *kwargs.values()) if isinstance(one, Tensor) and one.ndim > 3]
+            beside[module] = [one.detach().cpu().clone() for one in others if one is not came]
 
     def on_call(call: AttentionCall) -> None:
         if call.call > 0 or call.output_BQHV is None:
@@ -178,7 +197,7 @@ def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:
         for handle in handles:
             handle.remove()
     assert report.logits is not None
-    return _Passed(given, gave, heads, report.logits.cpu(), next(loaded.model.parameters()).dtype)
+    return _Passed(given, beside, gave, heads, report.logits.cpu(), next(loaded.model.parameters()).dtype)
 
 
 def _first(values: Sequence[Any]) -> Tensor | None:

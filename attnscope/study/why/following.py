@@ -9,7 +9,7 @@ Shapes: B text (one), T token, H head, V width of v, E model width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from attnscope.seam.checks import same_numbers
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import calls_interface, listen, listening, running
 from attnscope.seam.projection import weighted
+from attnscope.seam.residual import EARLIER, has_earlier
 from attnscope.stacks import ENCODER
 from attnscope.study.why.factors import FrozenFactors
 from attnscope.study.why.frozen import FrozenNorms, is_norm
@@ -95,12 +96,14 @@ class _Track:
         """Whether the block runs that holds what is asked for."""
         return self.ends and self.entered == len(self.course.runs)
 
-    def enter(self, residual: Tensor) -> Tensor:
-        """A block begins, given this: the first as a variable."""
+    def enter(self, residual: Tensor, beside: Iterable[Any]) -> Tensor:
+        """A block begins, given this: the first as a variable. beside: what else the block is given."""
         if not self.written.residuals:
             residual = residual.detach().requires_grad_()
         elif not residual.requires_grad:
-            raise ModelError(f"{LOST}: a block is run without gradients", ANOTHER)
+            tensors = (one for one in beside if isinstance(one, Tensor))
+            mixed = has_earlier(tensors, self.written.residuals)
+            raise ModelError(f"{LOST}: {EARLIER if mixed else 'a block is run without gradients'}", ANOTHER)
         self.written.residuals.append(residual)
         self.entered += 1
         return residual
@@ -187,7 +190,7 @@ class _Pass:
             raise ModelError(f"{LOST}: its blocks run in another order than over a few tokens", ANOTHER)
         if residual is None or residual.ndim < 3:
             raise ModelError(f"{LOST}: its blocks are not given one vector per token", ANOTHER)
-        residual = track.enter(residual)
+        residual = track.enter(residual, (*args, *kwargs.values()))
         if track.at_last and not self.place.within:
             self._forget()
             self.given = args, kwargs
