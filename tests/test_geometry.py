@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+from transformers import EncoderDecoderConfig
 from transformers.modeling_utils import AttentionInterface
 
 from attnscope.attention.questions import Entropy, Holding, RowSum
@@ -18,6 +19,7 @@ from attnscope.attention.tiled import TILE_BYTES, TiledAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.model.geometry import Geometry, LayerGeometry, geometry_of
 from attnscope.seam.cost import eager_bytes, fused_bytes, tokens_that_fit
+from helpers import stack_families
 from helpers.dispatched import thread_count
 from helpers.families import MODEL_TYPES, WITHOUT_ATTENTION, few, tiny_config, tiny_model
 from helpers.pretend import Pretended, pretend
@@ -97,6 +99,7 @@ def check(model, calls, geometry):
     assert sorted({call[0] for call in calls}) == [layer.index for layer in geometry.attention_layers]
 
 
+READ_ALONE = sorted({*stack_families.TYPES, *MODEL_TYPES} - {"whisper", "xlnet"})  # a sound; a config that has no limit
 WITH_ATTENTION = [name for name in MODEL_TYPES if name not in (*WITHOUT_ATTENTION, "blt")]
 
 
@@ -170,6 +173,28 @@ def test_kinds_in_print():
     for model_type, expected in kinds.items():
         geometry = geometry_of(tiny_config(model_type), count=False)
         assert [layer.type for layer in geometry.layers] == expected, model_type
+
+
+@pytest.mark.parametrize(
+    "model_type", few(READ_ALONE, also=("longformer", "lxmert", "mbart", "prophetnet", "xlm-roberta"))
+)
+def test_the_most_tokens_are_read_and_where_positions_begin_behind_a_padding_row_no_more(model_type):
+    model = stack_families.tiny(model_type, max_position_embeddings=40)
+    most = geometry_of(model.config, count=False).max_positions
+
+    def read(tokens):
+        ids_BT = torch.full((1, tokens), 9)
+        model(ids_BT, use_cache=False, **({"decoder_input_ids": ids_BT} if model.config.is_encoder_decoder else {}))
+
+    read(most or 41)
+    if most and most < 40:
+        with pytest.raises((IndexError, RuntimeError)):
+            read(most + 1)
+
+
+def test_an_encoder_decoder_reads_what_both_its_stacks_have_positions_for():
+    parts = [tiny_config(name, max_position_embeddings=most) for name, most in (("roberta", 40), ("gpt2", 64))]
+    assert geometry_of(EncoderDecoderConfig.from_encoder_decoder_configs(*parts), count=False).max_positions == 38
 
 
 def test_sizes_around_the_layers_and_the_count():

@@ -56,6 +56,8 @@ class Family:
     kv_heads: Callable[[Any, int, str], int | None] | None = None
     # (config) -> the tokens that its code needs, where that fails on fewer; None for any number.
     least_tokens: Callable[[Any], int] | None = None
+    # How many positions after its own each token looks up, where it predicts more than the token behind it.
+    positions_ahead: int = 0
     # {stack: the config's attribute with the config of that part}, of a model that is made of several decoders.
     parts: Mapping[str, str] = field(default_factory=dict)
     # It has a window in its config and builds a plain causal mask.
@@ -214,6 +216,7 @@ FAMILIES: Mapping[str, Family] = {
         bypasses_interface=True,
         returns_weights_when_asked=True,
         returns_logits="ProphetNetAttention",
+        positions_ahead=1,
         matrices_alive=5,
         one_length=True,
     ),

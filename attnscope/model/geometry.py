@@ -205,7 +205,7 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
             layers=layers,
             hidden_size=_first(text, "hidden_size", "d_model", "n_embd") or 0,
             vocab_size=_first(text, "decoder_vocab_size", "vocab_size") or 0,
-            max_positions=None if "dynamic" in rotary_types(config) else _first(text, *POSITIONS),
+            max_positions=None if "dynamic" in rotary_types(config) else _max_positions(config, task),
             parameters=count_parameters(config) if count else None,
         )
     )
@@ -329,6 +329,44 @@ def _rotary_types(rotary: Mapping[str, Any]) -> Iterator[str]:
             yield from _rotary_types(value)
         elif key in ("rope_type", "type"):
             yield str(value)
+
+
+def _max_positions(config: Any, task: str) -> Any:
+    """The most tokens that the stacks of a model have positions for; None where nothing limits them."""
+    parts = [stack_config(config, stack) for stack in ((ENCODER, DECODER) if task == SEQ2SEQ else (main_stack(task),))]
+    limits = [limit for part in parts if (limit := _positions(part)) is not None]
+    return min(limits) if len(set(limits)) > 1 else next(iter(limits), None)
+
+
+def _positions(text: Any) -> Any:
+    """The most tokens that one stack has positions for; None where its config names no limit.
+
+    A table of positions may have a padding row, as RoBERTa's, and begin behind it. No config says so: its module does.
+    """
+    limit = _first(text, *POSITIONS)
+    if limit is None or getattr(text, "pad_token_id", None) is None or rotary_types(text):
+        return limit
+    try:
+        behind = _rows_behind_padding(empty_model(text))
+    except Exception:  # any family's constructor, with any config
+        behind = None
+    return limit if behind is None else min(limit, behind - family(text.model_type).positions_ahead)
+
+
+def _rows_behind_padding(model: nn.Module) -> int | None:
+    """The rows of a table of positions behind its padding row; None where positions begin at the first row.
+
+    The table's own class or the module that holds it counts from the padding row. LXMERT counts from 0: its table is a
+    plain one, and the module does not know the row.
+    """
+    from torch import nn
+
+    for holder in model.modules():
+        for name, table in holder.named_children():
+            row = getattr(table, "padding_idx", None) if "position" in name else None
+            if row is not None and (type(table) is not nn.Embedding or hasattr(holder, "padding_idx")):
+                return len(table.get_parameter("weight")) - row - 1
+    return None
 
 
 def _sound(geometry: Geometry) -> Geometry:
