@@ -41,7 +41,7 @@ def soon(monkeypatch) -> None:
 @pytest.mark.usefixtures("soon")
 def test_a_target_has_a_deadline() -> None:
     with reading_target(Stuck(), "process") as read, pytest.raises(ModelError, match=r"\b1 seconds"):
-        read("das Haus", None, None)
+        read("das Haus", None, (), None)
 
 
 @pytest.mark.usefixtures("soon")
@@ -135,7 +135,7 @@ def test_a_text_far_too_long_is_not_tokenised(length, most, truncate) -> None:
         from_text(Untouched(), text, max_tokens=most, truncate=truncate)
     if truncate is None:
         with pytest.raises(InputError, match=f" {length} characters"):
-            target(Untouched(), text, None, most)
+            target(Untouched(), text, None, (), most)
 
 
 def test_a_long_text_that_is_to_be_cut_is_tokenised(demo) -> None:

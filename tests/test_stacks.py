@@ -22,7 +22,9 @@ from attnscope.run import prepare
 from attnscope.seam.listen import listen
 from attnscope.selection import select_stacks
 from attnscope.stacks import CAUSAL, STACKS
+from helpers import made_tokenizers
 from helpers.command_line import call
+from helpers.families import tiny_config
 from helpers.folders import TOKENIZER_FILES
 
 SOURCE, TARGET = "the financial bank is located on river bank", "Mary saw John"
@@ -59,6 +61,35 @@ def bert(demo):
 @pytest.fixture(scope="module")
 def seen(bart):
     return attnscope.capture(bart, SOURCE, target=TARGET, request=EVERY)
+
+
+@pytest.mark.parametrize("named", ["its config", "its decoder's config", "its tokenizer"])
+def test_a_target_has_no_end_token_whoever_names_it(named):
+    parts = [
+        tiny_config("bert", vocab_size=20, is_decoder=decoder, add_cross_attention=decoder) for decoder in (False, True)
+    ]
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*parts, decoder_start_token_id=1)
+    if named != "its tokenizer":
+        (config if named == "its config" else config.decoder).eos_token_id = 2
+    tokenizer = made_tokenizers.wordpiece()
+    tokenizer.eos_token = None
+    assert tokenizer("the bank").input_ids[-1] == tokenizer.sep_token_id == 2
+    model = random(transformers.EncoderDecoderModel._from_config(config, attn_implementation="eager"))
+    seen = attnscope.capture(wrap(model, tokenizer), "the river", target="the bank.")
+    assert seen.queries.tokens == ("[CLS]", "the", "bank", ".")
+    assert seen.prompt.tokens[-1] == "[SEP]"
+
+
+def test_a_language_after_the_end_token_is_what_the_decoder_begins_with_as_it_was_trained():
+    words = [(name, 0.0) for name in ("<s>", "<pad>", "</s>", "<unk>", "▁", "▁the", "▁bank")]
+    tokenizer = transformers.MBartTokenizer(vocab=words, src_lang="en_XX", tgt_lang="de_DE")
+    made = transformers.MBartForConditionalGeneration._from_config(tiny_config("mbart", vocab_size=40))
+    seen = attnscope.capture(wrap(random(made), tokenizer), "the bank", target="the bank")
+    labels = torch.tensor([tokenizer(text_target="the bank").input_ids])
+    trained = made.prepare_decoder_input_ids_from_labels(labels)[0].tolist()
+    assert trained[-1] == tokenizer.eos_token_id
+    assert list(seen.queries.ids) == trained[:-1]
+    assert seen.queries.tokens[0] == "de_DE"
 
 
 def outputs(loaded, seen):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
 from attnscope.seam.cost import within_memory
-from attnscope.seam.generation import continuation, ends, start_token, translation
+from attnscope.seam.generation import continuation, end_tokens, ends, start_token, translation
 from attnscope.seam.inputs import given_of
 from attnscope.text.answer import continued
 from attnscope.text.prompt import Prompt, from_ids, place
@@ -31,7 +31,7 @@ def reading_targets(loaded: LoadedModel, where: Where) -> Iterator[Callable[[Ask
         def read(ask: Ask) -> Prompt:
             given, start, room = ask.target, start_token(loaded), loaded.geometry.max_positions
             if isinstance(given, str):
-                return tokenised(given, start, room)
+                return tokenised(given, start, end_tokens(loaded), room)
             return from_target_ids(loaded.tokenizer, given or (), start, room)
 
         yield read

@@ -116,6 +116,26 @@ def ends(loaded: LoadedModel, token: int) -> bool:
     return token in (end if isinstance(end, list) else [end])
 
 
+def end_tokens(loaded: LoadedModel) -> frozenset[int]:
+    """The tokens that a text of this model ends with, as its configs and its tokenizer name them.
+
+    An encoder-decoder of two BERTs has no end token in its tokenizer: its own config has it, or it is what separates.
+    """
+    model, tokenizer = loaded.model, loaded.tokenizer
+    configs = (
+        model.config,
+        getattr(model.config, "decoder", None),
+        getattr(model, "generation_config", None),
+        tokenizer,
+    )
+    for name in ("eos_token_id", "sep_token_id"):
+        values = [getattr(config, name, None) for config in configs]
+        found = {token for value in values for token in (value if isinstance(value, list) else [value])}
+        if found := {token for token in found if isinstance(token, int)}:
+            return frozenset(found)
+    return frozenset()
+
+
 class _Steps:
     """What transformers hands each new token to, after the prompt."""
 
