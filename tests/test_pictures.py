@@ -274,6 +274,17 @@ def test_the_chat_template_places_the_picture(models: dict[str, LoadedModel], fi
     assert prompt.text.startswith("<s>user: <|vision_start|><|vision_end|>\n" + TEXT)
 
 
+def test_a_chat_may_say_where_the_picture_is(models: dict[str, LoadedModel], field: str) -> None:
+    first = [{"type": "text", "text": TEXT}, {"type": "image_url", "image_url": {"url": "field.png"}}]
+    chat = [{"role": "user", "content": first}, {"role": "assistant", "content": "A house."}]
+    prompt = attnscope.capture(models["qwen2_vl"], json.dumps(chat), picture=field, chat=True).prompt
+    assert [turn.name for turn in prompt.turns] == ["user", "assistant"]
+    assert prompt.text.startswith(f"<s>user: {TEXT}<|vision_start|><|vision_end|>")
+    chat[0]["content"] = first + first[1:]
+    with pytest.raises(InputError, match=r"expected 1 pictures in the chat.* got 2"):
+        attnscope.capture(models["qwen2_vl"], json.dumps(chat), picture=field, chat=True)
+
+
 def test_a_place_may_be_written_into_the_text(models: dict[str, LoadedModel], field: str) -> None:
     prompt = attnscope.capture(models["llava"], "Look at <image> the bank", picture=field).prompt
     assert prompt.text == "<s>Look at  the bank"

@@ -410,6 +410,67 @@ def test_bad_chats(chat, message):
         from_chat(tokenizer, chat)
 
 
+PARTED = (
+    "{% for m in messages %}{{ m.role }}: {% for part in m.content %}{{ part.text | trim }}{% endfor %}\n{% endfor %}"
+)
+EITHER = PARTED.replace("{% for part", "{% if m.content is string %}{{ m.content }}{% else %}{% for part").replace(
+    "{% endfor %}\n", "{% endfor %}{% endif %}\n"
+)
+LIST = [
+    {"role": "user", "content": [{"type": "text", "text": "the bank"}, {"type": "text", "text": "is"}]},
+    {"role": "assistant", "content": "on the river"},
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages"),
+    [
+        (CHATML, [LIST[0] | {"content": "the bank is"}, LIST[1]]),  # it would write the list itself
+        (EITHER, LIST),
+        (PARTED, [LIST[0]]),
+    ],
+)
+def test_parts_are_given_to_templates_that_take_them_and_joined_for_others_as_transformers_serves_them(
+    template, messages
+):
+    prompt, tokenizer = chat_of(template, LIST[: len(messages)])
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=False, return_dict=False)
+    assert list(prompt.ids) == expected
+    assert [turn.name for turn in prompt.turns] == ["user", "assistant"][: len(messages)]
+    assert ("'text'" in prompt.text) is False
+
+
+def test_a_tool_call_has_no_content_and_its_arguments_are_an_object():
+    template = CHATML.replace(
+        "{{ m.content }}", "{{ m.content or '' }}{% for c in m.tool_calls %}{{ c.function.arguments.city }}{% endfor %}"
+    )
+    call = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    for without in (asked, {name: value for name, value in asked.items() if name != "content"}):
+        prompt, _ = chat_of(template, [CHAT[1], without, {"role": "tool", "content": "rain"}])
+        assert [turn.name for turn in prompt.turns] == ["user", "assistant", "tool"]
+        assert turn_texts(prompt)[1] == ("assistant", "<|head|>assistant\nParis<|end|>\n")
+
+
+@pytest.mark.parametrize(
+    ("chat", "said"),
+    [
+        ("[{'role': 'user', 'content': 'hi'}]", "no JSON: .*line 1"),
+        ('[{"role": "user", "content": "hi"},\n]', "no JSON: .*line [12]"),
+        ('[{"role": "assistant", "content": None}]', "no JSON: .*line 1"),
+        ('{"role": "user", "content": "hi"}', "one JSON object"),
+        ('{"messages": [{"role": "user", "content": "hi"}]}', "one JSON object"),
+        ('[{"role": "user", "content": [{"type": "audio"}]}]', "message 0 .* a part that is no text"),
+        ('[{"role": "user", "content": [{"type": "image"}]}]', "a picture"),
+    ],
+)
+def test_what_is_meant_as_messages_is_not_what_a_user_said(chat, said):
+    tokenizer = byte_level()
+    tokenizer.chat_template = CHATML
+    with pytest.raises(InputError, match=f"(?s){said}"):
+        from_chat(tokenizer, chat)
+
+
 def test_a_surrogate_pair_in_json_is_its_character():
     tokenizer = byte_level()
     tokenizer.chat_template = CHATML

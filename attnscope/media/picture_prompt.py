@@ -20,7 +20,7 @@ from attnscope.media.picture import Picture
 from attnscope.media.processor import processor_of, rendered, with_places
 from attnscope.model.geometry import window_side
 from attnscope.text.characters import located
-from attnscope.text.chat import Bounds, Message, read_messages, token_turns, turn_ranges
+from attnscope.text.chat import Bounds, Message, read_messages, texts_of, token_turns, turn_ranges
 from attnscope.text.prompt import Medium, Patch, Prompt, Span, from_ids, place
 
 if TYPE_CHECKING:
@@ -169,11 +169,16 @@ def _bounds(messages: Sequence[Message], text: str) -> Bounds:
     """The characters of what each message says; none where one is not found, in its order."""
     found: Bounds = []
     for message in messages:
-        said, after = message["content"].strip(), found[-1][1] if found else 0
-        start = text.find(said, after)
-        if start < 0:
-            return []
-        found.append((start, start + len(said), message["role"]))
+        after = found[-1][1] if found else 0
+        start = stop = -1
+        for said in map(str.strip, texts_of(message)):
+            at = text.find(said, after)
+            if at < 0:
+                return []
+            start, stop = at if start < 0 else start, at + len(said)
+            after = stop
+        if start >= 0:
+            found.append((start, stop, message["role"]))
     return found
 
 

@@ -15,7 +15,7 @@ from attnscope.apart import without_stderr
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError, first_line
 from attnscope.model.checkpoint import read_json
 from attnscope.model.permits import unread
-from attnscope.text.chat import Message
+from attnscope.text.chat import Message, parts_of, pictures_of, texts_of
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -94,17 +94,23 @@ def with_places(processor: Any, text: str, pictures: int) -> str:
 
 
 def rendered(processor: Any, messages: Sequence[Message], pictures: int, answered: bool = False) -> str:
-    """A chat by the model's template, with the pictures at the head of the first message of the user.
+    """A chat by the model's template, with the pictures where it has parts for them, or before the user's first text.
 
     answered: the assistant's turn is opened. UsageError without a template, InputError where it puts the pictures
     nowhere.
     """
     token, waiting, parts = _token(processor), pictures, []
-    if any(token in message["content"] for message in messages):
+    if any(token in said for message in messages for said in texts_of(message)):
         raise InputError(f"the chat says {token} itself", "leave it out: the template writes it")
+    placed = sum(map(pictures_of, messages))
+    if placed not in (0, pictures):
+        raise InputError(
+            f"expected {pictures} pictures in the chat, one for each that is given, got {placed}",
+            "write a part for each, or none: the first message of the user then begins with them",
+        )
     for message in messages:
-        here, waiting = (waiting, 0) if message["role"] == "user" else (0, waiting)
-        content = [{"type": "image"}] * here + [{"type": "text", "text": message["content"]}]
+        here, waiting = (waiting, 0) if message["role"] == "user" and not placed else (0, waiting)
+        content = [{"type": "image"}] * here + parts_of(message)
         parts.append({**message, "content": content})
     text = _by_template(processor, parts, answered)
     if text.count(token) != pictures:

@@ -2,47 +2,122 @@
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attnscope.errors import InputError
+from attnscope.errors import InputError, first_line
 from attnscope.text.characters import Characters
 
 Message = dict[str, Any]
 Render = Callable[[Sequence[Message]], str | None]  # None where the template refuses
 Bounds = list[tuple[int, int, str]]  # characters [start, stop) and the role
 
+FORM = '[{"role": "user", "content": "..."}]'
+LISTED = ("[", "{")  # what messages begin with, or one of them
+MEANT = re.compile(r"""\s*\[?\s*\{.*?["']role["']\s*:""", re.DOTALL)
+PARTS = ("text", "image", "image_url")  # of a content
+MARK = "\ue000part\ue001"  # of the private-use area, in no template
+
 
 def read_messages(chat: str) -> list[Message]:
     """The messages of a chat: a JSON list of {"role", "content"}, or plain text as one message of the user.
 
-    Text that begins with `[` and isn't JSON is plain text. InputError names the first entry that is no message.
+    A content may be a list of parts, {"type": "text", "text": "..."}, and is null where tools are called: their
+    arguments are made objects, which templates take. Text that is no JSON is plain text, unless it begins as messages
+    do. InputError says what is wrong with it then, or names the first entry that is no message.
 
     >>> read_messages("hi")
     [{'role': 'user', 'content': 'hi'}]
     """
     try:
-        entries = json.loads(chat) if chat.lstrip().startswith("[") else None
-    except (ValueError, RecursionError):
+        entries = json.loads(chat) if chat.lstrip()[:1] in LISTED else None
+    except (ValueError, RecursionError) as error:
+        if MEANT.match(chat):
+            why = f"{error.msg}, line {error.lineno}" if isinstance(error, json.JSONDecodeError) else first_line(error)
+            raise InputError(
+                f"the chat is meant as messages and is no JSON: {why}",
+                "write names and texts in double quotes, null and not None, and no comma before a closing bracket",
+            ) from error
         entries = None
-    if entries is None:
+    if isinstance(entries, dict) and ("messages" in entries or {"role", "content"} <= entries.keys()):
+        raise InputError("the chat is one JSON object, expected a list of messages", f"give the list alone: {FORM}")
+    if not isinstance(entries, list):
         return [{"role": "user", "content": chat}]
     if not entries:
         raise InputError("the list of messages is empty", 'give at least one {"role": "user", "content": "..."}')
-    for index, entry in enumerate(entries):
-        _check_message(index, entry)
-    return entries
+    return [_message(index, entry) for index, entry in enumerate(entries)]
 
 
-def _check_message(index: int, entry: object) -> None:
-    hint = 'each message is {"role": "user", "content": "..."}'
+def parts_of(message: Message) -> list[dict[str, Any]]:
+    """The content of a message as parts, of type `text` or `image`."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return [] if content is None else [{"type": "text", "text": content}]
+    return [part if part["type"] == "text" else {"type": "image"} for part in content]
+
+
+def texts_of(message: Message) -> list[str]:
+    """What a message says: its content, or the texts of its parts; nothing where it only calls tools."""
+    return [part["text"] for part in parts_of(message) if part["type"] == "text"]
+
+
+def pictures_of(message: Message) -> int:
+    """How many pictures are among the parts of a message."""
+    return sum(part["type"] == "image" for part in parts_of(message))
+
+
+def with_one_text(messages: Sequence[Message]) -> list[Message]:
+    """The same with the texts of their parts joined by spaces, for templates that take no parts.
+
+    >>> with_one_text([{"role": "user", "content": [{"type": "text", "text": "hi"}]}])
+    [{'role': 'user', 'content': 'hi'}]
+    """
+    return [
+        {**message, "content": " ".join(texts_of(message))} if isinstance(message.get("content"), list) else message
+        for message in messages
+    ]
+
+
+def takes_parts(render: Render) -> bool:
+    """Whether a template writes the text of a content's part, and not the list that it stands in."""
+    text = render([{"role": "user", "content": [{"type": "text", "text": MARK}]}])
+    return text is not None and MARK in text and "'type'" not in text and '"type"' not in text
+
+
+def _message(index: int, entry: object) -> Message:
+    """An entry as a template takes it. Raises InputError where it is no message."""
+    hint = f"each message is {FORM[1:-1]}"
     if not isinstance(entry, dict):
         raise InputError(f"message {index} of the chat is {json.dumps(entry)[:40]}, not an object", hint)
-    for key in ("role", "content"):
-        if key not in entry:
-            raise InputError(f"message {index} of the chat has no {key!r}", hint)
-        if not isinstance(entry[key], str):
+    if "role" not in entry:
+        raise InputError(f"message {index} of the chat has no 'role'", hint)
+    calls, content = entry.get("tool_calls"), entry.get("content")
+    if "content" not in entry and not calls:
+        raise InputError(f"message {index} of the chat has no 'content'", hint)
+    if isinstance(content, list):
+        for part in content:
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind not in PARTS or (kind == "text" and not isinstance(part.get("text"), str)):
+                raise InputError(
+                    f"message {index} of the chat has a part that is no text: {json.dumps(part)[:60]}",
+                    'a part is {"type": "text", "text": "..."}, or {"type": "image"} with {picture}',
+                )
+    of_text = isinstance(content, str | list) or (content is None and bool(calls))
+    for key, sound in (("role", isinstance(entry["role"], str)), ("content", of_text)):
+        if not sound:
             raise InputError(f"message {index} of the chat has a {key!r} that is not text", hint)
+    return entry | {"tool_calls": [_with_object(call) for call in calls]} if isinstance(calls, list) else entry
+
+
+def _with_object(call: Any) -> Any:
+    """A tool call with its arguments as an object, where they are one in JSON."""
+    try:
+        function = call["function"]
+        arguments = json.loads(function["arguments"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
 def turn_bounds(render: Render, messages: Sequence[Message], text: str) -> Bounds:
@@ -69,7 +144,7 @@ def _by_prefix(render: Render, messages: Sequence[Message], text: str) -> Bounds
     cuts[0] = _first_start(render, messages[0], text[: cuts[1]])
     bounds = [(start, stop, message["role"]) for start, stop, message in zip(cuts, cuts[1:], messages, strict=False)]
     for (start, stop, _), message in zip(bounds, messages, strict=True):
-        if start >= stop or message["content"].strip() not in text[start:stop]:
+        if start >= stop or not all(said.strip() in text[start:stop] for said in texts_of(message)):
             return []
     return bounds
 
@@ -84,11 +159,14 @@ def _first_start(render: Render, message: Message, opening: str) -> int:
     if message["role"] != "user" or before is None or again is None or not again.startswith(before):
         return 0
     bare = again[len(before) :]
-    return len(opening) - len(bare) if opening.endswith(bare) and message["content"].strip() in bare else 0
+    whole = opening.endswith(bare) and all(said.strip() in bare for said in texts_of(message))
+    return len(opening) - len(bare) if whole else 0
 
 
 def _by_marks(render: Render, messages: Sequence[Message], text: str) -> Bounds:
-    """The contents alone, by rendering marks from the private-use area in their place."""
+    """The contents alone, by rendering marks from the private-use area in their place; none where one has no text."""
+    if not all(isinstance(message.get("content"), str) for message in messages):
+        return []
     marks = [f"\ue000{index}\ue001" for index in range(len(messages))]
     marked = render([{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)])
     if marked is None or any(marked.count(mark) != 1 for mark in marks):

@@ -9,7 +9,18 @@ from typing import Any, Literal
 from attnscope.apart import Apart, Where
 from attnscope.errors import InputError, UsageError, first_line
 from attnscope.text.characters import Characters, in_order, located
-from attnscope.text.chat import Bounds, Message, Render, read_messages, token_turns, turn_bounds, turn_ranges
+from attnscope.text.chat import (
+    Bounds,
+    Message,
+    Render,
+    pictures_of,
+    read_messages,
+    takes_parts,
+    token_turns,
+    turn_bounds,
+    turn_ranges,
+    with_one_text,
+)
 from attnscope.text.labels import (
     BYTE_TOKEN,
     Piece,
@@ -238,6 +249,10 @@ def from_chat(
             "this model's tokenizer has no chat template", "leave out {chat}, or use an instruct or chat model"
         ) from error
     messages = read_messages(chat)
+    if any(pictures_of(message) for message in messages):
+        raise InputError("the chat has a picture, and a text alone is read", "give the picture with {picture}")
+    if any(isinstance(message.get("content"), list) for message in messages) and not takes_parts(_quiet(tokenizer)):
+        messages = with_one_text(messages)
     if answer is not None and messages[-1]["role"] == "assistant":
         raise InputError("the chat ends with the assistant's own turn", "leave out that message: the answer follows it")
     try:
