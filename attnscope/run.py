@@ -77,7 +77,8 @@ class Run:
     def asked(self) -> dict[str, Asked]:
         """What every stack reads, and which tokens of it are asked about."""
         both = Asked(self.prompt, self.chosen, self.source)
-        return {stack: one for stack in self.loaded.geometry.stacks for one in both.of(stack)[:1]}
+        geometry = self.loaded.geometry
+        return {stack: one for stack in geometry.stacks for one in both.of(stack, geometry.stack)[:1]}
 
     def asking(self, request: Request) -> Run:
         """The same with another request. Raises MemoryLimitError where the machine has no room for what it keeps."""

@@ -23,8 +23,14 @@ OF_TWO_TEXTS = (ENCODER, DECODER, CROSS)  # those of an encoder-decoder
 # In the order in which a forward pass comes to them.
 SOFTMAX = (ENCODER, PATCHER, LOCAL, POOLING, GLOBAL, UNPOOLING, DECODER, CROSS, VISION, CSA, HCA)
 STACKS = (*SOFTMAX, DIFFERENCE)
-CAUSAL_LM, ENCODER_ONLY, SEQ2SEQ = TASKS = ("decoder", "encoder", "seq2seq")  # what a model is read at
-NAMES = {CAUSAL_LM: "a causal model", ENCODER_ONLY: "an encoder", SEQ2SEQ: "an encoder-decoder"}
+CAUSAL_LM, ENCODER_ONLY, SEQ2SEQ, VISION_ONLY = TASKS = ("decoder", "encoder", "seq2seq", "vision")  # read at
+NAMES = {
+    CAUSAL_LM: "a causal model",
+    ENCODER_ONLY: "an encoder",
+    SEQ2SEQ: "an encoder-decoder",
+    VISION_ONLY: "a vision tower",
+}
+TEXT_TASKS = (CAUSAL_LM, ENCODER_ONLY, SEQ2SEQ)  # the tasks of models that read text
 
 
 def main_stack(task: str) -> str:
@@ -33,7 +39,7 @@ def main_stack(task: str) -> str:
     >>> main_stack("seq2seq")
     'decoder'
     """
-    return ENCODER if task == ENCODER_ONLY else DECODER
+    return {ENCODER_ONLY: ENCODER, VISION_ONLY: VISION}.get(task, DECODER)
 
 
 def prefix(stack: str) -> str:

@@ -11,7 +11,7 @@ from attnscope.model.loaded import check_loaded
 from attnscope.run import prepare
 from attnscope.seam.inputs import given_of
 from attnscope.selection import pairs, select_stacks
-from attnscope.stacks import OF_TWO_TEXTS, TASKS
+from attnscope.stacks import OF_TWO_TEXTS, TEXT_TASKS
 from attnscope.study.why.parts import parts_of
 from attnscope.study.why.records import AskedLogit
 from attnscope.text.tokens import Found, described, find
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from attnscope.run import Run
     from attnscope.text.prompt import Prompt
 
-STACKS = ("a logit taken apart", *TASKS)  # what needs which models
+STACKS = ("a logit taken apart", *TEXT_TASKS)  # what needs which models
 VERIFIED = 10  # components that --verify replaces
 ONE = "write its position, or bank#2"
 

@@ -20,7 +20,7 @@ from attnscope.cli.options import Facts, Noise
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.selection import spelled
-from attnscope.stacks import STACKS, is_vision
+from attnscope.stacks import STACKS
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -110,7 +110,7 @@ def describe(
     width = 4 if dtype in ("auto", "float32") else 2
     every = [(stack, layer) for stack, layers in geometry.every.items() for layer in layers]
     attention = [(stack, layer) for stack, layer in every if layer.attention]
-    of_text = sum(layer.heads for stack, layer in attention if not is_vision(stack))
+    of_text = sum(layer.heads for layers in geometry.in_every_pass.values() for layer in layers.values())
     return {
         "model": name,
         "type": geometry.model_type,

@@ -106,12 +106,12 @@ class Request:
         elif heads is not None and stack != plain:
             heads = {}
         rollout = None if is_cross(stack) else self.rollout  # of units that are the same on both sides
-        per_token = self.per_token and not is_vision(stack)
+        per_token = self.per_token and (stack == plain or not is_vision(stack))
         return replace(self, view=replace(self.view, heads=heads), rollout=rollout, per_token=per_token)
 
     @property
     def asks(self) -> bool:
-        """Whether the question is of the text's own tokens or units, which a vision tower has none of."""
+        """Whether the question is of the text's own tokens or units, which a tower beside a decoder has none of."""
         return any((self.query, self.key, self.group, self.rollout))
 
     def chosen(self, prompt: Prompt, source: Prompt | None = None) -> Chosen:
@@ -135,12 +135,12 @@ class Asked(NamedTuple):
     def lengths(self) -> tuple[int, int]:
         return len(self.prompt), len(self.source or ())
 
-    def of(self, stack: str) -> list[Asked]:
-        """What one stack reads: of a vision tower one text for each picture, or part of one, that it is given.
+    def of(self, stack: str, plain: str) -> list[Asked]:
+        """What one stack reads: of a tower beside a decoder a text for each picture, or part of one, that it is given.
 
-        Nothing of one over patches: only the pass will say where in the text they are.
+        plain: the model's own stack. Nothing of one over patches: only the pass will say where in the text they are.
         """
-        if is_vision(stack):
+        if is_vision(stack) and stack != plain:
             return [Asked(part, Chosen()) for part in self.prompt.medium.tower]
         if is_over_patches(stack):
             return []

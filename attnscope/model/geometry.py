@@ -31,6 +31,7 @@ from attnscope.stacks import (
     SEQ2SEQ,
     STACKS,
     VISION,
+    is_vision,
     main_stack,
 )
 
@@ -139,6 +140,16 @@ class Geometry:
         return self.stacks | {stack: {one.index: one for one in layers} for stack, layers in self.views.items()}
 
     @property
+    def tower(self) -> tuple[LayerGeometry, ...]:
+        """The layers of a vision tower beside a decoder."""
+        return self.other_stacks.get(VISION, ())
+
+    @property
+    def in_every_pass(self) -> dict[str, dict[int, LayerGeometry]]:
+        """`stacks` without a tower beside a decoder, which attends only where there are pictures."""
+        return {stack: layers for stack, layers in self.stacks.items() if not (self.tower and is_vision(stack))}
+
+    @property
     def over_patches(self) -> bool:
         """Whether it reads bytes, and patches of them."""
         return POOLING in self.other_stacks
@@ -156,8 +167,7 @@ class Geometry:
         if ENCODER in self.other_stacks or self.over_patches:
             apart = (stack for stack in self.every if stack not in (CROSS, VISION, *CROSSING))
             return ", ".join(f"{stack} {_in_words(self.every[stack])}" for stack in apart)
-        tower = self.other_stacks.get(VISION)
-        return _in_words(self.layers) + (f", vision {_in_words(tower)}" if tower else "")
+        return _in_words(self.layers) + (f", vision {_in_words(self.tower)}" if self.tower else "")
 
     @property
     def heads_by_layer(self) -> dict[int, int]:

@@ -28,7 +28,7 @@ from attnscope.seam.inputs import given
 from attnscope.seam.listen import listen
 from attnscope.seam.projection import ProjectionInputs
 from attnscope.seam.report import CaptureReport, tolerance
-from attnscope.stacks import DECODER, ENCODER, VISION, is_vision
+from attnscope.stacks import CAUSAL_LM, ENCODER, ENCODER_ONLY, VISION, VISION_ONLY, is_vision
 from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def observe(
     Raises ModelError where a layer that should attend was not heard, InputError where none attends to the tokens.
     """
     if sources is None:
-        loaded.check_task("one text at a time", DECODER, ENCODER, patches=True)
+        loaded.check_task("one text at a time", CAUSAL_LM, ENCODER_ONLY, VISION_ONLY, patches=True)
     texts = list(zip(prompts, [None] * len(prompts) if sources is None else sources, strict=True))
     chosen = [request.chosen(*pair) for pair in texts] if chosen is None else chosen
     asked = [Asked(prompt, tokens, source) for (prompt, source), tokens in zip(texts, chosen, strict=True)]
@@ -107,10 +107,7 @@ def _observed(
             stacks.on_call,
             engine=engine,
             expected_layers=[
-                (layer, stack)
-                for stack, layers in loaded.geometry.stacks.items()
-                for layer in layers
-                if not is_vision(stack)
+                (layer, stack) for stack, layers in loaded.geometry.in_every_pass.items() for layer in layers
             ],
             windows=loaded.geometry.windows,
             patches=of_tower.prompts[0].medium.windows if of_tower else (),

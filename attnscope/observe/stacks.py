@@ -129,7 +129,7 @@ def stacks_of(
     def made(stack: str, texts: Sequence[Asked]) -> Reading:
         return Reading(loaded, texts, request.of(stack, geometry.stack), check, advance, stack, out, directions)
 
-    of_stacks = {stack: [text for one in asked for text in one.of(stack)] for stack in geometry.stacks}
+    of_stacks = {stack: [text for one in asked for text in one.of(stack, geometry.stack)] for stack in geometry.stacks}
     of_views = {stack: _view_of(stack, asked, request, geometry.rates.get(stack)) for stack in geometry.views}
     views = {stack: made(stack, texts) for stack, texts in of_views.items() if texts}
     readings = {stack: made(stack, texts) for stack, texts in of_stacks.items() if texts} | views

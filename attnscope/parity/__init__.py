@@ -37,7 +37,7 @@ from attnscope.seam.engines import Engine, exact_products
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import ModuleRecorder
 from attnscope.selection import everything, select_stacks
-from attnscope.stacks import CROSS, SEQ2SEQ, STACKS, VISION, is_vision
+from attnscope.stacks import CROSS, SEQ2SEQ, STACKS, VISION
 from attnscope.text.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def check_parity(
             given,
             recorder.record,
             engine=engine,
-            expected_layers=_expected(loaded.geometry.stacks),
+            expected_layers=_expected(loaded.geometry.in_every_pass),
             windows=loaded.geometry.windows,
             **reads,
         )
@@ -125,8 +125,7 @@ def chosen(loaded: LoadedModel, expression: str | None) -> dict[str, dict[int, t
 
 def _expected(stacks: Mapping[str, Mapping[int, Any]]) -> list[int | tuple[int, str]]:
     """The layers that must be observed, with their stack where there are several."""
-    heard = {stack: layers for stack, layers in stacks.items() if not is_vision(stack)}
-    return [layer if len(heard) == 1 else (layer, stack) for stack, layers in heard.items() for layer in layers]
+    return [layer if len(stacks) == 1 else (layer, stack) for stack, layers in stacks.items() for layer in layers]
 
 
 def _given(loaded: LoadedModel, text: Prompt | Tensor | Sequence[int]) -> tuple[Tensor, dict[str, Any]]:

@@ -27,7 +27,7 @@ def on_trust(loaded: LoadedModel, report: ParityReport) -> str:
         return "transformers' own code, the config and the files"
     parts = ["order of layers", "norms", "MLPs", "embeddings"]
     parts += ["encoder states handed over"] if CROSS in report.levels else []
-    parts += ["features of pictures handed over"] if VISION in report.levels else []
+    parts += ["features of pictures handed over"] if loaded.geometry.tower and VISION in report.levels else []
     nothing = "" if loaded.options else " (made in memory: no files to load a second instance from)"
     return ", ".join(parts) + nothing
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
 from attnscope.purposes.purpose import Check, Purpose, unchecked
-from attnscope.stacks import SEQ2SEQ, VISION, is_vision
+from attnscope.stacks import SEQ2SEQ, is_vision
 from attnscope.telling import SILENT, Teller
 from attnscope.text.tokens import Chosen
 
@@ -148,7 +148,7 @@ def named_tokens(run: Run) -> Chosen:
 
 def several(run: Run) -> bool:
     """Whether several stacks are on one page, over texts of their own."""
-    return run.source is not None or VISION in run.loaded.geometry.stacks
+    return run.source is not None or bool(run.loaded.geometry.tower)
 
 
 def kept_layers(run: Run) -> list[LayerGeometry]:
@@ -170,7 +170,7 @@ def kept_of(run: Run, plan: Plan) -> dict[str, Any]:
 def without_tower(run: Run, plan: Plan, tell: Teller) -> Run:
     """The same; of a page that has no room for all maps of decoder and vision tower the decoder alone, and a line."""
     geometry = run.loaded.geometry
-    if VISION not in geometry.stacks or run.request.stacks is not None or kept_of(run, plan)["weights"] is True:
+    if not geometry.tower or run.request.stacks is not None or kept_of(run, plan)["weights"] is True:
         return run
     tell.say(
         "the page shows the decoder only, the vision tower does not fit; choose heads, as in --select vision.3.2,last"

@@ -29,7 +29,7 @@ from attnscope.observe.texts import texts_of
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.seam.report import CaptureReport
-from attnscope.stacks import DECODER, ENCODER, NAMES, STACKS, TASKS, prefix, sides
+from attnscope.stacks import DECODER, ENCODER, NAMES, STACKS, TEXT_TASKS, prefix, sides
 from attnscope.study.statistics import Effects, paired
 from attnscope.text.align import Align, Units, alignment, units
 from attnscope.text.tokens import Chosen
@@ -58,7 +58,8 @@ class OneSide(NamedTuple):
     def asked(self) -> dict[str, Asked]:
         """What every stack reads."""
         both = Asked(self.prompt, Chosen(), self.source)
-        return {stack: both.of(stack)[0] for stack in self.loaded.geometry.stacks}
+        geometry = self.loaded.geometry
+        return {stack: both.of(stack, geometry.stack)[0] for stack in geometry.stacks}
 
 
 class Shared(NamedTuple):
@@ -253,7 +254,7 @@ def check_alike(first: LoadedModel, other: LoadedModel) -> None:
     Raises ModelError for a model whose layers do not all read tokens.
     """
     for loaded in (first, other):
-        loaded.check_task("a comparison", *TASKS)
+        loaded.check_task("a comparison", *TEXT_TASKS)
     one, two = first.geometry, other.geometry
     if one.task != two.task:
         raise UsageError(

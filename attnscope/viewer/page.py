@@ -151,10 +151,11 @@ def _sharpest(seen: Observation) -> tuple[int, int]:
 
 
 def _on_pictures(seen: Observation, query: int) -> tuple[int, int] | None:
-    """The decoder's head that gives most of a query's weight to pictures; None where no kept map gives any."""
+    """The head that gives most of a query's weight to pictures, of the decoder where there is one; None without any."""
     tokens, found = list(seen.queries.medium.patches), (0.0, (0, 0))
+    alone = all(is_vision(key.stack) for key in seen.kv_of)
     for at, key in enumerate(seen.kv_of):
-        if key not in seen.weights or is_vision(key.stack):
+        if key not in seen.weights or (is_vision(key.stack) and not alone):
             continue
         of_picture = [token for token in tokens if token < seen.weights[key].shape[-1]]
         mass, place = seen.weights[key][:, query, of_picture].sum(-1).max(0)
