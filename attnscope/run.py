@@ -19,7 +19,7 @@ from attnscope.inputs.given import ids_of, reading
 from attnscope.inputs.made import generated, target
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, reads_sound
 from attnscope.memory import free_memory, human_bytes
-from attnscope.model.geometry import with_tower
+from attnscope.model.geometry import Geometry, with_tower
 from attnscope.model.loaded import LoadedModel, check_loaded
 from attnscope.observation import Observation
 from attnscope.observe import Asked, Request, observe
@@ -205,9 +205,8 @@ def _check(loaded: LoadedModel, ask: Ask) -> None:
         loaded.check_bare("an effect on a logit")
     if ask.keep.rollout or ask.keep.operands:
         loaded.check_queries("a rollout" if ask.keep.rollout else "what keeps q and k")
-    task = loaded.geometry.task
-    _check_task(task, ask.generate, ask.answer, ask.target)
-    answers.check_answer(ask.generate, ask.answer, None if task == SEQ2SEQ else ask.truncate)
+    _check_task(loaded.geometry, ask.generate, ask.answer, ask.target)
+    answers.check_answer(ask.generate, ask.answer, None if loaded.geometry.task == SEQ2SEQ else ask.truncate)
 
 
 def _selected(loaded: LoadedModel, ask: Ask, atlas: Atlas | None) -> Request:
@@ -231,14 +230,15 @@ def _check_reads(loaded: LoadedModel, text: Text) -> None:
         raise ModelError(f"{loaded.name} reads text, and this is a sound", MODEL_OF_SOUND)
 
 
-def _check_task(task: str, generate: int | None, answer: str | Sequence[int] | None, target: Any) -> None:
+def _check_task(geometry: Geometry, generate: int | None, answer: str | Sequence[int] | None, target: Any) -> None:
     """Raise UsageError for what is asked of a model of another task."""
+    task = geometry.task
     if task != SEQ2SEQ and target is not None:
         raise UsageError(
             f"a target is what an encoder-decoder's decoder reads, and this is a {task}", "leave out {target}"
         )
     if answer is not None or (generate is not None and task == ENCODER_ONLY):
-        answers.check_has_answer(task, "use {target=TEXT}")
+        answers.check_has_answer(task, "use {target=TEXT}", geometry.both_ways)
 
 
 def _facts(

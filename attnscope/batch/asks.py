@@ -35,7 +35,8 @@ def check_fields(job: Job, loaded: LoadedModel) -> None:
     UsageError for answers after the text of a model that is not causal, and for triangles of a text with pictures.
     """
     if job.answered:
-        check_has_answer(loaded.geometry.task, "name the field of each target with {target_field=NAME}")
+        otherwise = "name the field of each target with {target_field=NAME}"
+        check_has_answer(loaded.geometry.task, otherwise, loaded.geometry.both_ways)
     if reads_sound(loaded.model) and job.audio_field is None:
         raise ModelError(
             f"{loaded.name} reads sound, and a corpus is of texts",

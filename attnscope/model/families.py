@@ -31,9 +31,12 @@ class Family:
     without_softmax: str | None = None
     # Why its attention cannot be read, where it is not that; the rest of "it ...".
     unread: str | None = None
-    # The config attribute without which it attends in both directions. Other families have it and never ask it.
-    looks_ahead_unless: str | None = None
-    looks_ahead: bool = False  # whatever its config says
+    # An encoder that `is_decoder` makes a decoder; transformers' lists of models say so of others. More families have
+    # the attribute and never ask it.
+    either: bool = False
+    # Whatever its config says, it attends in both directions; or its attention hides what follows a token by itself.
+    looks_ahead: bool = False
+    hides_future: bool = False
     # What its config must say before the model is built, where the default gives no matrix to read.
     config_changes: Mapping[str, Any] = field(default_factory=dict)
     # What its attention modules return as weights are the logits before the softmax: the class of those modules.
@@ -147,26 +150,14 @@ FAMILIES: Mapping[str, Family] = {
     "yoso": Family(unread="counts collisions of hashes, and has no softmax"),
     **dict.fromkeys(("bros", "lxmert", "tvp", "udop", "vilt"), Family(unread="needs boxes or pictures with the text")),
     # Encoders that can be configured as decoders.
-    **dict.fromkeys(
-        (
-            *("bert", "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "roberta"),
-            *("roberta-prelayernorm", "roc_bert", "xlm-roberta", "xlm-roberta-xl", "xmod"),
-        ),
-        Family(looks_ahead_unless="is_decoder"),
-    ),
-    **dict.fromkeys(
-        ("megatron-bert", "rembert", "roformer"),
-        Family(looks_ahead_unless="is_decoder", bypasses_interface=True, matrices_alive=3),
-    ),
+    "bert-generation": Family(either=True),
+    **dict.fromkeys(("megatron-bert", "rembert", "roformer"), Family(bypasses_interface=True, matrices_alive=3)),
     "big_bird": Family(
-        looks_ahead_unless="is_decoder",
         bypasses_interface=True,
         returns_weights_when_asked=True,
         config_changes={"attention_type": "original_full"},  # its default looks at blocks and gives no matrix
     ),
-    "xlm": Family(
-        looks_ahead_unless="causal", bypasses_interface=True, returns_weights_when_asked=True, one_length=True
-    ),
+    "xlm": Family(bypasses_interface=True, returns_weights_when_asked=True, hides_future=True, one_length=True),
     # Encoders and encoder-decoders.
     "albert": Family(by_order=True, layers=_repeated),
     "bigbird_pegasus": Family(config_changes={"attention_type": "original_full"}),
@@ -198,7 +189,8 @@ FAMILIES: Mapping[str, Family] = {
     "t5gemma2_decoder": Family(merges_cross=True),
     # Decoders that attend outside the interface.
     "xglm": Family(bypasses_interface=True),
-    **dict.fromkeys(("codegen", "gpt_neo", "gptj", "mpt"), Family(bypasses_interface=True, matrices_alive=3)),
+    **dict.fromkeys(("codegen", "gptj", "mpt"), Family(bypasses_interface=True, matrices_alive=3)),
+    "gpt_neo": Family(bypasses_interface=True, hides_future=True, matrices_alive=3),
     "cpmant": Family(bypasses_interface=True, matrices_alive=3, one_length=True),
     **dict.fromkeys(("bloom", "gpt_neox_japanese"), Family(bypasses_interface=True, matrices_alive=4)),
     "xlnet": Family(
@@ -209,9 +201,8 @@ FAMILIES: Mapping[str, Family] = {
         matrices_alive=4,
         one_length=True,
     ),
-    **dict.fromkeys(
-        ("git", "mvp", "openai-gpt", "trocr"), Family(bypasses_interface=True, returns_weights_when_asked=True)
-    ),
+    **dict.fromkeys(("git", "mvp", "trocr"), Family(bypasses_interface=True, returns_weights_when_asked=True)),
+    "openai-gpt": Family(bypasses_interface=True, returns_weights_when_asked=True, hides_future=True),
     "prophetnet": Family(
         bypasses_interface=True,
         returns_weights_when_asked=True,

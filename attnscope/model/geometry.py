@@ -14,7 +14,7 @@ from attnscope.errors import UsageError
 from attnscope.memory import DTYPE_BYTES
 from attnscope.model.families import family
 from attnscope.model.permits import Permits
-from attnscope.model.task import model_class, stack_config, task_of
+from attnscope.model.task import both_ways, model_class, stack_config, task_of
 from attnscope.shown import brief
 from attnscope.stacks import (
     CAUSAL_LM,
@@ -24,6 +24,7 @@ from attnscope.stacks import (
     DECODER,
     DIFFERENCE,
     ENCODER,
+    ENCODER_ONLY,
     HCA,
     LOCAL,
     PATCHER,
@@ -69,9 +70,9 @@ class LayerGeometry:
     `type` is `full`, `sliding`, `chunked`, `windowed` (of patches), `sparse`, `compressed` or `patch` (a patch sees its
     own bytes, a byte its patch) for softmax attention; anything else has none over the text: `ssm` (a state space
     model: Mamba, RWKV), `linear` (linear or gated delta attention), `conv`, `mlp`, `moe`, `cross` to a picture. It says
-    what the layer is; the stack that it stands in is another thing, see `stacks.py`. `window` is the sliding window,
-    the chunk or the window of patches, in tokens. `parallel`: what a layer with attention computes of the text too,
-    `ssm` of Falcon-H1's.
+    what the layer is; the stack that it stands in is another thing, see `stacks.py`. `window` is the sliding window (of
+    an encoder's layer the keys on either side of the query's own), the chunk or the window of patches, in tokens.
+    `parallel`: what a layer with attention computes of the text too, `ssm` of Falcon-H1's.
     """
 
     index: int
@@ -103,7 +104,8 @@ class Geometry:
     vision tower that is to be read. max_positions: the most tokens that a stack reads, None where nothing limits them,
     as with dynamic rotary positions. views: layers of `layers` that have maps of their own, by stack: `difference`,
     `csa`. rates: the tokens that each summary among their keys adds; of `pooling` the vectors that a patch is made
-    into. least_tokens: of a text, fewer of which its code cannot read.
+    into. least_tokens: of a text, fewer of which its code cannot read. both_ways: what the config of a decoder says
+    that looks both ways, and is read as an encoder.
     """
 
     model_type: str
@@ -117,6 +119,7 @@ class Geometry:
     views: Mapping[str, tuple[LayerGeometry, ...]] = field(default_factory=dict)
     rates: Mapping[str, int] = field(default_factory=dict)
     least_tokens: int = 1
+    both_ways: str = ""
 
     @property
     def stack(self) -> str:
@@ -212,6 +215,7 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
             views=_views(text, layers),
             rates=rates,
             least_tokens=least(config) if (least := family(config.model_type).least_tokens) else 1,
+            both_ways=both_ways(config) if task == ENCODER_ONLY else "",
             layers=layers,
             hidden_size=_first(text, "hidden_size", "d_model", "n_embd") or 0,
             vocab_size=_first(text, "decoder_vocab_size", "vocab_size") or 0,
@@ -496,6 +500,8 @@ def _layer(text: Any, index: int, layer_type: str, stack: str = DECODER) -> Laye
         window = _first(config, "attention_chunk_size")
     elif layer_type in ("sliding", "compressed"):
         window = _window(config)
+        if window and stack == ENCODER and _counts_itself(config):
+            window -= 1
     return LayerGeometry(
         index, layer_type, heads, _kv_heads(config, heads, layer_type), *_dims(config, heads, prefix), window
     )
@@ -535,6 +541,11 @@ def _dims(config: Any, heads: int, prefix: str) -> tuple[int, int]:
 
 def _latent(text: Any) -> bool:
     return bool(_first(text, "kv_lora_rank")) and hasattr(text, "qk_nope_head_dim")
+
+
+def _counts_itself(text: Any) -> bool:
+    """Whether a window that looks both ways has the query's own key in it: Gemma 3 makes it of its causal one."""
+    return bool(getattr(text, "use_bidirectional_attention", None) and getattr(text, "is_causal", True))
 
 
 def _window(text: Any) -> int | None:

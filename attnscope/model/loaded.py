@@ -146,7 +146,9 @@ class LoadedModel:
             meant = " or ".join(NAMES[task] for task in tasks or (CAUSAL_LM,))
             half = self.geometry.task == SEQ2SEQ and ENCODER_ONLY in tasks
             hint = "read its encoder alone: {task=encoder}" if half else "choose another"
-            raise ModelError(f"{what} is for {meant}, and {self.name} is {NAMES[self.geometry.task]}", hint)
+            said = self.geometry.both_ways
+            other = f"looks both ways: its config says {said}" if said else f"is {NAMES[self.geometry.task]}"
+            raise ModelError(f"{what} is for {meant}, and {self.name} {other}", hint)
 
     @property
     def attention(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,22 +15,46 @@ from attnscope.stacks import CAUSAL_LM, CROSSING, DECODER, ENCODER_ONLY, NAMES, 
 def task_of(config: Any) -> str:
     """`decoder`, `encoder` or `seq2seq`, by what the config says.
 
-    A family that can be both is what its config makes it; one that transformers has no causal language model of is an
-    encoder.
+    A family that can be both is what its config makes it, and so is a decoder that looks both ways: it is read as an
+    encoder. One that transformers has no causal language model of is an encoder.
 
     >>> task_of(AutoConfig.from_pretrained("google-t5/t5-small"))
     'seq2seq'
     """
     if getattr(config, "is_encoder_decoder", False):
         return SEQ2SEQ
-    known_as = family(config.model_type)
-    if known_as.looks_ahead:
+    if family(config.model_type).looks_ahead or _as_configured(config) is False:
         return ENCODER_ONLY
-    if known_as.looks_ahead_unless is not None:
-        return CAUSAL_LM if getattr(config, known_as.looks_ahead_unless, False) else ENCODER_ONLY
     known = config.model_type in _causal_names() or _causal_part(config) or _sees(config)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    return CAUSAL_LM if known or remote else ENCODER_ONLY
+    return CAUSAL_LM if (known or remote) and not both_ways(config) else ENCODER_ONLY
+
+
+def both_ways(config: Any) -> str:
+    """What a decoder's config says that has its tokens see those behind them too; empty where it says nothing of it.
+
+    transformers makes the mask of a text by `is_causal`. A model of text alone may ask `use_bidirectional_attention`
+    first, whose `vision` is of pictures; beside pictures the whole model makes the masks, and does not ask it.
+
+    >>> both_ways(LlamaConfig(is_causal=False))
+    'is_causal=false'
+    """
+    text = stack_config(config, DECODER)
+    asked, causal = getattr(text, "use_bidirectional_attention", None), getattr(text, "is_causal", True)
+    if asked in (True, "all") and (text is config or not causal):
+        return f"use_bidirectional_attention={json.dumps(asked)}"
+    return "" if causal or family(text.model_type).hides_future else f"is_causal={json.dumps(causal)}"
+
+
+def _as_configured(config: Any) -> bool | None:
+    """Whether a type that can be both is a decoder here; None for a type whose config does not choose."""
+    if hasattr(config, "causal"):
+        return bool(config.causal)
+    file = "transformers.models.auto.modeling_auto"
+    masked, pairs = (needed(file, f"MODEL_FOR_{name}_MAPPING_NAMES") for name in ("MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM"))
+    kind = config.model_type
+    can_be_both = kind in masked and kind in _causal_names() and kind not in pairs
+    return bool(config.is_decoder) if can_be_both or family(kind).either else None
 
 
 def _causal_names() -> Mapping[str, Any]:
@@ -66,7 +91,7 @@ def stack_config(config: Any, stack: str) -> Any:
     if part is not None:
         return getattr(config, part)
     if not getattr(config, "is_encoder_decoder", False):
-        return config.get_text_config(decoder=True) if stack == DECODER else config
+        return config.get_text_config(decoder=True) if stack == DECODER or _sees(config) else config
     inner: Any = getattr(config, stack, None)
     return inner.get_text_config() if hasattr(inner, "get_text_config") else config
 
@@ -83,9 +108,11 @@ def chosen_task(config: Any, wanted: str | None, name: str) -> str:
         raise UsageError(f"expected a task auto, {', '.join(TASKS)}, got {wanted!r}", "use {task=auto}")
     if own == SEQ2SEQ and wanted == ENCODER_ONLY:
         return ENCODER_ONLY
-    if own == ENCODER_ONLY and wanted == CAUSAL_LM and family(config.model_type).looks_ahead_unless:
+    said = both_ways(config)
+    if own == ENCODER_ONLY and wanted == CAUSAL_LM and (said or _as_configured(config) is False):
         raise ModelError(
-            f"{name} ({config.model_type}) as configured looks ahead: it is not a causal language model",
+            f"{name} ({config.model_type}) as configured looks ahead{f' ({said})' * bool(said)}: it is not a causal "
+            "language model",
             "leave out {task=decoder}, or take a checkpoint trained as one",
         )
     raise ModelError(
@@ -110,7 +137,7 @@ def model_class(config: Any, task: str, name: str) -> Any:
         AutoModelForCausalLM,
     )
 
-    sees = task == CAUSAL_LM and _sees(config)
+    sees = task != SEQ2SEQ and _sees(config)
     if task == CAUSAL_LM and not sees:
         return AutoModelForCausalLM
     if "AutoModel" in (getattr(config, "auto_map", None) or {}):

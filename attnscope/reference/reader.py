@@ -216,8 +216,7 @@ def visible(given: Given) -> Tensor:
     mask_QK = causal_mask(position_T, position_T)
     mask_QK = mask_QK if causal else torch.ones_like(mask_QK)
     if given.layout.window and layer.window and layer.type == "sliding":
-        # transformers' windows that look both ways have so many keys on either side, the query's own not counted
-        mask_QK = mask_QK & sliding_window_mask(position_T, position_T, layer.window + (not causal))
+        mask_QK = mask_QK & sliding_window_mask(position_T, position_T, layer.window if causal else _side(given))
     if given.layout.window and layer.window and layer.type == "chunked":
         mask_QK = mask_QK & chunked_mask(position_T, position_T, layer.window)
     if given.block_T is None:
@@ -228,6 +227,18 @@ def visible(given: Given) -> Tensor:
     if given.layout.block_in_window and layer.window:  # Gemma 3's ends behind the query alone
         together_QK = together_QK & (position_T[:, None] - position_T < layer.window)
     return mask_QK | together_QK
+
+
+def _side(given: Given) -> int:
+    """How many keys a window that looks both ways has on one side, the query's own included.
+
+    transformers leaves the query's own out of the config's number, but for the window that Gemma 3 makes of its causal
+    one by `use_bidirectional_attention`.
+    """
+    config = given.config
+    if setting(config, "use_bidirectional_attention") and setting(config, "is_causal", True):
+        return config.sliding_window
+    return given.layer.window + 1
 
 
 def _clipped(given: Given, x: Tensor) -> Tensor:

@@ -22,10 +22,14 @@ def check_answer(generate: int | None, answer: str | Sequence[int] | None, trunc
         raise UsageError("an answer follows the whole text, not what was left of it", "leave out {truncate}")
 
 
-def check_has_answer(task: str, otherwise: str) -> None:
-    """Raise UsageError for a model that reads no answer after its text; otherwise: what gives a decoder its own."""
+def check_has_answer(task: str, otherwise: str, both_ways: str = "") -> None:
+    """Raise UsageError for a model that reads no answer after its text.
+
+    otherwise: what gives a decoder its own. both_ways: what the config of a decoder says that looks both ways.
+    """
     if task != CAUSAL_LM:
-        raise UsageError("only a causal model has an answer after its text", otherwise * (task != ENCODER_ONLY))
+        why = f", and this one looks both ways: its config says {both_ways}" if both_ways else ""
+        raise UsageError(f"only a causal model has an answer after its text{why}", otherwise * (task != ENCODER_ONLY))
 
 
 def check_room(prompt: Prompt, generate: int | None, most: int | None) -> None:

@@ -30,6 +30,7 @@ from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.seam.report import CaptureReport
 from attnscope.stacks import CROSS, DECODER, ENCODER
+from helpers.families import FAMILIES as DECODERS
 from helpers.families import tiny_config
 from helpers.parity_models import rouse
 
@@ -64,6 +65,8 @@ SEQ2SEQ = sorted({*TYPES} & MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.keys())
 WITHOUT_NORM = ("mobilebert",)  # its states grow from layer to layer, and the logits with them
 CROSSED = {"is_decoder": True, "add_cross_attention": True}
 OVERRIDES: dict[str, dict[str, Any]] = {
+    name: {"is_decoder": False} for name, said in DECODERS.items() if said.get("is_decoder") and name not in UNREAD
+} | {
     "albert": {"num_hidden_groups": 2},
     "bert-generation": {"is_decoder": False},
     "distilbert": {"dim": 64, "hidden_dim": 96},
@@ -79,7 +82,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "luke": {"entity_vocab_size": 8},
     "modernbert": {"local_attention": 8},
     "xlm": {"causal": False},
-} | {name: {"is_decoder": False} for name, known in FAMILIES.items() if known.looks_ahead_unless == "is_decoder"}
+}
 
 
 def tiny(model_type: str, attention: str = "eager", **overrides: Any) -> Any:

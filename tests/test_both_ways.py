@@ -1,0 +1,154 @@
+"""Decoders that look both ways: what a config says of it, held to whether a later token changes earlier rows.
+
+B text, T token, M width of the output, Q query, K key.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, MistralConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+import attnscope
+from attnscope.ask import Ask
+from attnscope.calls.scan import scan
+from attnscope.errors import ModelError, UsageError
+from attnscope.keep.request import Request
+from attnscope.keep.view import View
+from attnscope.model.geometry import geometry_of
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.task import both_ways, task_of
+from attnscope.parity import check_parity
+from attnscope.run import prepare
+from helpers.families import NOT_BUILT, WITHOUT_ATTENTION, tiny_config
+from helpers.parity_models import rouse
+
+IDS = [7, 9, 11, 5, 13, 17, 9, 11, 6, 21, 8, 10, 19, 14]
+NOT_CAUSAL, ALL, FLAG = ({"is_causal": False}, *({"use_bidirectional_attention": one} for one in ("all", True)))
+VISION = {"use_bidirectional_attention": "vision"}
+# Eager attention of these hides later tokens all the same: transformers reads the flag for sdpa alone.
+EAGER_DIFFERS = [("gemma", FLAG), ("gemma2", FLAG)]
+# transformers' own code fails when they look both ways: their attention adds a mask that is not made.
+FAILS = {"modernbert-decoder": TypeError, "mpt": AttributeError}
+# Of each token a summary of all; n-grams that are predicted ahead; a prompt whose tokens see each other.
+OF_ANOTHER_KIND = {*WITHOUT_ATTENTION, "prophetnet", "cpmant", "blt"}
+DECODERS = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - NOT_BUILT - OF_ANOTHER_KIND)
+CASES = [(one, more) for one in DECODERS for more in ({}, NOT_CAUSAL)] + [
+    *(("gemma3_text", FLAG), ("gemma4_text", ALL), ("gemma4_text", VISION), ("gemma4_unified_text", ALL)),
+    *((one, {"is_decoder": False}) for one in ("bert", "bert-generation", "roberta", "rembert", "megatron-bert")),
+    *(("xlm", {"causal": False}), ("xlnet", {}), ("bert", {"is_decoder": True} | NOT_CAUSAL)),
+]
+DEFAULT = [
+    *(("llama", {}), ("llama", NOT_CAUSAL), ("gpt2", NOT_CAUSAL), ("gemma3_text", FLAG), ("bloom", NOT_CAUSAL)),
+    *(("bert", {"is_decoder": False}), ("bert", {}), ("gpt_neo", NOT_CAUSAL)),
+]
+
+
+def made(model_type: str, more: Mapping[str, Any], attention: str = "eager") -> Any:
+    torch.manual_seed(0)
+    config = tiny_config(model_type, **more)
+    of = AutoModelForCausalLM if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else AutoModel
+    model = of.from_config(config, attn_implementation=attention, experts_implementation="eager")
+    rouse(model.eval().requires_grad_(False))
+    return model
+
+
+def later_tokens_matter(model: Any) -> bool:
+    """Whether the last token changes a row before it, by the model alone."""
+    if model.config.is_encoder_decoder:  # whose decoder alone was made
+        model.config.is_encoder_decoder = False
+    ids_BT = torch.tensor([IDS, [*IDS[:-1], 30]])
+    with torch.no_grad():
+        output_BTM = model(ids_BT, use_cache=False)[0]
+    changed_T = (output_BTM[0] - output_BTM[1]).abs().amax(-1)
+    assert changed_T[-1] > 1e-3, "a dead model shows nothing"
+    return bool(changed_T[:-1].max() > 1e-4)
+
+
+def named(case: tuple[str, Mapping[str, Any]]) -> str:
+    return " ".join([case[0], *(f"{name}={value}" for name, value in case[1].items())])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(one, marks=[] if one in DEFAULT else pytest.mark.families, id=named(one))
+        for one in DEFAULT + [case for case in CASES if case not in DEFAULT]
+    ],
+)
+def test_a_config_says_a_decoder_where_later_tokens_change_no_row(case: tuple[str, Mapping[str, Any]]) -> None:
+    model_type, more = case
+    if more == NOT_CAUSAL and model_type in FAILS:
+        with pytest.raises(FAILS[model_type]):
+            later_tokens_matter(made(model_type, more))
+        return
+    model = made(model_type, more)
+    config = model.config
+    matter = later_tokens_matter(model)
+    assert task_of(config) == ("encoder" if matter else "decoder")
+
+
+def loaded_of(model_type: str, more: Mapping[str, Any], attention: str = "eager") -> LoadedModel:
+    return attnscope.wrap(made(model_type, more, attention), attnscope.load("demo").tokenizer, name="it")
+
+
+# Keys on either side of the query's own: Gemma 3 halves its window of 8 and counts the query's own key in it.
+REACHES: list[tuple[str, dict[str, Any], int | None]] = [
+    ("gemma3_text", FLAG | {"sliding_window": 8}, 4),
+    ("gemma3_text", NOT_CAUSAL | {"sliding_window": 8}, 8),
+    ("mistral", NOT_CAUSAL | {"sliding_window": 3}, 3),
+    ("llama", NOT_CAUSAL, None),
+]
+
+
+@pytest.mark.parametrize(("model_type", "more", "reach"), REACHES)
+def test_the_oracle_sees_to_either_side(model_type: str, more: dict[str, Any], reach: int | None) -> None:
+    loaded = loaded_of(model_type, more)
+    report = check_parity(loaded, IDS)
+    assert (report.holds, report.level) == (True, "full"), report
+    first = loaded.geometry.layers[0]
+    assert first.window == reach
+    seen_QK = attnscope.capture(loaded, IDS).weights[0][0] > 0
+    expected = [[reach is None or abs(q - k) <= reach for k in range(len(IDS))] for q in range(len(IDS))]
+    assert seen_QK.tolist() == expected
+
+
+def test_its_heads_are_those_of_an_encoder() -> None:
+    seen = attnscope.capture(loaded_of("llama", NOT_CAUSAL), IDS)
+    assert (seen.stack, seen.failures) == ("encoder", [])
+    weights_QK = seen.weights[0][0].tolist()
+    distance = sum(abs(q - k) * w for q, row in enumerate(weights_QK) for k, w in enumerate(row)) / len(IDS)
+    head = seen.heads[0]
+    assert head.score["distance"] == pytest.approx(distance, rel=1e-4)
+    assert all(head.score[name] != head.score[name] for name in ("induction", "local_mass_32"))  # NaN
+
+
+def test_studies_of_what_comes_next_say_why_they_are_not_for_it() -> None:
+    loaded = loaded_of("llama", NOT_CAUSAL)
+    calls = {
+        "a scan": lambda: scan(loaded),
+        "an ablation": lambda: attnscope.ablate(loaded, "0.0"),
+        "a knockout": lambda: attnscope.knockout(loaded, "the river bank", key="river", answer=" bank"),
+        "patching": lambda: attnscope.patch(loaded, "the bank", corrupted="the mill", answer=" bank"),
+        "an effect on a logit": lambda: prepare(loaded, Ask("the bank", keep=Request(view=View("logit")))),
+    }
+    for what, call in calls.items():
+        with pytest.raises(ModelError, match=f"{what} is for a causal model, and it looks both ways: .* is_causal=f"):
+            call()
+    for asked in ({"generate": 2}, {"answer": " bank"}):
+        with pytest.raises(UsageError, match="looks both ways: its config says is_causal=false"):
+            prepare(loaded, Ask("the bank", **asked))
+
+
+def test_what_a_config_says_is_named() -> None:
+    assert both_ways(LlamaConfig()) == "" == both_ways(MistralConfig(is_causal=True))
+    assert both_ways(LlamaConfig(is_causal=None)) == "is_causal=null"  # transformers asks whether it is true
+    assert both_ways(Gemma3TextConfig(use_bidirectional_attention=True)) == "use_bidirectional_attention=true"
+    assert geometry_of(tiny_config("gpt_neo", is_causal=False), count=False).both_ways == ""  # it masks by itself
+    beside_pictures = tiny_config("gemma3")
+    beside_pictures.text_config.use_bidirectional_attention = True  # which the whole model does not ask
+    assert (both_ways(beside_pictures), task_of(beside_pictures)) == ("", "decoder")
+    beside_pictures.text_config.is_causal = False
+    assert task_of(beside_pictures) == "encoder"
