@@ -7,19 +7,21 @@ import logging
 import os
 import re
 import sys
+import unicodedata
 from types import SimpleNamespace
 
 import pytest
 from tokenizers import Tokenizer, models, normalizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, ByT5Tokenizer, PerceiverTokenizer, PreTrainedTokenizerFast
 
 from attnscope.errors import InputError, UsageError
 from attnscope.text import labels
-from attnscope.text.characters import located
+from attnscope.text.characters import located, over_marks
 from attnscope.text.labels import BYTES, visible_blanks
 from attnscope.text.prompt import Prompt, from_chat, from_ids, from_text
 from attnscope.text.reading import decode_utf8, read_text
 from attnscope.text.spans import sentence_ranges, word_ranges
+from attnscope.text.tokens import find
 from helpers.made_tokenizers import LINES, MAKERS, SlowBytes, SlowWords, byte_level, llama, wordpiece
 from helpers.pretrained import ORACLES, pretrained
 from helpers.work import steps
@@ -113,6 +115,60 @@ def test_the_pieces_of_one_character_are_numbered():
     assert from_text(llama(), "日").labels == ("<s>", "·", "日·1/3", "日·2/3", "日·3/3")
     assert from_text(SlowBytes(), "é日").tokens == ("é·1/2", "é·2/2", "日·1/3", "日·2/3", "日·3/3")
     assert from_text(byte_level(), "👍").labels == ("👍·1/4", "👍·2/4", "👍·3/4", "👍·4/4")
+
+
+@pytest.mark.parametrize("make", [ByT5Tokenizer, PerceiverTokenizer, SlowBytes])
+def test_bytes_without_offsets_are_parts_of_characters_and_of_words(make):
+    prompt = from_text(make(), "naïve 日")
+    held = tuple(at for at, (start, stop) in enumerate(prompt.characters) if start < min(stop, 5))
+    assert find(prompt, "naïve").positions == held
+    assert len(held) == 6
+    assert [span.name for span in prompt.words if span.name in "naïve 日"] == ["naïve", "日"]
+    assert "".join(prompt.labels).replace("[CLS]", "").startswith("naï·1/2ï·2/2ve·日·1/3")
+
+
+def test_a_vocabulary_of_all_characters_is_of_no_bytes():
+    class Characters(SlowBytes):
+        def get_vocab(self) -> dict[str, int]:
+            return {chr(number): number for number in range(1 << 12)}
+
+        def _tokenize(self, text: str, **kwargs: object) -> list[str]:
+            return list(text)
+
+        def _convert_token_to_id(self, token: str) -> int:
+            return ord(token)
+
+        def _convert_id_to_token(self, index: int) -> str:
+            return chr(index)
+
+    assert from_text(Characters(), "naïve").tokens == tuple("naïve")  # as CANINE's
+
+
+def nfc() -> PreTrainedTokenizerFast:
+    """A kind that composes letters and marks, as Qwen's: its offsets leave the marks out."""
+    tokenizer = byte_level()
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+@pytest.mark.parametrize("make", [nfc, lambda: llama(normalizers.NFC()), wordpiece])
+@pytest.mark.parametrize("text", ["the cafe\u0301 x", "cafe\u0301", "thee\u0301\u0302 banke\u0301"])
+def test_combining_marks_belong_to_the_token_of_their_letter(make, text):
+    prompt = from_text(make(), text)
+    held = {at for start, stop in prompt.characters for at in range(start, stop)}
+    assert held >= {at for at, char in enumerate(text) if not char.isspace()}
+    word = text.split()[-1] if "x" not in text else text.split()[1]
+    found = [prompt.characters[at] for at in find(prompt, word).positions]
+    assert (found[0][0] <= text.index(word), found[-1][1]) == (True, text.index(word) + len(word))
+    composed = unicodedata.normalize("NFC", word)
+    assert composed in [unicodedata.normalize("NFC", span.name) for span in prompt.words]
+
+
+def test_a_mark_with_a_token_of_its_own_stays_there():
+    assert over_marks([(0, 1), (1, 2), (3, 4)], "e\u0301\u0302x") == [(0, 1), (1, 3), (3, 4)]
+    assert over_marks([(0, 1), (0, 1), (2, 3)], "e\u0301x") == [(0, 2), (0, 2), (2, 3)]
+    assert over_marks([(0, 0), (1, 2)], "\u0301x") == [(0, 0), (1, 2)]
+    assert over_marks([(0, 3)], "e\u0301x") == [(0, 3)]
 
 
 def test_a_token_with_parts_of_two_characters_names_both():

@@ -6,6 +6,8 @@ A token that no character belongs to, a begin token that the tokenizer adds, has
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from unicodedata import category
 
 Characters = tuple[tuple[int, int], ...]
 
@@ -25,6 +27,27 @@ def in_order(spans: Sequence[tuple[int, int]]) -> Characters:
         first, reached = (max(start, first), max(stop, reached)) if start < stop else (reached, reached)
         found.append((first, reached))
     return tuple(found)
+
+
+def over_marks(spans: Sequence[tuple[int, int]], text: str) -> Sequence[tuple[int, int]]:
+    """What a tokenizer says, with the combining marks that no token covers given to the tokens before them.
+
+    A normaliser that composes a letter and its mark, or drops the mark, leaves it out of every span.
+
+    >>> over_marks([(0, 4), (5, 7)], "cafe\u0301 x")
+    [(0, 5), (5, 7)]
+    """
+    marks = [] if text.isascii() else [at for at, char in enumerate(text) if category(char)[0] == "M"]
+    if not marks:
+        return spans
+    by_start = sorted((start, stop) for start, stop in spans if start < stop)
+    starts, reached = [start for start, _ in by_start], list(accumulate((stop for _, stop in by_start), max))
+    further: dict[int, int] = {}  # where a span ends -> where it ends with the marks that follow
+    for at in reversed(marks):
+        before = bisect_right(starts, at)
+        if before and reached[before - 1] <= at:
+            further[at] = further.get(at + 1, at + 1)
+    return [(start, further.get(stop, stop) if start < stop else stop) for start, stop in spans]
 
 
 def located(plain: Sequence[str], tokens: Sequence[str], text: str) -> Characters:

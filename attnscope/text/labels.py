@@ -16,11 +16,12 @@ from typing import Any, Literal, NamedTuple
 
 from attnscope import shown
 
-Style = Literal["byte", "metaspace", "wordpiece", "suffix", "joiner", "plain"]
+Style = Literal["byte", "latin1", "metaspace", "wordpiece", "suffix", "joiner", "plain"]
 
 Said = tuple[str, str, tuple[int, int] | None]  # exact, plain, and which characters of its run, where that is known
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+NUMBERED = {chr(byte) for byte in range(256)}
 SIGNS = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "⇤"}
 
 
@@ -100,12 +101,18 @@ def _style_of(step: dict[str, Any]) -> Style | None:
 
 
 def _commonest_style(vocabulary: dict[str | bytes, int]) -> Style:
-    """The style whose mark most entries carry; plain text where none does."""
+    """The style whose mark most entries carry; plain text where none does.
+
+    Where the single characters are 256, each stands for a byte: in GPT-2's letters, or of its number, as in ByT5.
+    """
+    single = {name for name in vocabulary if len(name) == 1}
+    if single in (NUMBERED, BYTES.keys()):
+        return "latin1" if single == NUMBERED else "byte"
     found: Counter[Style] = Counter()
     for name in vocabulary:
         name = byte_name(name) if isinstance(name, bytes) else name
-        found["byte"] += name.startswith("Ġ")
-        found["metaspace"] += name.startswith("▁")
+        found["byte"] += name.startswith("Ġ") and len(name) > 1
+        found["metaspace"] += name.startswith("▁") and len(name) > 1
         found["wordpiece"] += name.startswith("##") and len(name) > 2
         found["suffix"] += name.endswith("</w>") and len(name) > 4
         found["joiner"] += name.endswith("@@") and len(name) > 2
@@ -122,6 +129,8 @@ def piece_bytes(name: str, style: Style) -> bytes:
     """
     if style == "byte" and all(char in BYTES for char in name):
         return bytes(BYTES[char] for char in name)
+    if style == "latin1" and name in NUMBERED:
+        return name.encode("latin-1")
     if style == "metaspace":
         if byte := BYTE_TOKEN.fullmatch(name):
             return bytes([int(byte[1], 16)])

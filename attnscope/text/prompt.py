@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from attnscope.apart import Apart, Where
 from attnscope.errors import InputError, UsageError, first_line
-from attnscope.text.characters import Characters, in_order, located
+from attnscope.text.characters import Characters, in_order, located, over_marks
 from attnscope.text.chat import (
     Bounds,
     Message,
@@ -371,7 +371,7 @@ def _prompt(
     kept: Sequence[int],
     bounds: Bounds,
 ) -> Prompt:
-    pieces = _pieces(tokenizer, ids, text or "", offsets)
+    pieces = _pieces(tokenizer, ids, text or "", offsets and over_marks(offsets, text or ""))
     readings = read_pieces(pieces, text or "")
     characters = _held(readings, text) if text else ()
     turns = _turns(characters, bounds, kept, ids[0] == getattr(tokenizer, "bos_token_id", None)) if bounds else ()
@@ -430,7 +430,7 @@ def _pieces(tokenizer: Any, ids: Sequence[int], text: str, offsets: Offsets | No
         # An unknown token stands for a piece of the text; only its name written out is the special token itself.
         unknown = token == unknown_id and covered != "" and covered.strip() != name
         is_special = token in special and not unknown and not BYTE_TOKEN.fullmatch(name)
-        literal = unknown or (style == "byte" and token in added)
+        literal = unknown or (style in ("byte", "latin1") and token in added)
         data = (covered or name).encode() if literal else piece_bytes(name, style)
         gap = offsets is None and not is_special and piece_gap(name, before, style)
         pieces.append(Piece(name, data, span, is_special, unknown, gap))

@@ -1,7 +1,7 @@
 """Real small tokenizers of every kind that decoders come with."""
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from transformers.tokenization_python import PythonBackend
 
 from attnscope.text.labels import BYTES
@@ -124,4 +124,5 @@ MAKERS = {
     "byte-begin": lambda: byte_level(begin=True),
     "llama": llama,
     "slow": SlowBytes,
+    "byt5": ByT5Tokenizer,
 }
