@@ -7,7 +7,6 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
@@ -15,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 import attnscope
 from attnscope.errors import AttnscopeError, ModelError
-from attnscope.model import checkpoint
+from attnscope.model import gguf
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, identify, load, load_config, wrap
 from attnscope.model.options import LoadOptions
@@ -89,14 +88,6 @@ def test_which_gguf_file_a_run_is_of(exact: Path, tmp_path: Path, demo: LoadedMo
     assert identify(LoadOptions(model=str(exact)))[0] != identify(LoadOptions(model=str(other)))[0]
 
 
-def test_frequencies_that_transformers_leaves_out_are_told(
-    tmp_path: Path, demo: LoadedModel, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = a_gguf(tmp_path / "m.gguf", demo.model, rope_freqs=np.ones(16, np.float32))
-    load(LoadOptions(model=str(path)))
-    assert "rope_freqs" in caplog.text
-
-
 @pytest.mark.e2e
 def test_a_gguf_file_on_the_command_line(exact: Path) -> None:
     done = call("heads", TEXT, "--model", str(exact), "--format", "jsonl").ok()
@@ -109,12 +100,12 @@ def test_what_is_no_gguf_file(tmp_path: Path, exact: Path, monkeypatch: pytest.M
     path.write_bytes(b"GGML and more")
     assert "not a GGUF file" in refusal(model=str(path))
     path.write_bytes(exact.read_bytes()[:50])
-    assert "the config of" in refusal(model=str(path))
+    assert "is cut short or damaged" in refusal(model=str(path))
     path.write_bytes(exact.read_bytes()[:-5000])
     assert "cannot be" in refusal(model=str(path))
     path.write_bytes(exact.read_bytes().replace(b"llama", b"llamb"))
     assert "llamb is not supported" in refusal(model=str(path))
-    monkeypatch.setattr(checkpoint, "find_spec", lambda name: None)
+    monkeypatch.setattr(gguf, "find_spec", lambda name: None)
     assert refusal(model=str(exact)).endswith('; pip install "attnscope[gguf]"')
 
 

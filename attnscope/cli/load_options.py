@@ -54,6 +54,12 @@ class Checkpoint:
         HELD,
         SETTING,
     ] = None
+    gguf: Annotated[
+        Literal["check", "trust"],
+        Option(help="`trust`: read a GGUF file whatever it states that is left out (default: check)."),
+        HELD,
+        SETTING,
+    ] = "check"
 
     def load_options(self) -> LoadOptions:
         """What `load` takes."""

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -38,7 +37,6 @@ DECIDING = (
     "*.py",
 )
 SAMPLES, SAMPLE_BYTES = 256, 4096
-GGUF_HEADER_BYTES = 1 << 25  # vocabulary and names of the tensors come first
 CONVERT = "convert them to safetensors, or pass {allow_pickle=True} if you trust their author"
 
 
@@ -89,21 +87,6 @@ def check_has_attention(model_type: str | None) -> None:
     if without := family(model_type).without_softmax:
         why = "it hashes its keys into buckets" if without == "lsh" else "it carries a recurrent state instead"
         raise ModelError(f"{model_type} has no softmax attention to read: {why}", "choose a decoder with attention")
-
-
-def check_gguf(path: Path) -> None:
-    """Raise for a file that is no GGUF file, and where the package that reads it is missing."""
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ModelError(f"{path} is not a GGUF file, as its name says", "download it again")
-    if find_spec("gguf") is None:
-        raise ModelError("reading a GGUF file needs gguf", 'pip install "attnscope[gguf]"')
-
-
-def has_own_frequencies(path: Path) -> bool:
-    """Whether a GGUF file has factors of its rotary frequencies, as those of Llama 3.1 do."""
-    with path.open("rb") as file:
-        return b"rope_freqs.weight" in file.read(GGUF_HEADER_BYTES)
 
 
 def has_vocabulary(folder: Path) -> bool:

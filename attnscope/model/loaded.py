@@ -27,7 +27,8 @@ class LoadedModel:
 
     source_folder: where its files lie, or its GGUF file; None for a model made in memory. stretched_from: the positions
     it was trained for, where rope scaling stretched them. base_folder: where the files of an adapter's base lie.
-    options: how it was loaded; None for a model made in memory.
+    options: how it was loaded; None for a model made in memory. trusted: what of its attention no file states or nobody
+    has use for, in words.
 
         >>> loaded = attnscope.load("demo")
         >>> loaded.geometry.heads_by_layer  # {0: 6, 1: 6, 2: 6, 3: 6}
@@ -44,6 +45,7 @@ class LoadedModel:
     stretched_from: int | None = None
     base_folder: Path | None = None
     options: LoadOptions | None = None
+    trusted: tuple[str, ...] = ()
 
     @property
     def devices(self) -> str:

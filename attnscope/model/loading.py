@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.apart import without_stderr
 from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError, first_line, is_panic
 from attnscope.memory import free_memory, human_bytes, is_out_of_memory
-from attnscope.model import adapters, checkpoint, generating, hub, sources
+from attnscope.model import adapters, checkpoint, generating, gguf, hub, sources
 from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
 from attnscope.model.libraries import bars_as_elsewhere, needed, uncollected
@@ -63,8 +63,9 @@ def load(options: LoadOptions) -> LoadedModel:
     trained = _geometry(config, source, task).max_positions
     config = longer(config, options.positions)
     geometry = _readable(_geometry(config, source, task))
-    if source.gguf and checkpoint.has_own_frequencies(source.gguf):
-        logger.warning("%s scales its rotary frequencies by rope_freqs, which transformers leaves out", source.gguf)
+    trusted = gguf.taken_on_trust(source.gguf, options.permits) if source.gguf else ()
+    if source.gguf and (stated := gguf.statement(source.gguf, options.permits)).left:
+        logger.warning("%s has %s, and transformers leaves that out", source.gguf, gguf.in_words(stated))
     if geometry.max_positions != trained:
         logger.warning("positions %s are stretched: heads may do something else than the model was trained to", trained)
     for one in names:
@@ -87,6 +88,7 @@ def load(options: LoadOptions) -> LoadedModel:
         stretched_from=trained if geometry.max_positions != trained else None,
         base_folder=source.base_folder,
         options=options,
+        trusted=trusted,
     )
 
 
@@ -201,11 +203,12 @@ def _config(source: Source, options: LoadOptions) -> Any:
     """The config, of a type that transformers knows or that brings its code."""
     from transformers import AutoConfig
 
-    if source.gguf is None:
-        _check_type(source, options)
+    if source.gguf:
+        return gguf.load_config(source.gguf, options.permits, trust=options.gguf == "trust")
+    _check_type(source, options)
     try:
         with options.permits.held():
-            config = AutoConfig.from_pretrained(source.folder, **options.permits.given, **source.given)
+            config = AutoConfig.from_pretrained(source.folder, **options.permits.given)
     except Exception as error:  # any family's config class, with any content
         raise unread(f"the config of {source.name}", error, "check its values") from error
     config.transformers_weights = None  # a list of weights of its own, which nobody has judged
@@ -344,7 +347,8 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str, task:
     if missing:
         raise ModelError(
             f"{source.name} lacks {len(missing)} of its weights (first: {missing[0]})",
-            "they would be random numbers; download the model again",
+            "they would be random numbers; "
+            + ("transformers finds no tensors for them in the file" if source.gguf else "download the model again"),
         )
     if task == ENCODER_ONLY and task_of(config) != ENCODER_ONLY:
         model = model.get_encoder()

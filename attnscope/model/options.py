@@ -26,6 +26,7 @@ class LoadFields(TypedDict, total=False):
     base: str | None
     adapter: Literal["merged", "beside"] | None
     task: str | None
+    gguf: Literal["check", "trust"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class LoadOptions:
     base: str | None = None
     adapter: Literal["merged", "beside"] | None = None
     task: str | None = None
+    gguf: Literal["check", "trust"] = "check"
 
     @property
     def permits(self) -> Permits:

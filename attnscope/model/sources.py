@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnscope.errors import ModelError, UsageError
-from attnscope.model import adapters, checkpoint, hub
+from attnscope.model import adapters, checkpoint, gguf, hub
 from attnscope.model.options import DEMO, LoadOptions
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
@@ -74,7 +74,7 @@ def checked(options: LoadOptions) -> Source:
     if source.adapter:
         adapters.check_package()
     if source.gguf:
-        checkpoint.check_gguf(source.gguf)
+        gguf.check(source.gguf)
     else:
         checkpoint.check_config(source.folder)
     return source

@@ -73,9 +73,10 @@ def made(asked: Mapping[str, Any]) -> Any:
     import transformers
 
     code = asked["trust_remote_code"]
-    config = transformers.AutoConfig.from_pretrained(
-        asked["folder"], local_files_only=True, trust_remote_code=code, **asked["files"]
-    )
+    if entries := asked["entries"]:  # transformers' own reader of a GGUF file leaves some at defaults
+        config = transformers.CONFIG_MAPPING[entries["model_type"]].from_dict(entries)
+    else:
+        config = transformers.AutoConfig.from_pretrained(asked["folder"], local_files_only=True, trust_remote_code=code)
     for part, changes in ((config, asked["config"]), (config.get_text_config(), asked["text_config"])):
         for name, value in changes.items():
             setattr(part, name, value)

@@ -24,12 +24,12 @@ def on_trust(loaded: LoadedModel, report: ParityReport) -> str:
     'order of layers, norms, MLPs, embeddings'
     """
     if report.whole and report.whole.holds:
-        return "transformers' own code, the config and the files"
+        return ", ".join(("transformers' own code, the config and the files", *loaded.trusted))
     parts = ["order of layers", "norms", "MLPs", "embeddings"]
     parts += ["encoder states handed over"] if CROSS in report.levels else []
     parts += ["features of pictures handed over"] if loaded.geometry.tower and VISION in report.levels else []
     nothing = "" if loaded.options else " (made in memory: no files to load a second instance from)"
-    return ", ".join(parts) + nothing
+    return ", ".join((*parts, *loaded.trusted)) + nothing
 
 
 def too_short(loaded: LoadedModel, report: ParityReport) -> tuple[str, ...]:
@@ -68,5 +68,5 @@ def _stretched(config: Any) -> Iterator[tuple[int, str]]:
         kind = setting(one, "rope_type", "")
         name = STRETCHED_FROM.get(kind, "")
         length = setting(one, name) or setting(config, name)
-        if length:
+        if length and not (kind == "longrope" and setting(one, "long_factor") == setting(one, "short_factor")):
             yield length, f"{kind} positions past {length}"

@@ -111,6 +111,7 @@ def recipe(loaded: LoadedModel, options: LoadOptions) -> dict[str, Any]:
         "class": model_class(config, task, loaded.name).__name__,
         "folder": str(source.folder),
         "files": source.given,
+        "entries": json.loads(config.to_json_string(use_diff=False)) if source.gguf else None,
         "config": {"transformers_weights": None, **family(config.model_type).config_changes},
         "text_config": {name: getattr(text, name) for name in stretched},
         "dtype": "float32" if options.dtype == "auto" and device == "cpu" else options.dtype,
