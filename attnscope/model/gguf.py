@@ -54,6 +54,7 @@ NO_WEIGHT = (  # in the name of a tensor: tables of positions, and what llama.cp
     "cross_attn_rel_b",
     ".nextn.",
 )
+HEAD = "output.weight"  # over the vocabulary: a model that is read as an encoder has none
 EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 
 
@@ -254,9 +255,7 @@ def _statement(path: Path, permits: Permits, size: int, changed: int) -> Stateme
     header = read_header(path)
     try:
         with permits.held():
-            raw, _ = PreTrainedConfig.get_config_dict(
-                path.parent, gguf_file=path.name, local_files_only=not permits.network
-            )
+            raw, _ = PreTrainedConfig.get_config_dict(path.parent, gguf_file=path.name, **permits.given)
         if raw["model_type"] == "mistral" and header.architecture == "llama":
             raw["model_type"] = "llama"  # that is what a file named "mistral" is; transformers cannot name its tensors
     except Exception as error:  # any architecture, with any keys
@@ -286,7 +285,7 @@ def _unread(header: Header, kind: Any, raw: Mapping[str, Any]) -> list[str]:
     except Exception:  # any family's code, with any config; or the newer reader's architecture
         return []
     stems = {name.removesuffix(".weight") for name in known}
-    there = {name for name in header.tensors if not any(one in name for one in NO_WEIGHT)}
+    there = {name for name in header.tensors if name != HEAD and not any(part in name for part in NO_WEIGHT)}
     return sorted(name for name in there if name.removesuffix(".weight") not in stems)
 
 
