@@ -508,6 +508,13 @@ def test_a_tool_call_has_no_content_and_its_arguments_are_an_object():
         assert turn_texts(prompt)[1] == ("assistant", "<|head|>assistant\nParis<|end|>\n")
 
 
+def test_messages_of_sharegpt_are_messages():
+    given = [{"from": "system", "value": "be"}, {"from": "human", "value": "the bank"}, {"from": "gpt", "value": "on"}]
+    roles = ("system", "user", "assistant")
+    same = [{"role": role, "content": one["value"]} for role, one in zip(roles, given, strict=True)]
+    assert chat_of(CHATML, given)[0] == chat_of(CHATML, same)[0]
+
+
 @pytest.mark.parametrize(
     ("chat", "said"),
     [

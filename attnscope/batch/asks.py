@@ -18,6 +18,7 @@ from attnscope.apart import Where
 from attnscope.ask import Ask
 from attnscope.batch.items import Item, printable
 from attnscope.batch.job import Job
+from attnscope.batch.records import as_text
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.inputs.given import reading
 from attnscope.inputs.made import reading_targets
@@ -126,7 +127,7 @@ def _where(loaded: LoadedModel) -> Where:
 
 def _said(item: Item, field: str) -> str:
     """The text of a field of the item's record."""
-    value = item.says(field)
+    value = as_text(item.says(field))
     if not isinstance(value, str):
         raise InputError(f"field {field!r}: expected text, got {type(value).__name__}")
     return value

@@ -12,7 +12,7 @@ from typing import Any
 
 from attnscope.errors import InputError, UsageError
 
-FORMATS = ("txt", "jsonl", "csv", "parquet")
+FORMATS = ("txt", "json", "jsonl", "csv", "tsv", "parquet")
 PACKED = (".gz", ".zst")
 STDIN = "-"
 GIVEN = "given"  # how messages call texts in memory
@@ -23,9 +23,10 @@ class Corpus:
     """What to read, and how.
 
     sources: files, folders, globs, or `-`. format: of what has no telling suffix (stdin). whole: a .txt file is one
-    text, not one text per line. text_field, id_field: where records hold them; None takes `text` (under chat
-    `messages`, where there is one), and `id`, where there is one. audio_field: where records name a sound, which is
-    read instead of the text. given: texts and records in memory, which are read instead of sources.
+    text, not one text per line. text_field, id_field: where records hold them, `doc.question` in a field of a field;
+    None takes `text` (under chat `messages` or `conversations`, where there is one), and `id`, where there is one.
+    audio_field: where records name a sound, which is read instead of the text. given: texts and records in memory,
+    which are read instead of sources.
     """
 
     sources: tuple[str, ...]
@@ -86,8 +87,9 @@ def _expand(name: str) -> list[str]:
 
 
 def _files_in(folder: Path) -> list[str]:
-    """Its files of a known format, also of folders in it, but for hidden ones."""
+    """Its files of a known format, also of folders in it, but for hidden ones, and .json beside others."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and _suffix(path.name) in FORMATS]
+    files = [path for path in files if _suffix(path.name) != "json"] or files  # there it says what the others are
     seen = [str(path) for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     if not seen:
         raise UsageError(f"{folder} holds no file that ends in .{', .'.join(FORMATS)}", "name another folder or file")
@@ -104,7 +106,8 @@ def _format(path: str, corpus: Corpus) -> str:
     kind = suffix if suffix in FORMATS else corpus.format
     if kind is None:
         raise UsageError(
-            f"{path}: its suffix does not say what it is", "give --input-format txt, jsonl, csv or parquet"
+            f"{path}: its suffix does not say what it is",
+            f"give --input-format {', '.join(FORMATS[:-1])} or {FORMATS[-1]}",
         )
     if path == STDIN and sys.stdin is None:
         raise InputError("standard input is closed", "pipe a corpus into it, or name a file")

@@ -1,4 +1,4 @@
-"""A corpus -> items, one at a time: lines, JSON lines, CSV rows, Parquet rows, whole files; compressed or not.
+"""A corpus -> items, one at a time: lines, JSON, rows of CSV, TSV and Parquet, whole files; compressed or not.
 
 Nothing is read ahead, and no item is held that is larger than ITEM_BYTES: a 10 GB file costs the memory of its largest
 item. What cannot be read becomes an item too, one that says why.
@@ -9,18 +9,25 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
 
 from attnscope.batch.corpus import GIVEN, STDIN, Corpus, CorpusFile, find_files
+from attnscope.batch.json_documents import values_in
+from attnscope.batch.records import ABSENT, Record, no_field, value_at
 from attnscope.errors import InputError
 from attnscope.text.reading import decode_utf8
 
 ITEM_BYTES = 64 * 2**20
 EMPTY, EMPTY_LINE = "empty", "empty line"  # problems of an item
+NO_OBJECT = "expected a JSON object, got "
+MOST_LINES = 1000  # of one row of TSV
+QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
 @dataclass(frozen=True)
@@ -42,10 +49,11 @@ class Item:
     read: int = 0
 
     def says(self, field: str) -> Any:
-        """What a field of the record says. Raises InputError where there is none."""
-        if field not in self.fields:
-            raise InputError(f"no field {field!r}; there are {', '.join(map(repr, list(self.fields)[:8])) or 'none'}")
-        return self.fields[field]
+        """What a field of the record says, or a field in a field, `doc.question`. Raises InputError where none does."""
+        value = value_at(self.fields, field)
+        if value is ABSENT:
+            raise InputError(no_field(self.fields, field))
+        return value
 
 
 class Raw(NamedTuple):
@@ -113,62 +121,12 @@ def _item(raw: Raw, file: CorpusFile, corpus: Corpus, number: int, read: int) ->
     text, problem = raw.value, raw.problem
     fields: Mapping[str, Any] = {}
     if isinstance(text, Mapping):
-        record = _Record(text, corpus)
+        record = Record(text, corpus)
         id, fields, problem = record.id or id, record.fields, record.problem
         text = "" if problem else record.text
     if problem is None and not text.strip() and corpus.audio_field is None:
         problem = EMPTY
     return Item(number, printable(file.name), raw.line, printable(id), "" if problem else text, fields, problem, read)
-
-
-@dataclass(frozen=True)
-class _Record:
-    """A record, read as the corpus says; it has a `text` where it has no `problem`."""
-
-    values: Mapping[str, Any]
-    corpus: Corpus
-
-    @property
-    def _names(self) -> tuple[str, str]:
-        """The fields of the text and of the id."""
-        text = "messages" if self.corpus.chat and "messages" in self.values else "text"
-        return self.corpus.text_field or text, self.corpus.id_field or "id"
-
-    @property
-    def id(self) -> str | None:
-        value = self.values.get(self._names[1])
-        return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """All but the text and the id; beside a sound the text is a field like others, its transcript not least."""
-        names = self._names[self.corpus.audio_field is not None :]
-        return {key: value for key, value in self.values.items() if key not in names}
-
-    @property
-    def text(self) -> str:
-        """The text, messages as JSON; empty where a sound stands in its stead."""
-        if self.corpus.audio_field is not None:
-            return ""
-        value = self.values[self._names[0]]
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-    @property
-    def problem(self) -> str | None:
-        """Why there is no text, or not the id that was asked for."""
-        name, id = self._names
-        value = self.values.get(name)
-        if self.corpus.id_field and self.values.get(id) is None:
-            return f"no field {id!r}"
-        if self.corpus.audio_field is not None:
-            return None
-        if name not in self.values:
-            return f"no field {name!r}; there are {', '.join(map(repr, list(self.values)[:8])) or 'none'}"
-        if value is None:
-            return f"field {name!r} is null"
-        if isinstance(value, str) or (self.corpus.chat and isinstance(value, list)):
-            return None
-        return f"field {name!r}: expected text, got {type(value).__name__}"
 
 
 def _read(file: CorpusFile, whole: bool, read: BytesRead) -> Iterator[Raw]:
@@ -267,8 +225,62 @@ def _record(line: int | None, text: str) -> Raw:
     except ValueError as error:
         return Raw(line, problem=f"broken JSON: {error}")
     if not isinstance(record, dict):
-        return Raw(line, problem=f"expected a JSON object, got {type(record).__name__}")
+        array = "; an array of records is a .json file" * isinstance(record, list)
+        return Raw(line, problem=NO_OBJECT + type(record).__name__ + array)
     return Raw(line, record)
+
+
+def _json_records(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
+    """The records of a JSON file, numbered from 1; a text may stand in an array alone."""
+    with _opened(file, read) as stream:
+        number = 0
+        try:
+            for number, value in enumerate(values_in(io.TextIOWrapper(stream, "utf-8-sig"), ITEM_BYTES), start=1):
+                fits = isinstance(value, dict | str)
+                yield Raw(number, value) if fits else Raw(number, problem=NO_OBJECT + type(value).__name__)
+        except UnicodeDecodeError as error:
+            yield Raw(number + 1, problem=f"not UTF-8: byte 0x{error.object[error.start]:02X}")
+        except (ValueError, RecursionError) as error:
+            why = "nested too deeply" if isinstance(error, RecursionError) else error
+            yield Raw(number + 1, problem=f"broken JSON: {why}")
+
+
+def _tsv_rows(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
+    """Rows under the header's names, most of them a line; quotes are text, but those around a whole cell."""
+    csv.field_size_limit(ITEM_BYTES)
+    lines, waiting, header = _lines(file, read), deque[Raw](), list[str]()
+
+    def following() -> Raw | None:
+        return waiting.popleft() if waiting else next(lines, None)
+
+    while (raw := following()) is not None:
+        if raw.problem or not raw.value:
+            yield from (raw,) if raw.problem else ()
+            continue
+        row = [cell[1:-1].replace('""', '"') if QUOTED.fullmatch(cell) else cell for cell in str(raw.value).split("\t")]
+        if header and len(row) != len(header):
+            whole, taken = _quoted_row(str(raw.value), following)
+            if len(whole) == len(header):
+                row = whole
+            else:
+                waiting.extendleft(reversed(taken))
+        if header:
+            yield _csv_record(raw.line or 0, header, row)
+        else:
+            header = row
+
+
+def _quoted_row(text: str, following: Callable[[], Raw | None]) -> tuple[list[str], list[Raw]]:
+    """The cells of a row whose quotes hold tabs and line ends, and the lines that it took; no cells of one without."""
+    taken: list[Raw] = []
+    while text.count('"') % 2 and len(taken) < MOST_LINES and (line := following()) is not None:
+        taken.append(line)
+        text += f"\n{line.value}"
+    try:
+        closed = '"' in text and text.count('"') % 2 == 0
+        return next(csv.reader(io.StringIO(text, newline=""), delimiter="\t")) if closed else [], taken
+    except csv.Error:
+        return [], taken
 
 
 def _csv_rows(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
@@ -316,7 +328,9 @@ def _parquet_rows(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
 READERS: Mapping[str, Callable[[CorpusFile, BytesRead], Iterator[Raw]]] = {
     "txt": _lines,
     "whole": _whole,
+    "json": _json_records,
     "jsonl": _json_lines,
     "csv": _csv_rows,
+    "tsv": _tsv_rows,
     "parquet": _parquet_rows,
 }

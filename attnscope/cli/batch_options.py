@@ -57,7 +57,9 @@ class Sources(Tokens):
     ] = None
     id_field: Annotated[str | None, Option(help="Field of the id (default: id).", metavar="NAME"), HELD, SETTING] = None
     input_format: Annotated[
-        Literal["txt", "jsonl", "csv", "parquet"] | None, Option(help="What stdin, or an odd suffix, is."), HELD
+        Literal["txt", "json", "jsonl", "csv", "tsv", "parquet"] | None,
+        Option(help="What stdin, or an odd suffix, is."),
+        HELD,
     ] = None
     whole: Annotated[bool, Option(help="A .txt file is one text, not one text per line."), HELD, SETTING] = False
     max_tokens: Annotated[

@@ -16,6 +16,7 @@ Bounds = list[tuple[int, int, str]]  # characters [start, stop) and the role
 FORM = '[{"role": "user", "content": "..."}]'
 LISTED = ("[", "{")  # what messages begin with, or one of them
 MEANT = re.compile(r"""\s*\[?\s*\{.*?["']role["']\s*:""", re.DOTALL)
+SHAREGPT = {"human": "user", "gpt": "assistant"}  # what its {"from", "value"} call the roles
 PARTS = ("text", "image", "image_url")  # of a content
 MARK = "\ue000part\ue001"  # of the private-use area, in no template
 
@@ -23,9 +24,10 @@ MARK = "\ue000part\ue001"  # of the private-use area, in no template
 def read_messages(chat: str) -> list[Message]:
     """The messages of a chat: a JSON list of {"role", "content"}, or plain text as one message of the user.
 
-    A content may be a list of parts, {"type": "text", "text": "..."}, and is null where tools are called: their
-    arguments are made objects, which templates take. Text that is no JSON is plain text, unless it begins as messages
-    do. InputError says what is wrong with it then, or names the first entry that is no message.
+    ShareGPT's {"from", "value"} are messages too. A content may be a list of parts, {"type": "text", "text": "..."},
+    and is null where tools are called: their arguments are made objects, which templates take. Text that is no JSON is
+    plain text, unless it begins as messages do. InputError says what is wrong with it then, or names the first entry
+    that is no message.
 
     >>> read_messages("hi")
     [{'role': 'user', 'content': 'hi'}]
@@ -90,6 +92,8 @@ def _message(index: int, entry: object) -> Message:
     hint = f"each message is {FORM[1:-1]}"
     if not isinstance(entry, dict):
         raise InputError(f"message {index} of the chat is {json.dumps(entry)[:40]}, not an object", hint)
+    if "role" not in entry and isinstance(entry.get("from"), str):
+        entry = {"role": SHAREGPT.get(entry["from"], entry["from"]), "content": entry.get("value")}
     if "role" not in entry:
         raise InputError(f"message {index} of the chat has no 'role'", hint)
     calls, content = entry.get("tool_calls"), entry.get("content")

@@ -176,7 +176,7 @@ def test_a_value_of_a_batch_file_is_what_the_option_takes(
 
 WRONG = [
     ("nofile.jsonl --out o", 2, "there is no file nofile.jsonl; check the path"),
-    ("empty --out o", 2, "empty holds no file that ends in .txt, .jsonl, .csv, .parquet; name another"),
+    ("empty --out o", 2, "empty holds no file that ends in .txt, .json, .jsonl, .csv, .tsv, .parquet; name another"),
     ("corpus.jsonl", 2, "expected one place to write to; give --out DIR"),
     ("corpus.jsonl --out afile", 2, "cannot write to afile: afile is no folder; name another folder"),
     ("corpus.jsonl --out other", 2, "other holds heads, which is not part of a dataset of attnscope batch; name a new"),

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import tracemalloc
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,15 +41,19 @@ def written(path: Path, form: str) -> Path:
         path.write_text(
             "".join(json.dumps({"text": text, "id": f"i{n}", "more": n}) + "\n" for n, text in enumerate(GOOD))
         )
-    elif form == "csv":
+    elif form == "json":
+        path.write_text(json.dumps([{"text": text, "id": f"i{n}", "more": n} for n, text in enumerate(GOOD)], indent=1))
+    elif form in ("csv", "tsv"):
         with open(path, "w", newline="") as stream:
-            csv.writer(stream).writerows([["text", "id", "more"], *([text, f"i{n}", n] for n, text in enumerate(GOOD))])
+            csv.writer(stream, delimiter=",\t"[form == "tsv"]).writerows(
+                [["text", "id", "more"], *([text, f"i{n}", n] for n, text in enumerate(GOOD))]
+            )
     else:
         pq.write_table(pa.table({"text": GOOD, "id": [f"i{n}" for n in range(4)], "more": range(4)}), path)
     return path
 
 
-@pytest.mark.parametrize("form", ["txt", "jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("form", ["txt", "json", "jsonl", "csv", "tsv", "parquet"])
 def test_each_format_gives_the_same_texts(tmp_path: Path, form: str) -> None:
     items = read(written(tmp_path / f"c.{form}", form))
     assert [item.text for item in items] == GOOD
@@ -79,7 +84,7 @@ def test_a_file_without_a_text(tmp_path: Path, content: str, why: str, strict: b
     assert raised.value.message == f"there is no text in {path}{why}"
 
 
-@pytest.mark.parametrize("form", ["txt", "jsonl", "csv"])
+@pytest.mark.parametrize("form", ["txt", "json", "jsonl", "csv", "tsv"])
 @pytest.mark.parametrize("pack", [".gz", ".zst"])
 def test_compressed_files_give_the_same(tmp_path: Path, form: str, pack: str) -> None:
     plain = written(tmp_path / f"c.{form}", form)
@@ -96,6 +101,11 @@ def test_folders_and_globs_are_read_in_order_and_only_what_is_known(tmp_path: Pa
     assert [item.text for item in read(tmp_path)] == ["a.txt", "b.txt", "deep/c.txt"]
     assert [item.text for item in read(tmp_path / "*.txt")] == ["a.txt", "b.txt"]
     assert [item.text for item in read(tmp_path, whole=True)] == ["a.txt", "b.txt", "deep/c.txt"]
+    (tmp_path / "about.json").write_text('["of the others"]')
+    assert len(read(tmp_path)) == 3
+    (tmp_path / "chats").mkdir()
+    (tmp_path / "chats" / "one.json").write_text('["a"]')
+    assert [item.text for item in read(tmp_path / "chats")] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -106,6 +116,91 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, name: str, words: str) 
     (tmp_path / "odd.doc").write_text("x")
     with pytest.raises(UsageError, match=words):
         read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ('{"text": "a"}\n{"text": "b"}\n', ["a", "b"]),  # JSON lines under another name
+        ('{"version": "1.1", "data": [{"text": "a"}, {"text": "b"}]}', ["a", "b"]),
+        ('{"text": {"0": "a", "1": "b"}, "n": {"0": 1, "1": 2}}', ["a", "b"]),  # columns, as pandas writes them
+        ('["a", "b"]', ["a", "b"]),
+        ("\ufeff [ ]", []),
+        ('{"text": "a", "n": 1}', ["a"]),
+        ('{"doc": {"text": "a"}}', ["no field 'text'; there are 'doc'"]),
+        ('[{"text": "a"}, 3, {"text": "b"}]', ["a", "expected a JSON object, got int", "b"]),
+        ('[{"text": "a"}, {"text": ', ["a", "broken JSON: Expecting value"]),
+        ('[{"text": "a"}', ["a", "broken JSON: the array does not end"]),
+        ('[{"text": "a"}] {"text": "b"}', ["a", "broken JSON: something follows the array"]),
+        ("[" * 200_000, ["broken JSON: nested too deeply"]),
+    ],
+)
+def test_a_json_file_holds_records_in_the_ways_that_people_write_them(
+    tmp_path: Path, content: str, texts: list[str]
+) -> None:
+    (tmp_path / "c.json").write_text(content, encoding="utf-8")
+    assert [item.problem or item.text for item in read(tmp_path / "c.json")] == texts
+
+
+def test_the_messages_of_one_record_are_no_records(tmp_path: Path) -> None:
+    messages = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]
+    (tmp_path / "c.json").write_text(json.dumps({"id": 7, "conversations": messages}))
+    [item] = read(tmp_path / "c.json", chat=True)
+    assert (item.id, json.loads(item.text)) == ("7", messages)
+
+
+def test_an_array_is_streamed_and_a_giant_record_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(
+        "[" + ",\n".join([json.dumps({"text": "a line of text"})] * 4_000 + ['{"text": "' + "x" * 1_000_000])
+    )
+    monkeypatch.setattr(items_module, "ITEM_BYTES", 100_000)
+    tracemalloc.start()
+    reading = Corpus((str(path),))
+    problems = Counter(item.problem for item in read_items(reading, find_files(reading)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert problems == {None: 4_000, "broken JSON: too long: over 100000 characters, or broken": 1}
+    assert peak < 2_000_000
+
+
+def test_quotes_in_tsv_are_text_but_around_a_whole_cell(tmp_path: Path) -> None:
+    lines = [
+        ("text\tid", ""),
+        ('"I can\'t" he said\ta', '"I can\'t" he said'),
+        ('5" pipe\tb', '5" pipe'),
+        ('"say ""so"""\tc', 'say "so"'),
+        ('"two\nlines and a\ttab"\td', "two\nlines and a\ttab"),
+        ('"never closed\te', '"never closed'),
+        ('"lost', "expected 2 cells, got 1"),
+        ("the end\tf", "the end"),
+    ]
+    (tmp_path / "c.tsv").write_text("\n".join(line for line, _ in lines) + "\n")
+    items = read(tmp_path / "c.tsv")
+    assert [item.problem or item.text for item in items] == [text for _, text in lines[1:]]
+    assert [item.line for item in items] == [2, 3, 4, 5, 7, 8, 9]
+
+
+def test_a_field_may_stand_in_a_field_and_a_text_may_be_cut_into_words(tmp_path: Path) -> None:
+    record = {"doc": {"question": "why", "ids": ["q1"], "a.b": "plain"}, "arguments": {"gen_args_0": {"arg_0": "ask"}}}
+    record |= {"tokens": ["the", "river", "bank"], "doc.id": "top"}
+    (tmp_path / "c.jsonl").write_text(json.dumps(record))
+
+    def said(**how: str) -> tuple[str, str | None]:
+        [item] = read(tmp_path / "c.jsonl", **how)
+        return item.text, item.problem
+
+    assert said(text_field="doc.question") == ("why", None)
+    assert said(text_field="arguments.gen_args_0.arg_0") == ("ask", None)
+    assert said(text_field="doc.ids.0") == ("q1", None)
+    assert said(text_field="doc.a.b") == ("plain", None)
+    assert said(text_field="doc.id") == ("top", None)
+    assert said(text_field="tokens") == ("the river bank", None)
+    assert said(text_field="doc.answer") == ("", "no field 'doc.answer'; there are 'question', 'ids', 'a.b' in 'doc'")
+    [item] = read(tmp_path / "c.jsonl", text_field="tokens", id_field="doc.ids.0")
+    assert (item.id, item.says("doc.question")) == ("q1", "why")
+    with pytest.raises(InputError, match=r"no field 'doc\.ids\.1'"):
+        item.says("doc.ids.1")
 
 
 def test_chat_messages_come_as_json(tmp_path: Path) -> None:
@@ -148,7 +243,7 @@ def bad_files(folder: Path) -> dict[tuple[str, int | None], str]:
         (b"{}", "there are none"),
         (b'{"text": null}', "null"),
         (b'{"text": 3}', "expected text, got int"),
-        (b'{"text": ["a"]}', "expected text, got list"),
+        (b'{"text": [3]}', "expected text, got list"),
         (b'{"text": "\\ud800"}', "half of a surrogate pair"),
         (b"[" * 200_000, "nested too deeply"),
         (b'{"text": "a", "n": ' + b"9" * 5000 + b"}", "broken JSON"),
