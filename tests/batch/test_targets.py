@@ -29,12 +29,12 @@ RECORDS = [
     {"id": "c", "text": "the old bank", "said": "bank"},
     {"id": "d", "text": "the new bank", "said": "river"},
     {"id": "e", "text": "the new bank"},
-    {"id": "f", "text": "the new bank", "said": ["bank"]},
+    {"id": "f", "text": "the new bank", "said": 7},
     {"id": "g", "text": "the new bank", "said": " "},
 ]
 FAILURES = {
     "e": "no field 'said'; there are none",
-    "f": "field 'said': expected text, got list",
+    "f": "field 'said': expected text, got int",
     "g": "the target is empty",
 }
 START = {"t5": 0, "bart": 2}
