@@ -11,17 +11,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from transformers import EncoderDecoderConfig
+from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES
 from transformers.modeling_utils import AttentionInterface
 
 from attnscope.attention.questions import Entropy, Holding, RowSum
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TILE_BYTES, TiledAttention
 from attnscope.attention.visibility import Visibility
-from attnscope.model.geometry import Geometry, LayerGeometry, geometry_of
+from attnscope.model.attending import attending_layers
+from attnscope.model.geometry import TYPES, Geometry, LayerGeometry, geometry_of
 from attnscope.seam.cost import eager_bytes, fused_bytes, tokens_that_fit
 from helpers import stack_families
 from helpers.dispatched import thread_count
 from helpers.families import MODEL_TYPES, WITHOUT_ATTENTION, few, tiny_config, tiny_model
+from helpers.parity_stacks import tiny_stacks
 from helpers.pretend import Pretended, pretend
 
 TOKENS = 12
@@ -195,6 +198,55 @@ def test_the_most_tokens_are_read_and_where_positions_begin_behind_a_padding_row
 def test_an_encoder_decoder_reads_what_both_its_stacks_have_positions_for():
     parts = [tiny_config(name, max_position_embeddings=most) for name, most in (("roberta", 40), ("gpt2", 64))]
     assert geometry_of(EncoderDecoderConfig.from_encoder_decoder_configs(*parts), count=False).max_positions == 38
+
+
+def test_every_word_of_transformers_for_a_layer_of_attention_has_a_meaning():
+    assert set(ALLOWED_ATTN_LAYER_TYPES) <= TYPES.keys()
+
+
+@pytest.mark.families
+def test_every_word_that_a_family_calls_its_layers_has_a_meaning():
+    words = set()
+    for model_type in MODEL_TYPES:
+        text = tiny_config(model_type).get_text_config(decoder=True)
+        for name in ("layer_types", "layers_block_type", "attention_layers"):
+            words.update(getattr(text, name, None) or ())
+    assert len(words) > 10
+    assert words <= TYPES.keys()
+
+
+UNKNOWN = {  # a word that is left out of the table, and whether its layers attend
+    "gemma2": ("sliding_attention", True),
+    "qwen3_next": ("full_attention", True),
+    "lfm2_moe": ("conv", False),
+    "jamba": ("linear_attention", False),
+    "llama4_text": ("chunked_attention", True),
+    "deepseek_v32": ("indexed_attention", True),
+    "falcon_h1": ("hybrid", True),
+}
+
+
+@pytest.mark.parametrize("model_type", few(UNKNOWN, also=("qwen3_next", "lfm2_moe")))
+def test_a_layer_of_an_unknown_type_attends_where_its_modules_do(model_type, monkeypatch):
+    word, attends = UNKNOWN[model_type]
+    config = tiny_config(model_type)
+    known = geometry_of(config, count=False)
+    places = [layer.index for layer in known.layers if layer.type == TYPES[word]]
+    monkeypatch.delitem(TYPES, word)
+    asked = geometry_of(config, count=False)
+    assert [layer.index for layer in asked.attention_layers] == [layer.index for layer in known.attention_layers]
+    for place in places:
+        assert asked.layers[place].of_unknown_type == attends
+        assert (asked.layers[place].in_words == f"{word}: keys not known before the pass") == attends
+
+
+@pytest.mark.families
+def test_the_layers_of_a_part_that_has_no_class_of_its_own_are_asked_of_the_whole(monkeypatch):
+    config = tiny_stacks("t5gemma")
+    assert attending_layers(config.encoder, config.encoder, "encoder") is None
+    monkeypatch.delitem(TYPES, "sliding_attention")
+    every = geometry_of(config, count=False).every
+    assert [layer.attention for stack in ("encoder", "decoder") for layer in every[stack]] == [True] * 8
 
 
 def test_sizes_around_the_layers_and_the_count():

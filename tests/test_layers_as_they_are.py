@@ -11,6 +11,7 @@ import torch
 import transformers
 
 import attnscope
+from attnscope.cli.heads_legend import without_attention
 from attnscope.drawing import Drawing, layer_maps, rows_of
 from attnscope.export import manifest
 from attnscope.figures.fonts import Fonts
@@ -23,6 +24,7 @@ from attnscope.figures.raster import Boxes
 from attnscope.figures.style import Style, edge_boxes
 from attnscope.figures.writer import drawing
 from attnscope.keep.columns import with_others
+from attnscope.model import geometry
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import wrap
 from attnscope.observe import Request
@@ -92,6 +94,24 @@ def test_a_layer_without_attention_has_no_weights_and_the_refusal_names_those_th
         seen.weights[min(without)]
     assert isinstance(refused.value, attnscope.AttnscopeError)
     assert str(refused.value).endswith(f"take {', '.join(str(key.layer) for key in seen.kv_of)}")
+
+
+def test_layers_that_attend_although_they_are_called_something_else_are_read_and_named(demo, monkeypatch):
+    monkeypatch.setitem(geometry.TYPES, "full_attention", "conv")
+    seen, model = seen_by(demo, "gemma2", num_hidden_layers=2)
+    [_, weights] = model(torch.tensor([seen.prompt.ids]), output_attentions=True).attentions
+    torch.testing.assert_close(seen.weights[1], weights[0], rtol=0, atol=1e-6)
+    assert seen.without == {}
+    assert seen.facts["model"]["layers_without_attention"] == {}
+    assert seen.facts["model"]["layers_of_unknown_type"] == {"1": "conv"}
+    assert without_attention(seen) == ["layers 1 are called conv: keys not known before the pass"]
+
+
+def test_a_layer_of_an_unknown_type_is_expected_to_attend_and_named(demo, monkeypatch):
+    monkeypatch.delitem(geometry.TYPES, "full_attention")
+    seen, _ = seen_by(demo, "gemma2", num_hidden_layers=2)
+    assert list(seen.weights) == [(0, "decoder"), (1, "decoder")]
+    assert without_attention(seen) == ["layers 1 are called full_attention: keys not known before the pass"]
 
 
 def test_layers_without_attention_never_come_between_heads(hybrid, demo):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.measure.metrics import MASS
 from attnscope.measure.roles import NEEDED_ROWS, not_shown, unsupported
+from attnscope.model.geometry import NOT_KNOWN
 from attnscope.selection import spelled
 from attnscope.stacks import has_decoder_heads
 
@@ -70,6 +71,7 @@ def without_attention(seen: Observation) -> list[str]:
     for stack, one in seen.stacks.items():
         said = [(layer, f"have no attention: {what}") for layer, what in one.others.items()]
         said += [(layer, f"have {what} in parallel with their attention") for layer, what in one.partners.items()]
+        said += [(key.layer, f"are called {keys}") for key, keys in one.visible.items() if keys.endswith(NOT_KNOWN)]
         for layer, what in said:
             places.setdefault((f"{stack} " * (stack in seen.other_stacks), what), []).append(layer)
     return [f"{stack}layers {spelled(layers)} {what}" for (stack, what), layers in places.items()]

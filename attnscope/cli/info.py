@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from attnscope.model.options import LoadOptions
     from attnscope.observe.choice import Case
 
-SIZES = ("heads", "kv_heads", "head_dim", "value_dim", "window")
+SIZES = ("heads", "kv_heads", "head_dim", "value_dim")
 EXAMPLES = ("attnscope info demo", "attnscope info demo --tokens 9,2048,131072 --format json")
 
 
@@ -151,6 +151,8 @@ def _layer_facts(stack: str, layer: LayerGeometry) -> dict[str, Any]:
         "head_dim": layer.head_dim,
         "value_dim": layer.value_dim,
         "window": layer.window,
+        "generated_window": layer.generated_window,
+        "keys": layer.in_words,
         "parallel": layer.parallel or None,
     }
 
@@ -223,11 +225,11 @@ def _different(costs: list[dict[str, Any]]) -> list[str]:
 def _runs(facts: dict[str, Any]) -> list[tuple[str, str, tuple[Any, ...]]]:
     """Layers of one shape in a row, together: ("decoder", "0-3", (type, heads, ...))."""
     shapes = [
-        (layer["stack"], layer["layer"], (_in_words(layer), *(layer[key] for key in SIZES)))
+        (layer["stack"], layer["layer"], (_in_words(layer), *(layer[key] for key in SIZES), _window(layer)))
         for layer in facts["attention_layers"]
     ]
     shapes += [
-        (layer["stack"], layer["layer"], (f"{layer['type']}: no attention", *[None] * len(SIZES)))
+        (layer["stack"], layer["layer"], (f"{layer['type']}: no attention", *[None] * len(SIZES), None))
         for layer in facts["layers_without_attention"]
     ]
     shapes.sort(key=lambda one: (STACKS.index(one[0]), one[1]))
@@ -238,6 +240,15 @@ def _runs(facts: dict[str, Any]) -> list[tuple[str, str, tuple[Any, ...]]]:
         else:
             runs.append((stack, [layer], shape))
     return [(stack, spelled(run), shape) for stack, run, shape in runs]
+
+
+def _window(layer: Mapping[str, Any]) -> str | None:
+    """The window of a layer, and of what it is where that is not the text's last tokens."""
+    from attnscope.model.geometry import NOT_KNOWN
+
+    if layer["generated_window"]:
+        return f"{layer['generated_window']} of generated tokens"
+    return NOT_KNOWN if layer["keys"].endswith(NOT_KNOWN) else layer["window"] and str(layer["window"])
 
 
 def _in_words(layer: Mapping[str, Any]) -> str:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
 from attnscope.memory import DTYPE_BYTES
+from attnscope.model.attending import attending_layers
 from attnscope.model.families import family
 from attnscope.model.permits import Permits
 from attnscope.model.task import both_ways, model_class, stack_config, task_of
-from attnscope.shown import brief
+from attnscope.shown import brief, visible
 from attnscope.stacks import (
     CAUSAL_LM,
     CROSS,
@@ -39,24 +40,33 @@ from attnscope.stacks import (
 if TYPE_CHECKING:
     from torch import nn
 
-# What families call their layer types. "sparse" layers choose the keys of each query by content; the keys of
-# "compressed" layers are a window of tokens and summaries of what came before it.
+# What families, and older configs, call their layer types; transformers' own list is `ALLOWED_ATTN_LAYER_TYPES`.
+# "sparse" layers choose the keys of each query by content; the keys of "compressed" layers are a window of tokens and
+# summaries of what came before it. A word that is not here is asked of the model's modules, see `attending`.
 TYPES = {
     "full_attention": "full",
     "attention": "full",
     "global": "full",
     "hybrid": "full",
+    "reference_sliding_attention": "full",
     "sliding_attention": "sliding",
     "hybrid_sliding": "sliding",
     "local": "sliding",
     "chunked_attention": "chunked",
+    "window_attention": "windowed",
     "indexed_attention": "sparse",
     "minimax_m3_sparse": "sparse",
     "heavily_compressed_attention": "compressed",
     "compressed_sparse_attention": "compressed",
     "linear_attention": "linear",
     "mamba": "ssm",
+    "recurrent": "recurrent",
+    "conv": "conv",
+    "moe": "moe",
+    "mlp": "mlp",
 }
+OF_GENERATED = ("reference_sliding_attention",)  # those whose window is over generated tokens alone
+NOT_KNOWN = "keys not known before the pass"
 ATTENTION_TYPES = ("full", "sliding", "chunked", "windowed", "sparse", "compressed", "patch")
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
 MOST_LAYERS, MOST_NUMBER = 1000, 2**40  # a config that says more is no model's
@@ -69,10 +79,13 @@ class LayerGeometry:
 
     `type` is `full`, `sliding`, `chunked`, `windowed` (of patches), `sparse`, `compressed` or `patch` (a patch sees its
     own bytes, a byte its patch) for softmax attention; anything else has none over the text: `ssm` (a state space
-    model: Mamba, RWKV), `linear` (linear or gated delta attention), `conv`, `mlp`, `moe`, `cross` to a picture. It says
-    what the layer is; the stack that it stands in is another thing, see `stacks.py`. `window` is the sliding window (of
-    an encoder's layer the keys on either side of the query's own), the chunk or the window of patches, in tokens.
-    `parallel`: what a layer with attention computes of the text too, `ssm` of Falcon-H1's.
+    model: Mamba, RWKV), `recurrent` (a gated linear recurrence), `linear` (linear or gated delta attention), `conv`,
+    `mlp`, `moe`, `cross` to a picture. It says what the layer is; the stack that it stands in is another thing, see
+    `stacks.py`. `window` is the sliding window (of an encoder's layer the keys on either side of the query's own), the
+    chunk or the window of patches, in tokens. `parallel`: what a layer with attention computes of the text too, `ssm`
+    of Falcon-H1's. `of_unknown_type`: whether `type` is a word of the config that attnscope does not know, of a layer
+    whose modules attend: which keys a query sees is not known before the pass. `generated_window`: how many of the
+    tokens that it generated itself the layer sees, where that is not all; it sees the whole text that it is given.
     """
 
     index: int
@@ -83,14 +96,18 @@ class LayerGeometry:
     value_dim: int
     window: int | None
     parallel: str = ""
+    of_unknown_type: bool = False
+    generated_window: int | None = None
 
     @property
     def attention(self) -> bool:
-        return self.type in ATTENTION_TYPES
+        return self.type in ATTENTION_TYPES or self.of_unknown_type
 
     @property
     def in_words(self) -> str:
         """Which keys a query sees: `full`, `window 16`, `chunk 8192`, `in windows of 64`, `sparse`."""
+        if self.of_unknown_type:
+            return f"{self.type}: {NOT_KNOWN}"
         names = {"sliding": "window", "chunked": "chunk", "windowed": "in windows of"}
         name = names.get(self.type, self.type)
         return f"{name} {self.window}" if self.window else name
@@ -201,8 +218,8 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
     text, others = stack_config(config, main_stack(task)), {}
     if task == SEQ2SEQ:
         cross = (_layer(text, index, "full") for index in range(_count(text, DECODER)))
-        others = {ENCODER: _layers(stack_config(config, ENCODER), ENCODER), CROSS: tuple(cross)}
-    layers = _layers(text, main_stack(task))
+        others = {ENCODER: _layers(config, ENCODER), CROSS: tuple(cross)}
+    layers = _layers(config, main_stack(task))
     rates = {stack: rate for stack, (_, rate) in _compressed(text).items()}
     if family(config.model_type).parts:
         others, rates = _in_parts(config), {POOLING: config.cross_attn_k}
@@ -408,15 +425,32 @@ def _range(numbers: list[int]) -> str:
     return "-".join(str(number) for number in sorted({min(numbers), max(numbers)})) if numbers else "0"
 
 
-def _layers(text: Any, stack: str) -> tuple[LayerGeometry, ...]:
+def _layers(config: Any, stack: str) -> tuple[LayerGeometry, ...]:
+    """The layers of a stack of the model of a config."""
+    text = stack_config(config, stack)
     types = _types(text, stack)
-    found = (_layer(text, index, name, stack) for index, name in enumerate(types))
-    return tuple(replace(one, parallel=what) for one, what in zip(found, _parallel(text, len(types)), strict=True))
+    parallel, asked = _parallel(text, len(types)), _of_unknown_type(config, text, stack)
+    generated = {index for index, word in enumerate(_named(text, len(types))) if word in OF_GENERATED}
+    return tuple(
+        replace(
+            _layer(text, index, name, stack),
+            parallel=parallel[index],
+            of_unknown_type=index in asked,
+            generated_window=_window(text) if index in generated else None,
+        )
+        for index, name in enumerate(types)
+    )
+
+
+def _of_unknown_type(config: Any, text: Any, stack: str) -> frozenset[int]:
+    """The layers that the config calls by a word which is not in TYPES, and whose modules attend."""
+    unknown = {index for index, word in enumerate(_named(text, _count(text, stack))) if word not in TYPES}
+    return (attending_layers(config, text, stack) or frozenset()).intersection(unknown) if unknown else frozenset()
 
 
 def _in_parts(config: Any) -> dict[str, tuple[LayerGeometry, ...]]:
     """The layers of every part of a model that reads bytes and patches of them, by stack."""
-    found = {stack: _layers(stack_config(config, stack), stack) for stack in family(config.model_type).parts}
+    found = {stack: _layers(config, stack) for stack in family(config.model_type).parts}
     if not config.patch_in_forward or config.patching_mode != "entropy":  # then it is not asked where patches begin
         del found[PATCHER]
     local = found[LOCAL][0]  # whose mask the decoder is given too
@@ -460,7 +494,8 @@ def _types(text: Any, stack: str) -> list[str]:
     known = family(text.model_type)
     if one := known.without_softmax or (known.layer_type and known.layer_type(text, stack)):
         return [one] * count
-    types = [TYPES.get(name, name) for name in _named(text, count) or [_only_type(text)] * count]
+    names = _named(text, count) or [_only_type(text)] * count
+    types = [TYPES.get(name) or visible(str(name)) for name in names]
     if _has_mamba(text):
         types = ["ssm" if name == "linear" else name for name in types]
     cross = _first(text, "cross_attention_layers") or ()

@@ -167,7 +167,11 @@ def _try_alone(loaded: LoadedModel, prompts: Sequence[Prompt], engine: Engine, r
 
 def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> dict[str, Any]:
     """What a manifest says of the model and of who computed its attention."""
-    layers = loaded.geometry.layers
+    layers, heard = loaded.geometry.layers, report.of(loaded.geometry.stack).layers
+    without = {str(one.index): one.type for one in layers if not (one.attention or one.index in heard)}
+    unknown = {
+        str(one.index): one.type for one in layers if one.of_unknown_type or (one.index in heard and not one.attention)
+    }
     both = {str(layer.index): layer.parallel for layer in layers if layer.attention and layer.parallel}
     return {
         "model": {
@@ -175,7 +179,8 @@ def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> d
             "revision": loaded.revision,
             "type": loaded.geometry.model_type,
             "layers": len(layers),
-            "layers_without_attention": {str(layer.index): layer.type for layer in layers if not layer.attention},
+            "layers_without_attention": without,
+            **({"layers_of_unknown_type": unknown} if unknown else {}),
             **({"parallel_to_attention": both} if both else {}),
         },
         "device": loaded.device,

@@ -137,10 +137,15 @@ class Reading:
             facts=facts,
             kept=kept,
             chosen=self.chosen[row],
-            without={layer.index: layer.type for layer in self.every if not layer.attention},
+            without={one.index: one.type for one in self.every if not (one.attention or self._was_read(one.index))},
             within={layer.index: layer.parallel for layer in self.every if layer.attention and layer.parallel},
         )
 
+    def _was_read(self, layer: int) -> bool:
+        return LayerKey(layer, self.stack) in self.kv_of
+
     def _visible(self, key: LayerKey) -> str:
         known = self.layers.get(key.layer)
+        if known is None:  # such as one that attends although its config calls it something else
+            known = next((replace(one, of_unknown_type=True) for one in self.every if one.index == key.layer), None)
         return known.in_words if known else "full"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from attnscope.seam.engines import Engine
     from attnscope.text.prompt import Prompt
 
+logger = logging.getLogger(__name__)
 MOST_MADE = 64  # tokens of a target that nobody gave
 WHISPER_START = 4  # tokens that it begins with at most: start, language, task, no timestamps
 
@@ -41,9 +43,21 @@ def continuation(
         >>> continuation(loaded, loaded.tokenizer("the bank").input_ids, 8, ENGINES["eager"])
     """
     ids_BT = torch.tensor([list(ids)], device=loaded.device)
-    return greedy(loaded, ids_BT, most, engine.implementation, streamer=_Steps(advance), **inputs)[
-        0, len(ids) :
-    ].tolist()
+    made_BT = greedy(loaded, ids_BT, most, engine.implementation, streamer=_Steps(advance), **inputs)[:, len(ids) :]
+    _say_window(loaded, made_BT.shape[1])
+    return made_BT[0].tolist()
+
+
+def _say_window(loaded: LoadedModel, made: int) -> None:
+    """Say where layers saw fewer of the generated tokens than they do in one pass over the text."""
+    windows = [one.generated_window for one in loaded.geometry.layers if one.generated_window]
+    if windows and made > min(windows):
+        logger.warning(
+            "while it generated, %s saw the prompt and the last %s of its own tokens; read again in one pass it sees "
+            "all of them",
+            loaded.name,
+            min(windows),
+        )
 
 
 def greedy(loaded: LoadedModel, ids_BT: Tensor, most: int, implementation: str | None = None, **how: Any) -> Tensor:

@@ -11,7 +11,6 @@ Shapes: B text, Q query, K key, T token.
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 import weakref
@@ -29,6 +28,7 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility, by_place
 from attnscope.errors import ForwardError, ModelError, UsageError, first_line
 from attnscope.memory import is_out_of_memory
+from attnscope.model.attending import layer_of
 from attnscope.model.families import Family, family_of
 from attnscope.model.geometry import geometry_of
 from attnscope.model.libraries import needed
@@ -41,7 +41,7 @@ from attnscope.seam.engines import ENGINES, Engine, OnCall, changing, full_preci
 from attnscope.seam.forward import backbone, bare_model, config_of, with_logits, without_cache
 from attnscope.seam.hooked import near, weights_in, whole, without
 from attnscope.seam.own import OwnAttention
-from attnscope.seam.report import CallCheck, CaptureReport, settle
+from attnscope.seam.report import CallCheck, CaptureReport, settle, tolerance
 from attnscope.seam.route import Route, route_of
 from attnscope.seam.stacks import Stacks
 from attnscope.seam.windows import InWindows
@@ -368,7 +368,9 @@ class _Listener:
             self._read(check)
         known = self._family(module)
         found = [] if module in self._by_interface else weights_in(output, known)
-        if not found or (self._layer(module), self.stacks.of(module)) in self._without_attention:
+        if not found:
+            return None
+        if (self._layer(module), self.stacks.of(module)) in self._without_attention and not _are_rows(found[0]):
             return None  # what a linear layer returns second is its state
         if self.engine.alters:
             raise ModelError(
@@ -448,11 +450,14 @@ class _Listener:
         return self._visible[key][1]
 
     def _layer(self, module: nn.Module) -> int:
-        index = getattr(module, "layer_idx", None)
-        if isinstance(index, int) and index >= 0:  # zamba2's shared module says -1
-            return index
-        number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", self.paths[module])
-        return int(number[1]) if number else 0
+        return layer_of(module, self.paths[module])
+
+
+def _are_rows(weights: Tensor) -> bool:
+    """Whether a tensor holds rows of weights, not less than 0 and with a sum of 1, as a state has none."""
+    sums = weights.float().sum(-1)
+    allowed, _ = tolerance(weights.dtype)
+    return bool((weights >= 0).all()) and bool(((sums - 1).abs() <= allowed).all())
 
 
 def _of_mask(Q: int, K: int, mask: Tensor, window: Any) -> Visibility:
