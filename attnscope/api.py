@@ -54,7 +54,7 @@ def capture(  # type: ignore[overload-overlap]  # a str is a sequence of them, a
 @overload
 def capture(
     model: LoadedModel,
-    text: Sequence[str] | Sequence[Prompt] | Sequence[Sequence[int]],
+    text: Sequence[str] | Sequence[Prompt] | Sequence[Sequence[int]] | Sequence[tuple[str, str]],
     layers: Sequence[int] | None = None,
     *,
     request: Request | None = None,
@@ -78,17 +78,17 @@ def capture(
 ) -> Capture | list[Capture]:
     """One forward pass over one text: every head's weights, scores, role, relations and map.
 
-    text: the text, a Prompt, or token ids; or a list of them, which padded passes read side by side: then
-    a list of captures, each as if its text were read alone. layers: of which relations, maps and matrices are kept,
-    None for all. request: what to keep, where that is less or more. query, key: the tokens that are asked about, as
-    "last" or "Mary": metrics are means over the queries, and each head has a `mass` on the keys; define: names for such
-    expressions.
+    text: the text, a Prompt, or token ids; or a list of them, which padded passes read side by side: then a list of
+    captures, each as if its text were read alone; ("a text", "its second") in such a list is a pair. layers: of which
+    relations, maps and matrices are kept, None for all. request: what to keep, where that is less or more. query, key:
+    the tokens that are asked about, as "last" or "Mary": metrics are means over the queries, and each head has a `mass`
+    on the keys; define: names for such expressions.
     audio: instead of a text, for a model of sound: a file, or (samples, rate).
 
     how: the other fields of `attnscope.ask.Ask`: engine, memory, listen, verify, select, atlas, chat, truncate,
-    generate, answer, target, picture. With an answer `prompt`, `answer` and `made` name tokens, and each head has its
-    `lookback`. The tokens of a picture are `img 3,7`, row and column, and `img` names them all; `beside["vision"]` has
-    the vision tower's layers.
+    generate, answer, target, picture, pair. With an answer `prompt`, `answer` and `made` name tokens, and each head has
+    its `lookback`. Of a pair `text` and `pair` name the tokens of each. The tokens of a picture are `img 3,7`, row and
+    column, and `img` names them all; `beside["vision"]` has the vision tower's layers.
 
     Returns a Capture, which is an Observation with its ways out: `weights[layer]` is (H, Q, K) fp32 on the CPU; `heads`
     has one entry per head; `prompt` the tokens. Raises InputError for a text that does not fit the model,
@@ -103,8 +103,15 @@ def capture(
     heads = None if layers is None else _heads_of(model, layers)
     keep = kept(heads, request, query, key, define, how)
     if is_several(text):
-        return [Capture.made_of(one) for one in read_texts(model, [Ask(one, keep, **how) for one in text])]
+        return [Capture.made_of(one) for one in read_texts(model, [_ask(one, keep, how) for one in text])]
     return Capture.made_of(read(model, Ask(sound_of(audio) if text is None else text, keep, **how)))
+
+
+def _ask(text: Any, keep: Request, how: How) -> Ask:
+    """What is asked of one of several texts, or of a pair of them."""
+    if isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(one, str) for one in text):
+        return replace(Ask(text[0], keep, **how), pair=text[1])
+    return Ask(text, keep, **how)
 
 
 def kept(

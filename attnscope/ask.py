@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from attnscope.errors import UsageError
+from attnscope.errors import InputError, UsageError
 from attnscope.keep.request import Request
 from attnscope.typed import plain, typed
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Text = str | Prompt | Sequence[int] | Sound
 
 EngineWord = Literal["auto", "eager", "fused", "tiles", "numba", "triton"]
+WHAT = {"chat": "a chat", "picture": "a picture", "answer": "an answer"}
 SCHEMA = "ask/1"  # goes up when a field is renamed, or means something else
 
 
@@ -44,6 +45,7 @@ class How(TypedDict, total=False):
     answer: str | Sequence[int] | None
     target: str | Sequence[int] | None
     picture: PictureSource | Sequence[PictureSource] | None
+    pair: str | None
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class Ask:
     to so many tokens after the text, which are read with it. answer: put this after it, as text where the text is
     one, else as ids. target: what an encoder-decoder's decoder reads, as text or as ids; without it what the model
     makes of the text, greedily, in at most `generate` tokens. picture: one or several, files or pictures of Pillow,
-    that a vision-language model reads with the text.
+    that a vision-language model reads with the text. pair: a second text, read with the first as its tokenizer writes
+    a pair: special tokens between them, and token types where the model has some.
     """
 
     text: Text
@@ -81,6 +84,19 @@ class Ask:
     answer: str | Sequence[int] | None = None
     target: str | Sequence[int] | None = None
     picture: PictureSource | Sequence[PictureSource] | None = None
+    pair: str | None = None
+
+    def check_pair(self) -> None:
+        """Raise UsageError or InputError for a second text that cannot be meant."""
+        if self.pair is None:
+            return
+        if not (isinstance(self.text, str) and isinstance(self.pair, str)):
+            raise UsageError("a pair is two texts, and one of these is none", "give both as text, or leave out {pair}")
+        for name in ("chat", "picture", "answer"):
+            if getattr(self, name):
+                raise UsageError(f"a pair of texts is read alone, and there is {WHAT[name]}", f"leave out {{{name}}}")
+        if not self.pair.strip():
+            raise InputError("the second text of the pair is empty", "give it at least one word, or leave out {pair}")
 
     def as_json(self) -> dict[str, Any]:
         """The ask as JSON has it. Raises UsageError for what lies in memory alone: a sound, a picture, an atlas."""
@@ -115,6 +131,7 @@ class _Form:
     answer: str | tuple[int, ...] | None = None
     target: str | tuple[int, ...] | None = None
     picture: tuple[str, ...] | None = None
+    pair: str | None = None
 
 
 def _text(text: Text) -> str | list[int]:

@@ -297,7 +297,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
     rule = "sum over keys, mean over queries" if found.rule == "sum" else "largest entry"
     starts_Q, starts_K = tuple(found.rows.starts), tuple(found.columns.starts)
     part = _part(seen, found)
-    turns = {turn.start // found.bin_size for turn in seen.queries.turns if not part} - {0}
+    turns = {turn.start // found.bin_size for turn in (*seen.queries.turns, *seen.queries.segments) if not part} - {0}
     sinks = {key: _sinks(seen, key, found.heads[key]) for key in found.values}
     elsewhere = any(key for layer in sinks.values() for key, _ in layer)  # all maps of a text have the same columns
     return [

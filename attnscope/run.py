@@ -7,6 +7,7 @@ What can be refused is refused before the forward pass; no terminal is known her
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from attnscope.errors import MemoryLimitError, ModelError, UsageError
 from attnscope.folder.manifest import TARGET, prompt_of, read_manifest
 from attnscope.inputs.given import ids_of, reading
 from attnscope.inputs.made import generated, target
+from attnscope.inputs.notes import notes_of
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, reads_sound
 from attnscope.memory import free_memory, human_bytes
 from attnscope.model.geometry import Geometry, with_tower
@@ -37,6 +39,7 @@ from attnscope.text.tokens import Chosen
 if TYPE_CHECKING:
     from attnscope.ask import Text
 
+logger = logging.getLogger(__name__)
 SURELY_FREE = 2**20  # bytes that are not asked after: to ask takes longer than to fill them
 
 
@@ -177,8 +180,12 @@ def prepare(
     _check_matrices(loaded, request, prompt, len(source or ()))
     if request.view.weights == "logit":
         request = asked_of_answer(request, prompt)
+    notes = list(notes_of(loaded, source or prompt))
+    for note in notes:
+        logger.warning("%s", note)
     facts = (
         made
+        | ({"notes": notes} if notes else {})
         | _facts(loaded, prompt, source, choice.engine if compared else None, atlas)
         | {"ask": _without_text(ask).as_json()}
     )
@@ -194,7 +201,7 @@ def _room(loaded: LoadedModel) -> int | None:
 def _without_text(ask: Ask) -> Ask:
     """How the text was asked, as a manifest holds it beside the tokens that were read; without an atlas in memory."""
     atlas = ask.atlas if isinstance(ask.atlas, str | Path) else None
-    return replace(ask, text="", answer=None, generate=None, target=None, picture=None, atlas=atlas)
+    return replace(ask, text="", answer=None, generate=None, target=None, picture=None, pair=None, atlas=atlas)
 
 
 def _check(loaded: LoadedModel, ask: Ask) -> None:

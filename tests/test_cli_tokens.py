@@ -14,7 +14,7 @@ from attnscope.text.prompt import from_ids, from_text
 from helpers.command_line import SENTENCE, call
 
 PAGE = (Path(__file__).parents[1] / "docs" / "asking.md").read_text(encoding="utf-8")
-COLUMNS = ["position", "token", "id", "special", "start", "stop", "word", "sentence", "turn"]
+COLUMNS = ["position", "token", "id", "special", "start", "stop", "word", "sentence", "turn", "segment"]
 
 
 def listed(*arguments, **how):
@@ -34,7 +34,7 @@ def test_a_row_per_token_says_where_it_stands(demo):
         if at and "·" not in row["token"]:
             assert text[row["start"] : row["stop"]] == row["token"]
     assert {(row["start"], row["stop"]) for row in rows if "日" in row["token"]} == {(14, 15)}
-    assert (rows[0]["start"], rows[0]["stop"], rows[0]["turn"]) == (None, None, None)
+    assert [rows[0][name] for name in ("start", "stop", "turn", "segment")] == [None] * 4
 
 
 def test_every_format_holds_the_same():

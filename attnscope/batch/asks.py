@@ -8,6 +8,7 @@ with prompts(job, loaded) as read:
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,12 +23,15 @@ from attnscope.batch.records import as_text
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.inputs.given import reading
 from attnscope.inputs.made import reading_targets
+from attnscope.inputs.notes import notes_of
 from attnscope.media.processor import processor_of
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, extractor_of, read_sound, reads_sound
 from attnscope.model.loaded import LoadedModel
 from attnscope.shown import brief
 from attnscope.text.answer import check_answer, check_has_answer, check_room
 from attnscope.text.prompt import Prompt
+
+logger = logging.getLogger(__name__)
 
 
 def check_fields(job: Job, loaded: LoadedModel) -> None:
@@ -82,6 +86,7 @@ def ask_for(job: Job, item: Item) -> Ask:
         answer=answer,
         target=target,
         picture=picture,
+        pair=None if job.pair_field is None else _said(item, job.pair_field),
     )
 
 
@@ -89,17 +94,22 @@ def ask_for(job: Job, item: Item) -> Ask:
 def prompts(job: Job, loaded: LoadedModel) -> Iterator[Callable[[Ask], Prompt]]:
     """What makes a Prompt of the ask of an item; it raises InputError where the text is what is wrong."""
     with reading(loaded, _where(loaded), job.max_tokens or loaded.geometry.max_positions) as read:
+        warned = set[str]()
 
         def prompt(ask: Ask) -> Prompt:
             try:
                 made = read(ask)
                 check_room(made, None, loaded.geometry.max_positions)
+                notes = {*notes_of(loaded, made, "--pair-field NAME")} - warned
             except ModelError as error:
                 raise InputError(error.message) from error
             except UsageError as error:
                 if job.audio_field is None:
                     raise
                 raise InputError(error.message) from error  # it needs the extra: other sounds of the corpus may not
+            for note in sorted(notes):  # once of a corpus
+                logger.warning("%s: %s", loaded.name, note)
+            warned.update(notes)
             # nothing is drawn over the pictures themselves, so that none is held until its text is measured
             return replace(made, medium=replace(made.medium, images=())) if made.medium.images else made
 

@@ -65,6 +65,7 @@ class BatchFields(TypedDict, total=False):
     answer: str | None
     audio_field: str | None
     picture_field: str | None
+    pair_field: str | None
     chat: bool
     truncate: Side | None
     max_tokens: int | None
@@ -111,6 +112,7 @@ class BatchOptions:
     answer: str | None = None
     audio_field: str | None = None
     picture_field: str | None = None
+    pair_field: str | None = None
     chat: bool = False
     truncate: Side | None = None
     max_tokens: int | None = None
@@ -194,7 +196,7 @@ class BatchOptions:
 
 OF_JOB: tuple[str, ...] = (
     *("chat", "truncate", "batch_tokens", "strict", "engine", "query_field", "key_field", "target_field"),
-    *("answer_field", "answer", "audio_field", "picture_field", "max_tokens"),
+    *("answer_field", "answer", "audio_field", "picture_field", "pair_field", "max_tokens"),
 )
 NOT_HELD = ("summary", "batch_tokens", "strict")
 

@@ -50,11 +50,12 @@ class CompareFields(TypedDict, total=False):
     chat: bool
     truncate: Side | None
     target: str | list[int] | None
+    pair: str | None
 
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """What is compared, and how the texts are read; the last three are fields of `attnscope.ask.Ask`.
+    """What is compared, and how the texts are read; the last four are fields of `attnscope.ask.Ask`.
 
     compare_text: what the other side reads instead of the same text. align: how tokens are paired, by "position" or by
     "text"; by position without it where both sides have as many words. select, atlas: the heads that are listed, in
@@ -70,6 +71,7 @@ class CompareOptions:
     chat: bool = False
     truncate: Side | None = None
     target: str | list[int] | None = None
+    pair: str | None = None
 
 
 class SidesOfText(NamedTuple):
@@ -86,8 +88,8 @@ def compare(
     """Two models on the same texts, or one model on two texts, head by head.
 
     text: one text, or a list of them, over which differences get intervals from 32 on. options: the fields of
-    `CompareOptions`: compare_text, align, select, atlas, engine, memory, chat, truncate, target. Raises UsageError for
-    models of other layers or heads, InputError for texts that share no word.
+    `CompareOptions`: compare_text, align, select, atlas, engine, memory, chat, truncate, target, pair. Raises
+    UsageError for models of other layers or heads, InputError for texts that share no word.
 
         >>> attnscope.compare(model, model, "Mary gave John a book", compare_text="John gave Mary a book").table()
         >>> attnscope.compare(model, tuned, texts).table().to_pandas()
@@ -131,7 +133,8 @@ def compared(
     check_alike(*models)
     heads = heads_of(models[0], asked)
     wanted = _said(asked) if options is None else options
-    said = comparison_facts(models, [getattr(part, "sha256", str(part)) for one in texts for part in one[1:]], wanted)
+    read = [part for one in texts for part in one[1:]] + [asked.pair] * (asked.pair is not None)
+    said = comparison_facts(models, [getattr(part, "sha256", str(part)) for part in read], wanted)
     if out is not None:
         check_folder(out, said, force)
     steps = 2 * len(texts) * sum(map(len, models[0].geometry.stacks.values()))
@@ -163,6 +166,7 @@ def readings(
 
     def prepared(model: LoadedModel, text: Text, chat: bool) -> Run:
         how = {"engine": asked.engine, "memory": asked.memory, "truncate": asked.truncate, "target": asked.target}
+        how["pair"] = asked.pair
         return prepare(model, Ask(text, chat=chat, **how))  # type: ignore[arg-type]
 
     for name, first, other in texts:

@@ -32,6 +32,7 @@ class ExplainFields(TypedDict, total=False):
     truncate: Side | None
     answer: str | list[int] | None
     generate: int | None
+    pair: str | None
 
 
 @dataclass(frozen=True)
@@ -46,21 +47,22 @@ class ExplainOptions:
     truncate: Side | None = None
     answer: str | list[int] | None = None
     generate: int | None = None
+    pair: str | None = None
 
 
 def explain(model: LoadedModel, text: Text, head: str, **options: Unpack[ExplainFields]) -> Explained:
     """One head, one sentence, every step with its numbers, each compared with the model's own.
 
-    head: as `L2H3` or `2.3`. options: the fields of `ExplainOptions`: query, chat, truncate, answer, generate. Raises
-    UsageError for what is not one head or one token, and for an option that does not exist; InputError for a text that
-    does not fit the model; ModelError for an encoder-decoder.
+    head: as `L2H3` or `2.3`. options: the fields of `ExplainOptions`: query, chat, truncate, answer, generate, pair.
+    Raises UsageError for what is not one head or one token, and for an option that does not exist; InputError for a
+    text that does not fit the model; ModelError for an encoder-decoder.
 
         >>> attnscope.explain(attnscope.load("demo"), "the cat sat on the mat", head="L2H3").table().to_pandas()
     """
     check_names("explain", options, ExplainOptions)
     asked = ExplainOptions(**options)
-    how = {"chat": asked.chat, "truncate": asked.truncate, "answer": asked.answer, "generate": asked.generate}
-    run = prepare(model, Ask(text, Request(query=str(asked.query)), engine="eager", **how))  # type: ignore[arg-type]
+    how = {name: getattr(asked, name) for name in ("chat", "truncate", "answer", "generate", "pair")}
+    run = prepare(model, Ask(text, Request(query=str(asked.query)), engine="eager", **how))
     run.loaded.check_task(*STACKS)
     return followed(run, head)
 

@@ -35,6 +35,7 @@ class WhyFields(TypedDict, total=False):
     target: str | Sequence[int] | None
     picture: PictureSource | Sequence[PictureSource] | None
     generate: int | None
+    pair: str | None
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class WhyOptions:
     `mean`, of all keys that the query sees, or another key. side: what the components wrote into: the key, the query,
     or both, in pairs. by: `tokens` splits what a head wrote by the tokens that it read. verify: replace the components
     with the largest contrasts one by one, and make the logit again. define: names for tokens. chat, truncate, target,
-    picture, generate: how the text is read, as of `attnscope.ask.Ask`.
+    picture, generate, pair: how the text is read, as of `attnscope.ask.Ask`.
     """
 
     query: str | int = "last"
@@ -60,6 +61,7 @@ class WhyOptions:
     target: str | Sequence[int] | None = None
     picture: PictureSource | Sequence[PictureSource] | None = None
     generate: int | None = None
+    pair: str | None = None
 
     def check(self) -> None:
         """Raise UsageError for what no text makes right."""
@@ -77,7 +79,7 @@ class WhyOptions:
 
 def ask_of(text: Text, asked: WhyOptions) -> Ask:
     """How the text is read, and which of its tokens are meant."""
-    how = {name: getattr(asked, name) for name in ("chat", "truncate", "target", "picture", "generate")}
+    how = {name: getattr(asked, name) for name in ("chat", "truncate", "target", "picture", "generate", "pair")}
     return Ask(text, request(asked), engine="fused", **how)
 
 

@@ -34,6 +34,9 @@ class Sources(Tokens):
     text_field: Annotated[
         str | None, Option(help="Field of the text (default: text).", metavar="NAME"), FIRST, HELD
     ] = None
+    pair_field: Annotated[
+        str | None, Option(help="Field of a second text, read with the first as a pair.", metavar="NAME"), HELD
+    ] = None
     target_field: Annotated[
         str | None,
         Option(help="Field of an encoder-decoder's target (default: what it makes of the text).", metavar="NAME"),
@@ -71,6 +74,8 @@ class Sources(Tokens):
     def __post_init__(self) -> None:
         of_text = ("picture-field", "text-field", "chat", "max-tokens")
         self._refuse("audio-field", *of_text, why="a sound is read instead of the text")
+        others = ("audio-field", "picture-field", "answer-field", "answer", "chat")
+        self._refuse("pair-field", *others, why="a pair of texts is read alone")
         self._refuse("picture-field", "truncate", "max-tokens", why="a text with pictures is not cut")
         self._check_answers()
 

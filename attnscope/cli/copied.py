@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli.groups import Parameter, default_of, parameters
-from attnscope.cli.options import ModelText, OtherSide, TextRun
+from attnscope.cli.options import ModelText, OtherSide, PairedText, TextRun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ def copied(asked: TextRun, other: OtherSide, ask: Ask) -> Copied:
     if beside:
         commands["view"] = commands["compare"] = f"{run} {shlex.join(beside)}"
     elif not asked.answered and asked.from_ is None:
-        commands |= dict.fromkeys(("explain", "why"), shlex.join(words_of(asked, ask, ModelText)))
+        commands |= dict.fromkeys(("explain", "why"), shlex.join(words_of(asked, ask, PairedText)))
     return Copied(commands, python(asked, ask))
 
 

@@ -14,7 +14,7 @@ from attnscope.cli import output
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import FIRST, command_line, option_group
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Config, Format, MayAsk, ModelText, OneHead, Query, Seed, Selected, Writing
+from attnscope.cli.options import Config, Format, MayAsk, OneHead, PairedText, Query, Seed, Selected, Writing
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.figures.style import ImageFormat
@@ -37,7 +37,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 @option_group
-class StepsText(MayAsk, ModelText):
+class StepsText(MayAsk, PairedText):
     """The text of one query."""
 
 

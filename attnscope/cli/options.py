@@ -87,6 +87,18 @@ class OneText(Tokens):
 
 
 @option_group
+class Pair:
+    """The second text of a pair."""
+
+    panel = "Text"
+    pair: Annotated[
+        str | None,
+        Option(help="A second text, read with the first as a pair of sentences.", metavar="TEXT"),
+        UNRECORDED,
+    ] = None
+
+
+@option_group
 class MayAsk(Checkpoint):
     """Whether a server is asked, which may hold the model."""
 
@@ -110,7 +122,23 @@ class ModelText(OneText, Loading):
 
 
 @option_group
-class ModelTexts(ModelText):
+class PairedText(Pair, ModelText):
+    """One text or a pair of them, and the model that reads it."""
+
+    panel = "Text"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pair is not None and not self.has_text:
+            raise UsageError("--pair is the second text of a pair", "give the first with --text")
+
+    @property
+    def how(self) -> How:
+        return {**super().how, "pair": self.pair}
+
+
+@option_group
+class ModelTexts(PairedText):
     """One text and the model that reads it, and what an encoder-decoder's decoder reads beside it."""
 
     panel = "Text"

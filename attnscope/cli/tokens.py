@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
 from attnscope.cli.groups import option_group
-from attnscope.cli.options import Format, MayAsk, Noise, OneText, Question
+from attnscope.cli.options import Format, MayAsk, Noise, OneText, Pair, Question
 from attnscope.cli.relations import relations_sheet
 from attnscope.cli.takes import takes
 from attnscope.text.expressions import GRAMMAR, PRECEDENCE
@@ -30,8 +30,8 @@ MORE_HELP = (
 
 
 @option_group
-class Listed(OneText, MayAsk):
-    """One text and the model whose tokenizer reads it."""
+class Listed(Pair, OneText, MayAsk):
+    """One text, or a pair, and the model whose tokenizer reads it."""
 
 
 @takes(Listed, Question, Format, Noise)
@@ -68,7 +68,7 @@ def read_tokens(asked: Listed, text: str | list[int], noise: Noise) -> Tokenised
     from attnscope.cli.single import served
     from attnscope.purposes.tokenise import Tokenise, tokenised
 
-    ask = Ask(text, chat=asked.chat, truncate=asked.truncate)
+    ask = Ask(text, chat=asked.chat, truncate=asked.truncate, pair=asked.pair)
     found: Tokenised | None = served(asked, ask, Tokenise(), output.Talk(noise.quiet), noise.verbose)
     if found is not None:
         return found
@@ -103,12 +103,21 @@ def token_table(prompt: Prompt) -> pa.Table:
         "word": _numbers(prompt.words),
         "sentence": _numbers(prompt.sentences),
         "turn": words(_turns(prompt)),
+        "segment": words(_segments(prompt)),
     }
     return as_table(columns)
 
 
 def _numbers(spans: tuple[Span, ...]) -> list[int]:
     return [number for number, span in enumerate(spans) for _ in range(span.start, span.stop)]
+
+
+def _segments(prompt: Prompt) -> list[str | None]:
+    """Which text of a pair each token is of, in the words of --query: `text` or `pair`."""
+    segments: list[str | None] = [None] * len(prompt)
+    for one in prompt.segments:
+        segments[one.start : one.stop] = [one.name] * (one.stop - one.start)
+    return segments
 
 
 def _turns(prompt: Prompt) -> list[str | None]:

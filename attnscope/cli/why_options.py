@@ -63,6 +63,7 @@ class Logit(OneHead, Question):
             target=asked.target,
             picture=asked.picture or None,
             generate=asked.generate,
+            pair=asked.pair,
         )
         found.check()
         return found

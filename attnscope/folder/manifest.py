@@ -82,11 +82,11 @@ def prompt_of(said: Mapping[str, Any], path: Path, name: str = PROMPT) -> Prompt
     """
     try:
         columns = {one: _frozen(value) for one, value in said[name].items()}
-        turns = tuple(Span(**turn) for turn in columns.pop("turns"))
+        turns, segments = (tuple(Span(**one) for one in columns.pop(name, ())) for name in ("turns", "segments"))
         said_of = {"sha256": columns.pop("media", None), "step": columns.pop("step", None)}
         medium = Medium(**said_of, unasked=columns.pop("unasked", 0))
         columns.pop("windows", None)  # of a vision tower's text alone
-        prompt = Prompt(**columns, turns=turns, medium=medium)
+        prompt = Prompt(**columns, turns=turns, medium=medium, segments=segments)
         whole = _is_whole(prompt)
         "".join((prompt.text, *prompt.tokens, *prompt.labels, *prompt.plain)).encode()
     except (KeyError, TypeError, AttributeError, UnicodeEncodeError):  # the last: halves of surrogate pairs
@@ -238,8 +238,16 @@ def _is_whole(prompt: Prompt) -> bool:
         and all(type(one) is kinds[name] for name, column in columns.items() for one in column)
         and (prompt.answer is None or (type(prompt.answer) is int and 0 < prompt.answer < len(prompt.ids)))
         and _in_order(prompt.characters, len(prompt.ids), len(prompt.text))
-        and all(0 <= turn.start <= turn.stop <= len(prompt.ids) and type(turn.name) is str for turn in prompt.turns)
+        and _are_spans((*prompt.turns, *prompt.segments), len(prompt.ids))
+        and type(prompt.types) is tuple
+        and len(prompt.types) in (0, len(prompt.ids))
+        and all(type(one) is int for one in prompt.types)
     )
+
+
+def _are_spans(spans: tuple[Span, ...], tokens: int) -> bool:
+    """Whether they are named ranges of the tokens."""
+    return all(0 <= one.start <= one.stop <= tokens and type(one.name) is str for one in spans)
 
 
 def _in_order(characters: Any, tokens: int, most: int) -> bool:

@@ -13,10 +13,11 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex
 
 from attnscope.apart import Apart
-from attnscope.errors import InputError, UsageError
+from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.media.picture import all_opened
 from attnscope.media.picture_prompt import reading_with_pictures
 from attnscope.media.sound import Sound, heard
+from attnscope.seam.inputs import known_types
 from attnscope.text import prompt as prompts
 from attnscope.text.answer import continued
 from attnscope.text.prompt import Prompt, from_ids, place
@@ -43,7 +44,11 @@ def reading(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Rea
         def reader(row: int) -> Read:
             return opened.enter_context(INPUTS[row].reading(loaded, where, most))
 
-        yield lambda ask: reader(next(row for row, one in enumerate(INPUTS) if one.takes(ask)))(ask)
+        def read(ask: Ask) -> Prompt:
+            ask.check_pair()
+            return _typed(loaded, reader(next(row for row, one in enumerate(INPUTS) if one.takes(ask)))(ask))
+
+        yield read
 
 
 class Input(Protocol):
@@ -119,7 +124,8 @@ class TextInput:
                     raise UsageError(
                         "the text is text, and its answer is not", "give both as text, or both as token ids"
                     )
-                prompt = tokenised(text, ask.chat, most if answer is None else None, ask.truncate, answer)
+                limit = most if answer is None else None
+                prompt = tokenised(text, ask.chat, limit, ask.truncate, answer, ask.pair)
                 loaded.check_ids(prompt.ids)
                 return _behind_virtual(loaded, prompt)
 
@@ -178,6 +184,20 @@ def ids_of(loaded: LoadedModel, answer: str) -> list[int]:
 
 def _encoded(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _typed(loaded: LoadedModel, prompt: Prompt) -> Prompt:
+    """The prompt without token types where the model tells none apart. Raises ModelError where it has too few."""
+    known = known_types(loaded) if prompt.types else None
+    if known is not None and not 0 < max(prompt.types) < known:
+        if known:
+            raise ModelError(
+                f"{loaded.name} has {known} token type{'s' * (known > 1)}, and its tokenizer gives the type "
+                f"{max(prompt.types)}",
+                "copy the model's own tokenizer into its folder",
+            )
+        return replace(prompt, types=())
+    return prompt
 
 
 def _answered(loaded: LoadedModel, prompt: Prompt, answer: Sequence[int] | Literal[""] | None) -> Prompt:

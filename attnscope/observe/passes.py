@@ -24,7 +24,7 @@ from attnscope.observe.reading import PaddingError, Reading
 from attnscope.observe.stacks import projections_of, stacks_of
 from attnscope.observe.texts import side_by_side
 from attnscope.seam.engines import ENGINES, Engine
-from attnscope.seam.inputs import given
+from attnscope.seam.inputs import given, given_of
 from attnscope.seam.listen import listen
 from attnscope.seam.projection import ProjectionInputs
 from attnscope.seam.report import CaptureReport, tolerance
@@ -155,8 +155,8 @@ def _fed(
 def _try_alone(loaded: LoadedModel, prompts: Sequence[Prompt], engine: Engine, report: CaptureReport) -> None:
     """Read the shortest prompt alone: its hidden states must be those that it has beside the longest."""
     row = min(range(len(prompts)), key=lambda place: len(prompts[place]))
-    ids_BT = torch.tensor([prompts[row].ids], device=loaded.device)
-    alone_TE = listen(loaded.model, ids_BT, lambda call: None, engine=engine).output[0][0].float()
+    ids_BT, inputs = given_of(loaded, prompts[row])
+    alone_TE = listen(loaded.model, ids_BT, lambda call: None, engine=engine, **inputs).output[0][0].float()
     beside_TE = report.output[0][row, : len(alone_TE)].float()
     difference_T = (beside_TE - alone_TE).norm(dim=-1) / alone_TE.norm(dim=-1)
     _, allowed = tolerance(loaded.model.dtype, "bfloat16")

@@ -41,9 +41,10 @@ class Tokenise(Purpose):
 def tokenised(loaded: LoadedTokenizer, ask: Ask) -> Tokenised:
     """The tokens of a text or of ids. Raises as `text.prompt.from_text`."""
     text, most = ask.text, loaded.max_positions if ask.truncate else None
+    ask.check_pair()
     if isinstance(text, str):
         with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, ask.chat)) as read:
-            prompt = read(text, ask.chat, most, ask.truncate)
+            prompt = read(text, ask.chat, most, ask.truncate, None, ask.pair)
     else:
         prompt = from_ids(loaded.tokenizer, text, max_tokens=most, truncate=ask.truncate)  # type: ignore[arg-type]
     return Tokenised(prompt, loaded.name, loaded.max_positions)

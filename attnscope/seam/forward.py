@@ -32,6 +32,11 @@ def backbone(model: nn.Module) -> nn.Module:
     return backbone if isinstance(backbone, nn.Module) else bare
 
 
+def arguments(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """What the forward of a model's backbone is given, by name."""
+    return inspect.signature(backbone(model).forward).parameters
+
+
 def with_logits(model: nn.Module, ids_BT: Tensor, at: Sequence[int], inputs: Mapping[str, Any]) -> tuple[Any, Tensor]:
     """What the whole model gives back, and its own logits at some positions, (B, len(at), vocabulary)."""
     tokens = ids_BT.shape[1]

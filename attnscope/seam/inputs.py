@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from attnscope.seam.forward import arguments
+
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
     from attnscope.text.prompt import Prompt
+
+
+TYPES = "token_type_ids"  # an argument of a model's forward
 
 
 def given(loaded: LoadedModel, prompts: Sequence[Prompt], ids_BT: Tensor) -> tuple[Tensor, dict[str, Any]]:
@@ -24,8 +29,28 @@ def given(loaded: LoadedModel, prompts: Sequence[Prompt], ids_BT: Tensor) -> tup
     names = dict.fromkeys(name for prompt in prompts for name in prompt.medium.inputs)
     inputs = {name: torch.cat([prompt.medium.inputs[name] for prompt in prompts]).to(loaded.device) for name in names}
     inputs = {name: one.to(loaded.model.dtype) if one.is_floating_point() else one for name, one in inputs.items()}
+    if any(prompt.types for prompt in prompts):
+        inputs[TYPES] = torch.tensor([_types(prompt, ids_BT.shape[1]) for prompt in prompts], device=loaded.device)
     reads = inputs.pop(getattr(loaded.model, "main_input_name", "input_ids"), ids_BT)
     return reads, inputs | ({"past_key_values": loaded.prefix} if prompts[0].medium.unasked else {})
+
+
+def known_types(loaded: LoadedModel) -> int | None:
+    """How many token types the model tells apart: 0 where it is given none, None where its config does not say.
+
+    >>> known_types(bert)
+    2
+    """
+    if TYPES not in arguments(loaded.model):
+        return 0
+    count = getattr(loaded.model.config, "type_vocab_size", None)
+    return count if isinstance(count, int) else None
+
+
+def _types(prompt: Prompt, tokens: int) -> list[int]:
+    """The token types of so many tokens: behind a text as its last, and 0 of a text without any."""
+    types = prompt.types or (0,)
+    return [*types, *types[-1:] * (tokens - len(types))][:tokens]
 
 
 def given_of(

@@ -68,6 +68,7 @@ def continued(tokenizer: Any, prompt: Prompt, ids: Sequence[int]) -> Prompt:
         characters=prompt.characters + characters,
         answer=at,
         medium=prompt.medium.followed(at, len(ids)),
+        types=(*prompt.types, *prompt.types[-1:] * len(ids)),
     )
 
 

@@ -23,6 +23,7 @@ GRAMMAR = (
     ('"3-7"   "#2"   "a, b"', "a text that looks like grammar; \\n is a newline"),
     ("user   assistant#2", "with --chat: turns of the user, the second answer"),
     ("prompt   answer", "with --generate or --answer: the text, its answer"),
+    ("text   pair", "with --pair: the first text, the second"),
     ("made", "the rows that made the answer or target: 1 earlier"),
     ("img   img2", "with --picture: a picture's patches, the second's"),
     ("subject", "what --define subject=Mary says"),

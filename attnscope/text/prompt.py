@@ -4,7 +4,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
 from attnscope.apart import Apart, Where
 from attnscope.errors import InputError, UsageError, first_line
@@ -106,7 +107,9 @@ class Prompt:
     messages of a chat, without the begin token and without a system prompt that the template adds of its own. `removed`
     tokens were cut off. `characters` are those of `text` that each token holds, or holds a part of, as [start, stop).
     `answer` is where the tokens of an answer begin, None where there is none: what stands before them is the prompt.
-    `medium` is what is read with the text, or instead of it.
+    `medium` is what is read with the text, or instead of it. Of a pair of texts `text` is both, the second behind
+    BETWEEN, and `segments` are the tokens of each, "text" and "pair", without special ones. `types` are the token types
+    (segment ids) that the tokenizer gives the tokens; empty where it gives none, or 0 alone.
     """
 
     text: str
@@ -120,6 +123,8 @@ class Prompt:
     characters: Characters = field(default=(), repr=False)
     answer: int | None = None
     medium: Medium = Medium()
+    segments: tuple[Span, ...] = ()
+    types: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.characters:  # of ids
@@ -142,12 +147,14 @@ class Prompt:
     def parts(self) -> dict[str, Sequence[int]]:
         """The tokens of the "prompt" and of its "answer", where there is one; of each picture, "img", "img2", ...
 
-        "made" are those whose rows predict the answer: each token of it is made by the one before.
+        "made" are those whose rows predict the answer: each token of it is made by the one before. Of a pair those of
+        the first text, "text", and of the second, "pair".
         """
         at, count = self.answer, len(self)
+        own = self.medium.parts | {one.name: range(one.start, one.stop) for one in self.segments}
         if at is None:
-            return self.medium.parts
-        return self.medium.parts | {"prompt": range(at), "answer": range(at, count), "made": range(at - 1, count - 1)}
+            return own
+        return own | {"prompt": range(at), "answer": range(at, count), "made": range(at - 1, count - 1)}
 
     @property
     def ids_apart(self) -> tuple[int, ...]:
@@ -172,6 +179,7 @@ Side = Literal["left", "right"]
 LONGEST_TEXT = 2**23  # characters of a text that is tokenised
 LONGEST_TOKEN = 100  # characters of a text per token that the model reads
 NEIGHBOURS = 8  # tokens beside a cut whose bytes may belong to the same character
+BETWEEN = "\n"  # between the two texts of a pair, where characters are counted through both
 Offsets = Sequence[tuple[int, int]]
 
 
@@ -182,7 +190,9 @@ def place(tokenizer: Any, brought: bool, chat: bool) -> Where:
 
 
 def reading(tokenizer: Any, where: Where) -> Apart[Prompt]:
-    """(text, chat, max_tokens, truncate, answer) -> `from_chat` or `from_text`, within a deadline unless it is "here".
+    """(text, chat, max_tokens, truncate, answer, pair) -> `from_chat`, `from_pair` or `from_text`.
+
+    Within a deadline, unless it is "here".
 
     Raises ModelError too: for a tokenizer that fails, or takes too long.
 
@@ -194,8 +204,17 @@ def reading(tokenizer: Any, where: Where) -> Apart[Prompt]:
 
 
 def _read(
-    tokenizer: Any, text: str, chat: bool, max_tokens: int | None, truncate: Side | None, answer: str | None = None
+    tokenizer: Any,
+    text: str,
+    chat: bool,
+    max_tokens: int | None,
+    truncate: Side | None,
+    answer: str | None = None,
+    pair: str | None = None,
 ) -> Prompt:
+    if pair is not None:
+        both = from_pair(tokenizer, text, pair, max_tokens=max_tokens, truncate=truncate)
+        return both if answer is None else replace(both, answer=len(both))  # one that is still to come
     made = from_chat if chat else from_text
     return made(tokenizer, text, max_tokens=max_tokens, truncate=truncate, answer=answer)
 
@@ -219,9 +238,34 @@ def from_text(
     """
     said = text + (answer or "")
     check_length(said, max_tokens, truncate)
-    ids, offsets = _encode(tokenizer, said)
-    kept = _kept(tokenizer, ids, max_tokens, truncate)
-    return _answered(_prompt(tokenizer, said, ids, offsets, kept, []), text, answer)
+    encoded = _encode(tokenizer, said)
+    kept = _kept(tokenizer, encoded.ids, max_tokens, truncate)
+    return _answered(_prompt(tokenizer, said, encoded, kept, []), text, answer)
+
+
+def from_pair(
+    tokenizer: Any, text: str, pair: str, *, max_tokens: int | None = None, truncate: Side | None = None
+) -> Prompt:
+    """The tokens of `tokenizer(text, pair)`: two texts with the special tokens and token types of a pair.
+
+    InputError for a tokenizer that puts nothing between two texts, for a text without tokens, and where a cut leaves
+    nothing of one of them; lengths as in `from_text`.
+
+    >>> from_pair(tokenizer, "a bank", "a river").parts["pair"]
+    range(4, 6)
+    """
+    said = text + BETWEEN + pair
+    check_length(said, max_tokens, truncate)
+    encoded = _encode(tokenizer, text, pair)
+    kept = _kept(tokenizer, encoded.ids, max_tokens, truncate)
+    segments = [[place for place, at in enumerate(kept) if encoded.texts[at] == number] for number in (0, 1)]
+    if not all(segments):
+        which, lost = ("first", "second")[bool(segments[0])], len(kept) < len(encoded.ids)
+        why = "is cut off whole" if lost else "has no tokens"
+        raise InputError(f"the {which} text of the pair {why}", "shorten the other" if lost else "give it a word")
+    named = zip(segments, ("text", "pair"), strict=True)
+    spans = tuple(sorted((Span(places[0], places[-1] + 1, name) for places, name in named), key=lambda one: one.start))
+    return replace(_prompt(tokenizer, said, encoded, kept, []), segments=spans)
 
 
 def from_chat(
@@ -269,9 +313,9 @@ def from_chat(
     if bounds and len(said) > len(text):
         bounds.append((len(text), len(said), "assistant"))
     check_length(said, max_tokens, truncate)
-    ids, offsets = _encode(tokenizer, said, add_special_tokens=False)
-    kept = _kept(tokenizer, ids, max_tokens, truncate)
-    return _answered(_prompt(tokenizer, said, ids, offsets, kept, bounds), opened, answer)
+    encoded = _encode(tokenizer, said, add_special_tokens=False)
+    kept = _kept(tokenizer, encoded.ids, max_tokens, truncate)
+    return _answered(_prompt(tokenizer, said, encoded, kept, bounds), opened, answer)
 
 
 def from_ids(
@@ -292,7 +336,7 @@ def from_ids(
     # Of millions only those that stay are named, and those beside them, which may hold parts of their characters.
     near = sorted({at for place in kept for at in range(place - NEIGHBOURS, place + NEIGHBOURS + 1)})
     places = {at: number for number, at in enumerate(at for at in near if 0 <= at < len(listed))}
-    prompt = _prompt(tokenizer, None, [listed[at] for at in places], None, [places[at] for at in kept], [])
+    prompt = _prompt(tokenizer, None, Encoded([listed[at] for at in places]), [places[at] for at in kept], [])
     return replace(prompt, removed=len(listed) - len(kept))
 
 
@@ -327,7 +371,48 @@ def check_length(text: str, most: int | None, truncate: Side | None) -> None:
         raise InputError(f"the text has {len(text)} characters, expected at most {longest}{reads}", "shorten it")
 
 
-def _encode(tokenizer: Any, text: str, **how: Any) -> tuple[list[int], Offsets | None]:
+class Encoded(NamedTuple):
+    """What a tokenizer makes of a text or a pair, token by token.
+
+    offsets: the characters of `Prompt.text`, None where it does not tell. types: its token types, empty where all are
+    0. texts: of a pair the number of the text that a token is of, None of a special one.
+    """
+
+    ids: Sequence[int]
+    offsets: Offsets | None = None
+    types: Sequence[int] = ()
+    texts: Sequence[int | None] = ()
+
+
+def _encode(tokenizer: Any, text: str, pair: str | None = None, **how: Any) -> Encoded:
+    for one in (text, pair or ""):
+        _check_characters(one)
+    fast = bool(getattr(tokenizer, "is_fast", False))
+    encoded = tokenizer(text, pair, verbose=False, return_offsets_mapping=fast, **how)
+    ids, types = list(encoded["input_ids"]), list(encoded.get("token_type_ids") or ())
+    if not ids:
+        raise InputError("the text has no tokens", "give a text with at least one word")
+    found = Encoded(ids, encoded["offset_mapping"] if fast else None, types if any(types) else ())
+    if pair is None:
+        return found
+    texts = encoded.sequence_ids(0) if fast else _texts_of(tokenizer, ids, (text, pair))
+    bounds = [at for at, (one, other) in enumerate(pairwise(texts)) if {one, other} == {0, 1}]
+    if bounds:
+        raise InputError(
+            "this model's tokenizer puts nothing between two texts: it was made for one",
+            "leave out {pair}, and write both as one text",
+        )
+    before = len(text) + len(BETWEEN)
+    if found.offsets is not None:
+        moved = [
+            (start + before, stop + before) if number == 1 else (start, stop)
+            for (start, stop), number in zip(found.offsets, texts, strict=True)
+        ]
+        found = found._replace(offsets=moved)
+    return found._replace(texts=texts)
+
+
+def _check_characters(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -335,11 +420,20 @@ def _encode(tokenizer: Any, text: str, **how: Any) -> tuple[list[int], Offsets |
             f"character {error.start} of the text is U+{ord(text[error.start]):04X}, half of a surrogate pair",
             "write the character itself, or both halves",
         ) from error
-    fast = bool(getattr(tokenizer, "is_fast", False))
-    encoded = tokenizer(text, verbose=False, return_offsets_mapping=fast, **how)
-    if not encoded["input_ids"]:
-        raise InputError("the text has no tokens", "give a text with at least one word")
-    return list(encoded["input_ids"]), encoded["offset_mapping"] if fast else None
+
+
+def _texts_of(tokenizer: Any, ids: Sequence[int], both: Sequence[str]) -> list[int | None]:
+    """Which text of a pair each token is of, where the tokenizer does not tell: each stands there as it does alone."""
+    texts: list[int | None] = [None] * len(ids)
+    begin = 0
+    for number, text in enumerate(both):
+        alone = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        starts = range(begin, len(ids) - len(alone) + 1)
+        at = next((at for at in starts if list(ids[at : at + len(alone)]) == alone), None)
+        if at is not None:
+            begin = at + len(alone)
+            texts[at:begin] = [number] * len(alone)
+    return texts
 
 
 def _kept(tokenizer: Any, ids: Sequence[int], most: int | None, truncate: Side | None) -> list[int]:
@@ -366,11 +460,11 @@ def _kept(tokenizer: Any, ids: Sequence[int], most: int | None, truncate: Side |
 def _prompt(
     tokenizer: Any,
     text: str | None,
-    ids: Sequence[int],
-    offsets: Offsets | None,
+    encoded: Encoded,
     kept: Sequence[int],
     bounds: Bounds,
 ) -> Prompt:
+    ids, offsets = encoded.ids, encoded.offsets
     pieces = _pieces(tokenizer, ids, text or "", offsets and over_marks(offsets, text or ""))
     readings = read_pieces(pieces, text or "")
     characters = _held(readings, text) if text else ()
@@ -387,6 +481,7 @@ def _prompt(
         turns=turns,
         removed=len(ids) - len(kept),
         characters=tuple([characters[place] for place in kept]) if text else (),
+        types=tuple([encoded.types[place] for place in kept]) if encoded.types else (),
     )
 
 

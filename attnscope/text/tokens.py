@@ -153,7 +153,7 @@ def _lacking(prompt: Prompt, *asked: Any, parts: Mapping[str, Sequence[int]]) ->
 
 def _span(prompt: Prompt, name: str, defined: Mapping[str, str], parts: Mapping[str, Sequence[int]]) -> Found | None:
     try:
-        return find(prompt, name, defined, parts) if name in defined else None
+        return find(prompt, name, defined, parts) if name in {*defined, *prompt.parts} else None
     except NotThereError:
         return None
 

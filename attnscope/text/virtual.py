@@ -31,4 +31,6 @@ def with_virtual(prompt: Prompt, ids: Sequence[int], keys_alone: bool = False) -
         turns=tuple(Span(turn.start + count, turn.stop + count, turn.name) for turn in prompt.turns),
         characters=(*((0, 0),) * count, *prompt.characters),
         medium=medium,
+        segments=tuple(Span(one.start + count, one.stop + count, one.name) for one in prompt.segments),
+        types=(*(0,) * count, *prompt.types) if prompt.types else (),
     )

@@ -1,0 +1,45 @@
+"""How a text is read otherwise than whoever gave it may think, in lines for a person and for the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from attnscope.seam.inputs import TYPES, known_types
+
+if TYPE_CHECKING:
+    from attnscope.model.loaded import LoadedModel
+    from attnscope.text.prompt import Prompt
+
+
+def notes_of(loaded: LoadedModel, prompt: Prompt, pair: str = "--pair TEXT") -> Iterator[str]:
+    """Of a text as the model is given it; pair: what gives the second text of a pair.
+
+    >>> list(notes_of(bert, from_text(bert.tokenizer, "a bank [SEP] a river")))
+    ['[SEP] is within the text, which is read as one, with one token type; --pair TEXT is the second of a pair']
+    """
+    if known_types(loaded) in (0, 1):
+        return
+    name, hands_on = loaded.tokenizer.sep_token, TYPES in loaded.tokenizer.model_input_names
+    if hands_on and _has_separator(prompt, loaded.tokenizer):
+        yield f"{name} is within the text, which is read as one, with one token type; {pair} is the second of a pair"
+    if not hands_on and prompt.segments and _has_types(loaded.tokenizer):
+        kind = type(loaded.tokenizer).__name__
+        yield (
+            f"the pair is read with one token type: {kind} hands on none in this version of transformers; "
+            f"{TYPES} in model_input_names of tokenizer_config.json changes that"
+        )
+
+
+def _has_types(tokenizer: Any) -> bool:
+    """Whether a tokenizer knows token types of a pair, be they handed on or not."""
+    return any(tokenizer("a", "a", return_token_type_ids=True).get(TYPES) or ())
+
+
+def _has_separator(prompt: Prompt, tokenizer: Any) -> bool:
+    """Whether a separator stands between two parts of what has one token type."""
+    separator = getattr(tokenizer, "sep_token_id", None)
+    if separator is None or prompt.segments or len(set(prompt.types)) > 1:
+        return False
+    places = [at for at, token in enumerate(prompt.ids) if token == separator]
+    return any(not all(prompt.special[at:]) for at in places)
