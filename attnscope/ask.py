@@ -46,6 +46,7 @@ class How(TypedDict, total=False):
     target: str | Sequence[int] | None
     picture: PictureSource | Sequence[PictureSource] | None
     pair: str | None
+    global_tokens: str | None
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class Ask:
     one, else as ids. target: what an encoder-decoder's decoder reads, as text or as ids; without it what the model
     makes of the text, greedily, in at most `generate` tokens. picture: one or several, files or pictures of Pillow,
     that a vision-language model reads with the text. pair: a second text, read with the first as its tokenizer writes
-    a pair: special tokens between them, and token types where the model has some.
+    a pair: special tokens between them, and token types where the model has some. global_tokens: those with global
+    attention, of Longformer and LED, as an expression; "none" for none; without it what the model's class chooses.
     """
 
     text: Text
@@ -85,6 +87,7 @@ class Ask:
     target: str | Sequence[int] | None = None
     picture: PictureSource | Sequence[PictureSource] | None = None
     pair: str | None = None
+    global_tokens: str | None = None
 
     def check_pair(self) -> None:
         """Raise UsageError or InputError for a second text that cannot be meant."""
@@ -132,6 +135,7 @@ class _Form:
     target: str | tuple[int, ...] | None = None
     picture: tuple[str, ...] | None = None
     pair: str | None = None
+    global_tokens: str | None = None
 
 
 def _text(text: Text) -> str | list[int]:

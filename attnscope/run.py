@@ -17,6 +17,7 @@ from attnscope.ask import Ask
 from attnscope.errors import MemoryLimitError, ModelError, UsageError
 from attnscope.folder.manifest import TARGET, prompt_of, read_manifest
 from attnscope.inputs.given import ids_of, reading
+from attnscope.inputs.global_tokens import positions
 from attnscope.inputs.made import generated, target
 from attnscope.inputs.notes import notes_of
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, reads_sound
@@ -28,6 +29,8 @@ from attnscope.observe import Asked, Request, observe
 from attnscope.observe.choice import Choice, choose, tiles_difference
 from attnscope.seam.cost import within_memory
 from attnscope.seam.engines import Engine
+from attnscope.seam.forward import arguments, bare_model
+from attnscope.seam.inputs import GLOBAL
 from attnscope.selection import HeadsByRole, select_stacks
 from attnscope.stacks import CROSS, ENCODER, ENCODER_ONLY, SEQ2SEQ, VISION
 from attnscope.study.ablation.by_key import asked_of_answer, directions_of_answer
@@ -186,6 +189,7 @@ def prepare(
     facts = (
         made
         | ({"notes": notes} if notes else {})
+        | _global_tokens(loaded, source or prompt, ask)
         | _facts(loaded, prompt, source, choice.engine if compared else None, atlas)
         | {"ask": _without_text(ask).as_json()}
     )
@@ -264,6 +268,14 @@ def _facts(
     if atlas is not None:
         facts["atlas"] = {name: atlas.facts.get(name) for name in ("seed", "sequences", "ids_sha256")}
     return facts
+
+
+def _global_tokens(loaded: LoadedModel, prompt: Prompt, ask: Ask) -> dict[str, Any]:
+    """The tokens with global attention, of a model that has some, and what chose them."""
+    if GLOBAL not in arguments(loaded.model):
+        return {}
+    by = type(bare_model(loaded.model)).__name__ if ask.global_tokens is None else None
+    return {"global_tokens": {"positions": positions(prompt), "chosen_by_class": by}}
 
 
 def _check_matrices(loaded: LoadedModel, request: Request, prompt: Prompt, source: int = 0, more: int = 0) -> None:

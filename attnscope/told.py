@@ -77,6 +77,7 @@ def run_lines(run: Run) -> Iterator[str]:
     if run.choice.hint:
         yield run.choice.hint
     yield from sound_lines(run)
+    yield from global_lines(run)
 
 
 def header(run: Run) -> str:
@@ -126,6 +127,16 @@ def sound_lines(run: Run) -> Iterator[str]:
     own = len(prompt) - sum(prompt.special)
     padded = f"; padded with silence from {prompt.labels[own]} on" if own < len(prompt) else ""
     yield f"{prompt.text.partition(':')[0]}: {own} of {len(prompt)} frames{padded}"
+
+
+def global_lines(run: Run) -> Iterator[str]:
+    """Which tokens have global attention, of a model in which some can, and what chose them."""
+    made = run.facts.get("global_tokens")
+    if made is None:
+        return
+    places, by = made["positions"], made["chosen_by_class"]
+    which = described(run.text, Found("global", tuple(places))) if places else "none"
+    yield f"global attention: {which}" + (f", as {by} chooses; --set global_tokens=TOKENS names others" if by else "")
 
 
 def target_lines(run: Run) -> Iterator[str]:

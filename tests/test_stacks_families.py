@@ -23,7 +23,7 @@ from attnscope.model.families import Family
 from attnscope.model.geometry import geometry_of
 from attnscope.model.task import model_class, task_of
 from attnscope.seam.cost import eager_bytes
-from attnscope.seam.hooked import weights_in, whole
+from attnscope.seam.hooked import banded, weights_in
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.stacks import CROSS, DECODER, ENCODER
 from helpers.families import tiny_config
@@ -212,7 +212,7 @@ def test_local_attention_sees_what_is_near_and_nothing_else(family: str) -> None
 
 def test_a_band_lies_around_its_query() -> None:
     weights_BQHW = torch.tensor([1.0, 2.0, 3.0]).expand(1, 4, 1, 3)
-    found, reach = whole(weights_BQHW, "band", 3)
+    found, reach = banded([weights_BQHW], None, 3)
     assert reach == 1
     assert found[0, 0].tolist() == [[2, 3, 0], [1, 2, 3], [0, 1, 2]]
 

@@ -87,6 +87,7 @@ def ask_for(job: Job, item: Item) -> Ask:
         target=target,
         picture=picture,
         pair=None if job.pair_field is None else _said(item, job.pair_field),
+        global_tokens=job.global_tokens,
     )
 
 

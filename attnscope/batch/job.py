@@ -61,8 +61,8 @@ class Job:
     each says what an encoder-decoder's decoder reads; without it, what the model itself makes of the text.
     answer_field: where each gives the answer that is read after its text; answer: the same one after every text.
     audio_field: where each names the file of a sound, which is read in the text's stead; picture_field: the file of a
-    picture beside its text, or a list of them; pair_field: the second text of a pair. max_tokens: every text is cut to
-    so many, on the side `truncate`, else on the right.
+    picture beside its text, or a list of them; pair_field: the second text of a pair. global_tokens: as of
+    `Ask`. max_tokens: every text is cut to so many, on the side `truncate`, else on the right.
     """
 
     load: LoadOptions = LoadOptions()
@@ -83,6 +83,7 @@ class Job:
     audio_field: str | None = None
     picture_field: str | None = None
     pair_field: str | None = None
+    global_tokens: str | None = None
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:

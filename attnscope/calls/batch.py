@@ -66,6 +66,7 @@ class BatchFields(TypedDict, total=False):
     audio_field: str | None
     picture_field: str | None
     pair_field: str | None
+    global_tokens: str | None
     chat: bool
     truncate: Side | None
     max_tokens: int | None
@@ -113,6 +114,7 @@ class BatchOptions:
     audio_field: str | None = None
     picture_field: str | None = None
     pair_field: str | None = None
+    global_tokens: str | None = None
     chat: bool = False
     truncate: Side | None = None
     max_tokens: int | None = None
@@ -196,7 +198,7 @@ class BatchOptions:
 
 OF_JOB: tuple[str, ...] = (
     *("chat", "truncate", "batch_tokens", "strict", "engine", "query_field", "key_field", "target_field"),
-    *("answer_field", "answer", "audio_field", "picture_field", "pair_field", "max_tokens"),
+    *("answer_field", "answer", "audio_field", "picture_field", "pair_field", "global_tokens", "max_tokens"),
 )
 NOT_HELD = ("summary", "batch_tokens", "strict")
 

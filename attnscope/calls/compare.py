@@ -51,11 +51,12 @@ class CompareFields(TypedDict, total=False):
     truncate: Side | None
     target: str | list[int] | None
     pair: str | None
+    global_tokens: str | None
 
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """What is compared, and how the texts are read; the last four are fields of `attnscope.ask.Ask`.
+    """What is compared, and how the texts are read; the last five are fields of `attnscope.ask.Ask`.
 
     compare_text: what the other side reads instead of the same text. align: how tokens are paired, by "position" or by
     "text"; by position without it where both sides have as many words. select, atlas: the heads that are listed, in
@@ -72,6 +73,7 @@ class CompareOptions:
     truncate: Side | None = None
     target: str | list[int] | None = None
     pair: str | None = None
+    global_tokens: str | None = None
 
 
 class SidesOfText(NamedTuple):
@@ -88,8 +90,8 @@ def compare(
     """Two models on the same texts, or one model on two texts, head by head.
 
     text: one text, or a list of them, over which differences get intervals from 32 on. options: the fields of
-    `CompareOptions`: compare_text, align, select, atlas, engine, memory, chat, truncate, target, pair. Raises
-    UsageError for models of other layers or heads, InputError for texts that share no word.
+    `CompareOptions`: compare_text, align, select, atlas, engine, memory, chat, truncate, target, pair, global_tokens.
+    Raises UsageError for models of other layers or heads, InputError for texts that share no word.
 
         >>> attnscope.compare(model, model, "Mary gave John a book", compare_text="John gave Mary a book").table()
         >>> attnscope.compare(model, tuned, texts).table().to_pandas()
@@ -166,7 +168,7 @@ def readings(
 
     def prepared(model: LoadedModel, text: Text, chat: bool) -> Run:
         how = {"engine": asked.engine, "memory": asked.memory, "truncate": asked.truncate, "target": asked.target}
-        how["pair"] = asked.pair
+        how |= {"pair": asked.pair, "global_tokens": asked.global_tokens}
         return prepare(model, Ask(text, chat=chat, **how))  # type: ignore[arg-type]
 
     for name, first, other in texts:
@@ -188,7 +190,7 @@ def readings(
 def _said(asked: CompareOptions) -> dict[str, Any]:
     """The options that change the numbers, as compare.json holds them."""
     atlas = asked.atlas if isinstance(asked.atlas, str | Path) else None
-    names = ("align", "select", "engine", "chat", "truncate", "target")
+    names = ("align", "select", "engine", "chat", "truncate", "target", "global_tokens")
     return {"atlas": None if atlas is None else str(atlas), **{name: getattr(asked, name) for name in names}}
 
 

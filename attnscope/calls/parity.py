@@ -41,6 +41,7 @@ class ParityFields(TypedDict, total=False):
     target: str | list[int] | None
     picture: PictureSource | list[PictureSource] | None
     pair: str | None
+    global_tokens: str | None
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class ParityOptions:
     target: str | list[int] | None = None
     picture: PictureSource | list[PictureSource] | None = None
     pair: str | None = None
+    global_tokens: str | None = None
 
     def __post_init__(self) -> None:
         if not self.atol >= 0:
@@ -69,7 +71,7 @@ class ParityOptions:
 
     def ask(self, text: Text) -> Ask:
         """How a text is read: by the model's own eager attention."""
-        names = ("select", "atlas", "chat", "truncate", "generate", "target", "picture", "pair")
+        names = ("select", "atlas", "chat", "truncate", "generate", "target", "picture", "pair", "global_tokens")
         return Ask(text, engine="eager", **{name: getattr(self, name) for name in names})
 
 
@@ -77,8 +79,8 @@ def parity(model: LoadedModel, text: Text | None = None, **options: Unpack[Parit
     """Every attention layer against attention written from the papers, computed from the layer's own weights.
 
     text: the text, a Prompt, token ids or a sound; without one, a built-in sentence. options: the fields of
-    `ParityOptions`: select, atlas, atol, whole, chat, truncate, generate, target, picture, pair. Raises InputError for
-    a text that does not fit the model, UsageError for an option that does not exist.
+    `ParityOptions`: select, atlas, atol, whole, chat, truncate, generate, target, picture, pair, global_tokens. Raises
+    InputError for a text that does not fit the model, UsageError for an option that does not exist.
 
         >>> attnscope.parity(attnscope.load("demo")).holds
         True

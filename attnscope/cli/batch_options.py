@@ -13,7 +13,7 @@ from attnscope.cli.figure_options import FIGURES, Drawing, names
 from attnscope.cli.groups import FIRST, HELD, SETTING, command_line, default_of, fill, held, option_group, parameters
 from attnscope.cli.heads import MeasuredEntries
 from attnscope.cli.load_options import EngineName, Loading
-from attnscope.cli.options import Printing, Question, Relations, Spreadsheet, Tokens
+from attnscope.cli.options import GlobalTokens, Printing, Question, Relations, Spreadsheet, Tokens
 from attnscope.cli.study_options import Rehearsal
 from attnscope.errors import UsageError
 
@@ -26,7 +26,7 @@ TABLES = ("heads", "relations")
 
 
 @option_group
-class Sources(Tokens):
+class Sources(GlobalTokens, Tokens):
     """Which texts, and how they are read."""
 
     panel = "Corpus"

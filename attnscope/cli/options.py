@@ -102,7 +102,7 @@ class Pair:
 class MayAsk(Checkpoint):
     """Whether a server is asked, which may hold the model."""
 
-    no_server: Annotated[bool, Option(help="Do not ask `attnscope serve`."), UNRECORDED] = False
+    no_server: Annotated[bool, Option(help="Do not ask `attnscope serve`."), UNRECORDED, SETTING] = False
 
 
 @option_group
@@ -122,7 +122,23 @@ class ModelText(OneText, Loading):
 
 
 @option_group
-class PairedText(Pair, ModelText):
+class GlobalTokens:
+    """Which tokens have global attention."""
+
+    panel = "Text"
+    global_tokens: Annotated[
+        str | None,
+        Option(
+            help="Tokens with global attention, of Longformer and LED; none (default: as the model's class chooses).",
+            metavar="TOKENS",
+        ),
+        HELD,
+        SETTING,
+    ] = None
+
+
+@option_group
+class PairedText(Pair, GlobalTokens, ModelText):
     """One text or a pair of them, and the model that reads it."""
 
     panel = "Text"
@@ -134,7 +150,7 @@ class PairedText(Pair, ModelText):
 
     @property
     def how(self) -> How:
-        return {**super().how, "pair": self.pair}
+        return {**super().how, "pair": self.pair, "global_tokens": self.global_tokens}
 
 
 @option_group

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex
 
 from attnscope.apart import Apart
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.inputs.global_tokens import with_global_tokens
 from attnscope.media.picture import all_opened
 from attnscope.media.picture_prompt import reading_with_pictures
 from attnscope.media.sound import Sound, heard
@@ -46,7 +47,8 @@ def reading(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Rea
 
         def read(ask: Ask) -> Prompt:
             ask.check_pair()
-            return _typed(loaded, reader(next(row for row, one in enumerate(INPUTS) if one.takes(ask)))(ask))
+            prompt = _typed(loaded, reader(next(row for row, one in enumerate(INPUTS) if one.takes(ask)))(ask))
+            return with_global_tokens(loaded, prompt, ask.global_tokens)
 
         yield read
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnscope.errors import ModelError, first_line
 from attnscope.memory import is_out_of_memory
-from attnscope.seam.inputs import given_of
+from attnscope.seam.inputs import GLOBAL, given_of
 from attnscope.seam.listen import running
 from attnscope.stacks import SEQ2SEQ
 
@@ -113,7 +113,9 @@ def translation(
         how["force_unique_generate_call"] = True
         begins = WHISPER_START
     most = most if room is None else min(most, room - begins)
-    made = greedy(loaded, given_of(loaded, source)[0], most, engine.implementation, **how)[0].tolist()
+    reads, beside = given_of(loaded, source)
+    how |= {name: one for name, one in beside.items() if name == GLOBAL}
+    made = greedy(loaded, reads, most, engine.implementation, **how)[0].tolist()
     return made[:-1] if len(made) > 1 and ends(loaded, made[-1]) else made
 
 

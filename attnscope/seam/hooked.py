@@ -2,12 +2,12 @@
 
 Most return (output, weights), others put more around the weights or return them in pieces.
 
-Shapes: B text, N block, H head, Q query, K key, W keys of a window.
+Shapes: B text, T token, N block, H head, Q query, K key, W keys of a window, X global tokens of the text with most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def weights_in(output: Any, known: Family) -> list[Tensor]:
     rank = 5 if known.layout == "blocks" else 4
     found = [one for one in parts if isinstance(one, Tensor) and one.ndim == rank and one.is_floating_point()]
     found = [one for one in found if len(one)]  # a module around the one that attends may have none, see `without`
-    return found if known.merges_cross else found[:1]
+    return found if known.merges_cross or known.layout == "band" else found[:1]
 
 
 def without(output: Any, weights: list[Tensor], keep_shape: bool) -> Any:
@@ -52,20 +52,39 @@ def without(output: Any, weights: list[Tensor], keep_shape: bool) -> Any:
     return output
 
 
+def banded(found: Sequence[Tensor], global_BT: Tensor | None, tokens: int) -> tuple[Tensor, int]:
+    """(B, H, Q, K) of weights in the layout "band", cut to the text's tokens, and how far a query sees to either side.
+
+    found: (B, Q, H, X + W), each query's weights on the X global keys and on those of its window; where there are
+    global tokens their own rows too, (B, H, X, K). global_BT: which tokens these are. X is the most of a text.
+    """
+    weights, *global_rows = found
+    B, Q, H, _ = weights.shape
+    X = global_rows[0].shape[2] if global_rows else 0
+    local_BHQW = weights[..., X:].transpose(1, 2)
+    W, tokens = local_BHQW.shape[-1], min(tokens, Q)
+    reach = W // 2
+    whole_BHQK = weights.new_zeros(B, H, Q, Q + 2 * reach)
+    key_QW = torch.arange(Q, device=weights.device)[:, None] + torch.arange(W, device=weights.device)
+    whole_BHQK.scatter_(-1, key_QW.expand(B, H, Q, W), local_BHQW)
+    whole_BHQK = whole_BHQK[..., reach : reach + Q].clone()
+    for text, at in enumerate(_global_places(global_BT) if global_rows else ()):
+        whole_BHQK[text, :, :, at] += weights[text, :, :, : len(at)].transpose(0, 1)  # the window leaves these keys out
+        whole_BHQK[text, :, at] = global_rows[0][text, :, : len(at), :Q]
+    return whole_BHQK[:, :, :tokens, :tokens], reach
+
+
+def _global_places(global_BT: Tensor | None) -> list[Tensor]:
+    return [] if global_BT is None else [one.nonzero()[:, 0] for one in global_BT]
+
+
 def whole(weights: Tensor, layout: str, tokens: int) -> tuple[Tensor, int | None]:
     """(B, H, Q, K) of weights in another layout, cut to the text's tokens, and how far a query sees to either side.
 
-    layout: see `Family.layout`.
+    layout: see `Family.layout`; of a band see `banded`.
     """
     if layout == "last":
         return weights.permute(2, 3, 0, 1), None
-    if layout == "band":
-        B, Q, H, W = weights.shape
-        reach, tokens = W // 2, min(tokens, Q)
-        whole_BHQK = weights.new_zeros(B, H, Q, Q + 2 * reach)
-        key_QW = torch.arange(Q, device=weights.device)[:, None] + torch.arange(W, device=weights.device)
-        whole_BHQK.scatter_(-1, key_QW.expand(B, H, Q, W), weights.transpose(1, 2))
-        return whole_BHQK[:, :, :tokens, reach : reach + tokens], reach
     B, N, H, block, _ = weights.shape
     tokens = min(tokens, N * block)
     whole_BHQK = weights.new_zeros(B, H, N * block, (N + 2) * block)
@@ -74,9 +93,16 @@ def whole(weights: Tensor, layout: str, tokens: int) -> tuple[Tensor, int | None
     return whole_BHQK[:, :, :tokens, block : block + tokens], block - 1
 
 
-def near(tokens: int, reach: int | None, device: torch.device) -> Tensor | None:
-    """(1, 1, Q, K) boolean: the keys at most `reach` from the query; None for all."""
+def near(tokens: int, reach: int | None, device: torch.device, global_BT: Tensor | None = None) -> Tensor | None:
+    """(B or 1, 1, Q, K) boolean: the keys at most `reach` from the query; None for all.
+
+    global_BT: the tokens that see all others, and that all others see.
+    """
     if reach is None:
         return None
     position_T = torch.arange(tokens, device=device)
-    return ((position_T[:, None] - position_T).abs() <= reach)[None, None]
+    near_11QK = ((position_T[:, None] - position_T).abs() <= reach)[None, None]
+    if global_BT is None:
+        return near_11QK
+    global_BT = global_BT[:, :tokens].to(device)
+    return near_11QK | global_BT[:, None, :, None] | global_BT[:, None, None, :]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from attnscope.text.prompt import Prompt
 
 
-TYPES = "token_type_ids"  # an argument of a model's forward
+TYPES, GLOBAL = "token_type_ids", "global_attention_mask"  # arguments of a model's forward
 
 
 def given(loaded: LoadedModel, prompts: Sequence[Prompt], ids_BT: Tensor) -> tuple[Tensor, dict[str, Any]]:

@@ -39,7 +39,7 @@ from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.checks import check_call
 from attnscope.seam.engines import ENGINES, Engine, OnCall, changing, full_precision
 from attnscope.seam.forward import backbone, bare_model, config_of, with_logits, without_cache
-from attnscope.seam.hooked import near, weights_in, whole, without
+from attnscope.seam.hooked import banded, near, weights_in, whole, without
 from attnscope.seam.own import OwnAttention
 from attnscope.seam.report import CallCheck, CaptureReport, settle, tolerance
 from attnscope.seam.route import Route, route_of
@@ -173,6 +173,7 @@ def listening(
 
 SINKS = ("s_aux", "sinks")  # what families call their sink logits
 MASKS_KEPT = 4
+GLOBAL_TOKENS = "is_index_global_attn"  # an argument of modules that attend in windows: which tokens see all others
 
 # The dispatcher: one wrapper of AttentionInterface.get_interface for all captures, counted.
 
@@ -305,7 +306,7 @@ class _Listener:
     def hook_modules(self) -> list[Any]:
         """Forward hooks on every attention module, for families that never call the interface."""
         attention = [module for module in self.paths if "attention" in type(module).__name__.lower()]
-        hooks = [module.register_forward_hook(self._from_hook, prepend=True) for module in attention]
+        hooks = [module.register_forward_hook(self._from_hook, prepend=True, with_kwargs=True) for module in attention]
         return [*self.stacks.hook(attention), *hooks]
 
     def from_interface(self, own: OwnAttention) -> Any:
@@ -363,7 +364,7 @@ class _Listener:
             sinks_scale_output=family_of(own.module).sinks_scale_output,
         )
 
-    def _from_hook(self, module: nn.Module, args: Any, output: Any) -> Any:
+    def _from_hook(self, module: nn.Module, args: Any, given: Mapping[str, Any], output: Any) -> Any:
         for check in self.tower.done(module) if self.tower else ():
             self._read(check)
         known = self._family(module)
@@ -382,32 +383,37 @@ class _Listener:
                 "this family returns the mean of its heads, which does not show the single heads",
                 "choose another model",
             )
-        parts = zip((DECODER, CROSS), found, strict=True) if len(found) > 1 else [(None, found[0])]
-        for stack, weights in parts:
-            self._hooked(self._place(module, stack), weights, known)
+        two = known.merges_cross and len(found) > 1
+        for stack, parts in zip((DECODER, CROSS), [[one] for one in found], strict=True) if two else [(None, found)]:
+            self._hooked(self._place(module, stack), parts, known, given.get(GLOBAL_TOKENS))
         return without(output, found, keep_shape=known.layout is not None)
 
-    def _hooked(self, place: CallPlace, weights: Tensor, known: Family) -> None:
-        """One call whose weights a module returned."""
-        weights_BHQK, visible = self._positioned(place, weights, known)
+    def _hooked(self, place: CallPlace, found: Sequence[Tensor], known: Family, global_BT: Tensor | None) -> None:
+        """One call whose weights a module returned; global_BT: its tokens that see all others."""
+        weights_BHQK, visible = self._positioned(place, found, known, global_BT)
         call = AttentionCall(place, DenseAttention(weights_BHQK, visible), weights_BHQK=weights_BHQK)
-        with full_precision(weights.device):
+        with full_precision(weights_BHQK.device):
             check = check_call(call, "hook")
             if known.merges_cross:  # each part's rows lack what the other has
                 check.note(row_sum_error=None)
             self.on_call(call)
         self._read(check)
 
-    def _positioned(self, place: CallPlace, weights: Tensor, known: Family) -> tuple[Tensor, Visibility]:
+    def _positioned(
+        self, place: CallPlace, found: Sequence[Tensor], known: Family, global_BT: Tensor | None
+    ) -> tuple[Tensor, Visibility]:
         """A module's weights as (B, H, Q, K), and which keys its queries may see."""
+        weights, tokens = found[0], self.report.tokens or sys.maxsize
         if type(place.module).__name__ == known.returns_logits:
             weights = weights.softmax(-1)
         if known.layout and is_bidirectional(place.stack):
-            weights, reach = whole(weights, known.layout, self.report.tokens or sys.maxsize)
+            in_band = known.layout == "band"
+            weights, reach = banded(found, global_BT, tokens) if in_band else whole(weights, known.layout, tokens)
             T, device = weights.shape[-1], weights.device
-            of_window = T, reach, device
+            global_BT = global_BT if len(found) > 1 else None
+            of_window = T, reach, device, global_BT is not None
             return weights, self._shared(
-                of_window, None, lambda: Visibility(T, T, near(T, reach, device), False, None, device)
+                of_window, None, lambda: Visibility(T, T, near(T, reach, device, global_BT), False, None, device)
             )
         Q, K = weights.shape[-2:]
         causal = is_causal(place.stack)

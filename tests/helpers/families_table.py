@@ -103,7 +103,10 @@ def study_row(name: str, one: Studied) -> str:
 
 REMARKS = {
     **dict.fromkeys(("big_bird", "bigbird_pegasus"), "read with full attention, whatever its config says"),
-    **dict.fromkeys(("led", "longformer"), "windows of the encoder brought to true key positions; no global tokens"),
+    **dict.fromkeys(
+        ("led", "longformer"),
+        "windows of the encoder brought to true key positions; global tokens as its class chooses, or as named",
+    ),
     "funnel": "layers in the order of their calls; keys are pooled after the first block",
     "longt5": "local blocks brought to true key positions; a transient-global encoder's layers are not read",
     "pegasus_x": "its encoder's keys are blocks and learned summaries: not read",

@@ -247,7 +247,7 @@ def test_what_is_asked_offline_it_answers(server):
 
 def test_no_server_is_asked_where_that_is_said(server):
     before = server.status["answered"]
-    server.call("heads", SENTENCE, "--no-server").ok()
+    server.call("heads", SENTENCE, "--set", "no_server=true").ok()
     call("heads", SENTENCE, **{**server.environment, "ATTNSCOPE_NO_SERVER": "1"}).ok()
     server.call("heads", SENTENCE, "--verify").ok()
     assert server.status["answered"] == before
