@@ -301,6 +301,18 @@ def test_a_model_of_sound_is_given_no_text(demo):
         prepare(wrap(model, demo.tokenizer, "tiny-whisper"), Ask(SOURCE, target=TARGET))
 
 
+def test_a_stack_of_which_nothing_is_kept_is_named(demo):
+    """ProphetNet's cross-attention has the rows of several predicted tokens below each other."""
+    sizes = {"hidden_size": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 200, "ngram": 2}
+    sizes |= {f"num_{part}_{what}": 2 for part in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    model = transformers.ProphetNetModel(transformers.ProphetNetConfig(**sizes))
+    seen = attnscope.capture(wrap(random(model), demo.tokenizer), [6, 7, 8, 9], target=[7, 8, 9])
+    assert list(seen.stacks) == ["encoder", "decoder"]
+    assert [line for line in seen.unmeasured if line.startswith("cross")] == [
+        "cross: its layers attend over something else than tokens"
+    ]
+
+
 def test_a_target_for_a_causal_model(demo):
     with pytest.raises(UsageError, match="an encoder-decoder's decoder reads"):
         prepare(demo, Ask(SOURCE, target=TARGET))

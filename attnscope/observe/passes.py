@@ -28,7 +28,7 @@ from attnscope.seam.inputs import given, given_of
 from attnscope.seam.listen import listen
 from attnscope.seam.projection import ProjectionInputs
 from attnscope.seam.report import CaptureReport, tolerance
-from attnscope.stacks import CAUSAL_LM, ENCODER, ENCODER_ONLY, VISION, VISION_ONLY, is_vision
+from attnscope.stacks import CAUSAL_LM, ENCODER, ENCODER_ONLY, OF_TWO_TEXTS, VISION, VISION_ONLY, is_vision
 from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
@@ -128,14 +128,23 @@ def _observed(
         return readings[stack].observation(row, replace(own, tokens=readings[stack].key_count), facts)
 
     others = [stack for stack in readings if stack != plain and readings[stack].kv_of]
+    unread = [f"{stack}: its layers attend over something else than tokens" for stack in _heard_alone(report, readings)]
     if prompts[0].medium.tower and VISION not in others and not request.asks:
-        facts |= {"unread": ["the vision tower: it attends in windows, or its config does not say its layers"]}
+        unread.append("the vision tower: it attends in windows, or its config does not say its layers")
+    if unread:
+        facts |= {"unread": unread}
     return [
         replace(seen(plain, row), other_stacks={stack: seen(stack, row) for stack in others})
         if others
         else seen(plain, row)
         for row in range(len(prompts))
     ]
+
+
+def _heard_alone(report: CaptureReport, readings: Mapping[str, Reading]) -> list[str]:
+    """The stacks of two texts whose layers called, and of which nothing could be kept."""
+    called = {call.stack for call in report.calls}
+    return [stack for stack in OF_TWO_TEXTS if stack in called & readings.keys() and not readings[stack].kv_of]
 
 
 def _fed(

@@ -110,7 +110,8 @@ REMARKS = {
     "funnel": "layers in the order of their calls; keys are pooled after the first block",
     "longt5": "local blocks brought to true key positions; a transient-global encoder's layers are not read",
     "pegasus_x": "its encoder's keys are blocks and learned summaries: not read",
-    **dict.fromkeys(("prophetnet", "squeezebert"), "returns logits; their softmax, which gives its output, is read"),
+    "prophetnet": "as squeezebert; cross has the rows of several predicted tokens below each other: not shown",
+    "squeezebert": "returns logits; their softmax, which gives its output, is read",
     "t5gemma2": "one softmax over target and source: the rows of decoder and cross sum to 1 together",
 }
 
