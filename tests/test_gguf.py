@@ -18,7 +18,7 @@ from attnscope.errors import ModelError
 from attnscope.model import gguf
 from attnscope.model.gguf import read_header
 from attnscope.model.loaded import LoadedModel
-from attnscope.model.loading import load, load_config
+from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.parity import check_parity
 from attnscope.parity.certificate import certificate
@@ -107,10 +107,11 @@ def test_a_llama_that_is_named_mistral(tmp_path: Path) -> None:
     check_is_written(write(tmp_path / "m.gguf", "llama", model, **{"general.name": "mistral"}), model)
 
 
-def test_a_file_that_does_not_look_ahead_states_it(tmp_path: Path) -> None:
-    model = tiny("llama")
-    path = write(tmp_path / "m.gguf", "llama", model, **{"attention.causal": False})
-    assert load_config(LoadOptions(str(path))).is_causal is False
+def test_a_file_of_a_model_that_looks_both_ways(tmp_path: Path) -> None:
+    model = tiny("llama", is_causal=False)
+    loaded = check_is_written(write(tmp_path / "m.gguf", "llama", model, **{"attention.causal": False}), model)
+    assert loaded.geometry.stack == "encoder"
+    assert check_parity(loaded, IDS).holds
 
 
 @pytest.mark.parametrize(

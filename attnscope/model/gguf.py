@@ -54,7 +54,6 @@ NO_WEIGHT = (  # in the name of a tensor: tables of positions, and what llama.cp
     "cross_attn_rel_b",
     ".nextn.",
 )
-HEAD = "output.weight"  # over the vocabulary: a model that is read as an encoder has none
 EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 
 
@@ -279,13 +278,14 @@ def _unread(header: Header, kind: Any, raw: Mapping[str, Any]) -> list[str]:
     """
     processors = needed(READER, "TENSOR_PROCESSORS")
     try:
-        model = empty_model(kind.from_dict(deepcopy(dict(raw))))
+        model: Any = empty_model(kind.from_dict(deepcopy(dict(raw))))
         processor = processors.get(header.architecture, needed(READER, "TensorProcessor"))(config=dict(raw))
         known = needed(READER, "get_gguf_hf_weights_map")(model, processor)
     except Exception:  # any family's code, with any config; or the newer reader's architecture
         return []
     stems = {name.removesuffix(".weight") for name in known}
-    there = {name for name in header.tensors if name != HEAD and not any(part in name for part in NO_WEIGHT)}
+    there = {name for name in header.tensors if not any(one in name for one in NO_WEIGHT)}
+    there -= {"output.weight"} if model.get_output_embeddings() is None else set()  # a body is read without its head
     return sorted(name for name in there if name.removesuffix(".weight") not in stems)
 
 

@@ -12,20 +12,8 @@ from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from attnscope.model.loading import DEMO_FOLDER
+from helpers.gguf_files import LAYOUTS, add_keys, rows
 
-GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
 SPECIAL = ("<s>", "</s>", "<unk>")
 
 
@@ -57,14 +45,13 @@ def a_gguf(path: Path, model: Any, kind: GGMLQuantizationType | None = None, **t
     kind: how matrices are stored, float32 without one. tensors: more of them.
     """
     writer = GGUFWriter(str(path), "llama")
-    _shape(writer, model.config)
+    add_keys(writer, "llama", LAYOUTS["llama"].keys(model.config))
     _vocabulary(writer)
-    for name, weight in model.named_parameters():
-        x = _as_llama_cpp(name, weight.detach().float().numpy(), model.config)
+    for name, x in rows("llama", model):
         if kind is None or x.ndim < 2:
-            writer.add_tensor(_gguf_name(name), np.ascontiguousarray(x))
+            writer.add_tensor(name, np.ascontiguousarray(x))
         else:
-            writer.add_tensor(_gguf_name(name), quants.quantize(x, kind), raw_dtype=kind)
+            writer.add_tensor(name, quants.quantize(x, kind), raw_dtype=kind)
     for name, tensor in tensors.items():
         writer.add_tensor(f"{name}.weight", tensor)
     writer.write_header_to_file()
@@ -72,19 +59,6 @@ def a_gguf(path: Path, model: Any, kind: GGMLQuantizationType | None = None, **t
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def _shape(writer: GGUFWriter, config: Any) -> None:
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
 
 
 def _vocabulary(writer: GGUFWriter) -> None:
@@ -98,17 +72,3 @@ def _vocabulary(writer: GGUFWriter) -> None:
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_add_bos_token(True)
-
-
-def _gguf_name(name: str) -> str:
-    name = name.removesuffix(".weight")
-    if not name.startswith("model.layers."):
-        return f"{GGUF_NAMES[name]}.weight"
-    layer, _, rest = name.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{GGUF_NAMES[rest]}.weight"
-
-
-def _as_llama_cpp(name: str, x: np.ndarray, config: Any) -> np.ndarray:
-    """Rows of q and k in llama.cpp's order, which turns neighbours where transformers turns halves."""
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2], 0)
-    return x.reshape(heads, 2, -1, x.shape[1]).swapaxes(1, 2).reshape(x.shape) if heads else x

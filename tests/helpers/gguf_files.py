@@ -563,19 +563,12 @@ def write(path: Path, arch: str, model: Any, without: tuple[str, ...] = (), **mo
     without: keys that are left out. more: others, without the architecture unless they are general (`**{"rope.scale":
     0.5}`); an array is a tensor of that name (`rope_freqs=array`).
     """
-    layout, config = LAYOUTS[arch], model.config
     writer = GGUFWriter(str(path), arch)
-    keys = layout.keys(config) | more
-    for key, value in keys.items():
-        if isinstance(value, np.ndarray):
-            writer.add_tensor(f"{key}.weight", value)
-        elif key not in without:
-            _add(writer, key if key.startswith("general.") else f"{arch}.{key}", value)
+    keys = LAYOUTS[arch].keys(model.config) | more
+    add_keys(writer, arch, {key: value for key, value in keys.items() if key not in without})
     _vocabulary(writer, "t5" if arch == "t5" else "gpt2")
-    for name, tensor in _tensors(model).items():
-        x = tensor.detach().float().numpy()
-        for new, piece in layout.tensor(_name(name, layout.names), x, config):
-            writer.add_tensor(new, np.ascontiguousarray(piece))
+    for name, x in rows(arch, model):
+        writer.add_tensor(name, np.ascontiguousarray(x))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -588,17 +581,22 @@ def _tensors(model: Any) -> dict[str, torch.Tensor]:
     return dict(model.named_parameters()) | {name: one for name, one in model.named_buffers() if name.endswith(buffers)}
 
 
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)
+def rows(arch: str, model: Any) -> Rows:
+    """The tensors of a model by their names in a file."""
+    layout = LAYOUTS[arch]
+    for name, tensor in _tensors(model).items():
+        yield from layout.tensor(_name(name, layout.names), tensor.detach().float().numpy(), model.config)
+
+
+def add_keys(writer: GGUFWriter, arch: str, keys: Mapping[str, Any]) -> None:
+    """Add keys, named without the architecture unless they are general; an array becomes a tensor."""
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in keys.items():
+        if isinstance(value, np.ndarray):
+            writer.add_tensor(f"{key}.weight", value)
+        else:
+            add = kinds.get(type(value), writer.add_array)
+            add(key if key.startswith("general.") else f"{arch}.{key}", value)
 
 
 def _vocabulary(writer: GGUFWriter, kind: str) -> None:
