@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from attnscope.cells import head_name
 from attnscope.errors import InputError, UsageError
@@ -12,6 +12,10 @@ from attnscope.stacks import STACKS
 
 _COUNT = r"\*|last|\d{1,18}(?:-\d{1,18})?|(?<=[LH])-\d{1,18}"
 _PART = re.compile(rf"^(?:L?(?P<layers>{_COUNT}))(?:(?:\.H?|H)(?P<heads>{_COUNT})?)?$", re.IGNORECASE)
+# Heads as other programs list them: (3, 1), [[2, 2], [3, 0]] and a3.1.
+_PAIR = re.compile(r"[(\[]\s*(\d{1,18})\s*,\s*(\d{1,18})\s*[)\]]")
+_NODE = re.compile(r"^a(\d{1,18})\.h?(\d{1,18})$", re.IGNORECASE)
+_LAYERS = re.compile(r"^\d{1,18}-\d{1,18}$")
 _STACKS = "|".join(("enc", "dec", "diff", *STACKS))
 _STACK = re.compile(rf"^(?P<stack>{_STACKS})(?:[. ]+(?P<rest>.*))?$", re.IGNORECASE)
 GRAMMAR = (
@@ -36,7 +40,7 @@ def select(
     """
     chosen: dict[int, set[int]] = {}
     layers = sorted(heads_by_layer)
-    for part in (piece.strip() for piece in resolved(expression, named).split(",")):
+    for part in resolved(expression, named).split(","):
         match = _PART.match(part)
         if not match:
             raise UsageError(f"cannot read the selection {part!r}", f"write {GRAMMAR}")
@@ -64,7 +68,7 @@ def select_stacks(
         {'decoder': {1: (0, 1, 2, 3)}, 'cross': {0: (3,)}}
     """
     parts: dict[str, list[str]] = {}
-    for part in (piece.strip() for piece in resolved(expression, named).split(",")):
+    for part in resolved(expression, named).split(","):
         match = _STACK.match(part)
         stack = next(one for one in STACKS if one.startswith(match["stack"].lower())) if match else plain
         if stack not in heads:
@@ -84,8 +88,33 @@ def resolved(expression: str, named: HeadsByRole | None) -> str:
         >>> resolved("@induction,last", {"induction": {3: (0, 1)}})
         'L3H0,L3H1,last'
     """
-    parts = [piece.strip() for piece in expression.split(",")]
-    return ",".join(_of_role(part[1:], named) if part.startswith("@") else part for part in parts)
+    return ",".join(_of_role(part[1:], named) if part.startswith("@") else part for part in _pieces(expression))
+
+
+def _pieces(expression: str) -> list[str]:
+    """The parts of an expression between commas, heads that are written as other programs do among them.
+
+    Raises UsageError for what may be heads or layers.
+
+    >>> _pieces("[[2, 2], [3, 0]]"), _pieces("(3,1),a3.2,last")
+    (['L2H2', 'L3H0'], ['L3H1', 'L3H2', 'last'])
+    """
+    expression = expression.strip()
+    if expression.startswith("[") and _PAIR.fullmatch(expression):
+        inside = expression[1:-1].replace(" ", "")
+        raise UsageError(f"{expression} may be one head or two layers", f"write {inside.replace(',', '.')} or {inside}")
+    expression = _PAIR.sub(r"L\1H\2", expression)
+    if expression[:1] + expression[-1:] in ("[]", "()"):
+        expression = expression[1:-1]
+    pieces = [_NODE.sub(r"L\1H\2", piece.strip().strip("\"'")) for piece in expression.split(",")]
+    ranges = [piece for piece in pieces if _LAYERS.match(piece)]
+    for one, other in pairwise(ranges):
+        if int(one.split("-")[1]) >= int(other.split("-")[0]):
+            raise UsageError(
+                f"{one} and {other} are layers, and not one after the other",
+                f"write heads {','.join(ranges[:9]).replace('-', '.')}, or layers in order",
+            )
+    return pieces
 
 
 def _of_role(role: str, named: HeadsByRole | None) -> str:
@@ -134,7 +163,10 @@ def _digits(text: str, part: str) -> list[int]:
     first, _, last = text.partition("-")
     low, high = int(first), int(last or first)
     if high < low:
-        raise UsageError(f"the range {text} in {part!r} runs backwards", f"write {high}-{low}")
+        raise UsageError(
+            f"the range {text} in {part!r} runs backwards",
+            f"write {high}-{low}" + f", or {text.replace('-', '.')} for one head" * (text == part),
+        )
     if high - low > 1_000_000:
         raise UsageError(f"the range {text} in {part!r} is longer than any model", f"write {GRAMMAR}")
     return list(range(low, high + 1))

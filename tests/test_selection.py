@@ -26,6 +26,14 @@ HYBRID = {1: 4, 3: 8}
         ("*.H-1", {0: (3,), 1: (3,), 2: (3,), 3: (3,)}),
         ("*.0", {0: (0,), 1: (0,), 2: (0,), 3: (0,)}),
         ("2.1, 0.3 ,2.0", {0: (3,), 2: (0, 1)}),
+        ("[[2,2],[3,0]]", {2: (2,), 3: (0,)}),  # Whisper's alignment_heads
+        ("[[2, 2]]", {2: (2,)}),
+        ("(3,1)", {3: (1,)}),
+        ("[(3, 1), (0, 2)]", {0: (2,), 3: (1,)}),
+        ("(3,1),0", {0: (0, 1, 2, 3), 3: (1,)}),
+        ("a3.1,a0.h2", {0: (2,), 3: (1,)}),
+        ('["L3H1", "0.2"]', {0: (2,), 3: (1,)}),
+        ("0-1,2-3", {0: (0, 1, 2, 3), 1: (0, 1, 2, 3), 2: (0, 1, 2, 3), 3: (0, 1, 2, 3)}),
     ],
 )
 def test_what_an_expression_names(expression: str, expected: dict) -> None:
@@ -52,7 +60,13 @@ def test_layers_of_different_width() -> None:
         ("4", MODEL, "layer 4, but this model has layers 0 to 3; counting starts at 0"),
         ("1.4", MODEL, "head 4, but layer 1 has heads 0 to 3"),
         ("*.9", MODEL, "head 9"),
-        ("3-1", MODEL, "runs backwards; write 1-3"),
+        ("3-1", MODEL, "runs backwards; write 1-3, or 3.1 for one head"),
+        ("3-1.*", MODEL, "runs backwards; write 1-3$"),
+        ("0-2,1-3", MODEL, "0-2 and 1-3 are layers, .*; write heads 0.2,1.3, or"),  # as Retrieval_Head lists heads
+        ("2-3,0-1", MODEL, "2-3 and 0-1 are layers, .*; write heads 2.3,0.1, or"),
+        ("[3,1]", MODEL, r"\[3,1\] may be one head or two layers; write 3.1 or 3,1"),
+        ("[[3,1]", MODEL, "cannot read"),
+        ("a3", MODEL, "cannot read"),
         ("0-99999999999", MODEL, "longer than any model"),
         ("0", HYBRID, "layer 0, but this model has layers with attention 1, 3"),
     ],

@@ -20,6 +20,8 @@ def test_sets_are_read_as_they_are_written(demo, tmp_path):
     induction, first = read_sets(path, demo.geometry)
     assert induction == INDUCTION
     assert (first.name, len(first.heads)) == ("first", 6)
+    path.write_text('{"set": "induction", "heads": [[3, 0], "a3.1"]}\n')
+    assert read_sets(path, demo.geometry) == [INDUCTION]
     assert selected("L3H0-1", demo.geometry) == HeadSet("L3H0-1", INDUCTION.heads)
     assert selected("@a", demo.geometry, {"a": {3: (0, 1)}}) == HeadSet("@a", INDUCTION.heads)
     with pytest.raises(UsageError, match="names head 9"):

@@ -56,6 +56,8 @@ def read_sets(path: Path, geometry: Geometry) -> list[HeadSet]:
 def _read_set(line: str, where: str, geometry: Geometry) -> HeadSet:
     record = parsed_line(line, where, 'write {"set": "name", "heads": ["L3H0"]}')
     name, heads = (record.get("set"), record.get("heads")) if isinstance(record, dict) else (None, None)
+    if isinstance(heads, list):  # [3, 0] is L3H0
+        heads = [f"L{one[0]}H{one[1]}" if _is_pair(one) else one for one in heads]
     if not isinstance(name, str) or not isinstance(heads, list) or not all(isinstance(one, str) for one in heads):
         raise InputError(f"{where} is not a set of heads", 'write "set", a name, and "heads", a list such as ["L3H0"]')
     if not heads:
@@ -64,6 +66,10 @@ def _read_set(line: str, where: str, geometry: Geometry) -> HeadSet:
         return head_set(name, select(",".join(heads), geometry.heads_by_layer))
     except UsageError as error:
         raise InputError(f"{where}: {error.message}", error.hint) from error
+
+
+def _is_pair(one: object) -> bool:
+    return isinstance(one, list) and len(one) == 2 and all(type(number) is int and number >= 0 for number in one)
 
 
 def selected(expression: str, geometry: Geometry, named: HeadsByRole | None = None) -> HeadSet:
