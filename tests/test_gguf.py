@@ -212,6 +212,30 @@ def test_an_architecture_without_a_model_is_refused(tmp_path: Path) -> None:
     assert "deci, of which transformers has no model" in refusal(write(tmp_path / "m.gguf", "deci", tiny("deci")))
 
 
+def test_a_part_of_a_model_is_refused(tmp_path: Path, llama: torch.nn.Module) -> None:
+    path = write(tmp_path / "m.gguf", "llama", llama, **{"split.count": 3})
+    assert "is one of 3 parts of a model; merge them" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.head_count", "many"),
+        ("attention.head_count", 0),
+        ("attention.head_count_kv", [2, 4]),
+        ("block_count", 2**32 - 1),
+        ("rope.freq_base", "1e6"),
+        ("rope.scaling.factor", [1.0, 2.0]),
+        ("attention.layer_norm_rms_epsilon", "small"),
+        ("context_length", "long"),
+    ],
+)
+def test_values_that_no_model_has_are_refused(tmp_path: Path, llama: torch.nn.Module, key: str, value: object) -> None:
+    path = write(tmp_path / "m.gguf", "llama", llama, **{key: value})
+    assert "m.gguf" in refusal(path)
+    assert refusal(path, gguf="trust")
+
+
 # The header
 
 

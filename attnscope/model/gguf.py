@@ -21,8 +21,8 @@ from math import log
 from pathlib import Path
 from typing import Any
 
-from attnscope.errors import ModelError
-from attnscope.model.geometry import empty_model
+from attnscope.errors import AttnscopeError, ModelError
+from attnscope.model.geometry import MOST_LAYERS, empty_model
 from attnscope.model.libraries import needed
 from attnscope.model.permits import Permits, unread
 from attnscope.shown import brief
@@ -148,8 +148,7 @@ class _Cursor:
             raise ValueError(f"a value of type {kind}")
         kind, count = self.numbers("IQ")
         if kind == TEXT:
-            for _ in range(count):
-                self.move(self.numbers("Q")[0])
+            self.pass_texts(count)
             return None
         if kind not in NUMBERS:
             raise ValueError(f"an array of type {kind}")
@@ -157,6 +156,15 @@ class _Cursor:
             return self.numbers(f"{count}{NUMBERS[kind]}")
         self.move(count * struct.calcsize(f"<{NUMBERS[kind]}"))
         return None
+
+    def pass_texts(self, count: int) -> None:
+        """Move behind so many texts; a vocabulary has a million with its merges."""
+        place, end, length_at = self.place, min(HEADER_BYTES, len(self.content)), struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            place += 8 + length_at(self.content, place)[0]
+            if place > end:
+                break
+        self.move(place - self.place)
 
     def tensor(self) -> tuple[str, tuple[tuple[int, ...], int, int]]:
         name, (dimensions,) = self.text(), self.numbers("I")
@@ -182,10 +190,11 @@ def read_vector(header: Header, name: str) -> list[float] | None:
 class Statement:
     """What transformers is told of a file, and what it cannot be told.
 
-    raw: the entries of a config.json. left: keys and tensors that nobody has use for, with their values. unstated: what
-    bears on attention and has no key in such a file, in words.
+    architecture: llama.cpp's name. raw: the entries of a config.json. left: keys and tensors that nobody has use for,
+    with their values. unstated: what bears on attention and has no key in such a file, in words.
     """
 
+    architecture: str
     raw: Mapping[str, Any]
     left: Mapping[str, Any]
     unstated: tuple[str, ...]
@@ -216,7 +225,7 @@ def load_config(path: Path, permits: Permits, trust: bool = False) -> Any:
 def in_words(found: Statement) -> str:
     """The keys and tensors that nobody has use for, with their values.
 
-    >>> in_words(Statement({}, {"llama.attention.clamp_kqv": 8.0}, ()))
+    >>> in_words(Statement("llama", {}, {"llama.attention.clamp_kqv": 8.0}, ()))
     'llama.attention.clamp_kqv = 8.0'
     """
     words = [name if value is None else f"{name} = {_brief(value)}" for name, value in found.left.items()]
@@ -235,8 +244,7 @@ def taken_on_trust(path: Path, permits: Permits) -> tuple[str, ...]:
     ('the scale of queries (a gemma2 file does not state it)',)
     """
     found = statement(path, permits)
-    kind = read_header(path).architecture
-    unstated = [f"{what} (a {kind} file does not state it)" for what in found.unstated]
+    unstated = [f"{what} (a {found.architecture} file does not state it)" for what in found.unstated]
     return (*unstated, *([f"{in_words(found)} (of the file, left out by transformers)"] if found.left else []))
 
 
@@ -252,6 +260,9 @@ def _statement(path: Path, permits: Permits, size: int, changed: int) -> Stateme
     from transformers import CONFIG_MAPPING, PreTrainedConfig
 
     header = read_header(path)
+    parts = header.keys.get("split.count", 1)
+    if parts != 1:
+        raise ModelError(f"{path} is one of {brief(parts)} parts of a model", "merge them: llama-gguf-split --merge")
     try:
         with permits.held():
             raw, _ = PreTrainedConfig.get_config_dict(path.parent, gguf_file=path.name, **permits.given)
@@ -266,9 +277,16 @@ def _statement(path: Path, permits: Permits, size: int, changed: int) -> Stateme
         )
     kind = CONFIG_MAPPING[raw["model_type"]]
     reading = _Reading(header, kind, dict(raw))
-    reading.read()
+    try:
+        reading.read()
+    except AttnscopeError:
+        raise
+    except Exception as error:  # any keys, with values of any type
+        raise unread(f"the keys of {path}", error, "convert the model again") from error
     names = [*sorted(reading.left), *_unread(header, kind, reading.raw)]
-    return Statement(reading.raw, {name: header.keys.get(name) for name in names}, tuple(reading.unstated))
+    return Statement(
+        header.architecture, reading.raw, {name: header.keys.get(name) for name in names}, tuple(reading.unstated)
+    )
 
 
 def _unread(header: Header, kind: Any, raw: Mapping[str, Any]) -> list[str]:
@@ -356,6 +374,8 @@ class _Reading:
 
     def sizes(self) -> None:
         self.layers = int(self.take("block_count", 0))
+        if max(self.layers, self.take("decoder_block_count", 0)) > MOST_LAYERS:  # lists are made of so many
+            raise ValueError(f"expected at most {MOST_LAYERS} layers, got {brief(self.layers)}")
         self.hidden = int(self.take("embedding_length", 0))
         self.heads = int(self.one_of("attention.head_count") or 1)
         self.context = self.take("context_length", 0)

@@ -596,7 +596,7 @@ def add_keys(writer: GGUFWriter, arch: str, keys: Mapping[str, Any]) -> None:
             writer.add_tensor(f"{key}.weight", value)
         else:
             add = kinds.get(type(value), writer.add_array)
-            add(key if key.startswith("general.") else f"{arch}.{key}", value)
+            add(key if key.startswith(("general.", "split.")) else f"{arch}.{key}", value)
 
 
 def _vocabulary(writer: GGUFWriter, kind: str) -> None:
