@@ -10,7 +10,9 @@ from contextlib import suppress
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModel
 
+from attnscope import capture, parity, wrap
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
 from attnscope.model import hub
 from attnscope.model.checkpoint import digest
@@ -18,7 +20,8 @@ from attnscope.model.libraries import uncollected
 from attnscope.model.loading import DEMO_FOLDER, load, load_config
 from attnscope.model.options import LoadOptions
 from helpers.families import tiny_model
-from helpers.folders import TOKENIZER_FILES, edit_config, saved
+from helpers.folders import TOKENIZER_FILES, edit_config, saved, with_tokenizer
+from helpers.stack_families import tiny
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +103,36 @@ def test_big_bird_is_loaded_with_the_attention_that_has_matrices(tmp_path):
     saved(tmp_path / "m", "big_bird")
     edit_config(tmp_path / "m", attention_type="block_sparse")
     assert load(LoadOptions(model=str(tmp_path / "m"))).model.config.attention_type == "original_full"
+
+
+@pytest.fixture(scope="module")
+def big_bird(tmp_path_factory):
+    """One whose own code is block-sparse from 29 tokens on."""
+    folder = tmp_path_factory.mktemp("models") / "bird"
+    with_tokenizer(tiny("big_bird", vocab_size=2000, block_size=4, num_random_blocks=1), folder)
+    edit_config(folder, attention_type="block_sparse")
+    return folder
+
+
+@pytest.mark.parametrize(("tokens", "said"), [(28, False), (29, True)])
+def test_big_bird_says_where_its_own_attention_would_be_block_sparse(big_bird, tokens, said):
+    loaded = load(LoadOptions(model=str(big_bird)))
+    with torch.no_grad():
+        own = type(loaded.model).from_pretrained(big_bird)  # as transformers runs it
+        far = (own(torch.tensor([[*range(tokens)]]))[0] - loaded.model(torch.tensor([[*range(tokens)]]))[0]).abs().max()
+    assert (far > 1e-4) == said
+    seen = capture(loaded, [*range(tokens)])
+    lines = ["attention_type original_full in place of block_sparse, from 29 tokens on"] * said
+    assert [one.partition(":")[0] for one in seen.facts.get("notes", [])] == [f"read with {one}" for one in lines]
+    assert seen.facts["model"]["replaced"] == {"attention_type": "block_sparse"}
+    assert all(line in parity(loaded, [*range(tokens)]).report.on_trust for line in lines)
+
+
+def test_big_bird_that_reads_in_blocks_is_refused_with_that_reason(big_bird):
+    own = wrap(AutoModel.from_pretrained(big_bird).eval(), load(LoadOptions(model=str(big_bird))).tokenizer)
+    with pytest.raises(ModelError, match="from 29 tokens on in blocks"):
+        capture(own, [*range(29)])
+    assert not capture(own, [*range(28)]).failures
 
 
 def test_sharded_weights(tmp_path):

@@ -48,6 +48,7 @@ def reading(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Rea
         def read(ask: Ask) -> Prompt:
             ask.check_pair()
             prompt = _typed(loaded, reader(next(row for row, one in enumerate(INPUTS) if one.takes(ask)))(ask))
+            loaded.check_dense(len(prompt))
             return with_global_tokens(loaded, prompt, ask.global_tokens)
 
         yield read

@@ -18,6 +18,8 @@ def notes_of(loaded: LoadedModel, prompt: Prompt, pair: str = "--pair TEXT") -> 
     >>> list(notes_of(bert, from_text(bert.tokenizer, "a bank [SEP] a river")))
     ['[SEP] is within the text, which is read as one, with one token type; --pair TEXT is the second of a pair']
     """
+    for line in loaded.read_otherwise(len(prompt)):
+        yield f"read with {line}: these are not the weights that the checkpoint's own code computes"
     if known_types(loaded) in (0, 1):
         return
     name, hands_on = loaded.tokenizer.sep_token, TYPES in loaded.tokenizer.model_input_names

@@ -39,6 +39,8 @@ class Family:
     hides_future: bool = False
     # What its config must say before the model is built, where the default gives no matrix to read.
     config_changes: Mapping[str, Any] = field(default_factory=dict)
+    # (config) -> the most tokens of which its own code attends as `config_changes` has it anyway.
+    changes_nothing_up_to: Callable[[Any], int] = lambda config: 0
     # What its attention modules return as weights are the logits before the softmax: the class of those modules.
     returns_logits: str | None = None
     # The layout of what its modules return, where it is not (B, H, Q, K): each query's weights on the keys of a `band`
@@ -84,6 +86,12 @@ def family(model_type: str | None) -> Family:
 def family_of(module: Any) -> Family:
     """The family of a model, or of one of its modules that keeps the config; the defaults where there is none."""
     return family(getattr(getattr(module, "config", None), "model_type", None))
+
+
+def _few_blocks(config: Any) -> int:
+    """The global, the window's and the random blocks of a query: of fewer BigBird's code makes full attention."""
+    blocks: int = (5 + 2 * config.num_random_blocks) * config.block_size
+    return blocks
 
 
 def _repeated(config: Any) -> int:
@@ -156,11 +164,12 @@ FAMILIES: Mapping[str, Family] = {
         bypasses_interface=True,
         returns_weights_when_asked=True,
         config_changes={"attention_type": "original_full"},  # its default looks at blocks and gives no matrix
+        changes_nothing_up_to=_few_blocks,
     ),
     "xlm": Family(bypasses_interface=True, returns_weights_when_asked=True, hides_future=True, one_length=True),
     # Encoders and encoder-decoders.
     "albert": Family(by_order=True, layers=_repeated),
-    "bigbird_pegasus": Family(config_changes={"attention_type": "original_full"}),
+    "bigbird_pegasus": Family(config_changes={"attention_type": "original_full"}, changes_nothing_up_to=_few_blocks),
     "convbert": Family(returns_weights_when_asked=True, heads=_fewer_heads, matrices_alive=3),
     **dict.fromkeys(
         ("flaubert", "fsmt", "ibert", "luke", "tapas", "visual_bert"), Family(returns_weights_when_asked=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.model.families import family
 from attnscope.model.geometry import Geometry
 from attnscope.model.options import LoadOptions
 from attnscope.model.permits import Permits
@@ -28,7 +29,7 @@ class LoadedModel:
     source_folder: where its files lie, or its GGUF file; None for a model made in memory. stretched_from: the positions
     it was trained for, where rope scaling stretched them. base_folder: where the files of an adapter's base lie.
     options: how it was loaded; None for a model made in memory. trusted: what of its attention no file states or nobody
-    has use for, in words.
+    has use for, in words. replaced: what its config states and the model is read without, by name.
 
         >>> loaded = attnscope.load("demo")
         >>> loaded.geometry.heads_by_layer  # {0: 6, 1: 6, 2: 6, 3: 6}
@@ -46,6 +47,7 @@ class LoadedModel:
     base_folder: Path | None = None
     options: LoadOptions | None = None
     trusted: tuple[str, ...] = ()
+    replaced: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def devices(self) -> str:
@@ -89,6 +91,32 @@ class LoadedModel:
         with suppress(NotImplementedError):
             return self.model.get_input_embeddings()
         return None
+
+    def read_otherwise(self, tokens: int) -> list[str]:
+        """What a text of so many tokens is read with in place of what the config states, in words.
+
+        >>> bigbird.read_otherwise(4096)
+        ['attention_type original_full in place of block_sparse, from 705 tokens on']
+        """
+        config = self.model.config
+        most = family(config.model_type).changes_nothing_up_to(config)
+        said = (f"{name} {getattr(config, name)} in place of {value}" for name, value in self.replaced.items())
+        return [f"{one}, from {most + 1} tokens on" for one in said] if tokens > most else []
+
+    def check_dense(self, tokens: int) -> None:
+        """Raise ModelError for a text of so many tokens of which the model's own code gives no whole matrices."""
+        config = self.model.config
+        known = family(config.model_type)
+        most = known.changes_nothing_up_to(config) if known.config_changes else tokens
+        if tokens <= most:
+            return
+        for name, value in known.config_changes.items():
+            if any(getattr(module, name, value) != value for module in self.model.modules()):
+                raise ModelError(
+                    f"{self.name} ({config.model_type}) reads texts from {most + 1} tokens on in blocks, and gives no "
+                    "whole matrices of them",
+                    f"load it with {name}={value!r}, as attnscope.load does, or give a shorter text",
+                )
 
     def check_queries(self, what: str) -> None:
         """Raise ModelError where `what` needs every token's query, and an adapter's virtual tokens have keys alone."""

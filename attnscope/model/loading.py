@@ -58,7 +58,8 @@ def load(options: LoadOptions) -> LoadedModel:
         raise
     names = sources.weight_files(source, options)
     device = chosen_device(options)
-    config = _config(source, options)
+    config = _stated_config(source, options)
+    replaced = _as_read(config)
     task = chosen_task(config, options.task, source.name)
     trained = _geometry(config, source, task).max_positions
     config = longer(config, options.positions)
@@ -89,6 +90,7 @@ def load(options: LoadOptions) -> LoadedModel:
         base_folder=source.base_folder,
         options=options,
         trusted=trusted,
+        replaced=replaced,
     )
 
 
@@ -198,9 +200,16 @@ def _check_options(options: LoadOptions) -> None:
             raise UsageError("quantized models need bitsandbytes", 'pip install "attnscope[quantize]"')
 
 
-@uncollected()
 def _config(source: Source, options: LoadOptions) -> Any:
-    """The config, of a type that transformers knows or that brings its code."""
+    """The config as the model is read."""
+    config = _stated_config(source, options)
+    _as_read(config)
+    return config
+
+
+@uncollected()
+def _stated_config(source: Source, options: LoadOptions) -> Any:
+    """The config of the files, of a type that transformers knows or that brings its code."""
     from transformers import AutoConfig
 
     if source.gguf:
@@ -214,9 +223,16 @@ def _config(source: Source, options: LoadOptions) -> Any:
     config.transformers_weights = None  # a list of weights of its own, which nobody has judged
     if source.snapshot:
         config.name_or_path = source.name  # what transformers would have written, had it looked the name up itself
-    for name, value in family(config.model_type).config_changes.items():
-        setattr(config, name, value)
     return config
+
+
+def _as_read(config: Any) -> dict[str, Any]:
+    """Let the config say what the model is read with; what it said instead, by name."""
+    changes = family(config.model_type).config_changes
+    replaced = {name: getattr(config, name) for name, value in changes.items() if getattr(config, name) != value}
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return replaced
 
 
 def _check_type(source: Source, options: LoadOptions) -> None:

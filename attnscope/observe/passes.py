@@ -191,6 +191,7 @@ def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> d
             "layers_without_attention": without,
             **({"layers_of_unknown_type": unknown} if unknown else {}),
             **({"parallel_to_attention": both} if both else {}),
+            **({"replaced": dict(loaded.replaced)} if loaded.replaced else {}),
         },
         "device": loaded.device,
         "dtype": loaded.dtype,

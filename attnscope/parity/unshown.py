@@ -23,13 +23,14 @@ def on_trust(loaded: LoadedModel, report: ParityReport) -> str:
     >>> on_trust(loaded, report)
     'order of layers, norms, MLPs, embeddings'
     """
+    otherwise = loaded.read_otherwise(max(report.tokens, report.source_tokens))
     if report.whole and report.whole.holds:
-        return ", ".join(("transformers' own code, the config and the files", *loaded.trusted))
+        return ", ".join(("transformers' own code, the config and the files", *loaded.trusted, *otherwise))
     parts = ["order of layers", "norms", "MLPs", "embeddings"]
     parts += ["encoder states handed over"] if CROSS in report.levels else []
     parts += ["features of pictures handed over"] if loaded.geometry.tower and VISION in report.levels else []
     nothing = "" if loaded.options else " (made in memory: no files to load a second instance from)"
-    return ", ".join((*parts, *loaded.trusted)) + nothing
+    return ", ".join((*parts, *loaded.trusted, *otherwise)) + nothing
 
 
 def too_short(loaded: LoadedModel, report: ParityReport) -> tuple[str, ...]:

@@ -102,7 +102,9 @@ def study_row(name: str, one: Studied) -> str:
 
 
 REMARKS = {
-    **dict.fromkeys(("big_bird", "bigbird_pegasus"), "read with full attention, whatever its config says"),
+    **dict.fromkeys(
+        ("big_bird", "bigbird_pegasus"), "read with full attention; a run says where its own would be block-sparse"
+    ),
     **dict.fromkeys(
         ("led", "longformer"),
         "windows of the encoder brought to true key positions; global tokens as its class chooses, or as named",
