@@ -97,6 +97,8 @@ def capture(
         >>> seen = attnscope.capture(model, "the financial bank is located on river bank")
         >>> seen.weights[0].shape
     """
+    if text is None and audio is None and how.get("picture") is not None:
+        text = ""  # a vision tower reads a picture alone
     if (text is None) == (audio is None):
         raise UsageError("expected one text, or one sound", "give a text, or {audio=FILE}")
     check_loaded(model)

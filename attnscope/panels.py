@@ -154,12 +154,13 @@ def patch_sheets(seen: Observation, names: Sequence[str]) -> tuple[PatchSheet, .
 
 def _patch_sheet(seen: Observation, number: int, heads: Sequence[tuple[str, np.ndarray]], of: int) -> PatchSheet:
     patches, images = seen.queries.medium.patches, seen.queries.medium.images
+    elsewhere = "on the text" if seen.queries.text else "on other tokens"
     at = [place for place, patch in patches.items() if patch.picture == number]
 
     def said(weight_T: np.ndarray) -> str:
         here, every, all_T = (float(np.nansum(part)) for part in (weight_T[at], weight_T[list(patches)], weight_T))
         others = f", {every - here:.2f} on the others" * (len(images) > 1)
-        return f"{here:.2f} on the picture{others}, {all_T - every:.2f} on the text"
+        return f"{here:.2f} on the picture{others}, {all_T - every:.2f} {elsewhere}"
 
     which = f"picture {number + 1} of {len(images)}" if len(images) > 1 else "the picture"
     first = f"; the {len(heads)} of {of} heads that look most at it" * (len(heads) < of and seen.view.heads is None)

@@ -32,7 +32,7 @@ from attnscope.seam.engines import Engine
 from attnscope.seam.forward import arguments, bare_model
 from attnscope.seam.inputs import GLOBAL
 from attnscope.selection import HeadsByRole, select_stacks
-from attnscope.stacks import CROSS, ENCODER, ENCODER_ONLY, SEQ2SEQ, VISION
+from attnscope.stacks import CROSS, ENCODER, ENCODER_ONLY, SEQ2SEQ, VISION, VISION_ONLY
 from attnscope.study.ablation.by_key import asked_of_answer, directions_of_answer
 from attnscope.study.atlas.atlas import Atlas, atlas_of
 from attnscope.text import answer as answers
@@ -210,7 +210,7 @@ def _without_text(ask: Ask) -> Ask:
 
 def _check(loaded: LoadedModel, ask: Ask) -> None:
     """Raise UsageError or ModelError for what is asked of a model of another kind, or at once."""
-    _check_reads(loaded, ask.text)
+    _check_reads(loaded, ask.text, ask.picture)
     if ask.keep.view.weights == "logit":
         loaded.check_task("an effect on a logit")
         loaded.check_bare("an effect on a logit")
@@ -231,9 +231,11 @@ def _selected(loaded: LoadedModel, ask: Ask, atlas: Atlas | None) -> Request:
     return ask.keep.selecting(heads, geometry)
 
 
-def _check_reads(loaded: LoadedModel, text: Text) -> None:
-    """Raise ModelError where a model of sound is given a text, or a model of text a sound."""
+def _check_reads(loaded: LoadedModel, text: Text, picture: Any) -> None:
+    """Raise ModelError where a model of sound or of pictures is given a text, or a model of text a sound."""
     main = getattr(loaded.model, "main_input_name", "input_ids")
+    if loaded.geometry.task == VISION_ONLY and picture is None:
+        raise ModelError(f"{loaded.name} reads pictures", "give it one with {picture=FILE}")
     given = isinstance(text, Sound) or (isinstance(text, Prompt) and main in text.medium.inputs)
     if reads_sound(loaded.model) and not given:
         raise ModelError(f"{loaded.name} reads sound, and this is a text", "give it a recording with {audio=FILE}")
@@ -248,7 +250,7 @@ def _check_task(geometry: Geometry, generate: int | None, answer: str | Sequence
         raise UsageError(
             f"a target is what an encoder-decoder's decoder reads, and this is a {task}", "leave out {target}"
         )
-    if answer is not None or (generate is not None and task == ENCODER_ONLY):
+    if answer is not None or (generate is not None and task in (ENCODER_ONLY, VISION_ONLY)):
         answers.check_has_answer(task, "use {target=TEXT}", geometry.both_ways)
 
 

@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "face": "drawing errors export figures keep looks notebook observation selection typed viewer",
     "ask": "errors keep media study text typed",
     "redraw": "drawing errors folder keep measure observation seam viewer",
-    "inputs": "apart ask errors media model seam text",
+    "inputs": "apart ask errors media model seam stacks text",
     "run": "ask errors folder inputs media memory model observation observe parity seam selection stacks study text",
     "told": "ask model observation observe run telling text",
     "api": "ask calls errors face keep media model observe run text typed",

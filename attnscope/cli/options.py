@@ -171,7 +171,7 @@ class ModelTexts(PairedText):
     ] = None
     picture: Annotated[
         list[str] | None,
-        Option(help="A picture that a vision-language model reads with the text; may be repeated.", metavar="FILE"),
+        Option(help="A picture, read with the text, or alone by a vision tower; may be repeated.", metavar="FILE"),
     ] = None
 
     def __post_init__(self) -> None:

@@ -78,7 +78,7 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
 
     from attnscope.cli.single import prepared, read_given
 
-    text = read_given(asked, printing) if asked.has_text else _sentence()
+    text = read_given(asked, printing) if asked.has_text or asked.picture else _sentence()
     output.complain_through_talk(printing.quiet)
     run = prepared(asked, printing, text, selected)
 

@@ -145,6 +145,11 @@ def read_run(asked: TextRun, writing: Writing) -> Text:
 def read_given(asked: ModelTexts, writing: Noise) -> str | list[int] | Sound:
     """As `read_text`; or the sound that was given in the text's stead."""
     if asked.audio is None:
+        if asked.picture and not asked.has_text:  # which a vision tower reads alone
+            from attnscope.text.reading import piped_text
+
+            output.complain_through_talk(writing.quiet)
+            return piped_text()
         return read_text(asked, writing)
     from attnscope.media.sound import read_sound
 

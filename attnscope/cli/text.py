@@ -109,7 +109,8 @@ def prose(seen: Observation, look: Look, style: Style) -> Prose:
     )  # it could look nowhere else
     limits = find_limits([telling_T[None] if np.isfinite(telling_T).any() else weight_T[None]], style)
     marked = {place: name for name in ("key", "query") for place in positions(seen, name)}
-    plain = coloured(seen).plain
+    shown = coloured(seen)
+    plain = shown.plain if any(shown.plain) else [f"{label} " for label in shown.labels]  # of a picture, its patches
     return Prose(plain, weight_T, limits, style, marked, not on_keys, look.name, scale_legend(seen, look, weight_T))
 
 

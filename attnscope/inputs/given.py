@@ -16,9 +16,12 @@ from attnscope.apart import Apart
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.inputs.global_tokens import with_global_tokens
 from attnscope.media.picture import all_opened
-from attnscope.media.picture_prompt import reading_with_pictures
+from attnscope.media.picture_prompt import reading_pixels, reading_with_pictures
 from attnscope.media.sound import Sound, heard
+from attnscope.model.towers import patch_side
 from attnscope.seam.inputs import known_types
+from attnscope.seam.patch_tokens import patch_tokens
+from attnscope.stacks import VISION_ONLY
 from attnscope.text import prompt as prompts
 from attnscope.text.answer import continued
 from attnscope.text.prompt import Prompt, from_ids, place
@@ -65,13 +68,17 @@ class Input(Protocol):
 
 
 class PictureInput:
-    """A text with pictures; where they are read, and how many tokens they may have, `reading_with_pictures` says."""
+    """A text with pictures, or a picture alone for a vision tower; where they are read, `picture_prompt` says."""
 
     def takes(self, ask: Ask) -> bool:
         return ask.picture is not None
 
     @contextmanager
     def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
+        if loaded.geometry.task == VISION_ONLY:
+            with _reading_alone(loaded) as alone:
+                yield alone
+            return
         loaded.check_bare("a text with pictures")
         with reading_with_pictures(loaded) as with_pictures:
 
@@ -81,12 +88,43 @@ class PictureInput:
                     raise UsageError(
                         "a picture needs a text, and these are tokens", "give {text}, or leave out {picture}"
                     )
+                if not ask.text.strip():
+                    raise InputError(
+                        "the text is empty, and this model reads pictures with one",
+                        "give a text with at least one word",
+                    )
                 if ask.truncate is not None:
                     raise UsageError("a text with pictures is not cut: they would lose patches", "leave out {truncate}")
                 prompt = with_pictures(ask.text, pictures, ask.chat, answer is not None)
                 return _answered(loaded, prompt, ids_of(loaded, answer) if isinstance(answer, str) else answer)
 
             yield read
+
+
+@contextmanager
+def _reading_alone(loaded: LoadedModel) -> Iterator[Read]:
+    """What makes a Prompt of a picture for a model that reads nothing else."""
+    side = patch_side(loaded.model.config)
+    assert side is not None  # of every tower that is loaded
+    with reading_pixels(loaded) as pixels_of:
+
+        def read(ask: Ask) -> Prompt:
+            others = {"text": ask.text != "", "chat": ask.chat, "answer": ask.answer, "truncate": ask.truncate}
+            other = next((name for name, one in others.items() if one), None)
+            if other is not None:
+                raise UsageError(f"{loaded.name} reads a picture alone", f"leave out {{{other}}}")
+            pictures = all_opened(ask.picture)
+            if len(pictures) > 1:
+                raise UsageError(
+                    f"{loaded.name} reads one picture at a time, got {len(pictures)}", "give one {picture}"
+                )
+            pixels = pixels_of(pictures[0])
+            given = {name: one.to(loaded.device) for name, one in pixels.inputs.items()}
+            values = given.pop("pixel_values").to(loaded.model.dtype)
+            found = patch_tokens(loaded.model, values, given, side)
+            return pixels.prompt(found.tokens, found.grid, side)
+
+        yield read
 
 
 class SoundInput:

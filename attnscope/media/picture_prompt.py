@@ -6,18 +6,19 @@ with reading_with_pictures(loaded) as read:
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from attnscope.apart import Apart
-from attnscope.errors import InputError, first_line
-from attnscope.media.patches import WHOLE, Box, Sight, cells, patches_of, windows
+from attnscope.errors import InputError, ModelError, first_line
+from attnscope.media.patches import WHOLE, Box, Grid, Sight, cells, patches_of, windows
 from attnscope.media.picture import Picture
-from attnscope.media.processor import processor_of, rendered, with_places
+from attnscope.media.processor import image_processor_of, processor_of, rendered, with_places
 from attnscope.model.geometry import window_side
 from attnscope.text.characters import located
 from attnscope.text.chat import Bounds, Message, read_messages, texts_of, token_turns, turn_ranges
@@ -80,6 +81,57 @@ def reading_with_pictures(loaded: LoadedModel) -> Iterator[Callable[[str, Sequen
         yield read
 
 
+class Pixels(NamedTuple):
+    """What a model of pictures alone is given of one; inputs: its forward's arguments, by name; box: as of Sight."""
+
+    inputs: Mapping[str, Any]
+    picture: Picture
+    box: Box
+
+    def prompt(self, tokens: Sequence[int | str], grid: Grid, side: Grid) -> Prompt:
+        """The tokens of the picture: the number of a patch, row by row, or what a token is called that is none.
+
+        side: height and width of a patch, in pixels; what no patch covers is at the right and at the bottom.
+        """
+        height, width = self.inputs["pixel_values"].shape[-2:]
+        left, top, right, bottom = self.box
+        across, down = (right - left) * grid[1] * side[1] / width, (bottom - top) * grid[0] * side[0] / height
+        every = list(cells(0, grid, (left, top, left + across, top + down)))
+        labelled = [(one, None) if isinstance(one, str) else every[one] for one in tokens]
+        names, patches = zip(*labelled, strict=True)
+        of_tokens = {at: patch for at, patch in enumerate(patches) if patch is not None}
+        medium = PictureMedium(self.inputs, self.picture.sha256, None, of_tokens, (self.picture.image,))
+        return _nameless(names, medium)
+
+
+@contextmanager
+def reading_pixels(loaded: LoadedModel) -> Iterator[Callable[[Picture], Pixels]]:
+    """picture -> what a model that reads pictures alone is given of it, by the checkpoint's own image processor.
+
+    Raises ModelError where the model brings none; reading raises InputError where it refuses the picture.
+    """
+    import torch
+
+    processor = image_processor_of(loaded)
+    takes = inspect.signature(loaded.model.forward).parameters
+
+    def make(picture: Picture) -> tuple[dict[str, np.ndarray], Box]:
+        made = _processed(lambda: processor(images=[picture.image], return_tensors="np"))
+        return {name: np.asarray(one) for name, one in made.items() if name in takes}, _seen(processor, picture)
+
+    with Apart(make, place(None, loaded.brought, chat=True)) as making:
+
+        def read(picture: Picture) -> Pixels:
+            made, box = making(picture)
+            if "pixel_values" not in made or made["pixel_values"].ndim != 4 or len(made["pixel_values"]) != 1:
+                raise ModelError(f"the processor of {loaded.name} does not make one picture of a picture", "check it")
+            return Pixels(
+                {name: torch.from_numpy(np.ascontiguousarray(one)) for name, one in made.items()}, picture, box
+            )
+
+        yield read
+
+
 def _given(
     loaded: LoadedModel, prompt: Prompt, made: Mapping[str, np.ndarray], sight: Sight, pictures: Sequence[Picture]
 ) -> Prompt:
@@ -108,9 +160,14 @@ def _made(processor: Any, text: str, pictures: Sequence[Picture], chat: bool) ->
     """What the processor makes. Raises InputError where it refuses."""
     begin = processor.tokenizer.bos_token
     how = {"add_special_tokens": False} if chat and begin is not None and text.startswith(begin) else {}
+    images = [one.image for one in pictures]
+    return _processed(lambda: processor(images=images, text=text, return_tensors="np", **how))
+
+
+def _processed(call: Callable[[], Any]) -> dict[str, np.ndarray]:
+    """What a processor returns. Raises InputError where it refuses."""
     try:
-        images = [one.image for one in pictures]
-        return dict(processor(images=images, text=text, return_tensors="np", **how))
+        return dict(call())
     except Exception as error:  # any family's processor, over any picture
         raise InputError(
             f"the model's processor refuses the picture: {first_line(error)}", "give another picture"
@@ -132,11 +189,12 @@ def _sight(processor: Any, pictures: Sequence[Picture], made: Mapping[str, np.nd
 
 def _seen(images: Any, picture: Picture) -> Box:
     """The part of a picture that its processor leaves: all of it, or the middle that it cuts out."""
-    size, crop = getattr(images, "size", None), getattr(images, "crop_size", None)
-    shortest = (size or {}).get("shortest_edge")
-    if not (getattr(images, "do_center_crop", False) and crop and shortest):
+    size, crop = getattr(images, "size", None) or {}, getattr(images, "crop_size", None)
+    shortest, width, height = size.get("shortest_edge"), size.get("width"), size.get("height")
+    if not (getattr(images, "do_center_crop", False) and crop and (shortest or (width and height))):
         return WHOLE
-    width, height = (shortest * side / min(picture.image.size) for side in picture.image.size)
+    if shortest:
+        width, height = (shortest * side / min(picture.image.size) for side in picture.image.size)
     across, down = crop["width"] / width, crop["height"] / height
     return ((1 - across) / 2, (1 - down) / 2, (1 + across) / 2, (1 + down) / 2)
 
@@ -236,15 +294,11 @@ def _of_patches(
     """Patches as a prompt, behind the tokens that a tower puts before them."""
     labelled = list(found)
     names = (*before, *(label for label, _ in labelled))
-    return Prompt(
-        text="",
-        ids=tuple(range(len(names))),
-        tokens=names,
-        labels=names,
-        special=(True,) * len(names),
-        plain=("",) * len(names),
-        turns=(),
-        medium=PictureMedium(
-            patches={len(before) + at: patch for at, (_, patch) in enumerate(labelled)}, windows=in_windows
-        ),
-    )
+    patches = {len(before) + at: patch for at, (_, patch) in enumerate(labelled)}
+    return _nameless(names, PictureMedium(patches=patches, windows=in_windows))
+
+
+def _nameless(names: Sequence[str], medium: Medium) -> Prompt:
+    """Tokens that are of no text."""
+    count, names = len(names), tuple(names)
+    return Prompt("", tuple(range(count)), names, names, (True,) * count, ("",) * count, (), medium=medium)

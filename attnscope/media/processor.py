@@ -7,7 +7,8 @@ had without what reads videos, which needs another package.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,24 +34,50 @@ def processor_of(loaded: LoadedModel) -> Any:
     from transformers import AutoImageProcessor
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-    config, folder = loaded.model.config, loaded.base_folder or loaded.source_folder
+    config = loaded.model.config
     if getattr(config, "vision_config", None) is None:
         raise ModelError(f"{loaded.name} ({config.model_type}) is given no pictures", "choose a vision-language model")
     made_of = PROCESSOR_MAPPING.get(type(config), None)
     if made_of is None:
         raise ModelError(f"transformers has no processor for {config.model_type}", "choose another model")
-    if folder is None or not any((folder / name).is_file() for name in FILES):
+    folder = _folder_of(loaded)
+    with _loading(loaded):
+        parts = {"image_processor": AutoImageProcessor.from_pretrained(folder, **loaded.permits.given)}
+        parts["tokenizer"] = copy.deepcopy(loaded.tokenizer)
+        said, _ = made_of.get_processor_dict(folder, **loaded.permits.given)
+        return _without_videos(made_of).from_args_and_dict([parts.get(n) for n in made_of.get_attributes()], said)
+
+
+def image_processor_of(loaded: LoadedModel) -> Any:
+    """What makes pixels of a picture for a model of pictures alone, by the files in its folder.
+
+    Raises ModelError where there are none, and for one that needs a package.
+    """
+    from transformers import AutoImageProcessor
+
+    folder = _folder_of(loaded)
+    with _loading(loaded):
+        return AutoImageProcessor.from_pretrained(folder, **loaded.permits.given)
+
+
+def _folder_of(loaded: LoadedModel) -> Path:
+    """Where the files of a model's processor lie, checked. Raises ModelError where there are none."""
+    folder = loaded.base_folder or loaded.source_folder or Path(loaded.model.config.name_or_path or "-")
+    if not any((folder / name).is_file() for name in FILES):
         raise ModelError(
             f"{loaded.name} brings no processor, and pictures need one",
             f"load the model from a folder with a {' or a '.join(FILES)}",
         )
     check_files(folder)
+    return folder
+
+
+@contextmanager
+def _loading(loaded: LoadedModel) -> Iterator[None]:
+    """What fails while a processor is loaded is a ModelError."""
     try:
         with loaded.permits.held(), without_stderr():
-            parts = {"image_processor": AutoImageProcessor.from_pretrained(folder, **loaded.permits.given)}
-            parts["tokenizer"] = copy.deepcopy(loaded.tokenizer)
-            said, _ = made_of.get_processor_dict(folder, **loaded.permits.given)
-            return _without_videos(made_of).from_args_and_dict([parts.get(n) for n in made_of.get_attributes()], said)
+            yield
     except ImportError as error:
         raise ModelError(
             f"the processor of {loaded.name} needs a package: {first_line(error)}", "install that"

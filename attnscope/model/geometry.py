@@ -33,6 +33,7 @@ from attnscope.stacks import (
     SEQ2SEQ,
     STACKS,
     VISION,
+    VISION_ONLY,
     is_vision,
     main_stack,
 )
@@ -219,7 +220,7 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
     if task == SEQ2SEQ:
         cross = (_layer(text, index, "full") for index in range(_count(text, DECODER)))
         others = {ENCODER: _layers(config, ENCODER), CROSS: tuple(cross)}
-    layers = _layers(config, main_stack(task))
+    layers = vision_layers(text) if task == VISION_ONLY else _layers(config, main_stack(task))
     rates = {stack: rate for stack, (_, rate) in _compressed(text).items()}
     if family(config.model_type).parts:
         others, rates = _in_parts(config), {POOLING: config.cross_attn_k}
@@ -242,22 +243,21 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
     )
 
 
-def vision_layers(config: Any) -> tuple[LayerGeometry, ...]:
-    """The layers of the vision tower that a language model reads pictures with; none where its config has none.
+def vision_layers(tower: Any) -> tuple[LayerGeometry, ...]:
+    """The layers of a vision tower, by its config; none where that does not say them.
 
     None either of a tower that attends in windows of a size that its config does not say.
 
     Example:
-        vision_layers(AutoConfig.from_pretrained("llava-hf/llava-1.5-7b-hf"))[0].heads  # 16
+        vision_layers(AutoConfig.from_pretrained("llava-hf/llava-1.5-7b-hf").vision_config)[0].heads  # 16
     """
-    tower = getattr(config, "vision_config", None)
     heads = _first(tower, "num_attention_heads", "num_heads") or 0
     full, side = getattr(tower, "fullatt_block_indexes", None), window_side(tower)
     if not isinstance(heads, int) or (full is not None and not side):
         return ()
     width = _first(tower, "embed_dim", "hidden_size") or 0
     size = _first(tower, "head_dim") or (width // heads if heads else 0)
-    count = _first(tower, "num_hidden_layers", "depth") or 0
+    count = _bounded(_first(tower, "num_hidden_layers", "depth") or 0)
     return tuple(
         LayerGeometry(index, "full", heads, heads, size, size, None)
         if full is None or index in full
@@ -281,7 +281,7 @@ def window_side(tower: Any) -> int:
 
 def with_tower(geometry: Geometry, config: Any) -> Geometry:
     """The geometry with the layers of the model's vision tower; as it is where there are none."""
-    layers = vision_layers(config)
+    layers = vision_layers(getattr(config, "vision_config", None))
     return replace(geometry, other_stacks={**geometry.other_stacks, VISION: layers}) if layers else geometry
 
 
@@ -482,7 +482,11 @@ def _compressed(text: Any) -> dict[str, tuple[str, int]]:
 def _count(text: Any, stack: str) -> int:
     rule = family(text.model_type).layers
     names = (f"{stack}_layers", f"num_{stack}_layers", "num_hidden_layers", "n_layer", "n_layers")
-    count = rule(text) if rule else _first(text, *names) or 0
+    return _bounded(rule(text) if rule else _first(text, *names) or 0)
+
+
+def _bounded(count: int) -> int:
+    """The number of layers. Raises ValueError for more than any model has."""
     if count > MOST_LAYERS:
         raise ValueError(f"expected at most {MOST_LAYERS} layers, got {brief(count)}")
     return int(count)

@@ -156,6 +156,15 @@ def needed(module: str, name: str, *attributes: str) -> Any:
     return found
 
 
+def knows_interface(kind: type) -> bool:
+    """Whether the file of transformers that a class comes from asks its attention interface.
+
+    >>> knows_interface(transformers.ViTModel)
+    True
+    """
+    return hasattr(sys.modules.get(kind.__module__), "ALL_ATTENTION_FUNCTIONS")
+
+
 def versions() -> dict[str, str]:
     """The versions that the numbers depend on."""
     import torch

@@ -20,14 +20,15 @@ from attnscope.memory import free_memory, human_bytes, is_out_of_memory
 from attnscope.model import adapters, checkpoint, generating, gguf, hub, sources
 from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
-from attnscope.model.libraries import bars_as_elsewhere, needed, uncollected
+from attnscope.model.libraries import bars_as_elsewhere, knows_interface, needed, uncollected
 from attnscope.model.loaded import LoadedModel, LoadedTokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.model.patterns import check_quantised
 from attnscope.model.permits import RUNS_CODE, TRUST, unread
 from attnscope.model.sources import DEMO_FOLDER, Source
 from attnscope.model.task import chosen_task, model_class, task_of
-from attnscope.stacks import CAUSAL_LM, ENCODER_ONLY
+from attnscope.model.towers import check_tower
+from attnscope.stacks import CAUSAL_LM, ENCODER_ONLY, VISION_ONLY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?|mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+GIVE_PICTURE = "give it one with attnscope heads {picture=FILE}"
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
@@ -53,9 +55,11 @@ def load(options: LoadOptions) -> LoadedModel:
     try:
         sources.check_tokenizer(source, options)
     except ModelError:
-        config = _config(source, options)  # a model of images has none either, and that is the better answer
-        model_class(config, chosen_task(config, options.task, source.name), source.name)
-        raise
+        config = _config(source, options)  # one that reads no text has none, and that is the better answer
+        task = chosen_task(config, options.task, source.name)
+        model_class(config, task, source.name)
+        if task != VISION_ONLY:
+            raise
     names = sources.weight_files(source, options)
     device = chosen_device(options)
     config = _stated_config(source, options)
@@ -73,7 +77,7 @@ def load(options: LoadOptions) -> LoadedModel:
         if one.snapshot:
             hub.fetch_weights(one.snapshot, names[one])
     sources.check_weights(source, options)
-    tokenizer = _tokenizer(source, config, options)
+    tokenizer: Any = None if task == VISION_ONLY else _tokenizer(source, config, options)
     from attnscope.model.placed import device_of  # which imports torch
 
     model = _model(source, config, options, device, task)
@@ -102,8 +106,13 @@ def load_tokenizer(options: LoadOptions) -> LoadedTokenizer:
     """
     _check_options(options)
     source = sources.checked(options)
-    sources.check_tokenizer(source, options)
+    try:
+        sources.check_tokenizer(source, options)
+    except ModelError:
+        _check_reads_text(_config(source, options), source, options)
+        raise
     config = _config(source, options)
+    _check_reads_text(config, source, options)
     most = _geometry(config, source, chosen_task(config, options.task, source.name)).max_positions
     return LoadedTokenizer(_tokenizer(source, config, options), source.name, most, source.source_folder != DEMO_FOLDER)
 
@@ -122,6 +131,8 @@ def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str |
     if not hasattr(model, "config") or not hasattr(model, "parameters"):
         raise UsageError(f"expected a model of transformers, got {type(model).__name__}", "pass the model itself")
     model = adapters.bare(model)
+    if task_of(model.config) == VISION_ONLY:
+        check_tower(model.config, name or type(model).__name__)
     geometry = _readable(geometry_of(model.config, count=False))
     return LoadedModel(
         model=model,
@@ -248,8 +259,16 @@ def _check_type(source: Source, options: LoadOptions) -> None:
         )
 
 
+def _check_reads_text(config: Any, source: Source, options: LoadOptions) -> None:
+    """Raise ModelError for a model of pictures alone."""
+    if chosen_task(config, options.task, source.name) == VISION_ONLY:
+        raise ModelError(f"{source.name} ({config.model_type}) reads pictures, and has no tokenizer", GIVE_PICTURE)
+
+
 def _geometry(config: Any, source: Source, task: str) -> Geometry:
     """What the config says of the attention. Raises ModelError where its values are of no such kind."""
+    if task == VISION_ONLY:
+        check_tower(config, source.name)
     try:
         return geometry_of(config, count=False, task=task)
     except Exception as error:  # any family's attributes, of any type
@@ -400,7 +419,8 @@ def _attention(config: Any, options: LoadOptions, task: str) -> str:
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
         found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), found)
-    if family(config.model_type).bypasses_interface or not getattr(found, "_supports_sdpa", True):
+    outside = family(config.model_type).bypasses_interface or (task == VISION_ONLY and not knows_interface(found))
+    if outside or not getattr(found, "_supports_sdpa", True):
         return "eager"
     return options.attention
 

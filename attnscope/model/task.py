@@ -9,11 +9,11 @@ from typing import Any
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.families import family
 from attnscope.model.libraries import needed
-from attnscope.stacks import CAUSAL_LM, CROSSING, DECODER, ENCODER_ONLY, NAMES, SEQ2SEQ, TASKS, is_vision
+from attnscope.stacks import CAUSAL_LM, CROSSING, DECODER, ENCODER_ONLY, NAMES, SEQ2SEQ, TASKS, VISION_ONLY, is_vision
 
 
 def task_of(config: Any) -> str:
-    """`decoder`, `encoder` or `seq2seq`, by what the config says.
+    """`decoder`, `encoder`, `seq2seq` or `vision`, by what the config says.
 
     A family that can be both is what its config makes it, and so is a decoder that looks both ways: it is read as an
     encoder. One that transformers has no causal language model of is an encoder.
@@ -21,6 +21,8 @@ def task_of(config: Any) -> str:
     >>> task_of(AutoConfig.from_pretrained("google-t5/t5-small"))
     'seq2seq'
     """
+    if _given_pixels(config):
+        return VISION_ONLY
     if getattr(config, "is_encoder_decoder", False):
         return SEQ2SEQ
     if family(config.model_type).looks_ahead or _as_configured(config) is False:
@@ -70,6 +72,19 @@ def _sees(config: Any) -> bool:
     return beside and config.model_type in names and config.model_type not in _causal_names()
 
 
+def _given_pixels(config: Any) -> bool:
+    """Whether a model of this type is given a picture and no text, by its class."""
+    of_text = getattr(config, "vocab_size", None) is not None and not hasattr(config, "image_size")
+    if of_text or config.get_text_config() is not config:  # whose classes need not be imported
+        return False
+    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, MODEL_MAPPING
+
+    auto = (MODEL_MAPPING, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING)
+    found = next((one[type(config)] for one in auto if type(config) in one), None)
+    found = found[0] if isinstance(found, tuple) else found
+    return getattr(found, "main_input_name", "") == "pixel_values"
+
+
 def _causal_part(config: Any) -> bool:
     """Whether this is the part that reads text of a family with a causal language model, which is made of it alone."""
     from transformers import CONFIG_MAPPING
@@ -82,11 +97,12 @@ def _causal_part(config: Any) -> bool:
 def stack_config(config: Any, stack: str) -> Any:
     """The part of a config that speaks of a stack: of an encoder-decoder a config inside it, or the whole.
 
-    A vision tower's is a part of its own, as is that of each decoder of a model that is made of several. For others
-    `get_text_config` of transformers would do, were it not for the defaults that it leaves behind in older families.
+    A vision tower's is a part of its own, unless the tower is the whole model, as is that of each decoder of a model
+    that is made of several. For others `get_text_config` of transformers would do, were it not for the defaults that it
+    leaves behind in older families.
     """
     if is_vision(stack):
-        return config.vision_config
+        return getattr(config, "vision_config", config)
     part = family(config.model_type).parts.get(CROSSING.get(stack, stack))
     if part is not None:
         return getattr(config, part)
@@ -129,6 +145,7 @@ def model_class(config: Any, task: str, name: str) -> Any:
     """
     import transformers
     from transformers import (
+        MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
         MODEL_FOR_MASKED_LM_MAPPING,
         MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
@@ -144,20 +161,23 @@ def model_class(config: Any, task: str, name: str) -> Any:
         return AutoModel
     saved = [getattr(transformers, one, None) for one in getattr(config, "architectures", None) or ()]
     known = [one for one in saved if getattr(one, "config_class", None) is type(config)]
-    heads = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if task == SEQ2SEQ else MODEL_FOR_MASKED_LM_MAPPING
+    of_task = {SEQ2SEQ: MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, VISION_ONLY: MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING}
+    heads = of_task.get(task, MODEL_FOR_MASKED_LM_MAPPING)
     auto = (heads, MODEL_MAPPING) if task == SEQ2SEQ else (MODEL_MAPPING, heads)
     known += [one.get(type(config), None) for one in ((MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,) if sees else auto)]
     found = next((one for one in known if one is not None), None)
     found = found[0] if isinstance(found, tuple) else found  # a family with several bare models names the whole first
     beside = not sees and (hasattr(config, "vision_config") or hasattr(config, "audio_config"))
-    if found is None or not _readable(found) or beside:
+    if found is None or not _readable(found, task) or beside:
         kind = config.model_type
         raise ModelError(f"{name} ({kind}) is not a model of text that attnscope reads", "choose a model of text")
     return found
 
 
-def _readable(found: Any) -> bool:
-    """Whether a class is given text first, or a sound whose frames it can count."""
+def _readable(found: Any, task: str) -> bool:
+    """Whether a class is given text first, or a sound whose frames it can count; of a vision tower pixels."""
     main = getattr(found, "main_input_name", "")
     counts = hasattr(found, "_get_feat_extract_output_lengths")
+    if task == VISION_ONLY:
+        return main == "pixel_values"
     return main in ("input_ids", "input_features") or (main == "input_values" and counts)

@@ -165,6 +165,16 @@ SEEING: Mapping[str, Layout] = {
     **dict.fromkeys(["qwen2_vl_vision", "qwen2_5_vl_vision", "qwen3_vl_vision"], _TOWER),
 }
 
+# Models that read a picture alone, patch by patch.
+ALONE: Mapping[str, Layout] = {
+    **dict.fromkeys(
+        ["deit", "dinov2", "dinov2_with_registers", "ijepa", "pixio", "radio", "vit", "vit_msn"], NO_ROTARY
+    ),
+    "tipsv2_vision_model": NO_ROTARY,
+    **dict.fromkeys(["aimv2_vision_model", "chinese_clip_vision_model", "siglip2_vision_model"], FAIRSEQ),
+    **dict.fromkeys(["dpt", "yolos"], BERT),
+}
+
 # Families whose attention no layout here describes, and why.
 UNREAD: Mapping[str, str] = {
     **dict.fromkeys(
@@ -184,6 +194,7 @@ UNREAD: Mapping[str, str] = {
 }
 UNREAD_ENCODERS: Mapping[str, str] = {
     "convbert": "convolutions next to and within its heads",
+    **dict.fromkeys(["beit", "data2vec-vision"], "a bias of relative positions on two axes"),
     **dict.fromkeys(["deberta", "deberta-v2"], "its scores add products of contents with relative positions"),
     "ibert": "its activations are quantised, each with a factor of its own",
     "mobilebert": "its queries and keys are made of another tensor than its values",
@@ -198,7 +209,7 @@ def layout_of(config: Any) -> Layout | None:
     'separate'
     """
     kind = config.model_type
-    layout = FAMILIES.get(kind) or ENCODERS.get(kind) or SEEING.get(kind)
+    layout = FAMILIES.get(kind) or ENCODERS.get(kind) or SEEING.get(kind) or ALONE.get(kind)
     variant = VARIANTS.get(kind)
     return replace(layout, **variant(config)) if layout and variant else layout
 

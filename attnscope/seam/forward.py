@@ -26,10 +26,25 @@ def config_of(model: nn.Module) -> Any:
 
 
 def backbone(model: nn.Module) -> nn.Module:
-    """The model without its vocabulary projection: 128k tokens of logits are tens of gigabytes."""
+    """The model without its vocabulary projection: 128k tokens of logits are tens of gigabytes.
+
+    Of a model of pictures or sound the whole, where its inner part is not given these: DINOv3's are made patches
+    before.
+    """
     bare = bare_model(model)
-    backbone = getattr(bare, "base_model", bare)
-    return backbone if isinstance(backbone, nn.Module) else bare
+    backbone, main = getattr(bare, "base_model", bare), getattr(bare, "main_input_name", "input_ids")
+    if not isinstance(backbone, nn.Module):
+        return bare
+    return backbone if main == "input_ids" or main in inspect.signature(backbone.forward).parameters else bare
+
+
+def attention_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules of a model that attend, and those around them, by what their classes are called.
+
+    >>> len(attention_modules(attnscope.load("demo").model))
+    4
+    """
+    return [module for module in bare_model(model).modules() if "attention" in type(module).__name__.lower()]
 
 
 def arguments(model: nn.Module) -> Mapping[str, inspect.Parameter]:

@@ -38,7 +38,7 @@ from attnscope.process import ProcessWide
 from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.checks import check_call
 from attnscope.seam.engines import ENGINES, Engine, OnCall, changing, full_precision
-from attnscope.seam.forward import backbone, bare_model, config_of, with_logits, without_cache
+from attnscope.seam.forward import attention_modules, backbone, bare_model, config_of, with_logits, without_cache
 from attnscope.seam.hooked import banded, near, weights_in, whole, without
 from attnscope.seam.own import OwnAttention
 from attnscope.seam.report import CallCheck, CaptureReport, settle, tolerance
@@ -87,7 +87,7 @@ def listen(
         >>> listen(model, ids, lambda call: None, change=lambda call: 0 * call.output_BQHV if call.layer == 2 else None)
     """
     with (
-        _own_errors(model),
+        own_errors(model),
         running(model, engine.implementation if engine else None) as attention,
         listening(
             model, on_call, engine=changing(engine, change), windows=windows, patches=patches, ends=calls_alone
@@ -189,7 +189,7 @@ class _LastCallError(Exception):
 
 
 @contextmanager
-def _own_errors(model: nn.Module) -> Iterator[None]:
+def own_errors(model: nn.Module) -> Iterator[None]:
     """What fails in the model's own code while the block runs is a ForwardError."""
     try:
         yield
@@ -305,7 +305,7 @@ class _Listener:
 
     def hook_modules(self) -> list[Any]:
         """Forward hooks on every attention module, for families that never call the interface."""
-        attention = [module for module in self.paths if "attention" in type(module).__name__.lower()]
+        attention = attention_modules(self.model)
         hooks = [module.register_forward_hook(self._from_hook, prepend=True, with_kwargs=True) for module in attention]
         return [*self.stacks.hook(attention), *hooks]
 

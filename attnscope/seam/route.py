@@ -5,7 +5,6 @@ Of transformers' own families `families.py` knows it. Of code that somebody else
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from attnscope.model.families import family_of
+from attnscope.model.libraries import knows_interface
 
 ASKED: Mapping[str, Any] = {"output_attentions": True}
 
@@ -48,8 +48,7 @@ def _asks(model: nn.Module) -> bool:
     """Whether a file of transformers that the model's modules come from knows the interface."""
     if not hasattr(model, "config"):
         return True
-    files = {type(module).__module__ for module in model.modules()}
-    return any(hasattr(sys.modules.get(file), "ALL_ATTENTION_FUNCTIONS") for file in files)
+    return any(map(knows_interface, {type(module) for module in model.modules()}))
 
 
 def _tried(heard: Callable[[Mapping[str, Any]], set[str]]) -> Route:

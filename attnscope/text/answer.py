@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnscope.errors import InputError, UsageError
-from attnscope.stacks import CAUSAL_LM, ENCODER_ONLY
+from attnscope.stacks import CAUSAL_LM, SEQ2SEQ
 from attnscope.text.characters import located
 from attnscope.text.prompt import Prompt, Side, Span, from_ids
 
@@ -29,7 +29,7 @@ def check_has_answer(task: str, otherwise: str, both_ways: str = "") -> None:
     """
     if task != CAUSAL_LM:
         why = f", and this one looks both ways: its config says {both_ways}" if both_ways else ""
-        raise UsageError(f"only a causal model has an answer after its text{why}", otherwise * (task != ENCODER_ONLY))
+        raise UsageError(f"only a causal model has an answer after its text{why}", otherwise * (task == SEQ2SEQ))
 
 
 def check_room(prompt: Prompt, generate: int | None, most: int | None) -> None:

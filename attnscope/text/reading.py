@@ -31,6 +31,11 @@ def decode_utf8(data: bytes, source: str) -> str:
         ) from error
 
 
+def piped_text() -> str:
+    """The text that is piped in, where nobody named a place to read it; "" where there is none."""
+    return decode_utf8(_piped(), "standard input")
+
+
 def read_text(text: str | None, file: str | None, unasked: bool = False) -> str:
     """The text itself, of a file, or of standard input where either of them is `-`.
 

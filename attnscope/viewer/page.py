@@ -235,7 +235,7 @@ def _title(sides: Sequence[Mapping[str, Any]]) -> str:
 def _quoted(side: Mapping[str, Any]) -> str:
     """`“the bank” → “la banque”`: the beginning of the text, and of its target."""
     texts = [_short(side["tokens"], start, stop) for start, stop in _texts(side)]
-    return " → ".join(f"“{text}”" for text in texts if text) or "“”"
+    return " → ".join(f"“{text}”" for text in texts if text) or ("a picture" if side.get("pictures") else "“”")
 
 
 def _texts(side: Mapping[str, Any]) -> list[tuple[int, int]]:

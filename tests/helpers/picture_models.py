@@ -195,3 +195,29 @@ def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     asked: list[Any] = [apart.answer_of]
     monkeypatch.setattr(apart, "_elsewhere", asked)
+
+
+# Models of pictures alone: how each is made; all are given 56 x 56 pixels in patches of 14.
+SIDES = HEADS | {"hidden_size": 32, "num_hidden_layers": 3, "image_size": 56, "patch_size": 14}
+ALONE: dict[str, Callable[[], Any]] = {
+    "vit": lambda: hf.ViTForImageClassification(hf.ViTConfig(**SIDES)),
+    "clip_vision": lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**SIDES)),
+    "dinov2_with_registers": lambda: hf.Dinov2WithRegistersModel(hf.Dinov2WithRegistersConfig(**SIDES)),
+    "deit": lambda: hf.DeiTModel(hf.DeiTConfig(**SIDES)),
+    "siglip_vision": lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**SIDES)),
+    "yolos": lambda: hf.YolosModel(hf.YolosConfig(**SIDES | {"image_size": [56, 56]}, num_detection_tokens=3)),
+    "pixio": lambda: hf.PixioModel(hf.PixioConfig(**SIDES, n_cls_tokens=2)),
+}
+SQUARE = {"height": 56, "width": 56}
+SIZED = {"clip_vision": {"shortest_edge": 56}, "deit": {"height": 64, "width": 64}}  # what their middle is cut out of
+
+
+def saved_alone(kind: str, place: Path) -> str:
+    """A folder with a model of pictures alone and its image processor."""
+    torch.manual_seed(0)
+    model, size = ALONE[kind]().eval(), SIZED.get(kind)
+    rouse(model)
+    images = hf.CLIPImageProcessorPil(size=size, crop_size=SQUARE) if size else hf.ViTImageProcessorPil(size=SQUARE)
+    for part in (model, images):
+        part.save_pretrained(place / kind)
+    return str(place / kind)

@@ -1,0 +1,62 @@
+"""Which models of pictures alone are read, and why others are not: those that read a picture as one grid of patches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import ModelError
+from attnscope.model.geometry import empty_model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+OTHER = "choose a model that reads one grid of patches, as ViT, DINOv2 and CLIP do"
+
+
+def patch_side(tower: Any) -> tuple[int, int] | None:
+    """Height and width of a tower's patches in pixels; None where its config does not give one size for all.
+
+    >>> patch_side(AutoConfig.from_pretrained("google/vit-base-patch16-224"))
+    (16, 16)
+    """
+    size = getattr(tower, "patch_size", None)
+    sides = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        return None
+    return sides[0], sides[1]
+
+
+def check_tower(config: Any, name: str) -> None:
+    """Raise ModelError for a model of pictures alone whose attention is not over one grid of patches."""
+    why = _why_not(config)
+    if why:
+        raise ModelError(f"{name} ({config.model_type}) reads pictures, but {why}", OTHER)
+
+
+def _why_not(config: Any) -> str:
+    heads, layers = (
+        next((one for name in names if (one := getattr(config, name, None)) is not None), None)
+        for names in (("num_attention_heads", "num_heads"), ("num_hidden_layers", "depth"))
+    )
+    if not _attends(config):
+        return "has no attention: it is made of convolutions"
+    if getattr(config, "is_encoder_decoder", False):
+        return "looks at them with queries of its own, which are no patches"
+    if getattr(config, "num_frames", None) is not None:
+        return "expects videos, frame by frame"
+    if isinstance(heads, list | tuple) or getattr(config, "depths", None) or getattr(config, "patch_sizes", None):
+        return "attends in stages, each over fewer and larger patches than the one before"
+    if patch_side(config) is None or not isinstance(heads, int) or not isinstance(layers, int):
+        return "its config does not say how it divides them into patches"
+    if getattr(config, "window_size", None) and getattr(config, "fullatt_block_indexes", None) is None:
+        return "attends in windows of patches"
+    return ""
+
+
+def _attends(config: Any) -> bool:
+    """Whether any module of the model's is of attention, by what its class is called."""
+    try:
+        parts: nn.Module = empty_model(config)
+    except Exception:  # any family's constructor, with any config: loading says what is wrong with it
+        return True
+    return any("attention" in type(module).__name__.lower() for module in parts.modules())

@@ -1,0 +1,139 @@
+"""Pictures without a text: vision towers alone, their tokens, their weights and what is refused of them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+
+import attnscope
+from attnscope.ask import Ask
+from attnscope.errors import AttnscopeError
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import load
+from attnscope.model.options import LoadOptions
+from attnscope.observation import Observation
+from attnscope.parity import check_parity
+from attnscope.run import prepare
+from attnscope.seam.patch_tokens import patch_tokens
+from helpers.parity_models import rouse
+from helpers.picture_models import ALONE, SIDES, picture, read_here, saved_alone
+from helpers.seconds import once
+
+BY_DEFAULT = ("vit", "clip_vision")
+KINDS = [pytest.param(kind, marks=[] if kind in BY_DEFAULT else [pytest.mark.families]) for kind in ALONE]
+BEFORE = {  # the tokens of each that are no patches, before them and behind
+    "vit": (["[CLS]"], []),
+    "clip_vision": (["[CLS]"], []),
+    "dinov2_with_registers": (["[CLS]", "[REG0]", "[REG1]", "[REG2]", "[REG3]"], []),
+    "deit": (["[CLS]", "[DIST]"], []),
+    "siglip_vision": ([], []),
+    "yolos": (["[CLS]"], ["[DET0]", "[DET1]", "[DET2]"]),
+    "pixio": (["[CLS0]", "[CLS1]"], []),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_here(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("alone")
+
+
+@pytest.fixture(scope="module")
+def field(place: Path) -> str:
+    """A picture of odd sides, which no patch divides."""
+    return picture(place / "field.png", (161, 83))
+
+
+@once
+def model_of(kind: str, place: Path) -> LoadedModel:
+    return load(LoadOptions(model=saved_alone(kind, place)))
+
+
+@once
+def read(kind: str, place: Path, field: str) -> Observation:
+    return attnscope.capture(model_of(kind, place), picture=field, engine="eager")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_the_models_own(kind: str, place: Path, field: str) -> None:
+    seen = read(kind, place, field)
+    own = type(model_of(kind, place).model).from_pretrained(place / kind, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = own(**seen.prompt.medium.inputs, output_attentions=True).attentions
+    assert [(key.stack, key.layer) for key in seen.kv_of] == [("vision", layer) for layer in range(3)]
+    for layer, weights_BHQK in enumerate(expected):
+        torch.testing.assert_close(seen.weights[layer], weights_BHQK[0], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parity_holds(kind: str, place: Path, field: str) -> None:
+    model = model_of(kind, place)
+    prompt = prepare(model, Ask("", picture=field)).prompt
+    report = check_parity(model, prompt)
+    assert report.holds
+    assert report.levels == {"vision": "full"}
+    assert not check_parity(model, prompt, atol=0.0).holds
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_patches_and_what_the_model_puts_around_them(kind: str, place: Path, field: str) -> None:
+    before, behind = BEFORE[kind]
+    patches = [f"img {row},{column}" for row in range(4) for column in range(4)]
+    prompt = read(kind, place, field).prompt
+    assert list(prompt.labels) == [*before, *patches, *behind]
+    assert sorted(prompt.medium.patches) == list(range(len(before), len(before) + 16))
+
+
+def test_patches_are_found_in_whatever_order_the_model_puts_them() -> None:
+    """The places are asked of the model: one that turns the order of its patches round has it told so."""
+
+    class Backwards(hf.ViTModel):
+        def __init__(self, config: hf.ViTConfig) -> None:
+            super().__init__(config)
+            self.embeddings.register_forward_hook(lambda module, args, states: states.flip(1))
+
+    torch.manual_seed(0)
+    model = Backwards(hf.ViTConfig(**SIDES)).eval()
+    rouse(model)
+    found = patch_tokens(model, torch.randn(1, 3, 56, 56), {}, (14, 14))
+    assert found.tokens == (*range(15, -1, -1), "[CLS]")
+
+
+@pytest.mark.parametrize(
+    ("kind", "left", "right"),
+    [
+        ("vit", 0.0, 1.0),  # the whole, made a square
+        ("clip_vision", 0.5 - 83 / 161 / 2, 0.5 + 83 / 161 / 2),  # the middle, as wide as the picture is high
+        pytest.param("deit", 1 / 16, 15 / 16, marks=pytest.mark.families),  # 56 of the 64 that it was made
+    ],
+)
+def test_patches_lie_where_the_processor_cut_them(
+    kind: str, left: float, right: float, place: Path, field: str
+) -> None:
+    boxes = [patch.box for patch in read(kind, place, field).prompt.medium.patches.values()]
+    assert min(box[0] for box in boxes if box) == pytest.approx(left, abs=1e-6)
+    assert max(box[2] for box in boxes if box) == pytest.approx(right, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"text": "what is this"}, "reads pictures; give it one with picture="),
+        ({"text": "what is this", "picture": "FIELD"}, "reads a picture alone; leave out text"),
+        ({"picture": ["FIELD", "FIELD"]}, "one picture at a time, got 2"),
+        ({"picture": "FIELD", "generate": 2}, "only a causal model has an answer"),
+    ],
+)
+def test_what_a_vision_tower_cannot_be_given_is_a_line(how: dict, said: str, place: Path, field: str) -> None:
+    files = {"FIELD": field}
+    if "picture" in how:
+        given = how["picture"]
+        how = how | {"picture": files[given] if isinstance(given, str) else [files[one] for one in given]}
+    with pytest.raises(AttnscopeError) as refused:
+        attnscope.capture(model_of("vit", place), **how)
+    assert said in str(refused.value)
