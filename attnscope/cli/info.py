@@ -82,12 +82,13 @@ def info(named: Named, costs: Costs, noise: Noise) -> int:
     from attnscope.model.geometry import geometry_of, with_tower
     from attnscope.model.libraries import silence_libraries
     from attnscope.model.loading import chosen_device, load_config
+    from attnscope.model.task import chosen_task
 
     silence_libraries(noise.verbose)
     output.complain_through_talk(noise.quiet)
     options = named.load_options()
     config = load_config(options)
-    geometry = with_tower(geometry_of(config), config)
+    geometry = with_tower(geometry_of(config, task=chosen_task(config, options.task, named.asked)), config)
     device = chosen_device(options) if options.device == "auto" else options.device  # which need not be here
     facts = describe(named.asked, geometry, lengths, (device, named.dtype), _free(options, device))
     output.tell(facts, costs.format, lambda: _sheet(facts))

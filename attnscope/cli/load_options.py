@@ -49,7 +49,7 @@ class Checkpoint:
         SETTING,
     ] = None
     task: Annotated[
-        Literal["auto", "decoder", "encoder", "seq2seq"] | None,
+        Literal["auto", "decoder", "encoder", "seq2seq", "vision"] | None,
         Option(help="What the model is read as (default: auto, as its config says)."),
         HELD,
         SETTING,

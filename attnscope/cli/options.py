@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from attnscope.ask import Ask, How, Text
     from attnscope.keep.request import Request, TokenFields
     from attnscope.keep.view import View
+    from attnscope.model.options import LoadOptions
 
 # The sections of --help in their order; a group without a panel is of the first.
 PANELS = (
@@ -188,6 +189,11 @@ class ModelTexts(PairedText):
     @property
     def how(self) -> How:
         return {**super().how, "target": self.target, "picture": self.picture or None}
+
+    def load_options(self) -> LoadOptions:
+        options = super().load_options()
+        alone = self.picture and not self.has_text and options.task is None
+        return replace(options, task="picture") if alone else options
 
 
 @option_group

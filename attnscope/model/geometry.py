@@ -280,8 +280,8 @@ def window_side(tower: Any) -> int:
 
 
 def with_tower(geometry: Geometry, config: Any) -> Geometry:
-    """The geometry with the layers of the model's vision tower; as it is where there are none."""
-    layers = vision_layers(getattr(config, "vision_config", None))
+    """The geometry with the layers of the vision tower beside a decoder; as it is where there are none."""
+    layers = () if geometry.stack == VISION else vision_layers(getattr(config, "vision_config", None))
     return replace(geometry, other_stacks={**geometry.other_stacks, VISION: layers}) if layers else geometry
 
 

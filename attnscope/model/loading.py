@@ -26,9 +26,9 @@ from attnscope.model.options import LoadOptions
 from attnscope.model.patterns import check_quantised
 from attnscope.model.permits import RUNS_CODE, TRUST, unread
 from attnscope.model.sources import DEMO_FOLDER, Source
-from attnscope.model.task import chosen_task, model_class, task_of
-from attnscope.model.towers import check_tower
-from attnscope.stacks import CAUSAL_LM, ENCODER_ONLY, VISION_ONLY
+from attnscope.model.task import chosen_task, model_class, stack_config, task_of
+from attnscope.model.towers import check_tower, tower_of
+from attnscope.stacks import CAUSAL_LM, ENCODER_ONLY, VISION, VISION_ONLY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -268,7 +268,7 @@ def _check_reads_text(config: Any, source: Source, options: LoadOptions) -> None
 def _geometry(config: Any, source: Source, task: str) -> Geometry:
     """What the config says of the attention. Raises ModelError where its values are of no such kind."""
     if task == VISION_ONLY:
-        check_tower(config, source.name)
+        check_tower(stack_config(config, VISION), source.name)
     try:
         return geometry_of(config, count=False, task=task)
     except Exception as error:  # any family's attributes, of any type
@@ -387,6 +387,8 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str, task:
         )
     if task == ENCODER_ONLY and task_of(config) != ENCODER_ONLY:
         model = model.get_encoder()
+    if task == VISION_ONLY:
+        model = tower_of(model)
     generating.leave_tokens(model)
     return model.eval().requires_grad_(False)
 

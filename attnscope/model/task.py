@@ -73,7 +73,10 @@ def _sees(config: Any) -> bool:
 
 
 def _given_pixels(config: Any) -> bool:
-    """Whether a model of this type is given a picture and no text, by its class."""
+    """Whether a model of this type is given a picture and no text, by its class; by its config where none is known.
+
+    AltCLIP's tower is a part of its own, and no class of the registry.
+    """
     of_text = getattr(config, "vocab_size", None) is not None and not hasattr(config, "image_size")
     if of_text or config.get_text_config() is not config:  # whose classes need not be imported
         return False
@@ -82,7 +85,16 @@ def _given_pixels(config: Any) -> bool:
     auto = (MODEL_MAPPING, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING)
     found = next((one[type(config)] for one in auto if type(config) in one), None)
     found = found[0] if isinstance(found, tuple) else found
+    if found is None:
+        return hasattr(config, "image_size") and hasattr(config, "patch_size") and not hasattr(config, "vocab_size")
     return getattr(found, "main_input_name", "") == "pixel_values"
+
+
+def _has_tower(config: Any) -> bool:
+    """Whether a model that compares texts with pictures has a tower for each, as CLIP does."""
+    from transformers import MODEL_MAPPING
+
+    return getattr(config, "vision_config", None) is not None and type(config) in MODEL_MAPPING
 
 
 def _causal_part(config: Any) -> bool:
@@ -115,10 +127,13 @@ def stack_config(config: Any, stack: str) -> Any:
 def chosen_task(config: Any, wanted: str | None, name: str) -> str:
     """The task that was asked for, or what the config says. Raises where the model cannot be read so.
 
-    wanted: one of TASKS, `auto` or None. name: of the model, for the error.
+    wanted: one of TASKS, `auto` or None; or `picture`: by its vision tower where it can be read so, else as by `auto`.
+    name: of the model, for the error.
     """
     own = task_of(config)
-    if wanted is None or wanted in ("auto", own):
+    if wanted in (VISION_ONLY, "picture") and own == ENCODER_ONLY and _has_tower(config):
+        return VISION_ONLY
+    if wanted is None or wanted in ("auto", "picture", own):
         return own
     if wanted not in TASKS:
         raise UsageError(f"expected a task auto, {', '.join(TASKS)}, got {wanted!r}", "use {task=auto}")
@@ -167,17 +182,17 @@ def model_class(config: Any, task: str, name: str) -> Any:
     known += [one.get(type(config), None) for one in ((MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,) if sees else auto)]
     found = next((one for one in known if one is not None), None)
     found = found[0] if isinstance(found, tuple) else found  # a family with several bare models names the whole first
-    beside = not sees and (hasattr(config, "vision_config") or hasattr(config, "audio_config"))
-    if found is None or not _readable(found, task) or beside:
+    beside = not sees and task != VISION_ONLY and (hasattr(config, "vision_config") or hasattr(config, "audio_config"))
+    if found is None or not _readable(found, config, task) or beside:
         kind = config.model_type
         raise ModelError(f"{name} ({kind}) is not a model of text that attnscope reads", "choose a model of text")
     return found
 
 
-def _readable(found: Any, task: str) -> bool:
+def _readable(found: Any, config: Any, task: str) -> bool:
     """Whether a class is given text first, or a sound whose frames it can count; of a vision tower pixels."""
     main = getattr(found, "main_input_name", "")
     counts = hasattr(found, "_get_feat_extract_output_lengths")
     if task == VISION_ONLY:
-        return main == "pixel_values"
+        return main == "pixel_values" or _has_tower(config)
     return main in ("input_ids", "input_features") or (main == "input_values" and counts)

@@ -26,8 +26,13 @@ def patch_side(tower: Any) -> tuple[int, int] | None:
     return sides[0], sides[1]
 
 
+def tower_of(model: nn.Module) -> nn.Module:
+    """The part of a model that is given pictures: of CLIP's two towers one, the model itself where it is a tower."""
+    return next((part for part in model.modules() if getattr(part, "main_input_name", "") == "pixel_values"), model)
+
+
 def check_tower(config: Any, name: str) -> None:
-    """Raise ModelError for a model of pictures alone whose attention is not over one grid of patches."""
+    """Raise ModelError for a vision tower whose attention is not over one grid of patches; config: its own."""
     why = _why_not(config)
     if why:
         raise ModelError(f"{name} ({config.model_type}) reads pictures, but {why}", OTHER)

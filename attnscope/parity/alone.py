@@ -94,6 +94,9 @@ def made(asked: Mapping[str, Any]) -> Any:
         **asked["files"],
     )
     model = adapted(model, **asked["adapter"]) if asked["adapter"] else model
+    if asked["tower"]:  # of models with one for pictures and one for texts
+        parts = (part for part in model.modules() if getattr(part, "main_input_name", "") == "pixel_values")
+        model = next(parts, model)
     return (model.get_encoder() if asked["encoder"] else model).eval()
 
 

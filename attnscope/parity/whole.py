@@ -36,7 +36,7 @@ from attnscope.parity.differences import Tolerance, output_difference
 from attnscope.parity.verdicts import WholeParity
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listening, running
-from attnscope.stacks import ENCODER_ONLY
+from attnscope.stacks import ENCODER_ONLY, VISION_ONLY
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -121,6 +121,7 @@ def recipe(loaded: LoadedModel, options: LoadOptions) -> dict[str, Any]:
         "use_safetensors": None if options.allow_pickle else True,
         "trust_remote_code": options.trust_remote_code,
         "encoder": task == ENCODER_ONLY and task_of(config) != ENCODER_ONLY,
+        "tower": task == VISION_ONLY,
         "adapter": None if source.adapter is None else _adapter(loaded, options, source.adapter.folder),
         "threads": torch.get_num_threads(),
     }

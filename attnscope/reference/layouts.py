@@ -171,7 +171,8 @@ ALONE: Mapping[str, Layout] = {
         ["deit", "dinov2", "dinov2_with_registers", "ijepa", "pixio", "radio", "vit", "vit_msn"], NO_ROTARY
     ),
     "tipsv2_vision_model": NO_ROTARY,
-    **dict.fromkeys(["aimv2_vision_model", "chinese_clip_vision_model", "siglip2_vision_model"], FAIRSEQ),
+    **dict.fromkeys(["aimv2_vision_model", "altclip_vision_model", "chinese_clip_vision_model"], FAIRSEQ),
+    **dict.fromkeys(["clipseg_vision_model", "metaclip_2_vision_model", "siglip2_vision_model"], FAIRSEQ),
     **dict.fromkeys(["dpt", "yolos"], BERT),
 }
 

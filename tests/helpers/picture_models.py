@@ -199,6 +199,7 @@ def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Models of pictures alone: how each is made; all are given 56 x 56 pixels in patches of 14.
 SIDES = HEADS | {"hidden_size": 32, "num_hidden_layers": 3, "image_size": 56, "patch_size": 14}
+READS = HEADS | {"hidden_size": 32, "vocab_size": 50}  # the tower beside it, of texts
 ALONE: dict[str, Callable[[], Any]] = {
     "vit": lambda: hf.ViTForImageClassification(hf.ViTConfig(**SIDES)),
     "clip_vision": lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**SIDES)),
@@ -206,10 +207,16 @@ ALONE: dict[str, Callable[[], Any]] = {
     "deit": lambda: hf.DeiTModel(hf.DeiTConfig(**SIDES)),
     "siglip_vision": lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**SIDES)),
     "yolos": lambda: hf.YolosModel(hf.YolosConfig(**SIDES | {"image_size": [56, 56]}, num_detection_tokens=3)),
+    "clip": lambda: hf.CLIPModel(hf.CLIPConfig(vision_config=SIDES, text_config=READS)),
+    "altclip": lambda: hf.AltCLIPModel(hf.AltCLIPConfig(vision_config=SIDES, text_config=READS)),
     "pixio": lambda: hf.PixioModel(hf.PixioConfig(**SIDES, n_cls_tokens=2)),
 }
 SQUARE = {"height": 56, "width": 56}
-SIZED = {"clip_vision": {"shortest_edge": 56}, "deit": {"height": 64, "width": 64}}  # what their middle is cut out of
+SIZED = {
+    "clip": {"shortest_edge": 56},
+    "clip_vision": {"shortest_edge": 56},
+    "deit": {"height": 64, "width": 64},
+}  # what their middle is cut out of
 
 
 def saved_alone(kind: str, place: Path) -> str:
