@@ -28,6 +28,8 @@ BEFORE = {  # the tokens of each that are no patches, before them and behind
     "clip_vision": (["[CLS]"], []),
     "altclip": (["[CLS]"], []),
     "dinov2_with_registers": (["[CLS]", "[REG0]", "[REG1]", "[REG2]", "[REG3]"], []),
+    "dinov3": (["[CLS]", "[REG0]", "[REG1]"], []),
+    "internvl": (["[CLS]"], []),
     "deit": (["[CLS]", "[DIST]"], []),
     "siglip_vision": ([], []),
     "yolos": (["[CLS]"], ["[DET0]", "[DET1]", "[DET2]"]),
@@ -85,10 +87,11 @@ def test_parity_holds(kind: str, place: Path, field: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_patches_and_what_the_model_puts_around_them(kind: str, place: Path, field: str) -> None:
     before, behind = BEFORE[kind]
-    patches = [f"img {row},{column}" for row in range(4) for column in range(4)]
+    rows = 3 if kind == "dinov3" else 4  # which takes any size
+    patches = [f"img {row},{column}" for row in range(rows) for column in range(4)]
     prompt = read(kind, place, field).prompt
     assert list(prompt.labels) == [*before, *patches, *behind]
-    assert sorted(prompt.medium.patches) == list(range(len(before), len(before) + 16))
+    assert sorted(prompt.medium.patches) == list(range(len(before), len(before) + len(patches)))
 
 
 def test_patches_are_found_in_whatever_order_the_model_puts_them() -> None:

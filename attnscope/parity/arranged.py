@@ -5,7 +5,7 @@ Shapes: T token, A axis.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from attnscope.model.geometry import window_side
 from attnscope.reference.blocks import BLOCKS
-from attnscope.reference.grids import grid_positions, mixed_positions, windows
+from attnscope.reference.grids import centre_angles, grid_positions, mixed_positions, windows
 from attnscope.stacks import CROSSING, DECODER, VISION
+from attnscope.text.prompt import Patch
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Arrangement:
 
 
 PLAIN = Arrangement()
+# How the patches of a picture alone are placed, by the type of its tower: (rows, columns) -> (2, patches).
+PLACES: Mapping[str, Callable[[int, int], Tensor]] = {"dinov3_vit": centre_angles}
 
 
 def arrangements_of(config: Any, ids: Sequence[int], given: Mapping[str, Tensor]) -> dict[str, Arrangement]:
@@ -59,6 +62,22 @@ def arrangements_of(config: Any, ids: Sequence[int], given: Mapping[str, Tensor]
     if not given.get("pixel_attention_mask", torch.ones(1)).all():
         found[VISION] = Arrangement(unknown="its tiles have padding, which the oracle takes from the model's mask")
     return found
+
+
+def alone(config: Any, tokens: int, patches: Mapping[int, Patch]) -> Arrangement:
+    """How the tokens of a picture alone stand to each other; those that are no patch do not turn, as at place 0.
+
+    >>> alone(DINOv3ViTConfig(), 5, {1: patch, 2: patch, 3: patch, 4: patch}).axes_AT.shape
+    torch.Size([2, 5])
+    """
+    places, boxes = PLACES.get(config.model_type), [patch.box for patch in patches.values() if patch.box]
+    if places is None:
+        return PLAIN
+    axes_AT, order = torch.zeros(2, tokens), [box[1::-1] for box in boxes]  # top and left edge
+    rows, columns = (sorted(set(edges)) for edges in zip(*order, strict=True))
+    numbers = [rows.index(top) * len(columns) + columns.index(left) for top, left in order]
+    axes_AT[:, list(patches)] = places(len(rows), len(columns))[:, numbers]
+    return Arrangement(axes_AT)
 
 
 def _on_grids(config: Any, ids: Sequence[int], grids: Sequence[Any]) -> dict[str, Arrangement]:

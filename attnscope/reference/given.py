@@ -66,7 +66,8 @@ class Given:
     def rope(self) -> Mapping[str, Any] | None:
         """The config's rope parameters for this layer, None where it has none."""
         if self.layout.base is not None:
-            theta = setting(self.config, "rope_parameters.rope_theta", self.layout.base)
+            own = setting(self.config, "rope_theta", self.layout.base)
+            theta = setting(self.config, "rope_parameters.rope_theta", own)
             return {"rope_type": "default", "rope_theta": theta}
         rope = setting(self.config, "rope_parameters")
         kinds = setting(self.config, "layer_types")

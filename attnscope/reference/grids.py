@@ -25,6 +25,19 @@ def grid_positions(rows: int, columns: int, merge: int = 1) -> Tensor:
     return torch.stack([row_T, column_T])[:, block_T.argsort(stable=True)]
 
 
+def centre_angles(rows: int, columns: int) -> Tensor:
+    """Where the middle of every patch is on both axes, the picture from -2 pi to 2 pi, (2, T), row by row.
+
+    DINOv3's positions (Simeoni et al. 2025, section 3.2), which do not depend on the number of patches.
+
+    >>> centre_angles(1, 2) / torch.pi
+    tensor([[ 0.,  0.],
+            [-1.,  1.]])
+    """
+    sides_21 = torch.tensor([[rows], [columns]])
+    return 2 * torch.pi * ((2 * grid_positions(rows, columns) + 1) / sides_21 - 1)
+
+
 def windows(axes_2T: Tensor, side: int) -> tuple[Tensor, Tensor]:
     """The order in which a tower reads patches window by window, and the window of each in that order, (T,) both.
 

@@ -174,6 +174,8 @@ ALONE: Mapping[str, Layout] = {
     **dict.fromkeys(["aimv2_vision_model", "altclip_vision_model", "chinese_clip_vision_model"], FAIRSEQ),
     **dict.fromkeys(["clipseg_vision_model", "metaclip_2_vision_model", "siglip2_vision_model"], FAIRSEQ),
     **dict.fromkeys(["dpt", "yolos"], BERT),
+    "dinov3_vit": replace(SEPARATE, base=100.0, axes="halves"),
+    "internvl_vision": replace(NO_ROTARY, out="projection_layer"),
 }
 
 # Families whose attention no layout here describes, and why.
@@ -237,6 +239,7 @@ VARIANTS: Mapping[str, Any] = {
     "falcon": _falcon,
     "glm4_moe_lite": lambda config: {"rotary": "deinterleaved" if config.rope_interleave else "half"},
     "gpt_bigcode": lambda config: {"split": "concat" if config.multi_query else "per_head"},
+    "internvl_vision": lambda config: {"norm": "rms", "norm_at": "whole", "eps": 1e-6} if config.use_qk_norm else {},
     "mpt": _mpt,
     "youtu": lambda config: {"rotary": "deinterleaved" if config.rope_interleave else "half"},
 }

@@ -204,6 +204,10 @@ ALONE: dict[str, Callable[[], Any]] = {
     "vit": lambda: hf.ViTForImageClassification(hf.ViTConfig(**SIDES)),
     "clip_vision": lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**SIDES)),
     "dinov2_with_registers": lambda: hf.Dinov2WithRegistersModel(hf.Dinov2WithRegistersConfig(**SIDES)),
+    "dinov3": lambda: hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**SIDES, num_register_tokens=2)),
+    "internvl": lambda: hf.InternVLVisionModel(
+        hf.InternVLVisionConfig(**SIDES | {"image_size": [56, 56], "patch_size": [14, 14], "use_qk_norm": True})
+    ),
     "deit": lambda: hf.DeiTModel(hf.DeiTConfig(**SIDES)),
     "siglip_vision": lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**SIDES)),
     "yolos": lambda: hf.YolosModel(hf.YolosConfig(**SIDES | {"image_size": [56, 56]}, num_detection_tokens=3)),
@@ -225,6 +229,7 @@ def saved_alone(kind: str, place: Path) -> str:
     model, size = ALONE[kind]().eval(), SIZED.get(kind)
     rouse(model)
     images = hf.CLIPImageProcessorPil(size=size, crop_size=SQUARE) if size else hf.ViTImageProcessorPil(size=SQUARE)
+    images = hf.ViTImageProcessorPil(size={"height": 42, "width": 56}) if kind == "dinov3" else images
     for part in (model, images):
         part.save_pretrained(place / kind)
     return str(place / kind)
