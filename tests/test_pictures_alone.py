@@ -14,6 +14,7 @@ from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
 from attnscope.parity import check_parity
+from attnscope.reference.layouts import UNREAD_TOWERS
 from attnscope.run import prepare
 from attnscope.seam.patch_tokens import patch_tokens
 from helpers.parity_models import rouse
@@ -82,6 +83,15 @@ def test_parity_holds(kind: str, place: Path, field: str) -> None:
     assert report.holds
     assert report.levels == {"vision": "full"}
     assert not check_parity(model, prompt, atol=0.0).holds
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("kind", sorted(UNREAD_TOWERS))
+def test_what_is_not_full_says_why(kind: str, place: Path, field: str) -> None:
+    model = model_of(kind, place)
+    report = check_parity(model, prepare(model, Ask("", picture=field)).prompt)
+    assert report.level in ("scores", "none")
+    assert all(layer.why.startswith(UNREAD_TOWERS[kind]) for layer in report.layers)
 
 
 @pytest.mark.parametrize("kind", KINDS)

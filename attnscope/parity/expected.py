@@ -17,7 +17,7 @@ from attnscope.parity.given import given_of, mask_of, precise
 from attnscope.reference.attention import apply_mask, attention_logits, attention_output, logit_terms, softmax
 from attnscope.reference.given import UnreadableError
 from attnscope.reference.layout import Layout
-from attnscope.reference.layouts import UNREAD, UNREAD_ENCODERS
+from attnscope.reference.layouts import UNREAD, UNREAD_ENCODERS, UNREAD_TOWERS
 from attnscope.reference.reader import read
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.modules import ModuleRun
@@ -48,7 +48,7 @@ def from_weights(
     Raises UnreadableError where the layer cannot be read so, or comes out in another shape than the model's.
     """
     if layout is None or layer is None:
-        known = {**UNREAD, **UNREAD_ENCODERS}
+        known = {**UNREAD, **UNREAD_ENCODERS, **UNREAD_TOWERS}
         raise UnreadableError(known.get(config.model_type, f"no layout is known for {config.model_type}"))
     if arrangement.unknown:
         raise UnreadableError(arrangement.unknown)

@@ -197,12 +197,14 @@ UNREAD: Mapping[str, str] = {
 }
 UNREAD_ENCODERS: Mapping[str, str] = {
     "convbert": "convolutions next to and within its heads",
-    **dict.fromkeys(["beit", "data2vec-vision"], "a bias of relative positions on two axes"),
     **dict.fromkeys(["deberta", "deberta-v2"], "its scores add products of contents with relative positions"),
     "ibert": "its activations are quantised, each with a factor of its own",
     "mobilebert": "its queries and keys are made of another tensor than its values",
     "mpnet": "a bias of relative positions that its encoder makes, for all layers",
 }
+UNREAD_TOWERS: Mapping[str, str] = dict.fromkeys(
+    ["beit", "data2vec-vision"], "a bias of relative positions on two axes"
+)
 
 
 def layout_of(config: Any) -> Layout | None:

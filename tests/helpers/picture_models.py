@@ -215,6 +215,12 @@ ALONE: dict[str, Callable[[], Any]] = {
     "altclip": lambda: hf.AltCLIPModel(hf.AltCLIPConfig(vision_config=SIDES, text_config=READS)),
     "pixio": lambda: hf.PixioModel(hf.PixioConfig(**SIDES, n_cls_tokens=2)),
 }
+UNREAD_ALONE: dict[str, Callable[[], Any]] = {
+    "beit": lambda: hf.BeitModel(hf.BeitConfig(**SIDES, use_relative_position_bias=True)),
+    "data2vec-vision": lambda: hf.Data2VecVisionModel(
+        hf.Data2VecVisionConfig(**SIDES, use_relative_position_bias=True)
+    ),
+}
 SQUARE = {"height": 56, "width": 56}
 SIZED = {
     "clip": {"shortest_edge": 56},
@@ -226,7 +232,7 @@ SIZED = {
 def saved_alone(kind: str, place: Path) -> str:
     """A folder with a model of pictures alone and its image processor."""
     torch.manual_seed(0)
-    model, size = ALONE[kind]().eval(), SIZED.get(kind)
+    model, size = (ALONE | UNREAD_ALONE)[kind]().eval(), SIZED.get(kind)
     rouse(model)
     images = hf.CLIPImageProcessorPil(size=size, crop_size=SQUARE) if size else hf.ViTImageProcessorPil(size=SQUARE)
     images = hf.ViTImageProcessorPil(size={"height": 42, "width": 56}) if kind == "dinov3" else images
