@@ -213,11 +213,14 @@ def _check(loaded: LoadedModel, ask: Ask) -> None:
     _check_reads(loaded, ask.text, ask.picture)
     if ask.keep.view.weights == "logit":
         loaded.check_task("an effect on a logit")
+        loaded.check_logits("an effect on a logit")
         loaded.check_bare("an effect on a logit")
     if ask.keep.rollout or ask.keep.operands:
         loaded.check_queries("a rollout" if ask.keep.rollout else "what keeps q and k")
     _check_task(loaded.geometry, ask.generate, ask.answer, ask.target)
     answers.check_answer(ask.generate, ask.answer, None if loaded.geometry.task == SEQ2SEQ else ask.truncate)
+    if loaded.geometry.task != SEQ2SEQ and (ask.answer is not None or ask.generate is not None):
+        loaded.check_logits("an answer" if ask.generate is None else "a generated answer")
 
 
 def _selected(loaded: LoadedModel, ask: Ask, atlas: Atlas | None) -> Request:

@@ -42,6 +42,7 @@ def check_fields(job: Job, loaded: LoadedModel) -> None:
     if job.answered:
         otherwise = "name the field of each target with {target_field=NAME}"
         check_has_answer(loaded.geometry.task, otherwise, loaded.geometry.both_ways)
+        loaded.check_logits("an answer")
     if reads_sound(loaded.model) and job.audio_field is None:
         raise ModelError(
             f"{loaded.name} reads sound, and a corpus is of texts",

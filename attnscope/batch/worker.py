@@ -26,7 +26,7 @@ from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.observe.choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.seam.engines import ENGINES, Engine
-from attnscope.seam.generation import translation
+from attnscope.seam.generation import check_generates, translation
 from attnscope.selection import select_stacks
 from attnscope.stacks import SEQ2SEQ
 from attnscope.text.prompt import Prompt, from_ids
@@ -184,8 +184,8 @@ class Worker:
                 f"a target is what an encoder-decoder's decoder reads, and this is a {loaded.geometry.task}",
                 "leave out {target_field}",
             )
-        if self.of_two and not given and not getattr(loaded.model, "can_generate", lambda: False)():
-            raise ModelError(f"{loaded.name} cannot generate", "give the targets with {target_field=NAME}")
+        if self.of_two and not given:
+            check_generates(loaded, "give the targets with {target_field=NAME}")
 
     def _chosen(self, text: Text) -> Chosen:
         """The tokens of an item that are asked about. Raises InputError where what says so means none."""

@@ -94,6 +94,7 @@ def of(asked: Replacement | Intervention) -> Intervention:
 def _check(passes: Passes) -> None:
     loaded = passes.loaded
     loaded.check_task("an ablation")
+    loaded.check_logits("an ablation")
     loaded.check_bare("an ablation")
     if not calls_interface(loaded.model):
         raise ModelError(

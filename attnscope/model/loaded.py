@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.model.families import family
+from attnscope.model.fitting import LoadedAs, has_head
 from attnscope.model.geometry import Geometry
 from attnscope.model.options import LoadOptions
 from attnscope.model.permits import Permits
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+WHOLE_MODEL = "load a checkpoint of the whole language model"
+
 
 @dataclass(frozen=True, repr=False)
 class LoadedModel:
@@ -28,8 +31,9 @@ class LoadedModel:
 
     source_folder: where its files lie, or its GGUF file; None for a model made in memory. stretched_from: the positions
     it was trained for, where rope scaling stretched them. base_folder: where the files of an adapter's base lie.
-    options: how it was loaded; None for a model made in memory. trusted: what of its attention no file states or nobody
-    has use for, in words. replaced: what its config states and the model is read without, by name.
+    options: how it was loaded, and loaded_as: as which class; None for a model made in memory. trusted: what of its
+    attention no file states or nobody has use for, in words. replaced: what its config states and the model is read
+    without, by name.
 
         >>> loaded = attnscope.load("demo")
         >>> loaded.geometry.heads_by_layer  # {0: 6, 1: 6, 2: 6, 3: 6}
@@ -48,6 +52,7 @@ class LoadedModel:
     options: LoadOptions | None = None
     trusted: tuple[str, ...] = ()
     replaced: Mapping[str, Any] = field(default_factory=dict)
+    loaded_as: LoadedAs | None = None
 
     @property
     def devices(self) -> str:
@@ -179,6 +184,20 @@ class LoadedModel:
             said = self.geometry.both_ways
             other = f"looks both ways: its config says {said}" if said else f"is {NAMES[self.geometry.task]}"
             raise ModelError(f"{what} is for {meant}, and {self.name} {other}", hint)
+
+    def check_logits(self, what: str, otherwise: str = WHOLE_MODEL) -> None:
+        """Raise ModelError where `what` needs logits, and the checkpoint is of a model without an LM head."""
+        if not self.has_logits:
+            raise ModelError(f"{what} needs logits, and {self.name} has none: it has no LM head", otherwise)
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the model gives logits over its vocabulary.
+
+        >>> attnscope.load("demo").has_logits
+        True
+        """
+        return has_head(self.model)
 
     @property
     def attention(self) -> str:

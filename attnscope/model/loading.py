@@ -19,6 +19,7 @@ from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, Usage
 from attnscope.memory import free_memory, human_bytes, is_out_of_memory
 from attnscope.model import adapters, checkpoint, generating, gguf, hub, sources
 from attnscope.model.families import family
+from attnscope.model.fitting import BODY, ENCODER, TOWER, WHOLE, LoadedAs, check_body, fitting, part_of
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
 from attnscope.model.libraries import bars_as_elsewhere, knows_interface, needed, uncollected
 from attnscope.model.loaded import LoadedModel, LoadedTokenizer
@@ -26,9 +27,9 @@ from attnscope.model.options import LoadOptions
 from attnscope.model.patterns import check_quantised
 from attnscope.model.permits import RUNS_CODE, TRUST, unread
 from attnscope.model.sources import DEMO_FOLDER, Source
-from attnscope.model.task import chosen_task, model_class, stack_config, task_of
-from attnscope.model.towers import check_tower, tower_of
-from attnscope.stacks import CAUSAL_LM, ENCODER_ONLY, VISION, VISION_ONLY
+from attnscope.model.task import chosen_task, model_class, model_classes, stack_config, task_of
+from attnscope.model.towers import check_tower
+from attnscope.stacks import ENCODER_ONLY, VISION, VISION_ONLY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -80,7 +81,7 @@ def load(options: LoadOptions) -> LoadedModel:
     tokenizer: Any = None if task == VISION_ONLY else _tokenizer(source, config, options)
     from attnscope.model.placed import device_of  # which imports torch
 
-    model = _model(source, config, options, device, task)
+    model, loaded_as = _model(source, config, options, device, task)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -95,6 +96,7 @@ def load(options: LoadOptions) -> LoadedModel:
         options=options,
         trusted=trusted,
         replaced=replaced,
+        loaded_as=loaded_as,
     )
 
 
@@ -338,28 +340,34 @@ def _tokenizer(source: Source, config: Any, options: LoadOptions) -> PreTrainedT
         raise unread(f"the tokenizer of {source.name}", error, "check its files") from error
 
 
-def _model(source: Source, config: Any, options: LoadOptions, device: str, task: str) -> PreTrainedModel:
-    """The model in eval mode on its device; every weight it needs was in the checkpoint."""
+def _model(
+    source: Source, config: Any, options: LoadOptions, device: str, task: str
+) -> tuple[PreTrainedModel, LoadedAs]:
+    """The model in eval mode on its device, and how it was loaded; every weight it needs was in the checkpoint."""
     place = options.device_map or (None if device == "cpu" else {"": device})
     dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
     room = human_bytes(free_memory(device))  # asked before: what was loaded when memory ran out may still be held
+
+    def load_as(kind: Any, **changes: Any) -> Any:
+        how = {
+            "dtype": dtype,
+            "device_map": place,
+            "attn_implementation": _attention(config, options, task, kind),
+            "use_safetensors": None if options.allow_pickle else True,
+            "quantization_config": _quantization(options),
+            "output_loading_info": True,
+        }
+        return kind.from_pretrained(
+            source.folder, config=config, **options.permits.given, **source.given, **how | changes
+        )
+
     try:
         if not (source.gguf or options.permits.code):
             check_quantised(config, source.folder / "config.json")
         bars = bars_as_elsewhere() if source.gguf else nullcontext()
         with options.permits.held(), bars, redirect_stdout(sys.stderr):  # some packages print what they do
-            model, report = model_class(config, task, source.name).from_pretrained(
-                source.folder,
-                config=config,
-                dtype=dtype,
-                device_map=place,
-                attn_implementation=_attention(config, options, task),
-                use_safetensors=None if options.allow_pickle else True,
-                quantization_config=_quantization(options),
-                output_loading_info=True,
-                **options.permits.given,
-                **source.given,
-            )
+            fit = fitting(model_classes(config, task, source.name), load_as)
+        model = fit.model
         if source.adapter:
             kept = options.adapter or ("beside" if getattr(model, "is_quantized", False) else "merged")
             model = adapters.attach(model, source.adapter.folder, merged=kept == "merged")
@@ -378,19 +386,15 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str, task:
             ) from error
         hint = "its cause says where it failed; on the command line --verbose shows it"
         raise unread(source.name, error, hint, "loaded") from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise ModelError(
-            f"{source.name} lacks {len(missing)} of its weights (first: {missing[0]})",
-            "they would be random numbers; "
-            + ("transformers finds no tensors for them in the file" if source.gguf else "download the model again"),
-        )
+    gone = "transformers finds no tensors for them in the file" if source.gguf else "download the model again"
+    check_body(fit, source.name, gone)
+    part = BODY if fit.head else WHOLE
     if task == ENCODER_ONLY and task_of(config) != ENCODER_ONLY:
-        model = model.get_encoder()
-    if task == VISION_ONLY:
-        model = tower_of(model)
+        part = ENCODER
+    part = TOWER if task == VISION_ONLY else part
+    model = part_of(model, part)
     generating.leave_tokens(model)
-    return model.eval().requires_grad_(False)
+    return model.eval().requires_grad_(False), LoadedAs(fit.kind.__name__, part)
 
 
 def _count(model: PreTrainedModel) -> int:
@@ -414,13 +418,11 @@ def _smaller(options: LoadOptions) -> str:
 
 
 @uncollected()
-def _attention(config: Any, options: LoadOptions, task: str) -> str:
+def _attention(config: Any, options: LoadOptions, task: str, kind: Any) -> str:
     """The implementation asked for; eager where the family has no sdpa, or attends outside the interface."""
-    found = model_class(config, task, options.model)
-    if task == CAUSAL_LM:
-        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
-        found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), found)
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), kind) if kind is AutoModelForCausalLM else kind
     outside = family(config.model_type).bypasses_interface or (task == VISION_ONLY and not knows_interface(found))
     if outside or not getattr(found, "_supports_sdpa", True):
         return "eager"

@@ -27,7 +27,7 @@ def task_of(config: Any) -> str:
         return SEQ2SEQ
     if family(config.model_type).looks_ahead or _as_configured(config) is False:
         return ENCODER_ONLY
-    known = config.model_type in _causal_names() or _causal_part(config) or _sees(config)
+    known = config.model_type in _causal_names() or _causal_part(config) or _generates_beside(config)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     return CAUSAL_LM if (known or remote) and not both_ways(config) else ENCODER_ONLY
 
@@ -65,11 +65,17 @@ def _causal_names() -> Mapping[str, Any]:
     return found
 
 
-def _sees(config: Any) -> bool:
-    """Whether transformers has a causal language model of this type only as one that is given pictures too."""
+def _generates_beside(config: Any) -> bool:
+    """Whether transformers has a causal language model of this type only among those that are given pictures too."""
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
     names = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
-    beside = getattr(config, "vision_config", None) is not None and config.get_text_config(decoder=True) is not config
-    return beside and config.model_type in names and config.model_type not in _causal_names()
+    if config.model_type not in names or config.model_type in _causal_names():
+        return False
+    if getattr(config, "vision_config", None) is not None:
+        return config.get_text_config(decoder=True) is not config
+    kind = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    return kind is not None and kind.main_input_name == "input_ids" and kind.can_generate()
 
 
 def _given_pixels(config: Any) -> bool:
@@ -119,7 +125,7 @@ def stack_config(config: Any, stack: str) -> Any:
     if part is not None:
         return getattr(config, part)
     if not getattr(config, "is_encoder_decoder", False):
-        return config.get_text_config(decoder=True) if stack == DECODER or _sees(config) else config
+        return config.get_text_config(decoder=True) if stack == DECODER or _generates_beside(config) else config
     inner: Any = getattr(config, stack, None)
     return inner.get_text_config() if hasattr(inner, "get_text_config") else config
 
@@ -152,41 +158,69 @@ def chosen_task(config: Any, wanted: str | None, name: str) -> str:
 
 
 def model_class(config: Any, task: str, name: str) -> Any:
-    """The class of transformers that loads such a model with the weights of its checkpoint.
+    """The first of `model_classes`, and raises as it."""
+    return model_classes(config, task, name)[0]
 
-    A decoder is loaded as a causal language model, or as the one that is given pictures too; another as the class that
-    its checkpoint was saved from, whose weights are then all there, or else as the bare model. Raises ModelError for a
-    model that reads no text.
+
+def model_classes(config: Any, task: str, name: str) -> list[Any]:
+    """The classes of transformers that such a checkpoint may have been saved from, the likeliest first.
+
+    That is the class which `architectures` names, where transformers has it for this config. A language model stands
+    before a body without a head where the head is tied to the embeddings: then a checkpoint of the body has it too.
+    Behind them stand the family's language model and its body. name: of the model, for the error. Raises ModelError for
+    a model that reads no text.
+
+    >>> [kind.__name__ for kind in model_classes(MistralConfig(architectures=["MistralModel"]), "decoder", "")]
+    ['MistralModel', 'AutoModelForCausalLM']
     """
     import transformers
     from transformers import (
         MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
         MODEL_FOR_MASKED_LM_MAPPING,
-        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
         MODEL_MAPPING,
         AutoModel,
         AutoModelForCausalLM,
     )
 
-    sees = task != SEQ2SEQ and _sees(config)
-    if task == CAUSAL_LM and not sees:
-        return AutoModelForCausalLM
-    if "AutoModel" in (getattr(config, "auto_map", None) or {}):
-        return AutoModel
-    saved = [getattr(transformers, one, None) for one in getattr(config, "architectures", None) or ()]
-    known = [one for one in saved if getattr(one, "config_class", None) is type(config)]
-    of_task = {SEQ2SEQ: MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, VISION_ONLY: MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING}
-    heads = of_task.get(task, MODEL_FOR_MASKED_LM_MAPPING)
-    auto = (heads, MODEL_MAPPING) if task == SEQ2SEQ else (MODEL_MAPPING, heads)
-    known += [one.get(type(config), None) for one in ((MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,) if sees else auto)]
-    found = next((one for one in known if one is not None), None)
-    found = found[0] if isinstance(found, tuple) else found  # a family with several bare models names the whole first
-    beside = not sees and task != VISION_ONLY and (hasattr(config, "vision_config") or hasattr(config, "audio_config"))
-    if found is None or not _readable(found, config, task) or beside:
+    if task != CAUSAL_LM and "AutoModel" in (getattr(config, "auto_map", None) or {}):
+        return [AutoModel]
+    saved: list[Any] = [getattr(transformers, one, None) for one in getattr(config, "architectures", None) or ()]
+    named = [one for one in saved if getattr(one, "config_class", None) is type(config)]
+    head, bodies = _language_model(config, task), _classes(MODEL_MAPPING, config)
+    tied = getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False)
+    auto = head is AutoModelForCausalLM and any(one.can_generate() for one in named[:1])
+    first = [head] if auto or (tied and named[:1] in ([one] for one in bodies)) else named
+    of_task = {ENCODER_ONLY: MODEL_FOR_MASKED_LM_MAPPING, VISION_ONLY: MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING}
+    others = _classes(of_task[task], config) if task in of_task else []
+    # a family with several bodies names the whole first
+    kinds = [one for one in dict.fromkeys((*first, *named, head, *bodies[:1], *others)) if one is not None]
+    alone = task in (ENCODER_ONLY, SEQ2SEQ) and not _generates_beside(config)
+    beside = alone and (hasattr(config, "vision_config") or hasattr(config, "audio_config"))
+    readable = [one for one in kinds if one is AutoModelForCausalLM or _readable(one, config, task)]
+    if not kinds or kinds[:1] != readable[:1] or beside:
         kind = config.model_type
         raise ModelError(f"{name} ({kind}) is not a model of text that attnscope reads", "choose a model of text")
-    return found
+    return readable
+
+
+def _language_model(config: Any, task: str) -> Any:
+    """The class of transformers with which such a model writes text; None for an encoder, and where there is none."""
+    from transformers import (
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+        AutoModelForCausalLM,
+    )
+
+    if task != SEQ2SEQ and not _generates_beside(config):
+        return AutoModelForCausalLM if task == CAUSAL_LM else None  # which also loads what brings its code
+    mapping = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if task == SEQ2SEQ else MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return next(iter(_classes(mapping, config)), None)
+
+
+def _classes(mapping: Any, config: Any) -> list[Any]:
+    """Those of a mapping of transformers for a config: none, one, or several."""
+    found = mapping.get(type(config), None)
+    return list(found) if isinstance(found, tuple) else [] if found is None else [found]
 
 
 def _readable(found: Any, config: Any, task: str) -> bool:

@@ -58,6 +58,9 @@ def run(model: Any, first: Tensor, inputs: Mapping[str, Any], modules: Iterable[
 
 
 def _output(model: Any, first: Tensor, inputs: Mapping[str, Any]) -> tuple[str, Tensor]:
+    inside = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if inside.get_output_embeddings() is None and not inside.can_generate():
+        model = inside.base_model  # a head of some labels refuses texts, and attention does not depend on it
     names = inspect.signature(model.forward).parameters
     how: dict[str, Any] = {"use_cache": False} if {"use_cache", "kwargs"} & names.keys() else {}
     how |= {"logits_to_keep": MOST_TOKENS} if "logits_to_keep" in names else {}
@@ -94,10 +97,20 @@ def made(asked: Mapping[str, Any]) -> Any:
         **asked["files"],
     )
     model = adapted(model, **asked["adapter"]) if asked["adapter"] else model
-    if asked["tower"]:  # of models with one for pictures and one for texts
-        parts = (part for part in model.modules() if getattr(part, "main_input_name", "") == "pixel_values")
-        model = next(parts, model)
-    return (model.get_encoder() if asked["encoder"] else model).eval()
+    inside = model.get_base_model() if hasattr(model, "get_base_model") else model
+    parts = {
+        "whole": lambda: model,
+        "body": lambda: inside.base_model,
+        "encoder": model.get_encoder,
+        "tower": lambda: tower(inside.base_model),
+    }
+    return parts[asked["part"]]().eval()
+
+
+def tower(model: Any) -> Any:
+    """The part that is given pictures: of models with one for pictures and one for texts the first."""
+    parts = (part for part in model.modules() if getattr(part, "main_input_name", "") == "pixel_values")
+    return next(parts, model)
 
 
 def adapted(model: Any, folder: str, embeddings: int, merged: bool) -> Any:

@@ -28,15 +28,14 @@ from torch import Tensor
 from attnscope.errors import MemoryLimitError, ModelError, UsageError
 from attnscope.memory import free_memory, human_bytes, is_out_of_memory
 from attnscope.model.families import family
+from attnscope.model.fitting import WHOLE, LoadedAs
 from attnscope.model.loading import chosen_device, load_config, locate
 from attnscope.model.quantised import is_quantised
-from attnscope.model.task import chosen_task, model_class, task_of
 from attnscope.parity import alone
 from attnscope.parity.differences import Tolerance, output_difference
 from attnscope.parity.verdicts import WholeParity
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listening, running
-from attnscope.stacks import ENCODER_ONLY, VISION_ONLY
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -104,11 +103,11 @@ def recipe(loaded: LoadedModel, options: LoadOptions) -> dict[str, Any]:
     """
     options = replace(options, revision=loaded.revision, offline=True)  # the same files, which are here
     source, config, device = locate(options), load_config(options), chosen_device(options)
-    task = chosen_task(config, options.task, loaded.name)
+    as_what = loaded.loaded_as or LoadedAs(type(loaded.model).__name__, WHOLE)
     text = loaded.model.config.get_text_config()
     stretched = ("rope_parameters", "max_position_embeddings") if loaded.stretched_from is not None else ()
     return {
-        "class": model_class(config, task, loaded.name).__name__,
+        "class": as_what.kind,
         "folder": str(source.folder),
         "files": source.given,
         "entries": json.loads(config.to_json_string(use_diff=False)) if source.gguf else None,
@@ -120,8 +119,7 @@ def recipe(loaded: LoadedModel, options: LoadOptions) -> dict[str, Any]:
         "quantize": options.quantize,
         "use_safetensors": None if options.allow_pickle else True,
         "trust_remote_code": options.trust_remote_code,
-        "encoder": task == ENCODER_ONLY and task_of(config) != ENCODER_ONLY,
-        "tower": task == VISION_ONLY,
+        "part": as_what.part,
         "adapter": None if source.adapter is None else _adapter(loaded, options, source.adapter.folder),
         "threads": torch.get_num_threads(),
     }

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attnscope.errors import ModelError, first_line
 from attnscope.memory import is_out_of_memory
+from attnscope.model.loaded import WHOLE_MODEL
 from attnscope.seam.inputs import GLOBAL, given_of
 from attnscope.seam.listen import running
 from attnscope.stacks import SEQ2SEQ
@@ -66,10 +67,8 @@ def greedy(loaded: LoadedModel, ids_BT: Tensor, most: int, implementation: str |
     ids_BT: also the features of sounds, whose texts begin with the model's own start tokens.
     how: further arguments of the model's `generate`. Raises as `continuation`.
     """
-    model, given = loaded.model, "target" if loaded.geometry.task == SEQ2SEQ else "answer"
-    otherwise = f"give the {given} with {{{given}=TEXT}}"
-    if not getattr(model, "can_generate", lambda: False)():
-        raise ModelError(f"{loaded.name} cannot generate", otherwise)
+    model, otherwise = loaded.model, _otherwise(loaded)
+    check_generates(loaded, otherwise)
     if not ids_BT.is_floating_point():
         # Without it, transformers takes every token that equals the pad token for padding: with one token for both, the
         # begin token too.
@@ -92,6 +91,19 @@ def greedy(loaded: LoadedModel, ids_BT: Tensor, most: int, implementation: str |
     return made
 
 
+def check_generates(loaded: LoadedModel, otherwise: str) -> None:
+    """Raise ModelError for a model that generates no text; otherwise: what to do then."""
+    loaded.check_logits("a generated " + ("target" if loaded.geometry.task == SEQ2SEQ else "answer"), otherwise)
+    if not getattr(loaded.model, "can_generate", lambda: False)():
+        raise ModelError(f"{loaded.name} cannot generate", otherwise)
+
+
+def _otherwise(loaded: LoadedModel) -> str:
+    if loaded.geometry.task == SEQ2SEQ:
+        return "give the target with {target=TEXT}, or read its encoder alone: {task=encoder}"
+    return "give the answer with {answer=TEXT}" if loaded.has_logits else WHOLE_MODEL
+
+
 def translation(
     loaded: LoadedModel,
     source: Prompt,
@@ -107,6 +119,7 @@ def translation(
     most, room = most or MOST_MADE, loaded.geometry.max_positions
     how: dict[str, Any] = {"streamer": _Steps(advance)}
     begins = 1
+    check_generates(loaded, _otherwise(loaded))
     if "force_unique_generate_call" in inspect.signature(loaded.model.generate).parameters:
         # Whisper's own `generate` reads long sounds in parts, without the tokens that it begins with; so it is one part
         # with all of them.

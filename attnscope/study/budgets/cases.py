@@ -83,6 +83,7 @@ def budget_cases(loaded: LoadedModel, questions: Sequence[AskedCache], keep: str
     at the end of the prompt and no row follows it.
     """
     loaded.check_task("a budget of a cache")
+    loaded.check_logits("a budget of a cache")
     loaded.check_bare("a budget of a cache")
     once = [name for name, one in written_budgets(keep).items() if one.once]
     with CaseReader(loaded, any(one.chat for one in questions)) as read:

@@ -32,6 +32,7 @@ DIVIDE = "end the text without a space, and begin the answer with one"
 def cases_of(loaded: LoadedModel, questions: Sequence[AskedText]) -> list[Case]:
     """The cases of some questions. Raises InputError for what cannot be one, with the line where there are several."""
     loaded.check_task("a knockout")
+    loaded.check_logits("a knockout")
     loaded.check_bare("a knockout")
     with CaseReader(loaded, any(one.chat for one in questions)) as read:
         found = []

@@ -88,6 +88,7 @@ def asked_pairs(text: str | Sequence[int] | Sequence[Mapping[str, Any]], shared:
 def pairs_of(loaded: LoadedModel, questions: Sequence[AskedPair], what: What = "output") -> list[TextPair]:
     """The pairs of some questions. Raises InputError for what cannot be one, with the line where there are several."""
     loaded.check_task("patching")
+    loaded.check_logits("patching")
     loaded.check_bare("patching")
     with CaseReader(loaded, any(one.chat for one in questions)) as read:
         found = []

@@ -1,0 +1,123 @@
+"""Which class of transformers the weights of a checkpoint fit, and the part of that model which is read.
+
+transformers itself says which weights a class lacks. Outside the body, which is the model without a head, they may be
+missing: then the body alone is read, and random numbers never run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import ModelError
+from attnscope.model.towers import tower_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    Load = Callable[..., tuple[PreTrainedModel, Mapping[str, Any]]]
+
+WHOLE, BODY, ENCODER, TOWER = PARTS = ("whole", "body", "encoder", "tower")
+OF_THE_WHOLE = ("hf_device_map", "hf_quantizer", "is_quantized", "quantization_method")  # set by from_pretrained
+
+
+@dataclass(frozen=True)
+class LoadedAs:
+    """The class of transformers that a checkpoint was loaded as, by its name, and which of PARTS is read of it."""
+
+    kind: str
+    part: str
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A model as it was loaded, and its weights that the checkpoint lacks: those of its body, and those of its head.
+
+    unexpected: whether the checkpoint has weights that the model lacks.
+    """
+
+    kind: Any
+    model: PreTrainedModel
+    body: Sequence[str]
+    head: Sequence[str]
+    unexpected: bool
+
+    @classmethod
+    def of(cls, kind: Any, load: Load, **changes: Any) -> Fit:
+        """changes: of the arguments of `from_pretrained`."""
+        model, report = load(kind, **changes)
+        body = "" if is_bare(model) else f"{model.base_model_prefix}."
+        missing = sorted(report["missing_keys"])
+        inside = [name for name in missing if name.startswith(body)]
+        return cls(kind, model, inside, sorted(set(missing) - set(inside)), bool(report["unexpected_keys"]))
+
+    @property
+    def rank(self) -> int:
+        """0 where the body lacks weights, 1 where it has them all, 2 for a language model that has its head too."""
+        return 0 if self.body else 2 if not self.head and has_head(self.model) else 1
+
+    @property
+    def may_be_another(self) -> bool:
+        """Whether another class could fit better: the checkpoint's own head may be among the weights left over."""
+        left_over = self.unexpected and (bool(self.head) or is_bare(self.model)) and not has_head(self.model)
+        return bool(self.body) or left_over
+
+
+def fitting(kinds: Sequence[Any], load: Load) -> Fit:
+    """The model of the first of some classes, or of one that the weights fit better.
+
+    load: gives a class's model and transformers' report; with `device_map` meta nothing but names and shapes is read.
+    """
+    first = Fit.of(kinds[0], load)
+    if not first.may_be_another:
+        return first
+    best, rank = first.kind, first.rank
+    for kind in kinds[1:]:
+        with suppress(Exception):  # any family's loading code: what cannot be loaded does not fit
+            other = Fit.of(kind, load, device_map={"": "meta"}, quantization_config=None).rank
+            best, rank = (kind, other) if other > rank else (best, rank)
+    return first if best is first.kind else Fit.of(best, load)
+
+
+def part_of(model: PreTrainedModel, part: str) -> PreTrainedModel:
+    """One of PARTS of a model, with what transformers says of the whole.
+
+    >>> part_of(model, "body") is model.base_model
+    True
+    """
+    if part == WHOLE:
+        return model
+    found: Any = model.get_encoder() if part == ENCODER else model.base_model
+    found = tower_of(found) if part == TOWER else found
+    for name in OF_THE_WHOLE:
+        if hasattr(model, name) and not hasattr(found, name):
+            setattr(found, name, getattr(model, name))
+    return found
+
+
+def check_body(fit: Fit, name: str, otherwise: str) -> None:
+    """Raise ModelError where weights of the body are missing. name: of the model."""
+    if fit.body:
+        raise ModelError(
+            f"{name} lacks {len(fit.body)} of its weights (first: {fit.body[0]})",
+            f"they would be random numbers; {otherwise}",
+        )
+
+
+def is_bare(model: Any) -> bool:
+    """Whether a model is its own body: it has no head."""
+    return model.base_model is model
+
+
+def has_head(model: Any) -> bool:
+    """Whether a model gives logits over its vocabulary.
+
+    >>> has_head(attnscope.load("demo").model)
+    True
+    """
+    with suppress(NotImplementedError, AttributeError):
+        if model.get_output_embeddings() is not None:
+            return True
+    return bool(getattr(model, "can_generate", lambda: False)())
