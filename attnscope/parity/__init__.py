@@ -27,7 +27,7 @@ from torch import Tensor
 from attnscope.callable_room import callable_room
 from attnscope.errors import UsageError
 from attnscope.model.quantised import is_quantised
-from attnscope.parity.arranged import alone, arrangements_of
+from attnscope.parity.arranged import arrangements_of, of_picture
 from attnscope.parity.comparing import Comparison
 from attnscope.parity.unshown import on_trust, too_short
 from attnscope.parity.verdicts import ATOL, Difference, LayerParity, Level, ParityReport
@@ -88,7 +88,7 @@ def check_parity(
     pictures = reads if isinstance(prompt, Prompt) and prompt.medium.patches else {}
     arrangements = arrangements_of(loaded.model.config, ids_BT[0].tolist(), pictures)
     if isinstance(prompt, Prompt) and is_vision(loaded.geometry.stack):
-        arrangements[VISION] = alone(loaded.model.config, len(prompt), prompt.medium.patches)
+        arrangements[VISION] = of_picture(loaded.model.config, len(prompt), prompt.medium.patches)
     comparison = Comparison(loaded, heads, atol, level, arrangements)
     if source is not None:
         reads |= {"decoder_input_ids": ids_BT}

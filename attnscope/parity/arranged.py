@@ -64,10 +64,10 @@ def arrangements_of(config: Any, ids: Sequence[int], given: Mapping[str, Tensor]
     return found
 
 
-def alone(config: Any, tokens: int, patches: Mapping[int, Patch]) -> Arrangement:
+def of_picture(config: Any, tokens: int, patches: Mapping[int, Patch]) -> Arrangement:
     """How the tokens of a picture alone stand to each other; those that are no patch do not turn, as at place 0.
 
-    >>> alone(DINOv3ViTConfig(), 5, {1: patch, 2: patch, 3: patch, 4: patch}).axes_AT.shape
+    >>> of_picture(DINOv3ViTConfig(), 5, {1: patch, 2: patch, 3: patch, 4: patch}).axes_AT.shape
     torch.Size([2, 5])
     """
     places, boxes = PLACES.get(config.model_type), [patch.box for patch in patches.values() if patch.box]
