@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from peft import (
     IA3Config,
     LoraConfig,
@@ -14,10 +15,11 @@ from peft import (
     PrefixTuningConfig,
     PromptLearningConfig,
     PromptTuningConfig,
+    auto,
     get_peft_model,
 )
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM
 
 import attnscope
 from attnscope.errors import AttnscopeError, ModelError, UsageError
@@ -30,7 +32,7 @@ from attnscope.parity.certificate import certificate
 from attnscope.seam.projection import output_projections, projection
 from helpers.brought import an_adapter, in_peft
 from helpers.command_line import call
-from helpers.folders import saved
+from helpers.folders import saved, with_tokenizer
 
 TEXT = "the financial bank is located on river bank"
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -160,6 +162,68 @@ def test_more_tokens_than_the_base_has(tmp_path: Path) -> None:
 
 
 # Where the base is
+
+
+KINDS = [
+    ("SEQ_CLS", "AutoModelForSequenceClassification", {"num_labels": 5}),
+    ("FEATURE_EXTRACTION", "AutoModel", {}),
+    pytest.param("TOKEN_CLS", "AutoModelForTokenClassification", {"num_labels": 3}, marks=pytest.mark.families),
+    pytest.param("QUESTION_ANS", "AutoModelForQuestionAnswering", {}, marks=pytest.mark.families),
+    pytest.param(None, "AutoModel", {}, marks=pytest.mark.families),
+    pytest.param(None, "AutoModelForSequenceClassification", {"num_labels": 1}, marks=pytest.mark.families),
+]
+
+
+@pytest.mark.parametrize(("task", "kind", "head"), KINDS)
+def test_an_adapter_goes_around_the_class_it_was_trained_on(
+    tmp_path: Path, task: str | None, kind: str, head: dict[str, int]
+) -> None:
+    """The base is a language model, but for questions, whose class has another name for the body."""
+    base = saved(tmp_path / "base", vocab_size=2000, num_hidden_layers=2)
+    if task == "QUESTION_ANS":
+        with_tokenizer(AutoModel.from_pretrained(base), base)
+    model = getattr(transformers, kind).from_pretrained(base, attn_implementation="eager", **head)
+    also = ["score"] if head and task is None else None
+    config = LoraConfig(task_type=task, target_modules=ALL, init_lora_weights=False, modules_to_save=also)
+    adapted = get_peft_model(model, config).eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    edit(tmp_path / "adapter", base_model_name_or_path=str(base))
+    loaded = load(LoadOptions(model=str(tmp_path / "adapter")))
+    ids = torch.tensor([loaded.tokenizer(TEXT).input_ids])
+    with torch.no_grad():
+        expected = adapted.double().get_base_model().base_model(ids, output_attentions=True).attentions
+    torch.testing.assert_close(weights(loaded).double(), torch.cat(expected), rtol=0, atol=1e-5)
+    assert not loaded.has_logits
+    without_one(tmp_path / "adapter")
+    assert "does not fit its base: 1 of its weights" in refusal(ModelError, model=str(tmp_path / "adapter"))
+
+
+def test_tasks_are_the_classes_that_peft_means() -> None:
+    kinds = {one for one in vars(auto).values() if getattr(one, "_target_class", None)}
+    peft = {one._target_peft_class: one._target_class._model_mapping for one in kinds}
+    mappings = {task: peft[kind] for task, kind in auto.MODEL_TYPE_TO_PEFT_MODEL_MAPPING.items()}
+    assert {task: getattr(transformers, name) for task, name in adapters.TRAINED_ON.items()} == mappings
+
+
+def test_embeddings_that_were_resized_and_trained(tmp_path: Path) -> None:
+    """PEFT 0.21.2 writes them twice, and the embeddings as they were before."""
+    model = AutoModelForCausalLM.from_pretrained(DEMO_FOLDER, dtype="float32", attn_implementation="eager")
+    model.resize_token_embeddings(2003, mean_resizing=False)
+    config = LoraConfig(
+        task_type="CAUSAL_LM", target_modules=ALL, init_lora_weights=False, modules_to_save=["embed_tokens", "lm_head"]
+    )
+    adapted = get_peft_model(model, config).eval()
+    torch.nn.init.normal_(adapted.get_input_embeddings().weight)
+    adapted.save_pretrained(tmp_path)
+    edit(tmp_path, base_model_name_or_path=str(DEMO_FOLDER))
+    loaded, ids = load(LoadOptions(model=str(tmp_path))), torch.tensor([[2002, 2001, 300, 2000]])
+    with torch.no_grad():
+        expected, logits = (one(ids).logits for one in (adapted, loaded.model))
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    weights = load_file(tmp_path / adapters.SAFETENSORS)
+    weights["base_model.model.lm_head.modules_to_save.weight"] += 1
+    save_file(weights, tmp_path / adapters.SAFETENSORS, {"format": "pt"})
+    assert "1 of its weights" in refusal(ModelError, model=str(tmp_path))
 
 
 def test_a_base_beside_the_adapter(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ into the model.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from inspect import signature
@@ -16,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import ModelError
 from attnscope.model import checkpoint
-from attnscope.model.geometry import geometry_of
+from attnscope.model.geometry import empty_of, geometry_of
 from attnscope.model.patterns import check_patterns
 from attnscope.model.permits import Permits
-from attnscope.model.task import task_of
+from attnscope.model.task import classes_of, task_of
 from attnscope.stacks import CAUSAL_LM, NAMES
 
 if TYPE_CHECKING:
@@ -42,6 +43,17 @@ MORE = (
 PROMPT = "prompt_embeddings"  # where PEFT saves them
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # by how its weights were first drawn
 FROM_BASE = re.compile(r"olora|pissa(_niter_[0-9]{1,2})?")  # that the base alone says, in steps that can be counted
+# The mapping of transformers with the classes that PEFT means by a task.
+TRAINED_ON = {
+    "CAUSAL_LM": "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "SEQ_2_SEQ_LM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+    "SEQ_CLS": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+    "TOKEN_CLS": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
+    "QUESTION_ANS": "MODEL_FOR_QUESTION_ANSWERING_MAPPING",
+    "FEATURE_EXTRACTION": "MODEL_MAPPING",
+}
+WRAPPED = "base_model.model."  # what PEFT writes before the names of a model's weights
+SAVED = ".modules_to_save."
 PERMITS = Permits()  # nothing: all its files are there, and it brings no code
 
 
@@ -93,6 +105,42 @@ def weight_file(folder: Path, there: frozenset[str], allow_pickle: bool = False)
             f"{folder} has its weights as pickle only, which can run any code when it is read", checkpoint.CONVERT
         )
     return PICKLE
+
+
+def trained_on(folder: Path, config: Any) -> str | None:
+    """The class of transformers that an adapter was trained on, by its name; None where its config does not say.
+
+    PEFT writes a task, or without one the class itself. config: of the base.
+
+        >>> trained_on(Path("runs/reward"), LlamaConfig())
+        'LlamaForSequenceClassification'
+    """
+    import transformers
+
+    said = checkpoint.read_json(folder / CONFIG)
+    mapping = TRAINED_ON.get(str(said.get("task_type")))
+    if mapping is not None:
+        kinds = classes_of(getattr(transformers, mapping), config)
+        return kinds[0].__name__ if kinds else None
+    written = said.get("auto_mapping")
+    name = written.get("base_model_class") if isinstance(written, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def set_labels(config: Any, kind: Any, folder: Path) -> None:
+    """Set how many labels the config of a base has, where an adapter brings a head that has others.
+
+    kind: the class that it was trained on.
+    """
+    shapes = {name.removeprefix(WRAPPED): shape for name, shape in _shapes(folder / SAFETENSORS).items()}
+    if not shapes or not hasattr(kind, "_from_config"):
+        return
+    head = dict(empty_of(kind, config).named_parameters())
+    for name, shape in shapes.items():
+        own = list(head[name].shape) if name in head else shape
+        if own != shape and own[:1] == [config.num_labels] and own[1:] == shape[1:]:
+            config.num_labels = shape[0]
+            return
 
 
 def check_package() -> None:
@@ -208,8 +256,11 @@ def _with_weights(model: PreTrainedModel, config: Any, folder: Path) -> Any:
     how: dict[str, Any] = {"low_cpu_mem_usage": not _begins_from_base(config, folder)}
     adapted = PeftModel(model, config, **how)
     mapping = getattr(model, "_checkpoint_conversion_mapping", {})
-    found = adapted.load_adapter(str(folder), "default", key_mapping=mapping, **how, **PERMITS.given)
-    left = sorted([*found.missing_keys, *found.unexpected_keys])
+    try:
+        found = adapted.load_adapter(str(folder), "default", key_mapping=mapping, **how, **PERMITS.given)
+        left = sorted([*found.missing_keys, *_unknown(found.unexpected_keys, folder)])
+    except KeyError as error:  # a module that was trained as a whole, and is not in the file
+        left = [str(error.args[0])]
     if left:
         raise ModelError(
             f"the adapter in {folder} does not fit its base: {len(left)} of its weights are "
@@ -217,6 +268,22 @@ def _with_weights(model: PreTrainedModel, config: Any, folder: Path) -> Any:
             "name the model that it was trained on: {base=FOLDER}",
         )
     return adapted
+
+
+def _unknown(names: Sequence[str], folder: Path) -> list[str]:
+    """Those of some names of weights without which the adapter's file would hold less.
+
+    Of embeddings that were resized and trained PEFT writes the weights twice, and reads them by their plain name.
+    """
+    from peft.utils.save_and_load import load_peft_weights
+
+    weights = load_peft_weights(str(folder), device="cpu", **PERMITS.given) if names else {}
+
+    def is_copy(name: str) -> bool:
+        plain, own = weights.get(name.replace(SAVED, ".")), weights.get(name)
+        return SAVED in name and plain is not None and own is not None and plain.equal(own)
+
+    return [name for name in names if not is_copy(name)]
 
 
 def _begins_from_base(config: Any, folder: Path) -> bool:

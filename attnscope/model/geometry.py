@@ -308,9 +308,14 @@ def empty_model(config: Any) -> nn.Module:
 
     Raises what the family's constructor raises.
     """
+    return empty_of(model_class(config, task_of(config), ""), config)
+
+
+def empty_of(kind: Any, config: Any) -> nn.Module:
+    """The same as one class of transformers."""
     import torch
 
-    kind, permits = model_class(config, task_of(config), ""), Permits()
+    permits = Permits()
     with permits.held(), torch.device("meta"):
         if hasattr(kind, "from_config"):
             return kind.from_config(config, trust_remote_code=permits.code)

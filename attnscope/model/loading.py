@@ -236,6 +236,8 @@ def _stated_config(source: Source, options: LoadOptions) -> Any:
     config.transformers_weights = None  # a list of weights of its own, which nobody has judged
     if source.snapshot:
         config.name_or_path = source.name  # what transformers would have written, had it looked the name up itself
+    if source.adapter and (kind := adapters.trained_on(source.adapter.folder, config)):
+        config.architectures = [kind]
     return config
 
 
@@ -366,7 +368,10 @@ def _model(
             check_quantised(config, source.folder / "config.json")
         bars = bars_as_elsewhere() if source.gguf else nullcontext()
         with options.permits.held(), bars, redirect_stdout(sys.stderr):  # some packages print what they do
-            fit = fitting(model_classes(config, task, source.name), load_as)
+            kinds = model_classes(config, task, source.name, exact=source.adapter is not None)
+            if source.adapter:
+                adapters.set_labels(config, kinds[0], source.adapter.folder)
+            fit = fitting(kinds, load_as)
         model = fit.model
         if source.adapter:
             kept = options.adapter or ("beside" if getattr(model, "is_quantized", False) else "merged")

@@ -162,13 +162,13 @@ def model_class(config: Any, task: str, name: str) -> Any:
     return model_classes(config, task, name)[0]
 
 
-def model_classes(config: Any, task: str, name: str) -> list[Any]:
+def model_classes(config: Any, task: str, name: str, exact: bool = False) -> list[Any]:
     """The classes of transformers that such a checkpoint may have been saved from, the likeliest first.
 
     That is the class which `architectures` names, where transformers has it for this config. A language model stands
     before a body without a head where the head is tied to the embeddings: then a checkpoint of the body has it too.
-    Behind them stand the family's language model and its body. name: of the model, for the error. Raises ModelError for
-    a model that reads no text.
+    Behind them stand the family's language model and its body. name: of the model, for the error. exact: the named one
+    alone, where there is one. Raises ModelError for a model that reads no text.
 
     >>> [kind.__name__ for kind in model_classes(MistralConfig(architectures=["MistralModel"]), "decoder", "")]
     ['MistralModel', 'AutoModelForCausalLM']
@@ -186,12 +186,14 @@ def model_classes(config: Any, task: str, name: str) -> list[Any]:
         return [AutoModel]
     saved: list[Any] = [getattr(transformers, one, None) for one in getattr(config, "architectures", None) or ()]
     named = [one for one in saved if getattr(one, "config_class", None) is type(config)]
-    head, bodies = _language_model(config, task), _classes(MODEL_MAPPING, config)
+    head, bodies = _language_model(config, task), classes_of(MODEL_MAPPING, config)
     tied = getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False)
+    if exact and named:
+        return named[:1]
     auto = head is AutoModelForCausalLM and any(one.can_generate() for one in named[:1])
     first = [head] if auto or (tied and named[:1] in ([one] for one in bodies)) else named
     of_task = {ENCODER_ONLY: MODEL_FOR_MASKED_LM_MAPPING, VISION_ONLY: MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING}
-    others = _classes(of_task[task], config) if task in of_task else []
+    others = classes_of(of_task[task], config) if task in of_task else []
     # a family with several bodies names the whole first
     kinds = [one for one in dict.fromkeys((*first, *named, head, *bodies[:1], *others)) if one is not None]
     alone = task in (ENCODER_ONLY, SEQ2SEQ) and not _generates_beside(config)
@@ -214,10 +216,10 @@ def _language_model(config: Any, task: str) -> Any:
     if task != SEQ2SEQ and not _generates_beside(config):
         return AutoModelForCausalLM if task == CAUSAL_LM else None  # which also loads what brings its code
     mapping = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if task == SEQ2SEQ else MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    return next(iter(_classes(mapping, config)), None)
+    return next(iter(classes_of(mapping, config)), None)
 
 
-def _classes(mapping: Any, config: Any) -> list[Any]:
+def classes_of(mapping: Any, config: Any) -> list[Any]:
     """Those of a mapping of transformers for a config: none, one, or several."""
     found = mapping.get(type(config), None)
     return list(found) if isinstance(found, tuple) else [] if found is None else [found]

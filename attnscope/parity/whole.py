@@ -105,13 +105,14 @@ def recipe(loaded: LoadedModel, options: LoadOptions) -> dict[str, Any]:
     source, config, device = locate(options), load_config(options), chosen_device(options)
     as_what = loaded.loaded_as or LoadedAs(type(loaded.model).__name__, WHOLE)
     text = loaded.model.config.get_text_config()
+    adapted = {} if source.adapter is None else {"num_labels": loaded.model.config.num_labels}
     stretched = ("rope_parameters", "max_position_embeddings") if loaded.stretched_from is not None else ()
     return {
         "class": as_what.kind,
         "folder": str(source.folder),
         "files": source.given,
         "entries": json.loads(config.to_json_string(use_diff=False)) if source.gguf else None,
-        "config": {"transformers_weights": None, **family(config.model_type).config_changes},
+        "config": {"transformers_weights": None, **adapted, **family(config.model_type).config_changes},
         "text_config": {name: getattr(text, name) for name in stretched},
         "dtype": "float32" if options.dtype == "auto" and device == "cpu" else options.dtype,
         "device": loaded.device,
