@@ -21,6 +21,7 @@ from attnscope.keep.columns import Head, HeadColumns, Relation, with_others
 from attnscope.keep.layers import LayerKey, PerLayer, codes
 from attnscope.measure.metrics import MASS
 from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
+from attnscope.seam.report import failures
 from attnscope.stacks import DECODER, ENCODER, STACKS, has_decoder_heads, is_bidirectional
 from attnscope.tables import texts_at
 from attnscope.text.tokens import Chosen
@@ -329,7 +330,7 @@ class Observation:
     def failures(self) -> list[str]:
         """What did not hold in this run, in words; empty when all did."""
         dtype = self.facts.get("dtype", "float32")
-        return [line for check in self.calls for line in check.failures(dtype)]
+        return failures(self.calls, dtype)
 
     @property
     def calls(self) -> list[CallCheck]:

@@ -52,6 +52,19 @@ def is_causal(stack: str) -> bool:
     return stack in CAUSAL
 
 
+def heard_as(stack: str, ahead: float) -> str:
+    """The stack whose metrics a layer has: an encoder's where all its queries see the next key, a decoder's where none.
+
+    ahead: the share of queries that do; NaN of one query, where the stack's own name says it.
+
+    >>> heard_as("decoder", ahead=1.0)
+    'encoder'
+    """
+    if is_causal(stack) and ahead == 1:
+        return ENCODER
+    return DECODER if is_bidirectional(stack) and ahead == 0 else stack
+
+
 def is_bidirectional(stack: str) -> bool:
     """Whether its tokens are of a text, and see those behind them too."""
     return stack == ENCODER

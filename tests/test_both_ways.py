@@ -10,9 +10,12 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, MistralConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.bloom import modeling_bloom
+from transformers.models.llama import modeling_llama
 
 import attnscope
 from attnscope.ask import Ask
+from attnscope.attention.visibility import Visibility
 from attnscope.calls.scan import scan
 from attnscope.errors import ModelError, UsageError
 from attnscope.keep.request import Request
@@ -21,19 +24,20 @@ from attnscope.model.geometry import geometry_of
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.task import both_ways, task_of
 from attnscope.parity import check_parity
+from attnscope.parity.certificate import in_words
 from attnscope.run import prepare
+from attnscope.seam.causal import check_causal
+from attnscope.stacks import heard_as
 from helpers.families import NOT_BUILT, WITHOUT_ATTENTION, tiny_config
 from helpers.parity_models import rouse
 
 IDS = [7, 9, 11, 5, 13, 17, 9, 11, 6, 21, 8, 10, 19, 14]
 NOT_CAUSAL, ALL, FLAG = ({"is_causal": False}, *({"use_bidirectional_attention": one} for one in ("all", True)))
 VISION = {"use_bidirectional_attention": "vision"}
-# Eager attention of these hides later tokens all the same: transformers reads the flag for sdpa alone.
-EAGER_DIFFERS = [("gemma", FLAG), ("gemma2", FLAG)]
 # transformers' own code fails when they look both ways: their attention adds a mask that is not made.
 FAILS = {"modernbert-decoder": TypeError, "mpt": AttributeError}
-# Of each token a summary of all; n-grams that are predicted ahead; a prompt whose tokens see each other.
-OF_ANOTHER_KIND = {*WITHOUT_ATTENTION, "prophetnet", "cpmant", "blt"}
+# Without attention; with streams of n-grams that are predicted ahead; made of several decoders, each with a config.
+OF_ANOTHER_KIND = {*WITHOUT_ATTENTION, "prophetnet", "blt"}
 DECODERS = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - NOT_BUILT - OF_ANOTHER_KIND)
 CASES = [(one, more) for one in DECODERS for more in ({}, NOT_CAUSAL)] + [
     *(("gemma3_text", FLAG), ("gemma4_text", ALL), ("gemma4_text", VISION), ("gemma4_unified_text", ALL)),
@@ -152,3 +156,79 @@ def test_what_a_config_says_is_named() -> None:
     assert (both_ways(beside_pictures), task_of(beside_pictures)) == ("", "decoder")
     beside_pictures.text_config.is_causal = False
     assert task_of(beside_pictures) == "encoder"
+
+
+def unmasked(**given: Any) -> None:
+    """What a patch makes of transformers' `create_causal_mask`: no mask, which eager attention takes for all keys."""
+    return
+
+
+def masked(inputs_embeds: torch.Tensor, **given: Any) -> torch.Tensor:
+    """A causal mask whatever the config says."""
+    T = inputs_embeds.shape[1]
+    return torch.full((T, T), torch.finfo(torch.float32).min).triu(1)[None, None]
+
+
+MAY_NOT = "layers [0, 1, 2, 3]: every token sees the next one, which by the model's config and class it may not"
+MAY = "layers [0, 1, 2, 3]: no token sees the next one, which by the model's config and class it may"
+PATCHED = [
+    pytest.param("llama", modeling_llama, {}, unmasked, MAY_NOT, id="a mask is missing"),
+    pytest.param("bloom", modeling_bloom, {}, unmasked, MAY_NOT, id="outside the interface"),
+    pytest.param("llama", modeling_llama, NOT_CAUSAL, masked, "encoder " + MAY, id="a mask too many"),
+]
+
+
+@pytest.mark.parametrize(("model_type", "file", "more", "mask", "line"), PATCHED)
+def test_a_mask_that_is_not_the_configs_fails_parity_and_every_run_says_so(
+    model_type: str, file: Any, more: dict[str, Any], mask: Any, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = loaded_of(model_type, more)
+    assert check_parity(loaded, IDS).holds
+    monkeypatch.setattr(file, "create_causal_mask", mask)
+    seen = attnscope.capture(loaded, IDS)
+    assert seen.failures == [line]
+    what = line.partition(": ")[2]
+    for level in ("full", "scores"):
+        report = check_parity(loaded, IDS, level=level)
+        assert not report.holds
+        assert all(what in in_words(one, report) for one in report.failures)
+    # its scores are of what was heard
+    score, both = seen.heads[0].score, mask is unmasked
+    assert (score["induction"] != score["induction"]) is both
+    weights_QK = seen.weights[0][0].tolist()
+    rows = [(q, row) for q, row in enumerate(weights_QK) if both or q > 0]  # that see two keys
+    far = sum((abs(q - k) if both else q - k) * w for q, row in rows for k, w in enumerate(row))
+    assert score["distance"] == pytest.approx(far / len(rows), rel=1e-4)
+
+
+def test_a_study_hears_that_a_model_is_not_causal(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = loaded_of("llama", {}, "sdpa")
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", unmasked)
+    check_causal(loaded, "a scan")  # sdpa hides later keys by the layers' own `is_causal`
+    for layer in loaded.model.model.layers:
+        layer.self_attn.is_causal = False
+    with pytest.raises(ModelError, match=r"a scan is for a causal model, and it is none: .* every token sees the next"):
+        scan(loaded, pool=range(6, 100))
+
+
+def test_gemma_looks_both_ways_under_sdpa_alone_and_its_eager_attention_says_so() -> None:
+    loaded = loaded_of("gemma", FLAG)
+    assert task_of(loaded.model.config) == "encoder"
+    assert not later_tokens_matter(loaded.model)
+    assert attnscope.capture(loaded, IDS).failures == ["encoder " + MAY]
+    loaded.model.set_attn_implementation("sdpa")
+    assert later_tokens_matter(loaded.model)
+
+
+def test_a_text_with_a_picture_is_no_model_that_looks_both_ways() -> None:
+    """Patches of a picture see each other in some decoders: the tokens before and behind them see what they should."""
+    seen_QK = torch.ones(6, 6, dtype=torch.bool).tril()
+    seen_QK[2:5, 2:5] = True
+    blocks, causal, whole = (Visibility(6, 6, one[None, None]) for one in (seen_QK, seen_QK.tril(), seen_QK | True))
+    assert [float(one.ahead) for one in (blocks, causal, whole)] == pytest.approx([0.4, 0, 1])
+    assert [float(Visibility(6, 6, None, one).ahead) for one in (True, False)] == [0, 1]
+    assert [heard_as("decoder", float(one.ahead)) for one in (blocks, causal, whole)] == [
+        *("decoder", "decoder", "encoder")
+    ]
+    single = Visibility(1, 1)
+    assert heard_as("encoder", float(single.ahead)) == "encoder"

@@ -89,6 +89,17 @@ class Visibility:
         return torch.cat(blocks, dim=-1) & exists_BQ[:, None]
 
     @cached_property
+    def ahead(self) -> Tensor:
+        """The share of the queries that see the key behind their own, one number: 0 in causal attention, 1 both ways.
+
+        NaN of a single query.
+        """
+        if self.mask is None:
+            share = torch.nan if self.queries < 2 else float(not self.causal)
+            return torch.tensor(share)
+        return _allowed(self.mask[..., : self.keys].diagonal(1 + self.keys - self.queries, -2, -1)).float().mean()
+
+    @cached_property
     def counts_BHQ(self) -> Tensor:
         """How many keys each query may see, (B or 1, H or 1, Q) integers."""
         if self.mask is None and self.causal:

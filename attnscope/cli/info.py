@@ -118,6 +118,7 @@ def describe(
         "parameters": geometry.parameters,
         "weights_bytes": geometry.parameters and geometry.parameters * width,
         "positions": geometry.max_positions,
+        "both_ways": geometry.both_ways or None,
         "device": device,
         "layers": len(geometry.layers),
         "attention_layers": [_layer_facts(stack, layer) for stack, layer in attention],
@@ -203,8 +204,8 @@ def _sheet(facts: dict[str, Any]) -> Group:
     if facts["parameters"]:
         known = f"{facts['parameters'] / 1e6:,.1f} M parameters ({cells.decimal_bytes(facts['weights_bytes'])})"
     positions = f"{facts['positions'] or 'any number of'} positions"
-    where = f"on {facts['device']}"
-    title = "  ".join([facts["model"], facts["type"], f"{_counted(facts)} layers", known, positions, where])
+    where = [f"on {facts['device']}"] + [f"looks both ways ({said})" for said in [facts["both_ways"]] if said]
+    title = "  ".join([facts["model"], facts["type"], f"{_counted(facts)} layers", known, positions, *where])
     return Group(title, layers, costs)
 
 

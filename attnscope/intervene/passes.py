@@ -29,6 +29,7 @@ from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
 from attnscope.model.padding import pads, to_be_found
 from attnscope.seam.call import AttentionCall
+from attnscope.seam.causal import check_causal
 from attnscope.seam.engines import UNCHECKED, Engine
 from attnscope.seam.listen import calls_interface, listen
 
@@ -93,9 +94,8 @@ def of(asked: Replacement | Intervention) -> Intervention:
 
 def _check(passes: Passes) -> None:
     loaded = passes.loaded
-    loaded.check_task("an ablation")
+    check_causal(loaded, "an ablation")
     loaded.check_logits("an ablation")
-    loaded.check_bare("an ablation")
     if not calls_interface(loaded.model):
         raise ModelError(
             f"{loaded.geometry.model_type} attends outside the attention interface, where no output can be changed",

@@ -36,7 +36,7 @@ class LayerScores(NamedTuple):
     """Every metric of a layer's heads: values (S, B, H), what uniform attention would score, and the rows behind it.
 
     The last two are (S or R, B or 1, H or 1). ids: the S metrics. kinds: the R kinds of rows. heads, kv_heads: how many
-    the layer has.
+    the layer has. stack: whose metrics and roles they are given.
     """
 
     ids: Sequence[str]
@@ -46,6 +46,7 @@ class LayerScores(NamedTuple):
     kinds: Sequence[str]
     heads: int
     kv_heads: int
+    stack: str
 
 
 @dataclass
@@ -56,12 +57,12 @@ class HeadScores:
     _uniform: OfMasks[tuple[Tensor, Tensor, Sequence[str]]] = field(default_factory=WeakKeyDictionary)
 
     def asks(self, layer: Layer) -> Sequence[Question]:
-        return questions(metrics_for(self.ids, layer.key.stack), layer.texts)
+        return questions(metrics_for(self.ids, layer.texts.stack), layer.texts)
 
     def keep(self, layer: Layer, answers: Answers) -> LayerScores:
-        ids = metrics_for(self.ids, layer.key.stack)
+        ids = metrics_for(self.ids, layer.texts.stack)
         values = self._placed(ids, stacked_means(layer.P, layer.texts, answers, ids))
-        return LayerScores(self.ids, values, *self._null(layer), layer.P.heads, layer.kv_heads)
+        return LayerScores(self.ids, values, *self._null(layer), layer.P.heads, layer.kv_heads, layer.texts.stack)
 
     def _placed(self, ids: Sequence[str], values: Tensor) -> Tensor:
         """The values of some metrics (S, B, H) among those of all; NaN for the others."""
@@ -75,7 +76,7 @@ class HeadScores:
         """The scores of uniform attention, the rows behind them and their kinds; layers that share a mask share it."""
         visible = layer.P.visible
         if visible not in self._uniform:
-            P, ids = UniformAttention(visible), metrics_for(self.ids, layer.key.stack)
+            P, ids = UniformAttention(visible), metrics_for(self.ids, layer.texts.stack)
             texts, rows = layer.texts.to(P.device), support(P, layer.texts)
             scores = self._placed(ids, stacked_means(P, texts, P.together(questions(ids, texts)), ids))
             null = scores, torch.stack(torch.broadcast_tensors(*rows.values()))
@@ -223,7 +224,7 @@ class Columns:
         value, null, support = (self._scores(*one) for one in PARTS)
         named, relation = bool(self.found) and METRICS.keys() <= value.keys(), self._relations()
         top_key, top_key_mass = self._top_keys()
-        stack = next((key.stack for key in self.found), DECODER)
+        stack = next((one.scores.stack for one in self.found.values()), DECODER)
         found = []
         for row in range(self.count):
             values, nulls, rows = ({name: one[row] for name, one in part.items()} for part in (value, null, support))

@@ -200,7 +200,7 @@ FAMILIES: Mapping[str, Family] = {
     "xglm": Family(bypasses_interface=True),
     **dict.fromkeys(("codegen", "gptj", "mpt"), Family(bypasses_interface=True, matrices_alive=3)),
     "gpt_neo": Family(bypasses_interface=True, hides_future=True, matrices_alive=3),
-    "cpmant": Family(bypasses_interface=True, matrices_alive=3, one_length=True),
+    "cpmant": Family(looks_ahead=True, bypasses_interface=True, matrices_alive=3, one_length=True),
     **dict.fromkeys(("bloom", "gpt_neox_japanese"), Family(bypasses_interface=True, matrices_alive=4)),
     "xlnet": Family(
         looks_ahead=True,

@@ -9,7 +9,19 @@ from typing import Any
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.families import family
 from attnscope.model.libraries import needed
-from attnscope.stacks import CAUSAL_LM, CROSSING, DECODER, ENCODER_ONLY, NAMES, SEQ2SEQ, TASKS, VISION_ONLY, is_vision
+from attnscope.stacks import (
+    CAUSAL_LM,
+    CROSSING,
+    DECODER,
+    ENCODER_ONLY,
+    NAMES,
+    SEQ2SEQ,
+    TASKS,
+    VISION_ONLY,
+    is_bidirectional,
+    is_causal,
+    is_vision,
+)
 
 
 def task_of(config: Any) -> str:
@@ -48,20 +60,39 @@ def both_ways(config: Any) -> str:
     return "" if causal or family(text.model_type).hides_future else f"is_causal={json.dumps(causal)}"
 
 
+def looks_back_alone(config: Any, stack: str) -> bool | None:
+    """Whether a stack's queries see no key behind their own, by config and class; None where these do not say it.
+
+    Of an encoder that is known where transformers has a masked language model of it, or a decoder's config says so.
+
+    >>> looks_back_alone(LlamaConfig(), "decoder")
+    True
+    """
+    if is_causal(stack):
+        return True
+    one_text = is_bidirectional(stack) and not getattr(config, "is_encoder_decoder", False)
+    return False if one_text and (config.model_type in _masked_names() or both_ways(config)) else None
+
+
 def _as_configured(config: Any) -> bool | None:
     """Whether a type that can be both is a decoder here; None for a type whose config does not choose."""
     if hasattr(config, "causal"):
         return bool(config.causal)
-    file = "transformers.models.auto.modeling_auto"
-    masked, pairs = (needed(file, f"MODEL_FOR_{name}_MAPPING_NAMES") for name in ("MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM"))
+    pairs = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES")
     kind = config.model_type
-    can_be_both = kind in masked and kind in _causal_names() and kind not in pairs
+    can_be_both = kind in _masked_names() and kind in _causal_names() and kind not in pairs
     return bool(config.is_decoder) if can_be_both or family(kind).either else None
 
 
 def _causal_names() -> Mapping[str, Any]:
     """The types that transformers has a causal language model of."""
     found: Mapping[str, Any] = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
+    return found
+
+
+def _masked_names() -> Mapping[str, Any]:
+    """The types that transformers has a masked language model of."""
+    found: Mapping[str, Any] = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_MASKED_LM_MAPPING_NAMES")
     return found
 
 

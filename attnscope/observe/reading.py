@@ -15,11 +15,12 @@ from attnscope.keep.request import Asked, Request
 from attnscope.keep.things import HEADS, wanted
 from attnscope.keep.together import Together
 from attnscope.keep.values import Directions, Projections, shown_values
+from attnscope.measure.texts import Texts
 from attnscope.observation import Observation
 from attnscope.observe.texts import texts_of
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.report import CallCheck, CaptureReport
-from attnscope.stacks import has_summaries
+from attnscope.stacks import has_summaries, heard_as
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -48,6 +49,7 @@ class Reading:
         self.request, self.check, self.advance = request, check, advance
         self.out, self.directions, self.model_type = out, directions, loaded.geometry.model_type
         self.texts, geometry = texts_of(asked, loaded.device, stack), loaded.geometry
+        self._texts = {stack: self.texts}
         self.key_count = max(len(keys) for keys in self.keys)
         self.layers = geometry.shown[stack]
         self.every = geometry.every.get(stack, ())
@@ -76,11 +78,19 @@ class Reading:
         known = self.layers.get(key.layer)
         kv_heads = call.spec.kv_heads if call.spec else known.kv_heads if known else call.P.heads
         self.kv_of[key] = call.P.heads, kv_heads
-        layer = Layer(key, call.P, kv_heads, self.texts.to(call.P.device), written=self._written(call))
+        layer = Layer(key, call.P, kv_heads, self._texts_for(call), written=self._written(call))
         if self.out is None:
             self._ask(layer)
         else:
             self.out.when_known(call, lambda norms: self._ask(replace(layer, value_norms=norms)))
+
+    def _texts_for(self, call: AttentionCall) -> Texts:
+        """The texts for the metrics of the stack that a call was heard as, on its device."""
+        visible = call.visible
+        stack = heard_as(self.stack, visible.once("ahead", lambda: float(visible.ahead)))
+        if stack not in self._texts:
+            self._texts[stack] = replace(self.texts, stack=stack, asked={})
+        return self._texts[stack].to(call.P.device)
 
     def _ask(self, layer: Layer) -> None:
         self._keep(self._waiting.add(layer.P.device, self._together.add(layer)))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attnscope.model.quantised import is_quantised
-from attnscope.model.task import stack_config
+from attnscope.model.task import looks_back_alone, stack_config
 from attnscope.parity.arranged import PLAIN, Arrangement
 from attnscope.parity.differences import Tolerance, difference, judged, largest_size, of_heads, output_difference
 from attnscope.parity.expected import Expected, dtype_of, from_call, from_weights
@@ -22,7 +22,7 @@ from attnscope.reference.given import UnreadableError
 from attnscope.reference.layouts import layout_of
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.modules import HALF, ModuleRecorder, ModuleRun
-from attnscope.seam.report import tolerance
+from attnscope.seam.report import tolerance, turned_away
 from attnscope.stacks import DECODER, is_cross
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ class Comparison:
     ) -> None:
         geometry = loaded.geometry
         stacks = {**geometry.other_stacks, geometry.stack: geometry.layers}
-        self.stacks = {stack: Stack(loaded.model.config, stack, layers) for stack, layers in stacks.items()}
+        self.config = loaded.model.config
+        self.stacks = {stack: Stack(self.config, stack, layers) for stack, layers in stacks.items()}
         self.heads, self.atol, self.highest = heads, atol, level
         self.quantised = is_quantised(loaded.model)
         self.arrangements = arrangements
@@ -117,7 +118,8 @@ class Comparison:
         own = _of_the_run(subject.run, original, level, expected) if isinstance(subject, Repeated) else expected
         implementation, as_run, rounding = self._differences(subject, number, expected, own)
         row_sum_error = _row_sum_error(original)
-        held = implementation.holds and as_run.holds and _sums_to_1(row_sum_error, subject)
+        turned = self._turned(original)
+        held = implementation.holds and as_run.holds and _sums_to_1(row_sum_error, subject) and not turned
         return LayerParity(
             layer=call.layer,
             call=number,
@@ -129,9 +131,16 @@ class Comparison:
             rounding=rounding,
             row_sum_error=row_sum_error,
             masked_weight=None if own is None else _masked_weight(original, own.visible_QK),
-            verdict=None if expected is None or isinstance(subject, NotJudged) else held,
+            verdict=None if not turned and (expected is None or isinstance(subject, NotJudged)) else held,
             stack=call.stack,
+            turned=turned,
         )
+
+    def _turned(self, call: AttentionCall) -> str:
+        """How a call over one text looks where that is not what config and class say, in words."""
+        if call.visible.queries != call.visible.keys or call.stack in self.arrangements:
+            return ""
+        return turned_away(float(call.visible.ahead), looks_back_alone(self.config, call.stack))
 
     def _differences(
         self, subject: Subject, number: int, expected: Expected | None, own: Expected | None

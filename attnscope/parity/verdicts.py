@@ -48,7 +48,7 @@ class LayerParity:
     half precision. as_run: in half precision, what the model did itself against the oracle. rounding: as run in half
     precision (or quantised) against float32, not judged. row_sum_error: the model's own largest |row sum - 1|, None
     with sink logits. masked_weight: its largest weight on a key that the mask hides. verdict: None where nothing is
-    judged. stack: the stack of its layer.
+    judged. stack: the stack of its layer. turned: how it looks where that is not what the model's config and class say.
     """
 
     layer: int
@@ -63,6 +63,7 @@ class LayerParity:
     masked_weight: float | None
     verdict: bool | None
     stack: str = DECODER
+    turned: str = ""
 
 
 @dataclass(frozen=True)

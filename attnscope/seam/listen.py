@@ -95,7 +95,7 @@ def listen(
         torch.set_grad_enabled(gradients),
         suppress(_LastCallError),
     ):
-        report.tokens = ids_BT.shape[1]
+        report.tokens, beside = ids_BT.shape[1], inputs.keys() - {"decoder_input_ids", "past_key_values"}
         inputs = {**without_cache(bare_model(model)), **_route(model).extras, **inputs}
 
         def run(**more: Any) -> None:
@@ -109,6 +109,8 @@ def listen(
             with suppress(AttributeError, TypeError, ValueError):  # or fail in its own code for want of any
                 run(output_attentions=True)
     report.attention = attention
+    for check in report.calls if beside else ():  # patches of a picture see each other, and PaliGemma's whole prompt
+        check.back_alone = None
     if calls_alone and report.output is not None:
         _remember_calls(bare_model(model), report)
     _check_all_called(report, expected_layers or ())
@@ -322,12 +324,19 @@ class _Listener:
             check = told
         else:
             output, check = self.engine.run(place, spec, own, self.on_call)
+        self._directed(check, spec.visible)
         given = own.given
         asked = (given["query"], given["key"])
         check.repeats = all(before() is now for before, now in zip(self._asked, asked, strict=True))
         self._asked = tuple(map(weakref.ref, asked))
         self._read(check)
         return output, None
+
+    def _directed(self, check: CallCheck, visible: Visibility) -> None:
+        """Note which way a call over one text looks, and which it should."""
+        if visible.queries == visible.keys and not is_vision(check.stack):
+            check.back_alone = self.stacks.back_alone(check.stack)
+            check.note(ahead=visible.ahead)
 
     def _read(self, check: CallCheck) -> None:
         self.report.calls.append(check)
@@ -357,7 +366,7 @@ class _Listener:
             k_BGKD=given["key"],
             v_BGKV=given["value"],
             scale=q.shape[-1] ** -0.5 if given.get("scaling") is None else given["scaling"],
-            visible=self._visibility(own.module, given),
+            visible=self._visibility(own, given),
             softcap=given.get("softcap"),
             bias=given.get("position_bias"),
             sinks=sinks,
@@ -396,6 +405,7 @@ class _Listener:
             check = check_call(call, "hook")
             if known.merges_cross:  # each part's rows lack what the other has
                 check.note(row_sum_error=None)
+            self._directed(check, visible)
             self.on_call(call)
         self._read(check)
 
@@ -416,10 +426,21 @@ class _Listener:
                 of_window, None, lambda: Visibility(T, T, near(T, reach, device, global_BT), False, None, device)
             )
         Q, K = weights.shape[-2:]
-        causal = is_causal(place.stack)
+        causal = self._hides_later(weights, place.stack)
         window = self.windows.get(place.layer) if causal else None
         key = Q, K, causal, window, weights.device
         return weights, self._shared(key, None, lambda: Visibility(Q, K, None, causal, window, weights.device))
+
+    def _hides_later(self, weights: Tensor, stack: str) -> bool:
+        """Whether no weight is on a key behind its query's own, where no mask was heard; of one query what is usual.
+
+        Causal attention gives such keys a weight of exactly 0, and no other gives it to all of them.
+        """
+        Q, K = weights.shape[-2:]
+        one_text = is_causal(stack) or is_bidirectional(stack)
+        if not one_text or Q != K or Q < 2:
+            return is_causal(stack)
+        return not bool((weights.amax((0, 1)).triu(1) > 0).any())
 
     @cached_property
     def _without_attention(self) -> set[tuple[int, str]]:
@@ -437,14 +458,19 @@ class _Listener:
         self._calls[stack, layer] = self._calls.get((stack, layer), -1) + 1
         return CallPlace(layer, self._calls[stack, layer], self.paths[module], module, stack)
 
-    def _visibility(self, module: nn.Module, given: Mapping[str, Any]) -> Visibility:
-        """One Visibility per mask: layers that share a mask share its counts."""
+    def _visibility(self, own: OwnAttention, given: Mapping[str, Any]) -> Visibility:
+        """One Visibility per mask: layers that share a mask share its counts.
+
+        Without a mask the model hides later keys by `is_causal`, which the call hands on or the module has. Its eager
+        attention asks neither, and then hides nothing.
+        """
         Q, K, mask = given["query"].shape[2], given["key"].shape[2], given.get("attention_mask")
         if isinstance(mask, Tensor):
             return self._shared(id(mask), mask, lambda: _of_mask(Q, K, mask, given.get("sliding_window")))
-        causal, stack = given.get("is_causal"), self.stacks.of(module)
-        causal = getattr(module, "is_causal", is_causal(stack)) if causal is None else causal
-        causal = bool(causal) and not is_cross(stack)
+        causal, stack = given.get("is_causal"), self.stacks.of(own.module)
+        causal = getattr(own.module, "is_causal", is_causal(stack)) if causal is None else causal
+        eager = getattr(own.attend, "__name__", "").startswith("eager")
+        causal = bool(causal) and not is_cross(stack) and not eager
         device = given["query"].device
         return self._shared((Q, K, causal, device), None, lambda: Visibility(Q, K, None, causal, None, device))
 

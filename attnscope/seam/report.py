@@ -5,7 +5,7 @@ Shapes: B text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +42,9 @@ class CallCheck:
     "answered" (attnscope computed the output) or "hook". altered: an engine changed the call's output. dtype: of the
     model's own output or weights, where there are any: not always that of the model. answered_by: which of attnscope's
     own ways read each kind of question, {"Entropy": "tiles"}. stack: the layer's stack. repeats: whether its weights
-    are those of the call before it: of the same q and k, over other values. owed: numbers still on a device, by field;
-    `settle` reads them.
+    are those of the call before it: of the same q and k, over other values. ahead: the share of its queries that see
+    the key behind their own. back_alone: whether none may, by the model's config and class; None where they do not say
+    it. owed: numbers still on a device, by field; `settle` reads them.
     """
 
     layer: int
@@ -64,6 +65,8 @@ class CallCheck:
     answered_by: Mapping[str, str] = field(default_factory=dict)
     stack: str = DECODER
     repeats: bool = False
+    ahead: float | None = None
+    back_alone: bool | None = None
     owed: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     def note(self, **found: Tensor | None) -> None:
@@ -81,6 +84,11 @@ class CallCheck:
         """`layer 3`, or `cross layer 3` where a number alone does not say of which stack."""
         return f"{prefix(self.stack)}layer {self.layer}"
 
+    @property
+    def turned(self) -> str:
+        """How it looks where that is not what the model's config and class say; empty where it is."""
+        return turned_away(self.ahead, self.back_alone)
+
     def failures(self, dtype: torch.dtype | str) -> list[str]:
         """What did not hold to what the dtype allows, in words."""
         row, value = max(tolerance(one) for one in (dtype, self.dtype or dtype))
@@ -94,6 +102,41 @@ class CallCheck:
             for what, found, limit in limits
             if found is not None and not found <= limit
         ]
+
+
+def turned_away(ahead: float | None, back_alone: bool | None) -> str:
+    """How queries look where that is not what they should, in words; ahead, back_alone: as of a CallCheck.
+
+    >>> turned_away(0.0, back_alone=True)
+    ''
+    """
+    if back_alone and ahead == 1:
+        return "every token sees the next one, which by the model's config and class it may not"
+    if back_alone is False and ahead == 0:
+        return "no token sees the next one, which by the model's config and class it may"
+    return ""
+
+
+def failures(checks: Sequence[CallCheck], dtype: torch.dtype | str) -> list[str]:
+    """What did not hold of some calls, in words.
+
+    >>> failures([], "float32")
+    []
+    """
+    return [line for check in checks for line in check.failures(dtype)] + turned(checks)
+
+
+def turned(checks: Iterable[CallCheck]) -> list[str]:
+    """Where layers look another way than the model's config and class say, in words: a line for all of a stack.
+
+    >>> turned([])
+    []
+    """
+    layers: dict[tuple[str, str], list[int]] = {}
+    for check in checks:
+        if check.turned:
+            layers.setdefault((check.stack, check.turned), []).append(check.layer)
+    return [f"{prefix(stack)}layers {sorted({*found})}: {what}" for (stack, what), found in layers.items()]
 
 
 def settle(checks: Iterable[CallCheck]) -> None:
@@ -128,6 +171,10 @@ class CaptureReport:
     def layers(self) -> list[int]:
         """The layers that called, in order, each once."""
         return list(dict.fromkeys(check.layer for check in self.calls))
+
+    def failures(self, dtype: torch.dtype | str) -> list[str]:
+        """What did not hold, in words: of every call to what the dtype allows, and which way layers look."""
+        return failures(self.calls, dtype)
 
     def of(self, stack: str) -> CaptureReport:
         """The same with the calls of one stack alone."""

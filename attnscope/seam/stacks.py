@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attnscope.model.families import family
-from attnscope.model.task import task_of
+from attnscope.model.task import looks_back_alone, task_of
 from attnscope.stacks import CROSS, CROSSING, DECODER, ENCODER, VISION, main_stack
 
 FROM_ENCODER = ("key_value_states", "encoder_hidden_states")  # what most modules call the states of an encoder
@@ -28,6 +28,7 @@ class Stacks:
     """
 
     def __init__(self, model: nn.Module, config: Any) -> None:
+        self.config = config
         self.stack = DECODER if config is None else main_stack(task_of(config))
         self._of: dict[nn.Module, str] = {}
         self._crossing: dict[nn.Module, bool] = {}
@@ -49,6 +50,10 @@ class Stacks:
         """The stack of a module that attends now."""
         stack = self._of.get(module, self.stack)
         return CROSS if stack == DECODER and self._crossing.get(module) else stack
+
+    def back_alone(self, stack: str) -> bool | None:
+        """Whether queries of a stack see no key behind their own, by config and class; None where these do not say."""
+        return None if self.config is None else looks_back_alone(self.config, stack)
 
     def hook(self, modules: Iterable[nn.Module]) -> list[Any]:
         """Hooks that watch what the attention modules of a decoder beside an encoder are given; none without one."""

@@ -293,8 +293,7 @@ class _Passes:
         self.failures = [
             line
             for reading, report in zip(self.pair[:2], reports, strict=True)
-            for check in report.calls
-            for line in check.failures(reading.loaded.model.dtype)
+            for line in report.failures(reading.loaded.model.dtype)
         ]
 
     def keep(self, key: LayerKey, P: AttentionOperator, values: Mapping[str, torch.Tensor]) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from attnscope.cells import head_name
 from attnscope.folder.parts import Column, Columns, Parts, claim, of_heads, with_weights
 from attnscope.model.libraries import versions
+from attnscope.seam.causal import check_causal
 from attnscope.study.atlas.atlas import SCHEMA, Atlas
 from attnscope.study.atlas.copying import Copying, copying_of
 from attnscope.study.atlas.findings import (
@@ -120,8 +121,7 @@ def _allowed(
     loaded: LoadedModel, pool: Sequence[int] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...], Copying | str, str]:
     """The tokens that probes draw from, the begin token, what copying takes or why not, and why not over a range."""
-    loaded.check_task("a scan")
-    loaded.check_bare("a scan")
+    check_causal(loaded, "a scan")
     drawn_from, begin = token_pool(loaded, pool), begins(loaded)
     few = [*begin, *drawn_from[:3]]
     return drawn_from, begin, copying_of(loaded, few), unable(loaded, few)

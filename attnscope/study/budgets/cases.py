@@ -15,6 +15,7 @@ from attnscope.errors import InputError, UsageError
 from attnscope.intervene.budget_names import written_budgets
 from attnscope.intervene.measure import LOSS, AnswerLoss, LogitDifference, Measure
 from attnscope.intervene.task import Task
+from attnscope.seam.causal import check_causal
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.generation import continuation
 from attnscope.study.knockout.asked import AskedText, records_of
@@ -82,9 +83,8 @@ def budget_cases(loaded: LoadedModel, questions: Sequence[AskedCache], keep: str
     Raises InputError for what cannot be one, with the line where there are several; UsageError where a budget chooses
     at the end of the prompt and no row follows it.
     """
-    loaded.check_task("a budget of a cache")
+    check_causal(loaded, "a budget of a cache")
     loaded.check_logits("a budget of a cache")
-    loaded.check_bare("a budget of a cache")
     once = [name for name, one in written_budgets(keep).items() if one.once]
     with CaseReader(loaded, any(one.chat for one in questions)) as read:
         found = []

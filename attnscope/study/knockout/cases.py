@@ -14,6 +14,7 @@ import torch
 from attnscope.errors import InputError, UsageError
 from attnscope.intervene.measure import AnswerLoss, LogitDifference, Measure
 from attnscope.intervene.task import Task
+from attnscope.seam.causal import check_causal
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
 from attnscope.study.knockout.asked import AskedText
@@ -31,9 +32,8 @@ DIVIDE = "end the text without a space, and begin the answer with one"
 
 def cases_of(loaded: LoadedModel, questions: Sequence[AskedText]) -> list[Case]:
     """The cases of some questions. Raises InputError for what cannot be one, with the line where there are several."""
-    loaded.check_task("a knockout")
+    check_causal(loaded, "a knockout")
     loaded.check_logits("a knockout")
-    loaded.check_bare("a knockout")
     with CaseReader(loaded, any(one.chat for one in questions)) as read:
         found = []
         for one in questions:

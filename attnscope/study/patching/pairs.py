@@ -13,6 +13,7 @@ from attnscope.errors import InputError, UsageError
 from attnscope.intervene.measure import Measure
 from attnscope.intervene.task import Task
 from attnscope.intervene.what import What
+from attnscope.seam.causal import check_causal
 from attnscope.study.knockout.asked import AskedText, records_of
 from attnscope.study.knockout.cases import CaseReader, case_of, naming, task_of
 from attnscope.study.knockout.records import Case, key_name
@@ -87,9 +88,8 @@ def asked_pairs(text: str | Sequence[int] | Sequence[Mapping[str, Any]], shared:
 
 def pairs_of(loaded: LoadedModel, questions: Sequence[AskedPair], what: What = "output") -> list[TextPair]:
     """The pairs of some questions. Raises InputError for what cannot be one, with the line where there are several."""
-    loaded.check_task("patching")
+    check_causal(loaded, "patching")
     loaded.check_logits("patching")
-    loaded.check_bare("patching")
     with CaseReader(loaded, any(one.chat for one in questions)) as read:
         found = []
         for one in questions:
