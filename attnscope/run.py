@@ -98,7 +98,8 @@ class Run:
         return replace(self, facts={**self.facts, "parity": verify(self.loaded, self.prompt, source=self.source)})
 
     def observe(self, advance: Callable[[int], object] = lambda layers: None) -> Observation:
-        """The forward pass. Raises MemoryLimitError, which says what would fit, where memory runs out.
+        """The forward pass. Raises MemoryLimitError, which says what would fit, where memory runs out, and ModelError
+        where a model in float16 overflows.
 
         advance: called with 1 whenever a layer was read.
         """
@@ -119,7 +120,18 @@ class Run:
                 advance=advance,
                 directions=directions,
             )[0]
+        _check_numbers(self.loaded, seen)
         return replace(seen, atlas=self.atlas)
+
+
+def _check_numbers(loaded: LoadedModel, seen: Observation) -> None:
+    """Raise ModelError where a pass in float16 gave NaN: there is no number to show."""
+    broken = next((check for check in seen.calls if check.no_number), None)
+    if broken is not None and "float16" in (loaded.dtype, str(broken.dtype).removeprefix("torch.")):
+        raise ModelError(
+            f"{loaded.name} overflows in float16, whose largest number is 65504: NaN in {broken.name}",
+            "use {dtype=bfloat16} or {dtype=float32}; where only scores are too large {engine=fused} reads it too",
+        )
 
 
 def read(loaded: LoadedModel, ask: Ask) -> Observation:

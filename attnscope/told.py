@@ -153,4 +153,6 @@ def _engine_words(run: Run) -> str:
         return words
     gap = run.facts.get("largest_difference_to_eager")
     far = "not compared with eager" if gap is None else f"{gap:.1g} from eager on the first tokens"
+    if gap is not None and gap != gap:
+        far = "eager gives NaN on the first tokens"
     return f"{words} (output {run.engine.output}, {far})"

@@ -1,5 +1,6 @@
 """Choosing an engine: what was asked, what fits, and what the run says of it."""
 
+import copy
 import json
 import re
 from dataclasses import replace
@@ -11,8 +12,9 @@ from torch.nn.attention import SDPBackend
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import attnscope
 from attnscope.attention.tiled.operator import TiledAttention
-from attnscope.errors import MemoryLimitError, UsageError
+from attnscope.errors import MemoryLimitError, ModelError, UsageError
 from attnscope.keep.view import View
 from attnscope.memory import read_size
 from attnscope.model.geometry import geometry_of, longer
@@ -358,9 +360,26 @@ def test_a_row_that_is_no_number_is_found_where_no_row_was_sampled(loaded: Loade
 
     monkeypatch.setattr(TiledAttention, "output", broken)
     report = listen(loaded.model, ids_BT, lambda call: None, engine=ENGINES["tiles"])
-    assert "P V differs from the layer's own output by nan" in report.calls[0].failures(torch.float32)[-1]
+    assert report.calls[0].failures(torch.float32) == ["layer 0: NaN in P V, or in its own output"]
 
 
 def test_an_engine_named_is_its_row_unless_it_only_listens() -> None:
     assert engine_named("tiles") == ENGINES["tiles"]
     assert engine_named("tiles", listen=True).output == "model" != ENGINES["tiles"].output
+
+
+def test_float16_that_overflows_is_said_with_what_reads_it(loaded: LoadedModel) -> None:
+    made = tiny_model("qwen2", vocab_size=2000)
+    for layer in made.model.layers:
+        for part in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            part.bias.data.fill_(200.0)  # whose products are beyond float16, as those of Qwen2's own keys
+    tokenizer, text = loaded.tokenizer, "the bank of the river"
+    half = attnscope.wrap(copy.deepcopy(made).half(), tokenizer)
+    with pytest.raises(ModelError, match=r"overflows in float16.* layer 0.*bfloat16.*fused"):
+        attnscope.capture(half, text, engine="eager")
+    expected = attnscope.capture(attnscope.wrap(made, tokenizer), text, engine="eager").table()
+    for other, engine in ((half, "fused"), (attnscope.wrap(made.bfloat16(), tokenizer), "eager")):
+        seen = attnscope.capture(other, text, engine=engine)
+        assert not seen.failures
+        found = seen.table()["top_key_mass"].to_numpy()
+        assert found == pytest.approx(expected["top_key_mass"].to_numpy(), abs=2e-2)

@@ -5,6 +5,7 @@ Shapes: B text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -89,8 +90,16 @@ class CallCheck:
         """How it looks where that is not what the model's config and class say; empty where it is."""
         return turned_away(self.ahead, self.back_alone)
 
+    @property
+    def no_number(self) -> bool:
+        """Whether NaN is among its weights, or in its output."""
+        return _nan(self.row_sum_error) or _nan(self.masked_weight) or _nan(self.value_error)
+
     def failures(self, dtype: torch.dtype | str) -> list[str]:
         """What did not hold to what the dtype allows, in words."""
+        if self.no_number:
+            weights = _nan(self.row_sum_error) or _nan(self.masked_weight)
+            return [f"{self.name}: NaN {'among its weights' if weights else 'in P V, or in its own output'}"]
         row, value = max(tolerance(one) for one in (dtype, self.dtype or dtype))
         limits = (
             ("row sums off by", self.row_sum_error, row),
@@ -137,6 +146,10 @@ def turned(checks: Iterable[CallCheck]) -> list[str]:
         if check.turned:
             layers.setdefault((check.stack, check.turned), []).append(check.layer)
     return [f"{prefix(stack)}layers {sorted({*found})}: {what}" for (stack, what), found in layers.items()]
+
+
+def _nan(number: float | None) -> bool:
+    return number is not None and math.isnan(number)
 
 
 def settle(checks: Iterable[CallCheck]) -> None:
