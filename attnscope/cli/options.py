@@ -144,11 +144,6 @@ class PairedText(Pair, GlobalTokens, ModelText):
 
     panel = "Text"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.pair is not None and not self.has_text:
-            raise UsageError("--pair is the second text of a pair", "give the first with --text")
-
     @property
     def how(self) -> How:
         return {**super().how, "pair": self.pair, "global_tokens": self.global_tokens}

@@ -136,6 +136,8 @@ def read_run(asked: TextRun, writing: Writing) -> Text:
         return read_given(asked, writing)
     if asked.picture:
         raise UsageError("a picture needs a text, and a run gives tokens", "add --text TEXT")
+    if asked.pair is not None:
+        raise UsageError("a pair is two texts, and a run gives tokens", "add --text TEXT")
     from attnscope.cli.repeat import tokens_of
 
     output.complain_through_talk(writing.quiet)
