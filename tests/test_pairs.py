@@ -5,6 +5,7 @@ Shapes: H head, Q query, K key.
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import attnscope
 from attnscope.errors import AttnscopeError, InputError, UsageError
 from attnscope.folder.manifest import PROMPT, prompt_of, tokens_of
 from attnscope.redraw import kept_run
-from attnscope.text.prompt import from_pair, from_text
+from attnscope.seam.inputs import known_types
+from attnscope.text.prompt import from_ids, from_pair, from_text
 from helpers.command_line import call
 from helpers.made_tokenizers import SlowWords, byte_level, llama, wordpiece
-from helpers.stack_families import tiny
+from helpers.stack_families import SEQ2SEQ, TYPES, ids, own, tiny
 
 WORDS = ["the", "bank", "river", "is", "on", "a", "hill", "far", "by"]
 PAIRS = [("the bank is by the river", "a hill"), ("the river", "the bank is far"), ("a hill", "a bank by the hill")]
@@ -96,6 +98,25 @@ def test_the_weights_of_pairs_are_those_of_transformers(family: str, tmp_path: P
         assert largest_difference(several[0], as_one) > 1e-4
     else:
         assert not several[0].prompt.types
+
+
+@pytest.mark.families
+def test_every_encoder_that_tells_token_types_apart_is_given_them(demo: Any) -> None:
+    """Against what transformers gives for the same ids and types, and not for types of 0."""
+    ids_BT, types = ids(12, texts=1), (0,) * 7 + (1,) * 5
+    prompt = replace(from_ids(demo.tokenizer, ids_BT[0].tolist()), types=types)
+    differences: dict[str, tuple[float, float]] = {}
+    for family in sorted({*TYPES} - {*SEQ2SEQ, "tapas"}):  # whose types are of the cells of tables, seven for a token
+        model = tiny(family)
+        loaded = attnscope.wrap(model, demo.tokenizer)
+        if known_types(loaded) not in (0, 1):
+            seen = attnscope.capture(loaded, prompt)
+            given = own(model, ids_BT, token_type_ids=torch.tensor([types])), own(model, ids_BT)
+            same, other = (largest_difference(seen, list(weights.values())) for weights in given)
+            differences[family] = same, other
+    assert len(differences) > 30
+    assert {name: same for name, (same, _) in differences.items() if same > 1e-6} == {}
+    assert {name: other for name, (_, other) in differences.items() if other < 1e-4} == {}
 
 
 @pytest.mark.families
