@@ -5,7 +5,7 @@ Shapes: T token, A axis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnscope.model.geometry import window_side
 from attnscope.reference.blocks import BLOCKS
-from attnscope.reference.grids import centre_angles, grid_positions, mixed_positions, windows
+from attnscope.reference.grids import PLACES, grid_positions, mixed_positions, windows
 from attnscope.stacks import CROSSING, DECODER, VISION
 from attnscope.text.prompt import Patch
 
@@ -39,8 +39,6 @@ class Arrangement:
 
 
 PLAIN = Arrangement()
-# How the patches of a picture alone are placed, by the type of its tower: (rows, columns) -> (2, patches).
-PLACES: Mapping[str, Callable[[int, int], Tensor]] = {"dinov3_vit": centre_angles}
 
 
 def arrangements_of(config: Any, ids: Sequence[int], given: Mapping[str, Tensor]) -> dict[str, Arrangement]:

@@ -6,7 +6,7 @@ A tower that merges patches reads them in square blocks, one block after the oth
 Shapes: T token, A axis.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 import torch
@@ -36,6 +36,10 @@ def centre_angles(rows: int, columns: int) -> Tensor:
     """
     sides_21 = torch.tensor([[rows], [columns]])
     return 2 * torch.pi * ((2 * grid_positions(rows, columns) + 1) / sides_21 - 1)
+
+
+# How the patches of a picture alone are placed, by the type of its tower: (rows, columns) -> (2, patches).
+PLACES: Mapping[str, Callable[[int, int], Tensor]] = {"dinov3_vit": centre_angles}
 
 
 def windows(axes_2T: Tensor, side: int) -> tuple[Tensor, Tensor]:
