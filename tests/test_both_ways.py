@@ -99,10 +99,12 @@ def loaded_of(model_type: str, more: Mapping[str, Any], attention: str = "eager"
 
 
 # Keys on either side of the query's own: Gemma 3 halves its window of 8 and counts the query's own key in it.
+# Gemma 4 halves it too, and leaves the query's own key out.
 REACHES: list[tuple[str, dict[str, Any], int | None]] = [
     ("gemma3_text", FLAG | {"sliding_window": 8}, 4),
     ("gemma3_text", NOT_CAUSAL | {"sliding_window": 8}, 8),
     ("mistral", NOT_CAUSAL | {"sliding_window": 3}, 3),
+    ("gemma4_text", ALL | {"sliding_window": 8}, 5),
     ("llama", NOT_CAUSAL, None),
 ]
 
@@ -117,6 +119,28 @@ def test_the_oracle_sees_to_either_side(model_type: str, more: dict[str, Any], r
     seen_QK = attnscope.capture(loaded, IDS).weights[0][0] > 0
     expected = [[reach is None or abs(q - k) <= reach for k in range(len(IDS))] for q in range(len(IDS))]
     assert seen_QK.tolist() == expected
+
+
+# Types whose attention the oracle reads; llama4's chunks look back all the same.
+HELD = [
+    *("qwen2", "qwen3", "gpt2", "gpt_neox", "gpt_oss", "olmo3", "deepseek_v3", "lfm2", "bloom", "llama4_text"),
+    *("qwen3_next", "falcon", "gptj"),
+]
+NO_ORACLE = {"cpmant", "xlnet", "prophetnet"}
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        pytest.param(one, marks=pytest.mark.families if one in HELD else pytest.mark.slow)
+        for one in sorted({*DECODERS} - FAILS.keys() - NO_ORACLE)
+    ],
+)
+def test_parity_holds_of_decoders_that_look_both_ways(model_type: str) -> None:
+    loaded = attnscope.wrap(made(model_type, NOT_CAUSAL), attnscope.load("demo").tokenizer)
+    report = check_parity(loaded, IDS)
+    assert report.holds, report.largest()
+    assert not any(one.turned for one in report.layers)
 
 
 def test_its_heads_are_those_of_an_encoder() -> None:

@@ -214,6 +214,7 @@ FAMILIES: Mapping[str, Family] = {
     "openai-gpt": Family(bypasses_interface=True, returns_weights_when_asked=True, hides_future=True),
     "prophetnet": Family(
         bypasses_interface=True,
+        hides_future=True,
         returns_weights_when_asked=True,
         returns_logits="ProphetNetAttention",
         positions_ahead=1,

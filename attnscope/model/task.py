@@ -63,15 +63,19 @@ def both_ways(config: Any) -> str:
 def looks_back_alone(config: Any, stack: str) -> bool | None:
     """Whether a stack's queries see no key behind their own, by config and class; None where these do not say it.
 
-    Of an encoder that is known where transformers has a masked language model of it, or a decoder's config says so.
+    Of an encoder that is known where transformers has a masked language model of it, or a decoder's config says so, and
+    has no layers that look back all the same: transformers makes chunks and the keys of an indexer so.
 
     >>> looks_back_alone(LlamaConfig(), "decoder")
     True
     """
     if is_causal(stack):
         return True
-    one_text = is_bidirectional(stack) and not getattr(config, "is_encoder_decoder", False)
-    return False if one_text and (config.model_type in _masked_names() or both_ways(config)) else None
+    if not is_bidirectional(stack) or getattr(config, "is_encoder_decoder", False):
+        return None
+    types = {*(getattr(stack_config(config, DECODER), "layer_types", None) or ())}
+    decoder = both_ways(config) and not types - {"full_attention", "sliding_attention", "linear_attention", "conv"}
+    return False if decoder or config.model_type in _masked_names() else None
 
 
 def _as_configured(config: Any) -> bool | None:

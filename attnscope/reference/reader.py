@@ -210,7 +210,8 @@ def visible(given: Given) -> Tensor:
     >>> visible(given).sum(-1)
     tensor([1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
-    position_T, layer, causal = given.position_T, given.layer, given.stack in CAUSAL
+    position_T, layer = given.position_T, given.layer
+    causal = given.stack in CAUSAL or layer.type == "chunked"  # which look back whatever `is_causal` says
     if given.source_BSE is not None:
         return position_T.new_ones(len(position_T), given.source_BSE.shape[1], dtype=torch.bool)
     mask_QK = causal_mask(position_T, position_T)
