@@ -1,5 +1,6 @@
 """Pictures without a text: vision towers alone, their tokens, their weights and what is refused of them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,15 +9,19 @@ import transformers as hf
 
 import attnscope
 from attnscope.ask import Ask
-from attnscope.errors import AttnscopeError
+from attnscope.batch.asks import check_fields
+from attnscope.batch.job import Job
+from attnscope.errors import AttnscopeError, ModelError
 from attnscope.model.loaded import LoadedModel
-from attnscope.model.loading import load
+from attnscope.model.loading import load, load_tokenizer
 from attnscope.model.options import LoadOptions
+from attnscope.model.towers import check_tower
 from attnscope.observation import Observation
 from attnscope.parity import check_parity
 from attnscope.reference.layouts import UNREAD_TOWERS
 from attnscope.run import prepare
 from attnscope.seam.patch_tokens import patch_tokens
+from helpers.command_line import call
 from helpers.parity_models import rouse
 from helpers.picture_models import ALONE, SIDES, picture, read_here, saved_alone
 from helpers.seconds import once
@@ -152,3 +157,63 @@ def test_what_a_vision_tower_cannot_be_given_is_a_line(how: dict, said: str, pla
     with pytest.raises(AttnscopeError) as refused:
         attnscope.capture(model_of("vit", place), **how)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (hf.ResNetConfig, "no attention: it is made of convolutions"),
+        (hf.SwinConfig, "in stages"),
+        pytest.param(hf.SamVisionConfig, "in windows of patches", marks=pytest.mark.families),
+        pytest.param(hf.VideoMAEConfig, "videos", marks=pytest.mark.families),
+        pytest.param(hf.MobileViTConfig, "does not say how it divides them", marks=pytest.mark.families),
+    ],
+)
+def test_why_a_model_of_pictures_is_not_read(config: type, why: str) -> None:
+    with pytest.raises(ModelError, match=f"reads pictures, but .*{why}"):
+        check_tower(config(), "MODEL")
+
+
+def test_patches_that_are_left_out_by_chance_are_refused() -> None:
+    model = hf.ViTMAEModel(hf.ViTMAEConfig(**SIDES)).eval()
+    with pytest.raises(ModelError, match="leaves out patches by chance"):
+        patch_tokens(model, torch.randn(1, 3, 56, 56), {}, (14, 14))
+
+
+def test_tokens_of_several_patches_are_refused() -> None:
+    model = hf.ViTModel(hf.ViTConfig(**SIDES)).eval()
+    rouse(model)
+    model.embeddings.register_forward_hook(lambda module, args, states: states + states.roll(1, 1))
+    with pytest.raises(ModelError, match="tokens of several patches"):
+        patch_tokens(model, torch.randn(1, 3, 56, 56), {}, (14, 14))
+
+
+def test_a_model_of_pictures_has_no_tokenizer_and_no_corpus(place: Path) -> None:
+    model = model_of("vit", place)
+    with pytest.raises(ModelError, match="reads pictures, and has no tokenizer"):
+        load_tokenizer(LoadOptions(model=str(place / "vit")))
+    with pytest.raises(ModelError, match="reads pictures alone"):
+        check_fields(Job(), model)
+
+
+def test_a_folder_without_an_image_processor_is_a_line(place: Path, field: str) -> None:
+    model = model_of("vit", place)
+    without = replace(model, source_folder=place)
+    with pytest.raises(ModelError, match="brings no processor, and pictures need one"):
+        attnscope.capture(without, picture=field)
+
+
+@pytest.mark.e2e
+def test_commands_read_a_picture_alone(place: Path, field: str, tmp_path: Path) -> None:
+    folder = saved_alone("vit", place)
+    given = ("-m", folder, "--picture", field)
+    rows = call("relations", *given, "--query", '"[CLS]"', "--format", "csv").ok().rows
+    assert {row["query_token"] for row in rows} == {"[CLS]"}
+    call("heatmap", *given, "--out", str(tmp_path / "maps")).ok()
+    assert (tmp_path / "maps" / "picture.png").is_file()
+    call("view", *given, "--out", str(tmp_path / "page.html")).ok()
+    assert "vit: a picture" in (tmp_path / "page.html").read_text("utf-8")
+    assert "img 0,0" in call("text", *given, "--format", "table").ok().out.decode()
+    assert "parity holds: 3 at level full" in call("parity", *given, "--whole").ok().err
+    for name in ("keys", "rollout"):
+        assert b"[CLS]" in call(name, *given).ok().out

@@ -28,6 +28,7 @@ from attnscope.media.processor import processor_of
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, extractor_of, read_sound, reads_sound
 from attnscope.model.loaded import LoadedModel
 from attnscope.shown import brief
+from attnscope.stacks import VISION_ONLY
 from attnscope.text.answer import check_answer, check_has_answer, check_room
 from attnscope.text.prompt import Prompt
 
@@ -35,10 +36,15 @@ logger = logging.getLogger(__name__)
 
 
 def check_fields(job: Job, loaded: LoadedModel) -> None:
-    """Raise ModelError for sounds or pictures that the model does not read, and for a model of sound without them.
+    """Raise ModelError for sounds or pictures that the model does not read, and for a model that reads no text.
 
     UsageError for answers after the text of a model that is not causal, and for triangles of a text with pictures.
     """
+    if loaded.geometry.task == VISION_ONLY:
+        raise ModelError(
+            f"a corpus is of texts, and {loaded.name} reads pictures alone",
+            "read one picture at a time, with attnscope heads",
+        )
     if job.answered:
         otherwise = "name the field of each target with {target_field=NAME}"
         check_has_answer(loaded.geometry.task, otherwise, loaded.geometry.both_ways)

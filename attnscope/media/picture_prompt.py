@@ -31,6 +31,9 @@ LEFT_OUT = ("input_ids", "attention_mask", "labels")  # of what a processor make
 BEFORE_PATCHES = {"class_embedding": "[CLS]", "cls_token": "[CLS]", "register_tokens": "[REG]"}  # in a tower's weights
 
 
+REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
 class PictureMedium(Medium):
     """What a model is given of pictures, and which tokens they are."""
 
@@ -123,6 +126,13 @@ def reading_pixels(loaded: LoadedModel) -> Iterator[Callable[[Picture], Pixels]]
 
         def read(picture: Picture) -> Pixels:
             made, box = making(picture)
+            needed = (name for name, one in takes.items() if one.default is one.empty and one.kind not in REST)
+            lacking = next((name for name in needed if name not in made), None)
+            if lacking is not None:
+                raise ModelError(
+                    f"{loaded.name} needs {lacking}, which its image processor does not make",
+                    "read it within the model that it is a part of",
+                )
             if "pixel_values" not in made or made["pixel_values"].ndim != 4 or len(made["pixel_values"]) != 1:
                 raise ModelError(f"the processor of {loaded.name} does not make one picture of a picture", "check it")
             return Pixels(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import ModelError
 from attnscope.model.geometry import empty_model
+from attnscope.model.libraries import knows_interface
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,9 +60,10 @@ def _why_not(config: Any) -> str:
 
 
 def _attends(config: Any) -> bool:
-    """Whether any module of the model's is of attention, by what its class is called."""
+    """Whether any module of the model's is of attention, by what its class is called, or lies in a file that has it."""
     try:
         parts: nn.Module = empty_model(config)
     except Exception:  # any family's constructor, with any config: loading says what is wrong with it
         return True
-    return any("attention" in type(module).__name__.lower() for module in parts.modules())
+    kinds = {type(module) for module in parts.modules()}
+    return any("attention" in kind.__name__.lower() or knows_interface(kind) for kind in kinds)
