@@ -297,7 +297,8 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
     rule = "sum over keys, mean over queries" if found.rule == "sum" else "largest entry"
     starts_Q, starts_K = tuple(found.rows.starts), tuple(found.columns.starts)
     part = _part(seen, found)
-    turns = {turn.start // found.bin_size for turn in (*seen.queries.turns, *seen.queries.segments) if not part} - {0}
+    second = seen.queries.segments[1:]
+    turns = {turn.start // found.bin_size for turn in (*seen.queries.turns, *second) if not part} - {0}
     sinks = {key: _sinks(seen, key, found.heads[key]) for key in found.values}
     elsewhere = any(key for layer in sinks.values() for key, _ in layer)  # all maps of a text have the same columns
     return [
@@ -315,6 +316,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             starts_Q=starts_Q,
             starts_K=starts_K,
             turns=tuple(sorted(turns)),
+            begins="the second text" if second else "a turn",
             key0=tuple(found.key0[key].tolist()) if key in found.key0 else (),
             sinks=sinks[key] if elsewhere else (),
             part=part,

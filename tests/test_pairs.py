@@ -14,7 +14,10 @@ import torch
 from transformers import AutoModel, BertTokenizer, FunnelTokenizer, RobertaTokenizer
 
 import attnscope
+from attnscope.drawing import layer_maps
 from attnscope.errors import AttnscopeError, InputError, UsageError
+from attnscope.figures.jobs import foot
+from attnscope.figures.style import Style
 from attnscope.folder.manifest import PROMPT, prompt_of, tokens_of
 from attnscope.redraw import kept_run
 from attnscope.seam.inputs import known_types
@@ -154,6 +157,10 @@ def test_both_texts_are_named_and_measured(bert: str) -> None:
     expected = expected_weights(bert, FIRST, SECOND)[1][0, 2, 8:10, 1:7].sum(-1).mean()
     head = next(head for head in seen.heads if head.name == "L1H2")
     assert head.score["mass"] == pytest.approx(float(expected), abs=1e-6)
+    maps = layer_maps(seen)[0]
+    assert (maps.turns, maps.begins) == ((), "the second text")  # of the two queries alone
+    whole = layer_maps(attnscope.capture(loaded, FIRST, pair=SECOND))[0]
+    assert (whole.turns, "thin lines: the second text begins" in foot(whole, Style())[1]) == ((8,), True)
     rows = call("tokens", "-m", bert, FIRST, "--pair", SECOND, "--format", "jsonl").ok().records
     assert [row["segment"] for row in rows] == [None, *["text"] * 6, None, "pair", "pair", None]
     assert [row["token"] for row in rows if row["segment"] == "pair"] == ["a", "hill"]

@@ -111,7 +111,7 @@ def foot(maps: Maps, style: Style, *, tokens: bool = True) -> tuple[str, ...]:
     if tokens and maps.heads and len(edge_boxes(maps.values_HQK[0], (maps.window, maps.ahead))):
         signs.append(f"black line: the edge of a {maps.window.split()[0]}")
     if maps.turns and tokens:
-        signs.append("thin lines: a turn begins")
+        signs.append(f"thin lines: {maps.begins} begins")
     return style.about.line, "; ".join(signs)
 
 

@@ -203,7 +203,7 @@ class Maps:
     heads, and what it is as its name. `stack`: what stands before a layer's number, as `cross `, where a number alone
     means one of another stack. `numbered`: see Axis, of rows and columns. `window`: which keys a query sees, as
     `window 16` or `chunk 8`, where not all; its edge is drawn, also on the right where queries look `ahead`.
-    `parallel`: what the layer computes beside its attention, as `ssm`.
+    `parallel`: what the layer computes beside its attention, as `ssm`. `begins`: what begins at the `turns`, in words.
 
     Raises ValueError when shape and labels disagree, or for a quantity that does not exist.
 
@@ -236,6 +236,7 @@ class Maps:
     window: str = ""
     ahead: bool = False
     parallel: str = ""
+    begins: str = "a turn"
 
     def __post_init__(self) -> None:
         expected = (len(self.heads), len(self.labels_Q), len(self.labels_K))
