@@ -300,6 +300,29 @@ def test_a_window_that_holds_the_text_has_no_edge(windowed):
     assert len(edge_boxes(maps.values_HQK[0], ("", False))) == 0
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("gemma3_text", {"sliding_window": 8}, "window 8"),
+        ("gemma3_text", {"sliding_window": 8, "use_bidirectional_attention": True}, "window 4 to either side"),
+        ("ultrabert", {"sliding_window": 4}, "window 4 to either side"),
+    ],
+)
+def test_a_window_is_said_as_the_keys_that_a_query_sees(family, changes, words, demo):
+    """Three families count the same reach in ways of their own."""
+    config = tiny_config(family, vocab_size=2000, **changes)
+    model = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
+    seen = attnscope.capture(wrap(model, demo.tokenizer, family), list(range(6, 30)), request=Request(weights=True))
+    reach = int(words.split()[1])
+    for key, keys in seen.visible.items():
+        if keys != "full":
+            assert keys == words
+            seen_K = (seen.weights[key][:, 12] > 0).any(0)  # of the query 12
+            either = "either side" in words
+            assert seen_K.nonzero()[:, 0].tolist() == [*range(12 - reach + (not either), 13 + either * reach)]
+    assert words in seen.visible.values()
+
+
 def test_a_window_to_both_sides_has_two_edges():
     place = np.arange(6)
     values_QK = np.where(abs(place[:, None] - place) <= 1, 0.5, np.nan)

@@ -250,7 +250,10 @@ def _window(layer: Mapping[str, Any]) -> str | None:
 
     if layer["generated_window"]:
         return f"{layer['generated_window']} of generated tokens"
-    return NOT_KNOWN if layer["keys"].endswith(NOT_KNOWN) else layer["window"] and str(layer["window"])
+    if layer["keys"].endswith(NOT_KNOWN):
+        return NOT_KNOWN
+    sides = " to either side" * layer["keys"].endswith("to either side")
+    return layer["window"] and f"{layer['window']}{sides}"
 
 
 def _in_words(layer: Mapping[str, Any]) -> str:

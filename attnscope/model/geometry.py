@@ -84,9 +84,10 @@ class LayerGeometry:
     `mlp`, `moe`, `cross` to a picture. It says what the layer is; the stack that it stands in is another thing, see
     `stacks.py`. `window` is the sliding window (of an encoder's layer the keys on either side of the query's own), the
     chunk or the window of patches, in tokens. `parallel`: what a layer with attention computes of the text too, `ssm`
-    of Falcon-H1's. `of_unknown_type`: whether `type` is a word of the config that attnscope does not know, of a layer
-    whose modules attend: which keys a query sees is not known before the pass. `generated_window`: how many of the
-    tokens that it generated itself the layer sees, where that is not all; it sees the whole text that it is given.
+    of Falcon-H1's. `both_ways`: whether its queries see the tokens behind them too. `of_unknown_type`: whether `type`
+    is a word of the config that attnscope does not know, of a layer whose modules attend: which keys a query sees is
+    not known before the pass. `generated_window`: how many of the tokens that it generated itself the layer sees, where
+    that is not all; it sees the whole text that it is given.
     """
 
     index: int
@@ -97,6 +98,7 @@ class LayerGeometry:
     value_dim: int
     window: int | None
     parallel: str = ""
+    both_ways: bool = False
     of_unknown_type: bool = False
     generated_window: int | None = None
 
@@ -106,12 +108,17 @@ class LayerGeometry:
 
     @property
     def in_words(self) -> str:
-        """Which keys a query sees: `full`, `window 16`, `chunk 8192`, `in windows of 64`, `sparse`."""
+        """Which keys a query sees: `full`, `window 16`, `chunk 8192`, `in windows of 64`, `sparse`.
+
+        A window has so many keys, the query's own the last of them; `window 4 to either side` has them on both sides of
+        it.
+        """
         if self.of_unknown_type:
             return f"{self.type}: {NOT_KNOWN}"
         names = {"sliding": "window", "chunked": "chunk", "windowed": "in windows of"}
         name = names.get(self.type, self.type)
-        return f"{name} {self.window}" if self.window else name
+        sides = " to either side" if self.both_ways and self.type == "sliding" else ""
+        return f"{name} {self.window}{sides}" if self.window else name
 
 
 @dataclass(frozen=True)
@@ -440,6 +447,7 @@ def _layers(config: Any, stack: str) -> tuple[LayerGeometry, ...]:
         replace(
             _layer(text, index, name, stack),
             parallel=parallel[index],
+            both_ways=stack == ENCODER,
             of_unknown_type=index in asked,
             generated_window=_window(text) if index in generated else None,
         )
