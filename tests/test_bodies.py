@@ -1,5 +1,6 @@
 """Checkpoints without an LM head: bodies, classifiers, reward models; what is read of them, and what is refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,14 @@ def test_a_second_instance_is_of_the_same_part(tmp_path: Path, task: str) -> Non
     drop(tmp_path, "out_proj.weight" if task == "encoder" else "score.weight")
     loaded = loaded_from(tmp_path, task=task)
     assert check_parity(loaded, loaded.tokenizer(TEXT).input_ids, whole=True).whole.holds
+
+
+@pytest.mark.parametrize(("head", "says"), [("sequences", "no LM head: no logits"), ("body", "")])
+def test_info_says_whether_there_is_a_head(tmp_path: Path, head: str, says: str) -> None:
+    headless(tmp_path, "gpt2", head)
+    shown = call("info", str(tmp_path), columns=160).ok().out.decode()
+    assert (says in shown) if says else ("no LM head" not in shown)
+    assert json.loads(call("info", str(tmp_path), "--format", "json").out)["lm_head"] == (not says)
 
 
 # What is refused

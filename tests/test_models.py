@@ -276,6 +276,17 @@ def test_a_damaged_folder_is_refused_in_one_line(folder, damage, says):
     assert listing(folder) == before
 
 
+@pytest.mark.parametrize("file", ["config.json", "adapter_config.json"])
+def test_a_folder_with_the_model_below_names_that_folder(folder, file):
+    below = folder / "0_Transformer"
+    below.mkdir()
+    (folder / "1_Pooling").mkdir()
+    (folder / "config.json").rename(below / file)
+    said = refusal(ModelError, model=str(folder))
+    assert "has no config.json; the folder 0_Transformer in it has one" in said
+    assert said.endswith(f"pass {below}")
+
+
 def test_an_index_without_shards(folder):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text("{}")

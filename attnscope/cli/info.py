@@ -20,7 +20,7 @@ from attnscope.cli.options import Facts, Noise
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.selection import spelled
-from attnscope.stacks import STACKS
+from attnscope.stacks import DECODER, STACKS
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -81,7 +81,7 @@ def info(named: Named, costs: Costs, noise: Noise) -> int:
 
     from attnscope.model.geometry import geometry_of, with_tower
     from attnscope.model.libraries import silence_libraries
-    from attnscope.model.loading import chosen_device, load_config
+    from attnscope.model.loading import chosen_device, has_lm_head, load_config
     from attnscope.model.task import chosen_task
 
     silence_libraries(noise.verbose)
@@ -91,6 +91,7 @@ def info(named: Named, costs: Costs, noise: Noise) -> int:
     geometry = with_tower(geometry_of(config, task=chosen_task(config, options.task, named.asked)), config)
     device = chosen_device(options) if options.device == "auto" else options.device  # which need not be here
     facts = describe(named.asked, geometry, lengths, (device, named.dtype), _free(options, device))
+    facts["lm_head"] = has_lm_head(options, config)
     output.tell(facts, costs.format, lambda: _sheet(facts))
     return 0
 
@@ -205,7 +206,9 @@ def _sheet(facts: dict[str, Any]) -> Group:
         known = f"{facts['parameters'] / 1e6:,.1f} M parameters ({cells.decimal_bytes(facts['weights_bytes'])})"
     positions = f"{facts['positions'] or 'any number of'} positions"
     where = [f"on {facts['device']}"] + [f"looks both ways ({said})" for said in [facts["both_ways"]] if said]
-    title = "  ".join([facts["model"], facts["type"], f"{_counted(facts)} layers", known, positions, *where])
+    decodes = any(layer["stack"] == DECODER for layer in facts["attention_layers"])
+    head = ["no LM head: no logits"] if decodes and not facts["lm_head"] else []
+    title = "  ".join([facts["model"], facts["type"], f"{_counted(facts)} layers", known, positions, *head, *where])
     return Group(title, layers, costs)
 
 

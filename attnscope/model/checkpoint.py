@@ -36,6 +36,7 @@ DECIDING = (
     "chat_template*",
     "*.py",
 )
+BELOW = 64  # folders in a folder that are looked into for a model
 SAMPLES, SAMPLE_BYTES = 256, 4096
 CONVERT = "convert them to safetensors, or pass {allow_pickle=True} if you trust their author"
 
@@ -57,8 +58,11 @@ def check_config(folder: Path) -> dict[str, Any]:
     """The config.json of a model folder, of a type that may have attention."""
     path = folder / "config.json"
     if not path.is_file():
+        inside = _models_below(folder)
+        otherwise = "pass a folder written by save_pretrained, or a Hugging Face Hub id"
         raise ModelError(
-            f"{folder} has no config.json", "pass a folder written by save_pretrained, or a Hugging Face Hub id"
+            f"{folder} has no config.json" + (f"; the folder {inside[0]} in it has one" if inside else ""),
+            f"pass {folder / inside[0]}" if inside else otherwise,
         )
     check_sizes(folder)
     config = read_json(path)
@@ -69,6 +73,19 @@ def check_config(folder: Path) -> dict[str, Any]:
             raise ModelError(f"{path}: expected {name} as {key}, got {brief(config[key])}", "download the file again")
     check_has_attention(config.get("model_type"))
     return config
+
+
+def _models_below(folder: Path) -> list[str]:
+    """The names of the folders in a folder that hold a model or an adapter, of the first BELOW by name.
+
+    sentence-transformers has the model in `0_Transformer`, a trainer in its `checkpoint-500`, PEFT several adapters.
+    """
+    try:
+        below = sorted(path for path in folder.iterdir() if path.is_dir())[:BELOW]
+    except OSError:
+        return []
+    # that of an adapter has the name `adapters.CONFIG`
+    return [path.name for path in below if any((path / f"{kind}config.json").is_file() for kind in ("", "adapter_"))]
 
 
 def check_sizes(folder: Path) -> None:

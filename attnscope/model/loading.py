@@ -162,6 +162,18 @@ def load_config(options: LoadOptions) -> Any:
     return config
 
 
+def has_lm_head(options: LoadOptions, config: Any) -> bool:
+    """Whether a model gives logits, as far as its config says: by the class of its checkpoint, or of its adapter's.
+
+    Example:
+        has_lm_head(options, load_config(options))  # True for the demo
+    """
+    source = locate(options)
+    task = chosen_task(config, options.task, source.name)
+    kind = model_classes(config, task, source.name, exact=source.adapter is not None)[0]
+    return not hasattr(kind, "can_generate") or bool(kind.can_generate())  # AutoModelForCausalLM has no such method
+
+
 def identify(options: LoadOptions) -> tuple[str, LoadOptions]:
     """What a model's files are, in a word, and the options that load just these; raises as `load` does.
 
