@@ -8,7 +8,7 @@ What can be refused is refused before the forward pass; no terminal is known her
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from attnscope.inputs.made import generated, target
 from attnscope.inputs.notes import notes_of
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, reads_sound
 from attnscope.memory import free_memory, human_bytes
+from attnscope.model.families import family_of
 from attnscope.model.geometry import Geometry, with_tower
 from attnscope.model.loaded import LoadedModel, check_loaded
 from attnscope.observation import Observation
@@ -195,7 +196,7 @@ def prepare(
     _check_matrices(loaded, request, prompt, len(source or ()))
     if request.view.weights == "logit":
         request = asked_of_answer(request, prompt)
-    notes = list(notes_of(loaded, source or prompt))
+    notes = [*notes_of(loaded, source or prompt), *_departures(loaded)]
     for note in notes:
         logger.warning("%s", note)
     facts = (
@@ -206,6 +207,15 @@ def prepare(
         | {"ask": _without_text(ask).as_json()}
     )
     return Run(loaded, prompt, request, choice, request.chosen(prompt, source), facts, atlas, source)
+
+
+def _departures(loaded: LoadedModel) -> Iterator[str]:
+    """Where transformers' own code for this family is known to err; what is read is what it computes."""
+    if family_of(loaded.model).bypasses_interface:
+        from attnscope.parity import known_departure  # of many files: for the few families with attention of their own
+
+        if said := known_departure(loaded.model.config):
+            yield f"read as it is computed, and that is wrong: {said}; attnscope parity shows by how much"
 
 
 def _room(loaded: LoadedModel) -> int | None:

@@ -19,6 +19,7 @@ from attnscope.errors import UsageError
 from attnscope.face import Capture
 from attnscope.figures.style import ImageFormat
 from attnscope.folder.manifest import OURS, prompt_of
+from attnscope.parity import check_parity
 from attnscope.run import ask_of, prepare, read
 from attnscope.tables import FORMULA_STARTS, as_table, save, tamed, write
 from attnscope.text.prompt import Prompt
@@ -47,6 +48,25 @@ def listed(folder: Path) -> set[str]:
     assert set(found) | {"manifest.json"} == set(files)
     assert all(OURS.fullmatch(name) for name in files)
     return set(found)
+
+
+# what is said of how a text is read
+
+
+def test_a_begin_token_in_the_text_beside_the_tokenizers_own_is_said(demo) -> None:
+    for text, times in (("<s>the bank", 1), ("the <s> bank", 0), ("the bank", 0)):
+        notes = attnscope.capture(demo, text).facts.get("notes", [])
+        assert len([note for note in notes if "begins with <s>" in note]) == times
+    assert "notes" not in attnscope.capture(demo, demo.tokenizer("<s>the").input_ids).facts  # as they were given
+
+
+@pytest.mark.parametrize("alibi", [True, False])
+def test_where_transformers_errs_a_run_has_the_certificates_line(demo, alibi: bool) -> None:
+    loaded = attnscope.wrap(tiny_model("falcon", alibi=alibi, vocab_size=2000), demo.tokenizer)
+    seen = attnscope.capture(loaded, "the bank of the river")
+    report = check_parity(loaded, seen.prompt)
+    assert report.holds is not alibi
+    assert [report.layers[0].why in note for note in seen.facts.get("notes", [])] == [True] * alibi
 
 
 # whose it is

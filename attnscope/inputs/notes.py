@@ -15,11 +15,17 @@ if TYPE_CHECKING:
 def notes_of(loaded: LoadedModel, prompt: Prompt, pair: str = "--pair TEXT") -> Iterator[str]:
     """Of a text as the model is given it; pair: what gives the second text of a pair.
 
+    What is changed of the model to read it; that the text brings a begin token beside the tokenizer's own, as a prompt
+    does that a template rendered; what token types do not say.
+
     >>> list(notes_of(bert, from_text(bert.tokenizer, "a bank [SEP] a river")))
     ['[SEP] is within the text, which is read as one, with one token type; --pair TEXT is the second of a pair']
     """
     for line in loaded.read_otherwise(len(prompt)):
         yield f"read with {line}: these are not the weights that the checkpoint's own code computes"
+    if _begins_twice(prompt, loaded.tokenizer, len(loaded.virtual)):
+        name = prompt.tokens[len(loaded.virtual)]
+        yield f"the text begins with {name}, and the tokenizer writes one too: two are read; leave it out of the text"
     if known_types(loaded) in (0, 1):
         return
     name, hands_on = loaded.tokenizer.sep_token, TYPES in loaded.tokenizer.model_input_names
@@ -31,6 +37,16 @@ def notes_of(loaded: LoadedModel, prompt: Prompt, pair: str = "--pair TEXT") -> 
             f"the pair is read with one token type: {kind} hands on none in this version of transformers; "
             f"{TYPES} in model_input_names of tokenizer_config.json changes that"
         )
+
+
+def _begins_twice(prompt: Prompt, tokenizer: Any, at: int) -> bool:
+    """Whether a begin token without characters of its own stands at a place, and the text's own behind it."""
+    begins = {getattr(tokenizer, name, None) for name in ("bos_token_id", "cls_token_id")} - {None}
+    first, second = prompt.ids[at : at + 1], prompt.ids[at + 1 : at + 2]
+    if first != second or not begins.intersection(first):
+        return False
+    (start, stop), (again, end) = prompt.characters[at : at + 2]
+    return start == stop and again < end
 
 
 def _has_types(tokenizer: Any) -> bool:

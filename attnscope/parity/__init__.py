@@ -27,17 +27,19 @@ from torch import Tensor
 from attnscope.callable_room import callable_room
 from attnscope.errors import UsageError
 from attnscope.model.quantised import is_quantised
+from attnscope.model.task import stack_config, task_of
 from attnscope.parity.arranged import arrangements_of, of_picture
 from attnscope.parity.comparing import Comparison
 from attnscope.parity.unshown import on_trust, too_short
 from attnscope.parity.verdicts import ATOL, Difference, LayerParity, Level, ParityReport
 from attnscope.parity.whole import check_whole
+from attnscope.reference.layouts import layout_of
 from attnscope.seam import inputs
 from attnscope.seam.engines import Engine, exact_products
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import ModuleRecorder
 from attnscope.selection import everything, select_stacks
-from attnscope.stacks import CROSS, SEQ2SEQ, STACKS, VISION, is_vision
+from attnscope.stacks import CROSS, SEQ2SEQ, STACKS, VISION, is_vision, main_stack
 from attnscope.text.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -50,6 +52,16 @@ TEXT = (
     "The financial bank is located on the river bank, and the river runs past the old mill; when the mill wheel turns, "
     "the people at the bank hear the river, and the financial bank is quiet again."
 )
+
+
+def known_departure(config: Any) -> str:
+    """Where transformers is known to compute something else than a model's own rule; empty where that is not known.
+
+    >>> known_departure(FalconConfig(alibi=True))
+    "transformers' eager attention adds the ALiBi bias twice, in its mask and to its scores (its sdpa does not)"
+    """
+    layout = layout_of(stack_config(config, main_stack(task_of(config))))
+    return layout.caveat if layout else ""
 
 
 def check_parity(
