@@ -29,6 +29,7 @@ class Stacks:
 
     def __init__(self, model: nn.Module, config: Any) -> None:
         self.config = config
+        self._back_alone: dict[str, bool | None] = {}
         self.stack = DECODER if config is None else main_stack(task_of(config))
         self._of: dict[nn.Module, str] = {}
         self._crossing: dict[nn.Module, bool] = {}
@@ -53,7 +54,9 @@ class Stacks:
 
     def back_alone(self, stack: str) -> bool | None:
         """Whether queries of a stack see no key behind their own, by config and class; None where these do not say."""
-        return None if self.config is None else looks_back_alone(self.config, stack)
+        if stack not in self._back_alone:
+            self._back_alone[stack] = None if self.config is None else looks_back_alone(self.config, stack)
+        return self._back_alone[stack]
 
     def hook(self, modules: Iterable[nn.Module]) -> list[Any]:
         """Hooks that watch what the attention modules of a decoder beside an encoder are given; none without one."""
