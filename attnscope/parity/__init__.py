@@ -57,8 +57,8 @@ TEXT = (
 def known_departure(config: Any) -> str:
     """Where transformers is known to compute something else than a model's own rule; empty where that is not known.
 
-    >>> known_departure(FalconConfig(alibi=True))
-    "transformers' eager attention adds the ALiBi bias twice, in its mask and to its scores (its sdpa does not)"
+    >>> known_departure(loaded.model.config)
+    ''
     """
     layout = layout_of(stack_config(config, main_stack(task_of(config))))
     return layout.caveat if layout else ""
