@@ -10,6 +10,7 @@ import sys
 import unicodedata
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PerceiverTokenizer, PreTrainedTokenizerFast
@@ -19,7 +20,7 @@ from attnscope.text import labels
 from attnscope.text.characters import located, over_marks
 from attnscope.text.labels import BYTES, visible_blanks
 from attnscope.text.prompt import Prompt, from_chat, from_ids, from_text
-from attnscope.text.reading import decode_utf8, read_text
+from attnscope.text.reading import decode_utf8, read_ids, read_text
 from attnscope.text.spans import sentence_ranges, word_ranges
 from attnscope.text.tokens import find
 from helpers.made_tokenizers import LINES, MAKERS, SlowBytes, SlowWords, byte_level, llama, wordpiece
@@ -674,6 +675,15 @@ def test_decoding_names_the_first_bad_byte():
         decode_utf8(b"\xef\xbb\xbfa\xc3", "x.txt")
     with pytest.raises(InputError, match="iconv -f UTF-16"):
         decode_utf8("hi".encode("utf-16"), "x.txt")
+
+
+def test_an_archive_is_no_text_in_any_encoding(tmp_path):
+    np.savez(tmp_path / "ids.npz", ids=np.arange(200))
+    with pytest.raises(InputError, match=r"ids\.npz is no text: byte 0x00 at offset \d+; give whole numbers"):
+        read_ids(str(tmp_path / "ids.npz"))
+    with pytest.raises(InputError, match="is no text") as raised:
+        read_text(None, str(tmp_path / "ids.npz"))
+    assert "iconv" not in str(raised.value.hint)
 
 
 def test_reading_texts_files_and_standard_input(tmp_path, monkeypatch):

@@ -15,8 +15,13 @@ MOST_BYTES = 64 * 2**20  # of what is read as one text
 ID = re.compile(r"-?[0-9]{1,18}")
 
 
-def decode_utf8(data: bytes, source: str) -> str:
+IDS = "give whole numbers, between spaces or commas or as a JSON list"
+
+
+def decode_utf8(data: bytes, source: str, otherwise: str = "give a text, or convert it from UTF-16") -> str:
     """Bytes to text, without a byte order mark; InputError names the offset of the first byte that isn't UTF-8.
+
+    otherwise: the next step for what is no text in any encoding of single bytes, such as an archive.
 
     >>> decode_utf8(b"caf\xc3\xa9", "standard input")
     'café'
@@ -25,6 +30,8 @@ def decode_utf8(data: bytes, source: str) -> str:
         return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+        if b"\0" in data and not wide:
+            raise InputError(f"{source} is no text: byte 0x00 at offset {data.index(0)}", otherwise) from error
         raise InputError(
             f"{source} is not UTF-8: byte 0x{data[error.start]:02X} at offset {error.start}",
             f"convert it, for example with iconv -f {'UTF-16' if wide else 'LATIN1'} -t UTF-8",
@@ -72,13 +79,13 @@ def read_ids(file: str) -> list[int]:
     [1, 265, 903]
     """
     source = "standard input" if file == "-" else file
-    text = decode_utf8(_read_stdin() if file == "-" else _read_file(file), source).strip()
+    text = decode_utf8(_read_stdin() if file == "-" else _read_file(file), source, IDS).strip()
     inside = re.fullmatch(r"\[(.*)\]", text, re.DOTALL)
     parts = re.split(r"\s*,\s*|\s+", (inside[1] if inside else text).strip())
     wrong = next((part for part in parts if not ID.fullmatch(part)), None)
     if wrong is not None:
         what = f"{wrong[:20]!r} in {source} is not a token id" if any(parts) else f"{source} holds no token ids"
-        raise InputError(what, "give whole numbers, between spaces or commas or as a JSON list")
+        raise InputError(what, IDS)
     return [int(part) for part in parts]
 
 
