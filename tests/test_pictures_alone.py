@@ -15,6 +15,7 @@ from attnscope.errors import AttnscopeError, ModelError
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load, load_tokenizer
 from attnscope.model.options import LoadOptions
+from attnscope.model.task import model_class, task_of
 from attnscope.model.towers import check_tower
 from attnscope.observation import Observation
 from attnscope.parity import check_parity
@@ -23,7 +24,7 @@ from attnscope.run import prepare
 from attnscope.seam.patch_tokens import patch_tokens
 from helpers.command_line import call
 from helpers.parity_models import rouse
-from helpers.picture_models import ALONE, SIDES, picture, read_here, saved_alone
+from helpers.picture_models import ALONE, HEADS, SIDES, SQUARE, picture, read_here, saved_alone
 from helpers.seconds import once
 
 BY_DEFAULT = ("vit", "clip")
@@ -201,6 +202,24 @@ def test_a_folder_without_an_image_processor_is_a_line(place: Path, field: str) 
     without = replace(model, source_folder=place)
     with pytest.raises(ModelError, match="brings no processor, and pictures need one"):
         attnscope.capture(without, picture=field)
+
+
+def test_a_model_that_writes_the_text_of_a_picture_is_named() -> None:
+    parts = hf.ViTConfig(**SIDES), hf.TrOCRConfig(decoder_layers=1)
+    config = hf.VisionEncoderDecoderConfig.from_encoder_decoder_configs(*parts)
+    config.architectures = ["VisionEncoderDecoderModel"]
+    with pytest.raises(ModelError, match=r"writes the text of a picture.* save its encoder"):
+        model_class(config, task_of(config), "MODEL")
+
+
+def test_what_a_towers_forward_needs_and_nothing_makes_is_named(place: Path, field: str) -> None:
+    """A tower that is given its patches in a row, with their grid, is read within the whole model."""
+    torch.manual_seed(0)
+    tower = hf.Siglip2VisionModel(hf.Siglip2VisionConfig(**HEADS | {"hidden_size": 32, "patch_size": 14}))
+    tower.save_pretrained(place / "siglip2")
+    hf.ViTImageProcessorPil(size=SQUARE).save_pretrained(place / "siglip2")
+    with pytest.raises(ModelError, match="needs pixel_attention_mask, which its image processor does not make"):
+        attnscope.capture(load(LoadOptions(model=str(place / "siglip2"))), picture=field)
 
 
 @pytest.mark.e2e

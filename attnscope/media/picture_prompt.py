@@ -133,8 +133,12 @@ def reading_pixels(loaded: LoadedModel) -> Iterator[Callable[[Picture], Pixels]]
                     f"{loaded.name} needs {lacking}, which its image processor does not make",
                     "read it within the model that it is a part of",
                 )
-            if "pixel_values" not in made or made["pixel_values"].ndim != 4 or len(made["pixel_values"]) != 1:
-                raise ModelError(f"the processor of {loaded.name} does not make one picture of a picture", "check it")
+            shape = made["pixel_values"].shape if "pixel_values" in made else ()
+            if len(shape) != 4 or shape[0] != 1:
+                raise ModelError(
+                    f"expected pixels (1, channels, height, width) of the processor of {loaded.name}, got {shape}",
+                    "choose a model that is given a picture as one",
+                )
             return Pixels(
                 {name: torch.from_numpy(np.ascontiguousarray(one)) for name, one in made.items()}, picture, box
             )

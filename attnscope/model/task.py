@@ -236,6 +236,11 @@ def model_classes(config: Any, task: str, name: str, exact: bool = False) -> lis
     readable = [one for one in kinds if one is AutoModelForCausalLM or _readable(one, config, task)]
     if not kinds or kinds[:1] != readable[:1] or beside:
         kind = config.model_type
+        if task == SEQ2SEQ and getattr(found, "main_input_name", "") == "pixel_values":  # TrOCR, Donut
+            raise ModelError(
+                f"{name} ({kind}) writes the text of a picture, and such a pair of towers is not read",
+                "save its encoder as a model of its own, model.encoder.save_pretrained(FOLDER), and read that",
+            )
         raise ModelError(f"{name} ({kind}) is not a model of text that attnscope reads", "choose a model of text")
     return readable
 
