@@ -82,6 +82,7 @@ def test_what_is_typed_as_an_option_wins():
         (("rollout", "--title", "a b"), "--set 'title=a b', or give it to attnscope heatmap"),
         (("heads", "a", "--title"), "--set title=TITLE, or give it to attnscope heatmap"),
         (("heads", "a", "--no-annotate"), "--no-annotate is a setting here: --set annotate=false\n"),
+        (("heads", "a", "--no-server"), "--no-server is a setting here: --set no_server=true\n"),
         (("heads", "a", "--listen"), "--listen is a setting here: --set listen=true\n"),
         (("batch", "c.jsonl", "--num-actors", "3"), "--num-actors is a setting here: --set num_actors=3\n"),
         (("scan", "demo", "--base", "gpt2"), "--base is a setting here: --set base=gpt2\n"),

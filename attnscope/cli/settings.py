@@ -82,7 +82,7 @@ def instead(context: typer.Context, option: str, arguments: Sequence[str], drawi
 def _value(one: Parameter, option: str, arguments: Sequence[str]) -> str:
     """The value that was typed behind an option, or its placeholder in --help."""
     if one.metavar == "true|false":
-        return str(not option.startswith("--no-")).lower()
+        return str(option == f"--{one.spelled}" or not option.startswith("--no-")).lower()
     for place, argument in enumerate(arguments):
         if argument.startswith(f"{option}="):
             return argument.partition("=")[2]
