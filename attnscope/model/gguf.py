@@ -298,7 +298,8 @@ def _unread(header: Header, kind: Any, raw: Mapping[str, Any]) -> list[str]:
     try:
         model: Any = empty_model(kind.from_dict(deepcopy(dict(raw))))
         processor = processors.get(header.architecture, needed(READER, "TensorProcessor"))(config=dict(raw))
-        known = needed(READER, "get_gguf_hf_weights_map")(model, processor)
+        named = needed(READER, "get_gguf_hf_weights_map")
+        known = {name for one in (model, model.base_model) for name in named(_WithoutParts(one), processor)}
     except Exception:  # any family's code, with any config; or the newer reader's architecture
         return []
     stems = {name.removesuffix(".weight") for name in known}
@@ -590,6 +591,23 @@ class _Reading:
             self.leave_unless(table == [1.0] * turned + [table[-1]] * (len(table) - turned), "rope.dimension_count")
             share = {"partial_rotary_factor": turned / len(table), "rope_theta": full["rope_theta"]}
             self.raw["rope_parameters"]["full_attention"] = {"rope_type": "proportional", **share}
+
+
+@dataclass(frozen=True)
+class _WithoutParts:
+    """A model as transformers' reader asks it, without its parts, for each of which it would make all names anew."""
+
+    model: Any
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return self.model.state_dict()
+
+    def named_children(self) -> tuple[()]:
+        return ()
 
 
 def _bears(key: str) -> bool:
