@@ -114,8 +114,12 @@ def texts(rng: random.Random, folder: Path) -> Try:
 
 @kind
 def chats(rng: random.Random, folder: Path) -> Try:
+    part = {"type": rng.choice(("text", "image", *NASTY)), "text": rng.choice((*NASTY, *JSONS))}
+    call = {"function": {"name": "f", "arguments": rng.choice((*NASTY, *JSONS))}}
+    contents = [{"content": one} for one in (rng.choice(NASTY), rng.choice(NASTY), [part], [rng.choice(JSONS)])]
+    contents += [{"content": None, "tool_calls": rng.choice(([call], rng.choice(JSONS)))}, {"value": rng.choice(NASTY)}]
     messages = [
-        {"role": rng.choice(("user", "assistant", *NASTY)), "content": rng.choice(NASTY)}
+        {rng.choice(("role", "role", "from")): rng.choice(("user", "assistant", *NASTY)), **rng.choice(contents)}
         for _ in range(rng.randrange(4))
     ]
     document = rng.choice((messages, [rng.choice(JSONS)], rng.choice(JSONS), {"messages": messages}))
@@ -132,10 +136,12 @@ def corpora(rng: random.Random, folder: Path) -> Try:
         ).encode()
         for _ in range(rng.randrange(4))
     ]
-    suffix = rng.choice(("jsonl", "csv", "txt", "parquet", "jsonl.gz", "txt.zst", "odd"))
+    suffix = rng.choice(("jsonl", "json", "csv", "tsv", "txt", "parquet", "jsonl.gz", "txt.zst", "odd"))
     stem = rng.choice(("corpus", "a\x1b[2Jb", "\u202egnp", "a b", "a\nb", "[x]", "é"))
     path = folder / f"{stem}.{suffix}"
     path.write_bytes(b"\n".join([*rows, rng.choice((*RAW_JSON, TEXT.encode()))]))
+    if suffix == "json" and rng.random() < 0.7:
+        path.write_bytes(rng.choice((b"[%s]", b'{"data": [%s]}', b"[%s")) % b",".join(rows))
     where = rng.choice(
         (["--out", str(folder / "runs")], ["--to-stdout", "jsonl"], ["--dry-run", "--out", str(folder / "runs")])
     )
@@ -146,7 +152,7 @@ def corpora(rng: random.Random, folder: Path) -> Try:
             ["--set", "id_field=" + rng.choice(NASTY[:4]).replace("\x00", "")],
             ["--answer-field", rng.choice(("id", "text", "answer"))],
             ["--chat"],
-            ["--text-field", "id"],
+            ["--text-field", rng.choice(("id", "spans.a", "spans.a.0", ".", "id..a"))],
             ["--spans", "a"],
         )
     )
