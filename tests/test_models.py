@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
-from attnscope import capture, parity, wrap
+from attnscope import batch, capture, parity, wrap
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
 from attnscope.model import hub
 from attnscope.model.checkpoint import digest
@@ -126,6 +126,12 @@ def test_big_bird_says_where_its_own_attention_would_be_block_sparse(big_bird, t
     assert [one.partition(":")[0] for one in seen.facts.get("notes", [])] == [f"read with {one}" for one in lines]
     assert seen.facts["model"]["replaced"] == {"attention_type": "block_sparse"}
     assert all(line in parity(loaded, [*range(tokens)]).report.on_trust for line in lines)
+
+
+def test_the_folder_of_a_corpus_says_what_big_bird_was_read_without(big_bird, tmp_path, caplog):
+    batch(load(LoadOptions(model=str(big_bird))), ["the bank", "the river bank " * 12] * 2, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["replaced"] == {"attention_type": "block_sparse"}
+    assert len([one for one in caplog.messages if "from 29 tokens on" in one]) == 1
 
 
 def test_big_bird_that_reads_in_blocks_is_refused_with_that_reason(big_bird):

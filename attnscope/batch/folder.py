@@ -56,7 +56,8 @@ def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, 
 def say_who_answered(folder: Path, records: Iterable[Record]) -> None:
     """Write into run.json which engines read how many of the texts that are whole, and who each kind of question.
 
-    Of encoder-decoders also how many targets were given, and how many generated.
+    Of encoder-decoders also how many targets were given, and how many generated; of a model that is read without what
+    its config states, what that is.
     """
     path, whole = folder / OPTIONS, list(records)
     said = read_json(path)
@@ -65,7 +66,8 @@ def say_who_answered(folder: Path, records: Iterable[Record]) -> None:
         for name in ("engines", "targets")
     )
     answered_by = joined_ways(record.answered_by for record in whole)
-    said |= {"engines": engines, "answered_by": answered_by}
+    replaced = {name: value for record in whole for name, value in record.replaced.items()}
+    said |= {"engines": engines, "answered_by": answered_by} | ({"replaced": replaced} if replaced else {})
     save_json(said | ({"targets": targets} if targets else {}), path)
 
 

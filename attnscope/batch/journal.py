@@ -53,7 +53,7 @@ class Record:
 
     lacking: of each span, how many texts had nothing of it. engines: how many texts each engine read. answered_by:
     which of attnscope's own ways read each kind of question. targets: how many texts had one that was `given`, and how
-    many one that was `generated`.
+    many one that was `generated`. replaced: what the model's config states and it was read without, by name.
     """
 
     first: int
@@ -68,6 +68,7 @@ class Record:
     engines: Mapping[str, int] = field(default_factory=dict)
     answered_by: Mapping[str, list[str]] = field(default_factory=dict)
     targets: Mapping[str, int] = field(default_factory=dict)
+    replaced: Mapping[str, Any] = field(default_factory=dict)
 
 
 def written(folder: Path) -> list[Record]:
@@ -183,5 +184,6 @@ def _sound(record: Record) -> bool:
         and all(isinstance(one, dict) for one in (record.rows, record.files))
         and all(type(count) is int and count >= 0 for one in (record.rows, record.files) for count in one.values())
         and all(isinstance(one, dict) for one in (record.lacking, record.engines, record.answered_by, record.targets))
+        and isinstance(record.replaced, dict)
         and all(isinstance(text, str) for one in record.failures for text in (one.file, one.id, one.reason))
     )

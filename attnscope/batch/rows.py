@@ -80,6 +80,11 @@ class Measured:
         return Counter(str(observation.facts["engine"]) for _, observation in self.seen)
 
     @property
+    def replaced(self) -> dict[str, Any]:
+        """What the model's config states and it was read without, by name."""
+        return dict(self.seen[0][1].facts["model"].get("replaced", {})) if self.seen else {}
+
+    @property
     def answered_by(self) -> dict[str, list[str]]:
         """Which of attnscope's own ways read each kind of question."""
         reports = {id(observation.report): observation.report for _, observation in self.seen}  # one for a batch

@@ -47,6 +47,7 @@ class _Counts:
         self.engines: Counter[str] = Counter()
         self.targets: Counter[str] = Counter()
         self.answered_by: dict[str, list[str]] = {}
+        self.replaced: dict[str, Any] = {}
         self.failures: list[Failure] = []
 
     def count(self, measured: Measured) -> None:
@@ -58,6 +59,7 @@ class _Counts:
         self.engines.update(measured.engines)
         self.targets.update(measured.targets)
         self.answered_by = joined_ways([self.answered_by, measured.answered_by])
+        self.replaced |= measured.replaced
         self.failures += measured.failures
 
     def record(self, **written: Any) -> Record:
@@ -71,6 +73,7 @@ class _Counts:
             engines=dict(self.engines),
             targets=dict(self.targets),
             answered_by=self.answered_by,
+            replaced=self.replaced,
             **written,
         )
 
