@@ -261,7 +261,7 @@ DAMAGES = [
     (without_a_tensor, "lacks 1 of its weights (first: model.layers.1.self_attn.q_proj.weight)"),
     (with_another_shape, "cannot be loaded"),
     (an_image_model, "of its weights"),
-    (configured(model_type="clip"), "(clip) is not a model of text"),
+    (configured(model_type="pix2struct"), "(pix2struct) is not a model of text"),
     (configured(model_type="t5"), "of its weights"),  # those of a llama
     (configured(model_type="bart"), "of its weights"),
     (configured(model_type="bert"), "of its weights"),

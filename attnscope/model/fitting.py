@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import ModelError
+from attnscope.model.task import reading_part
 from attnscope.model.towers import tower_of
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     Load = Callable[..., tuple[PreTrainedModel, Mapping[str, Any]]]
 
-WHOLE, BODY, ENCODER, TOWER = PARTS = ("whole", "body", "encoder", "tower")
+WHOLE, BODY, ENCODER, TOWER, TEXT = PARTS = ("whole", "body", "encoder", "tower", "text")
 OF_THE_WHOLE = ("hf_device_map", "hf_quantizer", "is_quantized", "quantization_method")  # set by from_pretrained
 
 
@@ -89,7 +90,7 @@ def part_of(model: PreTrainedModel, part: str) -> PreTrainedModel:
     """
     if part == WHOLE:
         return model
-    found: Any = model.get_encoder() if part == ENCODER else model.base_model
+    found: Any = model.get_encoder() if part == ENCODER else reading_part(model) if part == TEXT else model.base_model
     found = tower_of(found) if part == TOWER else found
     for name in OF_THE_WHOLE:
         if hasattr(model, name) and not hasattr(found, name):

@@ -19,7 +19,7 @@ from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, Usage
 from attnscope.memory import free_memory, human_bytes, is_out_of_memory
 from attnscope.model import adapters, checkpoint, generating, gguf, hub, sources
 from attnscope.model.families import family
-from attnscope.model.fitting import BODY, ENCODER, TOWER, WHOLE, LoadedAs, check_body, fitting, part_of
+from attnscope.model.fitting import BODY, ENCODER, TEXT, TOWER, WHOLE, LoadedAs, check_body, fitting, part_of
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
 from attnscope.model.libraries import bars_as_elsewhere, knows_interface, needed, uncollected
 from attnscope.model.loaded import LoadedModel, LoadedTokenizer
@@ -27,7 +27,7 @@ from attnscope.model.options import LoadOptions
 from attnscope.model.patterns import check_quantised
 from attnscope.model.permits import RUNS_CODE, TRUST, unread
 from attnscope.model.sources import DEMO_FOLDER, Source
-from attnscope.model.task import chosen_task, model_class, model_classes, stack_config, task_of
+from attnscope.model.task import chosen_task, model_class, model_classes, reading_part, stack_config, task_of, text_part
 from attnscope.model.towers import check_tower
 from attnscope.stacks import ENCODER_ONLY, VISION, VISION_ONLY
 
@@ -132,7 +132,7 @@ def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str |
 
     if not hasattr(model, "config") or not hasattr(model, "parameters"):
         raise UsageError(f"expected a model of transformers, got {type(model).__name__}", "pass the model itself")
-    model = adapters.bare(model)
+    model = reading_part(adapters.bare(model))
     if task_of(model.config) == VISION_ONLY:
         check_tower(model.config, name or type(model).__name__)
     geometry = _readable(geometry_of(model.config, count=False))
@@ -408,7 +408,10 @@ def _model(
     part = BODY if fit.head else WHOLE
     if task == ENCODER_ONLY and task_of(config) != ENCODER_ONLY:
         part = ENCODER
-    part = TOWER if task == VISION_ONLY else part
+    if task == VISION_ONLY:
+        part = TOWER
+    elif text_part(config) is not None:
+        part = TEXT
     model = part_of(model, part)
     generating.leave_tokens(model)
     return model.eval().requires_grad_(False), LoadedAs(fit.kind.__name__, part)

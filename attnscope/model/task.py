@@ -37,6 +37,9 @@ def task_of(config: Any) -> str:
         return VISION_ONLY
     if getattr(config, "is_encoder_decoder", False):
         return SEQ2SEQ
+    part = text_part(config)
+    if part is not None:
+        return task_of(part)
     if family(config.model_type).looks_ahead or _as_configured(config) is False:
         return ENCODER_ONLY
     known = config.model_type in _causal_names() or _causal_part(config) or _generates_beside(config)
@@ -101,16 +104,41 @@ def _masked_names() -> Mapping[str, Any]:
 
 
 def _generates_beside(config: Any) -> bool:
-    """Whether transformers has a causal language model of this type only among those that are given pictures too."""
-    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    """Whether transformers has a causal language model of this type only among those that are given pictures or sounds
+    too, and that model reads a text without them."""
+    from transformers import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
-    names = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
+    names = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES")
     if config.model_type not in names or config.model_type in _causal_names():
         return False
-    if getattr(config, "vision_config", None) is not None:
-        return config.get_text_config(decoder=True) is not config
-    kind = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    if getattr(config, "vision_config", None) is not None and config.get_text_config(decoder=True) is config:
+        return False
+    kind = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
     return kind is not None and kind.main_input_name == "input_ids" and kind.can_generate()
+
+
+def text_part(config: Any) -> Any | None:
+    """The config of the part that reads the texts of a model which reads none alone, as CLIP's text tower does.
+
+    None for a model of text, also one that reads it together with pictures or sounds, or without them.
+
+    >>> text_part(CLIPConfig()).model_type
+    'clip_text_model'
+    """
+    part = config.get_text_config()
+    known = config.model_type in _causal_names() or getattr(config, "is_encoder_decoder", False)
+    brings_code = bool(getattr(config, "auto_map", None))
+    return None if part is config or known or brings_code or _generates_beside(config) else part
+
+
+def reading_part(model: Any) -> Any:
+    """The module of a model that reads text: the model itself, or the outermost with the config of its `text_part`."""
+    part = text_part(model.config)
+    if part is None:
+        return model
+    kind = type(part)
+    of_text = (one for one in model.modules() if type(getattr(one, "config", None)) is kind)
+    return next((one for one in of_text if getattr(one, "main_input_name", "") == "input_ids"), model)
 
 
 def _given_pixels(config: Any) -> bool:
@@ -160,8 +188,10 @@ def stack_config(config: Any, stack: str) -> Any:
     if part is not None:
         return getattr(config, part)
     if not getattr(config, "is_encoder_decoder", False):
-        return config.get_text_config(decoder=True) if stack == DECODER or _generates_beside(config) else config
-    inner: Any = getattr(config, stack, None)
+        part = text_part(config)
+        whole = part is None and stack != DECODER and not _generates_beside(config)
+        return config if whole else part or config.get_text_config(decoder=True)
+    inner: Any = getattr(config, stack, None) or getattr(config, f"{stack}_config", None) or config
     return inner.get_text_config() if hasattr(inner, "get_text_config") else config
 
 
@@ -221,7 +251,8 @@ def model_classes(config: Any, task: str, name: str, exact: bool = False) -> lis
         return [AutoModel]
     saved: list[Any] = [getattr(transformers, one, None) for one in getattr(config, "architectures", None) or ()]
     named = [one for one in saved if getattr(one, "config_class", None) is type(config)]
-    head, bodies = _language_model(config, task), classes_of(MODEL_MAPPING, config)
+    bodies, part = classes_of(MODEL_MAPPING, config), text_part(config)
+    head = _language_model(config, task) if part is None else None
     tied = getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False)
     if exact and named:
         return named[:1]
@@ -231,32 +262,35 @@ def model_classes(config: Any, task: str, name: str, exact: bool = False) -> lis
     others = classes_of(of_task[task], config) if task in of_task else []
     # a family with several bodies names the whole first
     kinds = [one for one in dict.fromkeys((*first, *named, head, *bodies[:1], *others)) if one is not None]
-    alone = task in (ENCODER_ONLY, SEQ2SEQ) and not _generates_beside(config)
-    beside = alone and (hasattr(config, "vision_config") or hasattr(config, "audio_config"))
-    readable = [one for one in kinds if one is AutoModelForCausalLM or _readable(one, config, task)]
-    if not kinds or kinds[:1] != readable[:1] or beside:
-        kind = config.model_type
-        if task == SEQ2SEQ and getattr(found, "main_input_name", "") == "pixel_values":  # TrOCR, Donut
-            raise ModelError(
-                f"{name} ({kind}) writes the text of a picture, and such a pair of towers is not read",
-                "save its encoder as a model of its own, model.encoder.save_pretrained(FOLDER), and read that",
-            )
+    asked = [one for one in kinds if part is None and one is not AutoModelForCausalLM]
+    why = {one: why for one in asked if (why := _unreadable(one, config, task))}
+    kind = config.model_type
+    if task == SEQ2SEQ and kinds and getattr(kinds[0], "main_input_name", "") == "pixel_values":  # TrOCR, Donut
+        raise ModelError(
+            f"{name} ({kind}) writes the text of a picture, and such a pair of towers is not read",
+            "save its encoder as a model of its own, model.encoder.save_pretrained(FOLDER), and read that",
+        )
+    if not kinds:
         raise ModelError(f"{name} ({kind}) is not a model of text that attnscope reads", "choose a model of text")
-    return readable
+    if kinds[0] in why:
+        said = why[kinds[0]]
+        raise ModelError(f"{name} ({kind}) is not a model of text that attnscope reads: {said}", "choose another")
+    return [one for one in kinds if one not in why]
 
 
 def _language_model(config: Any, task: str) -> Any:
     """The class of transformers with which such a model writes text; None for an encoder, and where there is none."""
     from transformers import (
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        MODEL_FOR_MULTIMODAL_LM_MAPPING,
         MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
         AutoModelForCausalLM,
     )
 
     if task != SEQ2SEQ and not _generates_beside(config):
         return AutoModelForCausalLM if task == CAUSAL_LM else None  # which also loads what brings its code
-    mapping = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if task == SEQ2SEQ else MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    return next(iter(classes_of(mapping, config)), None)
+    beside = classes_of(MODEL_FOR_MULTIMODAL_LM_MAPPING, config)
+    pairs = classes_of(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, config) if task == SEQ2SEQ else []
+    return next(iter([*pairs, *beside]), None)
 
 
 def classes_of(mapping: Any, config: Any) -> list[Any]:
@@ -265,10 +299,15 @@ def classes_of(mapping: Any, config: Any) -> list[Any]:
     return list(found) if isinstance(found, tuple) else [] if found is None else [found]
 
 
-def _readable(found: Any, config: Any, task: str) -> bool:
-    """Whether a class is given text first, or a sound whose frames it can count; of a vision tower pixels."""
+def _unreadable(found: Any, config: Any, task: str) -> str:
+    """Why a class cannot be given a text alone, or a sound whose frames it can count; of a vision tower a picture."""
     main = getattr(found, "main_input_name", "")
     counts = hasattr(found, "_get_feat_extract_output_lengths")
     if task == VISION_ONLY:
-        return main == "pixel_values" or _has_tower(config)
-    return main in ("input_ids", "input_features") or (main == "input_values" and counts)
+        known = main == "pixel_values" or _has_tower(config)
+        return "" if known else f"{found.__name__} is given {main} first, and no picture alone"
+    if main not in ("input_ids", "input_features") and not (main == "input_values" and counts):
+        return f"{found.__name__} is given {main} first, and no text alone"
+    if found.forward.__name__ == "_forward_unimplemented":  # PyTorch's own: several models run one after another
+        return f"{found.__name__} has no forward pass of its own"
+    return ""

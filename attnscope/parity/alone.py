@@ -103,6 +103,7 @@ def made(asked: Mapping[str, Any]) -> Any:
         "body": lambda: inside.base_model,
         "encoder": model.get_encoder,
         "tower": lambda: tower(inside.base_model),
+        "text": lambda: text(inside),
     }
     return parts[asked["part"]]().eval()
 
@@ -111,6 +112,13 @@ def tower(model: Any) -> Any:
     """The part that is given pictures: of models with one for pictures and one for texts the first."""
     parts = (part for part in model.modules() if getattr(part, "main_input_name", "") == "pixel_values")
     return next(parts, model)
+
+
+def text(model: Any) -> Any:
+    """The part that is given texts: of models with one for pictures and one for texts the second."""
+    kind = type(model.config.get_text_config())
+    parts = (part for part in model.modules() if type(getattr(part, "config", None)) is kind)
+    return next((part for part in parts if getattr(part, "main_input_name", "") == "input_ids"), model)
 
 
 def adapted(model: Any, folder: str, embeddings: int, merged: bool) -> Any:

@@ -49,7 +49,7 @@ family's own `attentions`, `encoder_attentions`, `decoder_attentions`, `cross_at
 
 *interface*: the family asks transformers' attention interface; q, k, v and P V are checked, and every engine reads it.
 *hook*: it does not; its weights are read from what its attention modules return, under eager alone. {unread} types are
-refused with a reason, {others} read no text alone, {not_made} cannot be made here.
+refused with a reason, {others} are causal decoders with an encoder of sound, {not_made} cannot be made here.
 """
 )
 
@@ -111,6 +111,7 @@ REMARKS = {
     ),
     "funnel": "layers in the order of their calls; keys are pooled after the first block",
     "longt5": "local blocks brought to true key positions; a transient-global encoder's layers are not read",
+    **dict.fromkeys(("modernvbert", "ultravbert"), "the part that reads its texts"),
     "pegasus_x": "its encoder's keys are blocks and learned summaries: not read",
     "prophetnet": "as squeezebert; cross has the rows of several predicted tokens below each other: not shown",
     "squeezebert": "returns logits; their softmax, which gives its output, is read",

@@ -24,7 +24,7 @@ from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import AbsoluteDistance, Entropy, MaxWeight, Received, RowSum, SumOfSquares, TopK
 from attnscope.model.families import FAMILIES, family
 from attnscope.model.geometry import geometry_of
-from attnscope.model.task import model_class, task_of
+from attnscope.model.task import model_class, reading_part, task_of
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import calls_interface, listen
@@ -53,7 +53,6 @@ NOT_OF_TEXT = {
         ),
         "a causal decoder that is given audio, and no encoder-decoder",
     ),
-    **dict.fromkeys(("modernvbert", "ultravbert"), "it reads pictures with text"),
 }
 NOT_MADE = {"layoutlmv2": "its model needs the detectron2 package"}
 UNREAD = {name: known.unread for name, known in FAMILIES.items() if known.unread}
@@ -92,7 +91,7 @@ def tiny(model_type: str, attention: str = "eager", **overrides: Any) -> Any:
     made = model_class(config, task_of(config), model_type)
     torch.manual_seed(0)
     build = made.from_config if hasattr(made, "from_config") else made._from_config
-    model = build(config, attn_implementation=attention).eval().requires_grad_(False)
+    model = reading_part(build(config, attn_implementation=attention).eval().requires_grad_(False))
     rouse(model)
     if model_type in WITHOUT_NORM:
         for parameter in model.parameters():
