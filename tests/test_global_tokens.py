@@ -162,6 +162,8 @@ def test_what_was_chosen_is_said(classifier: str, tmp_path: Path) -> None:
 def test_a_corpus_has_them_text_by_text(classifier: str) -> None:
     loaded, texts = attnscope.load(classifier), [TEXT, "a hill", TEXT[::-1]]
     found = attnscope.batch(loaded, texts).rows("heads").to_pylist()
+    without = attnscope.batch(loaded, texts, global_tokens="none").rows("heads").to_pylist()
+    assert [row["entropy"] for row in found] != pytest.approx([row["entropy"] for row in without], abs=1e-3)
     for item, text in enumerate(texts):
         seen = attnscope.capture(loaded, text)
         own = [row["entropy"] for row in found if row["item"] == item]
