@@ -91,7 +91,7 @@ def part_of(model: PreTrainedModel, part: str) -> PreTrainedModel:
     if part == WHOLE:
         return model
     found: Any = model.get_encoder() if part == ENCODER else reading_part(model) if part == TEXT else model.base_model
-    found = tower_of(found) if part == TOWER else found
+    found = tower_of(model) if part == TOWER else found
     for name in OF_THE_WHOLE:
         if hasattr(model, name) and not hasattr(found, name):
             setattr(found, name, getattr(model, name))

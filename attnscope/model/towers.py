@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import ModelError
@@ -27,9 +28,18 @@ def patch_side(tower: Any) -> tuple[int, int] | None:
     return sides[0], sides[1]
 
 
-def tower_of(model: nn.Module) -> nn.Module:
-    """The part of a model that is given pictures: of CLIP's two towers one, the model itself where it is a tower."""
-    return next((part for part in model.modules() if getattr(part, "main_input_name", "") == "pixel_values"), model)
+def tower_of(model: Any) -> Any:
+    """The part of a model that is given pictures: of CLIP's two towers one, of a classifier its body.
+
+    DINOv3's own body is given patches, and is no such part: there it is the whole.
+    """
+    parts = (part for whole in (model.base_model, model) for part in whole.modules())
+    return next((part for part in parts if _given_pixels(part)), model)
+
+
+def _given_pixels(part: Any) -> bool:
+    main = getattr(part, "main_input_name", "") == "pixel_values"
+    return main and "pixel_values" in inspect.signature(part.forward).parameters
 
 
 def check_tower(config: Any, name: str) -> None:

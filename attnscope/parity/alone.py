@@ -102,16 +102,19 @@ def made(asked: Mapping[str, Any]) -> Any:
         "whole": lambda: model,
         "body": lambda: inside.base_model,
         "encoder": model.get_encoder,
-        "tower": lambda: tower(inside.base_model),
+        "tower": lambda: tower(inside),
         "text": lambda: text(inside),
     }
     return parts[asked["part"]]().eval()
 
 
 def tower(model: Any) -> Any:
-    """The part that is given pictures: of models with one for pictures and one for texts the first."""
-    parts = (part for part in model.modules() if getattr(part, "main_input_name", "") == "pixel_values")
-    return next(parts, model)
+    """The part that is given pictures: of models with one for pictures and one for texts the first, else the body."""
+    for part in (*model.base_model.modules(), *model.modules()):
+        main = getattr(part, "main_input_name", "") == "pixel_values"
+        if main and "pixel_values" in inspect.signature(part.forward).parameters:
+            return part
+    return model
 
 
 def text(model: Any) -> Any:
