@@ -154,6 +154,12 @@ def test_a_type_that_only_models_of_pictures_list_is_a_decoder(family: str, type
     assert model_classes(config, "decoder", "")[0].__name__ == type
 
 
+def test_a_decoder_that_reads_no_tokens_is_refused() -> None:
+    config = hf.FastSpeech2ConformerConfig(architectures=["FastSpeech2ConformerModel"])
+    with pytest.raises(ModelError, match="is not a model of text"):
+        model_classes(config, task_of(config), "speaks")
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize("task", ["auto", "encoder"])
 def test_a_second_instance_is_of_the_same_part(tmp_path: Path, task: str) -> None:

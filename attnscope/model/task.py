@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 from attnscope.errors import ModelError, UsageError
@@ -310,4 +311,6 @@ def _unreadable(found: Any, config: Any, task: str) -> str:
         return f"{found.__name__} is given {main} first, and no text alone"
     if found.forward.__name__ == "_forward_unimplemented":  # PyTorch's own: several models run one after another
         return f"{found.__name__} has no forward pass of its own"
+    if task == SEQ2SEQ and "decoder_input_ids" not in signature(found.forward).parameters:  # FastSpeech2's reads frames
+        return f"the decoder of {found.__name__} reads no tokens"
     return ""
