@@ -266,7 +266,8 @@ def model_classes(config: Any, task: str, name: str, exact: bool = False) -> lis
     asked = [one for one in kinds if part is None and one is not AutoModelForCausalLM]
     why = {one: why for one in asked if (why := _unreadable(one, config, task))}
     kind = config.model_type
-    if task == SEQ2SEQ and kinds and getattr(kinds[0], "main_input_name", "") == "pixel_values":  # TrOCR, Donut
+    pixels = getattr(next(iter(kinds), None), "main_input_name", "") == "pixel_values"
+    if pixels and task == SEQ2SEQ and hasattr(config, "encoder"):  # two models, as TrOCR and Donut are
         raise ModelError(
             f"{name} ({kind}) writes the text of a picture, and such a pair of towers is not read",
             "save its encoder as a model of its own, model.encoder.save_pretrained(FOLDER), and read that",
