@@ -39,14 +39,17 @@ FAILS = {"modernbert-decoder": TypeError, "mpt": AttributeError}
 # Without attention; with streams of n-grams that are predicted ahead; made of several decoders, each with a config.
 OF_ANOTHER_KIND = {*WITHOUT_ATTENTION, "prophetnet", "blt"}
 DECODERS = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - NOT_BUILT - OF_ANOTHER_KIND)
+# Those that read text in models that are given pictures too, and no list of language models has.
+PARTS = ["granite_docling_text", "mistral_large4_text", "molmo2_text", "muse_spark_text", "qwen3_vl_text"]
 CASES = [(one, more) for one in DECODERS for more in ({}, NOT_CAUSAL)] + [
     *(("gemma3_text", FLAG), ("gemma4_text", ALL), ("gemma4_text", VISION), ("gemma4_unified_text", ALL)),
     *((one, {"is_decoder": False}) for one in ("bert", "bert-generation", "roberta", "rembert", "megatron-bert")),
     *(("xlm", {"causal": False}), ("xlnet", {}), ("bert", {"is_decoder": True} | NOT_CAUSAL)),
+    *((one, {}) for one in PARTS),
 ]
 DEFAULT = [
     *(("llama", {}), ("llama", NOT_CAUSAL), ("gpt2", NOT_CAUSAL), ("gemma3_text", FLAG), ("bloom", NOT_CAUSAL)),
-    *(("bert", {"is_decoder": False}), ("bert", {}), ("gpt_neo", NOT_CAUSAL)),
+    *(("bert", {"is_decoder": False}), ("bert", {}), ("gpt_neo", NOT_CAUSAL), ("qwen3_vl_text", {})),
 ]
 
 

@@ -168,10 +168,16 @@ def _has_tower(config: Any) -> bool:
 
 
 def _causal_part(config: Any) -> bool:
-    """Whether this is the part that reads text of a family with a causal language model, which is made of it alone."""
+    """Whether this is the part that reads text of a family that writes text, also one that is given pictures too.
+
+    Of the latter a part that transformers loads alone: BLIP's looks both ways in one of its models, not in another.
+    """
     from transformers import CONFIG_MAPPING
 
-    names = [name for name in _causal_names() if config.model_type.startswith(f"{name}_")]
+    file = "transformers.models.auto.modeling_auto"
+    alone = config.model_type in needed(file, "MODEL_MAPPING_NAMES")
+    beside = needed(file, "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES") if alone else ()
+    names = [name for name in (*_causal_names(), *beside) if config.model_type.startswith(f"{name}_")]
     parts = [CONFIG_MAPPING[name].sub_configs for name in names]
     return any(type(config) is one.get(part) for one in parts for part in ("text_config", "decoder"))
 
@@ -283,13 +289,17 @@ def model_classes(config: Any, task: str, name: str, exact: bool = False) -> lis
 def _language_model(config: Any, task: str) -> Any:
     """The class of transformers with which such a model writes text; None for an encoder, and where there is none."""
     from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_MULTIMODAL_LM_MAPPING,
         MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
         AutoModelForCausalLM,
     )
 
+    if task == CAUSAL_LM and not _generates_beside(config):
+        brought = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+        return AutoModelForCausalLM if brought or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else None
     if task != SEQ2SEQ and not _generates_beside(config):
-        return AutoModelForCausalLM if task == CAUSAL_LM else None  # which also loads what brings its code
+        return None
     beside = classes_of(MODEL_FOR_MULTIMODAL_LM_MAPPING, config)
     pairs = classes_of(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, config) if task == SEQ2SEQ else []
     return next(iter([*pairs, *beside]), None)
