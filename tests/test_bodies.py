@@ -209,6 +209,7 @@ def test_a_head_that_is_missing_is_none(tmp_path: Path) -> None:
         ("knockout", TEXT, "--keep", "top:2"),
         ("patch", TEXT, "--corrupted", TEXT.replace("river", "sea"), "--answer", " bank"),
         ("ablate", "--select", "0.0"),
+        ("ablate",),
     ],
     ids=lambda command: " ".join(command[:1] + command[2:3]),
 )

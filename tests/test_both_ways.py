@@ -160,7 +160,7 @@ def test_studies_of_what_comes_next_say_why_they_are_not_for_it() -> None:
     loaded = loaded_of("llama", NOT_CAUSAL)
     calls = {
         "a scan": lambda: scan(loaded),
-        "an ablation": lambda: attnscope.ablate(loaded, "0.0"),
+        "an ablation": lambda: attnscope.ablate(loaded),
         "a knockout": lambda: attnscope.knockout(loaded, "the river bank", key="river", answer=" bank"),
         "patching": lambda: attnscope.patch(loaded, "the bank", corrupted="the mill", answer=" bank"),
         "an effect on a logit": lambda: prepare(loaded, Ask("the bank", keep=Request(view=View("logit")))),

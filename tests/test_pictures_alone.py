@@ -195,6 +195,8 @@ def test_a_model_of_pictures_has_no_tokenizer_and_no_corpus(place: Path) -> None
         load_tokenizer(LoadOptions(model=str(place / "vit")))
     with pytest.raises(ModelError, match="reads pictures alone"):
         check_fields(Job(), model)
+    with pytest.raises(ModelError, match="an ablation is for a causal model"):
+        attnscope.ablate(model)
 
 
 def test_a_folder_without_an_image_processor_is_a_line(place: Path, field: str) -> None:

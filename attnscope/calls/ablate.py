@@ -12,7 +12,7 @@ from attnscope.calls.records import Record, picture_of
 from attnscope.errors import InputError, UsageError
 from attnscope.figures import Style
 from attnscope.folder.parts import claim, with_weights
-from attnscope.intervene.passes import Passes
+from attnscope.intervene.passes import Passes, check_model
 from attnscope.model.loaded import check_loaded
 from attnscope.selection import everything, pairs, select
 from attnscope.show.ablation import save_ablation
@@ -123,7 +123,11 @@ def ablate(
 
 
 def loss_task(loaded: LoadedModel, texts: Sequence[str] | None, asked: AblateOptions, drawn: int | None = None) -> Task:
-    """The sequences, and what counts in them; drawn: how many are, fewer than asked for where the cost is wanted."""
+    """The sequences, and what counts in them; drawn: how many are, fewer than asked for where the cost is wanted.
+
+    Raises ModelError for a model that is none for an ablation, before any probe is read.
+    """
+    check_model(loaded)
     if texts is not None:
         if asked.on not in (None, "texts"):
             raise UsageError(f"texts were given, and on={str(asked.on)!r}", "leave out one of them")

@@ -92,8 +92,8 @@ def of(asked: Replacement | Intervention) -> Intervention:
     return Replacing(asked) if isinstance(asked, str) else asked
 
 
-def _check(passes: Passes) -> None:
-    loaded = passes.loaded
+def check_model(loaded: LoadedModel) -> None:
+    """Raise ModelError for a model whose heads cannot be taken away, or that predicts no token behind a text."""
     check_causal(loaded, "an ablation")
     loaded.check_logits("an ablation")
     if not calls_interface(loaded.model):
@@ -101,6 +101,10 @@ def _check(passes: Passes) -> None:
             f"{loaded.geometry.model_type} attends outside the attention interface, where no output can be changed",
             "choose a model whose attention calls the interface",
         )
+
+
+def _check(passes: Passes) -> None:
+    check_model(passes.loaded)
     passes.intervention.check(passes.task)
     passes.measure.check(passes.task)
 
