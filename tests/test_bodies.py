@@ -154,6 +154,14 @@ def test_a_type_that_only_models_of_pictures_list_is_a_decoder(family: str, type
     assert model_classes(config, "decoder", "")[0].__name__ == type
 
 
+@pytest.mark.parametrize("architectures", [5, [1, None]], ids=str)
+def test_architectures_that_are_no_words_name_no_class(tmp_path: Path, architectures: Any) -> None:
+    saved(tmp_path, "llama", **SIZES)
+    edit_config(tmp_path, architectures=architectures)
+    call("info", str(tmp_path)).ok()
+    assert loaded_from(tmp_path).has_logits
+
+
 def test_a_decoder_that_reads_no_tokens_is_refused() -> None:
     config = hf.FastSpeech2ConformerConfig(architectures=["FastSpeech2ConformerModel"])
     with pytest.raises(ModelError, match="is not a model of text"):

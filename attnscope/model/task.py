@@ -256,7 +256,9 @@ def model_classes(config: Any, task: str, name: str, exact: bool = False) -> lis
 
     if task != CAUSAL_LM and "AutoModel" in (getattr(config, "auto_map", None) or {}):
         return [AutoModel]
-    saved: list[Any] = [getattr(transformers, one, None) for one in getattr(config, "architectures", None) or ()]
+    words = getattr(config, "architectures", None)
+    words = [one for one in words if isinstance(one, str)] if isinstance(words, list) else []
+    saved: list[Any] = [getattr(transformers, one, None) for one in words]
     named = [one for one in saved if getattr(one, "config_class", None) is type(config)]
     bodies, part = classes_of(MODEL_MAPPING, config), text_part(config)
     head = _language_model(config, task) if part is None else None
