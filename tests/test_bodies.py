@@ -21,7 +21,7 @@ from attnscope.observe import Request
 from attnscope.parity import check_parity
 from attnscope.run import read
 from helpers.command_line import call
-from helpers.families import tiny_config
+from helpers.families import tiny_config, tiny_model
 from helpers.folders import edit_config, saved, with_tokenizer
 from helpers.parity_models import rouse
 
@@ -160,6 +160,13 @@ def test_architectures_that_are_no_words_name_no_class(tmp_path: Path, architect
     edit_config(tmp_path, architectures=architectures)
     call("info", str(tmp_path)).ok()
     assert loaded_from(tmp_path).has_logits
+
+
+def test_why_a_model_reads_no_text_is_said_before_its_layers_are_looked_for(tmp_path: Path) -> None:
+    with_tokenizer(tiny_model("llama"), tmp_path)
+    hf.BarkConfig().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="BarkModel has no forward pass of its own"):
+        loaded_from(tmp_path)
 
 
 def test_a_decoder_that_reads_no_tokens_is_refused() -> None:

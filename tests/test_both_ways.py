@@ -173,6 +173,17 @@ def test_studies_of_what_comes_next_say_why_they_are_not_for_it() -> None:
             prepare(loaded, Ask("the bank", **asked))
 
 
+def test_an_encoder_decoder_whose_decoder_looks_both_ways_is_refused() -> None:
+    torch.manual_seed(0)
+    model = AutoModel.from_config(tiny_config("bart", **NOT_CAUSAL), attn_implementation="eager").eval()
+    target_BT = torch.tensor([IDS, [*IDS[:-1], 30]])
+    with torch.no_grad():
+        output_BTM = model(torch.tensor([IDS, IDS]), decoder_input_ids=target_BT)[0]
+    assert (output_BTM[0, 0] - output_BTM[1, 0]).abs().max() > 1e-4, "its decoder is causal after all"
+    with pytest.raises(ModelError, match=r"the decoder of this bart looks both ways \(is_causal=false\)"):
+        attnscope.wrap(model, attnscope.load("demo").tokenizer)
+
+
 def test_what_a_config_says_is_named() -> None:
     assert both_ways(LlamaConfig()) == "" == both_ways(MistralConfig(is_causal=True))
     assert both_ways(LlamaConfig(is_causal=None)) == "is_causal=null"  # transformers asks whether it is true

@@ -130,7 +130,7 @@ class Geometry:
     as with dynamic rotary positions. views: layers of `layers` that have maps of their own, by stack: `difference`,
     `csa`. rates: the tokens that each summary among their keys adds; of `pooling` the vectors that a patch is made
     into. least_tokens: of a text, fewer of which its code cannot read. both_ways: what the config of a decoder says
-    that looks both ways, and is read as an encoder.
+    that looks both ways: one that is read as an encoder, or stands behind one.
     """
 
     model_type: str
@@ -240,7 +240,7 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
             views=_views(text, layers),
             rates=rates,
             least_tokens=least(config) if (least := family(config.model_type).least_tokens) else 1,
-            both_ways=both_ways(config) if task == ENCODER_ONLY else "",
+            both_ways=both_ways(config) if task in (ENCODER_ONLY, SEQ2SEQ) else "",
             layers=layers,
             hidden_size=_first(text, "hidden_size", "d_model", "n_embd") or 0,
             vocab_size=_first(text, "decoder_vocab_size", "vocab_size") or 0,

@@ -29,7 +29,7 @@ from attnscope.model.permits import RUNS_CODE, TRUST, unread
 from attnscope.model.sources import DEMO_FOLDER, Source
 from attnscope.model.task import chosen_task, model_class, model_classes, reading_part, stack_config, task_of, text_part
 from attnscope.model.towers import check_tower
-from attnscope.stacks import ENCODER_ONLY, VISION, VISION_ONLY
+from attnscope.stacks import ENCODER_ONLY, SEQ2SEQ, VISION, VISION_ONLY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -68,7 +68,10 @@ def load(options: LoadOptions) -> LoadedModel:
     task = chosen_task(config, options.task, source.name)
     trained = _geometry(config, source, task).max_positions
     config = longer(config, options.positions)
-    geometry = _readable(_geometry(config, source, task))
+    geometry = _geometry(config, source, task)
+    if not geometry.layers:
+        model_class(config, task, source.name)  # one that reads no text has none, and that is the better answer
+    _readable(geometry)
     trusted = gguf.taken_on_trust(source.gguf, options.permits) if source.gguf else ()
     if source.gguf and (stated := gguf.statement(source.gguf, options.permits)).left:
         logger.warning("%s has %s, and transformers leaves that out", source.gguf, gguf.in_words(stated))
@@ -303,6 +306,11 @@ def _readable(geometry: Geometry) -> Geometry:
         types = ", ".join(sorted({layer.type for layer in geometry.layers}))
         raise ModelError(
             f"{kind} has no layer with softmax attention over the text (layers: {types})", "choose another"
+        )
+    if geometry.task == SEQ2SEQ and geometry.both_ways:
+        raise ModelError(
+            f"the decoder of this {kind} looks both ways ({geometry.both_ways}), and such a target is not read",
+            "read its encoder alone: {task=encoder}",
         )
     return geometry
 
