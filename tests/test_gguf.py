@@ -236,6 +236,21 @@ def test_values_that_no_model_has_are_refused(tmp_path: Path, llama: torch.nn.Mo
     assert refusal(path, gguf="trust")
 
 
+def test_a_file_with_tensors_of_fewer_layers_than_it_states_is_refused_before_it_is_loaded(
+    tmp_path: Path, llama: torch.nn.Module
+) -> None:
+    """transformers asks for the names of all layers once for each layer, and makes random weights of those missing."""
+    said = refusal(write(tmp_path / "m.gguf", "llama", llama, block_count=900))
+    assert "it states 900 layers, and has tensors of 2; convert the model again" in said
+
+
+@pytest.mark.parametrize("key", ["block_count", "embedding_length"])
+def test_a_file_without_a_size_is_refused(tmp_path: Path, llama: torch.nn.Module, key: str) -> None:
+    """transformers takes that of Llama 7B then."""
+    path = write(tmp_path / "m.gguf", "llama", llama, without=(key,))
+    assert f"it does not state llama.{key}; convert the model again" in refusal(path)
+
+
 # The header
 
 

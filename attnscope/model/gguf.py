@@ -11,6 +11,7 @@ The file is read as data, within bounds, without torch.
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -54,6 +55,7 @@ NO_WEIGHT = (  # in the name of a tensor: tables of positions, and what llama.cp
     "cross_attn_rel_b",
     ".nextn.",
 )
+BLOCK = re.compile(r"\bblk\.(\d+)\.")  # of a tensor's name: its layer
 EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 
 
@@ -338,6 +340,12 @@ class _Reading:
         self.left.discard(key)
         return self.header.keys.get(key, default)
 
+    def required(self, name: str) -> Any:
+        """The value of a key that llama.cpp has no default for. Raises ValueError where it is absent."""
+        if not self.states(name):
+            raise ValueError(f"it does not state {self.arch}.{name}")
+        return self.take(name)
+
     def leave(self, name: str) -> None:
         """Say that a key cannot be told, where it is there."""
         if self.states(name):
@@ -374,10 +382,11 @@ class _Reading:
         self.left -= {key for key in scales if self.header.keys.get(key) in (0.0, 1.0)}  # llama.cpp: no factor
 
     def sizes(self) -> None:
-        self.layers = int(self.take("block_count", 0))
-        if max(self.layers, self.take("decoder_block_count", 0)) > MOST_LAYERS:  # lists are made of so many
-            raise ValueError(f"expected at most {MOST_LAYERS} layers, got {brief(self.layers)}")
-        self.hidden = int(self.take("embedding_length", 0))
+        self.layers, self.hidden = int(self.required("block_count")), int(self.required("embedding_length"))
+        stated = max(self.layers, self.take("decoder_block_count", 0))
+        there = len({block[1] for name in self.header.tensors if (block := BLOCK.search(name))})
+        if stated > min(there, MOST_LAYERS):  # a model is made of so many, whatever the file holds
+            raise ValueError(f"it states {brief(stated)} layers, and has tensors of {there}")
         self.heads = int(self.one_of("attention.head_count") or 1)
         self.context = self.take("context_length", 0)
         self.put(self.context, "max_position_embeddings")  # those without have no limit: relative, or ALiBi
