@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO, Any, NamedTuple
 
 from attnscope.batch.corpus import GIVEN, STDIN, Corpus, CorpusFile, find_files
@@ -81,7 +82,7 @@ def read_items(corpus: Corpus, files: Sequence[CorpusFile]) -> Iterator[Item]:
         yield _item(Raw(number + 1, value), CorpusFile(GIVEN, "jsonl"), corpus, number, 0)
         number += 1
     for file in files:
-        for raw in _read(file, corpus.whole, read):
+        for raw in _read(file, corpus, read):
             yield _item(raw, file, corpus, number, read.count)
             number += 1
 
@@ -129,9 +130,10 @@ def _item(raw: Raw, file: CorpusFile, corpus: Corpus, number: int, read: int) ->
     return Item(number, printable(file.name), raw.line, printable(id), "" if problem else text, fields, problem, read)
 
 
-def _read(file: CorpusFile, whole: bool, read: BytesRead) -> Iterator[Raw]:
+def _read(file: CorpusFile, corpus: Corpus, read: BytesRead) -> Iterator[Raw]:
     """What a file holds; one that breaks in the middle gives what it has, and then says why it ends."""
-    reader = READERS["whole" if whole and file.format == "txt" else file.format]
+    form = "whole" if corpus.whole and file.format == "txt" else file.format
+    reader = partial(_json_records, corpus) if form == "json" else READERS[form]
     try:
         yield from reader(file, read)
     except Exception as error:  # any decompressor and any file format, with any bytes
@@ -230,12 +232,17 @@ def _record(line: int | None, text: str) -> Raw:
     return Raw(line, record)
 
 
-def _json_records(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
+def _json_records(corpus: Corpus, file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
     """The records of a JSON file, numbered from 1; a text may stand in an array alone."""
+
+    def is_record(value: Mapping[str, Any]) -> bool:
+        return Record(value, corpus).is_whole
+
     with _opened(file, read) as stream:
         number = 0
         try:
-            for number, value in enumerate(values_in(io.TextIOWrapper(stream, "utf-8-sig"), ITEM_BYTES), start=1):
+            values = values_in(io.TextIOWrapper(stream, "utf-8-sig"), ITEM_BYTES, is_record)
+            for number, value in enumerate(values, start=1):
                 fits = isinstance(value, dict | str)
                 yield Raw(number, value) if fits else Raw(number, problem=NO_OBJECT + type(value).__name__)
         except UnicodeDecodeError as error:
@@ -275,6 +282,8 @@ def _quoted_row(text: str, following: Callable[[], Raw | None]) -> tuple[list[st
     taken: list[Raw] = []
     while text.count('"') % 2 and len(taken) < MOST_LINES and (line := following()) is not None:
         taken.append(line)
+        if line.problem or len(text) > ITEM_BYTES:
+            break
         text += f"\n{line.value}"
     try:
         closed = '"' in text and text.count('"') % 2 == 0
@@ -328,7 +337,6 @@ def _parquet_rows(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
 READERS: Mapping[str, Callable[[CorpusFile, BytesRead], Iterator[Raw]]] = {
     "txt": _lines,
     "whole": _whole,
-    "json": _json_records,
     "jsonl": _json_lines,
     "csv": _csv_rows,
     "tsv": _tsv_rows,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 CHUNK = 1 << 16
@@ -15,13 +15,13 @@ BLANK = re.compile(r"[\s,]*")
 DECODER = json.JSONDecoder()
 
 
-def values_in(stream: IO[str], most: int) -> Iterator[Any]:
+def values_in(stream: IO[str], most: int, is_record: Callable[[Mapping[str, Any]], bool]) -> Iterator[Any]:
     """The values of a JSON file. Raises ValueError for what is no JSON, and for a value of more than `most` characters.
 
-    An object alone is a record, but where one of its fields is the list of them (SQuAD's `data`), or its fields are
+    An object alone that is no record may have the list of them in one of its fields (SQuAD's `data`), or its fields are
     columns (as pandas writes them).
 
-    >>> list(values_in(io.StringIO('[{"text": "a"}, {"text": "b"}]'), 100))
+    >>> list(values_in(io.StringIO('[{"text": "a"}, {"text": "b"}]'), 100, lambda value: "text" in value))
     [{'text': 'a'}, {'text': 'b'}]
     """
     text, at, ended = "", 0, False
@@ -57,7 +57,7 @@ def values_in(stream: IO[str], most: int) -> Iterator[Any]:
             more(max(CHUNK, len(text) - at))  # twice as much each time: what is long is tried a few times
         at = stop
         if first and not in_array and isinstance(value, dict) and not skip():
-            yield from _inside(value)
+            yield from [value] if is_record(value) else _inside(value)
             return
         first = False
         yield value

@@ -90,6 +90,13 @@ class Record:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether what is read of it stands in it: its text, or the name of its sound."""
+        if self.corpus.audio_field is not None:
+            return isinstance(value_at(self.values, self.corpus.audio_field), str)
+        return self.problem is None
+
+    @property
     def problem(self) -> str | None:
         """Why there is no text, or not the id that was asked for."""
         (name, id), value = self._names, self._value

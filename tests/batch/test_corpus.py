@@ -149,6 +149,33 @@ def test_the_messages_of_one_record_are_no_records(tmp_path: Path) -> None:
     assert (item.id, json.loads(item.text)) == ("7", messages)
 
 
+@pytest.mark.parametrize(
+    ("record", "how", "text"),
+    [
+        ({"text": "a", "relations": [{"query": "b"}]}, {}, "a"),
+        ({"doc": {"question": "a"}, "choices": [{"label": "b"}]}, {"text_field": "doc.question"}, "a"),
+        ({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}, {"chat": True}, "content"),
+        ({"sound": "a.wav", "words": [{"start": 0}]}, {"audio_field": "sound"}, ""),
+    ],
+)
+def test_a_record_that_has_its_text_is_one_whatever_list_is_beside(
+    tmp_path: Path, record: dict[str, object], how: dict[str, Any], text: str
+) -> None:
+    (tmp_path / "c.json").write_text(json.dumps(record))
+    [item] = read(tmp_path / "c.json", **how)
+    assert item.problem is None
+    assert text in item.text
+    assert item.fields.keys() & {"relations", "choices", "tools", "words"}
+
+
+def test_a_cell_of_several_lines_with_one_that_is_no_utf_8_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "c.tsv").write_bytes(b'text\tid\n"a\n\xff\nb"\tx\nc\ty\n')
+    items = read(tmp_path / "c.tsv")
+    assert "a\n\nb" not in [item.text for item in items]
+    assert "not UTF-8: byte 0xFF at offset 0" in [item.problem for item in items]
+    assert items[-1].text == "c"
+
+
 def test_an_array_is_streamed_and_a_giant_record_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "c.json"
     path.write_text(
