@@ -522,6 +522,8 @@ def test_messages_of_sharegpt_are_messages():
         ("[{'role': 'user', 'content': 'hi'}]", "no JSON: .*line 1"),
         ('[{"role": "user", "content": "hi"},\n]', "no JSON: .*line [12]"),
         ('[{"role": "assistant", "content": None}]', "no JSON: .*line 1"),
+        ('[{"role": "user", "content": "two\nlines"}]', r"no JSON: .*a line break as \\n"),
+        ('{"role": "user", "content": "a"}\n{"role": "user", "content": "b"}', r"no JSON: .*; write one list, \[{"),
         ('{"role": "user", "content": "hi"}', "one JSON object"),
         ('{"messages": [{"role": "user", "content": "hi"}]}', "one JSON object"),
         ('[{"role": "user", "content": [{"type": "audio"}]}]', "message 0 .* a part that is no text"),

@@ -39,7 +39,7 @@ def read_messages(chat: str) -> list[Message]:
             why = f"{error.msg}, line {error.lineno}" if isinstance(error, json.JSONDecodeError) else first_line(error)
             raise InputError(
                 f"the chat is meant as messages and is no JSON: {why}",
-                "write names and texts in double quotes, null and not None, and no comma before a closing bracket",
+                f"write one list, {FORM}: texts in double quotes, a line break as \\n, null, no comma at its end",
             ) from error
         entries = None
     if isinstance(entries, dict) and ("messages" in entries or {"role", "content"} <= entries.keys()):
