@@ -183,6 +183,12 @@ def test_what_states_what_is_so_anyway_is_neutral(
     assert gguf.statement(path, LoadOptions().permits).left == {}
 
 
+def test_the_older_key_of_a_factor_yields_to_the_newer_one(tmp_path: Path, llama: torch.nn.Module) -> None:
+    keys = {"rope.scaling.factor": 3.0, "rope.scale_linear": 2.0}
+    found = gguf.statement(write(tmp_path / "m.gguf", "llama", llama, **keys), LoadOptions().permits)
+    assert (found.left, found.raw["rope_parameters"]["factor"]) == ({}, 3.0)
+
+
 def test_what_is_left_out_can_be_taken_on_trust_and_the_certificate_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -506,7 +506,8 @@ class _Reading:
     def scaling(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """How rotary positions are scaled, as transformers says it."""
         kind = self.take("rope.scaling.type", "linear")  # llama.cpp: that, with a factor of 1
-        factor = self.take("rope.scaling.factor") or self.take("rope.scale_linear") or 1.0
+        older = self.take("rope.scale_linear")
+        factor = self.take("rope.scaling.factor", older) or 1.0
         original = self.take("rope.scaling.original_context_length", self.context)
         self.put(original, "original_max_position_embeddings")  # Phi-3 has it in two places
         attention = self.take("rope.scaling.attn_factor", 1.0)
