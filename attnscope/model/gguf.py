@@ -18,7 +18,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
-from math import log
+from math import inf, log
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ HEADER_BYTES = 1 << 26  # a vocabulary of 262,144 tokens with its merges takes a
 MOST_NUMBERS, MOST_TEXT, MOST_DIMENSIONS = 1 << 16, 1 << 20, 8
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # ggml's types
 TEXT, ARRAY, F32 = 8, 9, 0
-MOST_NAMED = 4
+MOST_NAMED, MOST_WIDTH = 4, 1 << 16  # of a head
 BEARING = ("softcap", "scale", "window", "context_length")  # in a name: it bears on attention
 
 # Layers that slide, of llama.cpp's `set_swa_pattern`: of so many layers all but the last. EVERY: no layer is full.
@@ -340,6 +340,13 @@ class _Reading:
         self.left.discard(key)
         return self.header.keys.get(key, default)
 
+    def positive(self, name: str, default: float, most: float = inf) -> Any:
+        """The value of a key that is a number above 0, and at most `most`. Raises ValueError where it is none."""
+        value = self.take(name, default)
+        if not 0 < value < inf or value > most:  # NaN is neither
+            raise ValueError(f"{self.arch}.{name} is {value}")
+        return value
+
     def required(self, name: str) -> Any:
         """The value of a key that llama.cpp has no default for. Raises ValueError where it is absent."""
         if not self.states(name):
@@ -392,7 +399,7 @@ class _Reading:
         self.put(self.context, "max_position_embeddings")  # those without have no limit: relative, or ALiBi
         kv_heads = self.one_of("attention.head_count_kv", self.heads)
         self.put_or_equal("attention.head_count_kv", kv_heads, self.heads, "num_key_value_heads", "num_kv_heads")
-        self.size = self.take("attention.key_length", self.hidden // self.heads)
+        self.size = self.positive("attention.key_length", self.hidden // self.heads, MOST_WIDTH)
         if not self.put(self.size, "head_dim") and self.size * self.heads != self.hidden:
             self.raw["head_dim"] = self.size  # of a class that has no use for it the weights have other shapes
         if self.take("attention.value_length", self.size) != self.size:
@@ -483,7 +490,7 @@ class _Reading:
         defaults = getattr(self.kind(), "rope_parameters", None)
         if not defaults:
             return
-        full = {"rope_theta": self.take("rope.freq_base", 10000.0), **self.scaling(defaults)}
+        full = {"rope_theta": self.positive("rope.freq_base", 10000.0), **self.scaling(defaults)}
         turned = self.take("rope.dimension_count", self.size)
         if "partial_rotary_factor" in defaults or "rotary_dim" in self.raw:
             full["partial_rotary_factor"] = turned / self.size
@@ -500,14 +507,15 @@ class _Reading:
             if self.arch in SAME_BASE and self.take("rope.freq_base_swa", full["rope_theta"]) != full["rope_theta"]:
                 self.leave("rope.freq_base_swa")
             return
-        sliding = {"rope_type": "default", "rope_theta": self.take("rope.freq_base_swa", 10000.0)}
+        sliding = {"rope_type": "default", "rope_theta": self.positive("rope.freq_base_swa", 10000.0)}
         self.raw["rope_parameters"] = {"sliding_attention": sliding, "full_attention": full}
 
     def scaling(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """How rotary positions are scaled, as transformers says it."""
         kind = self.take("rope.scaling.type", "linear")  # llama.cpp: that, with a factor of 1
         older = self.take("rope.scale_linear")
-        factor = self.take("rope.scaling.factor", older) or 1.0
+        stated = self.take("rope.scaling.factor", older)
+        factor = self.positive("rope.scaling.factor", older) if stated else 1.0  # 0 is none, as in llama.cpp
         original = self.take("rope.scaling.original_context_length", self.context)
         self.put(original, "original_max_position_embeddings")  # Phi-3 has it in two places
         attention = self.take("rope.scaling.attn_factor", 1.0)
