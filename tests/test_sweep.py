@@ -1,17 +1,28 @@
 """Every type that transformers has a causal, a base or an image-text model of: read as its checkpoints are, or refused.
 
-Transformers alone is the judge: see `helpers.sweep`.
+`tests/sweep.json` and the last part of `docs/families.md` are what the sweep gave of one release of transformers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
+from transformers.models.auto.configuration_auto import model_type_to_module_name
 
+from helpers.families import one_per_layout
 from helpers.seconds import once
 from helpers.sweep import CERTIFIED, ENTRIES, FAULTS, Swept, judged, swept
+from helpers.sweep_table import EVERY, changed, every_type, kept, not_built, row
 
+STORED = kept()
+SAME_RELEASE = STORED["transformers"] == transformers.__version__
+of_the_release = pytest.mark.skipif(not SAME_RELEASE, reason=f"the table is of transformers {STORED['transformers']}")
 read: Callable[[str, str], Swept] = once(swept)
+TYPES = sorted({name for name, _ in ENTRIES})
+OF_LAYOUTS = [one for one in one_per_layout(TYPES) if isinstance(one, str)]
 
 
 def assert_sound(result: Swept) -> None:
@@ -20,10 +31,38 @@ def assert_sound(result: Swept) -> None:
     assert result.outcome == CERTIFIED or result.why, result
 
 
+def registries(model_type: str) -> list[str]:
+    return [registry for name, registry in ENTRIES if name == model_type]
+
+
 @pytest.mark.parametrize(("model_type", "registry"), [("llama", "causal"), ("bert", "base"), ("llava", "image-text")])
 def test_a_type_is_read_as_its_checkpoints_are(model_type: str, registry: str) -> None:
     result = read(model_type, registry)
     assert (result.outcome, result.difference, set(result.levels.values())) == (CERTIFIED, 0.0, {"full"}), result
+
+
+@pytest.mark.families
+@pytest.mark.parametrize(
+    "model_type", [one.values[0] if hasattr(one, "values") else one for one in one_per_layout(TYPES)]
+)
+def test_one_type_of_every_layout(model_type: str) -> None:
+    for registry in registries(model_type):
+        assert_sound(read(model_type, registry))
+
+
+@pytest.mark.families
+def test_types_whose_code_is_not_that_of_the_table() -> None:
+    """A new release shows here what is new in it; the release of the table has nothing to try."""
+    folders = changed(STORED["files"])
+    assert (not folders) >= SAME_RELEASE
+    faults = {}
+    for model_type, registry in ENTRIES:
+        if (
+            model_type_to_module_name(model_type) in folders
+            and (result := read(model_type, registry)).outcome in FAULTS
+        ):
+            faults[model_type, registry] = result
+    assert not faults
 
 
 @pytest.mark.slow
@@ -32,6 +71,32 @@ def test_every_type(letter: str) -> None:
     results = [swept(name, registry) for name, registry in ENTRIES if name[0].lower() == letter]
     for result in results:
         assert_sound(result)
+    if SAME_RELEASE:
+        rows = {f"{result.type} in {result.registry}": row(result) for result in results}
+        stored = {name: STORED["types"].get(name) for name in rows}
+        assert without_words(rows) == without_words(stored), "run scripts/families_doc.py --types"
+
+
+def without_words(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows without the reasons, whose wording may change."""
+    return {name: {key: value for key, value in (of or {}).items() if key != "why"} for name, of in rows.items()}
+
+
+@of_the_release
+def test_the_table_is_of_every_type() -> None:
+    assert list(STORED["types"]) == sorted(f"{name} in {registry}" for name, registry in ENTRIES)
+
+
+def test_the_table_has_no_fault() -> None:
+    rows = STORED["types"]
+    assert not {name: of for name, of in rows.items() if of["outcome"] in FAULTS}
+    assert not_built(rows)[1] <= 0.05
+
+
+@of_the_release
+def test_the_document_has_the_table() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "families.md").read_text("utf-8")
+    assert text[text.index(EVERY) :].rstrip() == every_type(), "run scripts/families_doc.py --types"
 
 
 # The checks above can fail.
@@ -51,9 +116,9 @@ MAPS = [map_HQK.softmax(-1) for map_HQK in torch.randn(3, 2, 5, 5, generator=tor
 )
 def test_what_is_not_read_as_transformers_has_it_is_a_fault(maps: list[torch.Tensor], calls: int, outcome: str) -> None:
     result = Swept("a type", "base", outcome=CERTIFIED, calls=calls, causal=False)
-    assert judged(MAPS, {"encoder": maps}, "encoder", [], result) == outcome
+    assert judged(MAPS, {"encoder": maps}, "encoder", result, said_causal=False) == outcome
 
 
 def test_a_stack_that_is_called_otherwise_than_it_looks_is_a_fault() -> None:
     result = Swept("a type", "base", outcome=CERTIFIED, calls=3, causal=False)
-    assert judged(MAPS, {"decoder": MAPS}, "decoder", [], result) == "wrong direction"
+    assert judged(MAPS, {"decoder": MAPS}, "decoder", result, said_causal=True) == "wrong direction"

@@ -106,7 +106,7 @@ def _with_sections(config: PreTrainedConfig) -> PreTrainedConfig:
         if isinstance(rope, dict) and "rope_type" in rope and "mrope_section" in _code_of(part):
             width = getattr(part, "head_dim", None) or part.hidden_size // part.num_attention_heads
             pairs = int(width * rope.get("partial_rotary_factor", 1)) // 2
-            rope["mrope_section"] = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
+            rope["mrope_section"] = [pairs // 3, pairs // 3, pairs - 2 * (pairs // 3)]
     return config
 
 

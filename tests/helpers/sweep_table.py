@@ -1,0 +1,203 @@
+"""`tests/sweep.json`, what the sweep of every type gave, and the part of `docs/families.md` that is made of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+from attnscope.stacks import VISION
+from helpers.sweep import CERTIFIED, FAULTS, NOT_BUILT, READ, REFUSED, REGISTRIES, TOKENS, Swept
+
+KEPT = Path(__file__).parents[1] / "sweep.json"
+MODELS = Path(transformers.__file__).parent / "models"
+SINCE = "5.17.0"
+NEW = """
+    bailing_hybrid beam dots3_note embedding_gemma2 flint gradium_phonon_tts granite_docling gte hyperclovax_vision_v2
+    inkling2 internlm3 iquestcoder jev kolibri1 lfm3 lfm3_vl minicpm_ocr minicpmv4_7 mistral_large4 molmo2
+    moss_transcribe_diarize muse_spark nemotron3_5_transcribe nemotron3_diarization nemotron_h_omni pocket_tts
+    pocket_tts_audio_tokenizer pp_doclayout_v4 ultrabert ultravbert unlimited_ocr
+""".split()  # noqa: SIM905
+Rows = Mapping[str, Mapping[str, Any]]  # "type in registry" -> what is kept of its Swept
+
+
+def kept() -> dict[str, Any]:
+    """What was swept last: the release, a hash of each modelling file, and a row for each type in each registry."""
+    found: dict[str, Any] = json.loads(KEPT.read_text("utf-8"))
+    return found
+
+
+def keep(results: Iterable[Swept]) -> None:
+    """Write it, a line for each file and each row."""
+    rows = {f"{one.type} in {one.registry}": row(one) for one in results}
+    parts = {"files": file_hashes(), "types": {name: rows[name] for name in sorted(rows)}}
+    lines = [f'{{\n"transformers": "{transformers.__version__}"']
+    for part, of_part in parts.items():
+        inside = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in of_part.items())
+        lines.append(f'"{part}": {{\n{inside}\n}}')
+    KEPT.write_text(",\n".join(lines) + "\n}\n", "utf-8")
+
+
+def row(result: Swept) -> dict[str, Any]:
+    """What is the same on every machine."""
+    levels = sorted(set(result.levels.values()), key=("none", "scores", "full").index)
+    return {
+        "outcome": result.outcome,
+        "level": levels[0] if levels else None,
+        "maps": result.maps,
+        "equal": None if result.difference is None else True,
+        "why": _plain(result.why, result.type),
+    }
+
+
+def file_hashes() -> dict[str, str]:
+    """{modelling file: hash} of the release that is installed."""
+    files = sorted(MODELS.glob("*/modeling_*.py"))
+    return {one.name: hashlib.sha256(one.read_bytes()).hexdigest()[:12] for one in files}
+
+
+def changed(before: Mapping[str, str]) -> set[str]:
+    """The folders whose modelling files are others than these, or new."""
+    there = file_hashes()
+    return {path.parent.name for path in MODELS.glob("*/modeling_*.py") if before.get(path.name) != there[path.name]}
+
+
+def folders() -> list[str]:
+    """Those of transformers' models."""
+    return sorted(path.name for path in MODELS.iterdir() if path.is_dir() and not path.name.startswith("__"))
+
+
+EVERY = "## Every type"
+HEAD = (
+    EVERY
+    + """
+
+From the sweep of `tests/test_sweep.py` over all types that transformers {transformers} has a causal, a base or an
+image-text model of, and one model each (*others*) of the folders that have none of these: {types} types, {models}
+models. Each is built small with every parameter drawn at random, saved as its own class, loaded from its folder and
+read with a text of {tokens} tokens, an encoder-decoder with a target and without, a model of pictures alone with a
+picture. Every map must be equal to the one that transformers returns itself, to 1e-6; no module that calls the
+attention interface may be left out; a map looks ahead where config and class say so. *refused* is one line with a reason.
+{not_built} types of the three registries ({percent:.1f} %) cannot be built small here.
+"""
+)
+FULL, SCORES, NONE = (f"a text read, equal, parity {level}" for level in ("*full*", "*scores*", "*none*"))
+SEEN, SEEN_ALONE = "a picture read, equal, parity *full* or *scores*", "a picture read, equal, parity *none*"
+NO_TYPE = "in no registry of models: tokenizers, processors, parts"
+
+
+def every_type(stored: Mapping[str, Any] | None = None) -> str:
+    """The last part of the document."""
+    stored = stored or kept()
+    rows: Rows = stored["types"]
+    absent, share = not_built(rows)
+    head = HEAD.format(
+        transformers=stored["transformers"],
+        types=len({name.partition(" in ")[0] for name in rows}),
+        models=len(rows),
+        tokens=TOKENS,
+        not_built=absent,
+        percent=100 * share,
+    )
+    return "\n".join([head, *_counts(rows), "", *_by_folder(rows), "", *_new(rows), "", *_reasons(rows)])
+
+
+def not_built(rows: Rows) -> tuple[int, float]:
+    """How many types of the three registries cannot be built small in any, and their share."""
+    of_three = {name: of for name, of in rows.items() if not name.endswith(" in others")}
+    types = {name.partition(" in ")[0] for name in of_three}
+    built = {name.partition(" in ")[0] for name, of in of_three.items() if of["outcome"] != NOT_BUILT}
+    return len(types - built), len(types - built) / len(types)
+
+
+def _counts(rows: Rows) -> list[str]:
+    groups = [_group(of) for of in rows.values()]
+    counts = {(group, name.partition(" in ")[2]): 0 for group in ORDER for name in rows}
+    for name, group in zip(rows, groups, strict=True):
+        counts[group, name.partition(" in ")[2]] += 1
+    lines = [f"| outcome | {' | '.join(REGISTRIES)} |", f"|---|{'---|' * len(REGISTRIES)}"]
+    for group in ORDER:
+        if group in groups:
+            lines.append(f"| {group} | {' | '.join(str(counts[group, one]) for one in REGISTRIES)} |")
+    return lines
+
+
+REFUSALS = {  # what a refusal says, and what is refused in such words
+    "reads pictures|not a model of text": "refused: reads pictures otherwise, or other signals",
+    "reads sound": "refused: reads sound, and was given a text",
+    "no softmax attention|cannot be read: it": "refused: has no maps of tokens",
+}
+OTHER_REFUSAL = "refused for another reason"
+ORDER = (FULL, SCORES, NONE, SEEN, SEEN_ALONE, *REFUSALS.values(), OTHER_REFUSAL, NOT_BUILT, *FAULTS)
+
+
+def _group(of: Mapping[str, Any]) -> str:
+    if of["outcome"] == REFUSED:
+        return next((kind for said, kind in REFUSALS.items() if re.search(said, of["why"])), OTHER_REFUSAL)
+    if of["outcome"] not in (CERTIFIED, READ):
+        return str(of["outcome"])
+    certified = of["outcome"] == CERTIFIED
+    if [*of["maps"]] == [VISION]:
+        return SEEN if certified else SEEN_ALONE
+    return (FULL if of["level"] == "full" else SCORES) if certified else NONE
+
+
+def _by_folder(rows: Rows) -> list[str]:
+    """Folders by the best that a type of theirs gets."""
+    best: dict[str, int] = {}
+    for name, of in rows.items():
+        folder, place = model_type_to_module_name(name.partition(" in ")[0]), ORDER.index(_group(of))
+        best[folder] = min(best.get(folder, place), place)
+    groups: dict[str, list[str]] = defaultdict(list)
+    for folder in folders():
+        groups[ORDER[best[folder]] if folder in best else NO_TYPE].append(folder)
+    lines = [f"### All {len(folders())} folders of models", "", "By the best that a type of theirs gets.", ""]
+    for group in (*ORDER, NO_TYPE):
+        if group in groups:
+            lines += [_wrapped(f"**{group}** ({len(groups[group])}): {', '.join(groups[group])}."), ""]
+    return lines[:-1]
+
+
+def _new(rows: Rows) -> list[str]:
+    lines = [f"### New since {SINCE}", "", f"{len(NEW)} folders.", "", "| folder | type | outcome |", "|---|---|---|"]
+    for folder in NEW:
+        groups: dict[str, list[str]] = defaultdict(list)
+        for name, of in rows.items():
+            model_type = name.partition(" in ")[0]
+            if model_type_to_module_name(model_type) == folder and model_type not in groups[_group(of)]:
+                groups[_group(of)].append(model_type)
+        said = {group: ", ".join(types) for group, types in groups.items() if types} or {NO_TYPE: "-"}
+        lines += [f"| {folder} | {types} | {group} |" for group, types in said.items()]
+    return lines
+
+
+def _reasons(rows: Rows) -> list[str]:
+    """What is refused or not built, by what is said of it."""
+    said: dict[str, list[str]] = defaultdict(list)
+    for name, of in rows.items():
+        if of["outcome"] in (REFUSED, NOT_BUILT, *FAULTS):
+            model_type = name.partition(" in ")[0]
+            if model_type not in said[of["why"]]:
+                said[of["why"]].append(model_type)
+    lines = ["### What is refused, and why", ""]
+    for why, types in sorted(said.items(), key=lambda one: (-len(one[1]), one[0])):
+        lines += [_wrapped(f"- *{why}* ({len(types)}): {', '.join(types)}")]
+    return lines
+
+
+def _plain(why: str, model_type: str) -> str:
+    """A reason without the next step, and without the names of this type and of its classes."""
+    why = re.split(r"; |\. You can| Model type should| Check out| Please| neither in ", why.replace("|", "/"))[0]
+    return re.sub(r"\b[A-Z]\w+?(Model|For\w+|Config)\b", "CLASS", re.sub(rf"\b{re.escape(model_type)}\b", "TYPE", why))
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 120, subsequent_indent="  " if text.startswith("- ") else "", break_on_hyphens=False)
