@@ -85,7 +85,7 @@ image-text model of, and one model each (*others*) of the folders that have none
 models. Each is built small with every parameter drawn at random, saved as its own class, loaded from its folder and
 read with a text of {tokens} tokens, an encoder-decoder with a target and without, a model of pictures alone with a
 picture. Every map must be equal to the one that transformers returns itself, to 1e-6; no module that calls the
-attention interface may be left out; a map looks ahead where config and class say so. *refused* is one line with a reason.
+attention interface may be left out; a map looks ahead where config and class say so. *refused*: in one line, with why.
 {not_built} types of the three registries ({percent:.1f} %) cannot be built small here.
 """
 )
