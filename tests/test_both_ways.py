@@ -239,7 +239,9 @@ def test_a_mask_that_is_not_the_configs_fails_parity_and_every_run_says_so(
     assert score["distance"] == pytest.approx(far / len(rows), rel=1e-4)
 
 
-def test_a_study_hears_that_a_model_is_not_causal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_hears_that_a_model_is_not_causal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     loaded = loaded_of("llama", {}, "sdpa")
     monkeypatch.setattr(modeling_llama, "create_causal_mask", unmasked)
     check_causal(loaded, "a scan")  # sdpa hides later keys by the layers' own `is_causal`
@@ -247,6 +249,8 @@ def test_a_study_hears_that_a_model_is_not_causal(monkeypatch: pytest.MonkeyPatc
         layer.self_attn.is_causal = False
     with pytest.raises(ModelError, match=r"a scan is for a causal model, and it is none: .* every token sees the next"):
         scan(loaded, pool=range(6, 100))
+    attnscope.why(loaded, IDS, "L1H0")
+    assert [one.message for one in caplog.records if "does not hold" in one.message] == [f"does not hold: {MAY_NOT}"]
 
 
 def test_gemma_looks_both_ways_under_sdpa_alone_and_its_eager_attention_says_so() -> None:

@@ -9,6 +9,7 @@ Shapes: B text, T token, E model width.
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from attnscope.errors import ModelError
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
+from attnscope.seam.report import turned
 from attnscope.seam.stacks import FROM_ENCODER
 from attnscope.stacks import DECODER, ENCODER, VISION, is_cross, prefix
 from attnscope.study.why.frozen import is_norm
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
     from attnscope.seam.call import AttentionCall, CallPlace
 
+logger = logging.getLogger(__name__)
 TRIED = 8  # tokens by which the blocks are found
 TARGET = "decoder_input_ids"
 ANOTHER = "choose another model"
@@ -96,7 +99,9 @@ def place_of(loaded: LoadedModel, reads: Tensor, inputs: Mapping[str, Any], stac
     seen = _Seen(loaded.model, stack, layer)
     few, more = _few(reads, inputs)
     with seen.watching():
-        listen(loaded.model, few, seen.on_call, engine=UNCHECKED, **more)
+        report = listen(loaded.model, few, seen.on_call, engine=UNCHECKED, **more)
+    for line in turned(report.calls):
+        logger.warning("does not hold: %s", line)
     return seen.place(loaded.geometry.stack)
 
 
