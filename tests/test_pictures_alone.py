@@ -238,3 +238,9 @@ def test_commands_read_a_picture_alone(place: Path, field: str, tmp_path: Path) 
     assert "parity holds: 3 at level full" in call("parity", *given, "--whole").ok().err
     for name in ("keys", "rollout"):
         assert b"[CLS]" in call(name, *given).ok().out
+
+
+def test_a_tower_that_is_given_patches_reads_pictures_whatever_its_class_calls_them() -> None:
+    """Qwen3-VL's leaves `main_input_name` at transformers' default, and was taken for a model of text."""
+    assert task_of(hf.Qwen3VLVisionConfig()) == "vision"
+    assert task_of(hf.Qwen3VLTextConfig()) == "decoder"

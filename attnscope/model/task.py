@@ -157,7 +157,15 @@ def _given_pixels(config: Any) -> bool:
     found = found[0] if isinstance(found, tuple) else found
     if found is None:
         return hasattr(config, "image_size") and hasattr(config, "patch_size") and not hasattr(config, "vocab_size")
-    return getattr(found, "main_input_name", "") == "pixel_values"
+    return _takes_pixels(found, config)
+
+
+def _takes_pixels(kind: Any, config: Any) -> bool:
+    """Whether a class is given a picture, or its patches: towers of language models do not name their main input."""
+    if getattr(kind, "main_input_name", "") == "pixel_values":
+        return True
+    first = next(iter([*signature(kind.forward).parameters][1:]), "")
+    return first in ("hidden_states", "pixel_values") and hasattr(config, "patch_size")
 
 
 def _has_tower(config: Any) -> bool:
@@ -318,7 +326,7 @@ def _unreadable(found: Any, config: Any, task: str) -> str:
     main = getattr(found, "main_input_name", "")
     counts = hasattr(found, "_get_feat_extract_output_lengths")
     if task == VISION_ONLY:
-        known = main == "pixel_values" or _has_tower(config)
+        known = _takes_pixels(found, config) or _has_tower(config)
         return "" if known else f"{found.__name__} is given {main} first, and no picture alone"
     if main not in ("input_ids", "input_features") and not (main == "input_values" and counts):
         return f"{found.__name__} is given {main} first, and no text alone"

@@ -39,9 +39,9 @@ import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER
-from attnscope.model.task import looks_back_alone
+from attnscope.model.task import looks_back_alone, task_of
 from attnscope.parity import check_parity
-from attnscope.stacks import CROSS, DECODER, DIFFERENCE, ENCODER, SEQ2SEQ, VISION
+from attnscope.stacks import CROSS, DECODER, DIFFERENCE, ENCODER, SEQ2SEQ, VISION, VISION_ONLY
 from helpers.families import FAMILIES
 from helpers.parity_models import NESTED, rouse
 from helpers.shrinking import MOST, parameters, shrunk
@@ -189,7 +189,7 @@ def _read(model: Any, place: Path, result: Swept) -> None:
     model.save_pretrained(place)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO_FOLDER / name, place)
-    if result.main == "pixel_values":
+    if result.main == "pixel_values" or task_of(model.config) == VISION_ONLY:
         _image_processor(model.config).save_pretrained(place)
     result.stage = "load"
     loaded = attnscope.load(str(place), device="cpu")
