@@ -10,7 +10,7 @@ set -euo pipefail
 expected='base_model.model.model.embed_tokens.modules_to_save.weight
 base_model.model.model.embed_tokens.original_module.weight
 base_model.model.model.embed_tokens.weight
-unexpected to its own loader: ['base_model.model.model.embed_tokens.modules_to_save.weight']'
+unexpected to its own loader: base_model.model.model.embed_tokens.modules_to_save.weight'
 
 place="$(mktemp -d)"
 trap 'rm -rf "$place"' EXIT
@@ -39,7 +39,7 @@ with tempfile.TemporaryDirectory() as folder:
     again = AutoModelForCausalLM.from_pretrained(f"{folder}/base")
     again.resize_token_embeddings(66)
     report = get_peft_model(again, config).load_adapter(f"{folder}/adapter", "again")
-    print("unexpected to its own loader:", [name for name in report.unexpected_keys if "embed" in name])
+    print("unexpected to its own loader:", *(name for name in report.unexpected_keys if "embed" in name))
 PYTHON
 
 seen="$("$place/env/bin/python" "$place/try.py" 2>/dev/null)"
