@@ -233,7 +233,7 @@ def _record(line: int | None, text: str) -> Raw:
 
 
 def _json_records(corpus: Corpus, file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
-    """The records of a JSON file, numbered from 1; a text may stand in an array alone."""
+    """The records of a JSON file, numbered from 1; an item of an array may be a text instead of a record."""
 
     def is_record(value: Mapping[str, Any]) -> bool:
         return Record(value, corpus).is_whole

@@ -1,4 +1,4 @@
-"""One record of a corpus: which of its fields is the text, and what stands in a field of a field."""
+"""One record of a corpus: which of its fields is the text, and fields inside fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ABSENT = object()  # what a record does not have
 
 
 def value_at(record: Any, name: str) -> Any:
-    """What stands under a name, or under names and places joined by points; ABSENT where nothing does.
+    """The value at a name, or at names and indices joined by points; ABSENT where there is none.
 
     >>> value_at({"doc": {"choices": ["a", "b"]}}, "doc.choices.1")
     'b'
@@ -77,13 +77,13 @@ class Record:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """All but the text and the id; beside a sound the text is a field like others, its transcript not least."""
+        """All fields but the text and the id; with a sound the text is a field like others, such as its transcript."""
         names = self._names[self.corpus.audio_field is not None :]
         return {key: value for key, value in self.values.items() if key not in names}
 
     @property
     def text(self) -> str:
-        """The text, messages as JSON; empty where a sound stands in its stead."""
+        """The text, messages as JSON; empty where the record has a sound instead."""
         if self.corpus.audio_field is not None:
             return ""
         value = self._value
@@ -91,7 +91,7 @@ class Record:
 
     @property
     def is_whole(self) -> bool:
-        """Whether what is read of it stands in it: its text, or the name of its sound."""
+        """Whether the record has what is read of it: its text, or the name of its sound."""
         if self.corpus.audio_field is not None:
             return isinstance(value_at(self.values, self.corpus.audio_field), str)
         return self.problem is None

@@ -31,7 +31,11 @@ def notes_of(loaded: LoadedModel, prompt: Prompt, pair: str = "--pair TEXT") -> 
     name, hands_on = loaded.tokenizer.sep_token, TYPES in loaded.tokenizer.model_input_names
     if hands_on and _has_separator(prompt, loaded.tokenizer):
         yield f"{name} is within the text, which is read as one, with one token type; {pair} is the second of a pair"
-    if not hands_on and prompt.segments and _has_types(loaded.tokenizer):
+    if (
+        not hands_on
+        and prompt.segments
+        and any(loaded.tokenizer("a", "a", return_token_type_ids=True).get(TYPES) or ())
+    ):
         kind = type(loaded.tokenizer).__name__
         yield (
             f"the pair is read with one token type: {kind} hands on none in this version of transformers; "
@@ -40,7 +44,7 @@ def notes_of(loaded: LoadedModel, prompt: Prompt, pair: str = "--pair TEXT") -> 
 
 
 def _begins_twice(prompt: Prompt, tokenizer: Any, at: int) -> bool:
-    """Whether a begin token without characters of its own stands at a place, and the text's own behind it."""
+    """Whether the token at an index is a begin token that the tokenizer added, followed by one from the text."""
     begins = {getattr(tokenizer, name, None) for name in ("bos_token_id", "cls_token_id")} - {None}
     first, second = prompt.ids[at : at + 1], prompt.ids[at + 1 : at + 2]
     if first != second or not begins.intersection(first):
@@ -49,13 +53,8 @@ def _begins_twice(prompt: Prompt, tokenizer: Any, at: int) -> bool:
     return start == stop and again < end
 
 
-def _has_types(tokenizer: Any) -> bool:
-    """Whether a tokenizer knows token types of a pair, be they handed on or not."""
-    return any(tokenizer("a", "a", return_token_type_ids=True).get(TYPES) or ())
-
-
 def _has_separator(prompt: Prompt, tokenizer: Any) -> bool:
-    """Whether a separator stands between two parts of what has one token type."""
+    """Whether a separator is between two parts of a text that has one token type."""
     separator = getattr(tokenizer, "sep_token_id", None)
     if separator is None or prompt.segments or len(set(prompt.types)) > 1:
         return False

@@ -1,4 +1,4 @@
-"""Which layers of a model attend, asked of its modules: a config may have a word for them that nobody here knows.
+"""Which layers of a model attend, read from the code of its modules: for layer types that are not in `TYPES`.
 
 A module attends where its code asks transformers' attention interface. Nothing is run, and no weights are needed.
 """
@@ -20,7 +20,7 @@ INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # what every modelling file of transforme
 
 
 def layer_of(module: nn.Module, path: str) -> int:
-    """The layer that a module stands in: as it says itself, or by the first number in its path."""
+    """The index of a module's layer: its `layer_idx`, or the first number in its path."""
     index = getattr(module, "layer_idx", None)
     if isinstance(index, int) and index >= 0:  # zamba2's shared module says -1
         return index

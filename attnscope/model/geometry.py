@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # What families, and older configs, call their layer types; transformers' own list is `ALLOWED_ATTN_LAYER_TYPES`.
 # "sparse" layers choose the keys of each query by content; the keys of "compressed" layers are a window of tokens and
-# summaries of what came before it. A word that is not here is asked of the model's modules, see `attending`.
+# summaries of what came before it. Of a word that is not here, `attending` reads the modules' code.
 TYPES = {
     "full_attention": "full",
     "attention": "full",
@@ -397,7 +397,7 @@ def _positions(text: Any) -> Any:
 
 
 def _rows_behind_padding(model: nn.Module) -> int | None:
-    """The rows of a table of positions behind its padding row; None where positions begin at the first row.
+    """The rows of a table of positions after its padding row; None where positions begin at the first row.
 
     The table's own class or the module that holds it counts from the padding row. LXMERT counts from 0: its table is a
     plain one, and the module does not know the row.

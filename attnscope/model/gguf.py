@@ -160,7 +160,7 @@ class _Cursor:
         return None
 
     def pass_texts(self, count: int) -> None:
-        """Move behind so many texts; a vocabulary has a million with its merges."""
+        """Skip so many texts; a vocabulary has a million with its merges."""
         place, end, length_at = self.place, min(HEADER_BYTES, len(self.content)), struct.Struct("<Q").unpack_from
         for _ in range(count):
             place += 8 + length_at(self.content, place)[0]
@@ -190,7 +190,7 @@ def read_vector(header: Header, name: str) -> list[float] | None:
 
 @dataclass(frozen=True)
 class Statement:
-    """What transformers is told of a file, and what it cannot be told.
+    """What of a file goes into transformers' config, and what has no entry there.
 
     architecture: llama.cpp's name. raw: the entries of a config.json. left: keys and tensors that nobody has use for,
     with their values. unstated: what bears on attention and has no key in such a file, in words.
@@ -314,7 +314,7 @@ def _unread(header: Header, kind: Any, raw: Mapping[str, Any]) -> list[str]:
 class _Reading:
     """Keys of a file on their way into the config of a class.
 
-    raw: the entries so far. left: what bears on attention and was not asked for yet, or cannot be told.
+    raw: the entries so far. left: what bears on attention and was not read yet, or has no entry in the config.
     """
 
     header: Header
@@ -354,7 +354,7 @@ class _Reading:
         return self.take(name)
 
     def leave(self, name: str) -> None:
-        """Say that a key cannot be told, where it is there."""
+        """Keep a key as one that has no entry in the config, if the file has it."""
         if self.states(name):
             self.left.add(f"{self.arch}.{name}")
 

@@ -34,10 +34,10 @@ def tower_of(model: Any) -> Any:
     DINOv3's own body is given patches, and is no such part: there it is the whole.
     """
     parts = (part for whole in (model.base_model, model) for part in whole.modules())
-    return next((part for part in parts if _given_pixels(part)), model)
+    return next((part for part in parts if _takes_pixel_values(part)), model)
 
 
-def _given_pixels(part: Any) -> bool:
+def _takes_pixel_values(part: Any) -> bool:
     main = getattr(part, "main_input_name", "") == "pixel_values"
     return main and "pixel_values" in inspect.signature(part.forward).parameters
 

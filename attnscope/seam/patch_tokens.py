@@ -1,4 +1,4 @@
-"""Which patch of a picture each token of a vision tower is: asked of the model itself, not of its family.
+"""Which patch of a picture each token of a vision tower is, measured on the model and not looked up by family.
 
 Patches are changed together whose numbers share a bit, and the states that enter the first attention layer show which
 tokens that changes. So each token spells the number of its patch. What no patch changes is [CLS], a register or the

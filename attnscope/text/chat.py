@@ -82,7 +82,7 @@ def with_one_text(messages: Sequence[Message]) -> list[Message]:
 
 
 def takes_parts(render: Render) -> bool:
-    """Whether a template writes the text of a content's part, and not the list that it stands in."""
+    """Whether a template writes the text of a content's part, and not the list that contains it."""
     text = render([{"role": "user", "content": [{"type": "text", "text": MARK}]}])
     return text is not None and MARK in text and "'type'" not in text and '"type"' not in text
 

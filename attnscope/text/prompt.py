@@ -423,7 +423,7 @@ def _check_characters(text: str) -> None:
 
 
 def _texts_of(tokenizer: Any, ids: Sequence[int], both: Sequence[str]) -> list[int | None]:
-    """Which text of a pair each token is of, where the tokenizer does not tell: each stands there as it does alone."""
+    """Which text of a pair each token is of, found by the tokens of each text alone."""
     texts: list[int | None] = [None] * len(ids)
     begin = 0
     for number, text in enumerate(both):
