@@ -1,11 +1,20 @@
-"""Which transformers attnscope runs on: what is said where a name is gone; the pages tell the same versions."""
+"""Which versions attnscope runs on: what is said where a name of transformers is gone; pages, pins and what is imported
+tell the same.
+"""
 
+import ast
 import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto import configuration_auto, modeling_auto
 
@@ -21,6 +30,30 @@ NAMES = [
     (configuration_auto, "CONFIG_MAPPING_NAMES", "configuration_auto.CONFIG_MAPPING_NAMES"),
     (modeling_auto, "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
 ]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+# Extras of what a user calls. Those for work on attnscope are left out: an import of the package is none of theirs.
+EXTRAS = {name: items for name, items in PROJECT["optional-dependencies"].items() if name not in ("docs", "test")}
+NOT_STATED = {
+    "_typeshed",  # of type checkers, there for them alone
+    "triton",  # comes with torch for CUDA, without which nothing imports it
+}
+
+
+def requirements(items: list[str]) -> dict[str, Requirement]:
+    """By the names of their distributions, in their canonical spelling."""
+    return {canonicalize_name(item.name): item for item in map(Requirement, items)}
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """The packages that a module imports anywhere, or looks for with `find_spec`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names):
+                yield from (alias.name.partition(".")[0] for alias in names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield module.partition(".")[0]
+            case ast.Call(func=ast.Name("find_spec"), args=[ast.Constant(str(module))]):
+                yield module.partition(".")[0]
 
 
 @pytest.mark.parametrize(("owner", "name", "path"), NAMES, ids=[name for _, name, _ in NAMES])
@@ -56,3 +89,28 @@ def test_the_pages_and_the_package_tell_the_same_versions() -> None:
     assert f"transformers=={newest}\n" in (ROOT / "constraints.txt").read_text("utf-8")
     script = (ROOT / "scripts/versions.sh").read_text("utf-8")
     assert f"{oldest} {newest}" in script
+
+
+def test_what_is_imported_is_stated() -> None:
+    """Each package is in the dependencies or in an extra, and not merely there because another one brings it."""
+    stated = requirements([*PROJECT["dependencies"], *(item for items in EXTRAS.values() for item in items)])
+    distributions = packages_distributions()
+    missing = {
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in sorted((ROOT / "attnscope").rglob("*.py"))
+        for name in imported(ast.parse(path.read_text("utf-8")))
+        if name not in sys.stdlib_module_names | NOT_STATED | {"attnscope"}
+        if not stated.keys() & {canonicalize_name(other) for other in distributions.get(name, [name])}
+    }
+    assert missing == set()
+
+
+def test_a_package_has_one_lowest_version_and_a_pin_that_is_not_below_it() -> None:
+    pins = requirements((ROOT / "constraints.txt").read_text("utf-8").splitlines()[1:])
+    lowest: dict[str, set[str]] = {}
+    for items in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()):
+        for name, item in requirements(items).items():
+            lowest.setdefault(name, set()).add(str(item.specifier))
+            [pin] = pins[name].specifier
+            assert item.specifier.contains(pin.version), f"{pins[name]} is not {item}"
+    assert {name: found for name, found in lowest.items() if len(found) > 1} == {}
