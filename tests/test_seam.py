@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
+import accelerate
 import pytest
 import torch
 from torch.testing import assert_close
@@ -477,3 +478,50 @@ def test_a_pass_goes_on_where_layers_call_more_than_once_or_hooks_wait(family: s
         report = listen(model, ids_BT, lambda call, calls=calls: calls.append(call.layer), calls_alone=True)
         assert report.output is not None
         assert calls[:2] == (twice or calls[:2])
+
+
+@pytest.mark.parametrize("engine", [None, EAGER])
+def test_hooks_of_the_whole_model_run_though_its_backbone_alone_is_read(engine: Engine | None) -> None:
+    """Such as those that unpack weights, or bring them to a device, at the first call of the whole."""
+    model, ids_BT, ran = tiny_model("llama"), some_ids(), list[str]()
+    plain = heard_weights(model, ids_BT)
+
+    def other_ids(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        ran.append("before")
+        return (args[0].flip(-1), *args[1:])
+
+    model.register_forward_pre_hook(other_ids)
+    model.register_forward_hook(lambda *_: ran.append("after"))
+    expected = model(ids_BT, output_attentions=True).attentions
+    for calls_alone in (False, True, True):
+        heard: list[torch.Tensor] = []
+        ran.clear()
+        report = listen(
+            model,
+            ids_BT,
+            lambda call, heard=heard: heard.append(call.P.dense()),
+            engine=engine,
+            calls_alone=calls_alone,
+        )
+        assert_close(heard, list(expected), atol=0, rtol=0)
+        assert ran == ["before", "after"]
+        assert report.output.last_hidden_state.shape == (1, TOKENS, model.config.hidden_size)
+    assert not torch.equal(heard[0], plain[0])
+    assert not model.model._forward_hooks
+
+
+def test_a_hook_of_accelerate_that_brings_the_whole_model_runs() -> None:
+    """One that keeps the weights elsewhere; one that carries inputs alone need not, and no logits are made for it."""
+    model, ids_BT = tiny_model("llama"), some_ids()
+    expected = model(ids_BT, output_attentions=True).attentions
+    accelerate.hooks.add_hook_to_module(model, accelerate.hooks.AlignDevicesHook(io_same_device=True))
+    heads: list[int] = []
+    model.lm_head.register_forward_hook(lambda *_: heads.append(1))
+    assert_close(heard_weights(model, ids_BT), list(expected), atol=0, rtol=0)
+    assert not heads
+    accelerate.hooks.remove_hook_from_module(model)
+    away = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    hook = accelerate.hooks.AlignDevicesHook("cpu", offload=True, weights_map=away, place_submodules=True)
+    accelerate.hooks.add_hook_to_module(model, hook)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert_close(heard_weights(model, ids_BT), list(expected), atol=0, rtol=0)

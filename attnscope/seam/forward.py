@@ -38,6 +38,37 @@ def backbone(model: nn.Module) -> nn.Module:
     return backbone if main == "input_ids" or main in inspect.signature(backbone.forward).parameters else bare
 
 
+def run_backbone(model: nn.Module, ids_BT: Tensor, **inputs: Any) -> Any:
+    """What the backbone gives back. The whole model is called where hooks wait for that, with one row of logits.
+
+    >>> run_backbone(loaded.model, ids_BT).last_hidden_state
+    """
+    bare, inner = bare_model(model), backbone(model)
+    if not hooks_around(model):
+        return inner(ids_BT, **inputs)
+    outputs: list[Any] = []
+    handle = inner.register_forward_hook(lambda module, args, output: outputs.append(output))
+    try:
+        names = inspect.signature(bare.forward).parameters
+        whole = bare(ids_BT, **inputs, **({"logits_to_keep": 1} if "logits_to_keep" in names else {}))
+    finally:
+        handle.remove()
+    return outputs[-1] if outputs else whole
+
+
+def hooks_around(model: nn.Module) -> bool:
+    """Whether hooks of the whole model must run, which a call of its backbone alone would pass by.
+
+    Some bring or change weights that all layers need. Those that only carry tensors to a device need not run.
+
+    >>> hooks_around(attnscope.load("demo").model)
+    False
+    """
+    bare = bare_model(model)
+    brings = (getattr(hook, "offload", True) for hook in hooks_of(bare))
+    return backbone(model) is not bare and bool(bare._forward_pre_hooks or bare._forward_hooks or any(brings))
+
+
 def attention_modules(model: nn.Module) -> list[nn.Module]:
     """The modules of a model that attend, and those around them, by what their classes are called.
 

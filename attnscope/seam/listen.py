@@ -38,7 +38,15 @@ from attnscope.process import ProcessWide
 from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.checks import check_call
 from attnscope.seam.engines import ENGINES, Engine, OnCall, changing, full_precision
-from attnscope.seam.forward import attention_modules, backbone, bare_model, config_of, with_logits, without_cache
+from attnscope.seam.forward import (
+    attention_modules,
+    bare_model,
+    config_of,
+    hooks_around,
+    run_backbone,
+    with_logits,
+    without_cache,
+)
 from attnscope.seam.hooked import banded, near, weights_in, whole, without
 from attnscope.seam.own import OwnAttention
 from attnscope.seam.report import CallCheck, CaptureReport, settle, tolerance
@@ -86,11 +94,12 @@ def listen(
         >>> listen(model, ids, lambda call: None, logits_at=[-1]).logits     # (texts, 1, vocabulary)
         >>> listen(model, ids, lambda call: None, change=lambda call: 0 * call.output_BQHV if call.layer == 2 else None)
     """
+    ends = calls_alone and not hooks_around(model)
     with (
         own_errors(model),
         running(model, engine.implementation if engine else None) as attention,
         listening(
-            model, on_call, engine=changing(engine, change), windows=windows, patches=patches, ends=calls_alone
+            model, on_call, engine=changing(engine, change), windows=windows, patches=patches, ends=ends
         ) as report,
         torch.set_grad_enabled(gradients),
         suppress(_LastCallError),
@@ -100,7 +109,7 @@ def listen(
 
         def run(**more: Any) -> None:
             if logits_at is None:
-                report.output = backbone(model)(ids_BT, **inputs, **more)
+                report.output = run_backbone(model, ids_BT, **inputs, **more)
             else:
                 report.output, report.logits = with_logits(bare_model(model), ids_BT, logits_at, {**inputs, **more})
 
@@ -519,7 +528,7 @@ def _heard(model: nn.Module, extras: Mapping[str, Any]) -> set[str]:
     """The routes by which the attention calls of a pass over two tokens came."""
     ids_BT = torch.zeros(1, 2, dtype=torch.long, device=device_of(bare_model(model)))
     with _model_lock(model), torch.no_grad(), _uncompiled(), listening(model, lambda call: None) as report:
-        backbone(model)(ids_BT, **without_cache(bare_model(model)), **extras)
+        run_backbone(model, ids_BT, **without_cache(bare_model(model)), **extras)
     return {check.route for check in report.calls}
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from attnscope.errors import ModelError
-from attnscope.seam.forward import attention_modules, backbone
+from attnscope.seam.forward import attention_modules, backbone, bare_model, hooks_around
 from attnscope.seam.listen import own_errors, running
 
 SHORT = {"class": "CLS", "distillation": "DIST", "detection": "DET", "register": "REG"}
@@ -64,7 +64,8 @@ class _States:
     """What enters the first attention layer of a model, (T, E), for changed pixels or a changed parameter."""
 
     def __init__(self, model: nn.Module, pixels_BCHW: Tensor, inputs: Mapping[str, Any]) -> None:
-        self.model, self.part, self.inputs = model, backbone(model), inputs
+        self.model, self.inputs = model, inputs
+        self.part = bare_model(model) if hooks_around(model) else backbone(model)
         self.pixels_BCHW, self._entered = pixels_BCHW, list[Tensor]()
         self.plain_TE = self.of(pixels_BCHW)
 
