@@ -1,9 +1,11 @@
 """GGUF files, quantised models and checkpoints in pieces: read as transformers loads them, or refused in one line."""
 
+import copy
 import json
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from attnscope.parity import check_parity
 from attnscope.parity.certificate import certificate
 from helpers.brought import a_gguf, an_adapter
 from helpers.command_line import call
-from helpers.folders import edit_config, saved
+from helpers.folders import edit_config, edit_weights, saved
 from helpers.own import attentions
 
 TEXT = "the financial bank is located on river bank"
@@ -198,6 +200,74 @@ def test_a_checkpoint_whose_package_is_missing_names_it(tmp_path: Path, method: 
     message = refusal(model=str(folder))
     assert f"{folder} cannot be loaded" in message
     assert package in message
+
+
+def packed(
+    kind: torch.dtype, top: float, suffix: str, scale: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    """Projections become numbers up to `top`, beside the scales that turn them back, or without any."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name in [name for name in tensors if name.endswith("_proj.weight")]:
+            scale_O1 = scale(tensors[name].abs()) / top
+            tensors[name] = (tensors[name] / scale_O1).to(kind)
+            if suffix:
+                tensors[name.removesuffix(".weight") + suffix] = scale_O1
+        return tensors
+
+    return change
+
+
+def whole(values: torch.Tensor) -> torch.Tensor:
+    return values.max()
+
+
+def rows(values: torch.Tensor) -> torch.Tensor:
+    return values.amax(1, keepdim=True)
+
+
+FP8, INT8 = (torch.float8_e4m3fn, 448), (torch.int8, 127)
+FIRST = "model.layers.0.mlp.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("stored", "method", "named"),
+    [
+        ((*FP8, ".weight_scale", whole), {"quant_method": "modelopt", "quant_algo": "FP8"}, "'modelopt'"),
+        ((*FP8, ".weight_scale", whole), {"quant_method": "fp8", "weight_block_size": None}, "its {}.weight_scale"),
+        ((*FP8, ".weight_scale_inv", whole), None, "its {}.weight_scale_inv"),
+        ((*INT8, ".SCB", rows), None, "its {}.SCB"),
+        ((*INT8, "", rows), None, "{}.weight as I8"),
+        ((*FP8, "", whole), None, "{}.weight as F8_E4M3"),
+        ((*FP8, "", whole), {"quant_method": "fp8"}, "layers.0.self_attn.q_proj.weight in float8_e4m3fn"),
+        ((torch.float32, 1, "", whole), {"quant_method": "unheard"}, "'unheard'"),
+        ((torch.bfloat16, 127, ".scales", rows), None, "its {}.scales"),
+    ],
+    ids=["modelopt", "fp8 by another name", "saved again", "rows", "integers", "cast", "no scales", "unheard", "wide"],
+)
+def test_weights_that_stay_packed_are_refused(tmp_path: Path, stored: tuple, method: dict | None, named: str) -> None:
+    folder = saved(tmp_path / "m", vocab_size=2000)
+    edit_weights(folder, packed(*stored))
+    if method:
+        edit_config(folder, quantization_config=method)
+    assert named.format(FIRST) in refusal(model=str(folder), device="cpu")
+
+
+def test_what_no_weight_is_unpacked_with_is_read(tmp_path: Path) -> None:
+    """Scales of a cache, and whole numbers where the model has such: a step that was counted, positions."""
+    folder = saved(tmp_path / "m", vocab_size=2000)
+    expected = weights(load(LoadOptions(model=str(folder), device="cpu")))
+    more = {"k_proj.k_scale": torch.tensor([0.5]), "v_scale": torch.tensor(2.0), "q_proj.steps": torch.tensor(7)}
+    edit_weights(folder, lambda tensors: tensors | {f"model.layers.0.self_attn.{name}": x for name, x in more.items()})
+    torch.testing.assert_close(weights(load(LoadOptions(model=str(folder), device="cpu"))), expected, rtol=0, atol=0)
+
+
+def test_a_wrapped_model_of_packed_weights_is_refused(demo: LoadedModel) -> None:
+    model = copy.deepcopy(demo.model)
+    layer = model.model.layers[1].self_attn.k_proj
+    layer.weight = torch.nn.Parameter(layer.weight.to(torch.float8_e4m3fn), requires_grad=False)
+    with pytest.raises(ModelError, match=re.escape("model.layers.1.self_attn.k_proj.weight in float8_e4m3fn")):
+        wrap(model, demo.tokenizer)
 
 
 # In pieces

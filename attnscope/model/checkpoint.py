@@ -10,7 +10,8 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
@@ -39,6 +40,14 @@ DECIDING = (
 BELOW = 64  # folders in a folder that are looked into for a model
 SAMPLES, SAMPLE_BYTES = 256, 4096
 CONVERT = "convert them to safetensors, or pass {allow_pickle=True} if you trust their author"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as the header of its file states it. dtype: in the words of safetensors, such as "BF16" or "F8_E4M3"."""
+
+    dtype: str
+    shape: tuple[int, ...]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -249,3 +258,22 @@ def check_safetensors(path: Path) -> None:
         if not (isinstance(error, SafetensorError | OSError | ValueError) or is_panic(error)):
             raise
         raise ModelError(f"{path} is cut short or damaged: {error}", "download it again") from error
+
+
+def stored_tensors(paths: Iterable[Path]) -> dict[str, Stored]:
+    """The tensors of some files by name, as their headers state them; none of files that are not safetensors.
+
+    >>> stored_tensors([Path("gpt2/model.safetensors")])["wte.weight"]
+    Stored(dtype='F32', shape=(50257, 768))
+    """
+    from safetensors import safe_open
+
+    found = {}
+    for path in paths:
+        if path.suffix != ".safetensors":
+            continue
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118
+                header = file.get_slice(name)
+                found[name] = Stored(header.get_dtype(), tuple(header.get_shape()))
+    return found

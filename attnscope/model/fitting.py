@@ -36,14 +36,14 @@ class LoadedAs:
 class Fit:
     """A model as it was loaded, and its weights that the checkpoint lacks: those of its body, and those of its head.
 
-    unexpected: whether the checkpoint has weights that the model lacks.
+    unused: the tensors of the checkpoint that the model has no place for, but for those that transformers passes over.
     """
 
     kind: Any
     model: PreTrainedModel
     body: Sequence[str]
     head: Sequence[str]
-    unexpected: bool
+    unused: Sequence[str]
 
     @classmethod
     def of(cls, kind: Any, load: Load, **changes: Any) -> Fit:
@@ -52,7 +52,7 @@ class Fit:
         body = "" if is_bare(model) else f"{model.base_model_prefix}."
         missing = sorted(report["missing_keys"])
         inside = [name for name in missing if name.startswith(body)]
-        return cls(kind, model, inside, sorted(set(missing) - set(inside)), bool(report["unexpected_keys"]))
+        return cls(kind, model, inside, sorted(set(missing) - set(inside)), sorted(report["unexpected_keys"]))
 
     @property
     def rank(self) -> int:
@@ -62,8 +62,18 @@ class Fit:
     @property
     def may_be_another(self) -> bool:
         """Whether another class could fit better: the checkpoint's own head may be among the weights left over."""
-        left_over = self.unexpected and (bool(self.head) or is_bare(self.model)) and not has_head(self.model)
+        left_over = bool(self.unused) and (bool(self.head) or is_bare(self.model)) and not has_head(self.model)
         return bool(self.body) or left_over
+
+    @property
+    def unused_inside(self) -> list[str]:
+        """Those of `unused` that belong to a part of the body, such as layers beyond those of its config.
+
+        A head that the class lacks, or a part that is not read, changes nothing of what the body computes.
+        """
+        body = self.model.base_model
+        parts, prefix = {name for name, _ in body.named_children()}, f"{self.model.base_model_prefix}."
+        return [name for name in self.unused if name.removeprefix(prefix).partition(".")[0] in parts]
 
 
 def fitting(kinds: Sequence[Any], load: Load) -> Fit:

@@ -26,6 +26,7 @@ from attnscope.model.loaded import LoadedModel, LoadedTokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.model.patterns import check_quantised
 from attnscope.model.permits import RUNS_CODE, TRUST, unread
+from attnscope.model.quantised import check_method, check_plain, check_unpacked, method_of
 from attnscope.model.sources import DEMO_FOLDER, Source
 from attnscope.model.task import chosen_task, model_class, model_classes, reading_part, stack_config, task_of, text_part
 from attnscope.model.towers import check_tower
@@ -135,7 +136,9 @@ def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str |
 
     if not hasattr(model, "config") or not hasattr(model, "parameters"):
         raise UsageError(f"expected a model of transformers, got {type(model).__name__}", "pass the model itself")
-    model = reading_part(adapters.bare(model))
+    bare = adapters.bare(model)
+    check_plain(bare, name or type(bare).__name__)
+    model = reading_part(bare)
     if task_of(model.config) == VISION_ONLY:
         check_tower(model.config, name or type(model).__name__)
     geometry = _readable(geometry_of(model.config, count=False))
@@ -368,6 +371,7 @@ def _model(
     """The model in eval mode on its device, and how it was loaded; every weight it needs was in the checkpoint."""
     place = options.device_map or (None if device == "cpu" else {"": device})
     dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
+    files = () if source.gguf else checkpoint.check_weights(source.folder, options.allow_pickle)
     room = human_bytes(free_memory(device))  # asked before: what was loaded when memory ran out may still be held
 
     def load_as(kind: Any, **changes: Any) -> Any:
@@ -386,12 +390,15 @@ def _model(
     try:
         if not (source.gguf or options.permits.code):
             check_quantised(config, source.folder / "config.json")
+        check_method(config, source.name)
         bars = bars_as_elsewhere() if source.gguf else nullcontext()
         with options.permits.held(), bars, redirect_stdout(sys.stderr):  # some packages print what they do
             kinds = model_classes(config, task, source.name, exact=source.adapter is not None)
             if source.adapter:
                 adapters.set_labels(config, kinds[0], source.adapter.folder)
             fit = fitting(kinds, load_as)
+        if not source.gguf:
+            check_unpacked(fit, checkpoint.stored_tensors(files), method_of(config), source.name)
         model = fit.model
         if source.adapter:
             kept = options.adapter or ("beside" if getattr(model, "is_quantized", False) else "merged")

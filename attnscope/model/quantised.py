@@ -1,8 +1,24 @@
-"""Whether a model's weights are stored quantised."""
+"""Quantised weights: whether a model's are, and whether a loaded model has the numbers that its checkpoint stores.
+
+transformers passes over a method that it does not know, and over scales that no method applies: what it then computes
+with is another model's. So the registry, the names that stayed unused and the types in the files are asked.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
+
+from attnscope.errors import ModelError
+from attnscope.model.checkpoint import Stored
+from attnscope.model.fitting import Fit
+from attnscope.model.libraries import needed
+from attnscope.shown import brief
+
+OTHERWISE = "choose the model as it was before that, or quantised in a way that transformers reads"
+SEPARATORS = "._:"  # between the name of a weight and what is stored for it: weight_scale, weight.absmax, weight:scale
+NO_SCALES = ("BOOL", "I64", "U64")  # the types of masks and counts
 
 
 def is_quantised(model: Any) -> bool:
@@ -18,3 +34,117 @@ def is_quantised(model: Any) -> bool:
     if method == "gguf" and not getattr(quantizer, "packed_modules", None):
         return False
     return bool(getattr(model, "is_quantized", False) or quantizer)
+
+
+def method_of(config: Any) -> str | None:
+    """The quantization method that a config names, where transformers looks for it; None where its model has none.
+
+    >>> method_of(LlamaConfig())
+    """
+    stated = _stated(config)
+    return None if stated is None else str(stated.get("quant_method") or "bitsandbytes")
+
+
+def check_method(config: Any, name: str) -> None:
+    """Raise ModelError where a config names a quantization method that transformers does not know. name: the model's.
+
+    transformers itself would load the tensors as if they were the weights.
+    """
+    stated = _stated(config)
+    if stated is None:
+        return
+    try:
+        known = needed("transformers.quantizers.auto", "AutoHfQuantizer").supports_quant_method(stated)
+    except ValueError:  # as transformers says that there is none
+        raise ModelError(
+            f"the config of {name} has a quantization_config without a quant_method", "download the model again"
+        ) from None
+    if not known:
+        raise ModelError(
+            f"{name} is quantised by {brief(stated['quant_method'])}, a method that transformers does not know",
+            OTHERWISE,
+        )
+
+
+def check_unpacked(fit: Fit, stored: Mapping[str, Stored], method: str | None, name: str) -> None:
+    """Raise ModelError where the numbers of a loaded model are not those that its checkpoint stores.
+
+    stored: the tensors of its files by name, as their headers state them. method: as of `method_of`. name: the model's.
+    """
+    said = f"{name} is stored quantised ({method})" if method else f"{name} is stored quantised"
+    scale = next(_unapplied(fit, stored), None)
+    if scale is not None:
+        raise ModelError(f"{said}, and transformers does not apply its {scale}", OTHERWISE)
+    narrow = next(_narrow(fit, stored), None) if method is None else None
+    if narrow is not None:
+        raise ModelError(
+            f"{name} stores {narrow} as {stored[narrow].dtype}, and its config names no method to unpack it", OTHERWISE
+        )
+    check_plain(fit.model, name)
+
+
+def check_plain(model: Any, name: str) -> None:
+    """Raise ModelError where a plain layer's weights are integers or float8, which nothing turns back into numbers.
+
+    Libraries that quantise leave a quantizer, or replace the layer, its forward, or the class of its weights.
+    name: the model's.
+
+    >>> check_plain(loaded.model, "demo")
+    """
+    import torch
+
+    modules = () if getattr(model, "hf_quantizer", None) else model.named_modules()
+    for path, module in modules:
+        weight = getattr(module, "weight", None) if type(module) in (torch.nn.Linear, torch.nn.Embedding) else None
+        if type(weight) is not torch.nn.Parameter or "forward" in vars(module) or module._forward_pre_hooks:
+            continue
+        if weight.element_size() == 1 or not weight.is_floating_point():
+            kind = str(weight.dtype).removeprefix("torch.")
+            raise ModelError(f"{name} has {path}.weight in {kind}, and nothing that unpacks it", OTHERWISE)
+
+
+def _stated(config: Any) -> dict[str, Any] | None:
+    """What a config states of its quantization, where transformers looks: of the whole model, or of its language."""
+    parts = (config, config.get_text_config(decoder=True))
+    found = next((one for part in parts if (one := getattr(part, "quantization_config", None)) is not None), None)
+    return found if found is None or isinstance(found, dict) else found.to_dict()
+
+
+def _unapplied(fit: Fit, stored: Mapping[str, Stored]) -> Iterator[str]:
+    """The unused tensors that a weight of the model was stored with: those of its name and more, then those beside it.
+
+    Beside it a bias is none, which stays unused where the config says that its layers have none, nor is a single
+    number: that scales what enters the layer, or its keys and values in a cache.
+    """
+    prefix = f"{fit.model.base_model_prefix}."
+    weights = {*fit.model.state_dict(), *stored} - set(fit.unused)
+    beside = []
+    for key in fit.unused:
+        tensor = stored.get(key)
+        if tensor is not None and tensor.dtype in NO_SCALES:
+            continue
+        for spelled in dict.fromkeys((key, prefix + key, key.removeprefix(prefix))):
+            layer, _, last = spelled.rpartition(".")
+            if any(spelled[:at] in weights for at, sign in enumerate(spelled) if sign in SEPARATORS):
+                yield key
+            elif f"{layer}.weight" in weights and last != "bias" and (tensor is None or prod(tensor.shape) > 1):
+                beside.append(key)
+    yield from beside
+
+
+def _narrow(fit: Fit, stored: Mapping[str, Stored]) -> Iterator[str]:
+    """The tensors of the files that hold integers or float8 where the model has floating-point numbers.
+
+    A tensor whose place in the model has another name counts where it is float8, or a layer's weight of whole numbers.
+    """
+    prefix = f"{fit.model.base_model_prefix}."
+    places, unused = {**fit.model.state_dict(), **dict(fit.model.named_buffers())}, set(fit.unused)
+    packs = getattr(fit.model, "hf_quantizer", None) is not None  # as it was asked to: its own weights are integers
+    for key, tensor in stored.items():
+        whole, float8 = tensor.dtype[0] in "IU", tensor.dtype.startswith(("F8", "F4", "F6"))
+        if key in unused or not (whole or float8):
+            continue
+        place = next((places[one] for one in (key, prefix + key, key.removeprefix(prefix)) if one in places), None)
+        of_layer = (place is None or packs) and (float8 or key.endswith(".weight"))
+        if of_layer or (place is not None and place.is_floating_point()):
+            yield key

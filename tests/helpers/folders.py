@@ -2,8 +2,12 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from attnscope.model.loading import DEMO_FOLDER
 from helpers.families import tiny_model
@@ -28,3 +32,10 @@ def edit_config(folder: Path, **changes: Any) -> None:
     """Change values in the config.json of a saved model."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+    """Change the tensors of a saved model: their values, types and names."""
+    path = folder / "model.safetensors"
+    tensors = {name: tensor.contiguous() for name, tensor in change(load_file(path)).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
