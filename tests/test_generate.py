@@ -26,6 +26,7 @@ from attnscope.seam.engines import ENGINES
 from attnscope.text.prompt import Prompt, from_chat, from_text
 from attnscope.text.tokens import find
 from helpers.command_line import call
+from helpers.families import few
 from helpers.made_tokenizers import MAKERS
 from helpers.own import attentions
 from helpers.pages import Read
@@ -192,6 +193,36 @@ def test_a_pad_token_that_is_the_begin_token_masks_nothing(engine: str) -> None:
     how = {"max_new_tokens": 4, "do_sample": False, "output_attentions": True, "return_dict_in_generate": True}
     trapped = loaded.model.generate(ids, **how).attentions[0]
     assert max(float((seen.weights[n][:, :at, :at] - one[0]).abs().max()) for n, one in enumerate(trapped)) > 0.9
+
+
+# Decoders whose positions begin behind the row of the padding token, and leave out padding tokens.
+BEHIND_PADDING = [
+    *("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod")
+]
+
+
+@pytest.mark.parametrize("family", few(BEHIND_PADDING, also=["roberta"]))
+def test_an_answer_has_the_positions_of_one_pass(demo: LoadedModel, family: str) -> None:
+    """`generate` counts from 0, and a cache counts padding tokens: answer and rows would be of two models."""
+    loaded = tiny(demo, family)
+    pad = loaded.model.config.pad_token_id
+    for prompt in (IDS, [*IDS[:3], pad, *IDS[3:6], pad]):
+        seen = attnscope.capture(loaded, prompt, generate=8, request=Request())
+        assert seen.facts["generated"]["ids"] == greedy(loaded, prompt, 8)
+
+
+def test_a_padding_token_in_an_answer_has_the_position_of_one_pass(demo: LoadedModel) -> None:
+    loaded = tiny(demo, "roberta-prelayernorm")
+    pad = loaded.model.config.pad_token_id
+    loaded.model.get_output_embeddings().bias[pad] += 14
+    made = attnscope.capture(loaded, IDS, generate=12, request=Request()).facts["generated"]["ids"]
+    assert {pad} < set(made)
+    assert made == greedy(loaded, IDS, 12)
+
+
+def test_rows_behind_a_token_that_generation_adds_are_refused(demo: LoadedModel) -> None:
+    with pytest.raises(ModelError, match=r'adds token 0 to the text .*; give the answer with answer="TEXT"'):
+        attnscope.capture(tiny(demo, "xlm"), IDS, generate=4)
 
 
 def test_sampling_and_beams_of_the_models_own_config_are_left_aside_and_the_rest_is_not() -> None:

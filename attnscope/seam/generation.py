@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attnscope.errors import ModelError, first_line
+from attnscope.errors import AttnscopeError, ModelError, first_line
 from attnscope.memory import is_out_of_memory
 from attnscope.model.loaded import WHOLE_MODEL
 from attnscope.seam.inputs import GLOBAL, given_of
 from attnscope.seam.listen import running
+from attnscope.seam.steps import positions_of_one_pass, reading_as_given
 from attnscope.stacks import SEQ2SEQ
 
 if TYPE_CHECKING:
@@ -73,7 +74,11 @@ def greedy(loaded: LoadedModel, ids_BT: Tensor, most: int, implementation: str |
         # Without it, transformers takes every token that equals the pad token for padding: with one token for both, the
         # begin token too.
         how["attention_mask"] = torch.ones_like(ids_BT)
-    with running(model, implementation):
+    with (
+        running(model, implementation),
+        positions_of_one_pass(model),
+        reading_as_given(loaded, ids_BT, otherwise),
+    ):
         try:
             made: Tensor = model.generate(
                 ids_BT,
@@ -85,7 +90,7 @@ def greedy(loaded: LoadedModel, ids_BT: Tensor, most: int, implementation: str |
                 **how,
             )
         except Exception as error:  # any family's own code
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) or isinstance(error, AttnscopeError):
                 raise
             raise ModelError(f"{loaded.name} cannot generate: {first_line(error)}", otherwise) from error
     return made
