@@ -13,6 +13,7 @@ from peft import (
     LoraConfig,
     PeftModel,
     PrefixTuningConfig,
+    PromptEncoderConfig,
     PromptLearningConfig,
     PromptTuningConfig,
     auto,
@@ -383,12 +384,42 @@ def test_a_wrapped_model_is_read_inside_its_wrapper(
     torch.testing.assert_close(weights(wrap(model, demo.tokenizer)), weights(expected), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
-def test_a_wrapper_that_adds_tokens_is_refused(demo: LoadedModel, kind: type[PromptLearningConfig]) -> None:
+@pytest.mark.parametrize("kind", [PromptTuningConfig, PromptEncoderConfig, PrefixTuningConfig])
+def test_a_wrapper_that_adds_tokens_is_read_as_its_folder_is(
+    tmp_path: Path, demo: LoadedModel, kind: type[PromptLearningConfig]
+) -> None:
+    config = kind(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    folder = an_adapter(tmp_path / "a", config=config)
+    base = AutoModelForCausalLM.from_pretrained(DEMO_FOLDER, dtype="float32", attn_implementation="eager")
+    before = [type(module) for module in base.modules()]
+    prompted = PeftModel.from_pretrained(base, str(folder)).eval()
+    seen = weights(wrap(prompted, demo.tokenizer))
+    torch.testing.assert_close(seen, weights(load(LoadOptions(model=str(folder)))), rtol=0, atol=0)
+    expected = in_peft(folder, demo.tokenizer(TEXT).input_ids)
+    torch.testing.assert_close(seen[:, :, -expected.shape[2] :], expected, rtol=0, atol=2e-6)
+    assert [type(module) for module in base.modules()] == before
+    with pytest.raises(UsageError, match=r"the adapter 'default' is in training mode.*call model\.eval\(\) first"):
+        wrap(prompted.train(), demo.tokenizer)
+
+
+def test_virtual_tokens_that_were_just_trained_are_read_as_they_are_saved(tmp_path: Path, demo: LoadedModel) -> None:
+    """Before they are saved a network stands around their embeddings."""
+    base = AutoModelForCausalLM.from_pretrained(DEMO_FOLDER, dtype="float32", attn_implementation="eager")
+    prompted = get_peft_model(base, PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
+    prompted.save_pretrained(tmp_path)
+    saved = weights(load(LoadOptions(model=str(tmp_path), base="demo")))
+    torch.testing.assert_close(weights(wrap(prompted, demo.tokenizer)), saved, rtol=0, atol=0)
+
+
+def test_a_wrapper_that_is_more_than_weights_names_its_adapter(demo: LoadedModel) -> None:
     model = AutoModelForCausalLM.from_pretrained(DEMO_FOLDER, dtype="float32")
-    prompted = get_peft_model(model, kind(task_type="CAUSAL_LM", num_virtual_tokens=3))
-    with pytest.raises(ModelError, match="change of weights"):
-        wrap(prompted, demo.tokenizer)
+    lora = {"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    two = get_peft_model(model, LoraConfig(**lora), adapter_name="plain").eval()
+    two.add_adapter("other", LoraConfig(**lora, alora_invocation_tokens=[5]))
+    wrap(two, demo.tokenizer)
+    two.base_model.set_adapter(["plain", "other"])
+    with pytest.raises(ModelError, match=r"the adapter 'other' \(LORA\) is more than a change of weights"):
+        wrap(two, demo.tokenizer)
 
 
 def test_the_command_line(folder: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import pipeline
 
 import attnscope
 from attnscope.ask import Ask, How
@@ -136,6 +137,45 @@ def test_wrapped_and_loaded_give_the_same(demo, seen) -> None:
     assert (again.facts["model"]["name"], seen.facts["model"]["name"]) == ("mine", "demo")
 
 
+class Envoy:
+    """As peers' objects stand in for a model's parts: it answers to every name, and is no module."""
+
+    def __getattr__(self, name: str) -> "Envoy":
+        return Envoy()
+
+
+class Holder(Envoy):
+    """As nnsight's objects hold a model: under a name of their own."""
+
+    def __init__(self, *models: torch.nn.Module) -> None:
+        self.config = None
+        vars(self).update({f"_module{number}": model for number, model in enumerate(models)})
+
+
+class Around(torch.nn.Module):
+    """As wrappers for training hold it: a module without a config."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = model
+
+
+HELD: dict[str, Callable[[Any], Any]] = {
+    "by an object that answers to every name": Holder,
+    "twice by one": lambda model: Holder(model, model),
+    "in a wrapper in one": lambda model: Holder(Around(model)),
+    "by a wrapper": Around,
+    "by a pipeline": lambda model: pipeline("text-generation", model, tokenizer=attnscope.load("demo").tokenizer),
+}
+
+
+@pytest.mark.parametrize("how", HELD)
+def test_the_model_in_an_object_of_another_library_is_read(demo, how: str) -> None:
+    wrapped = attnscope.wrap(HELD[how](demo.model), demo.tokenizer)
+    assert wrapped.model is demo.model
+    assert wrapped.geometry == demo.geometry
+
+
 REFUSED: dict[str, tuple[Callable[[Any, Any], object], str]] = {
     "memory": (
         lambda model, seen: attnscope.capture(model, SENTENCE * 9, engine="eager", memory="1KB"),
@@ -159,7 +199,15 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], object], str]] = {
         r'use weights="softmax" with group$',
     ),
     "bare": (lambda model, seen: attnscope.capture(model.model, SENTENCE), r"attnscope\.wrap one of a model"),
-    "wrap": (lambda model, seen: attnscope.wrap("gpt2", None), r"expected a model of transformers, got str"),
+    "wrap": (lambda model, seen: attnscope.wrap("gpt2", None), r"expected a model of transformers, got str; pass"),
+    "envoy": (
+        lambda model, seen: attnscope.wrap(Envoy(), None),
+        r"expected a model of transformers, got Envoy; pass the model inside it",
+    ),
+    "two models": (
+        lambda model, seen: attnscope.wrap(Holder(model.model, tiny_model("llama")), None),
+        r"got Holder that holds 2; pass the model inside it",
+    ),
     "map": (lambda model, seen: seen.heatmap(0, 6), r"there is no map of L0H6"),
     "style": (lambda model, seen: seen.heatmap(0, 0, colour="red"), r"has no 'colour'; it has annotate, caption, cmap"),
     "figure": (lambda model, seen: seen.export("never", figures=("all",)), r"the figures are overview, layers"),

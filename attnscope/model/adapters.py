@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.errors import ModelError
+from attnscope.errors import ModelError, UsageError
 from attnscope.model import checkpoint
 from attnscope.model.geometry import empty_of, geometry_of
 from attnscope.model.patterns import check_patterns
@@ -24,6 +24,7 @@ from attnscope.model.task import classes_of, task_of
 from attnscope.stacks import CAUSAL_LM, NAMES
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 CONFIG = "adapter_config.json"
@@ -155,12 +156,14 @@ def attach(model: PreTrainedModel, folder: Path, merged: bool) -> PreTrainedMode
     Raises ModelError for an adapter that is neither a change of weights nor such tokens, or not of this model.
     """
     from peft import PeftConfig
+    from peft.utils.save_and_load import load_peft_weights
 
     with PERMITS.held():
         config = PeftConfig.from_pretrained(str(folder), **PERMITS.given)
         if config.peft_type.value in (*VIRTUAL, PREFIX):
-            return _with_tokens(model, config, folder)
-        _check_kind(config, folder)
+            learnt = load_peft_weights(str(folder), device="cpu", **PERMITS.given).get(PROMPT)
+            return _with_tokens(model, config, learnt, f"the adapter in {folder}")
+        _check_kind(config, f"the adapter in {folder}")
         check_patterns(checkpoint.read_json(folder / CONFIG), dict(model.named_modules()), folder / CONFIG)
         _grow(model, folder / SAFETENSORS)
         adapted = _with_weights(model, config, folder)
@@ -177,7 +180,8 @@ def attach(model: PreTrainedModel, folder: Path, merged: bool) -> PreTrainedMode
 def bare(model: Any) -> Any:
     """The model inside a PeftModel or a compiled one, with its adapters in it; another model itself.
 
-    Raises ModelError where its adapter is more than layers of the model.
+    Of one with prompt, prefix or P-tuning it is a second model of the same weights, which knows the virtual tokens as
+    they are now. Raises ModelError where an adapter is more than either, UsageError where dropout changes such tokens.
 
     >>> bare(model) is model
     True
@@ -185,39 +189,51 @@ def bare(model: Any) -> Any:
     model = getattr(model, "_orig_mod", model)
     if not hasattr(model, "get_base_model"):
         return model
-    config = model.peft_config[model.active_adapter] if isinstance(model.active_adapter, str) else None
-    _check_kind(config, getattr(config, "base_model_name_or_path", None) or type(model).__name__)
-    return getattr(model.get_base_model(), "_orig_mod", model.get_base_model())
+    inner = getattr(model.get_base_model(), "_orig_mod", model.get_base_model())
+    for name in getattr(model, "active_adapters", None) or [model.active_adapter]:
+        config, what = model.peft_config[name], f"the adapter {name!r}"
+        if config.peft_type.value not in (*VIRTUAL, PREFIX):
+            _check_kind(config, what)
+            continue
+        encoder = model.prompt_encoder[name]
+        if inner.training or encoder.training:
+            raise UsageError(f"{what} is in training mode, where dropout changes it", "call model.eval() first")
+        from attnscope.model.virtual import sharing
+
+        # what was loaded to be used has no network around its embeddings, and PEFT then reads these alone
+        made = encoder.embedding.weight if config.inference_mode else model.get_prompt_embedding_to_save(name)
+        inner = _with_tokens(sharing(inner), config, made.detach(), what)
+    return inner
 
 
-def _with_tokens(model: PreTrainedModel, config: Any, folder: Path) -> PreTrainedModel:
-    """The model that knows the virtual tokens of prompt or prefix tuning. Raises ModelError for another model's."""
-    from peft.utils.save_and_load import load_peft_weights
+def _with_tokens(model: PreTrainedModel, config: Any, learnt: Tensor | None, what: str) -> PreTrainedModel:
+    """The model that knows the virtual tokens of prompt or prefix tuning. Raises ModelError for another model's.
 
+    learnt: (virtual tokens, their numbers), as PEFT saves them. what: the adapter, in words.
+    """
     from attnscope.model.virtual import put_before, put_in_layers
 
     if task_of(model.config) != CAUSAL_LM:
         raise ModelError(
-            f"the adapter in {folder} ({config.peft_type.value}) puts tokens before the text of "
+            f"{what} ({config.peft_type.value}) puts tokens before the text of "
             f"{NAMES[task_of(model.config)]}, and only a causal model is read with such",
             "choose another adapter",
         )
-    found = load_peft_weights(str(folder), device="cpu", **PERMITS.given).get(PROMPT)
     in_layers = config.peft_type.value == PREFIX
-    shape = _of_layers(model, folder) if in_layers else (model.get_input_embeddings().weight.shape[1],)
+    shape = _of_layers(model, what) if in_layers else (model.get_input_embeddings().weight.shape[1],)
     width = prod(shape)
-    if found is None or found.ndim != 2 or found.shape[1] != width or not len(found):
+    if learnt is None or learnt.ndim != 2 or learnt.shape[1] != width or not len(learnt):
         raise ModelError(
-            f"the adapter in {folder} does not fit its base: {'keys and values' if in_layers else 'embeddings'} of "
+            f"{what} does not fit its base: {'keys and values' if in_layers else 'embeddings'} of "
             f"{width} numbers were expected",
             "name the model that it was trained on: {base=FOLDER}",
         )
     if in_layers:
-        return put_in_layers(model, found.unflatten(1, shape).permute(1, 2, 3, 0, 4))
-    return put_before(model, found)
+        return put_in_layers(model, learnt.unflatten(1, shape).permute(1, 2, 3, 0, 4))
+    return put_before(model, learnt)
 
 
-def _of_layers(model: PreTrainedModel, folder: Path) -> tuple[int, int, int, int]:
+def _of_layers(model: PreTrainedModel, what: str) -> tuple[int, int, int, int]:
     """(layers, 2, kv heads, head dim): the numbers of a virtual token's keys and values.
 
     Raises ModelError where not every layer attends, with keys and values of one size, from a cache that it is given.
@@ -231,17 +247,17 @@ def _of_layers(model: PreTrainedModel, folder: Path) -> tuple[int, int, int, int
     takes_cache = "past_key_values" in signature(model.base_model.forward).parameters
     if not alike or head_dim != value_dim or not takes_cache:
         raise ModelError(
-            f"the adapter in {folder} ({PREFIX}) puts keys and values into the layers of {geometry.model_type}, which "
+            f"{what} ({PREFIX}) puts keys and values into the layers of {geometry.model_type}, which "
             "do not all attend to tokens with keys and values of one size",
             "choose one of prompt tuning or P-tuning",
         )
     return len(geometry.layers), 2, kv_heads, head_dim
 
 
-def _check_kind(config: Any, where: object) -> None:
+def _check_kind(config: Any, what: str) -> None:
     if config.peft_type.value in BY_TOKEN or any(getattr(config, name, None) for name in MORE):
         raise ModelError(
-            f"the adapter in {where} ({config.peft_type.value}) is more than a change of weights",
+            f"{what} ({config.peft_type.value}) is more than a change of weights",
             "merge it where that can be done, or choose a plain LoRA",
         )
 

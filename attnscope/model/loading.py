@@ -21,6 +21,7 @@ from attnscope.model import adapters, checkpoint, generating, gguf, hub, sources
 from attnscope.model.families import family
 from attnscope.model.fitting import BODY, ENCODER, TEXT, TOWER, WHOLE, LoadedAs, check_body, fitting, part_of
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
+from attnscope.model.inside import model_inside
 from attnscope.model.libraries import bars_as_elsewhere, knows_interface, needed, uncollected
 from attnscope.model.loaded import LoadedModel, LoadedTokenizer
 from attnscope.model.options import LoadOptions
@@ -127,18 +128,17 @@ def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str |
     """A model that is loaded already, with its tokenizer, as attnscope reads it; the model itself is left as it is.
 
     That holds for its training mode too, in which `capture` refuses to read it: call `model.eval()` first. One that
-    torch.compile or PEFT wraps is read inside the wrapper, with its adapters. name: what tables and manifests call it.
-    Raises ModelError for a model that has no softmax attention over text.
+    torch.compile, PEFT or an object of another library holds is read inside it, with its adapters; virtual tokens of
+    prompt, prefix or P-tuning as they are now. name: what tables and manifests call it. Raises UsageError for what is
+    and holds no model of transformers, ModelError for a model that has no softmax attention over text.
 
         >>> model = wrap(AutoModelForCausalLM.from_pretrained("gpt2"), AutoTokenizer.from_pretrained("gpt2"))
     """
     from attnscope.model.placed import device_of
 
-    if not hasattr(model, "config") or not hasattr(model, "parameters"):
-        raise UsageError(f"expected a model of transformers, got {type(model).__name__}", "pass the model itself")
-    bare = adapters.bare(model)
-    check_plain(bare, name or type(bare).__name__)
-    model = reading_part(bare)
+    whole = model_inside(model)
+    check_plain(whole, name or type(whole).__name__)
+    model = reading_part(whole)
     if task_of(model.config) == VISION_ONLY:
         check_tower(model.config, name or type(model).__name__)
     geometry = _readable(geometry_of(model.config, count=False))

@@ -9,6 +9,7 @@ Shapes: B text, T token, V virtual token, E width, L layer, G kv head, D head di
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,6 +47,21 @@ class WithVirtual(nn.Module):
         of_text_BTE = self.inner(ids_BT.masked_fill(number_BT >= 0, 0))
         virtual_BTE = self.virtual_VE[number_BT.clamp(min=0)].to(of_text_BTE)
         return torch.where((number_BT >= 0)[..., None], virtual_BTE, of_text_BTE)
+
+
+def sharing(model: PreTrainedModel) -> PreTrainedModel:
+    """A second model of the same weights and hooks, whose modules may be exchanged.
+
+    >>> sharing(model).lm_head.weight is model.lm_head.weight
+    True
+    """
+    hooks = (
+        hook
+        for part in model.modules()
+        for them in (part._forward_hooks, part._forward_pre_hooks)
+        for hook in them.values()
+    )
+    return copy.deepcopy(model, {id(one): one for one in (*model.parameters(), *model.buffers(), *hooks)})
 
 
 def put_before(model: PreTrainedModel, virtual_VE: Tensor) -> PreTrainedModel:
