@@ -8,16 +8,18 @@ import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import accelerate
 import pytest
 import torch
 from torch.testing import assert_close
+from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import AttentionInterface
 
 from attnscope.api import capture
 from attnscope.attention.questions import Distance, Entropy, Features, Received
-from attnscope.errors import ModelError, UsageError
+from attnscope.errors import ForwardError, ModelError, UsageError
 from attnscope.seam.engines import ENGINES, Engine, engine_named
 from attnscope.seam.listen import _uncompiled, listen, listening
 from helpers.compiling import compiling  # noqa: F401
@@ -330,6 +332,41 @@ def test_logits_follow_what_is_altered(engine):
         intact = model(ids).logits[:, -1:]
     assert_close(report.logits, expected, atol=1e-5, rtol=1e-5)
     assert (expected - intact).abs().max() > 1e-3
+
+
+class Press:
+    """As tools that change attention do it: a method of theirs is the hook."""
+
+    def forward_hook(self, module: torch.nn.Module, args: object, output: object) -> None:
+        raise AttributeError("'NoneType' object has no attribute 'layers'")
+
+    def __call__(self, module: torch.nn.Module, args: object) -> None:
+        self.forward_hook(module, args, None)
+
+
+HOOKS: dict[str, tuple[Callable[[torch.nn.Module], RemovableHandle], str]] = {
+    "method": (lambda model: model.layers[1].self_attn.register_forward_hook(Press().forward_hook), "forward_hook"),
+    "partial": (
+        lambda model: model.layers[1].mlp.register_forward_hook(partial(Press.forward_hook, Press())),
+        "forward_hook",
+    ),
+    "before the whole backbone": (lambda model: model.register_forward_pre_hook(Press()), "__call__"),
+}
+
+
+@pytest.mark.parametrize("how", HOOKS)
+def test_a_hook_that_fails_is_named_and_nothing_else_is_blamed_on_one(how: str) -> None:
+    model, (leave, name) = tiny_model("llama"), HOOKS[how]
+    handle = leave(model.model)
+    with pytest.raises(ForwardError, match=r"forward pass of llama: 'NoneType'.*; read the model without") as caught:
+        listen(model, some_ids(), lambda call: None)
+    assert f"a hook of {__name__} (Press.{name}) failed" in str(caught.value)
+    handle.remove()
+    model.model.register_forward_pre_hook(lambda *_: None)
+    with pytest.raises(ForwardError, match=r"the forward pass of llama failed: .*; check its config"):
+        listen(model, some_ids() + 10**6, lambda call: None)
+    with pytest.raises(ZeroDivisionError):
+        listen(model, some_ids(), lambda call: 1 // 0)
 
 
 def test_logits_of_a_position_that_is_not_there():

@@ -17,7 +17,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
-from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -26,8 +25,7 @@ from torch import Tensor, nn
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility, by_place
-from attnscope.errors import ForwardError, ModelError, UsageError, first_line
-from attnscope.memory import is_out_of_memory
+from attnscope.errors import ModelError, UsageError
 from attnscope.model.attending import layer_of
 from attnscope.model.families import Family, family_of
 from attnscope.model.geometry import geometry_of
@@ -38,6 +36,7 @@ from attnscope.process import ProcessWide
 from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.checks import check_call
 from attnscope.seam.engines import ENGINES, Engine, OnCall, changing, full_precision
+from attnscope.seam.failures import own_errors
 from attnscope.seam.forward import (
     attention_modules,
     bare_model,
@@ -197,30 +196,6 @@ _calls_of_pass: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDicti
 
 class _LastCallError(Exception):
     """What follows of the pass makes an output that nobody wants."""
-
-
-@contextmanager
-def own_errors(model: nn.Module) -> Iterator[None]:
-    """What fails in the model's own code while the block runs is a ForwardError."""
-    try:
-        yield
-    except Exception as error:  # any family's code, with any weights and any text
-        if is_out_of_memory(error) or not _of_model(error, model):
-            raise
-        kind = getattr(config_of(model), "model_type", None) or type(bare_model(model)).__name__
-        raise ForwardError(
-            f"the forward pass of {kind} failed: {first_line(error)}",
-            "check its config, its weights and its processor's files",
-        ) from error
-
-
-def _of_model(error: BaseException, model: nn.Module) -> bool:
-    """Whether an error rose in code of the model: what called PyTorch there was not attnscope, and not who listens."""
-    packages = {type(module).__module__.partition(".")[0] for module in bare_model(model).modules()} | {"transformers"}
-    frames = (frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__))
-    ours = __name__.partition(".")[0]
-    known = [package for package in frames if package == ours or package in packages - {"torch"}]
-    return bool(known) and known[-1] != ours
 
 
 def _remember_calls(model: nn.Module, report: CaptureReport) -> None:

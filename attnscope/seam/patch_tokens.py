@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from attnscope.errors import ModelError
+from attnscope.seam.failures import own_errors
 from attnscope.seam.forward import attention_modules, backbone, bare_model, hooks_around
-from attnscope.seam.listen import own_errors, running
+from attnscope.seam.listen import running
 
 SHORT = {"class": "CLS", "distillation": "DIST", "detection": "DET", "register": "REG"}
 OTHER = "choose a model that makes a token of each patch, as ViT and CLIP do"

@@ -1,0 +1,82 @@
+"""What fails while a model runs: its own code, a hook that somebody else left in it, or whoever listens."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import walk_tb
+from types import CodeType
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from attnscope.errors import ForwardError, first_line
+from attnscope.memory import is_out_of_memory
+from attnscope.seam.forward import bare_model, config_of
+
+OURS = __name__.partition(".")[0]
+
+
+@contextmanager
+def own_errors(model: nn.Module) -> Iterator[None]:
+    """What fails in the model's own code while the block runs, or in a hook on it, is a ForwardError."""
+    try:
+        yield
+    except Exception as error:  # any family's code, with any weights and any text
+        if is_out_of_memory(error):
+            raise
+        kind = getattr(config_of(model), "model_type", None) or type(bare_model(model)).__name__
+        if (hook := _failed_hook(error, model)) is not None:
+            raise ForwardError(
+                f"a hook of {hook} failed in the forward pass of {kind}: {first_line(error)}",
+                "read the model without that hook",
+            ) from error
+        if not _of_model(error, model):
+            raise
+        raise ForwardError(
+            f"the forward pass of {kind} failed: {first_line(error)}",
+            "check its config, its weights and its processor's files",
+        ) from error
+
+
+def _failed_hook(error: BaseException, model: nn.Module) -> str | None:
+    """The package of the hook on the model in which an error rose, and the hook's name; None for an error elsewhere."""
+    codes, own = set(_hook_codes(bare_model(model))), _packages(model) | {"torch", "accelerate"}
+    failed = None
+    for frame, _ in walk_tb(error.__traceback__):
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package == OURS:
+            failed = None  # who listens was called in the hook, and failed
+        elif frame.f_code in codes and package not in own:
+            failed = f"{package} ({frame.f_code.co_qualname})"
+    return failed
+
+
+def _hook_codes(model: nn.Module) -> Iterator[CodeType]:
+    """The code of every function that torch calls before or after the forward of one of the model's modules."""
+    hooks = [*torch_module._global_forward_hooks.values(), *torch_module._global_forward_pre_hooks.values()]
+    for part in model.modules():
+        hooks += [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
+    for hook in hooks:
+        plain: Any = hook
+        while isinstance(plain, functools.partial):
+            plain = plain.func
+        plain = getattr(plain, "__func__", plain)
+        code = getattr(plain, "__code__", None) or getattr(type(plain).__call__, "__code__", None)
+        if code is not None:
+            yield code
+
+
+def _of_model(error: BaseException, model: nn.Module) -> bool:
+    """Whether an error rose in code of the model: what called PyTorch there was not attnscope, and not who listens."""
+    packages = _packages(model)
+    frames = (frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__))
+    known = [package for package in frames if package == OURS or package in packages - {"torch"}]
+    return bool(known) and known[-1] != OURS
+
+
+def _packages(model: nn.Module) -> set[str]:
+    """Where the code of a model is."""
+    return {type(module).__module__.partition(".")[0] for module in bare_model(model).modules()} | {"transformers"}
