@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from attnscope.ask import Ask, How
@@ -127,8 +128,7 @@ def kept(
     """What `capture` keeps; heads: of the layers that were named. Raises UsageError for what cannot be meant."""
     unknown = next((name for name in how if name not in How.__annotations__), None)
     if unknown is not None:
-        names = ("layers", "request", "query", "key", "define", "audio", *How.__annotations__)
-        raise UnknownOptionError(f"capture has no option {unknown!r}", f"it has {', '.join(names)}")
+        raise UnknownOptionError(f"capture has no option {unknown!r}", _instead(unknown, dict(how)[unknown]))
     if request is None:
         of_pictures = how.get("picture") is not None
         request = Request(view=View(heads=heads), relations=True, maps="kept", weights=True, per_token=of_pictures)
@@ -136,6 +136,23 @@ def kept(
         raise UsageError("layers and request were both given", "choose heads with {select=1.*} instead")
     asked: dict[str, Any] = {name: str(value) for name, value in (("query", query), ("key", key)) if value is not None}
     return replace(request, **asked | ({} if define is None else {"define": define}))
+
+
+def _instead(name: str, value: object) -> str:
+    """Where an option that `capture` lacks is said: in the records that it takes, in `load`, or by a name like it."""
+    own = ("layers", "request", "query", "key", "define", "audio", *How.__annotations__)
+    view, request, loading = ([one.name for one in fields(record)] for record in (View, Request, LoadOptions))
+    given = f'{name}="{value}"' if isinstance(value, str) and value.isidentifier() else f"{name}=..."
+    if name in view and (name not in request or isinstance(value, str)):  # entries to be read, or whole matrices
+        return f"ask for request=Request(view=View({given}), relations=True)"
+    if name in request:
+        return f"ask for request=Request({given})"
+    if name in loading:
+        return f"give it to attnscope.load(MODEL, {given})"
+    alike = next(iter(get_close_matches(name, [*own, *view, *request, *loading], 1, cutoff=0.7)), None)
+    if alike is None:
+        return f"it has {', '.join(own)}"
+    return f"did you mean {alike}?" if alike in own else _instead(alike, value)
 
 
 def is_several(text: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -236,6 +237,27 @@ def test_a_refusal_speaks_python(demo, seen, what: str) -> None:
     assert "--" not in words
     assert "{" not in words
     assert "\n" not in words
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"weights": "scores"}, 'request=Request(view=View(weights="scores"), relations=True)'),
+        ({"weights": True}, "request=Request(weights=...)"),
+        ({"head": [1]}, "request=Request(view=View(heads=...), relations=True)"),
+        ({"maps": "all"}, 'request=Request(maps="all")'),
+        ({"dtype": "bfloat16"}, 'attnscope.load(MODEL, dtype="bfloat16")'),
+        ({"layer": 1}, "did you mean layers?"),
+    ],
+)
+def test_an_option_that_capture_lacks_is_named_where_it_is(demo, given: dict[str, Any], says: str) -> None:
+    with pytest.raises(attnscope.AttnscopeError, match=f"has no option '{next(iter(given))}'; .*{re.escape(says)}"):
+        attnscope.capture(demo, SENTENCE, **given)
+    if "..." not in says and says.startswith("request"):
+        names = {"Request": attnscope.Request, "View": View}
+        asked = eval(says.removeprefix("request="), names)
+        kept = attnscope.capture(demo, SENTENCE, request=asked)
+        assert kept.maps or "score" in kept.relations().column_names
 
 
 def test_the_options_of_capture_are_those_it_hands_on(demo) -> None:
