@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 LINE = 120  # characters of one value
@@ -41,6 +41,16 @@ def in_a_line(text: str) -> str:
 def brief(value: object) -> str:
     """A value as Python writes it, at most a line of it."""
     return _cut(repr(value), LINE)
+
+
+def listed(words: Sequence[str], most: int = 4) -> str:
+    """The first of some words, and how many more there are.
+
+    >>> listed(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    more = len(words) - most
+    return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def numbered(char: str) -> str:

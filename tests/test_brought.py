@@ -262,6 +262,19 @@ def test_what_no_weight_is_unpacked_with_is_read(tmp_path: Path) -> None:
     torch.testing.assert_close(weights(load(LoadOptions(model=str(folder), device="cpu"))), expected, rtol=0, atol=0)
 
 
+def test_tensors_without_a_place_in_the_body_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Not so a head, which the body does without."""
+    folder = saved(tmp_path / "m", vocab_size=2000)
+    edit_weights(folder, lambda tensors: tensors | {"score.weight": torch.ones(2, 64)})
+    load(LoadOptions(model=str(folder), device="cpu"))
+    assert not [record for record in caplog.records if record.name.startswith("attnscope")]
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    edit_weights(folder, lambda tensors: tensors | {bias: torch.ones(64), bias.replace("0", "9"): torch.ones(64)})
+    loaded = load(LoadOptions(model=str(folder), device="cpu"))
+    assert f"{bias}, {bias.replace('0', '9')}, and transformers leaves that out" in caplog.text
+    assert bias in certificate(check_parity(loaded, IDS), loaded, IDS)["not_shown"][-1]
+
+
 def test_a_wrapped_model_of_packed_weights_is_refused(demo: LoadedModel) -> None:
     model = copy.deepcopy(demo.model)
     layer = model.model.layers[1].self_attn.k_proj

@@ -26,14 +26,14 @@ from attnscope.errors import AttnscopeError, ModelError
 from attnscope.model.geometry import MOST_LAYERS, empty_model
 from attnscope.model.libraries import needed
 from attnscope.model.permits import Permits, unread
-from attnscope.shown import brief
+from attnscope.shown import brief, listed
 
 VERSIONS = (2, 3)
 HEADER_BYTES = 1 << 26  # a vocabulary of 262,144 tokens with its merges takes a fourth
 MOST_NUMBERS, MOST_TEXT, MOST_DIMENSIONS = 1 << 16, 1 << 20, 8
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # ggml's types
 TEXT, ARRAY, F32 = 8, 9, 0
-MOST_NAMED, MOST_WIDTH = 4, 1 << 16  # of a head
+MOST_WIDTH = 1 << 16  # of a head
 BEARING = ("softcap", "scale", "window", "context_length")  # in a name: it bears on attention
 
 # Layers that slide, of llama.cpp's `set_swa_pattern`: of so many layers all but the last. EVERY: no layer is full.
@@ -231,8 +231,7 @@ def in_words(found: Statement) -> str:
     'llama.attention.clamp_kqv = 8.0'
     """
     words = [name if value is None else f"{name} = {_brief(value)}" for name, value in found.left.items()]
-    more = len(words) - MOST_NAMED
-    return ", ".join(words[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return listed(words)
 
 
 def _brief(value: Any) -> str:

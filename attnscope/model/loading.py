@@ -31,6 +31,7 @@ from attnscope.model.quantised import check_method, check_plain, check_unpacked,
 from attnscope.model.sources import DEMO_FOLDER, Source
 from attnscope.model.task import chosen_task, model_class, model_classes, reading_part, stack_config, task_of, text_part
 from attnscope.model.towers import check_tower
+from attnscope.shown import listed
 from attnscope.stacks import ENCODER_ONLY, SEQ2SEQ, VISION, VISION_ONLY
 
 if TYPE_CHECKING:
@@ -86,7 +87,10 @@ def load(options: LoadOptions) -> LoadedModel:
     tokenizer: Any = None if task == VISION_ONLY else _tokenizer(source, config, options)
     from attnscope.model.placed import device_of  # which imports torch
 
-    model, loaded_as = _model(source, config, options, device, task)
+    model, loaded_as, unused = _model(source, config, options, device, task)
+    if unused:
+        logger.warning("%s has %s, and transformers leaves that out", source.name, listed(unused))
+        trusted = (*trusted, f"{listed(unused)} (of the files, left out by transformers)")
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -367,8 +371,11 @@ def _tokenizer(source: Source, config: Any, options: LoadOptions) -> PreTrainedT
 
 def _model(
     source: Source, config: Any, options: LoadOptions, device: str, task: str
-) -> tuple[PreTrainedModel, LoadedAs]:
-    """The model in eval mode on its device, and how it was loaded; every weight it needs was in the checkpoint."""
+) -> tuple[PreTrainedModel, LoadedAs, list[str]]:
+    """The model in eval mode on its device, how it was loaded, and the tensors of its files that it has no place for.
+
+    Every weight that it needs was in the checkpoint, and holds the numbers that the checkpoint stores.
+    """
     place = options.device_map or (None if device == "cpu" else {"": device})
     dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
     files = () if source.gguf else checkpoint.check_weights(source.folder, options.allow_pickle)
@@ -397,6 +404,7 @@ def _model(
             if source.adapter:
                 adapters.set_labels(config, kinds[0], source.adapter.folder)
             fit = fitting(kinds, load_as)
+        unused = [] if source.gguf else fit.unused_inside
         if not source.gguf:
             check_unpacked(fit, checkpoint.stored_tensors(files), method_of(config), source.name)
         model = fit.model
@@ -429,7 +437,7 @@ def _model(
         part = TEXT
     model = part_of(model, part)
     generating.leave_tokens(model)
-    return model.eval().requires_grad_(False), LoadedAs(fit.kind.__name__, part)
+    return model.eval().requires_grad_(False), LoadedAs(fit.kind.__name__, part), unused
 
 
 def _count(model: PreTrainedModel) -> int:
