@@ -266,6 +266,7 @@
     form.requestSubmit();
   });
   stop.addEventListener("click", () => asking?.abort());
+  field("text").focus(); // and not by `autofocus`: it does nothing where another field has the focus, and complains
 
   async function begin() {
     const answer = await fetched("/models");

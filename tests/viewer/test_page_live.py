@@ -83,6 +83,23 @@ def test_a_question_that_is_asked_before_the_models_are_known_waits_for_them(liv
     live.page.unroute("**/models")
 
 
+CHOSEN = """new MutationObserver((_, observer) => {
+  const field = document.querySelector("[name=model]");
+  if (field) { field.focus(); observer.disconnect(); }
+}).observe(document, { childList: true, subtree: true })"""
+
+
+def test_the_text_is_typed_into_whatever_was_chosen_while_the_page_came(live):
+    """Of `autofocus` Chromium complains where another field has the focus already."""
+    page = live.page.context.new_page()
+    page.add_init_script(CHOSEN)
+    other = Live(page, f"{live.page.url}#{live.page.evaluate('sessionStorage.getItem(`attnscope-token`)')}")
+    page.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+    assert page.evaluate("document.activeElement.name") == "text"
+    live.wrong += other.wrong
+    page.close()
+
+
 def test_what_a_command_refuses_is_one_line(live):
     live.page.fill("textarea", "elephant")
     live.page.get_by_role("button", name="Look").click()
