@@ -139,7 +139,7 @@ def kept(
 
 
 def _instead(name: str, value: object) -> str:
-    """Where an option that `capture` lacks is said: in the records that it takes, in `load`, or by a name like it."""
+    """Where an option that `capture` lacks is said: in the records that it takes, or in `load`."""
     own = ("layers", "request", "query", "key", "define", "audio", *How.__annotations__)
     view, request, loading = ([one.name for one in fields(record)] for record in (View, Request, LoadOptions))
     given = f'{name}="{value}"' if isinstance(value, str) and value.isidentifier() else f"{name}=..."
@@ -150,9 +150,7 @@ def _instead(name: str, value: object) -> str:
     if name in loading:
         return f"give it to attnscope.load(MODEL, {given})"
     alike = next(iter(get_close_matches(name, [*own, *view, *request, *loading], 1, cutoff=0.7)), None)
-    if alike is None:
-        return f"it has {', '.join(own)}"
-    return f"did you mean {alike}?" if alike in own else _instead(alike, value)
+    return f"it has {', '.join(own)}" if alike is None or alike in own else _instead(alike, value)
 
 
 def is_several(text: Any) -> bool:

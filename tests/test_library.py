@@ -247,7 +247,7 @@ def test_a_refusal_speaks_python(demo, seen, what: str) -> None:
         ({"head": [1]}, "request=Request(view=View(heads=...), relations=True)"),
         ({"maps": "all"}, 'request=Request(maps="all")'),
         ({"dtype": "bfloat16"}, 'attnscope.load(MODEL, dtype="bfloat16")'),
-        ({"layer": 1}, "did you mean layers?"),
+        ({"layer": 1}, "it has layers, "),
     ],
 )
 def test_an_option_that_capture_lacks_is_named_where_it_is(demo, given: dict[str, Any], says: str) -> None:
