@@ -402,7 +402,7 @@ watched = weakref.ref(thing, swallow)
 try:
     with signals.unwinding():
         del thing
-        time.sleep(20)
+        time.sleep(600)
 except signals.Stopped as stopped:
     print("stopped", stopped.number)
 """

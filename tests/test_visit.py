@@ -5,23 +5,24 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from helpers.command_line import HANGS
+from helpers.forks import HANGS, until
 from helpers.rows import json_lines
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
-MOMENTS = (0.3, 0.4, 0.7, 1.1, 1.4, 1.7, 2.0)
 STUB = """#!/bin/sh
-# What every part runs: a table of four rows, one each fifth of a second, and a failure where it is planted.
+# What every part runs: a table of four rows, a failure where it is planted, and no end before one row of one part.
 case "$*" in *$FAILING*) echo "planted"; exit 3 ;; esac
 echo said; echo; echo "| a |"
-for row in 1 2 3 4; do sleep $PAUSE; echo "| $row |"; done
+for row in 1 2 3 4; do
+  case "$* $row" in *$ENDLESS) sleep 6000 ;; esac
+  echo "| $row |"
+done
 """
 
 
@@ -34,12 +35,12 @@ def script(name: str) -> ModuleType:
     return module
 
 
-def visit(folder: Path, which: str = "first", pause: float = 0.0, failing: str = "nothing") -> subprocess.Popen:
+def visit(folder: Path, which: str = "first", failing: str = "none", endless: str = "none") -> subprocess.Popen:
     """A visit to whose folder everything is written; no `python` is on its PATH, and PYTHON names a stand-in."""
     stub = folder / "stub"
     stub.write_text(STUB)
     stub.chmod(0o755)
-    more = {"PATH": f"/usr/bin{os.pathsep}/bin", "PYTHON": str(stub), "PAUSE": str(pause), "FAILING": failing}
+    more = {"PATH": f"/usr/bin{os.pathsep}/bin", "PYTHON": str(stub), "FAILING": failing, "ENDLESS": endless}
     command = ["bash", BENCHMARKS / "gpu.sh", folder / "visit", which]
     given = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
     return subprocess.Popen(command, env=os.environ | more, **given)
@@ -69,20 +70,18 @@ def test_parts_that_failed_are_run_again_and_become_tables(tmp_path: Path) -> No
     assert "said\n\n| a |\n| 1 |" in page
 
 
-@pytest.mark.parametrize("seconds", [0.15, 0.5, 0.9, *(pytest.param(one, marks=pytest.mark.slow) for one in MOMENTS)])
-def test_what_was_printed_is_kept_when_a_visit_is_killed(tmp_path: Path, seconds: float) -> None:
-    """At any time: a row stands in its part's file from when it was printed, and the part is run again."""
-    running = visit(tmp_path, pause=0.2)
-    time.sleep(seconds)
+@pytest.mark.parametrize(("part", "row"), [("environment", 1), ("environment", 4), ("kernels", 3)])
+def test_what_was_printed_is_kept_when_a_visit_is_killed(tmp_path: Path, part: str, row: int) -> None:
+    """A row stands in its part's file from when it was printed, and the part is run again."""
+    running = visit(tmp_path, endless=f"benchmarks/{part}.py* {row}")
+    file, printed = tmp_path / "visit" / f"{part}.txt", ["said", "", "| a |", *(f"| {one} |" for one in range(1, row))]
+    until(lambda: file.exists() and file.read_text().splitlines() == printed)
     os.killpg(running.pid, signal.SIGKILL)
     running.wait(HANGS)
-    begun = [one for one in records(tmp_path) if "command" in one]
-    printed = [line for one in begun for line in (tmp_path / "visit" / one["file"]).read_text().splitlines()]
-    assert begun
-    assert len([line for line in printed if line[2:3].isdigit()]) >= int((seconds - 0.3) / 0.25)
-    assert printed[:3] == ["said", "", "| a |"][: len(printed)]
-    cut = [one["part"] for one in begun if one["part"] not in ends(tmp_path)]
-    assert script("results").of_a_visit(tmp_path / "visit", tmp_path / "RESULTS.md") == cut
+    assert file.read_text().splitlines() == printed
+    assert [one["part"] for one in records(tmp_path) if "command" in one][-1] == part
+    assert part not in ends(tmp_path)
+    assert script("results").of_a_visit(tmp_path / "visit", tmp_path / "RESULTS.md") == [part]
     visit(tmp_path).wait(HANGS)
     assert ends(tmp_path) == dict.fromkeys(("environment", "kernels", "engines"), 0)
 

@@ -33,7 +33,7 @@ from attnscope.folder.claim import locked
 from attnscope.model.options import LoadOptions
 from helpers.command_line import HANGS, call
 from helpers.corpora import content, jsonl, rows, some_texts
-from helpers.forks import Forked, forked
+from helpers.forks import Forked, forked, until
 
 KILLS = Path(__file__).parents[1] / "helpers" / "kills.py"
 
@@ -221,10 +221,7 @@ def test_a_painter_ends_with_the_run_that_was_killed(tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text(PAINTING)
     done = subprocess.run([sys.executable, tmp_path / "run.py"], stdout=subprocess.PIPE, timeout=HANGS)
     assert done.returncode == -signal.SIGKILL
-    painter, deadline = int(done.stdout), time.monotonic() + HANGS
-    while Path(f"/proc/{painter}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{painter}").exists()
+    until(lambda: not Path(f"/proc/{int(done.stdout)}").exists())
 
 
 class Lazy(Executor):

@@ -1,10 +1,10 @@
 """The journal: what is committed survives, what is torn is forgotten, what is damaged is said."""
 
 import json
-import threading
+import shutil
 import time
-from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -98,25 +98,22 @@ def test_pictures_of_items_that_no_shard_holds_are_swept(tmp_path: Path) -> None
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["000000", "000004", "notes"]
 
 
-def test_a_folder_that_is_still_written_to_is_swept_all_the_same(tmp_path: Path) -> None:
-    partial = tmp_path / ".partial"
-    partial.mkdir()
+def test_a_folder_that_is_still_written_to_is_swept_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial, remove, begun = tmp_path / ".partial", shutil.rmtree, iter("abc")
+    (partial / "0").mkdir(parents=True)
 
-    def write() -> None:
-        number, until = 0, time.monotonic() + 0.5
-        while time.monotonic() < until:
-            with suppress(OSError):
-                (partial / str(number)).mkdir()  # as a shard is begun
-            number += 1
-            time.sleep(0.002)
+    def amid(folder: Path, ignore_errors: bool) -> None:
+        remove(folder, ignore_errors)
+        for shard in islice(begun, 1):  # by a process elsewhere, which has not ended yet
+            (folder / shard).mkdir(parents=True)
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    while not any(partial.iterdir()):
-        time.sleep(0.01)
+    monkeypatch.setattr(shutil, "rmtree", amid)
+    monkeypatch.setattr("attnscope.batch.journal.PAUSE_SECONDS", 0)
     Journal(tmp_path).sweep()
-    writer.join()
     assert not partial.exists()
+    assert next(begun, None) is None
 
 
 def test_changed_options_are_named(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ from attnscope.drawing import Pictures
 from attnscope.errors import AttnscopeError, InputError, UsageError
 from attnscope.model.options import LoadOptions
 from attnscope.observe import Request
-from helpers.command_line import HANGS
 from helpers.corpora import content, jsonl, rows, some_texts
+from helpers.forks import HANGS, until
 
 ONE_THREAD = {"env_vars": {"OMP_NUM_THREADS": "1"}}
 
@@ -102,9 +102,7 @@ def local(ray: Any) -> None:
     """A cluster of two cores, both free: the one of the test before where there is one."""
     if not ray.is_initialized():
         ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=ONE_THREAD)
-    deadline = time.monotonic() + HANGS
-    while ray.available_resources().get("CPU") != 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: ray.available_resources().get("CPU") == 2)
 
 
 def job_of(model: Path, shard_bytes: int) -> Job:
@@ -202,15 +200,13 @@ def test_a_run_that_does_nothing_says_what_it_waits_for(
     def said() -> int:
         return len(caplog.records)
 
-    deadline = time.monotonic() + HANGS
     with waiting_said(lambda: len(done), lambda: "2 actors wait for room"):
-        while said() < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: said() >= 2)
     assert "no shard was finished for 0 s: 2 actors wait for room" in caplog.text
     caplog.clear()
-    busy = iter(range(10**9))
-    with waiting_said(lambda: next(busy), lambda: "nothing"):
-        time.sleep(0.3)
+    looked: list[int] = []
+    with waiting_said(lambda: looked.append(0) or len(looked), lambda: "nothing"):
+        until(lambda: len(looked) >= 5)
     assert said() == 0
 
 
@@ -264,14 +260,11 @@ def test_an_actor_is_killed_while_it_draws(tmp_path: Path, tiny_folder: Path, st
     trouble = threading.Thread(target=disturb, daemon=True)
     trouble.start()
     run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster())
-    trouble.join(timeout=60)
+    trouble.join(HANGS)
     assert len(killed) == 2
     assert same(tmp_path / "here", tmp_path / "ray")
-    deadline = time.monotonic() + HANGS
-    while any(Path(f"/proc/{one}").exists() for one in painters) and time.monotonic() < deadline:
-        time.sleep(0.2)
     assert len(painters) >= 2
-    assert [one for one in painters if Path(f"/proc/{one}").exists()] == []  # painters end with their actor
+    until(lambda: not any(Path(f"/proc/{one}").exists() for one in painters))  # painters end with their actor
 
 
 def test_what_ray_cannot_mend_is_begun_again_and_given_up_without_progress(
@@ -378,7 +371,7 @@ def test_a_worker_and_then_a_node_are_killed_and_nothing_is_lost_or_doubled(
     try:
         _, tally = run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster("auto", actors=2))
     finally:
-        trouble.join(timeout=60)
+        trouble.join(HANGS)
         ray.shutdown()
         nodes.shutdown()
     assert done == ["worker", "node"]

@@ -108,7 +108,7 @@ class Visit:
     def hover(self, token: Any) -> None:
         """Point at a token, after it was brought into the window: scrolling hides what stands beside the pointer."""
         token.scroll_into_view_if_needed()
-        self.page.wait_for_timeout(PAUSE)
+        self.drawn()
         token.hover()
 
     def cell(self, row: int, column: int, plot: int = 0) -> tuple[float, float]:
@@ -118,6 +118,10 @@ class Visit:
         box = canvas.bounding_box()
         left, top, size = map(float, canvas.get_attribute("data-cells").split())
         return box["x"] + left + (column + 0.5) * size, box["y"] + top + (row + 0.5) * size
+
+    def drawn(self) -> None:
+        """Wait until the page was drawn as it is now: before that it hears of what was scrolled."""
+        self.page.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
 
     def frames(self, selector: str | None, steps: int) -> int:
         """Scroll from top to end in so many steps; how many frames were drawn meanwhile."""

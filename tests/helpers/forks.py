@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -31,6 +32,14 @@ sys.path.insert(0, {tests!r})
 from helpers.forks import stand_in
 stand_in({address!r})
 """
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait until something holds, which another process or thread is about to bring about."""
+    end = time.monotonic() + HANGS
+    while not holds():
+        assert time.monotonic() < end, "it never held"
+        time.sleep(0.01)
 
 
 class Forked:

@@ -4,13 +4,12 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
 from attnscope.serve import client
 from attnscope.typed import plain
-from helpers.command_line import ATTNSCOPE, call
+from helpers.command_line import ATTNSCOPE, HANGS, call
 
 
 class Serving:
@@ -72,14 +71,6 @@ def _served(environment, arguments, more):
         yield Serving(process, environment)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        process.wait(HANGS)
         process.stdout.close()
         process.stderr.close()
-
-
-def until(holds, seconds=60):
-    """Wait until something holds."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.05)

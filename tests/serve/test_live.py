@@ -18,9 +18,8 @@ from attnscope.model.options import LoadOptions
 from attnscope.typed import typed
 from helpers.command_line import SENTENCE, call
 from helpers.folders import with_tokenizer
-from helpers.forks import shim
+from helpers.forks import HANGS, shim, until
 from helpers.picture_models import picture, saved
-from helpers.serving import until
 from helpers.stack_families import tiny
 
 pytest.importorskip("starlette", reason="pip install 'attnscope[serve]'")
@@ -41,7 +40,7 @@ class Asking:
     def get(self, path="/models", method="GET", body=None, **headers):
         """Code and text of an answer; a header that is None is left out."""
         said = self.headers | {name.replace("_", "-"): value for name, value in headers.items()}
-        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANGS)
         with contextlib.closing(link):
             link.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
             for name, value in said.items():
@@ -70,7 +69,7 @@ class Asking:
 
     def raw(self):
         """A connection that says nothing yet."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=HANGS)
 
 
 @pytest.fixture(scope="module")

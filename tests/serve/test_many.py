@@ -14,7 +14,8 @@ from attnscope.serve import client, place
 from attnscope.serve.wire import UnansweredError
 from attnscope.telling import SILENT
 from helpers.command_line import SENTENCE, call
-from helpers.serving import serving, until
+from helpers.forks import until
+from helpers.serving import serving
 
 pytestmark = [
     pytest.mark.slow,

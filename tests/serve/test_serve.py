@@ -33,7 +33,8 @@ from attnscope.serve.worker import CancelledError, cancellable
 from attnscope.telling import SILENT
 from attnscope.text.prompt import _read, from_text
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call
-from helpers.serving import runtime, serving, until
+from helpers.forks import until
+from helpers.serving import runtime, serving
 
 pytestmark = pytest.mark.skipif(not place.supported(), reason="this system has no sockets that say who asks")
 STORY = "examples/story.txt"
@@ -327,7 +328,7 @@ def stubbed(monkeypatch, tmp_path):
                 thread.start()
                 yield server, thread
                 server.stop()
-                thread.join(60)
+                thread.join(HANGS)
 
         yield begun
 
@@ -370,7 +371,7 @@ def test_a_second_server_is_refused_and_the_first_is_stopped(stubbed):
         assert call("serve", "--status").ok().out == b"demo  cpu  float32  weights 2.0 KiB\n"
         assert thread.is_alive()
         assert call("serve", "--stop").ok().out == b"demo  cpu  float32  weights 2.0 KiB\n"
-        thread.join(60)
+        thread.join(HANGS)
         assert not thread.is_alive()
     assert not place.address().exists()
     assert call("serve", "--status").code == 1
@@ -379,7 +380,7 @@ def test_a_second_server_is_refused_and_the_first_is_stopped(stubbed):
 def test_a_server_that_nobody_asks_ends(stubbed, monkeypatch):
     monkeypatch.setattr(serving_module, "POLL_SECONDS", 0.02)
     with stubbed(idle=0.05) as (_, thread):
-        thread.join(60)
+        thread.join(HANGS)
         assert not thread.is_alive()
 
 
@@ -430,7 +431,7 @@ def test_there_is_one_server_and_it_can_be_stopped(tmp_path):
         assert b"a server of yours is there already" in second.stderr
         stopped = server.call("serve", "--stop")
         assert stopped.out == b"demo  cpu  float32  weights 7.7 MiB\n"
-        assert server.process.wait(30) == 0
+        assert server.process.wait(HANGS) == 0
         assert not (tmp_path / "run" / "attnscope" / "serve.sock").exists()
         assert server.call("serve", "--status").code == 1
 
@@ -438,7 +439,7 @@ def test_there_is_one_server_and_it_can_be_stopped(tmp_path):
 @pytest.mark.slow
 def test_it_ends_where_nobody_asks(tmp_path):
     with serving(tmp_path / "run", "--idle", "1s") as server:
-        assert server.process.wait(60) == 0
+        assert server.process.wait(HANGS) == 0
 
 
 def test_a_question_that_is_left_ends_at_the_next_layer(server):

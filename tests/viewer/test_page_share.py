@@ -109,7 +109,7 @@ def test_what_is_seen_is_saved(browser, path, tmp_path, view):
         visit.until("() => document.querySelector('[data-role=weight]').textContent.startsWith('weight')")
         visit.view(view).locator("canvas, table").first.wait_for(state="visible")
         weight = visit.page.locator("[data-role=weight]").inner_text()
-        visit.page.wait_for_timeout(150)
+        visit.drawn()
         visit.page.keyboard.press("s")
         files = {}
         for kind in ("svg", "png"):

@@ -324,7 +324,7 @@ def test_the_key_of_what_cannot_be_seen_stands_where_there_is_some(browser: Any,
         for at in (0, layers, 2 * layers):  # encoder, decoder, cross
             visit.go(view="matrix", at=at, head=0)
             visit.settled(at=at)
-            visit.page.wait_for_timeout(300)
+            visit.drawn()
             found.append("cannot be seen" in visit.view("matrix").locator(".legend").inner_text())
     assert found == [False, True, False]
 
