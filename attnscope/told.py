@@ -7,11 +7,12 @@ Who listens is a `Teller`: the terminal's, or the one at the other end of a sock
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from attnscope.observe.choice import NO_ROOM
 from attnscope.run import Run, prepare
+from attnscope.seam.generation import DEFAULT, END, NUMBER, OWN, POSITIONS, STOP
 from attnscope.telling import SILENT, Prepared, Teller
 from attnscope.text.tokens import Found, chosen_lines, described
 
@@ -114,9 +115,9 @@ def answer_lines(run: Run) -> Iterator[str]:
     if made is None:
         yield f"answer: {described(prompt, Found('answer', tuple(prompt.parts['answer'])))}"
         return
-    count, most, said = len(made["ids"]), made["asked"], "".join(prompt.plain[prompt.answer :]).strip()
-    how = f"{count} of {most} tokens, the last the end token" if made["stopped_by"] == "end token" else f"{most} tokens"
-    yield f"generated {how}: {said}({prompt.answer}-{len(prompt) - 1})"
+    count, said = len(made["ids"]), "".join(prompt.plain[prompt.answer :]).strip()
+    places = f"{prompt.answer}-{len(prompt) - 1}" if count > 1 else prompt.answer
+    yield f"generated {_count_words(count, made, 'the last the end token')}: {said}({places})"
 
 
 def sound_lines(run: Run) -> Iterator[str]:
@@ -143,8 +144,22 @@ def target_lines(run: Run) -> Iterator[str]:
     """What an encoder-decoder's decoder reads, where the model made it."""
     made = run.facts.get("target")
     if made is not None and made["generated"]:
-        said = "".join(run.prompt.plain).strip()
-        yield f"target, generated greedily: {said} ({len(run.prompt)} tokens); --target TEXT gives another"
+        said, count = "".join(run.prompt.plain).strip(), _count_words(made["made"], made, "then the end token")
+        yield f"target, generated greedily: {said} ({count}); --target TEXT gives another"
+
+
+def _count_words(count: int, made: Mapping[str, Any], end: str) -> str:
+    """How many tokens were generated, of how many that were asked for, and what ended them; end: of an end token."""
+    asked, why = made["asked"], made["stopped_by"]
+    of = f" of {asked}" if asked and why != NUMBER else ""
+    words = {
+        END: end,
+        STOP: "up to a stop string",
+        DEFAULT: "the most without --generate",
+        POSITIONS: "as many as the decoder reads",
+        OWN: "where its own code stops",
+    }
+    return f"{count}{of} token{'s' * ((asked if of else count) != 1)}" + (f", {words[why]}" if why in words else "")
 
 
 def _engine_words(run: Run) -> str:

@@ -4,8 +4,11 @@ Shapes: L layer, H head, Q query, K key, S step of a generation.
 """
 
 import json
+import logging
 import re
 import shlex
+import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +16,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.generation.stopping_criteria import StopStringCriteria
 
 import attnscope
+from attnscope.ask import Ask
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.measure.metrics import LOOKBACKS
+from attnscope.model import generating
 from attnscope.model.loaded import LoadedModel
-from attnscope.model.loading import load
+from attnscope.model.loading import DEMO_FOLDER, load, wrap
 from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
+from attnscope.run import prepare
 from attnscope.seam.engines import ENGINES
+from attnscope.seam.generation import _StopStrings
 from attnscope.text.prompt import Prompt, from_chat, from_text
 from attnscope.text.tokens import find
+from attnscope.told import answer_lines
 from helpers.command_line import call
 from helpers.families import few
 from helpers.made_tokenizers import MAKERS
@@ -236,12 +246,117 @@ def test_sampling_and_beams_of_the_models_own_config_are_left_aside_and_the_rest
     assert plain[0] not in attnscope.capture(loaded, TEXT, generate=4).facts["generated"]["ids"]
 
 
+def with_settings(folder: Path, **settings: object) -> str:
+    """A copy of the demo whose generation config says more."""
+    shutil.copytree(DEMO_FOLDER, folder)
+    path = folder / "generation_config.json"
+    own = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(own | settings), encoding="utf-8")
+    return str(folder)
+
+
+WATERMARK = {"bias": 9.0, "greenlist_ratio": 0.25, "hashing_key": 7, "seeding_scheme": "lefthash", "context_width": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "aside"),
+    [
+        ({"stop_strings": ["new c", "nothing"]}, []),
+        ({"watermarking_config": WATERMARK}, []),
+        ({"use_mtp": True, "prompt_lookup_num_tokens": 3, "cache_implementation": "static"}, []),
+        ({"max_length": 3, "forced_eos_token_id": 5, "num_beams": 4, "guidance_scale": 1, "token_healing": False}, []),
+        ({"penalty_alpha": 0.6, "top_k": 4, "dola_layers": "high"}, ["dola_layers", "penalty_alpha"]),
+        (
+            {"max_time": 1e-9, "token_healing": True, "guidance_scale": 9},
+            ["guidance_scale", "max_time", "token_healing"],
+        ),
+    ],
+    ids=lambda one: "-".join(one) if isinstance(one, dict) else "",
+)
+def test_a_model_generates_alike_from_its_folder_and_wrapped(
+    settings: dict, aside: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = load(LoadOptions(model=with_settings(tmp_path / "m", **settings)))
+    wrapped = wrap(AutoModelForCausalLM.from_pretrained(tmp_path / "m"), loaded.tokenizer)
+    before = wrapped.model.generation_config.to_dict()
+    facts = [prepare(one, Ask(TEXT, generate=4)).facts["generated"] for one in (loaded, wrapped)]
+    assert facts[0] == facts[1]
+    assert facts[0].get("ignored", []) == aside
+    assert sum(all(name in record.message for name in aside) for record in caplog.records) == 2 * bool(aside)
+    assert wrapped.model.generation_config.to_dict() == before
+    ids = torch.tensor([from_text(loaded.tokenizer, TEXT).ids])
+    followed = {name: one for name, one in settings.items() if name in ("stop_strings", "watermarking_config")}
+    own = load(LoadOptions()).model.generate(ids, max_new_tokens=4, tokenizer=loaded.tokenizer, **followed)
+    assert facts[0]["ids"] == own[0, ids.shape[1] :].tolist()
+    assert (facts[0]["ids"] == [265, 586, 1501, 16]) == (not followed), "what is followed changes this answer"
+    assert facts[0]["stopped_by"] == ("stop string" if "stop_strings" in settings else "number asked for")
+
+
+def test_every_setting_of_transformers_is_followed_or_has_no_part_in_an_answer_or_is_named(
+    demo: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Later(GenerationConfig):
+        def __init__(self, **settings: object) -> None:
+            self.look_twice = settings.pop("look_twice", None)
+            super().__init__(**settings)
+
+    known = generating.FOLLOWED | {generating.STOP} | generating.LENGTH | generating.CHANCE_AND_BEAMS | generating.MEANS
+    named = {"constraints", "dola_layers", "force_words_ids", "guidance_scale", "max_time", "penalty_alpha"}
+    others = {name for name in vars(GenerationConfig()) if not name.startswith("_")} - known
+    assert others == named | {"token_healing"}
+    monkeypatch.setattr(demo.model, "generation_config", Later(look_twice=True, eos_token_id=1))
+    facts = attnscope.capture(demo, TEXT, generate=2, request=Request()).facts["generated"]
+    assert facts == {"asked": 2, "ids": [265, 586], "stopped_by": "number asked for", "ignored": ["look_twice"]}
+    assert "look_twice" in caplog.text
+
+
+def test_a_model_that_stops_by_its_own_code_is_not_said_to_have_made_all(demo: LoadedModel) -> None:
+    class Hasty(type(demo.model)):
+        def generate(self, *args: object, **kwargs: object) -> torch.Tensor:
+            return super().generate(*args, **kwargs)[:, :-1]
+
+    hasty = Hasty(demo.model.config).eval()
+    hasty.load_state_dict(demo.model.state_dict())
+    run = prepare(replace(demo, model=hasty), Ask(TEXT, generate=3))
+    assert run.facts["generated"] == {"asked": 3, "ids": [265, 586], "stopped_by": "the model's own code"}
+    assert list(answer_lines(run)) == ["generated 2 of 3 tokens, where its own code stops: the new(7-8)"]
+
+
+def test_lengths_that_a_generation_config_says_are_no_messages_of_transformers(
+    demo: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = logging.getLogger("transformers")
+    monkeypatch.setattr(theirs, "handlers", [*theirs.handlers, caplog.handler])
+    for settings in ({"max_length": 20, "min_length": 50}, {"min_length": 3, "min_new_tokens": 50}):
+        config = GenerationConfig(eos_token_id=586, **settings)
+        monkeypatch.setattr(demo.model, "generation_config", config)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            seen = attnscope.capture(demo, TEXT, generate=3, request=Request())
+        assert len(seen.facts["generated"]["ids"]) == 3, "the end token is not made before the least length"
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "llama"])
+def test_a_stop_string_ends_a_text_where_transformers_own_criterion_does(tokenizer: str) -> None:
+    made = MAKERS[tokenizer]()
+    text = "the financial bank 日本 is on the river"
+    ids, stops = list(made(text)["input_ids"]), ["an", "al b", "日", "本 is", "river", "x"]
+    for stop in [*stops, stops]:
+        strings = [stop] if isinstance(stop, str) else stop
+        theirs, ours = StopStringCriteria(made, strings), _StopStrings(made, strings)
+        for count in range(1, len(ids) + 1):
+            assert ours.ends(ids[:count]) == bool(theirs(torch.tensor([ids[:count]]), None)), (stop, count)
+
+
 def test_the_end_token_is_the_last_of_the_answer_and_more_are_not_asked_for(demo: LoadedModel) -> None:
     ended = attnscope.capture(demo, TEXT, generate=8, request=Request())
     assert ended.facts["generated"] == {"asked": 8, "ids": [265, 586, 1501, 16, 1], "stopped_by": "end token"}
     assert ended.prompt.text == TEXT + " the new castle.</s>"
     cut = attnscope.capture(demo, TEXT, generate=2, request=Request())
     assert cut.facts["generated"] == {"asked": 2, "ids": [265, 586], "stopped_by": "number asked for"}
+    one = prepare(demo, Ask(TEXT, generate=1))
+    assert list(answer_lines(one)) == ["generated 1 token: the(7)"]
 
 
 @pytest.mark.parametrize("chat", [False, True])

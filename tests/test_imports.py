@@ -60,7 +60,7 @@ MAY_IMPORT = {
     "redraw": "drawing errors folder keep measure observation seam viewer",
     "inputs": "apart ask errors media model seam stacks text",
     "run": "ask errors folder inputs media memory model observation observe parity seam selection stacks study text",
-    "told": "ask model observation observe run telling text",
+    "told": "ask model observation observe run seam telling text",
     "api": "ask calls errors face keep media model observe run text typed",
     "batch": "_version apart ask callable_room drawing errors figures files folder inputs keep measure media memory"
     " model observation observe process seam selection shown signals stacks study tables text",

@@ -542,11 +542,13 @@ def test_a_pattern_of_a_quantised_model_that_never_ends_is_given_up(tmp_path: Pa
 def test_how_tokens_are_generated_is_not_the_models_say(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(DEMO_FOLDER, tmp_path / "m"))
     said = {"assistant_early_exit": 10**12, "prompt_lookup_num_tokens": 10**9, "prefill_chunk_size": 1, "max_time": 0.0}
-    said |= {"cache_implementation": "static", "penalty_alpha": 0.5, "top_k": 4, "stop_strings": ["a"], "num_beams": 9}
+    said |= {"cache_implementation": "static", "penalty_alpha": 0.5, "top_k": 4, "num_beams": 9}
     said |= {"guidance_scale": 2.0, "eos_token_id": 1, "suppress_tokens": [265]}
     (folder / "generation_config.json").write_text(json.dumps(said))
     loaded = load(LoadOptions(model=str(folder)))
-    made = attnscope.capture(loaded, TEXT, generate=3).facts["generated"]["ids"]
+    facts = attnscope.capture(loaded, TEXT, generate=3).facts["generated"]
+    made, aside = facts["ids"], facts["ignored"]
+    assert aside == ["guidance_scale", "max_time", "penalty_alpha"]
     plain = load(LoadOptions())
     plain.model.generation_config.suppress_tokens = [265]
     assert made == attnscope.capture(plain, TEXT, generate=3).facts["generated"]["ids"]

@@ -22,7 +22,9 @@ from attnscope.media.sound import Sound, read_sound, sound_of
 from attnscope.model.loading import wrap
 from attnscope.observe import Request
 from attnscope.run import prepare, read
+from attnscope.seam.generation import POSITIONS
 from attnscope.stacks import CROSS, DECODER, ENCODER
+from attnscope.told import target_lines
 from helpers.command_line import SENTENCE, call
 from helpers.sounds import FRAMES, HEADS, LAYERS, RATE, samples, saved_whisper, tiny_listener, write_wav
 
@@ -216,7 +218,14 @@ def test_a_target_may_say_its_own_start(whisper, wav):
 
 
 def test_a_target_has_no_more_tokens_than_the_decoder_reads(whisper, wav):
-    assert len(prepare(whisper, Ask(sound_of(wav))).prompt) <= whisper.geometry.max_positions
+    most = whisper.geometry.max_positions
+    for asked_for in (None, 300):
+        run = prepare(whisper, Ask(sound_of(wav), generate=asked_for))
+        assert len(run.prompt) == most == 3 + run.facts["target"]["made"]
+        assert (run.facts["target"]["asked"], run.facts["target"]["stopped_by"]) == (asked_for, POSITIONS)
+    assert "(37 of 300 tokens, as many as the decoder reads)" in "".join(target_lines(run))
+    few = prepare(whisper, Ask(sound_of(wav), generate=1)).facts["target"]
+    assert (few["made"], few["stopped_by"], len(few["ids"])) == (1, "number asked for", 4)
 
 
 def test_fused_reads_what_eager_reads(whisper, wav, seen):

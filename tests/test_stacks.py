@@ -1,6 +1,7 @@
 """Encoders, and encoder-decoders with their three stacks: what is read of each, told apart, listed and drawn."""
 
 import json
+from dataclasses import replace
 
 import pyarrow.compute as pc
 import pytest
@@ -19,9 +20,11 @@ from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.model.task import task_of
 from attnscope.observe import Request
 from attnscope.run import prepare
+from attnscope.seam import generation
 from attnscope.seam.listen import listen
 from attnscope.selection import select_stacks
 from attnscope.stacks import CAUSAL, STACKS
+from attnscope.told import target_lines
 from helpers import made_tokenizers
 from helpers.command_line import call
 from helpers.families import tiny_config
@@ -205,6 +208,37 @@ def test_a_target_that_nobody_gave_is_what_the_model_makes(bart):
     assert run.facts["target"]["generated"]
     assert prepare(bart, Ask(SOURCE)).facts["target"]["generated"], "also where no length is given"
     assert list(run.prompt.ids) == (made[:-1] if made[-1] == bart.model.generation_config.eos_token_id else made)
+
+
+@pytest.mark.parametrize(
+    ("generate", "end", "most", "expected"),
+    [
+        (100, None, 64, (11, "positions of the decoder", "11 of 100 tokens, as many as the decoder reads")),
+        (None, None, 64, (11, "positions of the decoder", "11 tokens, as many as the decoder reads")),
+        (None, None, 3, (3, "default number", "3 tokens, the most without --generate")),
+        (5, None, 64, (5, "number asked for", "5 tokens")),
+        (1, None, 64, (1, "number asked for", "1 token")),
+        (5, "the third", 64, (2, "end token", "2 of 5 tokens, then the end token")),
+        (None, "the third", 64, (2, "end token", "2 tokens, then the end token")),
+    ],
+)
+def test_a_target_says_how_many_tokens_were_made_of_how_many_and_what_ended_them(
+    bart, monkeypatch, generate, end, most, expected
+):
+    monkeypatch.setattr(generation, "MOST_MADE", most)
+    config, geometry = transformers.GenerationConfig(decoder_start_token_id=2), replace(bart.geometry, max_positions=12)
+    monkeypatch.setattr(bart.model, "generation_config", config)
+    config.forced_eos_token_id = 7  # belongs to a length of the config's own
+    loaded = replace(bart, geometry=geometry)
+    if end:
+        config.eos_token_id = prepare(loaded, Ask(SOURCE, generate=5)).prompt.ids[3]
+    run = prepare(loaded, Ask(SOURCE, generate=generate))
+    count, why, words = expected
+    assert len(run.prompt) == 1 + count
+    facts = {"ids": list(run.prompt.ids), "generated": True, "asked": generate, "made": count, "stopped_by": why}
+    assert run.facts["target"] == facts
+    [line] = target_lines(run)
+    assert f" ({words}); " in line
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.observe.choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.seam.engines import ENGINES, Engine
-from attnscope.seam.generation import check_generates, translation
+from attnscope.seam.generation import check_generates, say_ignored, translation
 from attnscope.selection import select_stacks
 from attnscope.stacks import SEQ2SEQ
 from attnscope.text.prompt import Prompt, from_ids
@@ -168,8 +168,8 @@ class Worker:
         """The text with the target that the model makes of it, alone: so it does not depend on the batching."""
         try:
             choice = self._choice(loaded, 1, len(text.prompt), self.job.engine)
-            ids = translation(loaded, text.prompt, choice.engine)
-            text = text._replace(target=from_ids(loaded.tokenizer, ids))
+            made = translation(loaded, text.prompt, choice.engine)
+            text = text._replace(target=from_ids(loaded.tokenizer, [*made.start, *made.ids]))
             return text._replace(chosen=self._chosen(text))
         except Exception as error:  # any family's own generation, with any text
             if _is_fatal(error) and not isinstance(error, ModelError):
@@ -186,6 +186,7 @@ class Worker:
             )
         if self.of_two and not given:
             check_generates(loaded, "give the targets with {target_field=NAME}")
+            say_ignored(loaded)
 
     def _chosen(self, text: Text) -> Chosen:
         """The tokens of an item that are asked about. Raises InputError where what says so means none."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
 from attnscope.seam.cost import within_memory
-from attnscope.seam.generation import continuation, end_tokens, ends, start_token, translation
+from attnscope.seam.generation import continuation, end_tokens, say_ignored, start_token, translation
 from attnscope.seam.inputs import given_of
 from attnscope.text.answer import continued
 from attnscope.text.prompt import Prompt, from_ids, place
@@ -39,21 +39,30 @@ def reading_targets(loaded: LoadedModel, where: Where) -> Iterator[Callable[[Ask
 
 def target(loaded: LoadedModel, source: Prompt, ask: Ask, engine: Engine, advance: _Advance) -> tuple[Prompt, Any]:
     """What the decoder reads, and what the manifest says of it. Raises as `text.target`, UsageError for both ways."""
+    how = dict[str, Any]()
     if ask.target is None:
         with within_memory(loaded, len(source)):
-            prompt = from_ids(loaded.tokenizer, translation(loaded, source, engine, ask.generate, advance))
+            made = translation(loaded, source, engine, ask.generate, advance)
+        prompt = from_ids(loaded.tokenizer, [*made.start, *made.ids])
+        how = {"asked": ask.generate, "made": len(made.ids), "stopped_by": made.stopped_by} | _ignored(loaded)
     elif ask.generate is not None:
         raise UsageError("a target is either generated or given", "leave out {generate} or {target}")
     else:
         with reading_targets(loaded, place(loaded.tokenizer, loaded.brought, False)) as read:
             prompt = read(ask)
-    return prompt, {"target": {"ids": list(prompt.ids), "generated": ask.target is None}}
+    return prompt, {"target": {"ids": list(prompt.ids), "generated": ask.target is None} | how}
 
 
 def generated(loaded: LoadedModel, prompt: Prompt, most: int, engine: Engine, advance: _Advance) -> tuple[Prompt, Any]:
     """The prompt with what the model puts behind it, and what the manifest says of that."""
     with within_memory(loaded, len(prompt) + most):
         extras = given_of(loaded, prompt)[1]
-        ids = continuation(loaded, prompt.ids, most, engine, advance, **extras)
-    facts = {"asked": most, "ids": ids, "stopped_by": "end token" if ends(loaded, ids[-1]) else "number asked for"}
-    return continued(loaded.tokenizer, prompt, ids), {"generated": facts}
+        made = continuation(loaded, prompt.ids, most, engine, advance, **extras)
+    facts = {"asked": most, "ids": made.ids, "stopped_by": made.stopped_by} | _ignored(loaded)
+    return continued(loaded.tokenizer, prompt, made.ids), {"generated": facts}
+
+
+def _ignored(loaded: LoadedModel) -> dict[str, list[str]]:
+    """The settings of the model's generation config that were not followed, where there are some."""
+    names = say_ignored(loaded)
+    return {"ignored": list(names)} if names else {}

@@ -1,38 +1,109 @@
-"""What a model's generation config may say: which tokens are the likeliest, and not how they are found."""
+"""A model's generation config: which of its settings an answer follows, for the time of one call.
+
+An answer is the likeliest token, one after another, each by one pass over what is there so far. A setting is followed
+where it changes which token is the likeliest, or where the text ends. Chance, beams and ways to the same tokens have no
+part in it. Any other setting is ignored and named: a second pass, another prompt, a clock, or what a later transformers
+adds.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-OF_TOKENS = {  # beside the ids of special tokens
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "encoder_no_repeat_ngram_size",
-    "encoder_repetition_penalty",
-    "exponential_decay_length_penalty",
-    "max_length",
-    "min_length",
-    "min_new_tokens",
-    "no_repeat_ngram_size",
-    "remove_invalid_values",
-    "repetition_penalty",
-    "sequence_bias",
-    "suppress_tokens",
+FOLLOWED = {
+    *("bos_token_id", "decoder_start_token_id", "eos_token_id", "forced_bos_token_id", "pad_token_id"),
+    *("bad_words_ids", "begin_suppress_tokens", "sequence_bias", "suppress_tokens", "watermarking_config"),
+    *("encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "no_repeat_ngram_size", "repetition_penalty"),
+    *("exponential_decay_length_penalty", "min_length", "min_new_tokens", "remove_invalid_values"),
 }
+STOP = "stop_strings"  # followed too, by a criterion of attnscope's own
+LENGTH = {"forced_eos_token_id", "max_length", "max_new_tokens"}  # the number of tokens that is asked for
+CHANCE_AND_BEAMS = {
+    *("do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("num_beams", "num_beam_groups", "num_return_sequences", "diversity_penalty", "early_stopping", "length_penalty"),
+    "renormalize_logits",
+}
+MEANS = {  # to the same tokens: caches, drafts, compiling; and what is returned beside them
+    *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size", "low_memory"),
+    *("assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight", "assistant_lookbehind"),
+    *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "target_lookbehind", "use_mtp"),
+    *("max_matching_ngram_size", "prompt_lookup_num_tokens", "speculation_type"),
+    *("compile_config", "disable_compile", "continuous_batching_config", "transformers_version"),
+    *("output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate"),
+}
+WITHOUT_EFFECT = {"guidance_scale": 1, "penalty_alpha": 0}  # values that are there and change nothing
 
 
-def leave_tokens(model: PreTrainedModel) -> None:
-    """Reset what says how tokens are found: drafts by other models, lookups, caches and chunks of any size.
+def ignored_settings(model: Any) -> tuple[str, ...]:
+    """The settings that change what the model itself generates, and that an answer does not follow.
 
-    >>> leave_tokens(loaded.model)
+    >>> ignored_settings(loaded.model)
+    ('max_time', 'token_healing')
     """
-    said: Any = getattr(model, "generation_config", None)
-    if said is None:
-        return
-    plain = type(said)()
-    for name, value in vars(plain).items():  # a family's own settings, as Whisper has them, are not among these
-        if not (name in OF_TOKENS or name.startswith("_") or name.endswith("_token_id")):
-            setattr(said, name, value)
+    in_place = FOLLOWED | {STOP} | LENGTH | CHANCE_AND_BEAMS | MEANS
+    others = (
+        (name, getattr(module.generation_config, name, None))
+        for module in _generating(model)
+        for name in _settings(module.generation_config)
+        if name not in in_place
+    )
+    return tuple(sorted({name for name, value in others if not _changes_nothing(name, value)}))
+
+
+def _changes_nothing(name: str, value: Any) -> bool:
+    return value is None or value is False or value in ([], {}, "", WITHOUT_EFFECT.get(name))
+
+
+def stop_strings(model: Any) -> tuple[str, ...]:
+    """The strings after which the model's generation config ends a text, without empty ones."""
+    value = getattr(getattr(model, "generation_config", None), STOP, None) or ()
+    return tuple(one for one in ([value] if isinstance(value, str) else value) if one)
+
+
+@contextmanager
+def following(model: Any, most: int, begun: int | None = None, settings: bool = True) -> Iterator[None]:
+    """While open, the model generates by a copy of its generation config that has the settings an answer follows.
+
+    Its own config is back afterwards. A family's own settings, as Whisper has them, stay. most: the tokens that are
+    asked for at the most. begun: how many there are before them, where that is known. settings: whether the config's
+    are followed at all.
+
+    >>> with following(loaded.model, 8):
+    ...     loaded.model.generate(ids, max_new_tokens=8)
+    """
+    own = [(module, module.generation_config) for module in _generating(model)]
+    try:
+        for module, config in own:
+            module.generation_config = _followed(config, most, begun, settings)
+        yield
+    finally:
+        for module, config in own:
+            module.generation_config = config
+
+
+def _followed(config: Any, most: int, begun: int | None, settings: bool) -> Any:
+    """The copy. What cannot be within so many tokens is made what it comes to, since transformers warns of it."""
+    copy, plain = deepcopy(config), type(config)()
+    for name in _settings(config):
+        if not (settings and name in FOLLOWED):
+            setattr(copy, name, getattr(plain, name))
+    if copy.min_new_tokens is not None:  # it goes before min_length
+        copy.min_new_tokens, copy.min_length = min(copy.min_new_tokens, most), None
+    if copy.min_length is not None and begun is not None:
+        copy.min_length = min(copy.min_length, begun + most)
+    return copy
+
+
+def _settings(config: Any) -> list[str]:
+    """What any generation config of this transformers has."""
+    return [name for name in vars(type(config)()) if not name.startswith("_")]
+
+
+def _generating(model: Any) -> list[Any]:
+    """The modules of a model that generate by a config of their own: itself, and the language model in some."""
+    from transformers import GenerationConfig
+
+    return [one for one in model.modules() if isinstance(vars(one).get("generation_config"), GenerationConfig)]

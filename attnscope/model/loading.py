@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.apart import without_stderr
 from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError, first_line, is_panic
 from attnscope.memory import free_memory, human_bytes, is_out_of_memory
-from attnscope.model import adapters, checkpoint, generating, gguf, hub, sources
+from attnscope.model import adapters, checkpoint, gguf, hub, sources
 from attnscope.model.families import family
 from attnscope.model.fitting import BODY, ENCODER, TEXT, TOWER, WHOLE, LoadedAs, check_body, fitting, part_of
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
@@ -435,9 +435,7 @@ def _model(
         part = TOWER
     elif text_part(config) is not None:
         part = TEXT
-    model = part_of(model, part)
-    generating.leave_tokens(model)
-    return model.eval().requires_grad_(False), LoadedAs(fit.kind.__name__, part), unused
+    return part_of(model, part).eval().requires_grad_(False), LoadedAs(fit.kind.__name__, part), unused
 
 
 def _count(model: PreTrainedModel) -> int:

@@ -66,7 +66,7 @@ class Stacks:
         )
         if all(queries == tokens for queries, _ in sizes):
             return InputError(f"{message}: from some length on a key represents several tokens", "take a shorter text")
-        return InputError(f"{message}: its code adds tokens to this text", "take a longer or a shorter text")
+        return InputError(f"{message}: its code adds tokens to this text", "choose another")
 
 
 class OverSummaries(Stacks):

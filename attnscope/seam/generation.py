@@ -5,18 +5,20 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attnscope.errors import AttnscopeError, ModelError, first_line
 from attnscope.memory import is_out_of_memory
+from attnscope.model.generating import following, ignored_settings, stop_strings
 from attnscope.model.loaded import WHOLE_MODEL
 from attnscope.seam.inputs import GLOBAL, given_of
 from attnscope.seam.listen import running
 from attnscope.seam.steps import positions_of_one_pass, reading_as_given
 from attnscope.stacks import SEQ2SEQ
+from attnscope.text.prompt import bytes_of
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -25,7 +27,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MOST_MADE = 64  # tokens of a target that nobody gave
-WHISPER_START = 4  # tokens that it begins with at most: start, language, task, no timestamps
+END, STOP, NUMBER = "end token", "stop string", "number asked for"
+DEFAULT, POSITIONS, OWN = "default number", "positions of the decoder", "the model's own code"
+
+
+class Continuation(NamedTuple):
+    """What a model generated, and why it ends there.
+
+    ids: of a causal model with the end token, which belongs to its answer; of an encoder-decoder without it, since the
+    decoder does not read it. stopped_by: END, STOP, NUMBER, DEFAULT (nobody said how many), POSITIONS (the decoder has
+    no more of them) or OWN. start: what a decoder begins with by itself.
+    """
+
+    ids: list[int]
+    stopped_by: str
+    start: Sequence[int] = ()
 
 
 def continuation(
@@ -35,19 +51,28 @@ def continuation(
     engine: Engine,
     advance: Callable[[int], object] = lambda tokens: None,
     **inputs: Any,
-) -> list[int]:
-    """The ids that the model puts behind a prompt: at most `most`, fewer where the last of them is an end token.
+) -> Continuation:
+    """What the model puts behind a prompt: at most `most` tokens.
 
-    As its own generation config says, but without sampling and beams, so that it repeats. engine: whose attention
-    implementation it runs under. advance: called with 1 for every new token. inputs: what the model is given beside the
-    ids. Raises ModelError where the model has no generation of its own, or fails in it.
+    As its own generation config says, but without sampling and beams, so that it repeats: see `model.generating`.
+    engine: whose attention implementation it runs under. advance: called with 1 for every new token. inputs: what the
+    model is given beside the ids. Raises ModelError where the model has no generation of its own, or fails in it.
 
-        >>> continuation(loaded, loaded.tokenizer("the bank").input_ids, 8, ENGINES["eager"])
+        >>> continuation(loaded, loaded.tokenizer("the bank").input_ids, 8, ENGINES["eager"]).ids
     """
     ids_BT = torch.tensor([list(ids)], device=loaded.device)
     made_BT = greedy(loaded, ids_BT, most, engine.implementation, streamer=_Steps(advance), **inputs)[:, len(ids) :]
     _say_window(loaded, made_BT.shape[1])
-    return made_BT[0].tolist()
+    made: list[int] = made_BT[0].tolist()
+    return Continuation(made, _ended(loaded, ids, made) or (OWN if len(made) < most else NUMBER))
+
+
+def _ended(loaded: LoadedModel, before: Sequence[int], made: Sequence[int]) -> str | None:
+    """What the text itself ends with: END or STOP; None where something else ended it."""
+    if made and ends(loaded, made[-1]):
+        return END
+    stop = _StopStrings.of(loaded)
+    return STOP if made and stop is not None and stop.ends([*before, *made]) else None
 
 
 def _say_window(loaded: LoadedModel, made: int) -> None:
@@ -62,15 +87,33 @@ def _say_window(loaded: LoadedModel, made: int) -> None:
         )
 
 
-def greedy(loaded: LoadedModel, ids_BT: Tensor, most: int, implementation: str | None = None, **how: Any) -> Tensor:
+def say_ignored(loaded: LoadedModel) -> tuple[str, ...]:
+    """The settings of the model's generation config that an answer does not follow, after a line that names them."""
+    names = ignored_settings(loaded.model)
+    if names:
+        logger.warning("ignored in the generation config of %s: %s", loaded.name, ", ".join(names))
+    return names
+
+
+def greedy(
+    loaded: LoadedModel,
+    ids_BT: Tensor,
+    most: int,
+    implementation: str | None = None,
+    *,
+    settings: bool = True,
+    **how: Any,
+) -> Tensor:
     """Texts of one length with up to so many more tokens, each the likeliest: (B, T) -> (B, T + most) at the most.
 
-    ids_BT: also the features of sounds, whose texts begin with the model's own start tokens.
-    how: further arguments of the model's `generate`. Raises as `continuation`.
+    ids_BT: also the features of sounds, whose texts begin with the model's own start tokens. settings: whether the
+    model's generation config has a part in which token is the likeliest, and in where the text ends. how: further
+    arguments of the model's `generate`. Raises as `continuation`.
     """
     model, otherwise = loaded.model, _otherwise(loaded)
     check_generates(loaded, otherwise)
-    if not ids_BT.is_floating_point():
+    begun = None if ids_BT.is_floating_point() else 1 if loaded.geometry.task == SEQ2SEQ else ids_BT.shape[1]
+    if begun is not None:
         # Without it, transformers takes every token that equals the pad token for padding: with one token for both, the
         # begin token too.
         how["attention_mask"] = torch.ones_like(ids_BT)
@@ -80,15 +123,18 @@ def greedy(loaded: LoadedModel, ids_BT: Tensor, most: int, implementation: str |
         reading_as_given(loaded, ids_BT, otherwise),
     ):
         try:
-            made: Tensor = model.generate(
-                ids_BT,
-                do_sample=False,
-                num_beams=1,
-                num_return_sequences=1,
-                max_new_tokens=most,
-                return_dict_in_generate=False,
-                **how,
-            )
+            if settings and (stop := _StopStrings.of(loaded)):
+                how["stopping_criteria"] = [stop]
+            with following(model, most, begun, settings):
+                made: Tensor = model.generate(
+                    ids_BT,
+                    do_sample=False,
+                    num_beams=1,
+                    num_return_sequences=1,
+                    return_dict_in_generate=False,
+                    **{"max_length" if _in_parts(model) else "max_new_tokens": most},
+                    **how,
+                )
         except Exception as error:  # any family's own code
             if is_out_of_memory(error) or isinstance(error, AttnscopeError):
                 raise
@@ -115,26 +161,36 @@ def translation(
     engine: Engine,
     most: int | None = None,
     advance: Callable[[int], object] = lambda tokens: None,
-) -> list[int]:
-    """What an encoder-decoder's decoder reads while it makes its own text of a source, greedily: ids, the start first.
+) -> Continuation:
+    """What an encoder-decoder makes of a source, greedily, and what its decoder begins with.
 
-    At most `most` new tokens, MOST_MADE without it, and no more than the decoder can read behind its start; without the
-    end token, which it makes and does not read. Raises as `continuation`.
+    At most `most` new tokens, MOST_MADE without it, and no more than the decoder can read behind its start. Raises as
+    `continuation`.
     """
-    most, room = most or MOST_MADE, loaded.geometry.max_positions
-    how: dict[str, Any] = {"streamer": _Steps(advance)}
-    begins = 1
+    asked, room, steps = most or MOST_MADE, loaded.geometry.max_positions, _Steps(advance)
+    how: dict[str, Any] = {"streamer": steps}
     check_generates(loaded, _otherwise(loaded))
-    if "force_unique_generate_call" in inspect.signature(loaded.model.generate).parameters:
-        # Whisper's own `generate` reads long sounds in parts, without the tokens that it begins with; so it is one part
-        # with all of them.
-        how["force_unique_generate_call"] = True
-        begins = WHISPER_START
-    most = most if room is None else min(most, room - begins)
+    if _in_parts(loaded.model):
+        how["force_unique_generate_call"] = True  # one part, with the tokens that it begins with
     reads, beside = given_of(loaded, source)
     how |= {name: one for name, one in beside.items() if name == GLOBAL}
-    made = greedy(loaded, reads, most, engine.implementation, **how)[0].tolist()
-    return made[:-1] if len(made) > 1 and ends(loaded, made[-1]) else made
+    limit = asked if room is None else min(asked, room - 1)
+    read = greedy(loaded, reads, limit, engine.implementation, **how)[0].tolist()
+    start, made = read[: steps.begun or 1], read[steps.begun or 1 :]
+    why = _ended(loaded, start, made)
+    if why is None and len(made) >= asked:
+        why = NUMBER if most else DEFAULT
+    if why is None:
+        why = OWN if room is None or len(read) < room else POSITIONS
+    return Continuation(made[:-1] if why == END else made, why, start)
+
+
+def _in_parts(model: Any) -> bool:
+    """Whether it reads long sounds in parts, as Whisper does.
+
+    Its number of new tokens is then `max_length`, which it cuts to what its decoder reads behind its start tokens.
+    """
+    return "force_unique_generate_call" in inspect.signature(model.generate).parameters
 
 
 def start_token(loaded: LoadedModel) -> int | None:
@@ -146,7 +202,7 @@ def start_token(loaded: LoadedModel) -> int | None:
 
 def ends(loaded: LoadedModel, token: int) -> bool:
     """Whether generation ends with this token."""
-    end = loaded.model.generation_config.eos_token_id
+    end = getattr(getattr(loaded.model, "generation_config", None), "eos_token_id", None)
     return token in (end if isinstance(end, list) else [end])
 
 
@@ -174,12 +230,37 @@ class _Steps:
     """What transformers hands each new token to, after the prompt."""
 
     def __init__(self, advance: Callable[[int], object]) -> None:
-        self.advance, self.begun = advance, False
+        self.advance, self.begun = advance, 0  # begun: how many tokens there were before the first new one
 
     def put(self, ids: Tensor) -> None:
         if self.begun:
             self.advance(1)
-        self.begun = True
+        self.begun = self.begun or ids.shape[-1]
 
     def end(self) -> None:
         """Nothing is left to do."""
+
+
+class _StopStrings:
+    """Whether the last token of a text completes one of some strings: a stopping criterion of transformers.
+
+    Its own goes through the whole vocabulary for every string; this reads the last tokens, whatever they are.
+    """
+
+    def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:
+        self.tokenizer, self.strings = tokenizer, [one.encode() for one in strings]
+
+    @classmethod
+    def of(cls, loaded: LoadedModel) -> _StopStrings | None:
+        """That of a model's generation config; None where it has no such strings."""
+        strings = stop_strings(loaded.model)
+        return cls(loaded.tokenizer, strings) if strings else None
+
+    def __call__(self, ids_BT: Tensor, scores: object = None, **more: object) -> Tensor:
+        return torch.tensor([self.ends(row) for row in ids_BT.tolist()], device=ids_BT.device)
+
+    def ends(self, ids: Sequence[int]) -> bool:
+        """Whether one of the strings ends within the last of these tokens."""
+        said = bytes_of(self.tokenizer, ids[-max(map(len, self.strings)) - 1 :])  # a token is a byte at the least
+        text, last = b"".join(said), len(said[-1])
+        return any(text.find(one, max(0, len(text) - last - len(one) + 1)) >= 0 for one in self.strings)

@@ -533,6 +533,18 @@ def _pieces(tokenizer: Any, ids: Sequence[int], text: str, offsets: Offsets | No
     return pieces
 
 
+def bytes_of(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
+    """The bytes that each token adds to a text, in UTF-8, with a space where the tokenizer puts one before it.
+
+    >>> bytes_of(tokenizer, [265, 586])
+    [b' the', b' new']
+    """
+    return [
+        b" " * piece.gap + (piece.name.encode() if piece.special else piece.data)
+        for piece in _pieces(tokenizer, ids, "", None)
+    ]
+
+
 def _names(tokenizer: Any, ids: Sequence[int]) -> dict[int, str]:
     """The vocabulary's entry of each id."""
     wanted = list(set(ids))

@@ -117,13 +117,16 @@ def test_the_relations_are_the_models_own_weights(models: dict[str, str], corpus
 def test_a_target_that_no_record_gives_is_generated_as_heads_does_and_said_so(
     models: dict[str, str], tmp_path: Path
 ) -> None:
-    out, corpus = tmp_path / "out", tmp_path / "corpus.txt"
+    out, corpus, model = tmp_path / "out", tmp_path / "corpus.txt", str(shutil.copytree(models["t5"], tmp_path / "t5"))
+    own = Path(model, "generation_config.json")
+    own.write_text(json.dumps(json.loads(own.read_text()) | {"max_time": 1e-9}))
     corpus.write_text("the new bank\na river\n")
-    batch(str(corpus), models["t5"], out, "--tables", "heads").ok()
+    said = call("batch", str(corpus), "-m", model, "--out", str(out), "--tables", "heads").ok().err
+    assert said.count("generation config") == said.count("max_time") == 1, "once of a corpus"
     assert json.loads((out / "run.json").read_text())["targets"] == {"generated": 2}
     done = call("heads", "-m", models["t5"], "-t", "a river", "--format", "jsonl")
     text = rows(out, "texts")[1]
-    assert f"generated greedily: {text['target']} ({text['target_tokens']} tokens)" in done.err
+    assert f"generated greedily: {text['target']} ({text['target_tokens'] - 1} tokens, the most" in done.err
     mine = [row for row in rows(out, "heads") if row["item"] == 1]
     check_alike(mine, done.records)
 

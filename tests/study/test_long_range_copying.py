@@ -139,6 +139,8 @@ def test_what_the_model_says_is_the_likeliest_whatever_its_config_asks(demo, tri
         "repetition_penalty": 5.0,
         "no_repeat_ngram_size": 1,
         "max_length": 20,
+        "suppress_tokens": expected[0, -7:].tolist(),
+        "stop_strings": ["a", "e", "i"],
     }.items():
         monkeypatch.setattr(config, name, value)
     assert completed(demo, ids_BT, 8).tolist() == expected.tolist()

@@ -138,9 +138,7 @@ def recalled(ids_ST: np.ndarray, recall_S: np.ndarray) -> dict[str, Any]:
 
 def completed(loaded: LoadedModel, ids_BT: np.ndarray, count: int) -> np.ndarray:
     """The texts with so many more tokens, each the likeliest; (B, T) -> (B, T + count)."""
-    # whatever else the model's generation config asks
-    plain: dict[str, Any] = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "eos_token_id": None}
-    return np.asarray(greedy(loaded, torch.tensor(ids_BT, device=loaded.device), count, **plain).cpu())
+    return np.asarray(greedy(loaded, torch.tensor(ids_BT, device=loaded.device), count, settings=False).cpu())
 
 
 def unable(loaded: LoadedModel, ids: Sequence[int]) -> str:

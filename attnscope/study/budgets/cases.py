@@ -17,7 +17,7 @@ from attnscope.intervene.measure import LOSS, AnswerLoss, LogitDifference, Measu
 from attnscope.intervene.task import Task
 from attnscope.seam.causal import check_causal
 from attnscope.seam.engines import UNCHECKED
-from attnscope.seam.generation import continuation
+from attnscope.seam.generation import continuation, say_ignored
 from attnscope.study.knockout.asked import AskedText, records_of
 from attnscope.study.knockout.cases import CaseReader, naming, said_of_ids
 from attnscope.text.answer import check_answer, check_room
@@ -86,6 +86,8 @@ def budget_cases(loaded: LoadedModel, questions: Sequence[AskedCache], keep: str
     check_causal(loaded, "a budget of a cache")
     loaded.check_logits("a budget of a cache")
     once = [name for name, one in written_budgets(keep).items() if one.once]
+    if any(one.generate for one in questions):
+        say_ignored(loaded)
     with CaseReader(loaded, any(one.chat for one in questions)) as read:
         found = []
         for one in questions:
@@ -126,7 +128,7 @@ def _answer(loaded: LoadedModel, question: AskedCache, read: CaseReader, prompt:
     if question.generate is None:
         return ()
     check_room(replace(prompt, answer=len(prompt)), question.generate, loaded.geometry.max_positions)
-    return tuple(continuation(loaded, prompt.ids, question.generate, UNCHECKED))
+    return tuple(continuation(loaded, prompt.ids, question.generate, UNCHECKED).ids)
 
 
 def _check_follows(case: CacheCase, name: str) -> None:
