@@ -19,7 +19,7 @@ from attnscope.folder.manifest import TARGET, prompt_of, read_manifest
 from attnscope.inputs.given import ids_of, reading
 from attnscope.inputs.global_tokens import positions
 from attnscope.inputs.made import generated, target
-from attnscope.inputs.notes import notes_of
+from attnscope.inputs.notes import notes_of, notes_of_answer, notes_of_steps
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, reads_sound
 from attnscope.memory import free_memory, human_bytes
 from attnscope.model.families import family_of
@@ -32,6 +32,7 @@ from attnscope.seam.cost import within_memory
 from attnscope.seam.engines import Engine
 from attnscope.seam.forward import arguments, bare_model
 from attnscope.seam.inputs import GLOBAL
+from attnscope.seam.steps import Steps
 from attnscope.selection import HeadsByRole, select_stacks
 from attnscope.stacks import CROSS, ENCODER, ENCODER_ONLY, SEQ2SEQ, VISION, VISION_ONLY
 from attnscope.study.ablation.by_key import asked_of_answer, directions_of_answer
@@ -41,6 +42,8 @@ from attnscope.text.prompt import Prompt, place
 from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from attnscope.ask import Text
 
 logger = logging.getLogger(__name__)
@@ -52,8 +55,8 @@ class Run:
     """One text about to be read: the model, the prompt, what to keep, and the engine, with why it was chosen.
 
     source: what an encoder-decoder's encoder reads, while its decoder reads the prompt. chosen: the tokens that are
-    asked about. facts: what the manifest is to say beside what every run says. atlas: what
-    names the model's heads, where there is one.
+    asked about. facts: what the manifest is to say beside what every run says. atlas: what names the model's heads,
+    where there is one. steps: of an answer that the model made, the steps in which it did.
     """
 
     loaded: LoadedModel
@@ -64,6 +67,7 @@ class Run:
     facts: Mapping[str, Any] = field(default_factory=dict)
     atlas: Atlas | None = None
     source: Prompt | None = None
+    steps: Steps | None = None
 
     @property
     def engine(self) -> Engine:
@@ -104,6 +108,7 @@ class Run:
 
         advance: called with 1 whenever a layer was read.
         """
+        states: list[Tensor] = []
         with within_memory(self.loaded, len(self.prompt)):
             directions = None
             if self.request.view.weights == "logit":
@@ -120,9 +125,21 @@ class Run:
                 facts=self.facts,
                 advance=advance,
                 directions=directions,
+                states=states.append if self.steps else None,
             )[0]
         _check_numbers(self.loaded, seen)
-        return replace(seen, atlas=self.atlas)
+        return replace(seen, atlas=self.atlas, facts=self._with_difference(seen.facts, states))
+
+    def _with_difference(self, facts: Mapping[str, Any], states: Sequence[Tensor]) -> dict[str, Any]:
+        """What the manifest says, with how far the rows of an answer are from those that made it."""
+        if self.steps is None:
+            return dict(facts)
+        difference = self.steps.difference(states[-1][0]) if states else None
+        notes = list(notes_of_steps(self.loaded, difference))
+        for note in notes:
+            logger.warning("%s", note)
+        said = {**facts, "largest_difference_to_steps": difference}
+        return said | ({"notes": [*facts.get("notes", ()), *notes]} if notes else {})
 
 
 def _check_numbers(loaded: LoadedModel, seen: Observation) -> None:
@@ -185,18 +202,18 @@ def prepare(
     answers.check_room(prompt, ask.generate, loaded.geometry.max_positions)
     atlas = atlas_of(loaded, ask.atlas)
     request = _selected(loaded, ask, atlas)
-    tokens, made, source = len(prompt) + (ask.generate or 0) * (not of_two), dict[str, Any](), None
+    tokens, made, source, steps = len(prompt) + (ask.generate or 0) * (not of_two), dict[str, Any](), None, None
     longest = max([tokens, *map(len, prompt.medium.tower)])
     choice = choose(loaded, longest, ask.engine, ask.memory, listen=ask.listen, request=request)
     if of_two:
         source, (prompt, made) = prompt, target(loaded, prompt, ask, choice.engine, advance)
     elif ask.generate:
         _check_matrices(loaded, request, prompt, more=ask.generate)
-        prompt, made = generated(loaded, prompt, ask.generate, choice.engine, advance)
+        prompt, made, steps = generated(loaded, prompt, ask.generate, choice.engine, advance)
     _check_matrices(loaded, request, prompt, len(source or ()))
     if request.view.weights == "logit":
         request = asked_of_answer(request, prompt)
-    notes = [*notes_of(loaded, source or prompt), *_departures(loaded)]
+    notes = [*notes_of(loaded, source or prompt), *_departures(loaded), *notes_of_answer(loaded, prompt, steps)]
     for note in notes:
         logger.warning("%s", note)
     facts = (
@@ -206,7 +223,7 @@ def prepare(
         | _facts(loaded, prompt, source, choice.engine if compared else None, atlas)
         | {"ask": _without_text(ask).as_json()}
     )
-    return Run(loaded, prompt, request, choice, request.chosen(prompt, source), facts, atlas, source)
+    return Run(loaded, prompt, request, choice, request.chosen(prompt, source), facts, atlas, source, steps)
 
 
 def _departures(loaded: LoadedModel) -> Iterator[str]:

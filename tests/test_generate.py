@@ -11,6 +11,7 @@ import shutil
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,8 @@ from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.run import prepare
 from attnscope.seam.engines import ENGINES
-from attnscope.seam.generation import _StopStrings
+from attnscope.seam.generation import _StopStrings, continuation
+from attnscope.seam.steps import watched_steps
 from attnscope.text.prompt import Prompt, from_chat, from_text
 from attnscope.text.tokens import find
 from attnscope.told import answer_lines
@@ -40,7 +42,7 @@ from helpers.families import few
 from helpers.made_tokenizers import MAKERS
 from helpers.own import attentions
 from helpers.pages import Read
-from helpers.parity_models import as_loaded, roused_model
+from helpers.parity_models import TYPES, as_loaded, ids_for, roused_model
 from helpers.pretrained import pretrained
 
 TEXT = "the financial bank is located on"
@@ -217,8 +219,8 @@ def test_an_answer_has_the_positions_of_one_pass(demo: LoadedModel, family: str)
     loaded = tiny(demo, family)
     pad = loaded.model.config.pad_token_id
     for prompt in (IDS, [*IDS[:3], pad, *IDS[3:6], pad]):
-        seen = attnscope.capture(loaded, prompt, generate=8, request=Request())
-        assert seen.facts["generated"]["ids"] == greedy(loaded, prompt, 8)
+        seen = attnscope.capture(loaded, prompt, generate=5, request=Request())
+        assert seen.facts["generated"]["ids"] == greedy(loaded, prompt, 5)
 
 
 def test_a_padding_token_in_an_answer_has_the_position_of_one_pass(demo: LoadedModel) -> None:
@@ -233,6 +235,72 @@ def test_a_padding_token_in_an_answer_has_the_position_of_one_pass(demo: LoadedM
 def test_rows_behind_a_token_that_generation_adds_are_refused(demo: LoadedModel) -> None:
     with pytest.raises(ModelError, match=r'adds token 0 to the text .*; give the answer with answer="TEXT"'):
         attnscope.capture(tiny(demo, "xlm"), IDS, generate=4)
+
+
+# Types whose steps see other keys than one pass over the text does, or take time steps without their least value.
+UNLIKE_ONE_PASS = {"moshi", "nemotron_h", "zamba2"}
+# Types that choose keys by scores: the length of the text decides between two of one score.
+BY_SCORES = {"axk2", "deepseek_v32", "doge", "dots3_note", "dots3_note_text", "glm_moe_dsa", "hy_v4"}
+NOT_GENERATING = {"blt", "hrm_text", "musicgen", "musicgen_melody", "xlm"}  # in transformers' or their own code
+LOOKING_AHEAD = {"cpmant", "xlnet"}
+
+
+def below_the_likeliest(loaded: LoadedModel, prompt: Prompt) -> torch.Tensor:
+    """By how much the logit of each token of an answer is below the highest of the row before it, in one pass: (S,)."""
+    with torch.no_grad():
+        rows_SV = loaded.model(torch.tensor([prompt.ids]), use_cache=False).logits[0, prompt.answer - 1 : -1]
+    return rows_SV.amax(-1) - rows_SV.gather(-1, torch.tensor(prompt.ids[prompt.answer :])[:, None])[:, 0]
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        name if name in ("llama", "moshi", "prophetnet") else pytest.param(name, marks=pytest.mark.families)
+        for name in sorted(set(TYPES) - LOOKING_AHEAD)
+    ],
+)
+def test_the_row_before_each_token_predicts_it_or_the_run_says_why_not(demo: LoadedModel, family: str) -> None:
+    loaded, ids = tiny(demo, family), ids_for(family, tokens=14)[0].tolist()
+    if family in NOT_GENERATING:
+        with pytest.raises(ModelError, match=r"cannot generate|adds token"):
+            attnscope.capture(loaded, ids, generate=8, request=Request())
+        return
+    seen = attnscope.capture(loaded, ids, generate=8, request=Request())
+    notes = " ".join(seen.facts.get("notes", ()))
+    apart = seen.facts["largest_difference_to_steps"] > 1e-5
+    assert apart == ("made its answer from other rows" in notes)
+    assert apart == (family in UNLIKE_ONE_PASS) or family in BY_SCORES
+    unlikely = int((below_the_likeliest(loaded, seen.prompt) > 1e-4).sum())
+    if family == "prophetnet":
+        assert unlikely
+        assert "rows of their own" in notes
+    elif not apart:
+        assert (f"{unlikely} of 8 generated tokens are not the likeliest" in notes) == bool(unlikely)
+
+
+def test_steps_of_another_text_are_far_from_a_pass(demo: LoadedModel) -> None:
+    with watched_steps(demo.model) as steps:
+        made = continuation(demo, IDS, 4, ENGINES["eager"])
+    for ids, far in (([*IDS, *made], False), ([*IDS[:-1], 7, *made], True), (IDS, None)):
+        states = demo.model.base_model(torch.tensor([ids]))[0][0]
+        difference = steps.difference(states)
+        assert difference is None if far is None else (difference > 0.1) == far
+        assert difference is None or (difference < 1e-5) != far
+    assert steps.others(made) == 0
+    assert steps.others([made[0], *made[:-1]]) == sum(one != other for one, other in pairwise(made))
+
+
+def test_tokens_that_the_generation_config_chose_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    loaded = load(LoadOptions())
+    plain = attnscope.capture(loaded, TEXT, generate=4, request=Request())
+    assert plain.facts["largest_difference_to_steps"] < 1e-5
+    assert "notes" not in plain.facts
+    loaded.model.generation_config.update(suppress_tokens=[plain.facts["generated"]["ids"][0]])
+    seen = attnscope.capture(loaded, [TEXT, TEXT], generate=4, request=Request())[1]
+    unlikely = int((below_the_likeliest(loaded, seen.prompt) > 0).sum())
+    assert 0 < unlikely < 4
+    assert f"{unlikely} of 4 generated tokens are not the likeliest of their rows" in seen.facts["notes"][0]
+    assert [record.message for record in caplog.records] == 2 * seen.facts["notes"]
 
 
 def test_sampling_and_beams_of_the_models_own_config_are_left_aside_and_the_rest_is_not() -> None:

@@ -29,8 +29,8 @@ def read_texts(loaded: LoadedModel, asks: Sequence[Ask]) -> list[Observation]:
         >>> read_texts(load(), [Ask("the bank"), Ask("the river bank")])
     """
     first = asks[0]
-    alone = first.verify or first.keep.rollout or first.keep.operands or loaded.geometry.task == SEQ2SEQ
-    if len(asks) == 1 or alone or loaded.geometry.over_patches:
+    alone = first.verify or first.keep.rollout or first.keep.operands or first.generate
+    if len(asks) == 1 or alone or loaded.geometry.task == SEQ2SEQ or loaded.geometry.over_patches:
         return [read(loaded, ask) for ask in asks]
     runs = [prepare(loaded, ask, compared=place == 0) for place, ask in enumerate(asks)]
     found: dict[int, Observation] = {}

@@ -10,6 +10,7 @@ from attnscope.errors import UsageError
 from attnscope.seam.cost import within_memory
 from attnscope.seam.generation import continuation, end_tokens, say_ignored, start_token, translation
 from attnscope.seam.inputs import given_of
+from attnscope.seam.steps import Steps, watched_steps
 from attnscope.text.answer import continued
 from attnscope.text.prompt import Prompt, from_ids, place
 from attnscope.text.target import from_target_ids, reading_target
@@ -53,13 +54,16 @@ def target(loaded: LoadedModel, source: Prompt, ask: Ask, engine: Engine, advanc
     return prompt, {"target": {"ids": list(prompt.ids), "generated": ask.target is None} | how}
 
 
-def generated(loaded: LoadedModel, prompt: Prompt, most: int, engine: Engine, advance: _Advance) -> tuple[Prompt, Any]:
-    """The prompt with what the model puts behind it, and what the manifest says of that."""
+def generated(
+    loaded: LoadedModel, prompt: Prompt, most: int, engine: Engine, advance: _Advance
+) -> tuple[Prompt, Any, Steps]:
+    """The prompt with what the model puts behind it, what the manifest says of that, and the steps that made it."""
     with within_memory(loaded, len(prompt) + most):
         extras = given_of(loaded, prompt)[1]
-        made = continuation(loaded, prompt.ids, most, engine, advance, **extras)
+        with watched_steps(loaded.model) as steps:
+            made = continuation(loaded, prompt.ids, most, engine, advance, **extras)
     facts = {"asked": most, "ids": made.ids, "stopped_by": made.stopped_by} | _ignored(loaded)
-    return continued(loaded.tokenizer, prompt, made.ids), {"generated": facts}
+    return continued(loaded.tokenizer, prompt, made.ids), {"generated": facts}, steps
 
 
 def _ignored(loaded: LoadedModel) -> dict[str, list[str]]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from attnscope.model.families import family_of
 from attnscope.seam.inputs import TYPES, known_types
+from attnscope.seam.report import tolerance
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
+    from attnscope.seam.steps import Steps
     from attnscope.text.prompt import Prompt
 
 
@@ -40,6 +43,39 @@ def notes_of(loaded: LoadedModel, prompt: Prompt, pair: str = "--pair TEXT") -> 
         yield (
             f"the pair is read with one token type: {kind} hands on none in this version of transformers; "
             f"{TYPES} in model_input_names of tokenizer_config.json changes that"
+        )
+
+
+def notes_of_answer(loaded: LoadedModel, prompt: Prompt, steps: Steps | None) -> Iterator[str]:
+    """Of an answer that the model made: where something else than the rows of the text chose its tokens.
+
+    >>> list(notes_of_answer(demo, prompt, steps))
+    ['2 of 8 generated tokens are not the likeliest of their rows: settings of the generation config chose them']
+    """
+    if steps is None:
+        return
+    ids = prompt.ids[prompt.answer :]
+    if others := steps.others(ids):
+        yield (
+            f"{others} of {len(ids)} generated tokens are not the likeliest of their rows: settings of the generation "
+            "config chose them"
+        )
+    if family_of(loaded.model).positions_ahead:
+        yield f"{loaded.name} predicts tokens from rows of their own, which are not those of the text"
+
+
+def notes_of_steps(loaded: LoadedModel, difference: float | None) -> Iterator[str]:
+    """Of an answer that the model made from other rows than one pass gives, by more than rounding.
+
+    difference: of the hidden states of its rows, as a share of their size.
+
+    >>> list(notes_of_steps(moshi, 0.55))
+    ['moshi made its answer from other rows than these: step by step, hidden states differ by up to 0.6 of their size']
+    """
+    if difference is not None and difference > tolerance(loaded.model.dtype)[1]:
+        yield (
+            f"{loaded.name} made its answer from other rows than these: step by step, hidden states differ by up to "
+            f"{difference:.1g} of their size"
         )
 
 

@@ -5,12 +5,13 @@
     >>> [seen] = observe(loaded, [prompt], Request())
     >>> seen.heads[0].score["entropy"]
 
-Shapes: B text, N heads of all layers, H heads of a layer, Q query, T token, k kept keys.
+Shapes: B text, N heads of all layers, H heads of a layer, Q query, T token, k kept keys, E hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from attnscope.seam.inputs import given, given_of
 from attnscope.seam.listen import listen
 from attnscope.seam.projection import ProjectionInputs
 from attnscope.seam.report import CaptureReport, tolerance
+from attnscope.seam.steps import watched_states
 from attnscope.stacks import CAUSAL_LM, ENCODER, ENCODER_ONLY, OF_TWO_TEXTS, VISION, VISION_ONLY, is_vision
 from attnscope.text.tokens import Chosen
 
@@ -47,6 +49,7 @@ def observe(
     facts: Mapping[str, Any] | None = None,
     advance: Callable[[int], object] = lambda layers: None,
     directions: Directions | None = None,
+    states: Callable[[torch.Tensor], object] | None = None,
 ) -> list[Observation]:
     """One forward pass over some prompts; an observation each, in order.
 
@@ -55,7 +58,8 @@ def observe(
     about, per prompt; what the request says unless given. sources: what an encoder-decoder's encoder reads, while its
     decoder reads the prompts: the observations are of the decoder, and `beside` has those of encoder and
     cross-attention. facts: what else the observations' manifests are to say. advance: called with 1 whenever a layer
-    was read. directions: of one prompt, where its values must point to raise a logit, for a view of "logit".
+    was read. directions: of one prompt, where its values must point to raise a logit, for a view of "logit". states:
+    called with the last hidden states of each pass, (B, T, E), which then does not end with the last layer's attention.
     Raises ModelError where a layer that should attend was not heard, InputError where none attends to the tokens.
     """
     if sources is None:
@@ -65,7 +69,7 @@ def observe(
     asked = [Asked(prompt, tokens, source) for (prompt, source), tokens in zip(texts, chosen, strict=True)]
 
     def one_pass(texts: Sequence[Asked]) -> list[Observation]:
-        return _observed(loaded, texts, request, engine, facts or {}, advance, directions)
+        return _observed(loaded, texts, request, engine, facts or {}, advance, directions, states)
 
     alone = any((one.source or one.prompt).medium.inputs or one.prompt.medium.unasked for one in asked)
     if loaded.geometry.over_patches or alone:
@@ -89,6 +93,7 @@ def _observed(
     facts: Mapping[str, Any],
     advance: Callable[[int], object],
     directions: Directions | None,
+    states: Callable[[torch.Tensor], object] | None,
 ) -> list[Observation]:
     """One pass. Raises PaddingError where prompts of different length are not to be read side by side."""
     prompts = [one.prompt for one in asked]
@@ -99,8 +104,8 @@ def _observed(
     reads, inputs = _fed(loaded, asked, stacks.readings)
     of_tower = stacks.readings.get(VISION)
     gated = out.gated if out else ProjectionInputs({})
-    whole = bool(gated.out) or (mixed and padding.to_be_tried(loaded.model, reads.shape[1]))
-    with gated.watched():
+    whole = bool(gated.out) or bool(states) or (mixed and padding.to_be_tried(loaded.model, reads.shape[1]))
+    with gated.watched(), watched_states(loaded.model, states) if states else nullcontext():
         report = listen(
             loaded.model,
             reads,

@@ -6,15 +6,16 @@ Shapes: B text, T token, S step, E hidden size.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from attnscope.errors import ModelError
-from attnscope.seam.forward import bare_model
+from attnscope.seam.forward import backbone, bare_model
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -85,3 +86,70 @@ def reading_as_given(loaded: LoadedModel, ids_BT: Tensor, otherwise: str) -> Ite
 
     with model.register_forward_pre_hook(check, with_kwargs=True) as hook:
         yield
+
+
+@dataclass
+class Steps:
+    """The steps in which an answer was made: what each of its tokens was taken from.
+
+    states: the last hidden state of the row that predicts it, (E) each. likeliest: the token that its logits make the
+    likeliest, before any setting of the generation config applies. first: the row of the first.
+    """
+
+    states: list[Tensor] = field(default_factory=list)
+    likeliest: list[Tensor] = field(default_factory=list)
+    first: int = 0
+
+    def others(self, ids: Sequence[int]) -> int:
+        """How many tokens of the answer are not the likeliest of their rows: a penalty or a ban chose them."""
+        return sum(token != int(likeliest) for token, likeliest in zip(ids, self.likeliest, strict=False))
+
+    def difference(self, states_TE: Tensor) -> float | None:
+        """How far the rows of a pass over text and answer are from these: the largest, as a share of their size.
+
+        states_TE: of the pass. None where its rows are not those of the tokens.
+        """
+        rows_SE = states_TE[self.first : self.first + len(self.states)].float()
+        steps_SE = torch.stack([one.to(rows_SE.device) for one in self.states]).float() if self.states else rows_SE
+        if not self.states or rows_SE.shape != steps_SE.shape:
+            return None
+        return float(((rows_SE - steps_SE).norm(dim=-1) / rows_SE.norm(dim=-1)).max())
+
+
+@contextmanager
+def watched_steps(model: nn.Module) -> Iterator[Steps]:
+    """While open, the steps are noted in which the model goes on from one text.
+
+    >>> with watched_steps(loaded.model) as steps:
+    ...     ids = continuation(loaded, ids, 8, ENGINES["eager"])
+    >>> steps.others(ids)
+    0
+    """
+    steps = Steps()
+
+    def note_likeliest(module: nn.Module, args: Any, output: Any) -> None:
+        steps.likeliest.append(output.logits[0, -1].float().argmax())
+
+    def note_state(states_BTE: Tensor) -> None:
+        steps.first = steps.first if steps.states else states_BTE.shape[1] - 1
+        steps.states.append(states_BTE[0, -1])
+
+    with watched_states(model, note_state), bare_model(model).register_forward_hook(note_likeliest):
+        yield steps
+
+
+def watched_states(model: nn.Module, note: Callable[[Tensor], object]) -> AbstractContextManager[Any]:
+    """While open, the last hidden states of every run of the model's decoder are handed to `note`, (B, T, E).
+
+    Nothing is, of a class that does not say which of its modules that is.
+    """
+    bare, body = bare_model(model), backbone(model)
+    decoder = getattr(bare, "get_decoder", lambda: body)()
+    if all(decoder is not module for module in body.modules()):  # ModernBERT's is its LM head
+        decoder = body
+    if decoder is bare:
+        inner = [child for child in bare.children() if hasattr(child, "get_decoder")]
+        decoder = inner[0] if len(inner) == 1 else None
+    if decoder is None:
+        return nullcontext()
+    return decoder.register_forward_hook(lambda module, args, output: note(output[0]))
