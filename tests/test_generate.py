@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.stopping_criteria import StopStringCriteria
 
@@ -38,11 +39,11 @@ from attnscope.text.prompt import Prompt, from_chat, from_text
 from attnscope.text.tokens import find
 from attnscope.told import answer_lines
 from helpers.command_line import call
-from helpers.families import few
+from helpers.families import few, tiny_config
 from helpers.made_tokenizers import MAKERS
 from helpers.own import attentions
 from helpers.pages import Read
-from helpers.parity_models import TYPES, as_loaded, ids_for, roused_model
+from helpers.parity_models import TYPES, as_loaded, ids_for, rouse, roused_model
 from helpers.pretrained import pretrained
 
 TEXT = "the financial bank is located on"
@@ -230,6 +231,22 @@ def test_a_padding_token_in_an_answer_has_the_position_of_one_pass(demo: LoadedM
     made = attnscope.capture(loaded, IDS, generate=12, request=Request()).facts["generated"]["ids"]
     assert {pad} < set(made)
     assert made == greedy(loaded, IDS, 12)
+
+
+def test_a_target_that_begins_with_the_padding_token_has_the_positions_of_one_pass(demo: LoadedModel) -> None:
+    parts = [tiny_config("roberta", is_decoder=decoder, add_cross_attention=decoder) for decoder in (False, True)]
+    pad = parts[1].pad_token_id
+    both = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*parts, decoder_start_token_id=pad)
+    model = (
+        transformers.EncoderDecoderModel._from_config(both, attn_implementation="eager").eval().requires_grad_(False)
+    )
+    rouse(model)
+    loaded, ids = replace(as_loaded(model), tokenizer=demo.tokenizer), torch.tensor([IDS])
+    target = attnscope.capture(loaded, IDS, generate=8, request=Request()).facts["target"]["ids"]
+    assert target[0] == pad
+    with torch.no_grad():
+        rows_TV = model(ids, decoder_input_ids=torch.tensor([target]), use_cache=False).logits[0]
+    assert rows_TV[:-1].argmax(-1).tolist() == target[1:]
 
 
 def test_rows_behind_a_token_that_generation_adds_are_refused(demo: LoadedModel) -> None:
