@@ -5,14 +5,16 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from transformers import LlamaForCausalLM
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import attnscope
 from attnscope.errors import AttnscopeError, ModelError
@@ -187,7 +189,6 @@ def test_what_a_library_prints_while_a_model_is_loaded_is_no_data(
         ({"quant_method": "gptq", "bits": 4}, "optimum"),
         ({"quant_method": "awq", "bits": 4}, "gptqmodel"),
         ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "torchao"),
-        ({"quant_method": "hqq", "quant_config": {}}, "hqq"),
         ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
     ],
     ids=lambda value: value if isinstance(value, str) else value["quant_method"],
@@ -242,8 +243,20 @@ FIRST = "model.layers.0.mlp.down_proj"
         ((*FP8, "", whole), {"quant_method": "fp8"}, "layers.0.self_attn.q_proj.weight in float8_e4m3fn"),
         ((torch.float32, 1, "", whole), {"quant_method": "unheard"}, "'unheard'"),
         ((torch.bfloat16, 127, ".scales", rows), None, "its {}.scales"),
+        ((torch.float32, 1, "", whole), {"quant_method": "hqq", "quant_config": {}}, "'hqq'"),
     ],
-    ids=["modelopt", "fp8 by another name", "saved again", "rows", "integers", "cast", "no scales", "unheard", "wide"],
+    ids=[
+        "modelopt",
+        "fp8 by another name",
+        "saved again",
+        "rows",
+        "integers",
+        "cast",
+        "no scales",
+        "unheard",
+        "wide",
+        "hqq",
+    ],
 )
 def test_weights_that_stay_packed_are_refused(tmp_path: Path, stored: tuple, method: dict | None, named: str) -> None:
     folder = saved(tmp_path / "m", vocab_size=2000)
@@ -251,6 +264,90 @@ def test_weights_that_stay_packed_are_refused(tmp_path: Path, stored: tuple, met
     if method:
         edit_config(folder, quantization_config=method)
     assert named.format(FIRST) in refusal(model=str(folder), device="cpu")
+
+
+BLOCK = 32
+
+
+def blocks_of(weight: torch.Tensor) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
+    """Each block of a weight, with its place in the grid of scales."""
+    for row, at in product(range(0, weight.shape[0], BLOCK), range(0, weight.shape[1], BLOCK)):
+        yield (row // BLOCK, at // BLOCK), weight[row : row + BLOCK, at : at + BLOCK]
+
+
+def in_blocks(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Projections as DeepSeek V3 and Qwen3-FP8 store them, the rest in bfloat16."""
+    stored = {name: weight.bfloat16() for name, weight in tensors.items()}
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        scale = torch.empty([-(-side // BLOCK) for side in tensors[name].shape])
+        for place, block in blocks_of(tensors[name]):
+            scale[place] = block.abs().max() / 448
+            block /= scale[place]
+        stored |= {name: tensors[name].to(torch.float8_e4m3fn), f"{name}_scale_inv": scale}
+    return stored
+
+
+def in_float64(folder: Path) -> torch.Tensor:
+    """The attention of a llama whose projections are scale times number."""
+    stored = {name: weight.double() for name, weight in load_file(folder / "model.safetensors").items()}
+    for name in [name for name in stored if name.endswith("_scale_inv")]:
+        scale = stored.pop(name)
+        for place, block in blocks_of(stored[name.removesuffix("_scale_inv")]):
+            block *= scale[place]
+    model = LlamaForCausalLM(LlamaConfig.from_pretrained(folder, attn_implementation="eager")).double().eval()
+    model.load_state_dict(stored, strict=False)
+    return torch.stack(attentions(model, IDS))
+
+
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
+
+
+def test_float8_in_blocks_is_read_in_float32(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "m", vocab_size=2000, initializer_range=0.2)
+    edit_weights(folder, in_blocks)
+    expected = in_float64(folder)
+    edit_config(folder, quantization_config=BLOCKS, dtype="bfloat16")
+    loaded = load(LoadOptions(model=str(folder), device="cpu"))
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
+    torch.testing.assert_close(weights(loaded).double(), expected, rtol=0, atol=5e-6)
+    report = check_parity(loaded, IDS)
+    assert (report.level, report.holds, loaded.dtype) == ("full", True, "float32")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("dtype", ["auto", "float16"])
+def test_float8_in_blocks_on_the_command_line(tmp_path: Path, dtype: str) -> None:
+    folder = saved(tmp_path / "m", vocab_size=2000)
+    edit_weights(folder, in_blocks)
+    edit_config(folder, quantization_config=BLOCKS, dtype="bfloat16")
+    done = call("parity", TEXT, "-m", str(folder), "--whole", "--dtype", dtype, "--device", "cpu").ok()
+    assert "parity holds" in done.err
+
+
+@pytest.mark.parametrize("width", [90, 96], ids=["no whole blocks", "blocks of another size"])
+def test_float8_in_blocks_that_do_not_fill_a_weight_is_refused(tmp_path: Path, width: int) -> None:
+    """transformers takes the second, of 24 rows by 48 columns, for blocks of that size."""
+    folder = saved(tmp_path / "m", vocab_size=2000, hidden_size=48, head_dim=12, intermediate_size=width)
+    edit_weights(folder, in_blocks)
+    edit_config(folder, quantization_config=BLOCKS, dtype="bfloat16")
+    message = refusal(model=str(folder), device="cpu")
+    assert f"{FIRST}.weight, 48 x {width}, in blocks of 32 x 32" in message
+
+
+def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "m", vocab_size=2000)
+    name = f"{FIRST}.weight"
+    edit_weights(folder, lambda tensors: tensors | {name: torch.ones(7, 96)})
+    assert f"{name} is (7, 96) in the files and (64, 96) by the config" in refusal(model=str(folder), device="cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_method_that_needs_a_gpu_names_no_package(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "m", vocab_size=2000)
+    edit_config(folder, quantization_config={"quant_method": "fbgemm_fp8"})
+    message = refusal(model=str(folder), device="cpu")
+    assert "cannot be loaded here" in message
+    assert "package" not in message
 
 
 def test_what_no_weight_is_unpacked_with_is_read(tmp_path: Path) -> None:

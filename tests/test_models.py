@@ -295,8 +295,11 @@ def test_a_folder_with_the_model_below_names_that_folder(folder, file):
 
 def test_an_index_without_shards(folder):
     (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text("{}")
+    index = folder / "model.safetensors.index.json"
+    index.write_text("{}")
     assert "has no weight_map" in refusal(ModelError, model=str(folder))
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": "a.safetensors"}}))
+    assert f"{index} has no metadata" in refusal(ModelError, model=str(folder))
 
 
 @pytest.mark.parametrize(

@@ -189,9 +189,12 @@ def check_weight_file(path: Path, allow_pickle: bool = False) -> None:
 
 def _listed(index: Path) -> list[str]:
     """The files that an index of weights names: of its own folder."""
-    shards = read_json(index).get("weight_map")
+    content = read_json(index)
+    shards = content.get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise ModelError(f"{index} has no weight_map", "download the file again")
+    if not isinstance(content.get("metadata"), dict):
+        raise ModelError(f"{index} has no metadata, which transformers reads of it", 'add to it: "metadata": {}')
     for name in shards.values():
         if not isinstance(name, str) or not name or PurePath(name).is_absolute() or ".." in PurePath(name).parts:
             raise ModelError(f"{index} names {brief(name)}, expected files in its folder", "download the file again")

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import ModelError
 from attnscope.model.task import reading_part
 from attnscope.model.towers import tower_of
+from attnscope.shown import listed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -90,6 +92,30 @@ def fitting(kinds: Sequence[Any], load: Load) -> Fit:
             other = Fit.of(kind, load, device_map={"": "meta"}, quantization_config=None).rank
             best, rank = (kind, other) if other > rank else (best, rank)
     return first if best is first.kind else Fit.of(best, load)
+
+
+def unfinished(error: BaseException) -> tuple[Fit, str] | None:
+    """What was loaded of a model before an error that only refers to transformers' report, and what that report says.
+
+    transformers logs the report, and has it at hand where it raises the error. None for any other error.
+
+    >>> unfinished(RuntimeError("see the above report"))
+    """
+    for frame, _ in walk_tb(error.__traceback__):
+        report: Any = frame.f_locals.get("loading_info")
+        model: Any = frame.f_locals.get("model")
+        if not hasattr(report, "conversion_errors") or not hasattr(model, "base_model_prefix"):
+            continue
+        said = [
+            f"{name} is {tuple(stored)} in the files and {tuple(expected)} by the config"
+            for name, stored, expected in sorted(report.mismatched_keys)
+        ]
+        for name, text in sorted(report.conversion_errors.items()):  # a traceback, its message, and what was done
+            lines = [line for line in text.splitlines() if not line.startswith("Error")]
+            said.append(f"{name}: {lines[-1]}")
+        if said:
+            return Fit(type(model), model, (), (), sorted(report.unexpected_keys)), listed(said, most=1)
+    return None
 
 
 def part_of(model: PreTrainedModel, part: str) -> PreTrainedModel:

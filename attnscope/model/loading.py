@@ -10,8 +10,10 @@ import logging
 import re
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.apart import without_stderr
@@ -19,7 +21,18 @@ from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, Usage
 from attnscope.memory import free_memory, human_bytes, is_out_of_memory
 from attnscope.model import adapters, checkpoint, gguf, hub, sources
 from attnscope.model.families import family
-from attnscope.model.fitting import BODY, ENCODER, TEXT, TOWER, WHOLE, LoadedAs, check_body, fitting, part_of
+from attnscope.model.fitting import (
+    BODY,
+    ENCODER,
+    TEXT,
+    TOWER,
+    WHOLE,
+    LoadedAs,
+    check_body,
+    fitting,
+    part_of,
+    unfinished,
+)
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
 from attnscope.model.inside import model_inside
 from attnscope.model.libraries import bars_as_elsewhere, knows_interface, needed, uncollected
@@ -27,7 +40,7 @@ from attnscope.model.loaded import LoadedModel, LoadedTokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.model.patterns import check_quantised
 from attnscope.model.permits import RUNS_CODE, TRUST, unread
-from attnscope.model.quantised import check_method, check_plain, check_unpacked, method_of
+from attnscope.model.quantised import check_method, check_numbers, check_plain, even_out, method_of
 from attnscope.model.sources import DEMO_FOLDER, Source
 from attnscope.model.task import chosen_task, model_class, model_classes, reading_part, stack_config, task_of, text_part
 from attnscope.model.towers import check_tower
@@ -40,6 +53,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?|mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES, PACKAGE = re.compile(r"\b(GPU|CUDA|XPU)\b"), re.compile(r"install|librar|package|version", re.I)
 GIVE_PICTURE = "give it one with attnscope heads {picture=FILE}"
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -406,7 +420,9 @@ def _model(
             fit = fitting(kinds, load_as)
         unused = [] if source.gguf else fit.unused_inside
         if not source.gguf:
-            check_unpacked(fit, checkpoint.stored_tensors(files), method_of(config), source.name)
+            check_numbers(fit, config, checkpoint.stored_tensors(files), source.name)
+            if method_of(config):
+                even_out(fit.model)
         model = fit.model
         if source.adapter:
             kept = options.adapter or ("beside" if getattr(model, "is_quantized", False) else "merged")
@@ -420,12 +436,7 @@ def _model(
             raise MemoryLimitError(
                 f"{source.name} does not fit on {device}: {takes}, and {room} was free", _smaller(options)
             ) from error
-        if isinstance(error, ImportError):  # what a quantised checkpoint needs, named by transformers
-            raise ModelError(
-                f"{source.name} cannot be loaded without another package: {first_line(error)}", "install that package"
-            ) from error
-        hint = "its cause says where it failed; on the command line --verbose shows it"
-        raise unread(source.name, error, hint, "loaded") from error
+        raise _not_loaded(error, source, config, files) from error
     gone = "transformers finds no tensors for them in the file" if source.gguf else "download the model again"
     check_body(fit, source.name, gone)
     part = BODY if fit.head else WHOLE
@@ -436,6 +447,24 @@ def _model(
     elif text_part(config) is not None:
         part = TEXT
     return part_of(model, part).eval().requires_grad_(False), LoadedAs(fit.kind.__name__, part), unused
+
+
+def _not_loaded(error: Exception, source: Source, config: Any, files: Sequence[Path]) -> ModelError:
+    """Why transformers did not load a model, in a line; raised where its weights stay packed. files: of its weights."""
+    said = str(error)
+    if DEVICES.search(said) and not (PACKAGE.search(said) or _cuda_answers()):
+        hint = "load it on a machine that has one, or choose another checkpoint of the model"
+        return ModelError(f"{source.name} cannot be loaded here: {first_line(error)}", hint)
+    if isinstance(error, ImportError):  # what a quantised checkpoint needs, named by transformers
+        what = f"{source.name} cannot be loaded without another package: {first_line(error)}"
+        return ModelError(what, "install that package")
+    if (report := unfinished(error)) is not None:
+        fit, said = report
+        check_numbers(fit, config, checkpoint.stored_tensors(files), source.name)
+        hint = "check its config against its files, or download the model again"
+        return ModelError(f"{source.name} cannot be loaded: {said}", hint)
+    hint = "its cause says where it failed; on the command line --verbose shows it"
+    return unread(source.name, error, hint, "loaded")
 
 
 def _count(model: PreTrainedModel) -> int:

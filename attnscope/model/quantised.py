@@ -6,7 +6,7 @@ with is another model's. So the registry, the names that stayed unused and the t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -18,6 +18,8 @@ from attnscope.shown import brief
 
 OTHERWISE = "choose the model as it was before that, or quantised in a way that transformers reads"
 SEPARATORS = "._:"  # between the name of a weight and what is stored for it: weight_scale, weight.absmax, weight:scale
+# What a quantizer of transformers does with weights: operations on each, or a last step over the model.
+STEPS = ("get_quantize_ops", "get_weight_conversions", "_process_model_after_weight_loading")
 NO_SCALES = ("BOOL", "I64", "U64")  # the types of masks and counts
 
 
@@ -46,9 +48,9 @@ def method_of(config: Any) -> str | None:
 
 
 def check_method(config: Any, name: str) -> None:
-    """Raise ModelError where a config names a quantization method that transformers does not know. name: the model's.
+    """Raise ModelError where a config names a quantization method that transformers does not read. name: the model's.
 
-    transformers itself would load the tensors as if they were the weights.
+    Of a method that it does not know transformers itself would load the tensors as if they were the weights.
     """
     stated = _stated(config)
     if stated is None:
@@ -59,18 +61,18 @@ def check_method(config: Any, name: str) -> None:
         raise ModelError(
             f"the config of {name} has a quantization_config without a quant_method", "download the model again"
         ) from None
-    if not known:
-        raise ModelError(
-            f"{name} is quantised by {brief(stated['quant_method'])}, a method that transformers does not know",
-            OTHERWISE,
-        )
+    method = str(method_of(config))
+    if not (known and _is_written(method)):
+        raise ModelError(f"{name} is quantised by {brief(method)}, a method that transformers does not read", OTHERWISE)
 
 
-def check_unpacked(fit: Fit, stored: Mapping[str, Stored], method: str | None, name: str) -> None:
+def check_numbers(fit: Fit, config: Any, stored: Mapping[str, Stored], name: str) -> None:
     """Raise ModelError where the numbers of a loaded model are not those that its checkpoint stores.
 
-    stored: the tensors of its files by name, as their headers state them. method: as of `method_of`. name: the model's.
+    fit: of the model as it was loaded, or as far. config: as it was before that. stored: the tensors of its files by
+    name, as their headers state them. name: the model's.
     """
+    method = method_of(config)
     said = f"{name} is stored quantised ({method})" if method else f"{name} is stored quantised"
     scale = next(_unapplied(fit, stored), None)
     if scale is not None:
@@ -81,6 +83,28 @@ def check_unpacked(fit: Fit, stored: Mapping[str, Stored], method: str | None, n
             f"{name} stores {narrow} as {stored[narrow].dtype}, and its config names no method to unpack it", OTHERWISE
         )
     check_plain(fit.model, name)
+    if getattr(fit.model, "hf_quantizer", None) is None:
+        _check_blocks((_stated(config) or {}).get("weight_block_size"), stored, name)
+
+
+def even_out(model: Any) -> None:
+    """Give all weights of an unpacked model its dtype: transformers leaves those that were not packed as stored.
+
+    But for those that a half-precision model keeps in float32. A model whose weights stay packed is left as it is.
+
+    >>> even_out(loaded.model)
+    """
+    import torch
+
+    if getattr(model, "hf_quantizer", None) is not None:
+        return
+    dtype, wide = model.config.dtype, set(model._keep_in_fp32_modules_strict or ())
+    if dtype == torch.float16:
+        wide |= set(model._keep_in_fp32_modules or ())
+    for name, weight in model.named_parameters():
+        kept = any(f".{part}." in f".{name}." for part in wide)
+        if weight.is_floating_point() and not weight.is_meta:
+            weight.data = weight.data.to(torch.float32 if kept else dtype)
 
 
 def check_plain(model: Any, name: str) -> None:
@@ -108,6 +132,18 @@ def _stated(config: Any) -> dict[str, Any] | None:
     parts = (config, config.get_text_config(decoder=True))
     found = next((one for part in parts if (one := getattr(part, "quantization_config", None)) is not None), None)
     return found if found is None or isinstance(found, dict) else found.to_dict()
+
+
+def _is_written(method: str) -> bool:
+    """Whether transformers' quantizer of a method does anything with weights, or makes layers that hold them packed.
+
+    That of HQQ only marks layers: more is announced. One that is not of transformers is taken at its word.
+    """
+    quantizer = needed("transformers.quantizers.auto", "AUTO_QUANTIZER_MAPPING").get(method)
+    base = needed("transformers.quantizers.base", "HfQuantizer", *STEPS)
+    if quantizer is None or quantizer.requires_calibration or not quantizer.__module__.startswith("transformers."):
+        return True
+    return any(getattr(quantizer, step) is not getattr(base, step) for step in STEPS)
 
 
 def _unapplied(fit: Fit, stored: Mapping[str, Stored]) -> Iterator[str]:
@@ -148,3 +184,27 @@ def _narrow(fit: Fit, stored: Mapping[str, Stored]) -> Iterator[str]:
         of_layer = (place is None or packs) and (float8 or key.endswith(".weight"))
         if of_layer or (place is not None and place.is_floating_point()):
             yield key
+
+
+def _check_blocks(size: Sequence[int] | None, stored: Mapping[str, Stored], name: str) -> None:
+    """Raise ModelError where float8 weights were unpacked by blocks that are not theirs. size: (rows, columns) of one.
+
+    transformers divides the sides of a weight by those of its scales. Where a side is no multiple of the blocks, the
+    last of which is then smaller, that makes blocks of another size, or no whole ones.
+    """
+    if not size:
+        return
+    for key, tensor in stored.items():
+        scale = stored.get(f"{key}_scale_inv") or stored.get(f"{key.removesuffix('.weight')}.scale")
+        sides = tensor.shape[-2:]
+        if scale is None or len(sides) != 2 or not tensor.dtype.startswith("F8"):
+            continue
+        grid = tuple(-(-side // width) for side, width in zip(sides, size, strict=True))
+        ragged = any(side % width and count > 1 for side, width, count in zip(sides, size, grid, strict=True))
+        if ragged and scale.shape[-2:] == grid:
+            (rows, columns), (high, wide) = sides, size
+            raise ModelError(
+                f"{name} stores {key}, {rows} x {columns}, in blocks of {high} x {wide} that do not fill it, and "
+                "transformers unpacks whole blocks alone",
+                "read it on a GPU that computes in float8",
+            )

@@ -96,6 +96,8 @@ def made(asked: Mapping[str, Any]) -> Any:
         trust_remote_code=code,
         **asked["files"],
     )
+    if asked["unpacked"]:
+        even(model)
     model = adapted(model, **asked["adapter"]) if asked["adapter"] else model
     inside = model.get_base_model() if hasattr(model, "get_base_model") else model
     parts = {
@@ -106,6 +108,15 @@ def made(asked: Mapping[str, Any]) -> Any:
         "text": lambda: text(inside),
     }
     return parts[asked["part"]]().eval()
+
+
+def even(model: Any) -> None:
+    """Give the weights of a model one dtype, but for those that transformers keeps wider: it left some as stored."""
+    dtype = model.config.dtype
+    keeps = [model._keep_in_fp32_modules_strict, model._keep_in_fp32_modules if dtype == torch.float16 else None]
+    wide = [part for parts in keeps for part in parts or ()]
+    for name, weight in model.named_parameters():
+        weight.data = weight.data.to(torch.float32 if any(f".{part}." in f".{name}." for part in wide) else dtype)
 
 
 def tower(model: Any) -> Any:
