@@ -297,7 +297,7 @@ def test_the_row_before_each_token_predicts_it_or_the_run_says_why_not(demo: Loa
 
 def test_steps_of_another_text_are_far_from_a_pass(demo: LoadedModel) -> None:
     with watched_steps(demo.model) as steps:
-        made = continuation(demo, IDS, 4, ENGINES["eager"])
+        made = continuation(demo, IDS, 4, ENGINES["eager"]).ids
     for ids, far in (([*IDS, *made], False), ([*IDS[:-1], 7, *made], True), (IDS, None)):
         states = demo.model.base_model(torch.tensor([ids]))[0][0]
         difference = steps.difference(states)

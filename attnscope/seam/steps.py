@@ -121,7 +121,7 @@ def watched_steps(model: nn.Module) -> Iterator[Steps]:
     """While open, the steps are noted in which the model goes on from one text.
 
     >>> with watched_steps(loaded.model) as steps:
-    ...     ids = continuation(loaded, ids, 8, ENGINES["eager"])
+    ...     ids = continuation(loaded, ids, 8, ENGINES["eager"]).ids
     >>> steps.others(ids)
     0
     """
