@@ -367,7 +367,11 @@ def test_a_model_generates_alike_from_its_folder_and_wrapped(
     facts = [prepare(one, Ask(TEXT, generate=4)).facts["generated"] for one in (loaded, wrapped)]
     assert facts[0] == facts[1]
     assert facts[0].get("ignored", []) == aside
-    assert sum(all(name in record.message for name in aside) for record in caplog.records) == 2 * bool(aside)
+    chosen = [record for record in caplog.records if "not the likeliest" in record.message]
+    assert bool(chosen) == ("watermarking_config" in settings)
+    named = [record for record in caplog.records if record not in chosen]
+    assert len(named) == 2 * bool(aside)
+    assert all(name in record.message for record in named for name in aside)
     assert wrapped.model.generation_config.to_dict() == before
     ids = torch.tensor([from_text(loaded.tokenizer, TEXT).ids])
     followed = {name: one for name, one in settings.items() if name in ("stop_strings", "watermarking_config")}
@@ -419,7 +423,7 @@ def test_lengths_that_a_generation_config_says_are_no_messages_of_transformers(
             warnings.simplefilter("error")
             seen = attnscope.capture(demo, TEXT, generate=3, request=Request())
         assert len(seen.facts["generated"]["ids"]) == 3, "the end token is not made before the least length"
-    assert caplog.records == []
+    assert not [record for record in caplog.records if record.name.startswith("transformers")]
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "llama"])
