@@ -392,7 +392,7 @@ def _model(
     """
     place = options.device_map or (None if device == "cpu" else {"": device})
     dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
-    files = () if source.gguf else checkpoint.check_weights(source.folder, options.allow_pickle)
+    files = [source.folder / name for name in sources.weight_files(source, options)[source]]
     room = human_bytes(free_memory(device))  # asked before: what was loaded when memory ran out may still be held
 
     def load_as(kind: Any, **changes: Any) -> Any:

@@ -152,6 +152,8 @@ def _unapplied(fit: Fit, stored: Mapping[str, Stored]) -> Iterator[str]:
     Beside it a bias is none, which stays unused where the config says that its layers have none, nor is a single
     number: that scales what enters the layer, or its keys and values in a cache.
     """
+    if not fit.unused:
+        return
     prefix = f"{fit.model.base_model_prefix}."
     weights = {*fit.model.state_dict(), *stored} - set(fit.unused)
     beside = []
@@ -173,15 +175,15 @@ def _narrow(fit: Fit, stored: Mapping[str, Stored]) -> Iterator[str]:
 
     A tensor whose place in the model has another name counts where it is float8, or a layer's weight of whole numbers.
     """
-    prefix = f"{fit.model.base_model_prefix}."
-    places, unused = {**fit.model.state_dict(), **dict(fit.model.named_buffers())}, set(fit.unused)
+    float8 = {key for key, tensor in stored.items() if tensor.dtype.startswith(("F8", "F4", "F6"))}
+    narrow = {key for key, tensor in stored.items() if tensor.dtype[0] in "IU"} | float8
+    if not narrow:
+        return
+    prefix, places = f"{fit.model.base_model_prefix}.", {**fit.model.state_dict(), **dict(fit.model.named_buffers())}
     packs = getattr(fit.model, "hf_quantizer", None) is not None  # as it was asked to: its own weights are integers
-    for key, tensor in stored.items():
-        whole, float8 = tensor.dtype[0] in "IU", tensor.dtype.startswith(("F8", "F4", "F6"))
-        if key in unused or not (whole or float8):
-            continue
+    for key in sorted(narrow - set(fit.unused)):
         place = next((places[one] for one in (key, prefix + key, key.removeprefix(prefix)) if one in places), None)
-        of_layer = (place is None or packs) and (float8 or key.endswith(".weight"))
+        of_layer = (place is None or packs) and (key in float8 or key.endswith(".weight"))
         if of_layer or (place is not None and place.is_floating_point()):
             yield key
 
