@@ -44,8 +44,7 @@ class _Counted:
     """Tells a module that makes positions of ids how many tokens before these have one."""
 
     def __init__(self) -> None:
-        self.counts_BT: Tensor | None = None  # which tokens so far have one
-        self.before = 0  # keys before the text that are no tokens of it
+        self.counts_BT = torch.zeros(1, 0, dtype=torch.bool)  # which tokens so far have one
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         call = inspect.signature(module.forward).bind(*args, **kwargs)
@@ -53,11 +52,9 @@ class _Counted:
         if ids_BT is None:
             return None
         counts_BT = ids_BT != module.padding_idx
-        if self.counts_BT is None or past <= self.before:  # a text begins
-            self.before, self.counts_BT = past, counts_BT[:, :0]
-        earlier_BT = self.counts_BT[:, : past - self.before]
+        earlier_BT = self.counts_BT[:, :past] if past else counts_BT[:, :0]
         self.counts_BT = torch.cat([earlier_BT, counts_BT], 1)
-        count_B = self.before + earlier_BT.sum(1)
+        count_B = earlier_BT.sum(1)
         call.arguments["past_key_values_length"] = int(count_B[0]) if len(count_B) == 1 else count_B[:, None]
         if "position_ids" in call.signature.parameters:
             call.arguments["position_ids"] = None
