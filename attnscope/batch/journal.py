@@ -52,8 +52,9 @@ class Record:
     """One committed shard: items [first, first + items), what was written, and the digest of what was read.
 
     lacking: of each span, how many texts had nothing of it. engines: how many texts each engine read. answered_by:
-    which of attnscope's own ways read each kind of question. targets: how many texts had one that was `given`, and how
-    many one that was `generated`. replaced: what the model's config states and it was read without, by name.
+    which of attnscope's own ways read each kind of question. targets: how many texts had one that was `given`, how many
+    one that was `generated`, and how many of these were `cut` by a number of tokens. replaced: what the model's config
+    states and it was read without, by name.
     """
 
     first: int

@@ -34,7 +34,10 @@ T = TypeVar("T")
 
 @dataclass
 class Tally:
-    """How far a run has come; `read` is how many bytes of the corpus, `lacking` how many texts lack a span, by name."""
+    """How far a run has come; `read` is how many bytes of the corpus, `lacking` how many texts lack a span, by name.
+
+    targets: as a Record's.
+    """
 
     items: int = 0
     texts: int = 0
@@ -43,6 +46,7 @@ class Tally:
     read: int = 0
     stopped: bool = False
     lacking: Counter[str] = field(default_factory=Counter)
+    targets: Counter[str] = field(default_factory=Counter)
     first_failures: list[Failure] = field(default_factory=list)
 
     def add(self, done: Measured | Record) -> None:
@@ -52,6 +56,7 @@ class Tally:
         self.tokens += done.tokens
         self.failed += len(done.failures)
         self.lacking.update(done.lacking)
+        self.targets.update(done.targets)
         self.first_failures += done.failures[: max(0, FIRST_FAILURES - len(self.first_failures))]
 
 

@@ -21,6 +21,7 @@ from attnscope.batch.schemas import schema_of
 from attnscope.keep.layers import codes
 from attnscope.keep.view import ENTRIES
 from attnscope.measure.metrics import MASS, METRICS
+from attnscope.seam.generation import DEFAULT, POSITIONS
 from attnscope.seam.report import joined_ways
 from attnscope.selection import spelled
 from attnscope.stacks import STACKS, is_cross
@@ -70,9 +71,13 @@ class Measured:
 
     @property
     def targets(self) -> Counter[str]:
-        """How many targets were `given`, and how many `generated`; nothing where texts have none."""
-        found = (observation.facts.get("target") for _, observation in self.seen)
-        return Counter("generated" if one["generated"] else "given" for one in found if one)
+        """How many targets were `given`, how many `generated`, and how many of these a number of tokens `cut`.
+
+        Nothing where texts have none.
+        """
+        found = [said for _, observation in self.seen if (said := observation.facts.get("target"))]
+        cut = sum(one["stopped_by"] in (DEFAULT, POSITIONS) for one in found)
+        return Counter("generated" if one["generated"] else "given" for one in found) + Counter({"cut": cut})
 
     @property
     def engines(self) -> Counter[str]:

@@ -40,6 +40,7 @@ class Text(NamedTuple):
     """An item as token ids, and the tokens of it that are asked about; target: what an encoder-decoder's decoder reads.
 
     asked: what names these tokens. While the target is still to be made, it is None, and nothing is chosen yet.
+    stopped_by: what ended a target that was made, as `seam.generation` has it.
     """
 
     item: Item
@@ -47,6 +48,7 @@ class Text(NamedTuple):
     prompt: Prompt
     chosen: Chosen = Chosen()
     target: Prompt | None = None
+    stopped_by: str | None = None
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -169,7 +171,8 @@ class Worker:
         try:
             choice = self._choice(loaded, 1, len(text.prompt), self.job.engine)
             made = translation(loaded, text.prompt, choice.engine)
-            text = text._replace(target=from_ids(loaded.tokenizer, [*made.start, *made.ids]))
+            target = from_ids(loaded.tokenizer, [*made.start, *made.ids])
+            text = text._replace(target=target, stopped_by=made.stopped_by)
             return text._replace(chosen=self._chosen(text))
         except Exception as error:  # any family's own generation, with any text
             if _is_fatal(error) and not isinstance(error, ModelError):
@@ -242,8 +245,9 @@ class Worker:
         targets = [text.target for text in texts if text.target is not None]
         if not targets:
             return observe(loaded, prompts, self.request, engine=engine, chosen=chosen)
-        facts = {"target": {"generated": self.job.target_field is None}}
-        return observe(loaded, targets, self.request, engine=engine, chosen=chosen, sources=prompts, facts=facts)
+        seen = observe(loaded, targets, self.request, engine=engine, chosen=chosen, sources=prompts)
+        facts = [{"generated": bool(text.stopped_by), "stopped_by": text.stopped_by} for text in texts]
+        return [replace(one, facts={**one.facts, "target": said}) for one, said in zip(seen, facts, strict=True)]
 
     def _choice(self, loaded: LoadedModel, texts: int, longest: int, name: str, quick: bool = True) -> Choice:
         """The engine of a name for a batch; quick: auto takes what is faster, and else goes by memory alone."""

@@ -86,8 +86,11 @@ def _to_folder(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, no
     )
     failed = list(journal.failures())
     before = sum(record.texts for record in journal.records.values()) - tally.texts
-    lacking = sum((Counter(record.lacking) for record in journal.records.values()), Counter[str]())
-    return Outcome(tally, len(journal.records), len(failed), failed[:1], before, lacking)
+    lacking, targets = (
+        sum((Counter(getattr(record, name)) for record in journal.records.values()), Counter[str]())
+        for name in ("lacking", "targets")
+    )
+    return Outcome(tally, len(journal.records), len(failed), failed[:1], before, lacking, targets)
 
 
 def _to_stdout(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, note: Callable[..., None]) -> Outcome:
@@ -106,7 +109,7 @@ def _to_stdout(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, no
     tally = run_shards(
         worker, pieces, lambda shard: StreamWriter(stream, shard, worker.output), lambda record: None, stop, note
     )
-    return Outcome(tally, tally.items, tally.failed, tally.first_failures, lacking=tally.lacking)
+    return Outcome(tally, tally.items, tally.failed, tally.first_failures, lacking=tally.lacking, targets=tally.targets)
 
 
 def drawing_processes() -> int:

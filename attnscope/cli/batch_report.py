@@ -95,7 +95,8 @@ def _rates(tally: Tally, seconds: float) -> str:
 class Outcome:
     """How it went: what this run did, and, of a folder over all its runs, how many items failed, and the first.
 
-    before: how many texts earlier runs had measured. lacking: of each span, how many texts have nothing of it.
+    before: how many texts earlier runs had measured. lacking: of each span, how many texts have nothing of it. targets:
+    as a Record's.
     """
 
     tally: Tally
@@ -104,6 +105,7 @@ class Outcome:
     first: Sequence[Failure]
     before: int = 0
     lacking: Mapping[str, int] = field(default_factory=dict)
+    targets: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def measured(self) -> bool:
@@ -121,6 +123,11 @@ def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writin
         output.talk(
             f"span {name!r} is not in {texts:,} of {several(outcome.before + tally.texts, 'text')}", writing.quiet
         )
+    if cut := outcome.targets.get("cut"):
+        from attnscope.seam.generation import MOST_MADE
+
+        made = several(outcome.targets["generated"], "generated target")
+        output.talk(f"{cut:,} of {made} cut at {MOST_MADE} tokens, or at as many as the decoder reads", writing.quiet)
     reasons = [f"{one.file}{f', line {one.line}' * (one.line is not None)}: {one.reason}" for one in outcome.first]
     if outcome.failed and writing.out:
         listed = f"the first {reasons[0]}; all in {writing.out}/failures.jsonl"

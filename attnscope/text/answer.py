@@ -14,7 +14,7 @@ def check_answer(generate: int | None, answer: str | Sequence[int] | None, trunc
     """Raise UsageError or InputError for an answer that cannot be meant."""
     if generate is not None and answer is not None:
         raise UsageError("an answer is either generated or given", "leave out {generate} or {answer}")
-    if generate is not None and not (isinstance(generate, int) and generate >= 1):
+    if generate is not None and not (isinstance(generate, int) and generate is not True and generate >= 1):
         raise UsageError(f"expected a number of new tokens from 1, got {generate!r}", "use {generate=8}")
     if answer is not None and not (answer.strip() if isinstance(answer, str) else len(answer)):
         raise InputError("the answer is empty", "give an answer with at least one word, or use {generate=8}")

@@ -120,7 +120,7 @@ def test_a_target_of_a_sound_is_generated_as_alone(place: Path, whisper: LoadedM
     seen = attnscope.capture(whisper, audio=place / "sounds" / "low.wav")
     [text] = rows(tmp_path / "out", "texts")
     assert (text["target"], text["target_tokens"]) == ("".join(seen.queries.plain).strip(), len(seen.queries))
-    assert json.loads((tmp_path / "out" / "run.json").read_text())["targets"] == {"generated": 1}
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["targets"] == {"generated": 1, "cut": 1}
 
 
 def test_every_picture_is_read_beside_its_text_as_alone(place: Path, llava: LoadedModel, tmp_path: Path) -> None:

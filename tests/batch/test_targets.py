@@ -123,7 +123,8 @@ def test_a_target_that_no_record_gives_is_generated_as_heads_does_and_said_so(
     corpus.write_text("the new bank\na river\n")
     said = call("batch", str(corpus), "-m", model, "--out", str(out), "--tables", "heads").ok().err
     assert said.count("generation config") == said.count("max_time") == 1, "once of a corpus"
-    assert json.loads((out / "run.json").read_text())["targets"] == {"generated": 2}
+    assert json.loads((out / "run.json").read_text())["targets"] == {"generated": 2, "cut": 2}
+    assert "2 of 2 generated targets cut at 64 tokens" in said
     done = call("heads", "-m", models["t5"], "-t", "a river", "--format", "jsonl")
     text = rows(out, "texts")[1]
     assert f"generated greedily: {text['target']} ({text['target_tokens'] - 1} tokens, the most" in done.err
