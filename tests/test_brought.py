@@ -20,7 +20,7 @@ import attnscope
 from attnscope.errors import AttnscopeError, ModelError
 from attnscope.model import gguf
 from attnscope.model.loaded import LoadedModel
-from attnscope.model.loading import DEMO_FOLDER, identify, load, load_config, wrap
+from attnscope.model.loading import DEMO_FOLDER, bytes_in_memory, identify, load, load_config, wrap
 from attnscope.model.options import LoadOptions
 from attnscope.parity import check_parity
 from attnscope.parity.certificate import certificate
@@ -160,6 +160,10 @@ def test_a_quantised_checkpoint_and_an_adapter_of_it(tmp_path: Path) -> None:
     quantised.model.save_pretrained(folder)
     loaded = load(LoadOptions(model=str(folder), device="cpu"))
     torch.testing.assert_close(weights(loaded), weights(quantised), rtol=0, atol=1e-6)
+    facts = json.loads(call("info", str(folder), "--device", "cpu", "--format", "json").ok().out)
+    scales = 0.05
+    assert facts["weights_bytes"] == pytest.approx(sum(one.nbytes for one in loaded.model.parameters()), rel=scales)
+    assert facts["weights_bytes"] < (4 - scales) * facts["parameters"]
     adapted = load(LoadOptions(model=str(adapter), device="cpu"))
     assert any("lora_A" in name for name, _ in adapted.model.named_parameters())
     torch.testing.assert_close(weights(adapted), own(adapted), rtol=0, atol=0)
@@ -310,6 +314,8 @@ def test_float8_in_blocks_is_read_in_float32(tmp_path: Path) -> None:
     loaded = load(LoadOptions(model=str(folder), device="cpu"))
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
     torch.testing.assert_close(weights(loaded).double(), expected, rtol=0, atol=5e-6)
+    options = LoadOptions(model=str(folder))
+    assert bytes_in_memory(options, load_config(options), "cpu") == sum(x.nbytes for x in loaded.model.parameters())
     report = check_parity(loaded, IDS)
     assert (report.level, report.holds, loaded.dtype) == ("full", True, "float32")
 

@@ -81,7 +81,7 @@ def info(named: Named, costs: Costs, noise: Noise) -> int:
 
     from attnscope.model.geometry import geometry_of, with_tower
     from attnscope.model.libraries import silence_libraries
-    from attnscope.model.loading import chosen_device, has_lm_head, load_config
+    from attnscope.model.loading import bytes_in_memory, chosen_device, has_lm_head, load_config
     from attnscope.model.task import chosen_task
 
     silence_libraries(noise.verbose)
@@ -90,22 +90,26 @@ def info(named: Named, costs: Costs, noise: Noise) -> int:
     config = load_config(options)
     geometry = with_tower(geometry_of(config, task=chosen_task(config, options.task, named.asked)), config)
     device = chosen_device(options) if options.device == "auto" else options.device  # which need not be here
-    facts = describe(named.asked, geometry, lengths, (device, named.dtype), _free(options, device))
+    room = bytes_in_memory(options, config, device), _free(options, device)
+    facts = describe(named.asked, geometry, lengths, (device, named.dtype), room)
     facts["lm_head"] = has_lm_head(options, config)
     output.tell(facts, costs.format, lambda: _sheet(facts))
     return 0
 
 
 def describe(
-    name: str, geometry: Any, lengths: list[int], where: tuple[str, str], free: int | None = None
+    name: str, geometry: Any, lengths: list[int], where: tuple[str, str], room: tuple[int | None, int | None]
 ) -> dict[str, Any]:
-    """The facts as plain data: sizes in bytes; where: device and dtype; free: bytes of the device, None if unknown."""
+    """The facts as plain data. where: device and dtype. room: bytes of the weights, and those free on the device.
+
+    None is an unknown number of bytes.
+    """
     from attnscope.model.families import family
     from attnscope.observe.choice import SHARE, Case
     from attnscope.seam.cost import eager_bytes, fused_bytes
     from attnscope.seam.engines import ENGINES
 
-    device, dtype = where
+    (device, dtype), (weights, free) = where, room
     float32 = dtype == "float32" or (dtype == "auto" and device == "cpu")
     case = Case(geometry, device, "float32" if float32 else dtype, not family(geometry.model_type).bypasses_interface)
 
@@ -117,7 +121,7 @@ def describe(
         "model": name,
         "type": geometry.model_type,
         "parameters": geometry.parameters,
-        "weights_bytes": geometry.parameters and geometry.parameters * width,
+        "weights_bytes": weights,
         "positions": geometry.max_positions,
         "both_ways": geometry.both_ways or None,
         "device": device,
@@ -202,7 +206,7 @@ def _sheet(facts: dict[str, Any]) -> Group:
         automatic = [cost["auto"]["words"]] if cost["auto"] else []
         costs.add_row(str(cost["tokens"]), *taken, cells.decimal_bytes(cost["all_matrices_bytes"]), *automatic)
     known = "parameters not counted"
-    if facts["parameters"]:
+    if facts["parameters"] and facts["weights_bytes"]:
         known = f"{facts['parameters'] / 1e6:,.1f} M parameters ({cells.decimal_bytes(facts['weights_bytes'])})"
     positions = f"{facts['positions'] or 'any number of'} positions"
     where = [f"on {facts['device']}"] + [f"looks both ways ({said})" for said in [facts["both_ways"]] if said]

@@ -49,6 +49,21 @@ class Stored:
     dtype: str
     shape: tuple[int, ...]
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether it holds integers or float8, and not floating-point numbers that a model computes with."""
+        return self.dtype[0] in "IU" or self.is_float8
+
+    @property
+    def is_float8(self) -> bool:
+        """Whether it holds floating-point numbers of 8 bits or less."""
+        return self.dtype.startswith(("F8", "F6", "F4"))
+
+    @property
+    def bits(self) -> int:
+        """Of one of its numbers, as the name of its type says."""
+        return int("".join(filter(str.isdigit, self.dtype.partition("_")[0])) or 8)  # BOOL says nothing
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; a `ModelError` that names the file, and the line if it is not JSON."""

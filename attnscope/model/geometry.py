@@ -338,9 +338,18 @@ def weight_bytes(config: Any, dtype: str) -> int | None:
         weight_bytes(AutoConfig.from_pretrained("gpt2"), "bfloat16")  # 248879616
     """
     parameters = count_parameters(config)
-    own = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
-    bits = {"8bit": 8, "4bit": 4}.get(dtype) or 8 * DTYPE_BYTES.get(own if dtype == "auto" else dtype, 4)
+    bits = {"8bit": 8, "4bit": 4}.get(dtype) or 8 * number_bytes(config, dtype)
     return None if parameters is None else parameters * bits // 8
+
+
+def number_bytes(config: Any, dtype: str) -> int:
+    """What a number of a model's weights takes. dtype: a name, or `auto` for the config's own.
+
+    >>> number_bytes(LlamaConfig(), "auto")
+    4
+    """
+    own = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+    return DTYPE_BYTES.get(own if dtype == "auto" else dtype, 4)
 
 
 def longer(config: Any, positions: int | None) -> Any:

@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,14 +33,14 @@ from attnscope.model.fitting import (
     part_of,
     unfinished,
 )
-from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
+from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, number_bytes, weight_bytes
 from attnscope.model.inside import model_inside
 from attnscope.model.libraries import bars_as_elsewhere, knows_interface, needed, uncollected
 from attnscope.model.loaded import LoadedModel, LoadedTokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.model.patterns import check_quantised
 from attnscope.model.permits import RUNS_CODE, TRUST, unread
-from attnscope.model.quantised import check_method, check_numbers, check_plain, even_out, method_of
+from attnscope.model.quantised import check_method, check_numbers, check_plain, even_out, method_of, packed_bytes
 from attnscope.model.sources import DEMO_FOLDER, Source
 from attnscope.model.task import chosen_task, model_class, model_classes, reading_part, stack_config, task_of, text_part
 from attnscope.model.towers import check_tower
@@ -196,6 +196,29 @@ def has_lm_head(options: LoadOptions, config: Any) -> bool:
     task = chosen_task(config, options.task, source.name)
     kind = model_classes(config, task, source.name, exact=source.adapter is not None)[0]
     return not hasattr(kind, "can_generate") or bool(kind.can_generate())  # AutoModelForCausalLM has no such method
+
+
+def bytes_in_memory(options: LoadOptions, config: Any, device: str) -> int | None:
+    """What the weights of a model will take on a device; None where they cannot be counted.
+
+    By its config, and of a checkpoint whose weights stay quantised by the headers of its files, where they are here.
+
+    Example:
+        bytes_in_memory(options, load_config(options), "cpu")  # 4 for each parameter of the demo
+    """
+    source, dtype = locate(options), _dtype(options, device)
+    if method_of(config) is not None and not source.gguf:
+        with suppress(ModelError):  # weights that are not here, or are damaged
+            stored = checkpoint.stored_tensors(checkpoint.check_weights(source.folder, options.allow_pickle))
+            packed = packed_bytes(config, stored, number_bytes(config, dtype), device)
+            if packed is not None:
+                return packed
+    return weight_bytes(config, options.quantize or dtype)
+
+
+def _dtype(options: LoadOptions, device: str) -> str:
+    """The name of the dtype that a model is loaded in on a device, or `auto` for its own."""
+    return "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
 
 
 def identify(options: LoadOptions) -> tuple[str, LoadOptions]:
@@ -391,7 +414,7 @@ def _model(
     Every weight that it needs was in the checkpoint, and holds the numbers that the checkpoint stores.
     """
     place = options.device_map or (None if device == "cpu" else {"": device})
-    dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
+    dtype = _dtype(options, device)
     files = [source.folder / name for name in sources.weight_files(source, options)[source]]
     room = human_bytes(free_memory(device))  # asked before: what was loaded when memory ran out may still be held
 
@@ -431,7 +454,7 @@ def _model(
         raise
     except Exception as error:  # any family's loading code, with any weights
         if is_out_of_memory(error):
-            weights = weight_bytes(config, options.quantize or str(dtype))
+            weights = bytes_in_memory(options, config, device)
             takes = f"its weights take {human_bytes(weights)}" if weights else first_line(error)
             raise MemoryLimitError(
                 f"{source.name} does not fit on {device}: {takes}, and {room} was free", _smaller(options)

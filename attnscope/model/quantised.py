@@ -107,6 +107,26 @@ def even_out(model: Any) -> None:
             weight.data = weight.data.to(torch.float32 if kept else dtype)
 
 
+def packed_bytes(config: Any, stored: Mapping[str, Stored], width: int, device: str) -> int | None:
+    """What the weights of a quantised checkpoint take where they stay packed; None where they do not on a device.
+
+    width: bytes of a number of the weights that are not packed. Whether a method unpacks them its quantizer says, which
+    also asks for packages and devices: one that cannot be loaded here counts as packed.
+    """
+    stated = _stated(config)
+    if stated is None or not stored:
+        return None
+    try:
+        quantizer = needed("transformers.quantizers.auto", "AutoHfQuantizer").from_config(dict(stated))
+        quantizer.validate_environment(device_map={"": device}, weights_only=True)
+        unpacks = bool(getattr(quantizer.quantization_config, "dequantize", False))
+    except Exception:  # any method's checks
+        unpacks = False
+    if unpacks:
+        return None
+    return sum(prod(one.shape) * (one.bits if one.is_packed else 8 * width) for one in stored.values()) // 8
+
+
 def check_plain(model: Any, name: str) -> None:
     """Raise ModelError where a plain layer's weights are integers or float8, which nothing turns back into numbers.
 
@@ -175,15 +195,14 @@ def _narrow(fit: Fit, stored: Mapping[str, Stored]) -> Iterator[str]:
 
     A tensor whose place in the model has another name counts where it is float8, or a layer's weight of whole numbers.
     """
-    float8 = {key for key, tensor in stored.items() if tensor.dtype.startswith(("F8", "F4", "F6"))}
-    narrow = {key for key, tensor in stored.items() if tensor.dtype[0] in "IU"} | float8
+    narrow = {key for key, tensor in stored.items() if tensor.is_packed}
     if not narrow:
         return
     prefix, places = f"{fit.model.base_model_prefix}.", {**fit.model.state_dict(), **dict(fit.model.named_buffers())}
     packs = getattr(fit.model, "hf_quantizer", None) is not None  # as it was asked to: its own weights are integers
     for key in sorted(narrow - set(fit.unused)):
         place = next((places[one] for one in (key, prefix + key, key.removeprefix(prefix)) if one in places), None)
-        of_layer = (place is None or packs) and (key in float8 or key.endswith(".weight"))
+        of_layer = (place is None or packs) and (stored[key].is_float8 or key.endswith(".weight"))
         if of_layer or (place is not None and place.is_floating_point()):
             yield key
 
@@ -199,7 +218,7 @@ def _check_blocks(size: Sequence[int] | None, stored: Mapping[str, Stored], name
     for key, tensor in stored.items():
         scale = stored.get(f"{key}_scale_inv") or stored.get(f"{key.removesuffix('.weight')}.scale")
         sides = tensor.shape[-2:]
-        if scale is None or len(sides) != 2 or not tensor.dtype.startswith("F8"):
+        if scale is None or len(sides) != 2 or not tensor.is_float8:
             continue
         grid = tuple(-(-side // width) for side, width in zip(sides, size, strict=True))
         ragged = any(side % width and count > 1 for side, width, count in zip(sides, size, grid, strict=True))

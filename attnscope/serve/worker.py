@@ -24,10 +24,9 @@ from attnscope.apart import call_elsewhere
 from attnscope.ask import Ask
 from attnscope.errors import AttnscopeError, InputError, MemoryLimitError
 from attnscope.memory import free_memory, human_bytes
-from attnscope.model.geometry import weight_bytes
 from attnscope.model.libraries import silence_libraries
 from attnscope.model.loaded import LoadedModel
-from attnscope.model.loading import chosen_device, load, load_config
+from attnscope.model.loading import bytes_in_memory, chosen_device, load, load_config
 from attnscope.model.options import LoadOptions
 from attnscope.purposes.named import PURPOSES
 from attnscope.purposes.purpose import Purpose
@@ -151,8 +150,7 @@ def load_model(reader: Reader, link: Link, held: dict[str, LoadedModel], frame: 
     """Load a model. Raises MemoryLimitError where it does not fit beside the others."""
     options: LoadOptions = typed(LoadOptions, frame.header["options"], "options")
     device = chosen_device(options)
-    dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
-    needed, free = weight_bytes(load_config(options), options.quantize or dtype), free_memory(device)
+    needed, free = bytes_in_memory(options, load_config(options), device), free_memory(device)
     if needed is not None and needed > free:
         beside = f" with {', '.join(one.name for one in held.values())}" * bool(held)
         raise MemoryLimitError(f"its weights take {human_bytes(needed)}, and {device} has {human_bytes(free)}{beside}")
