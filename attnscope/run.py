@@ -56,7 +56,7 @@ class Run:
 
     source: what an encoder-decoder's encoder reads, while its decoder reads the prompt. chosen: the tokens that are
     asked about. facts: what the manifest is to say beside what every run says. atlas: what names the model's heads,
-    where there is one. steps: of an answer that the model made, the steps in which it did.
+    where there is one. steps: of an answer or a target that the model made, the steps in which it did.
     """
 
     loaded: LoadedModel
@@ -206,7 +206,7 @@ def prepare(
     longest = max([tokens, *map(len, prompt.medium.tower)])
     choice = choose(loaded, longest, ask.engine, ask.memory, listen=ask.listen, request=request)
     if of_two:
-        source, (prompt, made) = prompt, target(loaded, prompt, ask, choice.engine, advance)
+        source, (prompt, made, steps) = prompt, target(loaded, prompt, ask, choice.engine, advance)
     elif ask.generate:
         _check_matrices(loaded, request, prompt, more=ask.generate)
         prompt, made, steps = generated(loaded, prompt, ask.generate, choice.engine, advance)

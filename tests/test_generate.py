@@ -20,6 +20,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.stopping_criteria import StopStringCriteria
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 
 import attnscope
 from attnscope.ask import Ask
@@ -33,7 +34,7 @@ from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.run import prepare
 from attnscope.seam.engines import ENGINES
-from attnscope.seam.generation import _StopStrings, continuation
+from attnscope.seam.generation import _StopStrings, continuation, start_token
 from attnscope.seam.steps import watched_steps
 from attnscope.text.prompt import Prompt, from_chat, from_text
 from attnscope.text.tokens import find
@@ -45,6 +46,8 @@ from helpers.own import attentions
 from helpers.pages import Read
 from helpers.parity_models import TYPES, as_loaded, ids_for, rouse, roused_model
 from helpers.pretrained import pretrained
+from helpers.stack_families import TYPES as OF_STACKS
+from helpers.stack_families import tiny as of_stacks
 
 TEXT = "the financial bank is located on"
 EITHER_ENGINE = pytest.mark.parametrize("engine", ["eager", "fused"])
@@ -242,7 +245,9 @@ def test_a_target_that_begins_with_the_padding_token_has_the_positions_of_one_pa
     )
     rouse(model)
     loaded, ids = replace(as_loaded(model), tokenizer=demo.tokenizer), torch.tensor([IDS])
-    target = attnscope.capture(loaded, IDS, generate=8, request=Request()).facts["target"]["ids"]
+    facts = attnscope.capture(loaded, IDS, generate=8, request=Request()).facts
+    assert facts["largest_difference_to_steps"] < 1e-5
+    target = facts["target"]["ids"]
     assert target[0] == pad
     with torch.no_grad():
         rows_TV = model(ids, decoder_input_ids=torch.tensor([target]), use_cache=False).logits[0]
@@ -285,13 +290,34 @@ def test_the_row_before_each_token_predicts_it_or_the_run_says_why_not(demo: Loa
     seen = attnscope.capture(loaded, ids, generate=8, request=Request())
     notes = " ".join(seen.facts.get("notes", ()))
     apart = seen.facts["largest_difference_to_steps"] > 1e-5
-    assert apart == ("made its answer from other rows" in notes)
+    assert apart == ("generated from other rows" in notes)
     assert apart == (family in UNLIKE_ONE_PASS) or family in BY_SCORES
     unlikely = int((below_the_likeliest(loaded, seen.prompt) > 1e-4).sum())
     if family == "prophetnet":
         assert unlikely
         assert "rows of their own" in notes
     elif not apart:
+        assert (f"{unlikely} of 8 generated tokens are not the likeliest" in notes) == bool(unlikely)
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("family", sorted(set(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES) & set(OF_STACKS)))
+def test_the_row_before_each_token_of_a_target_predicts_it_or_the_run_says_why_not(
+    demo: LoadedModel, family: str
+) -> None:
+    model = of_stacks(family)
+    loaded = replace(as_loaded(model), tokenizer=demo.tokenizer)
+    model.generation_config.update(eos_token_id=None, decoder_start_token_id=start_token(loaded) or 0)
+    seen = attnscope.capture(loaded, IDS, generate=8, request=Request())
+    target, notes = seen.facts["target"]["ids"], " ".join(seen.facts.get("notes", ()))
+    assert seen.facts["largest_difference_to_steps"] < 1e-5
+    given = {"decoder_input_ids": torch.tensor([target]), "use_cache": False}
+    with torch.no_grad():
+        likeliest = model(torch.tensor([IDS]), **given).logits[0, :-1].argmax(-1).tolist()
+    unlikely = sum(one != made for one, made in zip(likeliest, target[1:], strict=True))
+    if family == "prophetnet":
+        assert "rows of their own" in notes
+    else:
         assert (f"{unlikely} of 8 generated tokens are not the likeliest" in notes) == bool(unlikely)
 
 

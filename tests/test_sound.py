@@ -211,6 +211,12 @@ def test_a_target_is_generated_by_the_models_own_rule(whisper, folder, wav):
     assert run.facts["target"]["generated"]
 
 
+@pytest.mark.e2e
+def test_the_rows_of_a_target_are_those_that_made_it(whisper, wav):
+    seen = attnscope.capture(whisper, audio=wav, generate=8)
+    assert seen.facts["largest_difference_to_steps"] < 1e-5
+
+
 def test_a_target_may_say_its_own_start(whisper, wav):
     starts = ["<|startoftranscript|>", "<|en|>", "<|transcribe|>"]
     run = prepare(whisper, Ask(sound_of(wav), target="".join([*starts, "hi"])))

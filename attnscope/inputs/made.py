@@ -38,11 +38,16 @@ def reading_targets(loaded: LoadedModel, where: Where) -> Iterator[Callable[[Ask
         yield read
 
 
-def target(loaded: LoadedModel, source: Prompt, ask: Ask, engine: Engine, advance: _Advance) -> tuple[Prompt, Any]:
-    """What the decoder reads, and what the manifest says of it. Raises as `text.target`, UsageError for both ways."""
-    how = dict[str, Any]()
+def target(
+    loaded: LoadedModel, source: Prompt, ask: Ask, engine: Engine, advance: _Advance
+) -> tuple[Prompt, Any, Steps | None]:
+    """What the decoder reads, what the manifest says of it, and of one that the model made the steps in which it did.
+
+    Raises as `text.target`, UsageError for both ways.
+    """
+    how, steps = dict[str, Any](), None
     if ask.target is None:
-        with within_memory(loaded, len(source)):
+        with within_memory(loaded, len(source)), watched_steps(loaded.model) as steps:
             made = translation(loaded, source, engine, ask.generate, advance)
         prompt = from_ids(loaded.tokenizer, [*made.start, *made.ids])
         how = {"asked": ask.generate, "made": len(made.ids), "stopped_by": made.stopped_by} | _ignored(loaded)
@@ -51,7 +56,7 @@ def target(loaded: LoadedModel, source: Prompt, ask: Ask, engine: Engine, advanc
     else:
         with reading_targets(loaded, place(loaded.tokenizer, loaded.brought, False)) as read:
             prompt = read(ask)
-    return prompt, {"target": {"ids": list(prompt.ids), "generated": ask.target is None} | how}
+    return prompt, {"target": {"ids": list(prompt.ids), "generated": ask.target is None} | how}, steps
 
 
 def generated(

@@ -47,14 +47,14 @@ def notes_of(loaded: LoadedModel, prompt: Prompt, pair: str = "--pair TEXT") -> 
 
 
 def notes_of_answer(loaded: LoadedModel, prompt: Prompt, steps: Steps | None) -> Iterator[str]:
-    """Of an answer that the model made: where something else than the rows of the text chose its tokens.
+    """Of an answer or a target that the model made: where something else than the rows of the text chose its tokens.
 
     >>> list(notes_of_answer(demo, prompt, steps))
     ['2 of 8 generated tokens are not the likeliest of their rows: settings of the generation config chose them']
     """
-    if steps is None:
+    if steps is None or not steps.states:
         return
-    ids = prompt.ids[prompt.answer :]
+    ids = prompt.ids[steps.first + 1 :]
     if others := steps.others(ids):
         yield (
             f"{others} of {len(ids)} generated tokens are not the likeliest of their rows: settings of the generation "
@@ -65,16 +65,16 @@ def notes_of_answer(loaded: LoadedModel, prompt: Prompt, steps: Steps | None) ->
 
 
 def notes_of_steps(loaded: LoadedModel, difference: float | None) -> Iterator[str]:
-    """Of an answer that the model made from other rows than one pass gives, by more than rounding.
+    """Of an answer or a target that the model made from other rows than one pass gives, by more than rounding.
 
     difference: of the hidden states of its rows, as a share of their size.
 
     >>> list(notes_of_steps(moshi, 0.55))
-    ['moshi made its answer from other rows than these: step by step, hidden states differ by up to 0.6 of their size']
+    ['moshi generated from other rows than these: step by step, hidden states differ by up to 0.6 of their size']
     """
     if difference is not None and difference > tolerance(loaded.model.dtype)[1]:
         yield (
-            f"{loaded.name} made its answer from other rows than these: step by step, hidden states differ by up to "
+            f"{loaded.name} generated from other rows than these: step by step, hidden states differ by up to "
             f"{difference:.1g} of their size"
         )
 

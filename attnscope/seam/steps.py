@@ -87,7 +87,7 @@ def reading_as_given(loaded: LoadedModel, ids_BT: Tensor, otherwise: str) -> Ite
 
 @dataclass
 class Steps:
-    """The steps in which an answer was made: what each of its tokens was taken from.
+    """The steps in which an answer or a target was made: what each of its tokens was taken from.
 
     states: the last hidden state of the row that predicts it, (E) each. likeliest: the token that its logits make the
     likeliest, before any setting of the generation config applies. first: the row of the first.
@@ -122,13 +122,16 @@ def watched_steps(model: nn.Module) -> Iterator[Steps]:
     >>> steps.others(ids)
     0
     """
-    steps = Steps()
+    steps, rows = Steps(), 0
 
     def note_likeliest(module: nn.Module, args: Any, output: Any) -> None:
         steps.likeliest.append(output.logits[0, -1].float().argmax())
 
     def note_state(states_BTE: Tensor) -> None:
-        steps.first = steps.first if steps.states else states_BTE.shape[1] - 1
+        nonlocal rows
+        before, rows = rows, states_BTE.shape[1]
+        if rows not in (1, before + 1):  # the text begins; Whisper asks for the language before
+            steps.states, steps.likeliest, steps.first = [], [], rows - 1
         steps.states.append(states_BTE[0, -1])
 
     with watched_states(model, note_state), bare_model(model).register_forward_hook(note_likeliest):
