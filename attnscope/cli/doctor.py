@@ -78,6 +78,10 @@ def examined() -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
+    if package == "torch":
+        import torch
+
+        return torch.__version__  # its build too, which the package's own file leaves out for CUDA
     with suppress(PackageNotFoundError):
         return version(package)
     return None

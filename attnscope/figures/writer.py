@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.transforms import Bbox
 from PIL import Image
 
@@ -131,7 +132,12 @@ class Reused:
         self.figure, self.live, self.canvas = figure, live, cast(FigureCanvasAgg, figure.canvas)
         for artist in (*live, *absent):
             artist.set_animated(True)
+        images = [artist for artist in (*live, *absent) if isinstance(artist, AxesImage)]
+        for image in images:  # matplotlib 3.10 draws them although they are animated
+            image.set_visible(False)
         self.canvas.draw()
+        for image in images:
+            image.set_visible(True)
         self.background = np.array(self.canvas.buffer_rgba())
 
     @property
