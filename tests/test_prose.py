@@ -300,7 +300,8 @@ def test_bars_stand_below_their_own_columns():
     """Wide characters take two; marks, joiners and pieces of a character stand with the character they belong to."""
     plain = ("日", "", "e", "\u0301", "👩", "\u200d", "👧", "x")
     weights = np.array([0.125, 0.125, 0.0, 0.5, 0.25, 0.25, 0.25, 0.0])
-    for summed, expected in ((True, "▂▂▄▆▆"), (False, "▁▁▂▂▂")):
+    family = cell_len("👩\u200d👧")  # 2 from rich 14.3 on
+    for summed, expected in ((True, "▂▂▄" + family * "▆"), (False, "▁▁▂" + family * "▂")):
         console = Console(file=io.StringIO(), width=40, color_system=None)
         console.print(Prose(plain, weights, Limits(0.0, 1.0), summed=summed))
         _, text, bars, _ = console.file.getvalue().rstrip("\n").split("\n")

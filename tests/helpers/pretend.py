@@ -1,4 +1,4 @@
-"""A CUDA device that is not there: tensors that say `cuda:N` and are held by the CPU, on a PyTorch without CUDA.
+"""A CUDA device that is not there: tensors that say `cuda:N` and are held by the CPU, on a machine without CUDA.
 
     with pretend() as seen:
         place(model, {"model": "cuda:0", "lm_head": "cuda:1"})
@@ -51,7 +51,8 @@ COPIES = ("aten::_to_copy", "aten::copy_")
 INDEXING = ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index")
 HOST_READS = (Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__bool__)
 GRADIENTS = (Tensor.requires_grad.__get__, Tensor.requires_grad_, torch.autograd.grad)  # type: ignore[attr-defined]
-NO_CUDA = "not linked with support for cuda"
+# Of a PyTorch that was built for the CPU, and of one for CUDA where there is no driver.
+NO_CUDA = ("not linked with support for cuda", "CUDA driver version is insufficient", "Found no NVIDIA driver")
 
 
 class MixedDevicesError(RuntimeError):
@@ -163,7 +164,7 @@ class Pretended(Tensor):
             try:
                 return func(*_named(args), **_named(kwargs))
             except RuntimeError as error:  # a binding that asks CUDA before it asks any tensor
-                if NO_CUDA not in str(error):
+                if not any(words in str(error) for words in NO_CUDA):
                     raise
         return _aside(func, args, kwargs)
 
@@ -401,6 +402,7 @@ def pretend(devices: int = 2, memory: int = 80 << 30) -> Iterator[Seen]:
     with ExitStack() as stack:
         for name, stand_in in cuda.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, stand_in))
+        stack.enter_context(mock.patch.object(torch.version, "cuda", None))  # Triton's kernels need a driver
         stack.enter_context(_Functions())
         stack.enter_context(_Operators())
         try:
