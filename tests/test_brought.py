@@ -5,27 +5,40 @@ import json
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from gguf import GGMLQuantizationType
 from safetensors.torch import load_file
+from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils.logging import is_progress_bar_enabled
 
 import attnscope
-from attnscope.errors import AttnscopeError, ModelError
+from attnscope.errors import AttnscopeError, ModelError, UsageError
 from attnscope.model import gguf
+from attnscope.model.libraries import bars_as_elsewhere, without_bars
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, bytes_in_memory, identify, load, load_config, wrap
 from attnscope.model.options import LoadOptions
+from attnscope.model.quantised import is_quantised
+from attnscope.model.unpacking import dequantizing
 from attnscope.parity import check_parity
 from attnscope.parity.certificate import certificate
-from helpers.brought import a_gguf, an_adapter
+from attnscope.seam.projection import projection
+from attnscope.study.why.parts import parts_of
+from attnscope.study.why.records import AskedLogit
+from helpers.brought import a_gguf, an_adapter, compressed
 from helpers.command_line import call
+from helpers.families import tiny_model
 from helpers.folders import edit_config, edit_weights, saved
 from helpers.own import attentions
 
@@ -148,6 +161,176 @@ def test_quantised_weights_are_those_that_transformers_dequantises(
     for found in read.values():
         torch.testing.assert_close(found, expected, rtol=0, atol=near)
     assert (weights(demo) - expected).abs().max() > 1e-3  # what was quantised differs from what was not
+
+
+@pytest.fixture(scope="module")
+def two_layers() -> Any:
+    """A tiny llama, of which the tests take copies."""
+    return tiny_model("llama", num_hidden_layers=2)
+
+
+def in_int8(model: Any, to: torch.dtype = torch.float32) -> Any:
+    """The same model with int8 weights in its layers, which are unpacked to a dtype at the first call of the whole."""
+    packed = {}
+    for name, layer in model.model.layers.named_modules():
+        if isinstance(layer, torch.nn.Linear):
+            scale = layer.weight.detach().abs().amax() / 127
+            packed[name] = scale
+            number = (layer.weight.detach() / scale).round().to(torch.int8)
+            del layer.weight
+            layer.weight_packed = torch.nn.Parameter(number, requires_grad=False)
+
+    def unpack(whole: Any, args: tuple[Any, ...]) -> None:
+        handle.remove()
+        for name, scale in packed.items():
+            layer = whole.model.layers.get_submodule(name)
+            layer.weight = torch.nn.Parameter((layer.weight_packed * scale).to(to), requires_grad=False)
+            del layer.weight_packed
+
+    handle = model.register_forward_pre_hook(unpack)
+    model.hf_quantizer = model.is_quantized = True
+    return model.eval()
+
+
+@pytest.mark.parametrize("to", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_that_the_first_call_of_the_whole_would_unpack_are_unpacked(
+    two_layers: Any, to: torch.dtype, demo: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = wrap(in_int8(copy.deepcopy(two_layers), to), demo.tokenizer)
+    ids = [5, 6, 7, 8, 5, 6]
+    found = torch.stack(list(attnscope.capture(loaded, ids).weights.values()))
+    torch.testing.assert_close(found, torch.stack(attentions(loaded.model, ids)), rtol=0, atol=0)
+    assert 1e-5 < (found - torch.stack(attentions(two_layers, ids))).abs().max() < 0.1
+    assert not loaded.model._forward_pre_hooks
+    assert {weight.dtype for weight in loaded.model.parameters()} == {torch.float32}
+    assert ("unpack to bfloat16, and are read as float32" in caplog.text) == (to == torch.bfloat16)
+    report = check_parity(loaded, ids)  # what is left are plain weights
+    assert (report.quantised, report.level, report.holds) == (False, "full", True)
+
+
+def quantised_by_hand(model: Any, how: str) -> Any:
+    """A model that somebody quantised before attnscope saw it, in one of five ways."""
+    layer = model.model.layers[1].self_attn.o_proj
+    if how == "dynamic":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that torchao is to do it some day
+            return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})
+    if how == "of a class":
+        layer.weight = torch.nn.Parameter(Packed(layer.weight.detach()), requires_grad=False)
+    if how == "float8":
+        layer.weight = torch.nn.Parameter(layer.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+    if how == "integers":
+        layer.register_parameter("scales", torch.nn.Parameter(torch.ones(4, dtype=torch.int32), requires_grad=False))
+    if how == "rounded input":
+        layer.forward = lambda x: type(layer).forward(layer, (x * 16).round() / 16)
+    return model
+
+
+class Packed(torch.Tensor):
+    """A weight of a library's own class, which knows matrix products and no transpose, as torchao's."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function == torch.Tensor.T.__get__:
+            raise NotImplementedError("unimplemented operator aten.permute")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("how", ["dynamic", "of a class", "float8", "integers", "rounded input"])
+def test_quantised_is_asked_of_weights_and_layers(two_layers: Any, how: str) -> None:
+    assert not is_quantised(two_layers)
+    assert is_quantised(quantised_by_hand(copy.deepcopy(two_layers), how))
+
+
+def test_what_does_not_round_is_not_quantised(two_layers: Any) -> None:
+    """A forward of somebody's own, a model on the disk, and numbers beside the weights that count something."""
+    model = copy.deepcopy(two_layers)
+    layer = model.model.layers[1].self_attn.o_proj
+    layer.forward = lambda x: type(layer).forward(layer, x)
+    layer.register_parameter("weight_shape", torch.nn.Parameter(torch.tensor([64, 64]), requires_grad=False))
+    assert not is_quantised(model)
+    model.hf_quantizer = object()  # whose work is done
+    assert not is_quantised(model)
+    del layer.forward, layer.weight_shape
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    assert not is_quantised(model)
+    model.register_buffer("qweight", torch.ones(2, dtype=torch.int32))
+    assert is_quantised(model)
+
+
+@pytest.mark.parametrize("how", ["dynamic", "of a class", "rounded input"])
+def test_a_model_quantised_by_hand_is_read_and_nothing_of_it_is_judged(
+    two_layers: Any, how: str, demo: LoadedModel
+) -> None:
+    loaded, ids = wrap(quantised_by_hand(copy.deepcopy(two_layers), how), demo.tokenizer), [5, 6, 7, 8, 5, 6]
+    found = torch.stack(list(attnscope.capture(loaded, ids).weights.values()))
+    torch.testing.assert_close(found, torch.stack(attentions(loaded.model, ids)), rtol=0, atol=0)
+    report = check_parity(loaded, ids)
+    assert (report.quantised, report.largest()) == (True, None)
+    assert all(layer.rounding.weights is not None for layer in report.layers)
+    attention = loaded.model.model.layers[1].self_attn
+    W_O_HVE = projection(attention.o_proj, 4, torch.zeros(1, 16))  # which scan asks for
+    plain = two_layers.model.layers[1].self_attn.o_proj.weight.T.view(4, 16, -1)
+    torch.testing.assert_close(W_O_HVE, plain, rtol=0, atol=0.002)
+    with pytest.raises(UsageError, match="quantized weights"):
+        parts_of(loaded, ids, AskedLogit(1, 0, query=5))
+
+
+WEIGHTS_ALONE = {"W4A16", "W4A16_ASYM", "NVFP4A16", "MXFP4A16"}  # the layers round nothing that enters them
+SCHEMES = ("W8A8", "W4A16", "W4A16_ASYM", "FP8", "FP8_DYNAMIC", "NVFP4A16", "MXFP4A16")
+
+
+@pytest.mark.parametrize(
+    "scheme", [pytest.param(one, marks=[pytest.mark.families] if one != "W8A8" else []) for one in SCHEMES]
+)
+def test_compressed_tensors_are_read_as_transformers_reads_them(
+    tmp_path: Path, scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = compressed(tmp_path / "m", scheme)
+    loaded, ids = load(LoadOptions(model=str(folder), device="cpu")), [5, 6, 7, 8, 5, 6]
+    found = torch.stack(list(attnscope.capture(loaded, ids).weights.values()))
+    assert loaded.dtype == "float32"
+    torch.testing.assert_close(found, torch.stack(attentions(loaded.model, ids)), rtol=0, atol=0)
+    other = {"W4A16_ASYM": "only as unpacked", "NVFP4A16": "unpack to bfloat16", "MXFP4A16": "unpack to bfloat16"}
+    assert other.get(scheme, "") in caplog.text
+    assert bool(caplog.text) == (scheme in other)
+    if scheme not in other:  # which plain transformers does not run in float32
+        plain = LlamaForCausalLM.from_pretrained(folder, dtype="float32", attn_implementation="eager")
+        torch.testing.assert_close(found, torch.stack(attentions(plain, ids)), rtol=0, atol=0)
+    report = check_parity(loaded, ids)
+    assert (report.quantised, report.holds) == (scheme not in WEIGHTS_ALONE, True)
+    assert (report.largest() is None) == report.quantised
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("scheme", ["W8A8", "W4A16_ASYM", "NVFP4A16"])
+def test_a_second_instance_of_compressed_tensors_is_the_same(tmp_path: Path, scheme: str) -> None:
+    loaded = load(LoadOptions(model=str(compressed(tmp_path / "m", scheme)), device="cpu"))
+    whole = check_parity(loaded, [5, 6, 7, 8], whole=True).whole
+    assert whole is not None
+    assert whole.shown[1] == 0
+
+
+def test_no_weights_are_unpacked_for_good_that_would_be_another_model() -> None:
+    weights, config = {"num_bits": 4}, LlamaConfig()
+    for groups, more in [
+        ({"a": {"weights": weights, "input_activations": {"num_bits": 8}}}, {}),  # it rounds what enters a layer
+        ({"a": {"weights": weights}, "b": {"weights": {"num_bits": 8}}}, {}),  # one of two schemes would be taken
+        ({"a": {"weights": weights}}, {"kv_cache_scheme": {"num_bits": 8}}),
+        ({"W4A16": ["Linear"]}, {}),
+        ([], {}),
+        ({"a": {"weights": weights}}, {"quant_method": "awq"}),  # which has no such way
+    ]:
+        config.quantization_config = {"quant_method": "compressed-tensors", "config_groups": groups, **more}
+        assert dequantizing(config) is None
+    assert dequantizing(LlamaConfig()) is None
+
+
+def test_bars_of_other_libraries_are_drawn_where_those_of_transformers_are(capfd: pytest.CaptureFixture[str]) -> None:
+    for shown in (True, False):
+        with without_bars() if not shown else nullcontext(), bars_as_elsewhere():
+            assert list(tqdm([1, 2], desc="Compressing")) == [1, 2]
+        assert ("Compressing" in capfd.readouterr().err) == (shown and is_progress_bar_enabled())
 
 
 def test_a_quantised_checkpoint_and_an_adapter_of_it(tmp_path: Path) -> None:

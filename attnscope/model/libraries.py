@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from importlib import import_module
 from typing import Any
 
@@ -111,12 +112,24 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+@ProcessWide
 @contextmanager
 def bars_as_elsewhere() -> Iterator[None]:
-    """The bar of transformers' GGUF reader, which is tqdm's own, is one that transformers' switch of bars reaches."""
-    ours = needed("transformers.utils.logging", "tqdm")
-    with Switch("transformers.modeling_gguf_pytorch_utils", "tqdm", ours).held():
+    """While the block runs, bars that libraries draw with tqdm itself are drawn where those of transformers are."""
+    from transformers.utils.logging import is_progress_bar_enabled
+
+    tqdm = import_module("tqdm.std").tqdm
+    made = tqdm.__init__
+
+    @wraps(made)
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        made(self, *args, **(options if is_progress_bar_enabled() else options | {"disable": True}))
+
+    tqdm.__init__ = init
+    try:
         yield
+    finally:
+        tqdm.__init__ = made
 
 
 @contextmanager

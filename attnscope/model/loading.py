@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout, suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,10 +40,19 @@ from attnscope.model.loaded import LoadedModel, LoadedTokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.model.patterns import check_quantised
 from attnscope.model.permits import RUNS_CODE, TRUST, unread
-from attnscope.model.quantised import check_method, check_numbers, check_plain, even_out, method_of, packed_bytes
+from attnscope.model.quantised import (
+    check_method,
+    check_numbers,
+    check_plain,
+    even_out,
+    is_quantised,
+    method_of,
+    packed_bytes,
+)
 from attnscope.model.sources import DEMO_FOLDER, Source
 from attnscope.model.task import chosen_task, model_class, model_classes, reading_part, stack_config, task_of, text_part
 from attnscope.model.towers import check_tower
+from attnscope.model.unpacking import dequantizing, unpack
 from attnscope.shown import listed
 from attnscope.stacks import ENCODER_ONLY, SEQ2SEQ, VISION, VISION_ONLY
 
@@ -156,6 +165,7 @@ def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str |
 
     whole = model_inside(model)
     check_plain(whole, name or type(whole).__name__)
+    unpack(whole, name or type(whole).__name__)
     model = reading_part(whole)
     if task_of(model.config) == VISION_ONLY:
         check_tower(model.config, name or type(model).__name__)
@@ -427,16 +437,28 @@ def _model(
             "quantization_config": _quantization(options),
             "output_loading_info": True,
         }
-        return kind.from_pretrained(
-            source.folder, config=config, **options.permits.given, **source.given, **how | changes
-        )
+
+        def made(**unpacking: Any) -> Any:
+            return kind.from_pretrained(
+                source.folder, config=config, **options.permits.given, **source.given, **how | changes | unpacking
+            )
+
+        try:
+            return made()
+        except RuntimeError:  # such as of zero points, for which transformers expects another shape
+            plain = None if "quantization_config" in changes else dequantizing(config)
+            if plain is None:
+                raise
+            found = made(quantization_config=plain)
+            logger.warning("transformers reads the weights of %s only as unpacked while they are loaded", source.name)
+            return found
 
     try:
         if not (source.gguf or options.permits.code):
             check_quantised(config, source.folder / "config.json")
         check_method(config, source.name)
-        bars = bars_as_elsewhere() if source.gguf else nullcontext()
-        with options.permits.held(), bars, redirect_stdout(sys.stderr):  # some packages print what they do
+        # some packages print what they do
+        with options.permits.held(), bars_as_elsewhere(), redirect_stdout(sys.stderr):
             kinds = model_classes(config, task, source.name, exact=source.adapter is not None)
             if source.adapter:
                 adapters.set_labels(config, kinds[0], source.adapter.folder)
@@ -447,8 +469,9 @@ def _model(
             if method_of(config):
                 even_out(fit.model)
         model = fit.model
+        unpack(model, source.name)
         if source.adapter:
-            kept = options.adapter or ("beside" if getattr(model, "is_quantized", False) else "merged")
+            kept = options.adapter or ("beside" if is_quantised(model) else "merged")
             model = adapters.attach(model, source.adapter.folder, merged=kept == "merged")
     except AttnscopeError:
         raise

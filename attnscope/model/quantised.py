@@ -24,18 +24,51 @@ NO_SCALES = ("BOOL", "I64", "U64")  # the types of masks and counts
 
 
 def is_quantised(model: Any) -> bool:
-    """Whether the model's weights are stored quantised, so that no layer can be copied to float32 as it is.
+    """Whether a layer computes with anything but plain weights, so that it cannot be copied to float32 as it is.
 
-    Those of a GGUF file are not, where transformers unpacked them.
+    Whoever quantised it: the weights are asked, and what the layers make of them. Those that were unpacked for good, as
+    of a GGUF file, are plain.
 
     >>> is_quantised(loaded.model)
     False
     """
-    quantizer = getattr(model, "hf_quantizer", None)
-    method = getattr(getattr(quantizer, "quantization_config", None), "quant_method", None)
-    if method == "gguf" and not getattr(quantizer, "packed_modules", None):
+    import torch
+
+    of_transformers = getattr(model, "hf_quantizer", None) is not None
+    tensors = [*model.parameters(), *(model.buffers() if of_transformers else ())]
+    if not all(map(is_plain, tensors)):
+        return True
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    replaced = of_transformers and any(type(layer) is not torch.nn.Linear for layer in layers)
+    kept_apart = any(callable(getattr(module, "weight", None)) for module in model.modules())  # as torch.ao keeps them
+    return replaced or kept_apart or any(map(_rounds, layers))
+
+
+def is_plain(tensor: Any) -> bool:
+    """Whether a tensor holds the numbers that are multiplied: no integers, no float8, nothing packed by a library.
+
+    >>> is_plain(torch.zeros(2, dtype=torch.int8))
+    False
+    """
+    import torch
+
+    if type(tensor).__module__.partition(".")[0] != "torch" or tensor.is_quantized:
         return False
-    return bool(getattr(model, "is_quantized", False) or quantizer)
+    return tensor.element_size() > 4 or tensor.dtype in (torch.float32, torch.bfloat16, torch.float16, torch.bool)
+
+
+def _rounds(layer: Any) -> bool:
+    """Whether a linear layer got another forward that gives other numbers, as of an input that it rounds first."""
+    import torch
+
+    forward = vars(layer).get("_old_forward") or vars(layer).get("forward")  # accelerate's hooks keep the one before
+    if forward is None or getattr(forward, "__func__", None) is type(layer).forward:
+        return False
+    if layer.weight.is_meta:
+        return True
+    x = torch.randn(1, layer.in_features, generator=torch.Generator().manual_seed(0)).to(layer.weight)
+    with torch.no_grad():
+        return not torch.equal(forward(x), type(layer).forward(layer, x))
 
 
 def method_of(config: Any) -> str | None:

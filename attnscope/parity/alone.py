@@ -84,6 +84,9 @@ def made(asked: Mapping[str, Any]) -> Any:
         for name, value in changes.items():
             setattr(part, name, value)
     quantize = asked["quantize"] and transformers.BitsAndBytesConfig(**{f"load_in_{asked['quantize']}": True})
+    if asked["dequantize"]:
+        method = config.quantization_config["quant_method"]
+        quantize = transformers.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING[method](dequantize=True)
     model = getattr(transformers, asked["class"]).from_pretrained(
         asked["folder"],
         config=config,
@@ -96,7 +99,9 @@ def made(asked: Mapping[str, Any]) -> Any:
         trust_remote_code=code,
         **asked["files"],
     )
-    if asked["unpacked"]:
+    if getattr(model, "hf_quantizer", None) is not None:
+        unpacked(model)
+    elif asked["unpacked"]:
         even(model)
     model = adapted(model, **asked["adapter"]) if asked["adapter"] else model
     inside = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -117,6 +122,16 @@ def even(model: Any) -> None:
     wide = [part for parts in keeps for part in parts or ()]
     for name, weight in model.named_parameters():
         weight.data = weight.data.to(torch.float32 if any(f".{part}." in f".{name}." for part in wide) else dtype)
+
+
+def unpacked(model: Any) -> None:
+    """Let a quantizer's hooks unpack weights, in the model's dtype: a part that is run alone would not call them."""
+    dtype, hooks = model.dtype, list(model._forward_pre_hooks.values())
+    for hook in hooks:
+        hook(model, ())
+    for weight in model.parameters() if hooks else ():
+        if weight.dtype in (torch.bfloat16, torch.float16):
+            weight.data = weight.to(dtype)
 
 
 def tower(model: Any) -> Any:

@@ -31,6 +31,7 @@ from attnscope.model.families import family
 from attnscope.model.fitting import WHOLE, LoadedAs
 from attnscope.model.loading import chosen_device, load_config, locate
 from attnscope.model.quantised import is_quantised, method_of
+from attnscope.model.unpacking import dequantizing
 from attnscope.parity import alone
 from attnscope.parity.differences import Tolerance, output_difference
 from attnscope.parity.verdicts import WholeParity
@@ -119,6 +120,7 @@ def recipe(loaded: LoadedModel, options: LoadOptions) -> dict[str, Any]:
         "device_map": options.device_map or (None if device == "cpu" else {"": device}),
         "quantize": options.quantize,
         "unpacked": not is_quantised(loaded.model) and method_of(config) is not None,
+        "dequantize": dequantizing(config) is not None and getattr(loaded.model, "hf_quantizer", None) is None,
         "use_safetensors": None if options.allow_pickle else True,
         "trust_remote_code": options.trust_remote_code,
         "part": as_what.part,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from attnscope.model.quantised import is_plain
 from attnscope.seam.checks import relative_error, same_numbers
 from attnscope.seam.engines import ENGINES, UNCHECKED, full_precision
 from attnscope.seam.listen import calls_interface, listen
@@ -207,7 +208,7 @@ def _is_linear(out: nn.Module, heads: Tensor) -> bool:
 def projection(out: nn.Module, heads: int, like: Tensor) -> Tensor:
     """W_O (H, V, E) of an output projection, whatever class keeps it: what it makes of each unit vector."""
     width = heads * like.shape[-1]
-    if type(out) is nn.Linear and not out.weight.is_meta:
+    if type(out) is nn.Linear and is_plain(out.weight) and not out.weight.is_meta:
         return out.weight.detach().T.reshape(heads, like.shape[-1], -1)
     with torch.no_grad():
         unit = torch.eye(width, dtype=like.dtype, device=like.device)

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from attnscope.model.loading import DEMO_FOLDER
+from helpers.families import tiny_model
+from helpers.folders import with_tokenizer
 from helpers.gguf_files import LAYOUTS, add_keys, rows
 
 SPECIAL = ("<s>", "</s>", "<unk>")
@@ -59,6 +62,40 @@ def a_gguf(path: Path, model: Any, kind: GGMLQuantizationType | None = None, **t
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def compressed(folder: Path, scheme: str) -> Path:
+    """Save a tiny llama as compressed-tensors packs it, under one of that library's schemes, with a tokenizer."""
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config, preset_name_to_scheme
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
+    model = tiny_model("llama", num_hidden_layers=2, hidden_size=64, vocab_size=2000, initializer_range=0.2)
+    groups = preset_name_to_scheme(scheme, ["Linear"])
+    args = groups.weights
+    if (args.group_size or 0) > 32:
+        args.group_size = 32
+    apply_quantization_config(model, QuantizationConfig(config_groups={"all": groups}, ignore=["lm_head"]))
+    for layer in [one for one in model.modules() if hasattr(one, "weight_scale")]:
+        weight, more = layer.weight.detach(), {}
+        parts = {"channel": weight, "tensor": weight.reshape(1, -1)}.get(
+            args.strategy, weight.reshape(len(weight), -1, args.group_size or 1)
+        )
+        if hasattr(layer, "weight_global_scale"):
+            layer.weight_global_scale.data.fill_(float(generate_gparam(weight.amin(), weight.amax())))
+            more = {"global_scale": layer.weight_global_scale}
+        scale, zero = calculate_qparams(parts.amin(-1), parts.amax(-1), args, **more)
+        layer.weight_scale.data.copy_(scale.reshape(layer.weight_scale.shape))
+        if hasattr(layer, "weight_zero_point"):
+            layer.weight_zero_point.data.copy_(zero.reshape(layer.weight_zero_point.shape))
+        if hasattr(layer, "input_scale"):
+            layer.input_scale.data.fill_(8 / 448)
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    with_tokenizer(model, folder)
+    compressor.update_config(str(folder))
+    return folder
 
 
 def _vocabulary(writer: GGUFWriter) -> None:

@@ -1,0 +1,63 @@
+"""Quantised weights that transformers leaves packed until a model's first forward: unpacked as soon as it is there.
+
+A hook of the whole model does it (compressed-tensors). No part that is read alone has that hook, and PEFT, which calls
+the forward of the model inside it, passes it by.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any
+
+from attnscope.model.libraries import bars_as_elsewhere, needed
+
+logger = logging.getLogger(__name__)
+
+
+def unpack(model: Any, name: str) -> None:
+    """Run what a quantizer left for the first forward of the model. name: what it is called where something is said.
+
+    Some formats (NVFP4, MXFP4) unpack to bfloat16 whatever the model's dtype is. Its layers take one dtype, so these
+    weights and their scales get it too, which changes no number where it is float32.
+
+    >>> unpack(loaded.model, "demo")
+    """
+    import torch
+
+    hooks = list(model._forward_pre_hooks.values()) if getattr(model, "hf_quantizer", None) else []
+    if not hooks:
+        return
+    dtype = model.dtype
+    with bars_as_elsewhere():
+        for hook in hooks:
+            hook(model, ())
+    halves = {torch.bfloat16, torch.float16} - {dtype}
+    other = [weight for weight in model.parameters() if weight.dtype in halves]
+    for kind in sorted({str(weight.dtype).removeprefix("torch.") for weight in other}):
+        wanted = str(dtype).removeprefix("torch.")
+        logger.warning("the weights of %s unpack to %s, and are read as %s", name, kind, wanted)
+    for weight in other:
+        weight.data = weight.data.to(dtype)
+
+
+def dequantizing(config: Any) -> Any | None:
+    """The quantization config by which transformers unpacks a model's weights for good while it loads them.
+
+    None where its method knows no such way, or where the model would be another one: the layers no longer round what
+    enters them, and transformers takes the first of several schemes for all.
+
+    >>> dequantizing(loaded.model.config)
+    """
+    stated = getattr(config, "quantization_config", None)
+    stated = stated if isinstance(stated, dict) else {}
+    kinds = needed("transformers.quantizers.auto", "AUTO_QUANTIZATION_CONFIG_MAPPING")
+    kind, groups = kinds.get(str(stated.get("quant_method"))), stated.get("config_groups")
+    if kind is None or "dequantize" not in inspect.signature(kind).parameters or not isinstance(groups, dict):
+        return None
+    schemes = [group for group in groups.values() if isinstance(group, dict)]
+    rounding = [stated.get("kv_cache_scheme")]
+    rounding += [scheme.get(f"{what}_activations") for scheme in schemes for what in ("input", "output")]
+    weights = [scheme.get("weights") for scheme in schemes]
+    same = len(weights) == len(groups) and all(one == weights[0] for one in weights)
+    return kind(dequantize=True) if weights and same and not any(rounding) else None
