@@ -89,7 +89,7 @@ def header(run: Run) -> str:
     parts = [
         loaded.name,
         loaded.device,
-        loaded.dtype,
+        loaded.precision,
         loaded.geometry.in_words,
         f"{len(prompt)} tokens" + (f" ({prompt.removed} cut off)" * bool(prompt.removed)) + target,
         _engine_words(run),

@@ -19,12 +19,13 @@ from accelerate import cpu_offload
 from gguf import GGMLQuantizationType
 from safetensors.torch import load_file
 from tqdm import tqdm
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import is_progress_bar_enabled
 
 import attnscope
 from attnscope.errors import AttnscopeError, ModelError, UsageError
 from attnscope.model import gguf
+from attnscope.model.arithmetic import Arithmetic
 from attnscope.model.libraries import bars_as_elsewhere, without_bars
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, bytes_in_memory, identify, load, load_config, wrap
@@ -276,6 +277,55 @@ def test_a_model_quantised_by_hand_is_read_and_nothing_of_it_is_judged(
         parts_of(loaded, ids, AskedLogit(1, 0, query=5))
 
 
+@pytest.mark.parametrize(
+    ("rounded", "products", "together"),
+    [
+        (lambda x: x.bfloat16().float(), "bfloat16", False),
+        (lambda x: x.half().float(), "float16", False),
+        (lambda x: (x / x.abs().amax() * 127).round() / 127 * x.abs().amax(), None, True),
+        (lambda x: (x / x.abs().amax(-1, True) * 127).round() / 127 * x.abs().amax(-1, True), None, False),
+    ],
+    ids=["bfloat16", "float16", "a tensor in int8", "a token in int8"],
+)
+def test_a_layer_is_asked_how_it_computes(
+    two_layers: Any,
+    rounded: Callable[[torch.Tensor], torch.Tensor],
+    products: str | None,
+    together: bool,
+    demo: LoadedModel,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = copy.deepcopy(two_layers)
+    for module in model.model.layers.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.forward = lambda x, layer=module: torch.nn.functional.linear(rounded(x), layer.weight)
+    loaded = wrap(model, demo.tokenizer)
+    assert loaded.arithmetic == Arithmetic("torch", False, products, together)
+    assert loaded.precision == (f"float32 (products in {products})" if products else "float32")
+    assert ("earlier rows change with later tokens" in caplog.text) == together
+    ids = [5, 6, 7, 8, 5, 6]
+    short, long = (attnscope.capture(loaded, [*ids, *more]).weights for more in ((), range(9, 60)))
+    changed = max((long[at][..., :6, :6] - short[at]).abs().max() for at in short)
+    assert (changed > 1e-5) == together
+    assert loaded.arithmetic.facts == certificate(check_parity(loaded, ids), loaded, ids)["model"]["arithmetic"]
+
+
+@pytest.mark.parametrize(("quantize", "threshold"), [("8bit", 6.0), ("8bit", 0.0), ("4bit", 6.0)])
+def test_bitsandbytes_is_described_as_it_computes(
+    demo: LoadedModel, quantize: str, threshold: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    from bitsandbytes.functional import has_avx512bf16
+
+    how = BitsAndBytesConfig(**{f"load_in_{quantize}": True}, llm_int8_threshold=threshold)
+    model = LlamaForCausalLM.from_pretrained(DEMO_FOLDER, quantization_config=how, dtype="float32", device_map="cpu")
+    loaded = wrap(model, demo.tokenizer)
+    together = (quantize, threshold) == ("8bit", 6.0)
+    narrow = "float16" if quantize == "8bit" else "bfloat16" if has_avx512bf16() else None
+    assert loaded.arithmetic == Arithmetic("bitsandbytes", False, narrow, together)
+    assert ("earlier rows change with later tokens" in caplog.text) == together
+
+
 WEIGHTS_ALONE = {"W4A16", "W4A16_ASYM", "NVFP4A16", "MXFP4A16"}  # the layers round nothing that enters them
 SCHEMES = ("W8A8", "W4A16", "W4A16_ASYM", "FP8", "FP8_DYNAMIC", "NVFP4A16", "MXFP4A16")
 
@@ -297,6 +347,7 @@ def test_compressed_tensors_are_read_as_transformers_reads_them(
     if scheme not in other:  # which plain transformers does not run in float32
         plain = LlamaForCausalLM.from_pretrained(folder, dtype="float32", attn_implementation="eager")
         torch.testing.assert_close(found, torch.stack(attentions(plain, ids)), rtol=0, atol=0)
+    assert loaded.arithmetic == Arithmetic("compressed-tensors", unpacked=scheme in WEIGHTS_ALONE)
     report = check_parity(loaded, ids)
     assert (report.quantised, report.holds) == (scheme not in WEIGHTS_ALONE, True)
     assert (report.largest() is None) == report.quantised

@@ -111,7 +111,7 @@ def _loaded(studied: Studied, measured: Measured) -> LoadedModel:
     silence_libraries(measured.verbose)
     with output.progress(f"loading {studied.asked}", None, measured.quiet):
         loaded = load(studied.load_options())
-    output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", measured.quiet)
+    output.talk(f"{loaded.name}  {loaded.device}  {loaded.precision}  {loaded.geometry.in_words}", measured.quiet)
     return loaded
 
 

@@ -41,7 +41,7 @@ def measure_budgets(
 
     assert budgets.keep is not None
     loaded = load_model(answered, table)
-    output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", table.quiet)
+    output.talk(f"{loaded.name}  {loaded.device}  {loaded.precision}  {loaded.geometry.in_words}", table.quiet)
     name = BudgetPlan.name if edges.select is None else edges.select
     plan = BudgetPlan(budgets.keep, edges.over, chosen_heads(loaded, edges.select, edges.atlas), name)
     cases = budget_cases(loaded, asked, budgets.keep)

@@ -48,7 +48,7 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTa
     from attnscope.study.patching.pairs import pairs_of
 
     loaded = load_model(paired, table)
-    output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", table.quiet)
+    output.talk(f"{loaded.name}  {loaded.device}  {loaded.precision}  {loaded.geometry.in_words}", table.quiet)
     plan = patch_plan(patches, beside, chosen_heads(loaded, patches.select, patches.atlas))
     pairs = pairs_of(loaded, asked, plan.what)
     if len(pairs) == 1:

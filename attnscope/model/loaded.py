@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from attnscope.model.arithmetic import Arithmetic
+
 WHOLE_MODEL = "load a checkpoint of the whole language model"
 
 
@@ -33,7 +35,7 @@ class LoadedModel:
     it was trained for, where rope scaling stretched them. base_folder: where the files of an adapter's base lie.
     options: how it was loaded, and loaded_as: as which class; None for a model made in memory. trusted: what of its
     attention no file states or nobody has use for, in words. replaced: what its config states and the model is read
-    without, by name.
+    without, by name. arithmetic: how it computes, of one that is or was quantised.
 
         >>> loaded = attnscope.load("demo")
         >>> loaded.geometry.heads_by_layer  # {0: 6, 1: 6, 2: 6, 3: 6}
@@ -53,6 +55,17 @@ class LoadedModel:
     trusted: tuple[str, ...] = ()
     replaced: Mapping[str, Any] = field(default_factory=dict)
     loaded_as: LoadedAs | None = None
+    arithmetic: Arithmetic | None = None
+
+    @property
+    def precision(self) -> str:
+        """Its dtype, and that of its layers' products where these are made in another.
+
+        >>> attnscope.load("demo").precision
+        'float32'
+        """
+        products = self.arithmetic and self.arithmetic.products
+        return f"{self.dtype} (products in {products})" if products else self.dtype
 
     @property
     def devices(self) -> str:
@@ -206,9 +219,10 @@ class LoadedModel:
 
     def __repr__(self) -> str:
         size = f"{self.geometry.parameters / 1e6:,.1f} M parameters, " if self.geometry.parameters else ""
+        kind = f"{visible(self.name)} ({self.geometry.model_type})"
         return "\n".join(
             (
-                f"LoadedModel: {visible(self.name)} ({self.geometry.model_type}), {size}{self.dtype} on {self.device}",
+                f"LoadedModel: {kind}, {size}{self.precision} on {self.device}",
                 f"  {self.geometry.in_words}",
                 f"  reads {self.geometry.max_positions or 'any number of'} tokens",
             )

@@ -59,6 +59,8 @@ from attnscope.stacks import ENCODER_ONLY, SEQ2SEQ, VISION, VISION_ONLY
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from attnscope.model.arithmetic import Arithmetic
+
 logger = logging.getLogger(__name__)
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?|mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -129,6 +131,7 @@ def load(options: LoadOptions) -> LoadedModel:
         trusted=trusted,
         replaced=replaced,
         loaded_as=loaded_as,
+        arithmetic=_arithmetic(model, config, source.name),
     )
 
 
@@ -178,6 +181,7 @@ def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str |
         revision=None,
         device=str(device_of(model)),
         dtype=str(model.dtype).removeprefix("torch."),
+        arithmetic=_arithmetic(model, model.config, name or type(model).__name__),
     )
 
 
@@ -511,6 +515,16 @@ def _not_loaded(error: Exception, source: Source, config: Any, files: Sequence[P
         return ModelError(f"{source.name} cannot be loaded: {said}", hint)
     hint = "its cause says where it failed; on the command line --verbose shows it"
     return unread(source.name, error, hint, "loaded")
+
+
+def _arithmetic(model: PreTrainedModel, config: Any, name: str) -> Arithmetic | None:
+    """How the model computes where it is or was quantised. That its tokens are not computed apart is said."""
+    from attnscope.model.arithmetic import arithmetic_of
+
+    found = arithmetic_of(model, config)
+    if found is not None and found.together:
+        logger.warning("%s rounds the tokens of a pass together: earlier rows change with later tokens", name)
+    return found
 
 
 def _count(model: PreTrainedModel) -> int:

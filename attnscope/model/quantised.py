@@ -36,12 +36,24 @@ def is_quantised(model: Any) -> bool:
 
     of_transformers = getattr(model, "hf_quantizer", None) is not None
     tensors = [*model.parameters(), *(model.buffers() if of_transformers else ())]
-    if not all(map(is_plain, tensors)):
-        return True
-    layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    replaced = of_transformers and any(type(layer) is not torch.nn.Linear for layer in layers)
-    kept_apart = any(callable(getattr(module, "weight", None)) for module in model.modules())  # as torch.ao keeps them
-    return replaced or kept_apart or any(map(_rounds, layers))
+    linear = (module for module in model.modules() if isinstance(module, torch.nn.Linear))
+    replaced = of_transformers and any(type(layer) is not torch.nn.Linear for layer in linear)
+    return replaced or not all(map(is_plain, tensors)) or any(True for _ in rounding_layers(model))
+
+
+def rounding_layers(model: Any) -> Iterator[Any]:
+    """The linear layers of a model that compute with packed weights, or round what enters them.
+
+    >>> list(rounding_layers(loaded.model))
+    []
+    """
+    import torch
+
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        linear = isinstance(module, torch.nn.Linear) and isinstance(weight, torch.Tensor)
+        if callable(weight) or (linear and (not is_plain(weight) or _rounds(module))):  # torch.ao's are functions
+            yield module
 
 
 def is_plain(tensor: Any) -> bool:
@@ -77,7 +89,8 @@ def method_of(config: Any) -> str | None:
     >>> method_of(LlamaConfig())
     """
     stated = _stated(config)
-    return None if stated is None else str(stated.get("quant_method") or "bitsandbytes")
+    method = None if stated is None else stated.get("quant_method") or "bitsandbytes"
+    return None if method is None else str(getattr(method, "value", method))
 
 
 def check_method(config: Any, name: str) -> None:

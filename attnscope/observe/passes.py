@@ -197,6 +197,7 @@ def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> d
             **({"layers_of_unknown_type": unknown} if unknown else {}),
             **({"parallel_to_attention": both} if both else {}),
             **({"replaced": dict(loaded.replaced)} if loaded.replaced else {}),
+            **({"arithmetic": loaded.arithmetic.facts} if loaded.arithmetic else {}),
         },
         "device": loaded.device,
         "dtype": loaded.dtype,

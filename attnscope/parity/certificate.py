@@ -44,6 +44,7 @@ def certificate(
             "revision": loaded.revision,
             "type": loaded.geometry.model_type,
             "weights_sha256": weights_sha256(loaded.source_folder, loaded.base_folder),
+            **({"arithmetic": loaded.arithmetic.facts} if loaded.arithmetic else {}),
         },
         "device": loaded.device,
         "dtype": loaded.dtype,

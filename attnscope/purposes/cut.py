@@ -58,7 +58,7 @@ class CutEdges(Purpose):
         from attnscope.calls.knockout import chosen_heads
         from attnscope.study.knockout.cases import cases_of
 
-        tell.say(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}")
+        tell.say(f"{loaded.name}  {loaded.device}  {loaded.precision}  {loaded.geometry.in_words}")
         heads = chosen_heads(loaded, ask.select, ask.atlas)
         plan = CutPlan(self.over, heads, ask.select or CutPlan.name, self.how, self.random, self.seed)
         cases = cases_of(loaded, texts)

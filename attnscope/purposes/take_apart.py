@@ -45,7 +45,7 @@ class TakeApart(Purpose):
 
         loaded.check_task(*STACKS)
         run = prepare(loaded, ask, compared=False)
-        model = loaded.name, loaded.device, loaded.dtype, loaded.geometry.in_words, f"{len(run.text)} tokens"
+        model = loaded.name, loaded.device, loaded.precision, loaded.geometry.in_words, f"{len(run.text)} tokens"
         for line in ("  ".join(model), *target_lines(run), *asked_lines(run)):
             tell.say(line)
         named = ask.keep.query or "last", ask.keep.key
