@@ -335,7 +335,8 @@ def test_a_layout_that_gives_another_shape_is_told() -> None:
 
 def test_quantised_weights_are_not_judged() -> None:
     model = model_in(torch.bfloat16)
-    model.is_quantized = True
+    layer = model.model.layers[0].mlp.down_proj
+    layer.forward = lambda x: type(layer).forward(layer, (x * 16).round() / 16)
     report = parity_of(model)
     assert report.quantised
     assert report.holds

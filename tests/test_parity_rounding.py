@@ -227,3 +227,30 @@ def test_cosines_that_were_moved_to_a_layer_are_still_asked_in_float32() -> None
     for layer in model.model.layers:
         layer.self_attn.register_forward_pre_hook(move, with_kwargs=True)
     assert parity_of(model).holds
+
+
+@pytest.mark.parametrize(
+    ("dtype", "back", "family"),
+    [
+        (torch.bfloat16, False, "llama"),
+        (torch.float16, True, "llama"),
+        *(
+            pytest.param(dtype, back, family, marks=pytest.mark.families)
+            for dtype, back, family in [
+                (torch.float16, False, "llama"),
+                (torch.bfloat16, True, "llama"),
+                (torch.float16, False, "gemma3_text"),
+                (torch.bfloat16, True, "gemma3_text"),
+            ]
+        ),
+    ],
+)
+def test_rotary_frequencies_that_were_rounded_are_named(dtype: torch.dtype, back: bool, family: str) -> None:
+    """As `model.half()` does, and no later `.float()` undoes it; asked for a dtype, transformers keeps them."""
+    kept, rounded = model_in(dtype, family), roused_model(family).to(dtype)
+    kept, rounded = (model.float() if back else model for model in (kept, rounded))
+    words = f"its rotary frequencies are rounded to {str(dtype).removeprefix('torch.')}"
+    assert all(words not in layer.why for layer in parity_of(kept).layers)
+    report = parity_of(rounded)
+    assert not report.holds
+    assert all(words in in_words(layer, report) for layer in report.failures)

@@ -6,11 +6,12 @@ Shapes: B text, T token, H head, Q query, K key, E model width.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnscope.model.quantised import is_quantised
 from attnscope.model.task import looks_back_alone, stack_config
@@ -85,7 +86,7 @@ class Comparison:
         self.config = loaded.model.config
         self.stacks = {stack: Stack(self.config, stack, layers) for stack, layers in stacks.items()}
         self.heads, self.atol, self.highest = heads, atol, level
-        self.quantised = is_quantised(loaded.model)
+        self.quantised, self.rotary = is_quantised(loaded.model), _rounded_rotary(loaded.model)
         self.arrangements = arrangements
         self.found: list[LayerParity] = []
         self.keys: dict[str, int] = {}
@@ -182,7 +183,7 @@ class Comparison:
     def _caveats(self, run: ModuleRun, call: AttentionCall) -> str:
         layout = self.stacks[call.stack].layout
         known = layout.caveat if layout else ""
-        return "; ".join(filter(None, (known, run.caveat, _blind(call))))
+        return "; ".join(filter(None, (known, run.caveat, self.rotary, _blind(call))))
 
 
 def _in_float32(run: ModuleRun, recorder: ModuleRecorder) -> Repeated | NotJudged:
@@ -195,6 +196,30 @@ def _in_float32(run: ModuleRun, recorder: ModuleRecorder) -> Repeated | NotJudge
         times = f"{len(run.calls)} times as run, {len(exact.calls)} times in float32"
         return NotJudged(run, f"its module attends {times}")
     return Repeated(run, exact)
+
+
+def _rounded_rotary(model: nn.Module) -> str:
+    """Whether rotary frequencies lost digits in half precision, in words: what their modules make of the config has
+    them. transformers keeps them in float32 where it is asked for a dtype itself.
+    """
+    for module in model.modules():
+        buffers = {name: one for name, one in module.named_buffers(recurse=False) if name.endswith("inv_freq")}
+        fresh: Mapping[str, Tensor] = {}
+        if buffers:
+            with suppress(Exception):  # any family's module
+                fresh = dict(type(module)(module.config).named_buffers())
+        for name, frequencies in buffers.items():
+            exact = fresh.get(name, frequencies.float()).to(frequencies.device)
+            for half in (torch.bfloat16, torch.float16):  # the coarser first, which rounds the other's numbers too
+                rounded = exact.to(half).to(frequencies.dtype)
+                lost = torch.equal(frequencies, rounded) and not torch.equal(rounded.float(), exact)
+                if lost or (name not in fresh and frequencies.dtype is half):
+                    kind = str(half).removeprefix("torch.")
+                    return (
+                        f"its rotary frequencies are rounded to {kind}, as model.half() and model.to() leave them: "
+                        f"from_pretrained(dtype={kind!r}) keeps them"
+                    )
+    return ""
 
 
 def _blind(call: AttentionCall) -> str:
