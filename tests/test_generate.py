@@ -342,7 +342,8 @@ def test_tokens_that_the_generation_config_chose_are_counted(caplog: pytest.LogC
     seen = attnscope.capture(loaded, [TEXT, TEXT], generate=4, request=Request())[1]
     unlikely = int((below_the_likeliest(loaded, seen.prompt) > 0).sum())
     assert 0 < unlikely < 4
-    assert f"{unlikely} of 4 generated tokens are not the likeliest of their rows" in seen.facts["notes"][0]
+    said = f"{unlikely} of 4 generated tokens are not the likeliest of their rows: suppress_tokens of the"
+    assert said in seen.facts["notes"][0]
     assert [record.message for record in caplog.records] == 2 * seen.facts["notes"]
 
 

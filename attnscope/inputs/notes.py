@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from attnscope.model.families import family_of
+from attnscope.model.generating import choosing_settings
 from attnscope.seam.inputs import TYPES, known_types
 from attnscope.seam.report import tolerance
 
@@ -50,16 +51,15 @@ def notes_of_answer(loaded: LoadedModel, prompt: Prompt, steps: Steps | None) ->
     """Of an answer or a target that the model made: where something else than the rows of the text chose its tokens.
 
     >>> list(notes_of_answer(demo, prompt, steps))
-    ['2 of 8 generated tokens are not the likeliest of their rows: settings of the generation config chose them']
+    ['2 of 8 generated tokens are not the likeliest of their rows: suppress_tokens of the generation config chose them']
     """
     if steps is None or not steps.states:
         return
     ids = prompt.ids[steps.first + 1 :]
     if others := steps.others(ids):
-        yield (
-            f"{others} of {len(ids)} generated tokens are not the likeliest of their rows: settings of the generation "
-            "config chose them"
-        )
+        names = ", ".join(choosing_settings(loaded.model))
+        by = f"{names} of the generation config" if names else "the model's own code"
+        yield f"{others} of {len(ids)} generated tokens are not the likeliest of their rows: {by} chose them"
     if family_of(loaded.model).positions_ahead:
         yield f"{loaded.name} predicts tokens from rows of their own, which are not those of the text"
 

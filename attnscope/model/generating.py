@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
-FOLLOWED = {
-    *("bos_token_id", "decoder_start_token_id", "eos_token_id", "forced_bos_token_id", "pad_token_id"),
+CHOOSING = {  # may make another token the likeliest than the row before it does
     *("bad_words_ids", "begin_suppress_tokens", "sequence_bias", "suppress_tokens", "watermarking_config"),
     *("encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "no_repeat_ngram_size", "repetition_penalty"),
-    *("exponential_decay_length_penalty", "min_length", "min_new_tokens", "remove_invalid_values"),
+    *("exponential_decay_length_penalty", "forced_bos_token_id", "min_length", "min_new_tokens"),
+}
+FOLLOWED = CHOOSING | {
+    *("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id", "remove_invalid_values")
 }
 STOP = "stop_strings"  # followed too, by a criterion of attnscope's own
 LENGTH = {"forced_eos_token_id", "max_length", "max_new_tokens"}  # the number of tokens that is asked for
@@ -34,7 +36,11 @@ MEANS = {  # to the same tokens: caches, drafts, compiling; and what is returned
     *("compile_config", "disable_compile", "continuous_batching_config", "transformers_version"),
     *("output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate"),
 }
-WITHOUT_EFFECT = {"guidance_scale": 1, "penalty_alpha": 0}  # values that are there and change nothing
+WITHOUT_EFFECT = {  # values that are there and change nothing
+    **dict.fromkeys(("guidance_scale", "repetition_penalty", "encoder_repetition_penalty"), 1),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
+    "penalty_alpha": 0,
+}
 
 
 def ignored_settings(model: Any) -> tuple[str, ...]:
@@ -43,14 +49,26 @@ def ignored_settings(model: Any) -> tuple[str, ...]:
     >>> ignored_settings(loaded.model)
     ('max_time', 'token_healing')
     """
-    in_place = FOLLOWED | {STOP} | LENGTH | CHANCE_AND_BEAMS | MEANS
-    others = (
+    return tuple(sorted(_set(model) - (FOLLOWED | {STOP} | LENGTH | CHANCE_AND_BEAMS | MEANS)))
+
+
+def choosing_settings(model: Any) -> tuple[str, ...]:
+    """The settings that an answer follows, and that may choose another token than the likeliest of its row.
+
+    >>> choosing_settings(loaded.model)
+    ('repetition_penalty', 'suppress_tokens')
+    """
+    return tuple(sorted(_set(model) & CHOOSING))
+
+
+def _set(model: Any) -> set[str]:
+    """The settings that change something."""
+    values = (
         (name, getattr(module.generation_config, name, None))
         for module in _generating(model)
         for name in _settings(module.generation_config)
-        if name not in in_place
     )
-    return tuple(sorted({name for name, value in others if not _changes_nothing(name, value)}))
+    return {name for name, value in values if not _changes_nothing(name, value)}
 
 
 def _changes_nothing(name: str, value: Any) -> bool:
