@@ -300,6 +300,25 @@ def test_the_row_before_each_token_predicts_it_or_the_run_says_why_not(demo: Loa
         assert (f"{unlikely} of 8 generated tokens are not the likeliest" in notes) == bool(unlikely)
 
 
+FACTORS = {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
+LENGTH_DEPENDENT = [  # beyond 16 positions; and how many the config says
+    ({"rope_type": "dynamic", "factor": 4.0}, 16),
+    ({"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 16, **FACTORS}, 64),
+]
+
+
+@pytest.mark.families
+@pytest.mark.parametrize(("rotary", "most"), LENGTH_DEPENDENT, ids=["dynamic", "longrope"])
+def test_rotary_frequencies_that_depend_on_the_length_make_other_rows_beyond_their_first_positions(
+    demo: LoadedModel, rotary: dict, most: int
+) -> None:
+    loaded = tiny(demo, "llama", rope_parameters={"rope_theta": 10000.0, **rotary}, max_position_embeddings=most)
+    for tokens, beyond in ((4, False), (14, True)):
+        seen = attnscope.capture(loaded, IDS[:4] + [7] * (tokens - 4), generate=8, request=Request())
+        assert (seen.facts["largest_difference_to_steps"] > 0.01) == beyond
+        assert ("generated from other rows" in " ".join(seen.facts.get("notes", ()))) == beyond
+
+
 @pytest.mark.families
 @pytest.mark.parametrize("family", sorted(set(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES) & set(OF_STACKS)))
 def test_the_row_before_each_token_of_a_target_predicts_it_or_the_run_says_why_not(
