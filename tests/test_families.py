@@ -9,7 +9,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 import attnscope
 from attnscope.model.families import FAMILIES, Family, family, family_of
-from helpers.families import BYPASS, WITHOUT_ATTENTION
+from helpers.families import BYPASS, WITHOUT_ATTENTION, of_all_families
 
 ROOT = Path(attnscope.__file__).parent
 # Entries that transformers does not know, and why they are there.
@@ -36,6 +36,7 @@ def names_in(source):
     return known & set(words(source)) if known & set(re.findall(r"[\"']([\w-]+)[\"']", source)) else set()
 
 
+@of_all_families
 def test_every_name_is_one_that_transformers_knows():
     assert set(FAMILIES) - set(CONFIG_MAPPING_NAMES) == set(NOT_OF_TRANSFORMERS)
 

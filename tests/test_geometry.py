@@ -23,7 +23,7 @@ from attnscope.model.geometry import TYPES, Geometry, LayerGeometry, geometry_of
 from attnscope.seam.cost import eager_bytes, fused_bytes, tokens_that_fit
 from helpers import stack_families
 from helpers.dispatched import thread_count
-from helpers.families import MODEL_TYPES, WITHOUT_ATTENTION, few, tiny_config, tiny_model
+from helpers.families import MODEL_TYPES, WITHOUT_ATTENTION, few, of_all_families, tiny_config, tiny_model
 from helpers.parity_stacks import tiny_stacks
 from helpers.pretend import Pretended, pretend
 
@@ -162,6 +162,7 @@ def test_falcon_kv_heads_are_those_of_its_fused_projection(overrides, kv_heads):
     assert fused == (layer.heads + 2 * layer.kv_heads) * layer.head_dim
 
 
+@of_all_families
 def test_kinds_in_print():
     kinds = {
         "gemma2": ["sliding", "full", "sliding", "full"],
@@ -200,6 +201,7 @@ def test_an_encoder_decoder_reads_what_both_its_stacks_have_positions_for():
     assert geometry_of(EncoderDecoderConfig.from_encoder_decoder_configs(*parts), count=False).max_positions == 38
 
 
+@of_all_families
 def test_every_word_of_transformers_for_a_layer_of_attention_has_a_meaning():
     assert set(ALLOWED_ATTN_LAYER_TYPES) <= TYPES.keys()
 

@@ -17,7 +17,7 @@ from attnscope.model.families import family as family_of_name
 from attnscope.parity import ATOL, check_parity
 from attnscope.reference import reader
 from attnscope.reference.layouts import ALONE, FAMILIES, UNREAD, VARIANTS, Layout, layout_of
-from helpers.families import BYPASS, FEW, WITHOUT_ATTENTION, few, one_per_layout, tiny_config
+from helpers.families import BYPASS, FEW, WITHOUT_ATTENTION, few, of_all_families, one_per_layout, tiny_config
 from helpers.families_table import STUDIED, document, figures_of, measure_case, rows_without_figures
 from helpers.parity_cases import CASES
 from helpers.parity_models import NOT_MADE, TYPES, Measured, as_loaded, ids_for, in_half, measure, roused_model
@@ -135,6 +135,7 @@ def test_half_precision(dtype: torch.dtype, family: str) -> None:
     assert all(layer.rounding.output_relative for layer in report.layers)
 
 
+@of_all_families
 def test_the_counts_are_what_was_promised() -> None:
     types = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     assert len(types) == len(FULL) + len(SCORES_ONLY) + len(NONE) + len(NOT_MADE) + len(WITHOUT_ATTENTION)

@@ -18,7 +18,7 @@ from attnscope.model.families import family_of
 from attnscope.seam.engines import ENGINES, UNCHECKED
 from attnscope.seam.listen import listen
 from attnscope.stacks import CROSS, DECODER
-from helpers.families import BYPASS, MODEL_TYPES, WITHOUT_ATTENTION, tiny_model
+from helpers.families import BYPASS, MODEL_TYPES, WITHOUT_ATTENTION, of_all_families, tiny_model
 from helpers.induction import induction
 from helpers.loops import looped
 from helpers.stack_families import tiny
@@ -173,6 +173,7 @@ def test_where_a_4d_mask_changes_more_than_the_cut(family):
     assert (cut_logits(model, every_head(model))[1] - expected).abs().max() > 1e-3
 
 
+@of_all_families
 def test_the_families_are_as_many_as_the_docs_say():
     """None goes from one list to another unseen: transformers' families are in one list each."""
     lists = {"equal": EQUAL, "windows": OWN_WINDOWS, "choice": OWN_CHOICE, "patches": OF_PATCHES, "outside": OUTSIDE}

@@ -27,7 +27,7 @@ from attnscope.seam.cost import eager_bytes
 from attnscope.seam.hooked import banded, weights_in
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.stacks import CROSS, DECODER, ENCODER
-from helpers.families import tiny_config
+from helpers.families import of_all_families, tiny_config
 from helpers.families_table import STACKS, stack_row, stacks_table
 from helpers.seconds import once
 from helpers.stack_families import (
@@ -103,6 +103,7 @@ def test_fused_engines_say_the_same_where_the_family_asks_the_interface(family: 
     assert found.fused is None or found.fused <= FUSED
 
 
+@of_all_families
 def test_the_counts() -> None:
     tasks = {one: task_of(tiny_config(one, **OVERRIDES.get(one, {}))) for one in TYPES}
     assert [one for one in TYPES if tasks[one] == "seq2seq"] == SEQ2SEQ

@@ -6,7 +6,7 @@ from attnscope.errors import ModelError
 from attnscope.parity import made
 from attnscope.study.why.parts import parts_of
 from attnscope.study.why.records import AskedLogit
-from helpers.families import few
+from helpers.families import few, of_all_families
 from helpers.parity_models import TYPES, as_loaded, ids_for, roused_model
 from helpers.stack_families import SEQ2SEQ, inputs_of, tiny
 from helpers.stack_families import ids as stack_ids
@@ -176,6 +176,7 @@ def test_the_tokens_of_a_head_with_a_sink_logit_sum_to_it(family):
     assert list(sums.values()) == pytest.approx(whole.contribution_N.tolist(), abs=1e-5)
 
 
+@of_all_families
 def test_the_counts_are_what_was_promised():
     assert len(ENCODERS) == 31
     assert len(SEEN) - len(REFUSED) == 173

@@ -563,11 +563,16 @@ for words, heavy in (
 """
 
 
+TABLE = "import sys, pyarrow; pyarrow.table({'a': [1]}); sys.exit('pandas' in sys.modules)"
+
+
 def test_commands_that_are_answered_import_nothing_heavy(server):
     """One after the other in one process, `heads` first: it takes the fewest."""
     command = [sys.executable, "-c", LIGHT]
     found = subprocess.run(command, env=os.environ | server.environment, capture_output=True, text=True)
     said = [line.removeprefix("light: ") for line in found.stderr.splitlines() if line.startswith("light: ")]
+    if "pandas" in said[0] and subprocess.run([sys.executable, "-c", TABLE]).returncode:
+        pytest.skip("this pyarrow imports pandas for every table")
     assert said == [f"{name} 0" for name in ("heads", "view", "explain", "why", "knockout", "tokens")]
 
 
