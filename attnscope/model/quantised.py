@@ -163,7 +163,9 @@ def packed_bytes(config: Any, stored: Mapping[str, Stored], width: int, device: 
     if stated is None or not stored:
         return None
     try:
-        quantizer = needed("transformers.quantizers.auto", "AutoHfQuantizer").from_config(dict(stated))
+        quantizer = needed("transformers.quantizers.auto", "AutoHfQuantizer").from_config(
+            dict(stated), trust_remote_code=False
+        )
         quantizer.validate_environment(device_map={"": device}, weights_only=True)
         unpacks = bool(getattr(quantizer.quantization_config, "dequantize", False))
     except Exception:  # any method's checks
