@@ -7,6 +7,7 @@ with is another model's. So the registry, the names that stayed unused and the t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import ismethod
 from math import prod
 from typing import Any
 
@@ -52,7 +53,7 @@ def rounding_layers(model: Any) -> Iterator[Any]:
     for module in model.modules():
         weight = getattr(module, "weight", None)
         linear = isinstance(module, torch.nn.Linear) and isinstance(weight, torch.Tensor)
-        if callable(weight) or (linear and (not is_plain(weight) or _rounds(module))):  # torch.ao's are functions
+        if ismethod(weight) or (linear and (not is_plain(weight) or _rounds(module))):  # torch.ao's are methods
             yield module
 
 
