@@ -599,6 +599,14 @@ def test_what_no_weight_is_unpacked_with_is_read(tmp_path: Path) -> None:
     torch.testing.assert_close(weights(load(LoadOptions(model=str(folder), device="cpu"))), expected, rtol=0, atol=0)
 
 
+def test_a_pickle_of_packed_weights_is_refused_too(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "m", vocab_size=2000)
+    tensors = packed(*FP8, "", whole)(load_file(folder / "model.safetensors"))
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    assert f"{FIRST}.weight as F8_E4M3" in refusal(model=str(folder), device="cpu", allow_pickle=True)
+
+
 def test_tensors_without_a_place_in_the_body_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Not so a head, which the body does without."""
     folder = saved(tmp_path / "m", vocab_size=2000)

@@ -37,6 +37,7 @@ DECIDING = (
     "chat_template*",
     "*.py",
 )
+TYPES = re.compile("float|uint|int")  # as torch writes what safetensors has in a letter
 BELOW = 64  # folders in a folder that are looked into for a model
 SAMPLES, SAMPLE_BYTES = 256, 4096
 CONVERT = "convert them to safetensors, or pass {allow_pickle=True} if you trust their author"
@@ -279,19 +280,36 @@ def check_safetensors(path: Path) -> None:
 
 
 def stored_tensors(paths: Iterable[Path]) -> dict[str, Stored]:
-    """The tensors of some files by name, as their headers state them; none of files that are not safetensors.
+    """The tensors of some files by name, as their headers state them; of a pickle what torch reads without its numbers.
 
     >>> stored_tensors([Path("gpt2/model.safetensors")])["wte.weight"]
     Stored(dtype='F32', shape=(50257, 768))
     """
     from safetensors import safe_open
 
-    found = {}
+    found: dict[str, Stored] = {}
     for path in paths:
         if path.suffix != ".safetensors":
+            found |= _of_pickle(path)
             continue
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118
                 header = file.get_slice(name)
                 found[name] = Stored(header.get_dtype(), tuple(header.get_shape()))
     return found
+
+
+def _of_pickle(path: Path) -> dict[str, Stored]:
+    """The tensors of a file of torch; none of one from before 2020, which would have to be read whole."""
+    import torch
+
+    try:
+        content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
+    except Exception:  # whatever torch raises: transformers reads the file, and says what is wrong
+        return {}
+    tensors = content if isinstance(content, dict) else {}
+    types = {name: str(one.dtype).removeprefix("torch.") for name, one in tensors.items() if hasattr(one, "dtype")}
+    return {
+        name: Stored(TYPES.sub(lambda word: word[0][0], kind).upper(), tuple(tensors[name].shape))
+        for name, kind in types.items()
+    }
