@@ -29,10 +29,10 @@ from attnscope.observation import Observation
 from attnscope.observe import Asked, Request, observe
 from attnscope.observe.choice import Choice, choose, tiles_difference
 from attnscope.seam.cost import within_memory
+from attnscope.seam.decoding import DecodingSteps
 from attnscope.seam.engines import Engine
 from attnscope.seam.forward import arguments, bare_model
 from attnscope.seam.inputs import GLOBAL
-from attnscope.seam.steps import Steps
 from attnscope.selection import HeadsByRole, select_stacks
 from attnscope.stacks import CROSS, ENCODER, ENCODER_ONLY, SEQ2SEQ, VISION, VISION_ONLY
 from attnscope.study.ablation.by_key import asked_of_answer, directions_of_answer
@@ -67,7 +67,7 @@ class Run:
     facts: Mapping[str, Any] = field(default_factory=dict)
     atlas: Atlas | None = None
     source: Prompt | None = None
-    steps: Steps | None = None
+    steps: DecodingSteps | None = None
 
     @property
     def engine(self) -> Engine:

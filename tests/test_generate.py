@@ -33,9 +33,9 @@ from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.run import prepare
+from attnscope.seam.decoding import watched_steps
 from attnscope.seam.engines import ENGINES
 from attnscope.seam.generation import _StopStrings, continuation, start_token
-from attnscope.seam.steps import watched_steps
 from attnscope.text.prompt import Prompt, from_chat, from_text
 from attnscope.text.tokens import find
 from attnscope.told import answer_lines

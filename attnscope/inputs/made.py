@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
 from attnscope.seam.cost import within_memory
+from attnscope.seam.decoding import DecodingSteps, watched_steps
 from attnscope.seam.generation import continuation, end_tokens, say_ignored, start_token, translation
 from attnscope.seam.inputs import given_of
-from attnscope.seam.steps import Steps, watched_steps
 from attnscope.text.answer import continued
 from attnscope.text.prompt import Prompt, from_ids, place
 from attnscope.text.target import from_target_ids, reading_target
@@ -40,7 +40,7 @@ def reading_targets(loaded: LoadedModel, where: Where) -> Iterator[Callable[[Ask
 
 def target(
     loaded: LoadedModel, source: Prompt, ask: Ask, engine: Engine, advance: _Advance
-) -> tuple[Prompt, Any, Steps | None]:
+) -> tuple[Prompt, Any, DecodingSteps | None]:
     """What the decoder reads, what the manifest says of it, and of one that the model made the steps in which it did.
 
     Raises as `text.target`, UsageError for both ways.
@@ -61,7 +61,7 @@ def target(
 
 def generated(
     loaded: LoadedModel, prompt: Prompt, most: int, engine: Engine, advance: _Advance
-) -> tuple[Prompt, Any, Steps]:
+) -> tuple[Prompt, Any, DecodingSteps]:
     """The prompt with what the model puts behind it, what the manifest says of that, and the steps that made it."""
     with within_memory(loaded, len(prompt) + most):
         extras = given_of(loaded, prompt)[1]

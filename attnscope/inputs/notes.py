@@ -12,7 +12,7 @@ from attnscope.seam.report import tolerance
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
-    from attnscope.seam.steps import Steps
+    from attnscope.seam.decoding import DecodingSteps
     from attnscope.text.prompt import Prompt
 
 
@@ -47,7 +47,7 @@ def notes_of(loaded: LoadedModel, prompt: Prompt, pair: str = "--pair TEXT") -> 
         )
 
 
-def notes_of_answer(loaded: LoadedModel, prompt: Prompt, steps: Steps | None) -> Iterator[str]:
+def notes_of_answer(loaded: LoadedModel, prompt: Prompt, steps: DecodingSteps | None) -> Iterator[str]:
     """Of an answer or a target that the model made: where something else than the rows of the text chose its tokens.
 
     >>> list(notes_of_answer(demo, prompt, steps))

@@ -24,12 +24,12 @@ from attnscope.observation import Observation
 from attnscope.observe.reading import PaddingError, Reading
 from attnscope.observe.stacks import projections_of, stacks_of
 from attnscope.observe.texts import side_by_side
+from attnscope.seam.decoding import watched_states
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.inputs import given, given_of
 from attnscope.seam.listen import listen
 from attnscope.seam.projection import ProjectionInputs
 from attnscope.seam.report import CaptureReport, tolerance
-from attnscope.seam.steps import watched_states
 from attnscope.stacks import CAUSAL_LM, ENCODER, ENCODER_ONLY, OF_TWO_TEXTS, VISION, VISION_ONLY, is_vision
 from attnscope.text.tokens import Chosen
 

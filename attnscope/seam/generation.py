@@ -14,9 +14,9 @@ from attnscope.errors import AttnscopeError, ModelError, first_line
 from attnscope.memory import is_out_of_memory
 from attnscope.model.generating import following, ignored_settings, stop_strings
 from attnscope.model.loaded import WHOLE_MODEL
+from attnscope.seam.decoding import positions_of_one_pass, reading_as_given
 from attnscope.seam.inputs import GLOBAL, given_of
 from attnscope.seam.listen import running
-from attnscope.seam.steps import positions_of_one_pass, reading_as_given
 from attnscope.stacks import SEQ2SEQ
 from attnscope.text.prompt import bytes_of
 

@@ -86,7 +86,7 @@ def reading_as_given(loaded: LoadedModel, ids_BT: Tensor, otherwise: str) -> Ite
 
 
 @dataclass
-class Steps:
+class DecodingSteps:
     """The steps in which an answer or a target was made: what each of its tokens was taken from.
 
     states: the last hidden state of the row that predicts it, (E) each. likeliest: the token that its logits make the
@@ -114,7 +114,7 @@ class Steps:
 
 
 @contextmanager
-def watched_steps(model: nn.Module) -> Iterator[Steps]:
+def watched_steps(model: nn.Module) -> Iterator[DecodingSteps]:
     """While open, the steps are noted in which the model goes on from one text.
 
     >>> with watched_steps(loaded.model) as steps:
@@ -122,7 +122,7 @@ def watched_steps(model: nn.Module) -> Iterator[Steps]:
     >>> steps.others(ids)
     0
     """
-    steps, rows = Steps(), 0
+    steps, rows = DecodingSteps(), 0
 
     def note_likeliest(module: nn.Module, args: Any, output: Any) -> None:
         steps.likeliest.append(output.logits[0, -1].float().argmax())
