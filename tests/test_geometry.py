@@ -196,9 +196,13 @@ def test_the_most_tokens_are_read_and_where_positions_begin_behind_a_padding_row
             read(most + 1)
 
 
-def test_an_encoder_decoder_reads_what_both_its_stacks_have_positions_for():
+def test_an_encoder_decoder_reads_what_both_its_stacks_have_positions_for_and_a_target_what_its_decoder_has():
     parts = [tiny_config(name, max_position_embeddings=most) for name, most in (("roberta", 40), ("gpt2", 64))]
-    assert geometry_of(EncoderDecoderConfig.from_encoder_decoder_configs(*parts), count=False).max_positions == 38
+    found = geometry_of(EncoderDecoderConfig.from_encoder_decoder_configs(*parts), count=False)
+    assert (found.max_positions, found.decoder_positions) == (38, 64)
+    both = {"max_encoder_position_embeddings": 96, "max_decoder_position_embeddings": 24}
+    found = geometry_of(stack_families.tiny("led", **both).config, count=False)
+    assert (found.max_positions, found.decoder_positions) == (96, 24)
 
 
 @of_all_families

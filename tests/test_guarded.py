@@ -77,7 +77,7 @@ def test_a_batch_goes_on_after_a_target_that_never_ends() -> None:
     from attnscope.batch.asks import targets
 
     loaded = SimpleNamespace(
-        tokenizer=Stuck(), brought=True, geometry=SimpleNamespace(max_positions=None), model=SimpleNamespace()
+        tokenizer=Stuck(), brought=True, geometry=SimpleNamespace(decoder_positions=None), model=SimpleNamespace()
     )
     loaded.model.config = loaded.model.generation_config = SimpleNamespace(decoder_start_token_id=None)
     with targets(loaded) as read, pytest.raises(InputError, match=r"\b1 seconds"):  # type: ignore[arg-type]

@@ -226,7 +226,10 @@ def test_a_target_says_how_many_tokens_were_made_of_how_many_and_what_ended_them
     bart, monkeypatch, generate, end, most, expected
 ):
     monkeypatch.setattr(generation, "MOST_MADE", most)
-    config, geometry = transformers.GenerationConfig(decoder_start_token_id=2), replace(bart.geometry, max_positions=12)
+    config, geometry = (
+        transformers.GenerationConfig(decoder_start_token_id=2),
+        replace(bart.geometry, decoder_positions=12),
+    )
     monkeypatch.setattr(bart.model, "generation_config", config)
     config.forced_eos_token_id = 7  # belongs to a length of the config's own
     loaded = replace(bart, geometry=geometry)

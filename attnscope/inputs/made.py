@@ -30,7 +30,7 @@ def reading_targets(loaded: LoadedModel, where: Where) -> Iterator[Callable[[Ask
     with reading_target(loaded.tokenizer, where) as tokenised:
 
         def read(ask: Ask) -> Prompt:
-            given, start, room = ask.target, start_token(loaded), loaded.geometry.max_positions
+            given, start, room = ask.target, start_token(loaded), loaded.geometry.decoder_positions
             if isinstance(given, str):
                 return tokenised(given, start, end_tokens(loaded), room)
             return from_target_ids(loaded.tokenizer, given or (), start, room)

@@ -127,10 +127,11 @@ class Geometry:
 
     layers: of its stack; of a model of several the decoder's, and `other_stacks` has those of the others, and of a
     vision tower that is to be read. max_positions: the most tokens that a stack reads, None where nothing limits them,
-    as with dynamic rotary positions. views: layers of `layers` that have maps of their own, by stack: `difference`,
-    `csa`. rates: the tokens that each summary among their keys adds; of `pooling` the vectors that a patch is made
-    into. least_tokens: of a text, fewer of which its code cannot read. both_ways: what the config of a decoder says
-    that looks both ways: one that is read as an encoder, or stands behind one.
+    as with dynamic rotary positions. decoder_positions: the same of an encoder-decoder's decoder. views: layers of
+    `layers` that have maps of their own, by stack: `difference`, `csa`. rates: the tokens that each summary among their
+    keys adds; of `pooling` the vectors that a patch is made into. least_tokens: of a text, fewer of which its code
+    cannot read. both_ways: what the config of a decoder says that looks both ways: one that is read as an encoder, or
+    stands behind one.
     """
 
     model_type: str
@@ -145,6 +146,7 @@ class Geometry:
     rates: Mapping[str, int] = field(default_factory=dict)
     least_tokens: int = 1
     both_ways: str = ""
+    decoder_positions: int | None = None
 
     @property
     def stack(self) -> str:
@@ -232,6 +234,7 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
     if family(config.model_type).parts:
         others, rates = _in_parts(config), {POOLING: config.cross_attn_k}
         layers = others.pop(DECODER)
+    most, most_of_decoder = (None, None) if "dynamic" in rotary_types(config) else _max_positions(config, task)
     return _sound(
         Geometry(
             model_type=config.model_type,
@@ -244,7 +247,8 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
             layers=layers,
             hidden_size=_first(text, "hidden_size", "d_model", "n_embd") or 0,
             vocab_size=_first(text, "decoder_vocab_size", "vocab_size") or 0,
-            max_positions=None if "dynamic" in rotary_types(config) else _max_positions(config, task),
+            max_positions=most,
+            decoder_positions=most_of_decoder,
             parameters=count_parameters(config) if count else None,
         )
     )
@@ -383,19 +387,28 @@ def _rotary_types(rotary: Mapping[str, Any]) -> Iterator[str]:
             yield str(value)
 
 
-def _max_positions(config: Any, task: str) -> Any:
-    """The most tokens that the stacks of a model have positions for; None where nothing limits them."""
-    parts = [stack_config(config, stack) for stack in ((ENCODER, DECODER) if task == SEQ2SEQ else (main_stack(task),))]
-    limits = [limit for part in parts if (limit := _positions(part)) is not None]
-    return min(limits) if len(set(limits)) > 1 else next(iter(limits), None)
+def _max_positions(config: Any, task: str) -> tuple[Any, Any]:
+    """The most tokens of a text, and of an encoder-decoder's target; None where nothing limits them.
+
+    A text has no more than the least of two stacks with a config each. LED states both in one.
+    """
+    if task != SEQ2SEQ:
+        return _positions(stack_config(config, main_stack(task))), None
+    stacks = [stack_config(config, stack) for stack in (ENCODER, DECODER)]
+    names = [f"max_{stack}_position_embeddings" for stack in (ENCODER, DECODER)]
+    encoder, decoder = map(_positions, stacks, names)
+    limits = [one for one in (encoder, decoder) if one is not None]
+    together = stacks[0] is stacks[1] or len(set(limits)) < 2
+    return (next(iter(limits), None) if together else min(limits)), decoder
 
 
-def _positions(text: Any) -> Any:
+def _positions(text: Any, own: str = "") -> Any:
     """The most tokens that one stack has positions for; None where its config names no limit.
 
     A table of positions may have a padding row, as RoBERTa's, and begin behind it. No config says so: its module does.
+    own: what the config calls this stack's, where it has several.
     """
-    limit = _first(text, *POSITIONS)
+    limit = _first(text, own, *POSITIONS)
     if limit is None or getattr(text, "pad_token_id", None) is None or rotary_types(text):
         return limit
     try:
@@ -424,7 +437,16 @@ def _rows_behind_padding(model: nn.Module) -> int | None:
 def _sound(geometry: Geometry) -> Geometry:
     """The geometry, if its sizes are sizes. Raises ValueError that names one that is none."""
     for holder in (geometry, *geometry.layers):
-        for name in ("max_positions", "hidden_size", "vocab_size", "heads", "kv_heads", "head_dim", "value_dim"):
+        for name in (
+            "max_positions",
+            "decoder_positions",
+            "hidden_size",
+            "vocab_size",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "value_dim",
+        ):
             value = getattr(holder, name, None)
             if value is not None and not (isinstance(value, int | float) and 0 <= value <= MOST_NUMBER):
                 raise ValueError(f"expected a size as {name}, got {brief(value)}")

@@ -167,7 +167,7 @@ def translation(
     At most `most` new tokens, MOST_MADE without it, and no more than the decoder can read behind its start. Raises as
     `continuation`.
     """
-    asked, room, steps = most or MOST_MADE, loaded.geometry.max_positions, _Steps(advance)
+    asked, room, steps = most or MOST_MADE, loaded.geometry.decoder_positions, _Steps(advance)
     how: dict[str, Any] = {"streamer": steps}
     check_generates(loaded, _otherwise(loaded))
     if _in_parts(loaded.model):
