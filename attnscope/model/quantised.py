@@ -6,6 +6,8 @@ with is another model's. So the registry, the names that stayed unused and the t
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import ismethod
 from math import prod
@@ -18,7 +20,9 @@ from attnscope.model.libraries import needed
 from attnscope.shown import brief
 
 OTHERWISE = "choose the model as it was before that, or quantised in a way that transformers reads"
-SEPARATORS = "._:"  # between the name of a weight and what is stored for it: weight_scale, weight.absmax, weight:scale
+SEPARATORS = re.compile(
+    "[._:]"
+)  # between the name of a weight and what is stored for it: weight_scale, weight.absmax, weight:scale
 # What a quantizer of transformers does with weights: operations on each, or a last step over the model.
 STEPS = ("get_quantize_ops", "get_weight_conversions", "_process_model_after_weight_loading")
 NO_SCALES = ("BOOL", "I64", "U64")  # the types of masks and counts
@@ -124,13 +128,14 @@ def check_numbers(fit: Fit, config: Any, stored: Mapping[str, Stored], name: str
     scale = next(_unapplied(fit, stored), None)
     if scale is not None:
         raise ModelError(f"{said}, and transformers does not apply its {scale}", OTHERWISE)
-    narrow = next(_narrow(fit, stored), None) if method is None else None
-    if narrow is not None:
-        raise ModelError(
-            f"{name} stores {narrow} as {stored[narrow].dtype}, and its config names no method to unpack it", OTHERWISE
-        )
+    packs = getattr(fit.model, "hf_quantizer", None) is not None
+    checked = _alone(stored) if method else stored.keys()  # a method unpacks what was stored with scales
+    key = None if method and packs else next((key for key in _narrow(fit, stored) if key in checked), None)
+    if key is not None:
+        why = "no scale of it" if method else "its config names no method to unpack it"
+        raise ModelError(f"{name} stores {key} as {stored[key].dtype}, and {why}", OTHERWISE)
     check_plain(fit.model, name)
-    if getattr(fit.model, "hf_quantizer", None) is None:
+    if not packs:
         _check_blocks((_stated(config) or {}).get("weight_block_size"), stored, name)
 
 
@@ -232,7 +237,7 @@ def _unapplied(fit: Fit, stored: Mapping[str, Stored]) -> Iterator[str]:
             continue
         for spelled in dict.fromkeys((key, prefix + key, key.removeprefix(prefix))):
             layer, _, last = spelled.rpartition(".")
-            if any(spelled[:at] in weights for at, sign in enumerate(spelled) if sign in SEPARATORS):
+            if any(spelled[: sign.start()] in weights for sign in SEPARATORS.finditer(spelled)):
                 yield key
             elif f"{layer}.weight" in weights and last != "bias" and (tensor is None or prod(tensor.shape) > 1):
                 beside.append(key)
@@ -254,6 +259,13 @@ def _narrow(fit: Fit, stored: Mapping[str, Stored]) -> Iterator[str]:
         of_layer = (place is None or packs) and (stored[key].is_float8 or key.endswith(".weight"))
         if of_layer or (place is not None and place.is_floating_point()):
             yield key
+
+
+def _alone(stored: Mapping[str, Stored]) -> set[str]:
+    """The tensors that nothing is stored for: nothing by their name and more, and nothing beside them but a bias."""
+    longer = {name[: sign.start()] for name in stored for sign in SEPARATORS.finditer(name)}
+    beside = Counter(name.rpartition(".")[0] for name in stored if not name.endswith(".bias"))
+    return {name for name in stored if name not in longer and beside[name.rpartition(".")[0]] == 1}
 
 
 def _check_blocks(size: Sequence[int] | None, stored: Mapping[str, Stored], name: str) -> None:
