@@ -188,6 +188,7 @@ def in_int8(model: Any, to: torch.dtype = torch.float32) -> Any:
         for name, scale in packed.items():
             layer = whole.model.layers.get_submodule(name)
             layer.weight = torch.nn.Parameter((layer.weight_packed * scale).to(to), requires_grad=False)
+            layer.weight_scale = torch.nn.Parameter(scale.to(to), requires_grad=False)
             del layer.weight_packed
 
     handle = model.register_forward_pre_hook(unpack)
