@@ -1,12 +1,16 @@
 """Prefix tuning: keys and values of every layer that no token has made, read as PEFT's own model reads them."""
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from peft import PrefixTuningConfig
 from safetensors.torch import load_file, save_file
+from transformers import LlamaModel
 
 import attnscope
 from attnscope.errors import InputError, ModelError
@@ -54,6 +58,30 @@ def weights(seen: attnscope.Observation) -> torch.Tensor:
 def test_weights_are_pefts_own(loaded: LoadedModel, expected: torch.Tensor, engine: str) -> None:
     seen = attnscope.capture(loaded, TEXT, engine=engine)
     assert seen.prompt.labels[: COUNT + 1] == (*NAMES, "<s>")
+    torch.testing.assert_close(weights(seen), expected, rtol=0, atol=1e-6)
+
+
+def with_cache_named(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A model's forward, which takes its cache by this name and no other."""
+    given = inspect.signature(forward).parameters
+    [old] = {"cache", "past_key_values"} & given.keys()
+
+    def renamed(self: LlamaModel, *args: Any, **kwargs: Any) -> Any:
+        assert old == name or old not in kwargs
+        return forward(self, *args, **{old if key == name else key: value for key, value in kwargs.items()})
+
+    as_it_says = [one.replace(name=name) if one.name == old else one for one in given.values()]
+    renamed.__signature__ = inspect.Signature(as_it_says)  # type: ignore[attr-defined]
+    return renamed
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_the_cache_is_given_by_the_name_that_the_forward_has_for_it(
+    folder: Path, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """`cache` from transformers 5.24 on."""
+    monkeypatch.setattr(LlamaModel, "forward", with_cache_named(name, LlamaModel.forward))
+    seen = attnscope.capture(load(LoadOptions(model=str(folder))), TEXT)
     torch.testing.assert_close(weights(seen), expected, rtol=0, atol=1e-6)
 
 

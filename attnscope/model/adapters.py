@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from inspect import signature
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -238,14 +237,15 @@ def _of_layers(model: PreTrainedModel, what: str) -> tuple[int, int, int, int]:
 
     Raises ModelError where not every layer attends, with keys and values of one size, from a cache that it is given.
     """
+    from attnscope.model.virtual import cache_argument
+
     geometry = geometry_of(model.config, count=False)
     shapes = {(one.kv_heads, one.head_dim, one.value_dim) for one in geometry.layers}
     alike = (
         len(shapes) == 1 and {one.type for one in geometry.layers} <= {"full", "sliding"} and not geometry.other_stacks
     )
     kv_heads, head_dim, value_dim = next(iter(shapes))
-    takes_cache = "past_key_values" in signature(model.base_model.forward).parameters
-    if not alike or head_dim != value_dim or not takes_cache:
+    if not alike or head_dim != value_dim or cache_argument(model) is None:
         raise ModelError(
             f"{what} ({PREFIX}) puts keys and values into the layers of {geometry.model_type}, which "
             "do not all attend to tokens with keys and values of one size",

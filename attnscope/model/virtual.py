@@ -10,6 +10,7 @@ Shapes: B text, T token, V virtual token, E width, L layer, G kv head, D head di
 from __future__ import annotations
 
 import copy
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,8 @@ from attnscope.model.libraries import needed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+CACHE_ARGUMENTS = ("cache", "past_key_values")  # the first from transformers 5.24 on
 
 
 class WithVirtual(nn.Module):
@@ -77,6 +80,16 @@ def put_in_layers(model: PreTrainedModel, learnt_L2GVD: Tensor) -> PreTrainedMod
     none_VE = inner.weight.new_zeros(learnt_L2GVD.shape[3], inner.weight.shape[1])
     model.set_input_embeddings(WithVirtual(inner, none_VE, _prefix(learnt_L2GVD.to(inner.weight))))
     return model
+
+
+def cache_argument(model: PreTrainedModel) -> str | None:
+    """The name by which a model's forward takes a cache, None where it takes none.
+
+    >>> cache_argument(model)
+    'past_key_values'
+    """
+    taken = signature(model.base_model.forward).parameters
+    return next((name for name in CACHE_ARGUMENTS if name in taken), None)
 
 
 def is_prefix(cache: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from attnscope.model.virtual import cache_argument
 from attnscope.seam.forward import arguments
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ def given(loaded: LoadedModel, prompts: Sequence[Prompt], ids_BT: Tensor) -> tup
     if any(prompt.types for prompt in prompts):
         inputs[TYPES] = torch.tensor([_types(prompt, ids_BT.shape[1]) for prompt in prompts], device=loaded.device)
     reads = inputs.pop(getattr(loaded.model, "main_input_name", "input_ids"), ids_BT)
-    return reads, inputs | ({"past_key_values": loaded.prefix} if prompts[0].medium.unasked else {})
+    if prompts[0].medium.unasked and (cache := cache_argument(loaded.model)):
+        inputs[cache] = loaded.prefix
+    return reads, inputs
 
 
 def known_types(loaded: LoadedModel) -> int | None:

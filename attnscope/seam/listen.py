@@ -32,6 +32,7 @@ from attnscope.model.geometry import geometry_of
 from attnscope.model.libraries import needed
 from attnscope.model.padding import pads_exactly, settle_rotary
 from attnscope.model.placed import device_of, hooks_of
+from attnscope.model.virtual import CACHE_ARGUMENTS
 from attnscope.process import ProcessWide
 from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.checks import check_call
@@ -103,7 +104,7 @@ def listen(
         torch.set_grad_enabled(gradients),
         suppress(_LastCallError),
     ):
-        report.tokens, beside = ids_BT.shape[1], inputs.keys() - {"decoder_input_ids", "past_key_values"}
+        report.tokens, beside = ids_BT.shape[1], inputs.keys() - {"decoder_input_ids", *CACHE_ARGUMENTS}
         inputs = {**without_cache(bare_model(model)), **_route(model).extras, **inputs}
 
         def run(**more: Any) -> None:
