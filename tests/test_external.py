@@ -1,7 +1,9 @@
 """scripts/external.sh: which judges it runs, what it takes for a failure, and the page that it makes. No network."""
 
+import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +18,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from external import driver  # noqa: E402
 from external.common import by_project, source_of  # noqa: E402
-from external.document import document, fell_short  # noqa: E402
+from external.document import CODE, calls_of, document, fell_short, filled, parts_of, peers  # noqa: E402
 
 SCRIPT = """
 from external.common import Report, arguments
@@ -242,6 +244,75 @@ def test_the_page_is_made_of_the_kept_results_which_hold() -> None:
     page = (ROOT / "docs" / "external.md").read_text("utf-8")
     assert page == document(driver.judges(), results)
     assert {name: fell_short(found) for name, found in results.items()} == {name: [] for name in results}
+
+
+# docs/coming-from.md, and the table of model types
+
+
+def calls_judges() -> dict[str, Any]:
+    """{heading of docs/coming-from.md: (its judge, its kept result)}."""
+    return {judge.calls: (judge, kept(driver.HERE, name)) for name, judge in driver.judges().items() if judge.calls}
+
+
+def test_every_call_that_coming_from_names_was_run_as_it_is_written_there() -> None:
+    page = (ROOT / "docs" / "coming-from.md").read_text("utf-8")
+    parts, judges = parts_of(page), calls_judges()
+    assert parts.keys() == judges.keys()
+    for heading, (_, result) in judges.items():
+        typed = {call["wrote"]: call["typed"] for call in result["calls"]}
+        named = [[code for code in CODE.findall(row["wrote"]) if code in typed] for row in calls_of(parts[heading])]
+        assert sorted(named) == sorted([code] for code in typed), heading
+        for [code], row in zip(named, calls_of(parts[heading]), strict=True):
+            assert typed[code] in CODE.findall(row["typed"]), code
+    assert page == filled(page, {heading: result for heading, (_, result) in judges.items()})
+    assert not re.search(r"\| -? \|$", page, re.MULTILINE)
+
+
+def test_calls_were_run_with_the_versions_that_their_judges_pin() -> None:
+    for judge, result in calls_judges().values():
+        pinned = dict(requirement.split("==") for requirement in judge.requires)
+        assert {
+            name: version.partition("+")[0] for name, version in result["version"].items()
+        }.items() <= pinned.items()
+
+
+def test_the_kept_calls_are_those_of_the_judges() -> None:
+    """A call that was changed in a script has to be run again."""
+    for judge, result in calls_judges().values():
+        tree = ast.parse((driver.HERE / f"{judge.name}.py").read_text("utf-8"))
+        texts = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
+        rows = [node.args for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Row"]
+        written = [[ast.literal_eval(texts.get(ast.unparse(part), part)) for part in row[:2]] for row in rows]
+        assert sorted(written) == sorted([call["wrote"], call["typed"]] for call in result["calls"])
+
+
+def test_a_row_that_was_not_run_shows_no_number() -> None:
+    page = "## From it\n\nRun with nothing.\n\n| you wrote | you type | apart |\n|---|---|---|\n{}## From else\n"
+    rows = "| `one(1)`, or so | `attnscope one` | {} |\n| `two(2)` | `two` | {} |\n"
+    result = {"version": {"it": "1.0"}, "calls": [{"wrote": "one(1)", "typed": "attnscope one", "apart": 3e-8}]}
+    made = filled(page.format(rows.format("-", "5e-01")), {"From it": result})
+    assert made == page.format(rows.format("3e-08", "-")).replace("with nothing", "with it 1.0")
+    assert filled(made, {"From it": result}) == made
+
+
+def test_the_table_of_model_types_tells_rounding_from_other_weights() -> None:
+    judges = {"a": driver.Judge("a", "", "", column="peer"), "b": driver.Judge("b", "", "", column="attnscope")}
+    types = {
+        "x": {"apart": 0.25, "stacks": ["all"]},
+        "y": {"refused": "ValueError: no"},
+        "z": {"apart": 1e-6, "stacks": ["cross", "decoder"]},
+    }
+    result = {"version": {"peer": "2.0"}, "model_types": types}
+    own = {"version": {"own": "3.0"}, "model_types": {"w": {"apart": 0.0, "stacks": ["all"]}}}
+    table = [line for line in peers(judges, {"a": result, "b": own}) if line.startswith("|")]
+    assert table[0] == "| type | attnscope | peer |"
+    assert table[2] == "| version | own 3.0 | peer 2.0 |"
+    assert set(table[3:]) == {
+        "| `w` | 0 | - |",
+        "| `x` | - | **0.25** |",
+        "| `y` | - | refused |",
+        "| `z` | - | 1e-06 (cross, decoder) |",
+    }
 
 
 def test_the_command_runs_from_any_folder(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 NAMED = 20  # cases that fell short and are named, at most
 
@@ -60,7 +61,11 @@ class Check:
 
 
 class Report:
-    """What a judge found, as the driver reads it. notes: what was read; not_had: what could not be, and why."""
+    """What a judge found, as the driver reads it. notes: what was read; not_had: what could not be, and why.
+
+    calls: how far a peer's calls and attnscope's are apart, see `calls`. model_types: how far a peer's weights are from
+    transformers', see `model_types`. Both are empty for most judges.
+    """
 
     def __init__(self, packages: Sequence[str]) -> None:
         """packages: whose versions are written down."""
@@ -69,6 +74,8 @@ class Report:
         self.controls: list[Check] = []
         self.notes: list[str] = []
         self.not_had: list[str] = []
+        self.calls: list[dict[str, Any]] = []
+        self.model_types: dict[str, dict[str, Any]] = {}
 
     @contextmanager
     def check(self, what: str) -> Iterator[Check]:
@@ -94,6 +101,8 @@ class Report:
             "controls": [asdict(one) for one in self.controls],
             "notes": self.notes,
             "not_had": self.not_had,
+            **({"calls": self.calls} if self.calls else {}),
+            **({"model_types": self.model_types} if self.model_types else {}),
         }
         out.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

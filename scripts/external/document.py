@@ -1,8 +1,9 @@
-"""docs/external.md, from the results that the judges wrote."""
+"""docs/external.md, and a column of docs/coming-from.md, from the results that the judges wrote."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 HEAD = """# Judged by others' tests and programs
@@ -16,6 +17,18 @@ COLUMNS = (
     "| judge | version | passed | differ as expected | fell short | controls that fail | on |\n"
     "|---|---|---|---|---|---|---|"
 )
+
+PEERS = """## Peers and model types
+
+Tiny random models of each type, read by others' programs in environments of their own: 19 tokens, float32, on a CPU. A
+cell is the largest difference of a weight from what transformers' `eager` attention returns for the same folder and
+version: 0 is every bit. Bold numbers are other weights. Why numbers are bold, and how types are refused, is in the part
+of each program above, under "What differs, and why". A dash is a type that the program's version of transformers does
+not have. Of an encoder-decoder the stacks that a program shows are named where it does not show all.
+"""
+RIGHT = 5e-6  # below which a difference is rounding
+CALL = re.compile(r"^\| (?P<wrote>.+?) \| (?P<typed>.+?) \| (?P<apart>[^|]*?) ?\|$", re.MULTILINE)
+CODE = re.compile(r"`([^`]+)`")
 
 
 def fell_short(found: Mapping[str, Any]) -> list[str]:
@@ -39,7 +52,37 @@ def document(judges: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
     """The whole page: a row for each judge, then a part for each that has a result."""
     rows = [row(name, one, kept.get(name)) for name, one in judges.items()]
     parts = [part(one, kept[name]) for name, one in judges.items() if name in kept]
-    return "\n".join([HEAD, COLUMNS, *rows, "", *parts])
+    return "\n".join([HEAD, COLUMNS, *rows, "", *parts, *peers(judges, kept)])
+
+
+def peers(judges: Mapping[str, Any], kept: Mapping[str, Any]) -> list[str]:
+    """The table of model types: a column for each judge whose toml names one."""
+    columns = [(judge.column, kept[name]) for name, judge in judges.items() if judge.column and name in kept]
+    columns.sort(key=lambda one: (one[0] != "attnscope", one[0].lower()))
+    if not columns:
+        return []
+    kinds = dict.fromkeys(kind for _, result in columns for kind in result["model_types"])
+    heads = ["type", *(column for column, _ in columns)]
+    first = ["version", *(", ".join(versions(result).split(", ")[:2]) for _, result in columns)]
+    rows = [[f"`{kind}`", *(weight(result["model_types"].get(kind)) for _, result in columns)] for kind in kinds]
+    lines = [f"| {' | '.join(map(cell, one))} |" for one in (heads, ["---"] * len(heads), first, *rows)]
+    return [PEERS, *lines, ""]
+
+
+def weight(result: Mapping[str, Any] | None) -> str:
+    """A type's cell of a peer."""
+    if result is None:
+        return "-"
+    if "refused" in result:
+        return "refused"
+    number = written(result["apart"]) if result["apart"] <= RIGHT else f"**{result['apart']:.2g}**"
+    stacks = result["stacks"]
+    return number if len(stacks) in (1, 3) else f"{number} ({', '.join(stacks)})"
+
+
+def written(apart: float) -> str:
+    """`0`, `7e-07`."""
+    return f"{apart:.0e}" if apart else "0"
 
 
 def row(name: str, judge: Any, found: Mapping[str, Any] | None) -> str:
@@ -96,3 +139,32 @@ def versions(found: Mapping[str, Any]) -> str:
 def cell(value: Any) -> str:
     """Text in a table's cell, which a bar or a line's end would break."""
     return " ".join(str(value).split()).replace("|", "\\|")
+
+
+# docs/coming-from.md
+
+
+def parts_of(page: str) -> dict[str, str]:
+    """{heading: text} of a page's parts."""
+    texts = re.split(r"^## (.+)\n", page, flags=re.MULTILINE)[1:]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def calls_of(part: str) -> Iterator[re.Match[str]]:
+    """The rows of a part's table of calls, without its head."""
+    return (one for one in CALL.finditer(part) if CODE.search(one["wrote"]))
+
+
+def filled(page: str, kept: Mapping[str, Mapping[str, Any]]) -> str:
+    """The page with versions, and with how far each call is apart. kept: {heading of a part: its judge's result}."""
+    for heading, part in parts_of(page).items():
+        if heading not in kept:
+            continue
+        apart = {one["wrote"]: written(one["apart"]) for one in kept[heading]["calls"]}
+        new = re.sub(r"^Run with .*$", f"Run with {versions(kept[heading])}.", part, count=1, flags=re.MULTILINE)
+        for one in calls_of(part):
+            codes = [code for code in CODE.findall(one["wrote"]) if code in apart]
+            number = apart[codes[0]] if codes else "-"
+            new = new.replace(one[0], f"| {one['wrote']} | {one['typed']} | {number} |")
+        page = page.replace(f"## {heading}\n{part}", f"## {heading}\n{new}")
+    return page

@@ -9,6 +9,8 @@ A judge is two files next to this one. NAME.toml:
     project = "fast"          # attnscope from this clone, with these extras; "" for none, false where it is left out
     source = "..."            # what must be given by --source NAME=FOLDER, where there is no package
     minutes = 60              # after which it is stopped
+    calls = "From x"          # the part of docs/coming-from.md whose rows it runs, see `calls`
+    column = "x"              # its column in the table of model types, see `model_types`
 
 NAME.py runs in that environment as `python -m external.NAME OUT [--source FOLDER]`; see `common`.
 """
@@ -31,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from external.document import document, fell_short
+from external.document import document, fell_short, filled
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -53,6 +55,8 @@ class Judge:
     project: str | bool = ""
     source: str = ""
     minutes: float = 60
+    calls: str = ""
+    column: str = ""
 
 
 def judges(folder: Path = HERE) -> dict[str, Judge]:
@@ -128,9 +132,14 @@ def run(judge: Judge, source: Path | None, folder: Path | None, scripts: Path = 
 
 
 def write_document(folder: Path = HERE, page: Path = ROOT / "docs" / "external.md") -> None:
-    """Make docs/external.md from the results that are kept."""
+    """Make docs/external.md from the results that are kept, and docs/coming-from.md next to it agree with them."""
     kept = {one.stem: json.loads(one.read_text("utf-8")) for one in sorted((folder / "results").glob("*.json"))}
-    page.write_text(document(judges(folder), kept), encoding="utf-8")
+    known = judges(folder)
+    page.write_text(document(known, kept), encoding="utf-8")
+    calls = page.with_name("coming-from.md")
+    if calls.exists():
+        parts = {judge.calls: kept[name] for name, judge in known.items() if judge.calls and name in kept}
+        calls.write_text(filled(calls.read_text("utf-8"), parts), encoding="utf-8")
 
 
 def parsed(arguments: Sequence[str], known: dict[str, Judge]) -> argparse.Namespace:

@@ -10,24 +10,32 @@ from pathlib import Path
 from typing import Any
 
 WORDS = 64  # of the vocabulary: w00 to w63
+SIZES: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 256,
+}
+LATENT: dict[str, Any] = {  # keys and values from one vector per token
+    **SIZES,
+    "num_key_value_heads": 6,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "moe_intermediate_size": 48,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 2,
+}
 TINY: dict[str, dict[str, Any]] = {
-    "llama": {
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 3,
-        "max_position_embeddings": 256,
-    },
-    "qwen3": {
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 3,
-        "head_dim": 8,
-        "max_position_embeddings": 256,
-    },
+    "llama": SIZES,
+    "qwen3": {**SIZES, "head_dim": 8},
     "gpt2": {"n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 256},
     "gpt_neox": {
         "hidden_size": 48,
@@ -46,7 +54,7 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "bart": {
         "d_model": 48,
-        "encoder_layers": 2,
+        "encoder_layers": 3,
         "decoder_layers": 3,
         "encoder_attention_heads": 6,
         "decoder_attention_heads": 6,
@@ -56,8 +64,60 @@ TINY: dict[str, dict[str, Any]] = {
         "decoder_start_token_id": 1,
         "forced_eos_token_id": None,
     },
+    "gpt_oss": {**SIZES, "head_dim": 8, "sliding_window": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma2": {**SIZES, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 4},
+    "gemma3_text": {
+        **SIZES,
+        "head_dim": 8,
+        "query_pre_attn_scalar": 8,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    },
+    "mistral": {**SIZES, "sliding_window": 4},
+    "olmo2": SIZES,
+    "bloom": {"hidden_size": 48, "n_layer": 3, "n_head": 6},
+    "mpt": {"d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": 256, "expansion_ratio": 2},
+    "qwen3_next": {
+        **SIZES,
+        "head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention", "full_attention"],
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 48,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "lfm2": {**SIZES, "layer_types": ["conv", "full_attention", "full_attention"]},
+    "deepseek_v3": LATENT,
+    "deepseek_v32": {**LATENT, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4},
+    "modernbert": {
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "max_position_embeddings": 256,
+        "local_attention": 8,
+        "global_attn_every_n_layers": 2,
+    },
+    "t5": {
+        "d_model": 48,
+        "d_kv": 8,
+        "d_ff": 96,
+        "num_layers": 3,
+        "num_decoder_layers": 3,
+        "num_heads": 6,
+        "decoder_start_token_id": 1,
+    },
 }
-MAKERS = {"bert": "AutoModelForMaskedLM", "bart": "AutoModelForSeq2SeqLM"}
+MAKERS = {
+    "bert": "AutoModelForMaskedLM",
+    "modernbert": "AutoModelForMaskedLM",
+    "bart": "AutoModelForSeq2SeqLM",
+    "t5": "AutoModelForSeq2SeqLM",
+}
 
 
 def demo_folder() -> Path:
