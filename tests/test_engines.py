@@ -82,6 +82,9 @@ def test_a_family_outside_the_interface_stays_eager() -> None:
     assert choose(bloom, 10, "auto").engine.name == "eager"
     with pytest.raises(UsageError, match='use engine="eager"'):
         choose(bloom, 10, "fused")
+    assert choose(bloom, 100, "auto", "600KB", request=Request()).engine.name == "eager"
+    with pytest.raises(MemoryLimitError, match="eager attention over 100 tokens"):  # its logits are kept beside
+        choose(bloom, 100, "auto", "600KB", request=Request(view=View(weights="scores")))
 
 
 @pytest.fixture

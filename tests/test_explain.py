@@ -205,6 +205,19 @@ def test_families_hold_from_their_weights(family: str, shown: str) -> None:
         assert not any(step.missing for step in explanation.steps)
 
 
+@pytest.mark.parametrize(
+    "family", ["bloom", *(pytest.param(one, marks=pytest.mark.families) for one in ("falcon", "gptj", "mpt", "xglm"))]
+)
+def test_logits_values_and_heads_are_compared_where_q_and_k_are_not_seen(family: str) -> None:
+    loaded = tiny(family)
+    explanation = explain_head(loaded, Tokens(), 1, 2)  # type: ignore[arg-type]
+    assert explanation.failures == []
+    against = {check.against for step in explanation.steps for check in step.checks}
+    assert {f"the model's {what}, all heads" for what in ("logits", "v")} <= against
+    assert {"the model's heads side by side", "the model's output of each head"} <= against
+    assert "the model's q, all heads" not in against
+
+
 def test_albert_holds_to_the_norm_in_its_attention_module() -> None:
     """Its attention module adds the token's own vector and norms the sum: explain and the oracle share that step."""
     loaded = as_loaded(stack_model("albert"))

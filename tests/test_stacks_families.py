@@ -93,7 +93,7 @@ def test_what_is_heard_is_what_the_family_returns(family: str) -> None:
     assert found.route == (
         "hook" if family in BY_HOOK else "hook and interface" if family in BOTH_WAYS else "interface"
     )
-    assert (found.output is None) == (family in BY_HOOK)
+    assert (found.output is None) == (family == "longformer")  # whose windows are multiplied piece by piece
 
 
 @pytest.mark.parametrize("family", EVERY)

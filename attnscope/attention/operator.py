@@ -103,6 +103,11 @@ class AttentionOperator(ABC):
             logits_BHK[..., 0] = -torch.inf
         return logits_BHK.argmax(-1)
 
+    @property
+    def shows_logits(self) -> bool:
+        """Whether `scores` are known."""
+        return self.spec is not None
+
     def scores(self, start: int, stop: int) -> Tensor:
         """Logits of a block of queries, after scale, cap, bias and mask, fp32 (B, H, stop - start, K).
 
@@ -126,15 +131,31 @@ class AttentionOperator(ABC):
 
 
 class DenseAttention(AttentionOperator):
-    """P as the matrix that the model's own eager attention returned: exactly Hugging Face's numbers."""
+    """P as the matrix that the model's own eager attention returned: exactly Hugging Face's numbers.
 
-    def __init__(self, weights_BHQK: Tensor, visible: Visibility, spec: AttentionSpec | None = None) -> None:
+    logits_BHQK: what the model's softmax was given, where that was seen and no q and k were.
+    """
+
+    def __init__(
+        self,
+        weights_BHQK: Tensor,
+        visible: Visibility,
+        spec: AttentionSpec | None = None,
+        logits_BHQK: Tensor | None = None,
+    ) -> None:
         super().__init__(weights_BHQK.shape[0], weights_BHQK.shape[1], visible, spec, weights_BHQK.device)
-        self.weights_BHQK = weights_BHQK
+        self.weights_BHQK, self.logits_BHQK = weights_BHQK, logits_BHQK
         self._whole: Block | None = None
 
     def rows(self, start: int, stop: int) -> Tensor:
         return self.weights_BHQK[:, :, start:stop].float()
+
+    @property
+    def shows_logits(self) -> bool:
+        return super().shows_logits or self.logits_BHQK is not None
+
+    def scores(self, start: int, stop: int) -> Tensor:
+        return super().scores(start, stop) if self.logits_BHQK is None else self.logits_BHQK[:, :, start:stop].float()
 
     def block(self, start: int, stop: int) -> Block:
         if (start, stop) != (0, self.queries):

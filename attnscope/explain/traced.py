@@ -126,11 +126,14 @@ def observed_of(ran: LayerRun) -> Observed:
         heads_HQV=None if call.output_BQHV is None else call.output_BQHV[0].transpose(0, 1),
         output_QE=None if output_BTE is None else output_BTE[0],
     )
+    if call.v_BGKV is not None:
+        observed = replace(observed, v_GKV=call.v_BGKV[0])
+    if call.P.shows_logits:  # some families hide keys by a number that is a logit too
+        seen_HQK, logits_HQK = call.visible.rows(0, call.P.queries)[0], call.P.scores(0, call.P.queries)[0]
+        observed = replace(observed, logits_HQK=logits_HQK.masked_fill(~seen_HQK, -torch.inf))
     if spec is None:
         return observed
-    q_HQD, k_GKD, v_GKV = spec.q_BHQD[0], spec.k_BGKD[0], spec.v_BGKV[0]
-    logits_HQK = spec.logits(0, spec.visible.queries)[0]
-    return replace(observed, q_HQD=q_HQD, k_GKD=k_GKD, v_GKV=v_GKV, scale=spec.scale, logits_HQK=logits_HQK)
+    return replace(observed, q_HQD=spec.q_BHQD[0], k_GKD=spec.k_BGKD[0], scale=spec.scale)
 
 
 def attention_of(call: AttentionCall) -> Attention:

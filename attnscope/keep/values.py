@@ -12,7 +12,6 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from attnscope.attention.spec import AttentionSpec
 from attnscope.errors import UsageError
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.norms import Norm
@@ -29,10 +28,13 @@ class Directions:
     rows: Sequence[int]
     of: Mapping[nn.Module, Tensor]
 
-    def written(self, attention: nn.Module, spec: AttentionSpec, start: int, stop: int) -> Tensor:
-        """(B, H, stop - start, K): what a whole weight on a key adds to the logit; NaN in rows that are not asked."""
-        v_BGKV, shares_BHQ1 = spec.v_BGKV, spec.output_shares(start, stop)
-        towards_HRV = self.of[attention].to(v_BGKV.device)
+    def written(self, call: AttentionCall, start: int, stop: int) -> Tensor:
+        """(B, H, stop - start, K): what a whole weight on a key adds to the logit; NaN in rows that are not asked.
+
+        Raises UsageError where a head does not give its weights times its values.
+        """
+        v_BGKV, shares_BHQ1 = shown_values(call), call.output_shares(start, stop)
+        towards_HRV = self.of[call.module].to(v_BGKV.device)
         here = [place for place, row in enumerate(self.rows) if start <= row < stop]
         towards_GrV = towards_HRV[:, here].unflatten(0, (v_BGKV.shape[1], -1))
         found_BHrK = torch.einsum("gnrv,bgkv->bgnrk", towards_GrV, v_BGKV.float()).flatten(1, 2)
@@ -77,13 +79,13 @@ class ValueNorms:
         Raises UsageError where the heads do not write their weights times v W_O.
         """
         norm_BHRK = self._plain_BH1K if self._given is None else self._gated(start, stop)
-        shares_BHR1, scale_BQ1 = self._spec.output_shares(start, stop), self._scale_BQ1
+        shares_BHR1, scale_BQ1 = self._call.output_shares(start, stop), self._scale_BQ1
         norm_BHRK = norm_BHRK if shares_BHR1 is None else norm_BHRK * shares_BHR1
         return norm_BHRK if scale_BQ1 is None else norm_BHRK * scale_BQ1[:, None, start:stop].abs()
 
     @cached_property
     def _plain_BH1K(self) -> Tensor:
-        v_BGKV = self._spec.v_BGKV.float()
+        v_BGKV = self._v_BGKV.float()
         root_GRVV = self._root_HVV.unflatten(0, (v_BGKV.shape[1], -1))
         return (v_BGKV[:, :, None] @ root_GRVV).norm(dim=-1).flatten(1, 2)[:, :, None]
 
@@ -92,7 +94,7 @@ class ValueNorms:
 
         R: the rows of all heads that share a kv head.
         """
-        v_BGKV, gate_BHRV = self._spec.v_BGKV.float(), self._gate_BQHV[:, start:stop].transpose(1, 2)
+        v_BGKV, gate_BHRV = self._v_BGKV.float(), self._gate_BQHV[:, start:stop].transpose(1, 2)
         B, G, K, _ = v_BGKV.shape
         square_BGRK = v_BGKV.new_zeros(B, G, gate_BHRV[0, ..., 0].numel() // G, K)
         for number, column_HV in enumerate(self._root_HVV.unbind(-1)):
@@ -102,15 +104,15 @@ class ValueNorms:
         return square_BGRK.sqrt().view(*gate_BHRV.shape[:3], K)
 
     @cached_property
-    def _spec(self) -> AttentionSpec:
+    def _v_BGKV(self) -> Tensor:
         return shown_values(self._call)
 
     @cached_property
     def _root_HVV(self) -> Tensor:
-        spec, out = self._spec, self._of.out.get(self._call.module)
+        v_BGKV, out = self._v_BGKV, self._of.out.get(self._call.module)
         if out is None:
             raise _not_known("has no output projection that is given the heads side by side, as they come or gated")
-        return gram_root(out, spec.heads, spec.v_BGKV, self._of.behind.get(self._call.module))
+        return gram_root(out, self._call.P.heads, v_BGKV, self._of.behind.get(self._call.module))
 
     @cached_property
     def _heads_BQHV(self) -> Tensor:
@@ -136,11 +138,11 @@ class ValueNorms:
             return norm.scale(projected_BQE.float(), norm.module(projected_BQE).float())
 
 
-def shown_values(call: AttentionCall) -> AttentionSpec:
-    """The call's q, k and v. Raises UsageError where a head does not give its weights times its values."""
-    if call.spec is None:
+def shown_values(call: AttentionCall) -> Tensor:
+    """The call's values, (B, G, K, V). Raises UsageError where a head does not give its weights times its values."""
+    if call.v_BGKV is None:
         raise _not_known("does not show the values of its attention")
-    return call.spec
+    return call.v_BGKV
 
 
 def _not_known(why: str) -> UsageError:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.attention.operator import AttentionOperator
+from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.visibility import row_blocks
 from attnscope.measure.binned import Cells
@@ -67,8 +67,10 @@ class Divergence(NamedTuple):
 
 
 def readable(P: AttentionOperator) -> AttentionOperator:
-    """The weights as they follow from q and k, which can be kept of every layer; where the family shows none, P."""
-    return P if P.spec is None else TiledAttention(P.spec)
+    """The weights as they follow from q and k, which can be kept of every layer; its matrix where none are shown."""
+    if P.spec is not None:
+        return TiledAttention(P.spec)
+    return DenseAttention(P.weights_BHQK, P.visible) if isinstance(P, DenseAttention) else P
 
 
 def diverge(

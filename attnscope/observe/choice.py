@@ -13,7 +13,7 @@ from attnscope.errors import ForwardError, MemoryLimitError, UsageError
 from attnscope.keep.request import Request
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
 from attnscope.model.geometry import Geometry
-from attnscope.seam.cost import tokens_that_fit
+from attnscope.seam.cost import logits_bytes, tokens_that_fit
 from attnscope.seam.engines import ENGINES, Engine, engine_named
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
@@ -90,6 +90,8 @@ def choose(
     width = DTYPE_BYTES[loaded.dtype]
     room = _room(loaded, name, batch * tokens**2) if memory is None else read_size(memory)
     needed = ENGINES["eager"].bytes(geometry, tokens, width, batch)
+    if request is not None and request.view.weights != "softmax" and not can_fuse:
+        needed += logits_bytes(geometry, tokens, batch)
     found = Choice(ENGINES["eager"])
     if name == "auto":
         case = Case(geometry, loaded.device, loaded.dtype, can_fuse)

@@ -117,6 +117,7 @@ def _observed(
             windows=loaded.geometry.windows,
             patches=of_tower.prompts[0].medium.windows if of_tower else (),
             calls_alone=not (whole or prompts[0].medium.patches),
+            computed=request.view.weights != "softmax",
             **inputs,
         )
     for check_of in report.calls:
@@ -170,7 +171,8 @@ def _try_alone(loaded: LoadedModel, prompts: Sequence[Prompt], engine: Engine, r
     """Read the shortest prompt alone: its hidden states must be those that it has beside the longest."""
     row = min(range(len(prompts)), key=lambda place: len(prompts[place]))
     ids_BT, inputs = given_of(loaded, prompts[row])
-    alone_TE = listen(loaded.model, ids_BT, lambda call: None, engine=engine, **inputs).output[0][0].float()
+    report_alone = listen(loaded.model, ids_BT, lambda call: None, engine=engine, computed=False, **inputs)
+    alone_TE = report_alone.output[0][0].float()
     beside_TE = report.output[0][row, : len(alone_TE)].float()
     difference_T = (beside_TE - alone_TE).norm(dim=-1) / alone_TE.norm(dim=-1)
     _, allowed = tolerance(loaded.model.dtype, "bfloat16")

@@ -14,7 +14,7 @@ from attnscope.keep.probe import Layer, Waiting
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.things import HEADS, wanted
 from attnscope.keep.together import Together
-from attnscope.keep.values import Directions, Projections, shown_values
+from attnscope.keep.values import Directions, Projections
 from attnscope.measure.texts import Texts
 from attnscope.observation import Observation
 from attnscope.observe.texts import texts_of
@@ -100,7 +100,7 @@ class Reading:
         """What gives what a whole weight on a key adds to a logit, where logits are asked about."""
         if self.directions is None:
             return None
-        return partial(self.directions.written, call.module, shown_values(call))
+        return partial(self.directions.written, call)
 
     def _keep(self, ready: Mapping[LayerKey, Mapping[str, Any]]) -> None:
         for key, things in ready.items():

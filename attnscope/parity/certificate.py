@@ -104,7 +104,7 @@ def in_words(layer: LayerParity, report: ParityReport) -> str:
         return f"{report.name(layer)}: cannot be checked, {layer.why}"
     parts = [] if layer.implementation.holds else [_apart(layer.implementation)]
     parts += [] if layer.as_run.holds else [f"as run in {report.dtype}, {_apart(layer.as_run)}"]
-    parts += [layer.turned] if layer.turned else []
+    parts += [one for one in (layer.turned, layer.apart) if one]
     parts = parts or [f"rows sum to 1 but for {layer.row_sum_error:.2g}"]
     return f"{report.name(layer)}: {'; '.join([*parts, *filter(None, [layer.why])])}"
 

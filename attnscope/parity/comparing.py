@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from attnscope.model.quantised import is_quantised
 from attnscope.model.task import looks_back_alone, stack_config
 from attnscope.parity.arranged import PLAIN, Arrangement
-from attnscope.parity.differences import Tolerance, difference, judged, largest_size, of_heads, output_difference
+from attnscope.parity.differences import (
+    Tolerance,
+    difference,
+    judged,
+    largest_size,
+    of_heads,
+    output_difference,
+    seen_apart,
+)
 from attnscope.parity.expected import Expected, dtype_of, from_call, from_weights
 from attnscope.parity.verdicts import ATOL, Difference, LayerParity, Level
 from attnscope.reference.given import UnreadableError
@@ -120,7 +128,9 @@ class Comparison:
         implementation, as_run, rounding = self._differences(subject, number, expected, own)
         row_sum_error = _row_sum_error(original)
         turned = self._turned(original)
-        held = implementation.holds and as_run.holds and _sums_to_1(row_sum_error, subject) and not turned
+        judged_exactly = expected is not None and not isinstance(subject, NotJudged)
+        apart = seen_apart(call, expected, Tolerance(self.atol)) if expected and judged_exactly else ""
+        held = implementation.holds and as_run.holds and _sums_to_1(row_sum_error, subject) and not (turned or apart)
         return LayerParity(
             layer=call.layer,
             call=number,
@@ -132,9 +142,10 @@ class Comparison:
             rounding=rounding,
             row_sum_error=row_sum_error,
             masked_weight=None if own is None else _masked_weight(original, own.visible_QK),
-            verdict=None if not turned and (expected is None or isinstance(subject, NotJudged)) else held,
+            verdict=None if not turned and not judged_exactly else held,
             stack=call.stack,
             turned=turned,
+            apart=apart,
         )
 
     def _turned(self, call: AttentionCall) -> str:

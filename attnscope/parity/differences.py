@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attnscope.parity.allowed import OUTPUT_ROUNDINGS, epsilon, weights_allowed
+from attnscope.parity.allowed import OUTPUT_ROUNDINGS, ROUNDINGS, epsilon, weights_allowed
 from attnscope.parity.expected import Expected
 from attnscope.parity.given import precise
 from attnscope.parity.verdicts import ATOL, Difference
+from attnscope.seam.call import AttentionCall
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,29 @@ def judged(
         return found
     output, output_relative = output_difference(expected.model_output, expected.output_of(precise(weights_BHQK)))
     return replace(found, output=output, output_relative=output_relative)
+
+
+def seen_apart(call: AttentionCall, expected: Expected, tolerance: Tolerance) -> str:
+    """How logits and values that a module without the interface was seen to use differ from the oracle's, in words.
+
+    Empty where they do not, or where either side has none. A logit may be off by what rounding does to its terms, a
+    value as an output may.
+    """
+    if expected.logits is None or expected.v_BGKV is None:
+        return ""
+    said = []
+    if call.spec is None and call.P.shows_logits:
+        off_BHQK = precise(call.P.scores(0, call.P.queries)) - expected.logits()
+        off_BHQK = off_BHQK.abs().masked_fill(~expected.visible_QK, 0.0)
+        rounding_BHQ = ROUNDINGS * epsilon(tolerance.dtype) * tolerance.share * expected.terms()
+        if not bool((off_BHQK <= rounding_BHQ.clamp_min(tolerance.atol)[..., None]).all()):
+            said.append(f"its logits differ from the oracle's by {largest_size(off_BHQK):.2g}")
+    if call.seen_values is not None:
+        seen, v = (x.repeat_interleave(call.P.heads // x.shape[1], 1) for x in (call.seen_values, expected.v_BGKV))
+        off = largest_size(precise(seen) - v)
+        if not off <= max(tolerance.atol, tolerance.output * largest_size(v)):
+            said.append(f"its values differ from the oracle's by {off:.2g}")
+    return ", ".join(said)
 
 
 def _at_the_worst(off_BHQK: Tensor, allowed_BHQK: Tensor) -> float:

@@ -29,7 +29,7 @@ class Expected:
 
     output, model_output: of the module (B, T, E) where it is read in full, else of its heads (B, T, H, V). output_of:
     the output with other weights in place of the oracle's. terms: the largest sum of the sizes of a logit's terms in
-    each row, (B, H, Q).
+    each row, (B, H, Q). logits (B, H, Q, K), before the mask, and v_BGKV: where it is read in full.
     """
 
     weights_BHQK: Tensor
@@ -38,6 +38,8 @@ class Expected:
     model_output: Tensor
     output_of: Callable[[Tensor], Tensor]
     terms: Callable[[], Tensor]
+    logits: Callable[[], Tensor] | None = None
+    v_BGKV: Tensor | None = None
 
 
 def from_weights(
@@ -63,6 +65,8 @@ def from_weights(
         run.output_BTE,
         reading.output_of,
         reading.terms,
+        reading.logits,
+        reading.v_BGTV,
     )
 
 

@@ -49,6 +49,7 @@ class LayerParity:
     precision (or quantised) against float32, not judged. row_sum_error: the model's own largest |row sum - 1|, None
     with sink logits. masked_weight: its largest weight on a key that the mask hides. verdict: None where nothing is
     judged. stack: the stack of its layer. turned: how it looks where that is not what the model's config and class say.
+    apart: how logits and values, of a module that asks no interface, differ from the oracle's, in words.
     """
 
     layer: int
@@ -64,6 +65,7 @@ class LayerParity:
     verdict: bool | None
     stack: str = DECODER
     turned: str = ""
+    apart: str = ""
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,10 @@ def check_whole(
         )
     _check_room(loaded, loaded.options)
     implementation = (engine or ENGINES["eager"]).implementation
-    with running(loaded.model, implementation), listening(loaded.model, lambda call: None, engine=engine):
+    with (
+        running(loaded.model, implementation),
+        listening(loaded.model, lambda call: None, engine=engine, computed=False),
+    ):
         own = alone.run(loaded.model, first, inputs, modules)
     tensors = {name: one for name, one in inputs.items() if isinstance(one, Tensor)}  # PEFT makes its own prefix
     given = {alone.FIRST: first[:, len(loaded.virtual) :], **tensors}

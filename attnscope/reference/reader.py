@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope.reference.attention import attention_output, attention_weights, logit_terms
+from attnscope.reference.attention import attention_logits, attention_output, attention_weights, logit_terms
 from attnscope.reference.frequencies import inverse_frequencies
 from attnscope.reference.given import Given, UnreadableError, setting
 from attnscope.reference.masks import block_mask, causal_mask, chunked_mask, sliding_window_mask
@@ -34,10 +34,10 @@ CAUSAL = ("decoder", "patcher", "local", "global")  # the stacks whose queries s
 
 @dataclass(frozen=True)
 class Reading:
-    """What the oracle computed: weights, which keys were visible, the heads' outputs, the module's output.
+    """What the oracle computed: weights, which keys were visible, values, the heads' outputs, the module's output.
 
-    output_of: the module's output with other weights (B, H, Q, K) in place of the oracle's. terms: the largest sum of
-    the sizes of a logit's terms in each row, (B, H, Q).
+    output_of: the module's output with other weights (B, H, Q, K) in place of the oracle's. logits: before the mask,
+    (B, H, Q, K). terms: the largest sum of the sizes of a logit's terms in each row, (B, H, Q).
 
     >>> read(given).visible_QK.sum()
     tensor(45)
@@ -45,9 +45,11 @@ class Reading:
 
     weights_BHQK: Tensor
     visible_QK: Tensor
+    v_BGTV: Tensor
     heads_BTHV: Tensor
     output_BTE: Tensor
     output_of: Callable[[Tensor], Tensor]
+    logits: Callable[[], Tensor]
     terms: Callable[[], Tensor]
 
 
@@ -94,9 +96,11 @@ def read(given: Given) -> Reading:
     return Reading(
         weights_BHQK / share_BHQ1,
         visible_QK,
+        v_BGTV,
         heads_BTHV,
         output_stages(given, heads_BTHV).output_BTE,
         output_of=lambda others_BHQK: output_stages(given, heads(others_BHQK * share_BHQ1)).output_BTE,
+        logits=lambda: attention_logits(q_BHTD, k_BGTD, scale=scale, softcap=softcap, bias=bias),
         terms=lambda: logit_terms(
             q_BHTD, k_BGTD, scale=scale, bias=bias, mask=visible_QK, sinks=None if sinks is None else sinks[:, None]
         ),

@@ -35,7 +35,8 @@ class AttentionCall:
 
     P: the call's attention. spec: q, k, v and how the logits are made, None where the family bypasses the interface.
     weights_BHQK: the model's own matrix, None under fused implementations. output_BQHV: what the model's own attention
-    gave, before the output projection; None where it is not known, or attnscope is to give it.
+    gave, before the output projection; None where it is not known, or attnscope is to give it. seen_values: v where a
+    family that bypasses the interface was seen to use it.
     """
 
     place: CallPlace
@@ -43,6 +44,16 @@ class AttentionCall:
     spec: AttentionSpec | None = None
     weights_BHQK: Tensor | None = None
     output_BQHV: Tensor | None = None
+    seen_values: Tensor | None = None
+
+    @property
+    def v_BGKV(self) -> Tensor | None:
+        """The values, one for H / G heads; None where the family does not show them."""
+        return self.seen_values if self.spec is None else self.spec.v_BGKV
+
+    def output_shares(self, start: int, stop: int) -> Tensor | None:
+        """What of a block's weighted values the heads write, see `AttentionSpec.output_shares`; None for all."""
+        return None if self.spec is None else self.spec.output_shares(start, stop)
 
     @property
     def layer(self) -> int:

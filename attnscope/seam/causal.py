@@ -30,6 +30,8 @@ def check_causal(loaded: LoadedModel, what: str) -> None:
     loaded.check_task(what)
     loaded.check_bare(what)
     ids_BT = torch.arange(TOKENS, device=loaded.device)[None] % (loaded.embeddings or TOKENS)
-    report = listen(loaded.model, ids_BT, lambda call: None, engine=UNCHECKED, windows=loaded.geometry.windows)
+    report = listen(
+        loaded.model, ids_BT, lambda call: None, engine=UNCHECKED, windows=loaded.geometry.windows, computed=False
+    )
     for line in turned(report.calls):
         raise ModelError(f"{what} is for a causal model, and {loaded.name} is none: {line}", "choose another")

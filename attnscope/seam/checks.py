@@ -37,8 +37,8 @@ def check_call(call: AttentionCall, route: str) -> CallCheck:
     if call.weights_BHQK is not None:
         row_sum_error, masked_weight = _matrix_errors(call)
         check.note(row_sum_error=row_sum_error, masked_weight=masked_weight)
-    if call.spec is not None and call.output_BQHV is not None:
-        check.note(value_error=_value_error(call, call.spec, call.output_BQHV))
+    if call.v_BGKV is not None and call.output_BQHV is not None:
+        check.note(value_error=_value_error(call, call.v_BGKV, call.output_BQHV))
     own = call.weights_BHQK if call.output_BQHV is None else call.output_BQHV
     check.dtype = None if own is None else own.dtype
     return check
@@ -99,10 +99,10 @@ def _matrix_errors(call: AttentionCall) -> tuple[Tensor | None, Tensor]:
     return None if with_sinks else off, torch.stack(largest).max()
 
 
-def _value_error(call: AttentionCall, spec: AttentionSpec, output_BQHV: Tensor) -> Tensor | None:
+def _value_error(call: AttentionCall, v_BGKV: Tensor, output_BQHV: Tensor) -> Tensor | None:
     """Largest |P V - output| over some rows; None where the call's output is not P V."""
-    P, v_BGKV = call.P, spec.v_BGKV
-    if spec.sinks_scale_output or output_BQHV.shape != (P.batch, P.queries, P.heads, v_BGKV.shape[-1]):
+    P, sinks_apart = call.P, call.spec is not None and call.spec.sinks_scale_output
+    if sinks_apart or output_BQHV.shape != (P.batch, P.queries, P.heads, v_BGKV.shape[-1]):
         return None
     row_R, host_R = sampled(P.visible, REPEATED_ROWS, P.device)
     runs = host_R.split(REPEATED_ROWS // 4)

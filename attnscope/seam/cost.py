@@ -48,6 +48,15 @@ def eager_bytes(geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 
     return batch * tokens * tokens * (heads * entry + len(types) * dtype_bytes)
 
 
+def logits_bytes(geometry: Geometry, tokens: int, batch: int = 1) -> int:
+    """Bytes of one layer's logits in float32, which are kept of a module that asks no interface where they are asked.
+
+    Example:
+        logits_bytes(geometry, 2048)  # 24 heads: 24 * 4 * 2048**2 = 402653184
+    """
+    return 4 * batch * tokens**2 * max((layer.heads for layer in geometry.attention_layers), default=0)
+
+
 def fused_bytes(geometry: Geometry, tokens: int, dtype_bytes: int = 4, batch: int = 1, device: str = "cpu") -> int:
     """Peak bytes of what the fused engine adds to one layer: q, k, v, its output twice, and its tiles, all in float32.
 

@@ -3,8 +3,8 @@
 Nearly every family of transformers 5 asks `AttentionInterface.get_interface` for its attention function inside
 `forward`. While a capture is open that one method is wrapped: an engine runs the call (by default the model's own
 function, as it would), shows it to the listener as an operator, and its matrix is dropped before the next layer runs.
-Families that bypass the interface are read through forward hooks on their attention modules. Nothing of the model is
-patched.
+Families that bypass the interface are read through forward hooks on their attention modules, and their logits and
+values off what these modules compute meanwhile (`watching`). Nothing of the model is patched.
 
 Shapes: B text, Q query, K key, T token.
 """
@@ -29,7 +29,7 @@ from attnscope.errors import ModelError, UsageError
 from attnscope.model.attending import layer_of
 from attnscope.model.families import Family, family_of
 from attnscope.model.geometry import geometry_of
-from attnscope.model.libraries import needed
+from attnscope.model.libraries import knows_interface, needed
 from attnscope.model.padding import pads_exactly, settle_rotary
 from attnscope.model.placed import device_of, hooks_of
 from attnscope.model.virtual import CACHE_ARGUMENTS
@@ -52,6 +52,7 @@ from attnscope.seam.own import OwnAttention
 from attnscope.seam.report import CallCheck, CaptureReport, settle, tolerance
 from attnscope.seam.route import Route, route_of
 from attnscope.seam.stacks import Stacks
+from attnscope.seam.watching import Step, Watch, computed
 from attnscope.seam.windows import InWindows
 from attnscope.stacks import CROSS, DECODER, is_bidirectional, is_causal, is_cross, is_vision
 
@@ -68,6 +69,7 @@ def listen(
     logits_at: Sequence[int] | None = None,
     gradients: bool = False,
     calls_alone: bool = False,
+    computed: bool = True,
     change: Callable[[AttentionCall], Tensor | None] | None = None,
     **inputs: Any,
 ) -> CaptureReport:
@@ -80,7 +82,8 @@ def listen(
     window of a picture, in the order in which a vision tower reads them: its calls are handed on as one per layer.
     logits_at: positions whose logits are wanted, from the end where negative; the whole model runs then, and makes no
     others where its family can leave them out. gradients: keep what a backward pass needs. calls_alone: the output is
-    not needed; the pass ends with the last call, once a whole pass of the model has shown which that is. change: called
+    not needed; the pass ends with the last call, once a whole pass of the model has shown which that is. computed: keep
+    of a call outside the interface logits, values and outputs too, which takes one matrix more. change: called
     with every call, its q, k and v and which keys its queries see in `call.spec`, its output in `call.output_BQHV`; the
     model gets what it returns instead of that output, None for the output itself. inputs: further arguments of the
     model's forward: of an encoder-decoder, whose encoder reads the ids, `decoder_input_ids`.
@@ -99,7 +102,13 @@ def listen(
         own_errors(model),
         running(model, engine.implementation if engine else None) as attention,
         listening(
-            model, on_call, engine=changing(engine, change), windows=windows, patches=patches, ends=ends
+            model,
+            on_call,
+            engine=changing(engine, change),
+            windows=windows,
+            patches=patches,
+            ends=ends,
+            computed=computed,
         ) as report,
         torch.set_grad_enabled(gradients),
         suppress(_LastCallError),
@@ -161,20 +170,22 @@ def listening(
     windows: Mapping[int, int | None] | None = None,
     patches: Sequence[Sequence[int]] = (),
     ends: bool = False,
+    computed: bool = True,
 ) -> Iterator[CaptureReport]:
     """While open, every attention call that this thread makes in `model` is handed to `on_call`.
 
     For callers who run the model themselves (generation, a custom forward). The report fills as the calls come. With
-    `ends` the last call of a pass, where it is known, ends it.
+    `ends` the last call of a pass, where it is known, ends it. computed: see `listen`.
     """
     engine, thread = engine or ENGINES["eager"], threading.get_ident()
     listener = _Listener(bare_model(model), on_call, engine, windows or {})
     listener.tower = InWindows(patches, engine, on_call) if patches else None
     listener.last = _calls_of_pass.get(bare_model(model), 0) if ends else 0
     _install(thread, listener)
-    handles = listener.hook_modules()
+    handles = listener.hook_modules(computed)
     try:
-        yield listener.report
+        with listener.watch if listener.watches else nullcontext():
+            yield listener.report
         settle(listener.report.calls)
     finally:
         _remove(thread, listener)
@@ -283,6 +294,7 @@ class _Listener:
         self.report = CaptureReport()
         self.tower: InWindows | None = None  # that attends window by window
         self.last = 0  # how many calls end the pass, 0 for none
+        self.watch, self.watches = Watch(), False  # whether there is a module to be watched
         self.stacks = Stacks(model, config_of(model))
         self._calls: dict[tuple[str, int], int] = {}
         self._families: dict[nn.Module, Family] = {}
@@ -290,11 +302,22 @@ class _Listener:
         self._visible: dict[Any, tuple[Any, Visibility]] = {}
         self._asked: tuple[Callable[[], Any], ...] = (lambda: None, lambda: None)  # q and k of the last call
 
-    def hook_modules(self) -> list[Any]:
-        """Forward hooks on every attention module, for families that never call the interface."""
+    def hook_modules(self, computed: bool) -> list[Any]:
+        """Forward hooks on every attention module, for families that never call the interface.
+
+        computed: see `listen`.
+        """
         attention = attention_modules(self.model)
         hooks = [module.register_forward_hook(self._from_hook, prepend=True, with_kwargs=True) for module in attention]
+        watched = [module for module in attention if computed and self._computes_itself(module)]
+        self.watches = bool(watched)
+        hooks += [module.register_forward_pre_hook(self.watch.enter) for module in watched]
         return [*self.stacks.hook(attention), *hooks]
+
+    def _computes_itself(self, module: nn.Module) -> bool:
+        """Whether a module asks no interface, as far as is known of its family and file."""
+        known = self._family(module)
+        return known.bypasses_interface or known.returns_weights_when_asked or not knows_interface(type(module))
 
     def from_interface(self, own: OwnAttention) -> Any:
         """One call through the attention interface, run by the engine; the layer's matrix is freed on return."""
@@ -361,7 +384,7 @@ class _Listener:
     def _from_hook(self, module: nn.Module, args: Any, given: Mapping[str, Any], output: Any) -> Any:
         for check in self.tower.done(module) if self.tower else ():
             self._read(check)
-        known = self._family(module)
+        known, steps = self._family(module), self.watch.leave(module)
         found = [] if module in self._by_interface else weights_in(output, known)
         if not found:
             return None
@@ -379,13 +402,18 @@ class _Listener:
             )
         two = known.merges_cross and len(found) > 1
         for stack, parts in zip((DECODER, CROSS), [[one] for one in found], strict=True) if two else [(None, found)]:
-            self._hooked(self._place(module, stack), parts, known, given.get(GLOBAL_TOKENS))
+            self._hooked(self._place(module, stack), parts, steps, given.get(GLOBAL_TOKENS))
         return without(output, found, keep_shape=known.layout is not None)
 
-    def _hooked(self, place: CallPlace, found: Sequence[Tensor], known: Family, global_BT: Tensor | None) -> None:
+    def _hooked(
+        self, place: CallPlace, found: Sequence[Tensor], steps: Sequence[Step], global_BT: Tensor | None
+    ) -> None:
         """One call whose weights a module returned; global_BT: its tokens that see all others."""
+        known = self._family(place.module)
         weights_BHQK, visible = self._positioned(place, found, known, global_BT)
-        call = AttentionCall(place, DenseAttention(weights_BHQK, visible), weights_BHQK=weights_BHQK)
+        beside = computed(steps, weights_BHQK)
+        P = DenseAttention(weights_BHQK, visible, logits_BHQK=beside.logits_BHQK)
+        call = AttentionCall(place, P, None, weights_BHQK, beside.output_BQHV, beside.v_BGKV)
         with full_precision(weights_BHQK.device):
             check = check_call(call, "hook")
             if known.merges_cross:  # each part's rows lack what the other has

@@ -34,14 +34,22 @@ def output_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **input
     reads = ids if isinstance(ids, Tensor) else torch.tensor([list(ids)], device=loaded.device)
     given: dict[nn.Module, Tensor] = {}
     found: dict[nn.Module, nn.Module] = {}
+    since: list[tuple[nn.Module, Tensor]] = []  # what modules were given since the last call
 
     def on_call(call: AttentionCall) -> None:
         if call.output_BQHV is not None:
             given[call.module] = call.output_BQHV.flatten(-2)
+            for module, x in since if call.spec is None else ():  # such a call is heard when its module is left
+                if same_numbers(x, given[call.module]):
+                    found.setdefault(call.module, module)
+        since.clear()
 
     def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if not inputs or not isinstance(inputs[0], Tensor):
+            return
+        since.append((module, inputs[0]))
         attention, heads = next(reversed(given.items()), (None, None))  # the last that called
-        if attention is None or heads is None or not inputs or not isinstance(inputs[0], Tensor):
+        if attention is None or heads is None:
             return
         if same_numbers(inputs[0], heads):
             found.setdefault(attention, module)

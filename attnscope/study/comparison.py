@@ -355,9 +355,15 @@ def _read(
             advance(1)
 
     layers = [(layer, stack) for stack, of_stack in stacks.items() for layer in of_stack]
-    windows = loaded.geometry.windows
     return listen(
-        loaded.model, reads, on_call, engine=reading.engine, expected_layers=layers, windows=windows, **inputs
+        loaded.model,
+        reads,
+        on_call,
+        engine=reading.engine,
+        expected_layers=layers,
+        windows=loaded.geometry.windows,
+        computed=False,
+        **inputs,
     )
 
 

@@ -48,8 +48,9 @@ family's own `attentions`, `encoder_attentions`, `decoder_attentions`, `cross_at
 1, and the geometry must have the layers and heads that call.
 
 *interface*: the family asks transformers' attention interface; q, k, v and P V are checked, and every engine reads it.
-*hook*: it does not; its weights are read from what its attention modules return, under eager alone. {unread} types are
-refused with a reason, {others} are causal decoders with an encoder of sound, {not_made} cannot be made here.
+*hook*: it does not; its weights are read from what its attention modules return, under eager alone. Logits and
+values are what the softmax and the product in these modules were given, but for Longformer's windows. {unread} types
+are refused with a reason, {others} are causal decoders with an encoder of sound, {not_made} cannot be made here.
 """
 )
 

@@ -22,7 +22,10 @@ UNCAPPED = {"final_logit_softcapping": None}
 
 @dataclass(frozen=True)
 class Spelled:
-    """Where a family has its parts: its final norm, its blocks, and in a block the attention and the norm after it."""
+    """Where a family has its parts: its final norm, its blocks, and in a block the attention and the norm after it.
+
+    out: the output projection in the attention, of a family whose heads are switched off there.
+    """
 
     overrides: dict[str, Any] = field(default_factory=dict)
     centred: bool = False
@@ -30,6 +33,7 @@ class Spelled:
     blocks: str = "model.layers"
     attention: str = "self_attn"
     after: str = ""
+    out: str = ""
     beside_1: bool = False  # the weights of its norms
     reaches: Callable[[Any, int], float] = lambda model, layer: 1.0  # how much of what a block adds the last gives
 
@@ -79,7 +83,13 @@ FACTORS = {  # a block multiplies what it adds, or what it was given, too
         reaches=lambda model, layer: (2 * len(model.model.layers) + 1) ** -0.5,
     ),
 }
-SPELLED = PLAIN | AFTER | GATED | FACTORS
+OUTSIDE = {  # attention asks no interface; the modules of the first two add the residual themselves
+    "bloom": Spelled({}, True, "transformer.ln_f", "transformer.h", "self_attention", out="dense"),
+    "mpt": Spelled({}, True, "transformer.norm_f", "transformer.blocks", "attn", out="out_proj"),
+    "gptj": Spelled({}, True, "transformer.ln_f", "transformer.h", "attn", out="out_proj"),
+    "falcon": Spelled({}, True, "transformer.ln_f", "transformer.h", "self_attention", out="dense"),
+}
+SPELLED = PLAIN | AFTER | GATED | FACTORS | OUTSIDE
 TOKENS, BATCH = 9, 2
 
 
@@ -110,6 +120,25 @@ def heard(model, paths, ids_BT, change=None):
     return seen, logits.double()
 
 
+def without_head(model, one, place, head, ids_BT):
+    """What a layer's attention gave in a pass without one of its heads."""
+    path = f"{one.blocks}.{place}.{one.attention}"
+
+    def change(call, output):
+        return output.index_fill(2, torch.tensor([head]), 0.0) if call.layer == place else output
+
+    def zeroed(module, inputs):
+        heads_BTHV = inputs[0].unflatten(-1, (model.config.num_attention_heads, -1))
+        return (heads_BTHV.index_fill(2, torch.tensor([head]), 0.0).flatten(-2),)
+
+    if not one.out:
+        return heard(model, [path], ids_BT, change)[0][path][1]
+    handle = model.get_submodule(f"{path}.{one.out}").register_forward_pre_hook(zeroed)
+    seen, _ = heard(model, [path], ids_BT)
+    handle.remove()
+    return seen[path][1]
+
+
 def frozen(norm, x, part, centred, beside_1):
     """A part of what a norm takes, normed with the scale of the whole."""
     if centred:
@@ -118,7 +147,7 @@ def frozen(norm, x, part, centred, beside_1):
     return (norm.weight.double() + beside_1) * part / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
-@pytest.mark.parametrize("model_type", few(SPELLED, also=("granite", "cohere", "glm4", "afmoe", *FACTORS)))
+@pytest.mark.parametrize("model_type", few(SPELLED, also=("granite", "cohere", "glm4", "afmoe", "bloom", *FACTORS)))
 def test_a_direct_effect_is_what_a_head_adds_to_the_centred_logit(model_type):
     one = SPELLED[model_type]
     model = roused_model(model_type, **one.overrides)
@@ -156,18 +185,15 @@ def test_a_direct_effect_is_what_a_head_adds_to_the_centred_logit(model_type):
     expected = []
     for layer, path in attentions.items():
         for head in range(loaded.geometry.heads_by_layer[layer]):
-
-            def without(place, output, layer=layer, head=head):
-                return output.index_fill(2, torch.tensor([head]), 0.0) if place.layer == layer else output
-
-            written = seen[path][1] - heard(model, [path], ids_BT, without)[0][path][1]
+            written = seen[path][1] - without_head(model, one, layer, head, ids_BT)
             expected.append(pushed(added(layer, written)))
     way = way_to_logits(loaded, ids_BT[0].tolist())
     found_BN = direct_effects(loaded, way, ids_BT, right_BT)
     torch.testing.assert_close(found_BN, torch.stack(expected, 1), atol=2e-5, rtol=2e-4)
     # What the heads do not write is the embedding, the biases and the MLPs: the whole is the model's own logit.
     bias = torch.zeros_like(x) if getattr(norm, "bias", None) is None else norm.bias.double().expand_as(x)
-    whole = pushed(x) + right_one(factor * bias @ unembed.T)
+    added_V = 0 if model.get_output_embeddings().bias is None else model.get_output_embeddings().bias.double()
+    whole = pushed(x) + right_one(factor * bias @ unembed.T + added_V)
     torch.testing.assert_close(whole, right_one(logits_BTV), atol=2e-5, rtol=2e-4)
 
 
@@ -199,7 +225,8 @@ def test_a_norm_before_the_projection_has_the_scale_that_it_had():
         ("inkling2_text", "its blocks attend to what earlier blocks were given"),
         ("bert", "its attention gives something else than the sum of its heads"),
         ("jetmoe", "no projection takes the heads side by side"),
-        ("gpt_neo", "gpt_neo attends where its heads' outputs are not seen"),
+        ("xlnet", "no projection takes the heads side by side"),
+        ("cpmant", "its blocks are given other tokens than those of the text"),
     ],
 )
 def test_no_direct_effect_where_the_way_is_not_plain(model_type, reason):

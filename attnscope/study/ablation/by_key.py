@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from attnscope.keep.values import Directions
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
 from attnscope.seam.norms import frozen_scales
-from attnscope.seam.projection import projection
+from attnscope.seam.projection import ProjectionInputs, projection
 from attnscope.study.ablation.way import Way, way_to_logits
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _pulled(
     loaded: LoadedModel, way: Way, ids: Sequence[int], rows: Sequence[int], towards_1RE: Tensor
 ) -> dict[nn.Module, Tensor]:
     """(H, R, V) by attention module: a direction of the residual stream, as one of the heads' values."""
-    waiting: dict[nn.Module, tuple[nn.Module, Tensor]] = {}  # by the output projection that runs next
+    inputs = ProjectionInputs({attention: way.out[attention] for attention in way.gated})
     pulled: dict[nn.Module, Tensor] = {}
 
     def on_call(call: AttentionCall) -> None:
@@ -101,22 +101,17 @@ def _pulled(
         W_O_HVE = projection(out, call.P.heads, call.output_BQHV).float()
         direction_1RE = way.before(call.module, towards_1RE.to(W_O_HVE.device))
         pulled[call.module] = torch.einsum("re,hve->hrv", direction_1RE[0], W_O_HVE)
-        waiting[out] = call.module, call.output_BQHV
+        z_RHV = call.output_BQHV[0, rows]
 
-    def on_heads(out: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if out in waiting:
-            attention, z_1THV = waiting.pop(out)
-            gated_1THV = inputs[0].reshape(z_1THV.shape)
-            gate_RHV = _ratio(gated_1THV[0, rows].float(), z_1THV[0, rows].float())
-            pulled[attention] = pulled[attention] * gate_RHV.transpose(0, 1)
+        def gate(given: Tensor) -> None:
+            gate_RHV = _ratio(given.reshape(1, len(ids), *z_RHV.shape[1:])[0, rows].float(), z_RHV.float())
+            pulled[call.module] = pulled[call.module] * gate_RHV.transpose(0, 1)
 
-    handles = [one.register_forward_pre_hook(on_heads) for one in way.out.values()]
-    try:
-        with frozen_scales([way.norm, *way.after.values()]) as scales:
-            listen(loaded.model, torch.tensor([list(ids)], device=loaded.device), on_call, engine=UNCHECKED)
-    finally:
-        for handle in handles:
-            handle.remove()
+        if call.module in way.gated:
+            inputs.on_next(call.module, gate)
+
+    with inputs.watched(), frozen_scales([way.norm, *way.after.values()]) as scales:
+        listen(loaded.model, torch.tensor([list(ids)], device=loaded.device), on_call, engine=UNCHECKED)
     for attention, one_HRV in pulled.items():
         scale_R1 = scales[way.norm.module][0, rows] * way.factor
         if attention in way.after:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
 from attnscope.seam.norms import frozen_scales
-from attnscope.seam.projection import projection
+from attnscope.seam.projection import ProjectionInputs, projection
 from attnscope.study.ablation.way import Way, way_to_logits
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def direct_effects(loaded: LoadedModel, way: Way, ids_BT: Tensor, right_BT: Tens
     """
     asked_BT = right_BT >= 0
     towards_BTE = way.towards(right_BT.clamp_min(0))
-    pulled: dict[nn.Module, Tensor] = {}  # by the output projection that runs next
+    inputs = ProjectionInputs({attention: way.out[attention] for attention in way.gated})
     effects: dict[nn.Module, Tensor] = {}  # by output projection, in the order of the layers
 
     def on_call(call: AttentionCall) -> None:
@@ -83,20 +83,18 @@ def direct_effects(loaded: LoadedModel, way: Way, ids_BT: Tensor, right_BT: Tens
         out = way.out[call.module]
         W_O_HVE = projection(out, call.P.heads, call.output_BQHV).float()
         direction_BTE = way.before(call.module, towards_BTE.to(W_O_HVE.device))
-        pulled[out] = torch.einsum("bte,hve->bthv", direction_BTE, W_O_HVE)
+        pulled_BTHV = torch.einsum("bte,hve->bthv", direction_BTE, W_O_HVE)
 
-    def on_heads(out: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if out in pulled:
-            pulled_BTHV = pulled.pop(out)
-            effects[out] = (inputs[0].float().reshape(pulled_BTHV.shape) * pulled_BTHV).sum(-1).cpu()
+        def keep(given: Tensor) -> None:
+            effects[out] = (given.float().reshape(pulled_BTHV.shape) * pulled_BTHV).sum(-1).cpu()
 
-    handles = [one.register_forward_pre_hook(on_heads) for one in way.out.values()]
-    try:
-        with frozen_scales([way.norm, *way.after.values()]) as scales:
-            listen(loaded.model, ids_BT, on_call, engine=UNCHECKED)
-    finally:
-        for handle in handles:
-            handle.remove()
+        if call.module in way.gated:
+            inputs.on_next(call.module, keep)
+        else:
+            keep(call.output_BQHV)
+
+    with inputs.watched(), frozen_scales([way.norm, *way.after.values()]) as scales:
+        listen(loaded.model, ids_BT, on_call, engine=UNCHECKED)
     for attention, norm in way.after.items():
         effects[way.out[attention]] *= scales[norm.module]
     effect_BTN = torch.cat(list(effects.values()), -1).double() * scales[way.norm.module] * way.factor

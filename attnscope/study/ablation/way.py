@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from attnscope.model.placed import as_input, weights_of
 from attnscope.seam.checks import relative_error
 from attnscope.seam.engines import UNCHECKED
-from attnscope.seam.listen import calls_interface, listen
+from attnscope.seam.listen import listen
 from attnscope.seam.norms import Norm, norm_of
-from attnscope.seam.projection import plain_and_gated, projection
+from attnscope.seam.projection import plain_and_gated, projection, weighted
 from attnscope.seam.report import tolerance
 from attnscope.seam.residual import EARLIER, has_earlier, in_streams, streams
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from attnscope.seam.call import AttentionCall
 
 ROUNDINGS = 4  # of the additions and factors between a block's input and its output
+OTHERWISE = "its attention gives something else than the sum of its heads"
 MOST_PARTS = 2  # modules of a block that add to the residual stream beside its attention
 
 
@@ -39,10 +40,10 @@ MOST_PARTS = 2  # modules of a block that add to the residual stream beside its 
 class Way:
     """How what a head writes reaches the logits: linear, but for gates and the scales of norms.
 
-    out: each attention module's output projection; a gate before it is part of what it is given. added: by attention
-    module, the factor with which it reaches the last block's output. after: the norm that takes an attention module's
-    output before it is added, where there is one. factor: of the logits after the vocabulary projection. note: what is
-    left out, in words.
+    out: each attention module's output projection; a gate before it is part of what it is given. gated: the attention
+    modules with such a gate, or a norm there. added: by attention module, the factor with which it reaches the last
+    block's output. after: the norm that takes an attention module's output before it is added, where there is one.
+    factor: of the logits after the vocabulary projection. note: what is left out, in words.
     """
 
     out: Mapping[nn.Module, nn.Module]
@@ -51,6 +52,7 @@ class Way:
     unembed: nn.Module
     factor: float
     note: str = ""
+    gated: frozenset[nn.Module] = frozenset()
     after: Mapping[nn.Module, Norm] = field(default_factory=dict)
 
     def towards(self, token_BT: Tensor) -> Tensor:
@@ -74,8 +76,6 @@ def way_to_logits(loaded: LoadedModel, ids: Sequence[int]) -> Way | str:
     what a head writes.
     """
     unembed = loaded.model.get_output_embeddings()
-    if not calls_interface(loaded.model):
-        return f"{loaded.geometry.model_type} attends where its heads' outputs are not seen"
     if unembed is None or getattr(unembed, "weight", torch.empty(0)).ndim != 2:
         return "the model has no vocabulary projection"
     try:
@@ -86,14 +86,17 @@ def way_to_logits(loaded: LoadedModel, ids: Sequence[int]) -> Way | str:
 
 def norms_after_attention(loaded: LoadedModel, ids: Sequence[int]) -> dict[nn.Module, Norm]:
     """The norms that are given what an attention module gives, by that module; found on some tokens."""
-    if not calls_interface(loaded.model):
-        return {}
     try:
         passed = _passed(loaded, ids)
     except _NotPlainError:
         return {}
-    found = {one: next(_norms_of(passed.gave[one], loaded.model, passed), None) for one in passed.heads}
+    found = {one: next(_norms_of(passed.gave[one], loaded.model, passed), None) for one in _written_alone(passed)}
     return {one: norm for one, norm in found.items() if norm is not None}
+
+
+def _written_alone(passed: _Passed) -> list[nn.Module]:
+    """The attention modules that give what one of their own parts gives, and add no residual to it."""
+    return [one for one in passed.heads if any(passed.same(one, part) for part in weighted(one))]
 
 
 class _NotPlainError(Exception):
@@ -124,6 +127,10 @@ class _Passed:
     logits: Tensor
     dtype: torch.dtype
 
+    def same(self, one: nn.Module, other: nn.Module) -> bool:
+        """Whether two modules gave the same numbers."""
+        return one in self.gave and other in self.gave and torch.equal(self.gave[one], self.gave[other])
+
     def close(self, found: Tensor, expected: Tensor) -> bool:
         """As far as matrix products in the model's own precision allow."""
         allowed = tolerance(self.dtype, "bfloat16")[1]
@@ -148,7 +155,7 @@ def _way(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> Way:
     norm = _final_norm(loaded.model, blocks, before, passed)
     factor, note = _logits_factor(unembed, passed.gave[norm.module], passed, config)
     after = {one.attention: one.norm for one in sums if one.attention is not None and one.norm is not None}
-    return Way(out, _added(sums), norm, unembed, factor, note, after)
+    return Way(out, _added(sums), norm, unembed, factor, note, frozenset(gated), after)
 
 
 def _check_residual(blocks: Sequence[nn.Module], passed: _Passed) -> None:
@@ -185,8 +192,10 @@ def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:
             beside[module] = [one.detach().cpu().clone() for one in others if one is not came]
 
     def on_call(call: AttentionCall) -> None:
-        if call.call > 0 or call.output_BQHV is None:
+        if call.call > 0:
             raise _NotPlainError(f"layer {call.layer} attends twice")
+        if call.output_BQHV is None:
+            raise _NotPlainError(f"{loaded.geometry.model_type} attends where its heads' outputs are not seen")
         heads[call.module] = call.layer, call.output_BQHV
 
     handles = [one.register_forward_hook(keep, with_kwargs=True) for one in loaded.model.modules()]
@@ -223,32 +232,35 @@ def _sum_of(block: nn.Module, index: int, passed: _Passed, out: Mapping[nn.Modul
     """The sum that a block is: of its attention, the heads through the projection, and of other modules' outputs."""
     attention = next((one for one in block.modules() if one in passed.heads), None)
     parts = [one for one in block.children() if one in passed.gave and attention not in list(one.modules())]
-    norms: list[Norm] = []
-    if attention is not None:
-        _check_heads(attention, passed, out)
-        norms = list(_norms_of(passed.gave[attention], block, passed))
-    for fitted in (False, True):  # most have no factors
-        if attention is None:
-            factors = _factors(block, None, parts, passed, fitted)
-            if factors is not None:
-                return _Sum(factors[0])
-            continue
+    inner = [one for part in parts for one in weighted(part) if one in passed.gave]
+    writer = None if attention is None else _writer(attention, passed, out)
+    norms = [] if writer is None else list(_norms_of(passed.gave[writer], block, passed))
+    # most have no factors, and most modules give what the block adds; others add the residual themselves
+    for fitted, summed in ((False, parts), (False, parts + inner), (True, parts)):
         for norm in (None, *norms):
-            adds = attention if norm is None else norm.module
-            factors = _factors(block, adds, [one for one in parts if one is not adds], passed, fitted)
+            adds = writer if norm is None else norm.module
+            factors = _factors(block, adds, [one for one in summed if one is not adds], passed, fitted)
             if factors is not None:
-                return _Sum(factors[0], attention, factors[1], norm)
+                return _Sum(factors[0]) if adds is None else _Sum(factors[0], attention, factors[1], norm)
+    if attention is not None and writer is not attention:
+        raise _NotPlainError(f"layer {passed.heads[attention][0]}: {OTHERWISE}")
     raise _NotPlainError(f"block {index} does not add its modules' outputs as they are to what it was given")
 
 
-def _check_heads(attention: nn.Module, passed: _Passed, out: Mapping[nn.Module, nn.Module]) -> None:
-    """The attention module gives the sum of its heads through the projection."""
+def _writer(attention: nn.Module, passed: _Passed, out: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """What gives the sum of the heads through the projection: the attention module, or the projection itself.
+
+    BLOOM's attention module adds the residual to it, and BERT's leaves the projection to another.
+    """
     layer, z_BTHV = passed.heads[attention]
     if attention not in out or passed.given[out[attention]].numel() != z_BTHV.numel():
         raise _NotPlainError(f"layer {layer}: no projection takes the heads side by side, as they come or gated")
     gated_BTHV = passed.given[out[attention]].reshape(z_BTHV.shape).to(z_BTHV.device)
-    if not passed.close(_written(out[attention], gated_BTHV), passed.gave[attention]):
-        raise _NotPlainError(f"layer {layer}: its attention gives something else than the sum of its heads")
+    written_BTE = _written(out[attention], gated_BTHV)
+    writers = [one for one in (attention, out[attention]) if passed.close(written_BTE, passed.gave[one])]
+    if not writers:
+        raise _NotPlainError(f"layer {layer}: {OTHERWISE}")
+    return writers[0]
 
 
 def _factors(
@@ -325,6 +337,8 @@ def _logits_factor(unembed: nn.Module, normed: Tensor, passed: _Passed, config: 
     with torch.no_grad():
         projected = unembed(as_input(normed, unembed)).float().cpu()
     logits = passed.logits.float()
+    if logits.shape != projected.shape:
+        raise _NotPlainError("its blocks are given other tokens than those of the text")
     factor = float((logits * projected).sum() / projected.square().sum())
     if passed.close(factor * projected, logits):
         return factor, ""

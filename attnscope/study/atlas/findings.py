@@ -125,6 +125,14 @@ def _pass(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm) -> OfHeads:
         layer = CalledLayer(LayerKey(call.layer), call.P, kv_heads, here, call=call, gated_BRC=given)
         kept[call.layer] = run_probes(arm.asks, layer)
 
-    listen(loaded.model, ids, on_call, engine=engine, expected_layers=layers, windows=windows)
+    listen(
+        loaded.model,
+        ids,
+        on_call,
+        engine=engine,
+        expected_layers=layers,
+        windows=windows,
+        computed=bool(copying),
+    )
     heads = [(layer, head) for layer, found in kept.items() for head in range(next(iter(found.values())).shape[1])]
     return tuple(heads), {name: np.concatenate([one[name].numpy() for one in kept.values()], 1) for name in arm.asks}

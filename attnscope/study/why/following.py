@@ -178,7 +178,7 @@ class _Pass:
                     listen(self.model, reads, self._reached, engine=engine, gradients=True, **inputs)
                     return
                 with self.recipe.heard(self.place.attention, self.place.module, self._heard):
-                    listen(self.model, reads, self.recipe.on_call, gradients=True, **inputs)
+                    listen(self.model, reads, self.recipe.on_call, gradients=True, computed=False, **inputs)
         except _ReachedError:
             return
         raise ModelError(f"layer {self.place.layer} made no attention call", "choose another layer")
@@ -313,7 +313,7 @@ class _Pass:
             else:
                 own = self.place.module
                 stack.enter_context(self.recipe.heard([own], own, lambda call, through: on_call(call)))
-                stack.enter_context(listening(self.model, self.recipe.on_call))
+                stack.enter_context(listening(self.model, self.recipe.on_call, computed=False))
             if frozen:
                 stack.enter_context(self.norms.again())
             args, kwargs = given()
