@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from attnscope.ask import Ask
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.drawing import layer_maps
+from attnscope.errors import InputError
 from attnscope.figures import Style
 from attnscope.figures.jobs import prepare_heads
 from attnscope.keep.layers import LayerKey
@@ -26,11 +28,13 @@ from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
+from attnscope.run import read
 from attnscope.seam.engines import engine_named
 from attnscope.tables import rows
 from attnscope.text.prompt import from_text
 from attnscope.text.tokens import Chosen, Found
 from helpers.own import attentions
+from helpers.parity_models import as_loaded, roused_model
 
 TEXT = "The bank is by the river. The river is by the bank, and the bank is wide. We sat there and read."
 
@@ -390,3 +394,10 @@ def test_each_text_of_a_batch_has_its_own_queries(demo):
     prompts = [from_text(demo.tokenizer, text) for text in ("the bank", "the bank of the river")]
     seen = observe(demo, prompts, Request(query="last"))
     assert [one.chosen.query.positions for one in seen] == [(len(prompt) - 1,) for prompt in prompts]
+
+
+def test_no_other_length_is_proposed_to_a_model_that_adds_its_own_tokens_to_every_text(demo):
+    model = replace(as_loaded(roused_model("cpmant")), tokenizer=demo.tokenizer)
+    for tokens in (3, 26):
+        with pytest.raises(InputError, match=rf"the {tokens} tokens .* adds tokens to this text; choose another$"):
+            read(model, Ask(list(range(10, 10 + tokens))))
