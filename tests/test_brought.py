@@ -387,6 +387,15 @@ def test_bars_of_other_libraries_are_drawn_where_those_of_transformers_are(capfd
         assert ("Compressing" in capfd.readouterr().err) == (shown and is_progress_bar_enabled())
 
 
+def test_info_names_the_method_of_quantisation(tmp_path: Path) -> None:
+    """Without the package that reads it."""
+    folder = saved(tmp_path / "m", vocab_size=2000)
+    for method, says in ((None, ""), ({"quant_method": "gptq", "bits": 4}, "quantised ('gptq')")):
+        edit_config(folder, quantization_config=method)
+        shown = call("info", str(folder), columns=200).ok().out.decode()
+        assert ("quantised" in shown, says in shown) == (method is not None, True)
+
+
 def test_a_quantised_checkpoint_and_an_adapter_of_it(tmp_path: Path) -> None:
     """As transformers saved it, without --quantize; the adapter stays beside what merging would round."""
     pytest.importorskip("bitsandbytes")
@@ -401,6 +410,7 @@ def test_a_quantised_checkpoint_and_an_adapter_of_it(tmp_path: Path) -> None:
     scales = 0.05
     assert facts["weights_bytes"] == pytest.approx(sum(one.nbytes for one in loaded.model.parameters()), rel=scales)
     assert facts["weights_bytes"] < (4 - scales) * facts["parameters"]
+    assert facts["quantised"] == "bitsandbytes"
     adapted = load(LoadOptions(model=str(adapter), device="cpu"))
     assert any("lora_A" in name for name, _ in adapted.model.named_parameters())
     torch.testing.assert_close(weights(adapted), own(adapted), rtol=0, atol=0)

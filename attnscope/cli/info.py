@@ -20,6 +20,7 @@ from attnscope.cli.options import Facts, Noise
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.selection import spelled
+from attnscope.shown import brief
 from attnscope.stacks import DECODER, STACKS
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def info(named: Named, costs: Costs, noise: Noise) -> int:
     from attnscope.model.geometry import geometry_of, with_tower
     from attnscope.model.libraries import silence_libraries
     from attnscope.model.loading import bytes_in_memory, chosen_device, has_lm_head, load_config
+    from attnscope.model.quantised import method_of
     from attnscope.model.task import chosen_task
 
     silence_libraries(noise.verbose)
@@ -93,6 +95,7 @@ def info(named: Named, costs: Costs, noise: Noise) -> int:
     room = bytes_in_memory(options, config, device), _free(options, device)
     facts = describe(named.asked, geometry, lengths, (device, named.dtype), room)
     facts["lm_head"] = has_lm_head(options, config)
+    facts["quantised"] = method_of(config) or ("bitsandbytes" if options.quantize else None)
     output.tell(facts, costs.format, lambda: _sheet(facts))
     return 0
 
@@ -212,7 +215,9 @@ def _sheet(facts: dict[str, Any]) -> Group:
     where = [f"on {facts['device']}"] + [f"looks both ways ({said})" for said in [facts["both_ways"]] if said]
     decodes = any(layer["stack"] == DECODER for layer in facts["attention_layers"])
     head = ["no LM head: no logits"] if decodes and not facts["lm_head"] else []
-    title = "  ".join([facts["model"], facts["type"], f"{_counted(facts)} layers", known, positions, *head, *where])
+    packed = [f"quantised ({brief(facts['quantised'])})"] if facts["quantised"] else []
+    parts = [facts["model"], facts["type"], f"{_counted(facts)} layers", known, *packed, positions, *head, *where]
+    title = "  ".join(parts)
     return Group(title, layers, costs)
 
 
