@@ -85,6 +85,8 @@ def silence_libraries(verbose: bool) -> None:
     warnings.filterwarnings("default", module=r"attnscope(\.|$)")
     warnings.filterwarnings("ignore", category=ResourceWarning)  # of files that they leave open, wherever it is noticed
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a line for every layer that it casts
+    logging.getLogger("torchao").setLevel(logging.ERROR)  # a line for every kernel of another device
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # two lines that torchao causes
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # two lines where there is no home for its own cache
     if "huggingface_hub" in sys.modules:
         from huggingface_hub.utils import disable_progress_bars
