@@ -413,9 +413,10 @@ def test_a_model_generates_alike_from_its_folder_and_wrapped(
     facts = [prepare(one, Ask(TEXT, generate=4)).facts["generated"] for one in (loaded, wrapped)]
     assert facts[0] == facts[1]
     assert facts[0].get("ignored", []) == aside
-    chosen = [record for record in caplog.records if "not the likeliest" in record.message]
+    ours = [record for record in caplog.records if record.name.startswith("attnscope.")]
+    chosen = [record for record in ours if "not the likeliest" in record.message]
     assert bool(chosen) == ("watermarking_config" in settings)
-    named = [record for record in caplog.records if record not in chosen]
+    named = [record for record in ours if record not in chosen]
     assert len(named) == 2 * bool(aside)
     assert all(name in record.message for record in named for name in aside)
     assert wrapped.model.generation_config.to_dict() == before
@@ -514,6 +515,15 @@ def test_made_is_text_without_an_answer_and_in_quotes(demo: LoadedModel) -> None
     assert find(said, "made").positions == tuple(at - 1 for at in find(said, "answer").positions)
     quoted = find(said, '"made"').positions
     assert "".join(said.plain[at] for at in quoted).strip() == "made"
+
+
+@pytest.mark.parametrize("value", [5, [5], {"new": 1}])
+def test_stop_strings_that_are_no_texts_are_refused(
+    value: object, demo: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo.model.generation_config, "stop_strings", value)
+    with pytest.raises(ModelError, match=r"expected texts as stop_strings .* correct its generation_config\.json"):
+        attnscope.capture(demo, TEXT, generate=2)
 
 
 def test_true_is_no_number_of_new_tokens(demo: LoadedModel) -> None:

@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
+from attnscope.errors import ModelError
+from attnscope.shown import brief
+
 CHOOSING = {  # may make another token the likeliest than the row before it does
     *("bad_words_ids", "begin_suppress_tokens", "sequence_bias", "suppress_tokens", "watermarking_config"),
     *("encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "no_repeat_ngram_size", "repetition_penalty"),
@@ -76,9 +79,15 @@ def _changes_nothing(name: str, value: Any) -> bool:
 
 
 def stop_strings(model: Any) -> tuple[str, ...]:
-    """The strings after which the model's generation config ends a text, without empty ones."""
+    """The strings after which the model's generation config ends a text, without empty ones. Raises ModelError."""
     value = getattr(getattr(model, "generation_config", None), STOP, None) or ()
-    return tuple(one for one in ([value] if isinstance(value, str) else value) if one)
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list | tuple) or not all(isinstance(one, str) for one in strings):
+        raise ModelError(
+            f"expected texts as {STOP} of the model's generation config, got {brief(value)}",
+            "correct its generation_config.json",
+        )
+    return tuple(filter(None, strings))
 
 
 @contextmanager

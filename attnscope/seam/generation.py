@@ -248,7 +248,7 @@ class _StopStrings:
     """
 
     def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:
-        self.tokenizer, self.strings = tokenizer, [one.encode() for one in strings]
+        self.tokenizer, self.strings = tokenizer, [one.encode("utf-8", "surrogatepass") for one in strings]
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> _StopStrings | None:
