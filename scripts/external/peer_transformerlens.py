@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformer_lens
 from torch import Tensor
 from transformer_lens import patching
 from transformer_lens.head_detector import detect_head
@@ -48,11 +49,22 @@ def main() -> None:
     report = Report(("transformer-lens", "transformers", "torch"))
     names = of_text()
     run_rows(report, rows(names), names, Source("the demo", "demo", TEXT, OTHER, BOTH))
+    with report.check("`HookedTransformer` is an ImportError, as the page says") as check:
+        check.hold(not can_import("HookedTransformer"), "it can be imported")
+    with report.control("`TransformerBridge` is an ImportError") as control:
+        control.hold(not can_import("TransformerBridge"))
     pair = of_pair()
     run_rows(report, patches(pair), pair, PAIR)
     norms(report)
     run_types(report, read, KNOWN)
     report.write(asked.out)
+
+
+def can_import(name: str) -> bool:
+    try:
+        return hasattr(transformer_lens, name)
+    except ImportError:
+        return False
 
 
 def bridge(folder: Path | str) -> Any:
