@@ -220,14 +220,18 @@ def bytes_in_memory(options: LoadOptions, config: Any, device: str) -> int | Non
     Example:
         bytes_in_memory(options, load_config(options), "cpu")  # 4 for each parameter of the demo
     """
-    source, dtype = locate(options), _dtype(options, device)
-    if method_of(config) is not None and not source.gguf:
+    files: Sequence[Path] = ()
+    if method_of(config) is not None and not (source := locate(options)).gguf:
         with suppress(ModelError):  # weights that are not here, or are damaged
-            stored = checkpoint.stored_tensors(checkpoint.check_weights(source.folder, options.allow_pickle))
-            packed = packed_bytes(config, stored, number_bytes(config, dtype), device)
-            if packed is not None:
-                return packed
-    return weight_bytes(config, options.quantize or dtype)
+            files = checkpoint.check_weights(source.folder, options.allow_pickle)
+    return _bytes(options, config, device, files)
+
+
+def _bytes(options: LoadOptions, config: Any, device: str, files: Sequence[Path]) -> int | None:
+    """The same of the files of its weights."""
+    dtype = _dtype(options, device)
+    packed = packed_bytes(config, checkpoint.stored_tensors(files), number_bytes(config, dtype), device)
+    return weight_bytes(config, options.quantize or dtype) if packed is None else packed
 
 
 def _dtype(options: LoadOptions, device: str) -> str:
@@ -481,7 +485,7 @@ def _model(
         raise
     except Exception as error:  # any family's loading code, with any weights
         if is_out_of_memory(error):
-            weights = bytes_in_memory(options, config, device)
+            weights = _bytes(options, config, device, files)
             takes = f"its weights take {human_bytes(weights)}" if weights else first_line(error)
             raise MemoryLimitError(
                 f"{source.name} does not fit on {device}: {takes}, and {room} was free", _smaller(options)
