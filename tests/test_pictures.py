@@ -27,7 +27,7 @@ from attnscope.run import prepare
 from attnscope.stacks import DECODER, VISION
 from helpers.command_line import Result, call
 from helpers.families import few
-from helpers.picture_models import FAMILIES, Models, picture, read_here, saved
+from helpers.picture_models import FAMILIES, Models, need_image_processors, picture, read_here, saved
 
 TEXT = "What is on the river bank?"
 BOTH_WAYS = ("gemma3", "paligemma")  # whose image tokens see each other
@@ -519,6 +519,7 @@ def test_patches_of_two_sizes_are_added_up(tmp_path: Path) -> None:
 def test_smolvlm_without_num2words_is_a_line_that_names_it(
     place: Path, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    need_image_processors()
     from transformers.models.smolvlm import processing_smolvlm
 
     monkeypatch.setattr(processing_smolvlm, "num2words", None)  # as where it is not installed

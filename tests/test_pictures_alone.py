@@ -24,7 +24,7 @@ from attnscope.run import prepare
 from attnscope.seam.patch_tokens import patch_tokens
 from helpers.command_line import call
 from helpers.parity_models import rouse
-from helpers.picture_models import ALONE, HEADS, SIDES, SQUARE, picture, read_here, saved_alone
+from helpers.picture_models import ALONE, HEADS, SIDES, SQUARE, need_image_processors, picture, read_here, saved_alone
 from helpers.seconds import once
 
 BY_DEFAULT = ("vit", "clip")
@@ -216,6 +216,7 @@ def test_a_model_that_writes_the_text_of_a_picture_is_named() -> None:
 
 def test_what_a_towers_forward_needs_and_nothing_makes_is_named(place: Path, field: str) -> None:
     """A tower that is given its patches in a row, with their grid, is read within the whole model."""
+    need_image_processors()
     torch.manual_seed(0)
     tower = hf.Siglip2VisionModel(hf.Siglip2VisionConfig(**HEADS | {"hidden_size": 32, "patch_size": 14}))
     tower.save_pretrained(place / "siglip2")

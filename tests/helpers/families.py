@@ -166,6 +166,13 @@ of_all_families = pytest.mark.skipif(
 WITHOUT_ATTENTION = ("falcon_mamba", "mamba", "mamba2", "reformer", "rwkv", "xlstm")
 
 
+def config_class_of(model_type: str) -> type[PreTrainedConfig]:
+    """The class of a family's configs; the test skips where an earlier transformers has no such family."""
+    if EARLIER and model_type not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
+    return CONFIG_MAPPING[model_type]
+
+
 def tiny_config(model_type: str, **overrides: Any) -> PreTrainedConfig:
     """The config of a tiny model of this family; `overrides` are the family's own config arguments.
 
@@ -173,9 +180,7 @@ def tiny_config(model_type: str, **overrides: Any) -> PreTrainedConfig:
         tiny_config("llama", num_key_value_heads=1).head_dim  # 16
         tiny_config("gemma2").layer_types  # one sliding, one full, and so on
     """
-    if EARLIER and model_type not in CONFIG_MAPPING:
-        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
-    config_class = CONFIG_MAPPING[model_type]
+    config_class = config_class_of(model_type)
     wanted = FAMILIES.get(model_type, {}) | overrides
     layers = next((wanted[name] for name in LAYER_COUNTS if name in wanted), None)
     arguments = _shrunk(config_class(), layers)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING
 
 from attnscope.model.task import model_class, task_of
 from attnscope.parity import ParityReport, check_parity
-from helpers.families import VOCABULARY, _shrunk, _update
+from helpers.families import VOCABULARY, _shrunk, _update, config_class_of
 from helpers.parity_models import as_loaded, rouse
 
 SOURCE, TARGET, WINDOW = 24, 22, 8  # tokens; texts are longer than windows, and than T5's distances of one bucket
@@ -27,7 +26,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 def tiny_stacks(model_type: str, **overrides: Any) -> Any:
     """The config of a tiny model of this family."""
-    config_class = CONFIG_MAPPING[model_type]
+    config_class = config_class_of(model_type)
     arguments = _shrunk(config_class())
     _update(arguments, NEEDED.get(model_type, {}) | overrides)
     return config_class(**arguments)
