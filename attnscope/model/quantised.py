@@ -20,9 +20,7 @@ from attnscope.model.libraries import needed
 from attnscope.shown import brief
 
 OTHERWISE = "choose the model as it was before that, or quantised in a way that transformers reads"
-SEPARATORS = re.compile(
-    "[._:]"
-)  # between the name of a weight and what is stored for it: weight_scale, weight.absmax, weight:scale
+SEPARATORS = re.compile("[._:]")  # of a weight's name and what is stored for it: weight_scale, weight.absmax
 # What a quantizer of transformers does with weights: operations on each, or a last step over the model.
 STEPS = ("get_quantize_ops", "get_weight_conversions", "_process_model_after_weight_loading")
 NO_SCALES = ("BOOL", "I64", "U64")  # the types of masks and counts
