@@ -356,6 +356,31 @@ def test_compressed_tensors_are_read_as_transformers_reads_them(
     assert (report.largest() is None) == report.quantised
 
 
+def test_keys_and_values_that_a_quantizer_rounds_are_read_and_not_judged(tmp_path: Path) -> None:
+    """The weights are plain, and what a layer makes of its input is no longer what is attended to."""
+    rounding = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    folder = compressed(tmp_path / "m", "W4A16", kv_cache_scheme=rounding)
+    loaded, ids = load(LoadOptions(model=str(folder), device="cpu")), [5, 6, 7, 8, 5, 6]
+    found = torch.stack(list(attnscope.capture(loaded, ids).weights.values()))
+    torch.testing.assert_close(found, torch.stack(attentions(loaded.model, ids)), rtol=0, atol=0)
+    exact = load(LoadOptions(model=str(compressed(tmp_path / "exact", "W4A16")), device="cpu"))
+    assert (found - torch.stack(attentions(exact.model, ids))).abs().max() > 1e-3
+    report = check_parity(loaded, ids)
+    assert (report.quantised, report.largest()) == (True, None)
+
+
+def test_an_attention_that_a_quantizer_put_in_place_is_refused(
+    demo: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrap(demo.model, demo.tokenizer)
+    own = {"rounding": lambda *args, **kwargs: None}
+    monkeypatch.setattr("transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS", own)
+    monkeypatch.setattr(demo.model.config, "_attn_implementation_internal", "rounding")
+    monkeypatch.setattr(demo.model, "hf_quantizer", HfQuantizer, raising=False)
+    with pytest.raises(ModelError, match=r"rounds queries in an attention of its own \(rounding\)"):
+        wrap(demo.model, demo.tokenizer)
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize("scheme", ["W8A8", "W4A16_ASYM", "NVFP4A16"])
 def test_a_second_instance_of_compressed_tensors_is_the_same(tmp_path: Path, scheme: str) -> None:

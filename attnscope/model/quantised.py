@@ -41,7 +41,9 @@ def is_quantised(model: Any) -> bool:
     tensors = [*model.parameters(), *(model.buffers() if of_transformers else ())]
     linear = (module for module in model.modules() if isinstance(module, torch.nn.Linear))
     replaced = of_transformers and any(type(layer) is not torch.nn.Linear for layer in linear)
-    return replaced or not all(map(is_plain, tensors)) or any(True for _ in rounding_layers(model))
+    attend = (module for module in model.modules() if "attention" in type(module).__name__.lower())
+    hooked = of_transformers and any(module._forward_pre_hooks for module in attend)  # which round keys and values
+    return replaced or hooked or not all(map(is_plain, tensors)) or any(True for _ in rounding_layers(model))
 
 
 def rounding_layers(model: Any) -> Iterator[Any]:

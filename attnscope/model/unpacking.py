@@ -10,13 +10,17 @@ import inspect
 import logging
 from typing import Any
 
+from attnscope.errors import ModelError
 from attnscope.model.libraries import bars_as_elsewhere, needed
+from attnscope.model.quantised import OTHERWISE
 
 logger = logging.getLogger(__name__)
 
 
 def unpack(model: Any, name: str) -> None:
     """Run what a quantizer left for the first forward of the model. name: what it is called where something is said.
+
+    Raises ModelError where it put an attention of its own in place of the model's.
 
     Some formats (NVFP4, MXFP4) unpack to bfloat16 whatever the model's dtype is. Its layers take one dtype, so these
     weights and their scales get it too, which changes no number where it is float32.
@@ -25,7 +29,16 @@ def unpack(model: Any, name: str) -> None:
     """
     import torch
 
-    hooks = list(model._forward_pre_hooks.values()) if getattr(model, "hf_quantizer", None) else []
+    if not getattr(model, "hf_quantizer", None):
+        return
+    own = needed("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS").get(model.config._attn_implementation)
+    if own is not None and not own.__module__.startswith("transformers."):
+        raise ModelError(
+            f"the quantizer of {name} rounds queries in an attention of its own ({model.config._attn_implementation}), "
+            "and only those of transformers are read",
+            OTHERWISE,
+        )
+    hooks = list(model._forward_pre_hooks.values())
     if not hooks:
         return
     dtype = model.dtype

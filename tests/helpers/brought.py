@@ -64,8 +64,11 @@ def a_gguf(path: Path, model: Any, kind: GGMLQuantizationType | None = None, **t
     return path
 
 
-def compressed(folder: Path, scheme: str) -> Path:
-    """Save a tiny llama as compressed-tensors packs it, under one of that library's schemes, with a tokenizer."""
+def compressed(folder: Path, scheme: str, **rounded: Any) -> Path:
+    """Save a tiny llama as compressed-tensors packs it, under one of that library's schemes, with a tokenizer.
+
+    rounded: what else the quantization config says, such as its `kv_cache_scheme`.
+    """
     pytest.importorskip("compressed_tensors")
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config, preset_name_to_scheme
@@ -76,7 +79,7 @@ def compressed(folder: Path, scheme: str) -> Path:
     args = groups.weights
     if (args.group_size or 0) > 32:
         args.group_size = 32
-    apply_quantization_config(model, QuantizationConfig(config_groups={"all": groups}, ignore=["lm_head"]))
+    apply_quantization_config(model, QuantizationConfig(config_groups={"all": groups}, ignore=["lm_head"], **rounded))
     for layer in [one for one in model.modules() if hasattr(one, "weight_scale")]:
         weight, more = layer.weight.detach(), {}
         parts = {"channel": weight, "tensor": weight.reshape(1, -1)}.get(
@@ -91,6 +94,9 @@ def compressed(folder: Path, scheme: str) -> Path:
             layer.weight_zero_point.data.copy_(zero.reshape(layer.weight_zero_point.shape))
         if hasattr(layer, "input_scale"):
             layer.input_scale.data.fill_(8 / 448)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("k_scale", "v_scale")):
+            parameter.data.fill_(8 / 448)
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
     with_tokenizer(model, folder)
