@@ -17,7 +17,7 @@ import pytest
 import torch
 from accelerate import cpu_offload
 from gguf import GGMLQuantizationType
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 from transformers.quantizers.base import HfQuantizer
@@ -633,6 +633,20 @@ def test_what_no_weight_is_unpacked_with_is_read(tmp_path: Path) -> None:
     more = {"k_proj.k_scale": torch.tensor([0.5]), "v_scale": torch.tensor(2.0), "q_proj.steps": torch.tensor(7)}
     edit_weights(folder, lambda tensors: tensors | {f"model.layers.0.self_attn.{name}": x for name, x in more.items()})
     torch.testing.assert_close(weights(load(LoadOptions(model=str(folder), device="cpu"))), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("pickled", [False, True], ids=["safetensors", "pickle"])
+def test_weights_in_float64_are_read(tmp_path: Path, pickled: bool) -> None:
+    folder = saved(tmp_path / "m", vocab_size=2000)
+    expected = weights(load(LoadOptions(model=str(folder), device="cpu")))
+    tensors = {name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()}
+    (folder / "model.safetensors").unlink()
+    if pickled:
+        torch.save(tensors, folder / "pytorch_model.bin")
+    else:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    found = weights(load(LoadOptions(model=str(folder), device="cpu", allow_pickle=pickled)))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_a_method_whose_steps_are_announced_is_refused(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class Stored:
     @property
     def is_float8(self) -> bool:
         """Whether it holds floating-point numbers of 8 bits or less."""
-        return self.dtype.startswith(("F8", "F6", "F4"))
+        return self.dtype[0] == "F" and self.bits <= 8
 
     @property
     def bits(self) -> int:
