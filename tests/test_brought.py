@@ -19,8 +19,9 @@ from accelerate import cpu_offload
 from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
-from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+from transformers import BitsAndBytesConfig, FineGrainedFP8Config, LlamaConfig, LlamaForCausalLM
 from transformers.quantizers.base import HfQuantizer
+from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 from transformers.quantizers.quantizer_hqq import HqqHfQuantizer
 from transformers.utils.logging import is_progress_bar_enabled
 
@@ -192,8 +193,12 @@ def in_int8(model: Any, to: torch.dtype = torch.float32) -> Any:
             del layer.weight_packed
 
     handle = model.register_forward_pre_hook(unpack)
-    model.hf_quantizer = model.is_quantized = True
+    model.hf_quantizer, model.is_quantized = Quantizer(), True
     return model.eval()
+
+
+class Quantizer:
+    """Of the package that left the hook."""
 
 
 @pytest.mark.parametrize("to", [torch.float32, torch.bfloat16], ids=str)
@@ -210,6 +215,18 @@ def test_weights_that_the_first_call_of_the_whole_would_unpack_are_unpacked(
     assert ("unpack to bfloat16, and are read as float32" in caplog.text) == (to == torch.bfloat16)
     report = check_parity(loaded, ids)  # what is left are plain weights
     assert (report.quantised, report.level, report.holds) == (False, "full", True)
+
+
+def test_hooks_of_others_on_a_quantised_model_are_not_called_without_arguments(
+    two_layers: Any, demo: LoadedModel
+) -> None:
+    model = copy.deepcopy(two_layers)
+    model.hf_quantizer = FineGrainedFP8HfQuantizer(FineGrainedFP8Config())
+    model.lm_head.to(torch.bfloat16)
+    model.register_forward_pre_hook(lambda model, args: args[0])
+    model.register_forward_pre_hook(lambda model, args, named: None, with_kwargs=True)
+    wrap(model, demo.tokenizer)
+    assert model.lm_head.weight.dtype == torch.bfloat16
 
 
 def quantised_by_hand(model: Any, how: str) -> Any:
@@ -255,6 +272,10 @@ def test_what_does_not_round_is_not_quantised(two_layers: Any) -> None:
     assert not is_quantised(model)
     model.hf_quantizer = object()  # whose work is done
     assert not is_quantised(model)
+    layer.forward = lambda x_BTE: torch.stack([type(layer).forward(layer, x_TE) for x_TE in x_BTE.unbind()])
+    assert not is_quantised(model)
+    layer.forward = lambda *others: 1 / 0  # which cannot be asked
+    assert is_quantised(model)
     del layer.forward, layer.weight_shape
     cpu_offload(model, execution_device=torch.device("cpu"))
     assert not is_quantised(model)

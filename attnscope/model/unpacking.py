@@ -38,7 +38,7 @@ def unpack(model: Any, name: str) -> None:
             "and only those of transformers are read",
             OTHERWISE,
         )
-    hooks = list(model._forward_pre_hooks.values())
+    hooks = _left_by_quantizer(model)
     if not hooks:
         return
     dtype = model.dtype
@@ -52,6 +52,20 @@ def unpack(model: Any, name: str) -> None:
         logger.warning("the weights of %s unpack to %s, and are read as %s", name, kind, wanted)
     for weight in other:
         weight.data = weight.data.to(dtype)
+
+
+def _left_by_quantizer(model: Any) -> list[Any]:
+    """The hooks before the model's forward that are of its quantizer's package, or of one that this works with.
+
+    Whoever loaded the model may have put others there, which count on being given arguments.
+    """
+    parts = (model.hf_quantizer, *getattr(model.hf_quantizer, "__dict__", {}).values())
+    packages = {_package(type(part)) for part in parts}
+    return [hook for hook in model._forward_pre_hooks.values() if _package(hook) in packages - {"builtins", "torch"}]
+
+
+def _package(of: Any) -> str:
+    return str(getattr(of, "__module__", "")).partition(".")[0]
 
 
 def dequantizing(config: Any) -> Any | None:
