@@ -83,7 +83,8 @@ def test_a_model_is_left_without_hooks_where_the_seam_is_gone(
 def test_the_pages_and_the_package_tell_the_same_versions() -> None:
     oldest, newest = TRIED
     page = (ROOT / "docs/versions.md").read_text("utf-8")
-    assert [row for row in re.findall(r"^\| (\d\S+) \|", page, re.MULTILINE) if row in TRIED][:2] == [oldest, newest]
+    tried = re.findall(r"^\| \w+ \| (\d\S+) \|", page, re.MULTILINE)
+    assert {oldest, newest} <= set(tried)
     short = oldest.removesuffix(".0")
     assert f'"transformers>={short},<6"' in (ROOT / "pyproject.toml").read_text("utf-8")
     assert f"transformers=={newest}\n" in (ROOT / "constraints.txt").read_text("utf-8")
