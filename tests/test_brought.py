@@ -656,6 +656,31 @@ def test_what_no_weight_is_unpacked_with_is_read(tmp_path: Path) -> None:
     torch.testing.assert_close(weights(load(LoadOptions(model=str(folder), device="cpu"))), expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "name", "tensor"),
+    [
+        ("llama", "model.layers.0.self_attn.q_proj.weight_ema", torch.ones(64, 64)),
+        ("mixtral", "model.layers.0.mlp.experts.gate_up_proj_bias", torch.ones(4, 192)),
+    ],
+    ids=["average", "bias of experts"],
+)
+def test_what_is_named_like_a_weight_and_scales_none_is_read(
+    tmp_path: Path, model_type: str, name: str, tensor: torch.Tensor
+) -> None:
+    folder = saved(tmp_path / "m", model_type, vocab_size=2000)
+    edit_weights(folder, lambda tensors: tensors | {name: tensor})
+    assert name in load(LoadOptions(model=str(folder), device="cpu")).trusted[-1]
+
+
+def test_a_method_that_is_switched_off_is_none(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "m", vocab_size=2000)
+    off = {"quant_method": "bitsandbytes", "load_in_8bit": False, "load_in_4bit": False}
+    edit_config(folder, quantization_config=off)
+    assert load(LoadOptions(model=str(folder), device="cpu")).arithmetic is None
+    edit_weights(folder, packed(*INT8, "", rows))
+    assert f"{FIRST}.weight as I8" in refusal(model=str(folder), device="cpu")
+
+
 @pytest.mark.parametrize("pickled", [False, True], ids=["safetensors", "pickle"])
 def test_weights_in_float64_are_read(tmp_path: Path, pickled: bool) -> None:
     folder = saved(tmp_path / "m", vocab_size=2000)

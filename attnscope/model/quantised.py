@@ -204,10 +204,17 @@ def check_plain(model: Any, name: str) -> None:
 
 
 def _stated(config: Any) -> dict[str, Any] | None:
-    """What a config states of its quantization, where transformers looks: of the whole model, or of its language."""
+    """What a config states of its quantization, where transformers looks: of the whole model, or of its language.
+
+    None for one of bitsandbytes with both of its ways switched off, as training without them leaves it.
+    """
     parts = (config, config.get_text_config(decoder=True))
     found = next((one for part in parts if (one := getattr(part, "quantization_config", None)) is not None), None)
-    return found if found is None or isinstance(found, dict) else found.to_dict()
+    if found is None:
+        return None
+    stated: dict[str, Any] = found if isinstance(found, dict) else found.to_dict()
+    of_bitsandbytes = stated.get("quant_method") == "bitsandbytes"
+    return None if of_bitsandbytes and not any(map(stated.get, ("load_in_8bit", "load_in_4bit"))) else stated
 
 
 def _is_written(method: str) -> bool:
@@ -225,23 +232,28 @@ def _is_written(method: str) -> bool:
 def _unapplied(fit: Fit, stored: Mapping[str, Stored]) -> Iterator[str]:
     """The unused tensors that a weight of the model was stored with: those of its name and more, then those beside it.
 
-    Beside it a bias is none, which stays unused where the config says that its layers have none, nor is a single
-    number: that scales what enters the layer, or its keys and values in a cache.
+    A bias is none, which stays unused where the config says that its layers have none, nor are floating-point numbers
+    as many as the weight's, such as its average over training. Beside it a single number is none: that scales what
+    enters the layer, or its keys and values in a cache.
     """
     if not fit.unused:
         return
     prefix = f"{fit.model.base_model_prefix}."
-    weights = {*fit.model.state_dict(), *stored} - set(fit.unused)
+    sizes = {name: tensor.numel() for name, tensor in fit.model.state_dict().items()}
+    sizes = {name: prod(tensor.shape) for name, tensor in stored.items()} | sizes
+    weights = sizes.keys() - set(fit.unused)
     beside = []
     for key in fit.unused:
         tensor = stored.get(key)
-        if tensor is not None and tensor.dtype in NO_SCALES:
+        if key.endswith("bias") or (tensor is not None and tensor.dtype in NO_SCALES):
             continue
+        fewest = 0 if tensor is None or tensor.is_packed else prod(tensor.shape)
         for spelled in dict.fromkeys((key, prefix + key, key.removeprefix(prefix))):
-            layer, _, last = spelled.rpartition(".")
-            if any(spelled[: sign.start()] in weights for sign in SEPARATORS.finditer(spelled)):
+            layer = spelled.rpartition(".")[0]
+            named = (spelled[: sign.start()] for sign in SEPARATORS.finditer(spelled))
+            if any(name in weights and fewest < sizes[name] for name in named):
                 yield key
-            elif f"{layer}.weight" in weights and last != "bias" and (tensor is None or prod(tensor.shape) > 1):
+            elif f"{layer}.weight" in weights and (fewest != 1 and fewest < sizes[f"{layer}.weight"]):
                 beside.append(key)
     yield from beside
 
