@@ -35,7 +35,7 @@ from attnscope.observe import Request, observe
 from attnscope.run import prepare
 from attnscope.seam.decoding import watched_steps
 from attnscope.seam.engines import ENGINES
-from attnscope.seam.generation import _StopStrings, continuation, start_token
+from attnscope.seam.generation import _StopStrings, continuation, ends, start_token
 from attnscope.text.prompt import Prompt, from_chat, from_text
 from attnscope.text.tokens import find
 from attnscope.told import answer_lines
@@ -795,3 +795,19 @@ PAGE = (Path(__file__).parents[1] / "docs" / "asking.md").read_text(encoding="ut
 @pytest.mark.parametrize(("line", "talk"), re.findall(r'^attnscope (heads ".*)\n((?:.+\n)+?)```', PAGE, re.MULTILINE))
 def test_the_page_shows_what_is_said(line: str, talk: str) -> None:
     assert set(talk.splitlines()) < set(call(*shlex.split(line)).err.splitlines())
+
+
+@pytest.mark.parametrize("end", [(3, 4), torch.tensor([3, 4])])
+def test_end_tokens_may_be_a_tuple_or_a_tensor(demo: LoadedModel, end: object) -> None:
+    model = tiny(demo, "llama")
+    model.model.generation_config.eos_token_id = end
+    assert [ends(model, token) for token in (3, 4, 5)] == [True, True, False]
+
+
+def test_own_settings_are_known_while_another_thread_generates(demo: LoadedModel) -> None:
+    model = tiny(demo, "llama").model
+    model.generation_config.stop_strings, model.generation_config.max_time = ["the"], 9.0
+    with generating.following(model, 4):
+        assert generating.stop_strings(model) == ("the",)
+        assert generating.ignored_settings(model) == ("max_time",)
+    assert not generating._replaced

@@ -44,6 +44,7 @@ WITHOUT_EFFECT = {  # values that are there and change nothing
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
     "penalty_alpha": 0,
 }
+_replaced: dict[int, Any] = {}  # the own config of each model that generates now, by the id of its module
 
 
 def ignored_settings(model: Any) -> tuple[str, ...]:
@@ -67,9 +68,9 @@ def choosing_settings(model: Any) -> tuple[str, ...]:
 def _set(model: Any) -> set[str]:
     """The settings that change something."""
     values = (
-        (name, getattr(module.generation_config, name, None))
-        for module in _generating(model)
-        for name in _settings(module.generation_config)
+        (name, getattr(config, name, None))
+        for config in map(_own_config, _generating(model))
+        for name in _settings(config)
     )
     return {name for name, value in values if not _changes_nothing(name, value)}
 
@@ -80,7 +81,7 @@ def _changes_nothing(name: str, value: Any) -> bool:
 
 def stop_strings(model: Any) -> tuple[str, ...]:
     """The strings after which the model's generation config ends a text, without empty ones. Raises ModelError."""
-    value = getattr(getattr(model, "generation_config", None), STOP, None) or ()
+    value = getattr(_own_config(model), STOP, None) or ()
     strings = [value] if isinstance(value, str) else value
     if not isinstance(strings, list | tuple) or not all(isinstance(one, str) for one in strings):
         raise ModelError(
@@ -104,11 +105,18 @@ def following(model: Any, most: int, begun: int | None = None, settings: bool = 
     own = [(module, module.generation_config) for module in _generating(model)]
     try:
         for module, config in own:
+            _replaced[id(module)] = config
             module.generation_config = _followed(config, most, begun, settings)
         yield
     finally:
         for module, config in own:
             module.generation_config = config
+            _replaced.pop(id(module), None)
+
+
+def _own_config(model: Any) -> Any:
+    """The model's own generation config, also while another thread generates with it; None where it has none."""
+    return _replaced.get(id(model)) or getattr(model, "generation_config", None)
 
 
 def _followed(config: Any, most: int, begun: int | None, settings: bool) -> Any:

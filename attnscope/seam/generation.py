@@ -203,7 +203,8 @@ def start_token(loaded: LoadedModel) -> int | None:
 def ends(loaded: LoadedModel, token: int) -> bool:
     """Whether generation ends with this token."""
     end = getattr(getattr(loaded.model, "generation_config", None), "eos_token_id", None)
-    return token in (end if isinstance(end, list) else [end])
+    end = end.tolist() if isinstance(end, Tensor) else end
+    return token in (end if isinstance(end, list | tuple) else [end])
 
 
 def end_tokens(loaded: LoadedModel) -> frozenset[int]:
