@@ -24,7 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_L
 
 import attnscope
 from attnscope.ask import Ask
-from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.errors import ForwardError, InputError, ModelError, UsageError
 from attnscope.measure.metrics import LOOKBACKS
 from attnscope.model import generating
 from attnscope.model.loaded import LoadedModel
@@ -811,3 +811,12 @@ def test_own_settings_are_known_while_another_thread_generates(demo: LoadedModel
         assert generating.stop_strings(model) == ("the",)
         assert generating.ignored_settings(model) == ("max_time",)
     assert not generating._replaced
+
+
+def test_a_hook_that_fails_while_the_model_generates_is_named(demo: LoadedModel) -> None:
+    loaded = tiny(demo, "llama")
+    own = loaded.model.generation_config
+    loaded.model.model.layers[0].register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ForwardError, match=r"a hook of .* failed in the forward pass of llama: division by zero"):
+        continuation(loaded, [0, 5], 4, ENGINES["eager"])
+    assert loaded.model.generation_config is own

@@ -27,18 +27,29 @@ def own_errors(model: nn.Module) -> Iterator[None]:
     except Exception as error:  # any family's code, with any weights and any text
         if is_out_of_memory(error):
             raise
-        kind = getattr(config_of(model), "model_type", None) or type(bare_model(model)).__name__
-        if (hook := _failed_hook(error, model)) is not None:
-            raise ForwardError(
-                f"a hook of {hook} failed in the forward pass of {kind}: {first_line(error)}",
-                "read the model without that hook",
-            ) from error
+        if (failed := hook_error(error, model)) is not None:
+            raise failed from error
         if not _of_model(error, model):
             raise
         raise ForwardError(
-            f"the forward pass of {kind} failed: {first_line(error)}",
+            f"the forward pass of {_kind(model)} failed: {first_line(error)}",
             "check its config, its weights and its processor's files",
         ) from error
+
+
+def hook_error(error: BaseException, model: nn.Module) -> ForwardError | None:
+    """What to raise for an error that rose in somebody else's hook on the model; None for an error elsewhere."""
+    hook = _failed_hook(error, model)
+    if hook is None:
+        return None
+    return ForwardError(
+        f"a hook of {hook} failed in the forward pass of {_kind(model)}: {first_line(error)}",
+        "read the model without that hook",
+    )
+
+
+def _kind(model: nn.Module) -> str:
+    return getattr(config_of(model), "model_type", None) or type(bare_model(model)).__name__
 
 
 def _failed_hook(error: BaseException, model: nn.Module) -> str | None:

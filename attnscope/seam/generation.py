@@ -15,6 +15,7 @@ from attnscope.memory import is_out_of_memory
 from attnscope.model.generating import following, ignored_settings, stop_strings
 from attnscope.model.loaded import WHOLE_MODEL
 from attnscope.seam.decoding import positions_of_one_pass, reading_as_given
+from attnscope.seam.failures import hook_error
 from attnscope.seam.inputs import GLOBAL, given_of
 from attnscope.seam.listen import running
 from attnscope.stacks import SEQ2SEQ
@@ -138,6 +139,8 @@ def greedy(
         except Exception as error:  # any family's own code
             if is_out_of_memory(error) or isinstance(error, AttnscopeError):
                 raise
+            if (failed := hook_error(error, model)) is not None:
+                raise failed from error
             raise ModelError(f"{loaded.name} cannot generate: {first_line(error)}", otherwise) from error
     return made
 
