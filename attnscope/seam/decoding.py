@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
 
 POSITIONS_OF_IDS = "create_position_ids_from_input_ids"  # of modules whose positions leave out padding tokens
+TOKENS_BEFORE = ("cache_length", "past_key_values_length")  # arguments of these; the first from transformers 5.24 on
 
 
 @contextmanager
@@ -48,14 +49,16 @@ class _Counted:
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         call = inspect.signature(module.forward).bind(*args, **kwargs)
-        ids_BT, past = call.arguments.get("input_ids"), call.arguments.get("past_key_values_length", 0)
-        if ids_BT is None:
+        before = next((name for name in TOKENS_BEFORE if name in call.signature.parameters), None)
+        ids_BT = call.arguments.get("input_ids")
+        if ids_BT is None or before is None:
             return None
+        past = call.arguments.get(before, 0)
         counts_BT = ids_BT != module.padding_idx
         earlier_BT = self.counts_BT[:, :past] if past else counts_BT[:, :0]
         self.counts_BT = torch.cat([earlier_BT, counts_BT], 1)
         count_B = earlier_BT.sum(1)
-        call.arguments["past_key_values_length"] = int(count_B[0]) if len(count_B) == 1 else count_B[:, None]
+        call.arguments[before] = int(count_B[0]) if len(count_B) == 1 else count_B[:, None]
         if "position_ids" in call.signature.parameters:
             call.arguments["position_ids"] = None
         return call.args, call.kwargs
