@@ -16,6 +16,7 @@ def steps(function: Callable[[], object]) -> int:
 
     def each(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal count
+        frame.f_trace = each  # without it Python 3.13 takes no notice of the next line
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
         count += event == "opcode"
         return each
