@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -350,6 +351,16 @@ def test_steps_of_another_text_are_far_from_a_pass(demo: LoadedModel) -> None:
         assert difference is None or (difference < 1e-5) != far
     assert steps.others(made) == 0
     assert steps.others([made[0], *made[:-1]]) == sum(one != other for one, other in pairwise(made))
+
+
+def test_steps_are_those_of_the_thread_that_watches_them(demo: LoadedModel) -> None:
+    with watched_steps(demo.model) as steps:
+        other = Thread(target=lambda: demo.model(torch.tensor([IDS])))
+        other.start()
+        other.join()
+        assert (steps.states, steps.likeliest) == ([], [])
+        demo.model(torch.tensor([IDS]))
+    assert (len(steps.states), len(steps.likeliest)) == (1, 1)
 
 
 def test_tokens_that_the_generation_config_chose_are_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ Shapes: B text, T token, S step, E hidden size.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -118,7 +119,7 @@ class DecodingSteps:
 
 @contextmanager
 def watched_steps(model: nn.Module) -> Iterator[DecodingSteps]:
-    """While open, the steps are noted in which the model goes on from one text.
+    """While open, the steps are noted in which this thread lets the model go on from one text.
 
     >>> with watched_steps(loaded.model) as steps:
     ...     ids = continuation(loaded, ids, 8, ENGINES["eager"]).ids
@@ -127,7 +128,7 @@ def watched_steps(model: nn.Module) -> Iterator[DecodingSteps]:
     """
     steps, rows = DecodingSteps(), 0
 
-    def note_likeliest(module: nn.Module, args: Any, output: Any) -> None:
+    def note_likeliest(output: Any) -> None:
         steps.likeliest.append(output.logits[0, -1].float().argmax())
 
     def note_state(states_BTE: Tensor) -> None:
@@ -137,12 +138,12 @@ def watched_steps(model: nn.Module) -> Iterator[DecodingSteps]:
             steps.states, steps.likeliest, steps.first = [], [], rows - 1
         steps.states.append(states_BTE[0, -1])
 
-    with watched_states(model, note_state), bare_model(model).register_forward_hook(note_likeliest):
+    with watched_states(model, note_state), _watched(bare_model(model), note_likeliest):
         yield steps
 
 
 def watched_states(model: nn.Module, note: Callable[[Tensor], object]) -> AbstractContextManager[Any]:
-    """While open, the last hidden states of every run of the model's decoder are handed to `note`, (B, T, E).
+    """While open, the last hidden states of this thread's runs of the model's decoder are handed to `note`, (B, T, E).
 
     Nothing is, of a class that does not say which of its modules that is.
     """
@@ -155,4 +156,15 @@ def watched_states(model: nn.Module, note: Callable[[Tensor], object]) -> Abstra
         decoder = inner[0] if len(inner) == 1 else None
     if decoder is None:
         return nullcontext()
-    return decoder.register_forward_hook(lambda module, args, output: note(output[0]))
+    return _watched(decoder, lambda output: note(output[0]))
+
+
+def _watched(module: nn.Module, note: Callable[[Any], object]) -> AbstractContextManager[Any]:
+    """While open, what the module gives in this thread is handed to `note`: others may read the model meanwhile."""
+    thread = threading.get_ident()
+
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() == thread:
+            note(output)
+
+    return module.register_forward_hook(hook)
