@@ -139,7 +139,7 @@ def kept(
 
 
 def _instead(name: str, value: object) -> str:
-    """Where an option that `capture` lacks is said: in the records that it takes, or in `load`."""
+    """What takes an option that `capture` lacks: one of its records, or `load`; else the options that it has."""
     own = ("layers", "request", "query", "key", "define", "audio", *How.__annotations__)
     view, request, loading = ([one.name for one in fields(record)] for record in (View, Request, LoadOptions))
     given = f'{name}="{value}"' if isinstance(value, str) and value.isidentifier() else f"{name}=..."

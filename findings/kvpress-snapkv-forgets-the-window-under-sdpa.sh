@@ -6,7 +6,7 @@
 #
 # What it is: under eager they are the model's own. Under sdpa, the default, the package computes them again and masks by the
 # order of tokens alone. Keys outside the window, which no query of the layer can see, get over half of the weight, and are
-# kept in the cache in the place of others. Nothing is said.
+# kept in the cache in the place of others, without a warning.
 set -euo pipefail
 expected='eager: weight on keys outside the window 0.0
 sdpa: weight on keys outside the window over 0.5'

@@ -72,11 +72,11 @@ def _set(model: Any) -> set[str]:
         for config in map(_own_config, _generating(model))
         for name in _settings(config)
     )
-    return {name for name, value in values if not _changes_nothing(name, value)}
-
-
-def _changes_nothing(name: str, value: Any) -> bool:
-    return value is None or value is False or value in ([], {}, "", WITHOUT_EFFECT.get(name))
+    return {
+        name
+        for name, value in values
+        if not (value is None or value is False or value in ([], {}, "", WITHOUT_EFFECT.get(name)))
+    }
 
 
 def stop_strings(model: Any) -> tuple[str, ...]:

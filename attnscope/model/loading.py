@@ -522,7 +522,7 @@ def _not_loaded(error: Exception, source: Source, config: Any, files: Sequence[P
 
 
 def _arithmetic(model: PreTrainedModel, config: Any, name: str) -> Arithmetic | None:
-    """How the model computes where it is or was quantised. That its tokens are not computed apart is said."""
+    """How the model computes where it is or was quantised, with a warning where tokens are not computed apart."""
     from attnscope.model.arithmetic import arithmetic_of
 
     found = arithmetic_of(model, config)

@@ -34,12 +34,8 @@ def tower_of(model: Any) -> Any:
     DINOv3's own body is given patches, and is no such part: there it is the whole.
     """
     parts = (part for whole in (model.base_model, model) for part in whole.modules())
-    return next((part for part in parts if _takes_pixel_values(part)), model)
-
-
-def _takes_pixel_values(part: Any) -> bool:
-    main = getattr(part, "main_input_name", "") == "pixel_values"
-    return main and "pixel_values" in inspect.signature(part.forward).parameters
+    named = (part for part in parts if getattr(part, "main_input_name", "") == "pixel_values")
+    return next((part for part in named if "pixel_values" in inspect.signature(part.forward).parameters), model)
 
 
 def check_tower(config: Any, name: str) -> None:

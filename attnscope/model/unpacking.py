@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 def unpack(model: Any, name: str) -> None:
-    """Run what a quantizer left for the first forward of the model. name: what it is called where something is said.
+    """Run what a quantizer left for the first forward of the model. name: the model's, for
+    warnings and errors.
 
     Raises ModelError where it put an attention of its own in place of the model's.
 

@@ -52,7 +52,7 @@ from attnscope.seam.own import OwnAttention
 from attnscope.seam.report import CallCheck, CaptureReport, settle, tolerance
 from attnscope.seam.route import Route, route_of
 from attnscope.seam.stacks import Stacks
-from attnscope.seam.watching import Step, Watch, computed
+from attnscope.seam.watching import FunctionCall, Watch, computed
 from attnscope.seam.windows import InWindows
 from attnscope.stacks import CROSS, DECODER, is_bidirectional, is_causal, is_cross, is_vision
 
@@ -309,15 +309,14 @@ class _Listener:
         """
         attention = attention_modules(self.model)
         hooks = [module.register_forward_hook(self._from_hook, prepend=True, with_kwargs=True) for module in attention]
-        watched = [module for module in attention if computed and self._computes_itself(module)]
+        watched = []  # those that ask no interface, as far as is known of their family and file
+        for module in attention if computed else ():
+            known = self._family(module)
+            if known.bypasses_interface or known.returns_weights_when_asked or not knows_interface(type(module)):
+                watched.append(module)
         self.watches = bool(watched)
         hooks += [module.register_forward_pre_hook(self.watch.enter) for module in watched]
         return [*self.stacks.hook(attention), *hooks]
-
-    def _computes_itself(self, module: nn.Module) -> bool:
-        """Whether a module asks no interface, as far as is known of its family and file."""
-        known = self._family(module)
-        return known.bypasses_interface or known.returns_weights_when_asked or not knows_interface(type(module))
 
     def from_interface(self, own: OwnAttention) -> Any:
         """One call through the attention interface, run by the engine; the layer's matrix is freed on return."""
@@ -406,7 +405,7 @@ class _Listener:
         return without(output, found, keep_shape=known.layout is not None)
 
     def _hooked(
-        self, place: CallPlace, found: Sequence[Tensor], steps: Sequence[Step], global_BT: Tensor | None
+        self, place: CallPlace, found: Sequence[Tensor], steps: Sequence[FunctionCall], global_BT: Tensor | None
     ) -> None:
         """One call whose weights a module returned; global_BT: its tokens that see all others."""
         known = self._family(place.module)

@@ -9,7 +9,7 @@ Shapes: B text, H head, G kv head, Q query, K key, V width of v.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,8 +36,8 @@ class Computed:
     output_BQHV: Tensor | None = None
 
 
-class Step(NamedTuple):
-    """One call of a function of torch: its name, its arguments, how many numbers it gave, and what.
+class FunctionCall(NamedTuple):
+    """One call of a function of torch: its name, its tensors in order, how many numbers it gave, and what.
 
     gave: None of a softmax, which is not kept: `again` makes it a second time.
     """
@@ -61,13 +61,13 @@ class Watch(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._running: list[tuple[nn.Module, list[Step]]] = []
+        self._running: list[tuple[nn.Module, list[FunctionCall]]] = []
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """A module begins; for a forward pre-hook."""
         self._running.append((module, []))
 
-    def leave(self, module: nn.Module) -> list[Step]:
+    def leave(self, module: nn.Module) -> list[FunctionCall]:
         """What was kept of a module that ends, and of none that another error has ended; nothing where none began."""
         if all(one is not module for one, _ in self._running):
             return []
@@ -82,13 +82,15 @@ class Watch(TorchFunctionMode):
         name = getattr(func, "__name__", "").strip("_")
         if self._running and (name == SOFTMAX or name in PRODUCTS) and isinstance(gave, Tensor):
             steps, again = self._running[-1][1], partial(func, *args, **(kwargs or {}))
-            step = Step(name, _positional(args, kwargs), gave.numel(), None if name == SOFTMAX else gave, again)
+            named = kwargs or {}
+            given = (*args, *(named[name] for name in ("input", "other", "mat2") if name in named))
+            step = FunctionCall(name, given, gave.numel(), None if name == SOFTMAX else gave, again)
             if name == SOFTMAX or any(_left(step).numel() == one.size for one in steps if one.name == SOFTMAX):
                 steps.append(step)  # no product from before the softmax: it would keep a matrix alive
         return gave
 
 
-def computed(steps: Sequence[Step], weights_BHQK: Tensor) -> Computed:
+def computed(steps: Sequence[FunctionCall], weights_BHQK: Tensor) -> Computed:
     """What the module that gave these weights computed beside them."""
     shape = weights_BHQK.shape
     logits = next((_left(one) for one in steps if one.name == SOFTMAX and _are(one.again(), weights_BHQK)), None)
@@ -97,13 +99,7 @@ def computed(steps: Sequence[Step], weights_BHQK: Tensor) -> Computed:
     return Computed(None if logits is None else logits.reshape(shape), v_BGKV, output_BQHV)
 
 
-def _positional(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Sequence[Any]:
-    """The tensors of a call by position, however they were named."""
-    named = kwargs or {}
-    return (*args, *(named[name] for name in ("input", "other", "mat2") if name in named))
-
-
-def _left(step: Step) -> Tensor:
+def _left(step: FunctionCall) -> Tensor:
     """What a softmax or a product was given first."""
     if step.name != "einsum":
         given: Tensor = step.args[0]
@@ -117,7 +113,7 @@ def _are(x: Tensor, weights_BHQK: Tensor) -> bool:
     return x.shape[-2:] == weights_BHQK.shape[-2:] and same_numbers(x.to(weights_BHQK.dtype), weights_BHQK)
 
 
-def _values(product: Step, B: int, H: int, Q: int, K: int) -> tuple[Tensor | None, Tensor | None]:
+def _values(product: FunctionCall, B: int, H: int, Q: int, K: int) -> tuple[Tensor | None, Tensor | None]:
     """What weights were multiplied with (B, G, K, V), and what that gave (B, Q, H, V); None in another arrangement."""
     assert product.gave is not None
     if product.name == "einsum":
@@ -129,7 +125,7 @@ def _values(product: Step, B: int, H: int, Q: int, K: int) -> tuple[Tensor | Non
     return v_BGKV.expand(B, -1, -1, -1), product.gave.reshape(B, H, Q, -1).transpose(1, 2)
 
 
-def _values_of_sum(product: Step) -> tuple[Tensor | None, Tensor | None]:
+def _values_of_sum(product: FunctionCall) -> tuple[Tensor | None, Tensor | None]:
     """The same of `einsum("bnij,jbnd->ibnd", weights, values)`, whatever the order of the letters."""
     equation, *operands = product.args
     operands = operands if isinstance(operands[0], Tensor) else list(operands[0])

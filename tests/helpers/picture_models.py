@@ -159,7 +159,7 @@ FAMILIES: dict[str, tuple[Callable[[], Made], str]] = {  # how it is made, and t
 
 def need_image_processors() -> None:
     """Skip where transformers has them with torchvision alone, as 5.17 does."""
-    if lacks := getattr(hf.AutoImageProcessor, "_backends", None):  # of what stands in its place
+    if lacks := getattr(hf.AutoImageProcessor, "_backends", None):  # of its stand-in
         pytest.skip(f"transformers {hf.__version__} reads no picture without {', '.join(lacks)}")
 
 

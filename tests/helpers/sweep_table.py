@@ -180,7 +180,7 @@ def _new(rows: Rows) -> list[str]:
 
 
 def _reasons(rows: Rows) -> list[str]:
-    """What is refused or not built, by what is said of it."""
+    """What is refused or not built, by its reason."""
     said: dict[str, list[str]] = defaultdict(list)
     for name, of in rows.items():
         if of["outcome"] in (REFUSED, NOT_BUILT, *FAULTS):

@@ -90,13 +90,10 @@ def norms_after_attention(loaded: LoadedModel, ids: Sequence[int]) -> dict[nn.Mo
         passed = _passed(loaded, ids)
     except _NotPlainError:
         return {}
-    found = {one: next(_norms_of(passed.gave[one], loaded.model, passed), None) for one in _written_alone(passed)}
+    # modules that give what one of their own parts gives, and add no residual to it
+    alone = [one for one in passed.heads if any(passed.same(one, part) for part in weighted(one))]
+    found = {one: next(_norms_of(passed.gave[one], loaded.model, passed), None) for one in alone}
     return {one: norm for one, norm in found.items() if norm is not None}
-
-
-def _written_alone(passed: _Passed) -> list[nn.Module]:
-    """The attention modules that give what one of their own parts gives, and add no residual to it."""
-    return [one for one in passed.heads if any(passed.same(one, part) for part in weighted(one))]
 
 
 class _NotPlainError(Exception):
