@@ -10,6 +10,7 @@ from attnscope.intervene.sets import HeadSet
 from attnscope.study.ablation.effects import HeadSets
 from attnscope.study.ablation.sets import controls_of, of_roles, parts, read_sets, selected, whole_groups
 from attnscope.study.ablation.tasks import copy, targets, texts
+from attnscope.study.atlas.scan import plan
 
 INDUCTION, PREVIOUS = HeadSet("induction", ((3, 0), (3, 1))), HeadSet("previous-token", ((1, 5), (2, 1)))
 
@@ -98,6 +99,15 @@ def test_copy_counts_what_can_be_read_off_the_first_half(demo):
         assert rows == tuple(range(51, 100))
         assert all(ids[row + 1] == ids[row - 49] for row in rows)
     assert task.sha256 == copy(demo, sequences=3).sha256 != copy(demo, sequences=3, seed=1).sha256
+
+
+def test_roles_are_ablated_on_other_sequences_than_those_that_named_them(demo):
+    """Of the same seed; those that named them are still repeated tokens of the same pool and length."""
+    [probed] = [one for one in plan(demo, sequences=3).trials if one.name == "repeated p50"]
+    named_on = {tuple(ids) for ids in probed.arms["repeated"].ids_ST.tolist()}
+    task = copy(demo, sequences=3)
+    assert {len(ids) for ids in named_on} == set(task.lengths)
+    assert not named_on & set(task.ids)
 
 
 def test_texts_count_every_token_but_the_first(demo):

@@ -29,14 +29,14 @@ RECORD = 'write {"text": "...", "targets": [[12, 16]]}'
 
 def copy(loaded: LoadedModel, *, sequences: int = SEQUENCES, seed: int = 0, pool: Sequence[int] | None = None) -> Task:
     """The probes' repeated tokens r r, as long as PERIOD if the model reads that; of r's second copy all but its first
-    token count, which nothing foretells."""
+    token count, which nothing foretells. Drawn apart from the probes, whose sequences chose the heads of each role."""
     begin = begins(loaded)
     made = drafts(token_pool(loaded, pool), begin, loaded.geometry.max_positions, sequences)
     repeated = {one.period: one for one in made if one.period is not None}
     if not repeated:
         raise InputError(f"{loaded.name} reads too few tokens to repeat any", "give it a task of your own with {on}")
     period = min(repeated, key=lambda one: abs(one - PERIOD))
-    ids_ST = repeated[period].drawn(seed).arms["repeated"].ids_ST
+    ids_ST = repeated[period]._replace(seeded_as=f"copy p{period}").drawn(seed).arms["repeated"].ids_ST
     rows = tuple(range(len(begin) + period, len(begin) + 2 * period - 1))
     return Task("copy", _tuples(ids_ST), (rows,) * len(ids_ST), {"period": period, "seed": seed})
 
