@@ -38,8 +38,6 @@ from attnscope.model.unpacking import dequantizing
 from attnscope.parity import check_parity
 from attnscope.parity.certificate import certificate
 from attnscope.seam.projection import projection
-from attnscope.study.why.parts import parts_of
-from attnscope.study.why.records import AskedLogit
 from helpers.brought import a_gguf, an_adapter, compressed
 from helpers.command_line import call
 from helpers.families import tiny_model
@@ -298,7 +296,7 @@ def test_a_model_quantised_by_hand_is_read_and_nothing_of_it_is_judged(
     plain = two_layers.model.layers[1].self_attn.o_proj.weight.T.view(4, 16, -1)
     torch.testing.assert_close(W_O_HVE, plain, rtol=0, atol=0.002)
     with pytest.raises(UsageError, match="quantized weights"):
-        parts_of(loaded, ids, AskedLogit(1, 0, query=5))
+        attnscope.why(loaded, ids, "L1H0", query=5)
 
 
 @pytest.mark.parametrize(

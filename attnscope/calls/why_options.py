@@ -80,7 +80,7 @@ class WhyOptions:
 def ask_of(text: Text, asked: WhyOptions) -> Ask:
     """How the text is read, and which of its tokens are meant."""
     how = {name: getattr(asked, name) for name in ("chat", "truncate", "target", "picture", "generate", "pair")}
-    return Ask(text, request(asked), engine="fused", **how)
+    return Ask(text, request(asked), **how)
 
 
 def request(asked: WhyOptions) -> Request:

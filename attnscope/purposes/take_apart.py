@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class TakeApart(Purpose):
     """What wrote the logit of the ask's query and key in a head; the fields are those of `WhyOptions`.
 
-    >>> TakeApart("L3H0").answer(loaded, Ask("the bank of the river", Request(query="last"), engine="fused")).line
+    >>> TakeApart("L3H0").answer(loaded, Ask("the bank of the river", Request(query="last"))).line
     """
 
     head: str

@@ -1,7 +1,6 @@
 """What studies of heads' outputs can say of each family, on tiny models with every parameter drawn at random."""
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 import attnscope
@@ -9,12 +8,11 @@ from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.model.loaded import LoadedModel
-from attnscope.model.loading import wrap
 from attnscope.seam.projection import output_projections
 from attnscope.study.ablation.way import norms_after_attention, way_to_logits
 from attnscope.study.atlas.copying import copying_of
 from helpers.parity_models import DECODERS, ids_for, roused_model
-from helpers.why_families import last_of
+from helpers.why_families import last_of, wrapped
 
 STUDIES = ("direct", "relations --weights logit", "copying", "--weights value")
 FEW = 8  # tokens
@@ -40,9 +38,8 @@ def study(model_type: str) -> Studied:
     """Ask one family for each study."""
     if model_type in DECODERS:
         several = "reads several rows of ids for one text"
-        return Studied("", dict.fromkeys(STUDIES, several), why_error(model_type))
-    model = roused_model(model_type)
-    loaded, ids = wrap(model, _demo().tokenizer), ids_for(model_type)[0].tolist()[:FEW]
+        return Studied("", dict.fromkeys(STUDIES, several), several)
+    loaded, ids = wrapped(roused_model(model_type)), ids_for(model_type)[0].tolist()[:FEW]
     way, copying, norms = way_to_logits(loaded, ids), copying_of(loaded, ids), norms_after_attention(loaded, ids)
     gated = not isinstance(way, str) and not way.out.keys() <= output_projections(loaded, ids).keys()
     direct, values = way if isinstance(way, str) else "yes", _why_not(loaded, ids, "value")
@@ -62,11 +59,6 @@ def why_error(model_type: str) -> str:
         return f"{last_of(roused_model(model_type), ids_for(model_type)):.1e}"
     except ModelError as error:
         return str(error).partition(";")[0]
-
-
-@cache
-def _demo() -> LoadedModel:
-    return attnscope.load("demo", device="cpu")
 
 
 def _why_not(loaded: LoadedModel, ids: list[int], weights: Literal["logit", "value"]) -> str:

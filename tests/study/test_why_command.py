@@ -10,6 +10,8 @@ import pytest
 import attnscope
 from attnscope.calls.why_options import WhyFields, WhyOptions
 from helpers.command_line import call
+from helpers.folders import with_tokenizer
+from helpers.parity_models import roused_model
 
 RIVER = "the bank of the river, the bank of the"
 ASKED = ("why", RIVER, "--head", "L3H0", "--key", "river")
@@ -118,6 +120,26 @@ def test_the_same_in_python(demo):
         attnscope.why("demo", RIVER, "L3H0")
     with pytest.raises(attnscope.AttnscopeError, match="expected side key, query, both, got 'value'"):
         attnscope.why(demo, RIVER, "L3H0", side="value")
+
+
+@pytest.fixture(scope="module")
+def bloom(tmp_path_factory):
+    """A family that attends outside the interface."""
+    return with_tokenizer(roused_model("bloom", vocab_size=2000), tmp_path_factory.mktemp("bloom"))
+
+
+@pytest.mark.parametrize("side", ["key", pytest.param("query", marks=pytest.mark.e2e)])
+def test_a_family_outside_the_interface(bloom, side):
+    asked = ("why", RIVER, "-m", str(bloom), "--head", "L2H0", "--key", "river", "--side", side, "--verify")
+    found = call(*asked).ok()
+    components = [row["component"] for row in found.rows]
+    assert {*components} == {"embedding", *written(0), *written(1), "bias", "position"}
+    assert sum(row["true"] != "" for row in found.rows) == 10
+    assert float(re.search(r"the contributions sum to .*: (\S+) apart", found.err)[1]) < 1e-5
+
+
+def written(layer):
+    return [*(f"L{layer}H{head}" for head in range(4)), f"L{layer} rest"]
 
 
 @pytest.mark.parametrize(
