@@ -5,8 +5,9 @@ import pytest
 from attnscope.calls.why import VERIFIED
 from attnscope.errors import ModelError
 from attnscope.parity import made
+from attnscope.seam import watching
 from attnscope.study.why.records import AskedLogit
-from helpers.families import few, of_all_families
+from helpers.families import BYPASS, few, of_all_families
 from helpers.parity_models import DECODERS, TYPES, ids_for, roused_model
 from helpers.stack_families import SEQ2SEQ, inputs_of, tiny
 from helpers.stack_families import ids as stack_ids
@@ -64,8 +65,6 @@ def test_outside_the_interface_pairs_sum_and_components_are_replaced(family):
     assert pairs.sum == pytest.approx(whole.logit, abs=1e-5)
     tried = taken_apart(loaded, ids, AskedLogit(3, 1, QUERY, 13, verify=VERIFIED)).true_N
     assert (tried == tried).sum() == VERIFIED
-    with pytest.raises(ModelError, match='the values of this model\'s heads are not seen; leave out by="tokens"'):
-        taken_apart(loaded, ids, AskedLogit(3, 1, QUERY, 13, by_tokens=True))
 
 
 def test_weights_that_its_layout_does_not_make_are_not_taken_apart(monkeypatch):
@@ -168,14 +167,25 @@ def test_what_all_keys_share_is_a_row_where_there_is_a_sink_logit():
     assert "all keys" not in {one.name for one in against.components}  # one other key is not all
 
 
-@pytest.mark.parametrize("family", ["gpt_oss", "granite_swa"])  # sinks take their share of rows, or of the output
-def test_the_tokens_of_a_head_with_a_sink_logit_sum_to_it(family):
+OUTSIDE = sorted({*TYPES} & {*BYPASS} - {*NOT_SEEN})  # the interface; weights and values are seen beside it
+
+
+# In gpt_oss sinks take their share of rows, in granite_swa of the output.
+@pytest.mark.parametrize("family", few([*OUTSIDE, "gpt_oss", "granite_swa"], also=("granite_swa",)))
+def test_the_tokens_of_a_head_sum_to_it(family):
     loaded, ids = wrapped(roused_model(family)), ids_for(family)[0].tolist()
     whole, split = (taken_apart(loaded, ids, AskedLogit(3, 1, QUERY, 13, by_tokens=by)) for by in (False, True))
     sums = dict.fromkeys((one.name for one in whole.components), 0.0)
     for one, value in zip(split.components, split.contribution_N, strict=True):
         sums[one.name] += float(value)
     assert list(sums.values()) == pytest.approx(whole.contribution_N.tolist(), abs=1e-5)
+    assert {one.position for one in split.components if one.layer == 1 and one.head} <= {*range(QUERY + 1)}
+
+
+def test_values_that_are_not_seen_are_not_split_by_tokens(monkeypatch):
+    monkeypatch.setattr(watching, "PRODUCTS", ())
+    with pytest.raises(ModelError, match='the values of this model\'s heads are not seen; leave out by="tokens"'):
+        taken_apart(wrapped(roused_model("gptj")), ids_for("gptj"), AskedLogit(3, 1, QUERY, 13, by_tokens=True))
 
 
 @of_all_families
@@ -184,4 +194,5 @@ def test_the_counts_are_what_was_promised():
     assert len(SEEN) - len(REFUSED) - len(DECODERS) == 171
     assert len(REFUSED) == 3
     assert len(NOT_SEEN) == 4
+    assert len(OUTSIDE) == 16
     assert len(SEQ2SEQ) - len(UNSEEN) >= 17

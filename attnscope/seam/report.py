@@ -75,7 +75,7 @@ class CallCheck:
         for name, number in found.items():
             self.owed.pop(name, None)
             if number is None or number.device.type == "cpu":
-                setattr(self, name, None if number is None else float(number))
+                setattr(self, name, None if number is None else float(number.detach()))
             else:
                 setattr(self, name, None)
                 self.owed[name] = number

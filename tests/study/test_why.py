@@ -151,18 +151,32 @@ def test_where_weights_alone_are_heard_a_head_twice_at_the_key_moves_their_ratio
     model, ids = roused_model(model_type), ids_for(model_type)[0].tolist()
     asked, writer = AskedLogit(3, 1, 20, 17), (1, 2)
     found = taken_apart(wrapped(model), ids, asked)
-
-    def ratio():
-        weights = {}
-        listen(model, torch.tensor([ids]), lambda call: weights.setdefault(call.layer, call.P.rows(20, 21)))
-        return float((weights[3][0, 1, 0, 17] / weights[3][0, 1, 0, 16]).log())
-
-    intact, doubled = intact_and_doubled(OUTSIDE[model_type], model, asked, writer, ratio, row=17)
+    intact, doubled = intact_and_moved(OUTSIDE[model_type], model, asked, writer, ratio_of(model, ids), row=17)
     other = taken_apart(wrapped(model), ids, AskedLogit(3, 1, 20, 16))
     assert intact == pytest.approx(found.logit - other.logit, rel=1e-4, abs=1e-5)
     contribution = found.contribution_N[[(one.layer, one.head) for one in found.components].index(writer)]
     assert abs(contribution) > 1e-4
     assert doubled - intact == pytest.approx(contribution, rel=2e-3, abs=2e-5)
+
+
+@pytest.mark.parametrize("model_type", ["bloom", pytest.param("gptj", marks=pytest.mark.families)])
+def test_where_weights_alone_are_heard_a_token_read_twice_moves_the_ratio_by_its_part(model_type):
+    """The value of the token is the family's own, from its cache."""
+    model, ids = roused_model(model_type), ids_for(model_type)[0].tolist()
+    (layer, head), key, read = (1, 2), 17, 9
+    with torch.no_grad():
+        own = model(torch.tensor([ids]), output_attentions=True, use_cache=True)
+    v_V = own.past_key_values.layers[layer].values[0, head, read]
+    added_V = own.attentions[layer][0, head, key, read] * v_V
+    asked = AskedLogit(3, 1, 20, key, by_tokens=True)
+    found = taken_apart(wrapped(model), ids, asked)
+    where = (layer, head, read)
+    intact, moved = intact_and_moved(
+        OUTSIDE[model_type], model, asked, (layer, head), ratio_of(model, ids), key, added_V
+    )
+    contribution = found.contribution_N[[(one.layer, one.head, one.position) for one in found.components].index(where)]
+    assert abs(contribution) > 1e-5
+    assert moved - intact == pytest.approx(contribution, rel=2e-3, abs=2e-6)
 
 
 ENCODED = {  # the same of encoders, whose last norm is among the norms
@@ -214,15 +228,26 @@ def test_a_head_twice_where_streams_are_mixed_by_constants_moves_the_logit_by_it
     assert doubled - intact == pytest.approx(found.contribution_N[names.index(writer)], rel=2e-3)
 
 
+def ratio_of(model, ids):
+    """What reads the logarithm of the ratio of two weights of a row of L3H1."""
+
+    def ratio():
+        weights = {}
+        listen(model, torch.tensor([ids]), lambda call: weights.setdefault(call.layer, call.P.rows(20, 21)))
+        return float((weights[3][0, 1, 0, 17] / weights[3][0, 1, 0, 16]).log())
+
+    return ratio
+
+
 def doubled_head(where, model, ids, asked, writer, **inputs):
     """The logit of a pass, and that of one where a head writes twice as much and nothing else reacts."""
-    before, after = intact_and_doubled(where, model, asked, writer, lambda: spec_of(model, ids, asked, **inputs))
+    before, after = intact_and_moved(where, model, asked, writer, lambda: spec_of(model, ids, asked, **inputs))
     moved = (before, after) if asked.side == "key" else (after, before)
     return product(before, before, asked), product(*moved, asked)
 
 
-def intact_and_doubled(where, model, asked, writer, read, row=slice(None)):
-    """What is read of both passes; row: where the head writes twice as much."""
+def intact_and_moved(where, model, asked, writer, read, row=slice(None), added_V=None):
+    """What is read of both passes; row: where the head writes so much more, twice as much without `added_V`."""
     path, out, rest, norms = where
     blocks = list(model.get_submodule(path))
     blocks = blocks if asked.stack == "cross" else blocks[: asked.layer]
@@ -254,7 +279,8 @@ def intact_and_doubled(where, model, asked, writer, read, row=slice(None)):
         z = kept[module][0].clone()
         if projections[module] == writer[0]:
             width = z.shape[-1] // heads
-            z[:, row, writer[1] * width : (writer[1] + 1) * width] *= 2
+            own = z[:, row, writer[1] * width : (writer[1] + 1) * width]
+            own += own.clone() if added_V is None else added_V
         return (z,)
 
     with ExitStack() as stack:

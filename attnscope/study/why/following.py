@@ -39,7 +39,7 @@ from attnscope.study.why.places import (
     with_states,
 )
 from attnscope.study.why.recipe import Recipe
-from attnscope.study.why.written import Projection, Written, WrittenSides
+from attnscope.study.why.written import HeadOutputs, Projection, Written, WrittenSides
 
 if TYPE_CHECKING:
     from attnscope.attention.spec import AttentionSpec
@@ -49,25 +49,27 @@ if TYPE_CHECKING:
 
 @contextmanager
 def written(
-    loaded: LoadedModel, reads: Tensor, inputs: Mapping[str, Any], stack: str, layer: int
+    loaded: LoadedModel, reads: Tensor, inputs: Mapping[str, Any], stack: str, layer: int, *, by_tokens: bool = False
 ) -> Iterator[WrittenSides]:
     """Run the model up to the attention of a layer. While open, the call can be made again.
 
-    reads, inputs: what the model's forward is given first, and beside it. Raises ModelError for a family whose residual
-    cannot be followed.
+    reads, inputs: what the model's forward is given first, and beside it. by_tokens: keep what earlier heads read, so
+    that `shares_by_token` can be asked: the matrices of all layers, of a family outside the interface. Raises
+    ModelError for a family whose residual cannot be followed.
     """
     with ExitStack() as opened:
-        found = opened.enter_context(_one_pass(loaded, reads, inputs, stack, layer))
+        found = opened.enter_context(_one_pass(loaded, reads, inputs, stack, layer, by_tokens))
         if found.keys_of is not None:
-            found = found.with_keys(opened.enter_context(_one_pass(loaded, reads, inputs, stack, found.keys_of)))
+            made = _one_pass(loaded, reads, inputs, stack, found.keys_of, by_tokens)
+            found = found.with_keys(opened.enter_context(made))
         yield found
 
 
 @contextmanager
 def _one_pass(
-    loaded: LoadedModel, reads: Tensor, inputs: Mapping[str, Any], stack: str, layer: int
+    loaded: LoadedModel, reads: Tensor, inputs: Mapping[str, Any], stack: str, layer: int, by_tokens: bool
 ) -> Iterator[WrittenSides]:
-    recipe = None if calls_interface(loaded.model) else Recipe(loaded, stack)
+    recipe = None if calls_interface(loaded.model) else Recipe(loaded, stack, by_tokens)
     place = place_of(loaded, reads, inputs, stack, layer)
     with FrozenNorms(loaded.model) as norms:
         one = _Pass(loaded, place, norms, recipe)
@@ -178,7 +180,8 @@ class _Pass:
                     listen(self.model, reads, self._reached, engine=engine, gradients=True, **inputs)
                     return
                 with self.recipe.heard(self.place.attention, self.place.module, self._heard):
-                    listen(self.model, reads, self.recipe.on_call, gradients=True, computed=False, **inputs)
+                    kept = self.recipe.by_tokens
+                    listen(self.model, reads, self.recipe.on_call, gradients=True, computed=kept, **inputs)
         except _ReachedError:
             return
         raise ModelError(f"layer {self.place.layer} made no attention call", "choose another layer")
@@ -201,8 +204,8 @@ class _Pass:
         if track.closed or (track.at_last and (not track.within or module is self.place.module)):
             return None
         given = hidden_of(args, kwargs)
-        heads = [call.output_BQHV for run, call in track.written.heads if run == track.entered - 1]
-        if given is None or any(one is not None and same_numbers(given, one) for one in heads):
+        heads = [one.output_BQHV for run, one in track.written.heads if run == track.entered - 1]
+        if given is None or any(same_numbers(given, one) for one in heads):
             return None
         return with_hidden(args, kwargs, given.detach())
 
@@ -212,9 +215,8 @@ class _Pass:
         at = len(heads) - 1
         if track.closed or track.projecting is not None or at < 0 or at in track.written.projections:
             return
-        output_BQHV = heads[at][1].output_BQHV
-        assert output_BQHV is not None
-        if isinstance(given, Tensor) and given.requires_grad and given.numel() == output_BQHV.numel():
+        numbers = heads[at][1].output_BQHV.numel()
+        if isinstance(given, Tensor) and given.requires_grad and given.numel() == numbers:
             track.projecting = module, given
 
     def _projected(self, track: _Track, module: nn.Module, args: tuple[Any, ...], gave: Any) -> None:
@@ -258,15 +260,15 @@ class _Pass:
         if track is None or track.closed:
             return output_BQHV.detach()
         variable = output_BQHV.detach().requires_grad_()
-        track.written.heads.append((track.entered - 1, replace(call, output_BQHV=variable)))
+        track.written.heads.append((track.entered - 1, HeadOutputs(call.layer, call.stack, variable, call)))
         return variable
 
-    def _heard(self, call: AttentionCall, through: Projection | None) -> None:
-        """A call whose output is a variable already."""
+    def _heard(self, call: AttentionCall, heads: HeadOutputs, through: Projection | None) -> None:
+        """A call outside the interface, whose output is a variable already."""
         self._reached(call)
         track = self.tracks.get(group_of(call.stack))
         if track is not None and not track.closed:
-            track.written.heads.append((track.entered - 1, call))
+            track.written.heads.append((track.entered - 1, heads))
             if through is not None:
                 track.written.projections[len(track.written.heads) - 1] = through
 
@@ -312,8 +314,9 @@ class _Pass:
                 stack.enter_context(listening(self.model, on_call, engine=UNCHECKED))
             else:
                 own = self.place.module
-                stack.enter_context(self.recipe.heard([own], own, lambda call, through: on_call(call)))
-                stack.enter_context(listening(self.model, self.recipe.on_call, computed=False))
+                stack.enter_context(self.recipe.heard([own], own, lambda call, *others: on_call(call)))
+                # as in the pass before, so that factors come in the same order
+                stack.enter_context(listening(self.model, self.recipe.on_call, computed=self.recipe.by_tokens))
             if frozen:
                 stack.enter_context(self.norms.again())
             args, kwargs = given()

@@ -46,7 +46,8 @@ def parts_of(loaded: LoadedModel, reads: Sequence[int] | Tensor, asked: AskedLog
     """
     check_model(loaded)
     given = reads if isinstance(reads, Tensor) else torch.tensor([list(reads)], device=loaded.device)
-    with written(loaded, given, inputs, asked.stack or loaded.geometry.stack, asked.layer) as found:
+    stack = asked.stack or loaded.geometry.stack
+    with written(loaded, given, inputs, stack, asked.layer, by_tokens=asked.by_tokens) as found:
         spec = spec_of(found)
         seen = visible_keys(spec, asked.head, asked.query)
         if asked.key is None:

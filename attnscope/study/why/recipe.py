@@ -22,27 +22,30 @@ from attnscope.parity.made import made_spec
 from attnscope.seam.modules import ModuleRun
 from attnscope.stacks import is_vision
 from attnscope.study.why.places import ANOTHER
-from attnscope.study.why.written import Projection
+from attnscope.study.why.written import HeadOutputs, Projection
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
     from attnscope.seam.call import AttentionCall
 
-OnLeft = Callable[["AttentionCall", Projection | None], None]  # a call with its variable, and what that is given to
+# A call, what its heads wrote, and what that is given to.
+OnLeft = Callable[["AttentionCall", HeadOutputs, Projection | None], None]
 
 
 class Recipe:
     """How the attention of one stack is made, where its modules do not ask the interface.
 
-    Raises ModelError where no layout describes its layers, and for a model of several texts.
+    by_tokens: keep each call, for who asks what its heads read. Raises ModelError where no layout describes its layers,
+    and for a model of several texts.
     """
 
-    def __init__(self, loaded: LoadedModel, stack: str) -> None:
+    def __init__(self, loaded: LoadedModel, stack: str, by_tokens: bool) -> None:
         stacks = {name: layers for name, layers in loaded.geometry.stacks.items() if not is_vision(name)}
         heads = {layer.heads for layer in stacks.get(stack, {}).values()}
         self._stack = Stack(loaded.model.config, stack, stacks.get(stack, {}).values())
         if self._stack.layout is None or list(stacks) != [stack] or len(heads) != 1:
             raise ModelError(f"{loaded.geometry.model_type} attends where its q and k are not seen", ANOTHER)
+        self.by_tokens = by_tokens
         self._out, [self._heads] = self._stack.layout.out, heads
         self._call: AttentionCall | None = None
         self._given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
@@ -55,7 +58,7 @@ class Recipe:
 
     @contextmanager
     def heard(self, attention: Iterable[nn.Module], shown: nn.Module, heard: OnLeft) -> Iterator[None]:
-        """While open, the calls of attention modules are handed on when these are left, with a variable as output.
+        """While open, the calls of attention modules are handed on when these are left, their output a variable.
 
         shown: the module whose call has its q and k.
         """
@@ -96,5 +99,7 @@ class Recipe:
             changed = self._vary(output[0] if isinstance(output, tuple) else output)
         run = ModuleRun(module, *self._given, [call]).left(output)
         spec = made_spec(run, self._stack) if module is shown else None
-        heard(replace(call, spec=spec, output_BQHV=self._variable), self._projection)
+        assert self._variable is not None
+        heads = HeadOutputs(call.layer, call.stack, self._variable, call if self.by_tokens else None)
+        heard(replace(call, spec=spec), heads, self._projection)
         return (changed, *output[1:]) if changed is not None and isinstance(output, tuple) else changed

@@ -69,7 +69,6 @@ def _part(found: Written, place: int, rows: Sequence[int]) -> Tensor:
     if at < 0:
         return found.residuals[place][0, rows, None].detach()
     through, heads = found.projections[at], found.heads[at][1].output_BQHV
-    assert heads is not None
     given_HRV = through.given.detach().reshape(heads.shape)[0, rows].transpose(0, 1)
     return (given_HRV @ projection(through.module, heads.shape[2], heads)).transpose(0, 1)
 

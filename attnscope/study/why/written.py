@@ -36,19 +36,32 @@ class Projection:
     gave: Tensor
 
 
+@dataclass(frozen=True)
+class HeadOutputs:
+    """What the heads of one attention call wrote: a variable, before their projection.
+
+    call: the call itself, where it is asked for its q and k, or for what its heads read.
+    """
+
+    layer: int
+    stack: str
+    output_BQHV: Tensor
+    call: AttentionCall | None
+
+
 @dataclass
 class Written:
     """What writes one residual in a pass, and what its gradients are asked of.
 
-    residuals: (B, T, E), what each block run is given, the last that of the layer. heads: the attention calls in them,
-    each with the place of its run; their `output_BQHV` are variables. projections: of some of these, by their place.
-    plain: the model's own stack. rerun: see `again`.
+    residuals: (B, T, E), what each block run is given, the last that of the layer. heads: what the attention calls in
+    them gave, each with the place of its run. projections: of some of these, by their place. plain: the model's own
+    stack. rerun: see `again`.
     """
 
     course: Course
     plain: str
     residuals: list[Tensor] = field(default_factory=list)
-    heads: list[tuple[int, AttentionCall]] = field(default_factory=list)
+    heads: list[tuple[int, HeadOutputs]] = field(default_factory=list)
     projections: dict[int, Projection] = field(default_factory=dict)
     rerun: Callable[[Tensor, bool], AttentionSpec] | None = None
 
@@ -62,42 +75,39 @@ class Written:
         """Who gives each row of `shared`; a head that runs again is there again."""
         found = [Component("embedding", stack=self.course.stack)]
         for at, run in enumerate(self.course.runs[: len(self.residuals) - 1]):
-            for call in self._calls(at):
-                found += self._heads_of(call)
+            for heads in (heads for place, heads in self.heads if place == at):
+                found += self._heads_of(heads)
             found.append(Component("rest", run.number, stack=self.course.stack))
         return found
 
-    def _calls(self, at: int) -> list[AttentionCall]:
-        return [call for run, call in self.heads if run == at]
-
-    def _heads_of(self, call: AttentionCall) -> list[Component]:
-        stack = None if call.stack == self.plain else call.stack
-        return [Component("head", call.layer, head, stack=stack) for head in range(_output(call).shape[2])]
+    def _heads_of(self, heads: HeadOutputs) -> list[Component]:
+        stack = None if heads.stack == self.plain else heads.stack
+        return [Component("head", heads.layer, head, stack=stack) for head in range(heads.output_BQHV.shape[2])]
 
     def gradients(self, value: Tensor, along: Tensor | None = None) -> list[Tensor | None]:
         """Of a number at the residuals, then at the heads' outputs; along: of a tensor, in this direction, itself a
         variable."""
-        variables = [*self.residuals, *(_output(call) for _, call in self.heads)]
+        variables = [*self.residuals, *(heads.output_BQHV for _, heads in self.heads)]
         how = {"retain_graph": True, "allow_unused": True, "create_graph": along is not None}
         return list(torch.autograd.grad(value, variables, along, **how))
 
     def shares(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """(C,) float64: how much of a number each component gives, by its gradients."""
-        residuals, heads = gradients[: len(self.residuals)], gradients[len(self.residuals) :]
+        residuals, of_heads = gradients[: len(self.residuals)], gradients[len(self.residuals) :]
         whole = [_product(x, gradient) for x, gradient in zip(self.residuals, residuals, strict=True)]
         return self.shared(
-            whole, [_products(_output(call), one) for (_, call), one in zip(self.heads, heads, strict=True)]
+            whole, [_products(heads.output_BQHV, one) for (_, heads), one in zip(self.heads, of_heads, strict=True)]
         )
 
     def shares_by_row(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """(C, T) float64: how much of a number each component gives by what it wrote at each token."""
-        residuals, heads = gradients[: len(self.residuals)], gradients[len(self.residuals) :]
+        residuals, of_heads = gradients[: len(self.residuals)], gradients[len(self.residuals) :]
         if any(x.ndim != 3 for x in self.residuals):
             raise ModelError("the residual of this model is several vectors per token", ANOTHER)
         pairs = zip(self.residuals, residuals, strict=True)
         whole = [_by_row(x[:, :, None], None if one is None else one[:, :, None])[0] for x, one in pairs]
         return self.shared(
-            whole, [_by_row(_output(call), one) for (_, call), one in zip(self.heads, heads, strict=True)]
+            whole, [_by_row(heads.output_BQHV, one) for (_, heads), one in zip(self.heads, of_heads, strict=True)]
         )
 
     def shared(self, whole: Sequence[Tensor], by_head: Sequence[Tensor]) -> Tensor:
@@ -121,9 +131,9 @@ class Written:
     def shares_by_token(self, of_numbers: Sequence[Sequence[Tensor | None]]) -> dict[Component, Tensor]:
         """{head: (N, K) float64}: how much of each number, by its gradients, each head gives by each token it reads."""
         found: dict[Component, Tensor] = {}
-        for at, (_, call) in enumerate(self.heads, len(self.residuals)):
-            by_token_NHK = _by_token(call, [gradients[at] for gradients in of_numbers])
-            for component, by_token_NK in zip(self._heads_of(call), by_token_NHK.unbind(1), strict=True):
+        for at, (_, heads) in enumerate(self.heads, len(self.residuals)):
+            by_token_NHK = _by_token(heads, [gradients[at] for gradients in of_numbers])
+            for component, by_token_NK in zip(self._heads_of(heads), by_token_NHK.unbind(1), strict=True):
                 found[component] = found[component] + by_token_NK if component in found else by_token_NK
         return found
 
@@ -137,7 +147,7 @@ class Written:
         """The earlier layer that made the keys of a call, where its own layer did not."""
         if spec.k_BGKD.requires_grad:
             return None
-        earlier = [call for _, call in self.heads if call.spec is not None]
+        earlier = [heads.call for _, heads in self.heads if heads.call is not None]
         return next((one.layer for one in reversed(earlier) if _equal(one.spec, spec)), None)
 
     @property
@@ -203,11 +213,6 @@ def _equal(one: AttentionSpec | None, other: AttentionSpec) -> bool:
     return one is not None and one.k_BGKD.shape == other.k_BGKD.shape and torch.equal(one.k_BGKD, other.k_BGKD)
 
 
-def _output(call: AttentionCall) -> Tensor:
-    assert call.output_BQHV is not None
-    return call.output_BQHV
-
-
 def _by_row(x_BTHV: Tensor, gradient_BTHV: Tensor | None) -> Tensor:
     """(H, T) float64 on the CPU: what each head gives by each token of its output."""
     if gradient_BTHV is None:
@@ -234,25 +239,26 @@ def _products(x_BTHV: Tensor, gradient_BTHV: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def _by_token(call: AttentionCall, gradients: Sequence[Tensor | None]) -> Tensor:
-    """(N, H, K) float64: what each head gives to each number by each key, A (v . gradient), summed over its rows."""
-    spec = call.spec
-    if spec is None:
+def _by_token(heads: HeadOutputs, gradients: Sequence[Tensor | None]) -> Tensor:
+    """(N, H, K): what each head gives to each number by each key, A (v . gradient), summed over its rows."""
+    call, v_BGKV = heads.call, None if heads.call is None else heads.call.v_BGKV
+    if call is None or v_BGKV is None:
         raise ModelError("the values of this model's heads are not seen", "leave out {by=tokens}")
-    found_NHK = exact(torch.zeros(len(gradients), spec.heads, spec.v_BGKV.shape[2], device=spec.device))
+    P, v_GKV = call.P, v_BGKV[0].float()
+    found_NHK = exact(torch.zeros(len(gradients), P.heads, v_GKV.shape[1], device=P.device))
     gradient_of = {number: one[0] for number, one in enumerate(gradients) if one is not None}
     rows_of = {number: _reached(one_THV) for number, one_THV in gradient_of.items()}
-    for start in range(0, _output(call).shape[1], ROWS):
+    for start in range(0, heads.output_BQHV.shape[1], ROWS):
         here = {number: [row for row in rows if start <= row < start + ROWS] for number, rows in rows_of.items()}
         reached = [row for rows in here.values() for row in rows]
         if not reached:
             continue
         first, stop = min(reached), max(reached) + 1
-        weights_HQK, shares_BHQ1 = spec.weights(first, stop)[0], spec.output_shares(first, stop)
+        weights_HQK, shares_BHQ1 = P.rows(first, stop)[0], call.output_shares(first, stop)
         weights_HQK = weights_HQK if shares_BHQ1 is None else weights_HQK * shares_BHQ1[0]
         for number, rows in here.items():
             if rows:
-                read_HrK = _read(spec, gradient_of[number][rows])
+                read_HrK = _read(v_GKV, gradient_of[number][rows])
                 found_NHK[number] += (weights_HQK[:, [row - first for row in rows]] * read_HrK).sum(1)
     return found_NHK
 
@@ -263,8 +269,8 @@ def _reached(gradient_THV: Tensor) -> list[int]:
     return found
 
 
-def _read(spec: AttentionSpec, gradient_RHV: Tensor) -> Tensor:
+def _read(v_GKV: Tensor, gradient_RHV: Tensor) -> Tensor:
     """(H, R, K): what a whole weight on a key gives, by the gradients at some rows of the heads' outputs."""
-    v_GKV = spec.v_BGKV[0].float()
-    gradient_GrV = gradient_RHV.float().transpose(0, 1).reshape(spec.kv_heads, -1, v_GKV.shape[-1])
-    return (gradient_GrV @ v_GKV.mT).view(spec.heads, -1, v_GKV.shape[1])
+    rows, heads, _ = gradient_RHV.shape
+    gradient_GrV = gradient_RHV.float().transpose(0, 1).reshape(len(v_GKV), -1, v_GKV.shape[-1])
+    return (gradient_GrV @ v_GKV.mT).view(heads, rows, -1)
