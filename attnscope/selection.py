@@ -68,12 +68,13 @@ def select_stacks(
         {'decoder': {1: (0, 1, 2, 3)}, 'cross': {0: (3,)}}
     """
     parts: dict[str, list[str]] = {}
+    shown = [stack for stack, layers in heads.items() if layers]  # Pegasus-X's encoder shows no head
     for part in resolved(expression, named).split(","):
         match = _STACK.match(part)
         stack = next(one for one in STACKS if one.startswith(match["stack"].lower())) if match else plain
-        if stack not in heads:
+        if stack not in shown:
             raise UsageError(
-                f"{part!r} names {stack} layers, and this model has {' and '.join(heads)} layers", f"write {GRAMMAR}"
+                f"{part!r} names {stack} layers, and this model shows {' and '.join(shown)} layers", f"write {GRAMMAR}"
             )
         parts.setdefault(stack, []).append(part if match is None else match["rest"] or "*")
     return {stack: select(",".join(parts[stack]), heads[stack]) for stack in heads if stack in parts}

@@ -260,10 +260,11 @@ def test_selections_of_stacks(expression, expected):
     assert select_stacks(expression, heads, "decoder") == expected
 
 
-@pytest.mark.parametrize("expression", ["cross.0", "cross", "dec.1"])
-def test_a_stack_that_is_not_there(expression):
-    with pytest.raises(UsageError, match="encoder layers"):
-        select_stacks(expression, {"encoder": {0: 2}}, "encoder")
+@pytest.mark.parametrize("expression", ["cross.0", "cross", "dec.1", "dec.last"])
+@pytest.mark.parametrize("heads", [{"encoder": {0: 2}}, {"encoder": {0: 2}, "decoder": {}}])
+def test_a_stack_that_is_not_there(expression, heads):
+    with pytest.raises(UsageError, match="this model shows encoder layers"):
+        select_stacks(expression, heads, "encoder")
 
 
 def test_a_selection_keeps_heads_of_its_stacks_alone(bart):
