@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from attnscope.shown import in_a_line
 
 _OPTION = re.compile(r"\{(\w+)(?:=([^{}]*))?\}")
+_OR = re.compile(r"(; |,? or )(?!\{)")  # before a step that may be taken instead; `use {x} or {y}` is one
 
 
 class AttnscopeError(Exception):
@@ -42,6 +43,17 @@ class AttnscopeError(Exception):
             return f"--{name.replace('_', '-')}" + ("" if value in (None, "True") else f" {value}")
 
         return self._line(spell)
+
+    def steps(self, options: Collection[str]) -> str:
+        """The hint without the steps that name another option than these.
+
+        >>> UsageError("it is too long", "shorten it, or use {truncate=left}").steps({"text"})
+        'shorten it'
+        """
+        first, *others = _OR.split(self.hint)
+        steps = [("", first), *zip(others[::2], others[1::2], strict=True)]
+        taken = [one for one in steps if all(option[1] in options for option in _OPTION.finditer(one[1]))]
+        return "".join(step if place == 0 else separator + step for place, (separator, step) in enumerate(taken))
 
     def _line(self, spell: Callable[[str, str | None], str]) -> str:
         hint = _OPTION.sub(lambda option: spell(option[1], option[2]), self.hint)

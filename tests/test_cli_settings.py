@@ -1,7 +1,14 @@
 """Settings: what `--set NAME=VALUE` takes, and what is said to whoever types one as an option."""
 
+import ast
+import re
+from functools import partial
+from pathlib import Path
+
 import pytest
 
+import attnscope
+from attnscope.cli import run
 from attnscope.cli.app import made
 from attnscope.cli.groups import Mark, parameters
 from attnscope.cli.heads import Ranking
@@ -130,6 +137,70 @@ def test_errors_name_a_setting_as_the_command_takes_it(tmp_path):
     error = UsageError("no", "say {base=FOLDER} or {allow_pickle=True}, leave out {base}, {top=3}")
     expected = "no; say --set base=FOLDER or --set allow_pickle=true, leave out --set base, --top 3"
     assert error.for_shell({"base", "allow_pickle"}) == expected
+
+
+HINTS = [  # what `explain` says of each, whose options they mostly are not
+    ("use {engine=eager}", "use --engine eager, which `attnscope heads` takes"),
+    ("12 tokens fit: shorten the text, or use {engine=fused}", "12 tokens fit: shorten the text"),
+    ("give the target with {target=TEXT}, or use {task=encoder}", "use --set task=encoder"),
+    ("use {dtype=float32}; where only scores are too large {engine=fused} reads it", "use --dtype float32"),
+    ("leave out {max_tokens} and {truncate}", "leave out --max-tokens and --truncate, which `attnscope batch` takes"),
+    ("use {truncate=left} or {truncate=right}", "use --truncate left or --truncate right"),
+    ("leave out {max_mb}, or {why}", "leave out --max-mb, or --why, which `attnscope view` takes"),
+    ("leave out {change}", "`attnscope explain --help all` lists what there is"),  # of Python alone
+    ("choose another", "choose another"),
+]
+
+
+@pytest.mark.parametrize(("hint", "says"), HINTS)
+def test_a_hint_names_options_that_the_command_has(monkeypatch, capsys, hint, says):
+    def refused(*given):
+        raise UsageError("no", hint)
+
+    monkeypatch.setattr("attnscope.cli._dispatch", refused)
+    assert run(["explain", "the bank"]) == 2
+    assert capsys.readouterr().err == f"attnscope: no; {says}\n"
+
+
+@pytest.mark.e2e
+def test_no_hint_of_the_source_names_an_option_that_a_command_lacks(monkeypatch, capsys):
+    """Every hint as every command says it: its options are the command's, or those of the one that is named."""
+    found = hints_of_source()
+    assert len(found) > 100
+    options = {name: {one.typed for one in parameters(*made(name).groups).values()} for name in COMMANDS}
+    for hint in sorted(found):
+        monkeypatch.setattr("attnscope.cli._dispatch", partial(raised, UsageError("no", hint)))
+        for name in COMMANDS:
+            run([name])
+            said = capsys.readouterr().err.removeprefix("attnscope: no; ").rstrip("\n")
+            if said.endswith("lists what there is"):
+                continue
+            other = re.search(r", which `attnscope (\w+)` takes$", said)
+            named = set(re.findall(r"--set \w+|(?<![\w`-])--(?!set)[a-z-]+", said)) - own_words(hint)
+            assert named <= options[other[1] if other else name], (name, said)
+            assert not said.startswith("--") or hint.startswith("{"), (name, said)
+
+
+def own_words(hint):
+    """The options that a hint names without braces, of a command that it names, too."""
+    return set(re.findall(r"--[a-z-]+", hint))
+
+
+def raised(error, *given):
+    raise error
+
+
+def hints_of_source():
+    """The texts of the source that name options; what else is filled in is `X`."""
+    found = set()
+    for file in Path(attnscope.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            if all(isinstance(part, ast.Constant | ast.FormattedValue) for part in parts):
+                text = "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in parts)
+                if "\n" not in text and re.search(r"\{[a-z_]+(=[^{}]*)?\}", text):
+                    found.add(text)
+    return found
 
 
 def test_a_group_is_made_without_its_settings():

@@ -6,7 +6,7 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ from attnscope.shown import LINES, visible
 
 if TYPE_CHECKING:
     import typer
+
+    from attnscope.cli.groups import Parameter
 
 USAGE = 2
 BROKEN_MODEL = 3
@@ -42,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
     except AttnscopeError as error:
         if error.__cause__ is not None:  # of a library: where it failed helps who wrote the model
             _trace(error, arguments)
-        return _say(error.for_shell(_settings(arguments)), error.exit_code)
+        return _say(_in_words(error, arguments), error.exit_code)
     except BrokenPipeError:
         _forget_streams()
         return 0
@@ -79,22 +81,39 @@ def _dispatch(arguments: list[str]) -> int:
         return _refuse(error, arguments)
 
 
-def _settings(arguments: Sequence[str]) -> Collection[str]:
-    """What the command that was called takes by --set."""
-    from attnscope.cli.app import COMMANDS, module_of
-    from attnscope.cli.settings import settings_of
+def _in_words(error: AttnscopeError, arguments: Sequence[str]) -> str:
+    """An error as the command says it that was called: its hint names options that this command has.
 
-    name = arguments[0] if arguments else ""
-    return settings_of(getattr(module_of(name), name).groups) if name in COMMANDS else ()
+    Where no step is left, the hint is of the first command that has its options.
+    """
+    from attnscope.cli.app import COMMANDS
+
+    called = arguments[0] if arguments else ""
+    if called not in COMMANDS:
+        return error.for_shell()
+    for name in (called, *COMMANDS):
+        options = _options(name)
+        hint = error.steps({one.key for one in options.values()})
+        if hint or not error.hint:
+            hint += f", which `attnscope {name}` takes" * (name != called)
+            settings = {one.key for one in options.values() if one.is_setting}
+            return AttnscopeError(error.message, hint).for_shell(settings)
+    return AttnscopeError(error.message, f"`attnscope {called} --help all` lists what there is").for_shell()
+
+
+def _options(command: str) -> Mapping[str, Parameter]:
+    """The options of a command, its settings among them, by field."""
+    from attnscope.cli.app import module_of
+    from attnscope.cli.groups import parameters
+
+    return parameters(*getattr(module_of(command), command).groups)
 
 
 def _options_again(name: str) -> Collection[str]:
     """The fields, settings of other commands, that are options of one."""
-    from attnscope.cli.app import module_of
-    from attnscope.cli.groups import OPTION, parameters
+    from attnscope.cli.groups import OPTION
 
-    found = parameters(*getattr(module_of(name), name).groups)
-    return {field for field, one in found.items() if OPTION in one.extra}
+    return {field for field, one in _options(name).items() if OPTION in one.extra}
 
 
 def _refuse(error: typer.TyperException, arguments: Sequence[str]) -> int:

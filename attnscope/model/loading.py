@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?|mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES, PACKAGE = re.compile(r"\b(GPU|CUDA|XPU)\b"), re.compile(r"install|librar|package|version", re.I)
-GIVE_PICTURE = "give it one with attnscope heads {picture=FILE}"
+GIVE_PICTURE = "give it one with {picture=FILE}"
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
