@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+import attnscope
 from attnscope import signals
 from attnscope.cli import output
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call, on_terminal, spawn, start, tree
@@ -531,7 +532,11 @@ def test_a_text_too_large_is_refused_before_the_forward_pass(monkeypatch):
     monkeypatch.setattr("attnscope.observe.choice.free_memory", lambda device: 1000)
     result = call("heads", "--text", SENTENCE, "--engine", "eager")
     assert (result.code, result.out) == (5, b"")
-    assert re.search(r"eager .*\d+ tokens .*cpu has 1000 bytes.*; \d+ tokens fit", result.err)
+    assert re.search(r"eager .*\d+ tokens .*cpu has 1000 bytes.*; \d+ tokens fit.*or use --engine fused\n", result.err)
+    explained = call("explain", "--text", SENTENCE, "--head", "L2H0")  # which has no other engine
+    assert re.search(r"; \d+ tokens fit: shorten the text\n$", explained.err)
+    with pytest.raises(attnscope.AttnscopeError, match=r"; \d+ tokens fit: shorten the text$"):
+        attnscope.explain(attnscope.load("demo"), SENTENCE, "L2H0")
 
 
 def test_a_disk_that_fills_up_while_writing(monkeypatch, tmp_path):

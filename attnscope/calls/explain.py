@@ -10,10 +10,11 @@ from attnscope.calls.explain_record import Explained
 from attnscope.errors import UsageError
 from attnscope.explain import explain_head
 from attnscope.keep.request import Request
+from attnscope.model.options import LoadOptions
 from attnscope.run import prepare
 from attnscope.selection import pairs, select
 from attnscope.text.tokens import described
-from attnscope.typed import check_names
+from attnscope.typed import check_names, hints_of
 
 if TYPE_CHECKING:
     from attnscope.ask import Text
@@ -50,6 +51,7 @@ class ExplainOptions:
     pair: str | None = None
 
 
+@hints_of(ExplainOptions, LoadOptions)
 def explain(model: LoadedModel, text: Text, head: str, **options: Unpack[ExplainFields]) -> Explained:
     """One head, one sentence, every step with its numbers, each compared with the model's own.
 

@@ -10,11 +10,12 @@ from attnscope.ask import Ask
 from attnscope.calls.records import Record
 from attnscope.errors import UsageError
 from attnscope.files import save_json
+from attnscope.model.options import LoadOptions
 from attnscope.parity import ATOL, TEXT, check_parity
 from attnscope.parity.certificate import certificate, in_words, parity_table
 from attnscope.run import prepare
 from attnscope.selection import resolved
-from attnscope.typed import check_names
+from attnscope.typed import check_names, hints_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,6 +76,7 @@ class ParityOptions:
         return Ask(text, engine="eager", **{name: getattr(self, name) for name in names})
 
 
+@hints_of(ParityOptions, LoadOptions)
 def parity(model: LoadedModel, text: Text | None = None, **options: Unpack[ParityFields]) -> Parity:
     """Every attention layer against attention written from the papers, computed from the layer's own weights.
 

@@ -8,6 +8,7 @@ from attnscope.calls.why_options import MEAN, WhyFields, WhyOptions, ask_of
 from attnscope.calls.why_record import Why
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.loaded import check_loaded
+from attnscope.model.options import LoadOptions
 from attnscope.run import prepare
 from attnscope.seam.inputs import given_of
 from attnscope.selection import pairs, select_stacks
@@ -15,7 +16,7 @@ from attnscope.stacks import OF_TWO_TEXTS, TEXT_TASKS
 from attnscope.study.why.parts import parts_of
 from attnscope.study.why.records import AskedLogit
 from attnscope.text.tokens import Found, described, find
-from attnscope.typed import check_names
+from attnscope.typed import check_names, hints_of
 
 if TYPE_CHECKING:
     from attnscope.ask import Text
@@ -29,6 +30,7 @@ VERIFIED = 10  # components that --verify replaces
 ONE = "write its position, or bank#2"
 
 
+@hints_of(WhyOptions, LoadOptions)
 def why(model: LoadedModel, text: Text, head: str, **options: Unpack[WhyFields]) -> Why:
     """Why a head looks where it looks: a logit before the softmax, taken apart by what wrote its key or query.
 
