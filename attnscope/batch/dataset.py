@@ -32,7 +32,7 @@ from attnscope.keep.columns import Score, ranked
 from attnscope.measure.metrics import KNOWN, LENGTHS, LOOKBACKS, MASS
 from attnscope.memory import free_memory, human_bytes
 from attnscope.stacks import DECODER, STACKS
-from attnscope.study.statistics import Means, means
+from attnscope.study.statistics import Means, Range, means
 from attnscope.tables import FORMATS, as_table, numbers, texts_at
 
 ROW_BYTES = 16  # of a row, while one of its columns is read, at the least
@@ -169,9 +169,9 @@ class Dataset:
                 kept_N = pair_N == names.index(pair[0]) * len(names) + names.index(pair[1])
             kept_N &= np.isin(key_N, heads)
             which = {part: one[kept_N] for part, one in head_numbers(key_N).items()}
-            value_SN, span = values[name][:, kept_N], KNOWN[name].span
+            value_SN, within = values[name][:, kept_N], KNOWN[name].within
             return {
-                STACKS[stack]: _over_layers(value_SN[:, of], which["layer"][of], span)
+                STACKS[stack]: _over_layers(value_SN[:, of], which["layer"][of], within)
                 for stack in np.unique(which["stack"]).tolist()
                 for of in [which["stack"] == stack]
             }
@@ -344,11 +344,11 @@ def _heads_of(summary: pa.Table, pair: Pair | None) -> CorpusHeads:
     return CorpusHeads(key_N, **head_numbers(key_N), scores=scores, texts=texts)
 
 
-def _over_layers(value_SN: np.ndarray, layer_N: np.ndarray, span: float) -> tuple[np.ndarray, Means]:
+def _over_layers(value_SN: np.ndarray, layer_N: np.ndarray, within: Range | None) -> tuple[np.ndarray, Means]:
     """The mean over the heads of each layer, text by text, and its mean over the texts."""
     layers = np.unique(layer_N)
     there_SN = ~np.isnan(value_SN)
     of_LN = (layer_N == layers[:, None]).astype(np.float64)
     with np.errstate(invalid="ignore"):
         value_SL = (np.where(there_SN, value_SN, 0.0) @ of_LN.T) / (there_SN @ of_LN.T)
-    return layers, means(value_SL, span=span)
+    return layers, means(value_SL, within=within)

@@ -136,7 +136,7 @@ class WrittenRows:
 
     def means(self, name: str, keys_N: np.ndarray, values: dict[str, np.ndarray]) -> pa.Table:
         """The rows of the summary for one column."""
-        found, names = means(values[name], span=KNOWN[name].span), self.output.spans
+        found, names = means(values[name], within=KNOWN[name].within), self.output.spans
         which_N, pair_N = np.divmod(keys_N, len(names) ** 2) if self._spans else (keys_N, None)
         which = head_numbers(which_N)
         columns = {

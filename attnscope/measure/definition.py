@@ -44,6 +44,6 @@ class Metric:
     stacks: tuple[str, ...] = SOFTMAX
 
     @property
-    def span(self) -> float:
-        """How far a text can lie from texts that are all equal: 1 for a share, 0 where no bound holds for all texts."""
-        return 1.0 if self.range == "0 to 1" else 0.0
+    def within(self) -> tuple[float, float] | None:
+        """The range of a text's value: that of a share; None where no bound holds for all texts, however long."""
+        return (0.0, 1.0) if self.range == "0 to 1" else None

@@ -30,7 +30,7 @@ from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.seam.report import CaptureReport
 from attnscope.stacks import DECODER, ENCODER, NAMES, STACKS, TEXT_TASKS, prefix, sides
-from attnscope.study.statistics import Effects, paired
+from attnscope.study.statistics import SHARE, Effects, Range, paired
 from attnscope.text.align import Align, Units, alignment, units
 from attnscope.text.tokens import Chosen
 
@@ -183,7 +183,7 @@ class Comparison:
     @cached_property
     def js(self) -> Effects:
         """The mean divergence of each head, with an interval over the texts."""
-        return self._paired(self.js_SN, np.zeros_like(self.js_SN))
+        return self._paired(self.js_SN, np.zeros_like(self.js_SN[0]), SHARE)
 
     def metric(self, name: str) -> Effects:
         """The other side's metric minus the first's, over the texts in which it can show on both."""
@@ -192,18 +192,22 @@ class Comparison:
     @cached_property
     def _metrics(self) -> dict[str, Effects]:
         return {
-            name: self._paired(other_SN, first_SN, KNOWN[name].span)
+            name: self._paired(other_SN, first_SN, KNOWN[name].within)
             for name, (first_SN, other_SN) in self.metrics.items()
         }
 
-    def _paired(self, score_SN: np.ndarray, null_SN: np.ndarray, span: float = 1.0) -> Effects:
-        """The difference of each stack over the texts in which one of its heads has one."""
+    def _paired(self, score_SN: np.ndarray, null: np.ndarray, within: Range | None) -> Effects:
+        """The difference of each stack over the texts in which one of its heads has one.
+
+        null: measured on the same texts (S, N), or known (N,).
+        """
         found = []
         for places in self.stacks.values():
-            score_Sn, null_Sn = score_SN[:, places], null_SN[:, places]
-            there_S = np.isfinite(score_Sn - null_Sn).any(1)
+            score_Sn, of_stack = score_SN[:, places], null[..., places]
+            there_S = np.isfinite(score_Sn - of_stack).any(1)
             there_S |= not there_S.any()
-            found.append(paired(score_Sn[there_S], null_Sn[there_S], flips=0, span=span))
+            of_texts = of_stack[there_S] if of_stack.ndim > 1 else of_stack
+            found.append(paired(score_Sn[there_S], of_texts, flips=0, within=within))
         names = [one.name for one in fields(Effects)]
         return Effects(**{name: np.concatenate([getattr(one, name) for one in found]) for name in names})
 

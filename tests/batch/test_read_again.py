@@ -19,7 +19,7 @@ from attnscope.batch.summary import write_summary
 from attnscope.errors import InputError, UsageError
 from attnscope.measure.metrics import METRICS
 from attnscope.model import loading
-from attnscope.study.statistics import means
+from attnscope.study.statistics import SHARE, means
 from helpers.command_line import HANGS, call, on_terminal
 from helpers.corpora import batch, jsonl, some_texts
 
@@ -69,7 +69,7 @@ def test_heads_have_the_means_of_the_rows_that_were_written(place: Path) -> None
     for name in ("focus", "mass"):
         assert found[f"{name}_texts"].tolist() == rows[name].count().reindex(found.index).tolist()
         values = written(place / "asked").pivot(index="item", columns=WHO, values=name)
-        by_hand = means(values.to_numpy())
+        by_hand = means(values.to_numpy(), within=SHARE)
         for end in ("low", "high"):
             expected = pd.Series(getattr(by_hand, end), values.columns).reindex(found.index)
             np.testing.assert_allclose(found[f"{name}_{end}"], expected, atol=1e-5)
@@ -269,7 +269,7 @@ def test_the_intervals_are_of_the_means_of_each_text(place: Path) -> None:
     [depths] = dataset.depths(found, np.arange(HEADS), ["sink"]).values()
     layers, low, high = depths[0].interval
     rows = written(place / "asked").groupby(["item", "layer"])["sink"].mean().unstack()
-    by_hand = means(rows.to_numpy())
+    by_hand = means(rows.to_numpy(), within=SHARE)
     assert layers.tolist() == rows.columns.tolist()
     np.testing.assert_allclose(low, by_hand.low, atol=1e-5)
     np.testing.assert_allclose(high, by_hand.high, atol=1e-5)

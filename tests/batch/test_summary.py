@@ -20,7 +20,7 @@ from attnscope.folder.claim import locked
 from attnscope.measure.metrics import METRICS
 from attnscope.model.loaded import LoadedModel
 from attnscope.observe import Request
-from attnscope.study.statistics import means
+from attnscope.study.statistics import SHARE, means
 from helpers.command_line import Result, call
 from helpers.corpora import jsonl, some_texts
 
@@ -88,7 +88,7 @@ def test_its_intervals_are_of_texts_and_none_stands_under_32(made: Path, summed:
     heads = pd.read_parquet(made / "heads")
     for metric in ("sink", "duplicate_token"):
         values = heads.pivot(index="item", columns=WHO, values=metric).to_numpy()
-        by_hand = means(values)
+        by_hand = means(values, within=SHARE)
         one = found[(found["metric"] == metric) & found["query_span"].isna()]
         np.testing.assert_allclose(one["low"], by_hand.low, atol=1e-6)
         np.testing.assert_allclose(one["high"], by_hand.high, atol=1e-6)

@@ -95,12 +95,12 @@ def test_an_atlas_of_an_older_version_is_refused_in_one_line(demo, tmp_path):
     made_atlas(DEMO_FOLDER, {(3, 0): ("induction", "retrieval")}).save(tmp_path)
     said = json.loads((tmp_path / "atlas.json").read_text())
     (tmp_path / "atlas.json").write_text(json.dumps(said | {"schema": "atlas/1"}))
-    with pytest.raises(InputError, match="has schema 'atlas/1', expected 'atlas/2'; scan the model again"):
+    with pytest.raises(InputError, match="has schema 'atlas/1', expected 'atlas/3'; scan the model again"):
         atlas_of(demo, tmp_path)
     for command in (("heads", TEXT, "--select", "@induction"), ("ablate", "demo", "--sequences", "2")):
         refused = call(*command, "--atlas", str(tmp_path), "-q")
         assert (refused.code, refused.out, refused.err.count("\n")) == (4, b"", 1)
-        assert "'atlas/2'; scan the model" in refused.err
+        assert "'atlas/3'; scan the model" in refused.err
 
 
 # whose atlas it is
@@ -137,7 +137,7 @@ def test_another_models_atlas_in_the_folder_is_left_aside(own, other, caplog):
     made_atlas(other, ROLES).save(own / "atlas")
     assert atlas_of(attnscope.load(str(own))) is None
     assert "is ignored: it was not made with these weights" in caplog.text
-    for damage in ("{}", '{"schema": "atlas/2"}', "["):
+    for damage in ("{}", '{"schema": "atlas/3"}', "["):
         caplog.clear()
         (own / "atlas" / "atlas.json").write_text(damage)
         assert atlas_of(attnscope.load(str(own))) is None

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -44,8 +45,9 @@ def hub(tmp_path_factory):
 def atlas(effects, low):
     """An atlas of three heads with one probe held against two nulls."""
     zero = np.zeros(3)
-    first = Effects(zero, zero, np.array(effects), zero, zero, np.array(low), zero, zero, zero, np.full(3, 64))
-    second = Effects(*[zero] * 9, n=np.full(3, 64))
+    first = Effects(*[zero] * 10, n=np.full(3, 64))
+    first = replace(first, effect=np.array(effects), low_all=np.array(low))
+    second = Effects(*[zero] * 10, n=np.full(3, 64))
     findings = [Finding("induction p10", "other", first), Finding("induction p10", "shuffled", second)]
     return Atlas(((0, 0), (0, 1), (1, 0)), findings, {(0, 0): ("induction",)}, {})
 

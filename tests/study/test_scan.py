@@ -132,7 +132,7 @@ def test_a_kept_atlas_reads_back_as_it_was(kept, tmp_path):
         read_back(tmp_path)
     (tmp_path / "atlas.json").write_text(json.dumps({"schema": "atlas/0"}))
     shutil.copy(folder / "atlas.parquet", tmp_path)
-    with pytest.raises(InputError, match=r"'atlas/0'.*'atlas/2'"):
+    with pytest.raises(InputError, match=r"'atlas/0'.*'atlas/3'"):
         read_back(tmp_path)
 
 

@@ -146,7 +146,7 @@ class Ablation:
         """The columns that statistics fill, over the sets that were asked for."""
         effect_SK = np.stack([self.effect(one) for _, _, one in rows], 1)
         intact_SK = np.broadcast_to(self.intact_S[:, None], effect_SK.shape)
-        found = paired(intact_SK + effect_SK, intact_SK, span=0.0)
+        found = paired(intact_SK + effect_SK, intact_SK)
         for column in ("effect", "low", "high", "p"):
             yield column, getattr(found, column)
 

@@ -51,4 +51,4 @@ def synergies(heads: Sequence[HeadIndex], effect_SK: np.ndarray, seed: int = 0) 
     heads, pairs = sorted(heads), tuple(combinations(sorted(heads), 2))
     single = {head: effect_SK[:, place] for place, head in enumerate(heads)}
     sums_SN = np.stack([single[one] + single[other] for one, other in pairs], 1)
-    return Pairs(pairs, paired(effect_SK[:, len(heads) :], sums_SN, seed=seed, span=0.0))
+    return Pairs(pairs, paired(effect_SK[:, len(heads) :], sums_SN, seed=seed))

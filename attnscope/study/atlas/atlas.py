@@ -27,11 +27,11 @@ from attnscope.study.atlas.roles import MARK, RULES, Rule
 from attnscope.study.statistics import Effects
 from attnscope.tables import as_table, numbers, save
 
-SCHEMA = "atlas/2"
+SCHEMA = "atlas/3"
 NAME, TABLE = "atlas.json", "atlas.parquet"
 BESIDE = "atlas"  # the folder in a model's own that holds its atlas
 MOST_ROWS = 1 << 19  # heads times contrasts: a model of 5,120 heads has 180,000
-COLUMNS = ("score", "null", "effect", "low", "high", "low_all", "high_all", "p", "t", "n")
+COLUMNS = ("score", "null", "effect", "low", "high", "low_all", "high_all", "p", "p_symmetric", "t", "n")
 
 
 logger = logging.getLogger(__name__)

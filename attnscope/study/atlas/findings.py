@@ -21,7 +21,7 @@ from attnscope.seam.listen import listen
 from attnscope.study.atlas.copying import CalledLayer, Copying
 from attnscope.study.atlas.long_range_copying import completed
 from attnscope.study.atlas.probes import Arm, Contrast, Measure, Trial, batches
-from attnscope.study.statistics import Effects, paired
+from attnscope.study.statistics import SHARE, Effects, paired
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -91,7 +91,8 @@ def findings_of(trial: Trial, readings: Readings, seed: int = 0) -> list[Finding
     def effects(one: Contrast) -> Effects:
         shown_S = np.isfinite(values[one.score]).any(1)
         shown_S |= ~shown_S.any()
-        return paired(values[one.score][shown_S], null_SN(one)[shown_S], seed=seed)
+        null_Sn = null_SN(one)[shown_S]
+        return paired(values[one.score][shown_S], null_Sn[0] if one.computed else null_Sn, seed=seed, within=SHARE)
 
     return [Finding(one.probe, one.against, effects(one)) for one in trial.contrasts]
 

@@ -72,14 +72,15 @@ RECALL, FROM_UNIFORM = Measure("needle", "recall"), Measure("distinct", "from un
 class Contrast:
     """What a trial decides: the score of a probe against one null, paired by sequence.
 
-    null: several measures mean their largest, none the mean of the other heads' scores. Sequences in which no head has
-    a score are left out.
+    null: several measures mean their largest, none the mean of the other heads' scores. computed: the null is known and
+    equal in all sequences, since no pass of the model gives it. Sequences in which no head has a score are left out.
     """
 
     probe: str
     against: str
     score: Measure
     null: tuple[Measure, ...]
+    computed: bool = False
 
 
 @dataclass(frozen=True)
@@ -290,6 +291,7 @@ def _sinks(pool: Sequence[int], begin: Sequence[int], length: int, count: int, g
             "uniform",
             Measure(arm, name),
             (Measure(arm, f"{name} of uniform"),),
+            computed=True,
         )
         for arm in arms
         for name in (KEY0, STRONGEST)

@@ -2,23 +2,31 @@
 
 The unit is a sequence or a text, never a row: rows of one text are not independent.
 
-    found = paired(score_SN, null_SN)
-    found.effect, found.low, found.high, found.p       # (N,) each
-    found = means(score_SN)
-    found.mean, found.low, found.high, found.n
+    result = paired(score_SN, null_SN, within=(0, 1))
+    result.effect, result.low, result.high, result.p   # (N,) each
+    result = means(score_SN, within=(0, 1))
+    result.mean, result.low, result.high, result.n
+    effect_columns(effect_SN)                           # the columns of a study's table
 
-An interval is the mean plus or minus the larger of two widths, derived in docs/atlas.md:
-
-- c standard errors, c the quantile of the largest |t| over resamples of the sequences;
-- a margin for what so few sequences need not show: share * reach. An event rarer than `share` can be absent from all
-  sequences; reach is how far the farthest sequence lies from the mean, or `span` where all are equal.
-
-Shapes: S sequence, N head, B draw.
+`intervals` says which interval a mean gets: `bootstrap` resamples, `bounds` has the bound for masses and the open ends
+of values without a range. `flips` tests symmetry, `counts` signs and medians. docs/statistics.md derives them.
 """
 
-from attnscope.study.statistics.bootstrap import FEWEST
 from attnscope.study.statistics.effects import Effects, effect_columns, paired
+from attnscope.study.statistics.intervals import FEWEST, SHARE, Range, fewest_for_p
 from attnscope.study.statistics.means import Means, means
 from attnscope.study.statistics.ranks import largest_of, rank_correlation
 
-__all__ = ["FEWEST", "Effects", "Means", "effect_columns", "largest_of", "means", "paired", "rank_correlation"]
+__all__ = [
+    "FEWEST",
+    "SHARE",
+    "Effects",
+    "Means",
+    "Range",
+    "effect_columns",
+    "fewest_for_p",
+    "largest_of",
+    "means",
+    "paired",
+    "rank_correlation",
+]

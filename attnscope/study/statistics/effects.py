@@ -1,6 +1,6 @@
 """Effects: scores held against nulls, sequence by sequence, and what many texts show of many heads.
 
-Shapes: S sequence, N head.
+Shapes: S sequence or text, N head.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnscope.study.statistics.bootstrap import DRAWS, FEWEST, LEVEL, intervals
-from attnscope.study.statistics.flips import FLIPS, family_wise, t_of
-from attnscope.study.statistics.means import means
+from attnscope.study.statistics.bootstrap import DRAWS, LEVEL
+from attnscope.study.statistics.counts import medians, positive_share
+from attnscope.study.statistics.flips import FLIPS, symmetric_p, t_of
+from attnscope.study.statistics.intervals import FEWEST, Range, intervals
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,10 @@ class Effects:
     """What a probe shows of N heads, (N,) float64 each, NaN for null.
 
     score, null: means over the sequences. effect: the mean of their paired difference. low, high: an interval of the
-    effect, head by head; low_all, high_all: one that holds for all heads at once. p: of no effect, against the largest
-    of all heads. t: effect / its standard error, which grows with n and decides nothing. n: sequences behind it.
+    effect, head by head; low_all, high_all: one that holds for all heads at once. An end that so few sequences do not
+    show is NaN. p: the smallest level at which the interval for all heads at once excludes 0. p_symmetric: that the
+    differences are symmetric about 0, against the largest |t| of all heads. t: effect / its standard error, which grows
+    with n and decides nothing. n: sequences behind it.
     """
 
     score: np.ndarray
@@ -31,65 +34,95 @@ class Effects:
     low_all: np.ndarray
     high_all: np.ndarray
     p: np.ndarray
+    p_symmetric: np.ndarray
     t: np.ndarray
     n: np.ndarray
 
 
 def paired(
     score_SN: np.ndarray,
-    null_SN: np.ndarray,
+    null: np.ndarray | float,
     *,
     seed: int = 0,
     flips: int = FLIPS,
     draws: int = DRAWS,
     level: float = LEVEL,
-    span: float = 1.0,
+    within: Range | None = None,
 ) -> Effects:
     """The effects of N heads over S sequences: score minus null, paired.
 
-    A head with a NaN is null throughout: its mask hides the key that is asked about. p: sign flips of the sequences,
-    the largest |t| of all heads (Westfall & Young 1993; Nichols & Holmes 2002). Intervals: symmetric bootstrap-t (Efron
-    1981; Hall 1988, "On symmetric bootstrap confidence intervals": it covers its level more closely than the one with
-    two tails), by each head's |t|, and by the largest |t| of all heads, and never narrower than the margin above; NaN
-    under FEWEST sequences. span: how far one sequence can move a head whose sequences are all equal: 1 for masses and
-    shares, 0 where no bound is known.
+    null: (S, N), measured on the same sequences, or one number or (N,) that are known. within: the range of one score
+    and one null: (0, 1) for masses and shares, None where there is no bound. A head with a NaN is null throughout: its
+    mask hides the key that is asked about.
 
-        >>> paired(np.ones((64, 2)), np.zeros((64, 2))).effect
+    Intervals: symmetric bootstrap-t (Efron 1981; Hall 1988, "On symmetric bootstrap confidence intervals": it covers
+    its level more closely than the one with two tails), by each head's |t|, and by the largest |t| of all heads, never
+    narrower than a margin for rare events; NaN under FEWEST sequences. Where few sequences carry the spread, Chernoff's
+    bound for what has a range, and else an open end, NaN (`bounds`). p_symmetric: sign flips of the sequences, the
+    largest |t| of all heads (Westfall & Young 1993; Nichols & Holmes 2002).
+
+        >>> paired(np.ones((64, 2)), np.zeros((64, 2)), within=(0, 1)).effect
         array([1., 1.])
     """
-    difference_SN = np.asarray(score_SN, np.float64) - np.asarray(null_SN, np.float64)
+    score_SN, null = np.asarray(score_SN, np.float64), np.asarray(null, np.float64)
+    difference_SN = score_SN - null
     there = np.logical_not(np.isnan(difference_SN).any(0))
-    known_SN = difference_SN[:, there]
+    null = null[..., there] if null.ndim else null
+    known_SN, score_SN = difference_SN[:, there], score_SN[:, there]
     generator = np.random.default_rng(seed)
 
     def spread(values: np.ndarray) -> np.ndarray:
-        found = np.full(len(there), np.nan)
-        found[there] = values
-        return found
+        whole = np.full(len(there), np.nan)
+        whole[there] = values
+        return whole
 
-    mean_N, t_N = known_SN.mean(0), t_of(known_SN.mean(0), (known_SN**2).mean(0), len(known_SN))
-    ends = intervals(known_SN, draws, level, span, generator)
+    t_N = t_of(known_SN.mean(0), (known_SN**2).mean(0), len(known_SN))
+    p_symmetric_N = symmetric_p(known_SN, flips, generator)
+    ends = intervals(score_SN, null, generator, within=within, draws=draws, level=level)
     return Effects(
-        score=spread(np.asarray(score_SN, np.float64)[:, there].mean(0)),
-        null=spread(np.asarray(null_SN, np.float64)[:, there].mean(0)),
-        effect=spread(mean_N),
-        low=spread(ends[0]),
-        high=spread(ends[1]),
-        low_all=spread(ends[2]),
-        high_all=spread(ends[3]),
-        p=spread(family_wise(known_SN, np.abs(t_N), flips, generator)),
+        score=spread(score_SN.mean(0)),
+        null=spread(null.mean(0) if null.ndim > 1 else null),
+        effect=spread(known_SN.mean(0)),
+        **{name: spread(values) for name, values in ends._asdict().items()},
+        p_symmetric=spread(p_symmetric_N),
         t=spread(t_N),
         n=np.where(there, len(difference_SN), 0),
     )
 
 
-def effect_columns(effect_SN: np.ndarray) -> dict[str, np.ndarray]:
-    """Of N effects of S texts: effect, low, high, p (NaN for null), and n, the texts behind it; (N,) each.
+def effect_columns(effect_SN: np.ndarray, *, seed: int = 0) -> dict[str, np.ndarray]:
+    """What S texts show of N effects, (N,) each, NaN for null; an effect that a text lacks is NaN there.
 
-    An effect that some texts lack (NaN) has no p, which is over all effects at once; nor has any under FEWEST texts.
+    effect: the mean. low, high: its interval, effect by effect; low_all, high_all: one that holds for all effects at
+    once. An end is NaN where few texts carry the variance (`bounds.open_ends`), both under FEWEST texts. p: the
+    smallest level at which the interval for all at once excludes 0; NaN where its end towards 0 is open, and under
+    `fewest_for_p`. p_symmetric: that effects are symmetric about 0, by flips of their signs against the largest |t|;
+    NaN under FEWEST texts. positive, p_positive: the share of texts with an effect above 0, and p of positive against
+    negative ones, exact, for all effects at once. median, median_low, median_high: of each effect alone, by order. n:
+    the texts behind it.
+
+        >>> effect_columns(np.ones((64, 2)))["positive"]
+        array([1., 1.])
     """
-    found, p_N = means(effect_SN, span=0.0), np.full(effect_SN.shape[1], np.nan)
-    whole_N = ~np.isnan(effect_SN).any(0)
-    if len(effect_SN) >= FEWEST and whole_N.any():
-        p_N[whole_N] = paired(effect_SN[:, whole_N], np.zeros_like(effect_SN[:, whole_N]), span=0.0).p
-    return {"effect": found.mean, "low": found.low, "high": found.high, "p": p_N, "n": found.n}
+    effect_SN = np.asarray(effect_SN, np.float64)
+    there_SN = ~np.isnan(effect_SN)
+    count_N, generator = there_SN.sum(0), np.random.default_rng(seed)
+    whole_SN = np.where(there_SN, effect_SN, 0.0)
+    with np.errstate(invalid="ignore"):
+        mean_N = whole_SN.sum(0) / np.where(count_N > 0, count_N, np.nan)
+    p_symmetric_N, enough = np.full(len(count_N), np.nan), count_N >= FEWEST
+    p_symmetric_N[enough] = symmetric_p(whole_SN[:, enough], FLIPS, generator, count_N[enough])
+    ends = intervals(whole_SN, np.zeros(len(count_N)), generator, there_SN=there_SN)
+    positive_N, p_positive_N = positive_share(effect_SN)
+    median_N, median_low_N, median_high_N = medians(effect_SN)
+    return {
+        "effect": mean_N,
+        **ends._asdict(),
+        "p_symmetric": p_symmetric_N,
+        "positive": positive_N,
+        "p_positive": p_positive_N,
+        "median": median_N,
+        "median_low": median_low_N,
+        "median_high": median_high_N,
+        "n": count_N,
+    }

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnscope.study.statistics.bootstrap import AT_ONCE, DRAWS, LEVEL, intervals
+from attnscope.study.statistics.bootstrap import AT_ONCE, DRAWS, LEVEL
+from attnscope.study.statistics.intervals import Range, intervals
 
 COLUMNS = 256  # whose means are taken together, at least: one column alone costs hardly less
 
@@ -25,11 +26,17 @@ class Means:
 
 
 def means(
-    values_SN: np.ndarray, *, seed: int = 0, draws: int = DRAWS, level: float = LEVEL, span: float = 1.0
+    values_SN: np.ndarray,
+    *,
+    seed: int = 0,
+    draws: int = DRAWS,
+    level: float = LEVEL,
+    within: Range | None = None,
 ) -> Means:
     """The mean of each column over the sequences or texts that have it, NaN left out, with intervals as in `paired`.
 
-    Columns that lack the same units are taken together; none depends on the others.
+    within: the range of one value, None where there is no bound. Columns that lack the same units are taken together;
+    none depends on the others.
 
         >>> means(np.ones((64, 2))).mean
         array([1., 1.])
@@ -45,6 +52,14 @@ def means(
             some = columns[start : start + width]
             known_SN = values_SN[np.ix_(there_S, some)].astype(np.float64)
             mean_N[some] = known_SN.mean(0)
-            generator = np.random.default_rng(seed)
-            low_N[some], high_N[some], *_ = intervals(known_SN, draws, level, span, generator, at_once=False)
+            ends = intervals(
+                known_SN,
+                np.zeros(len(some)),
+                np.random.default_rng(seed),
+                within=within,
+                draws=draws,
+                level=level,
+                at_once=False,
+            )
+            low_N[some], high_N[some] = ends.low, ends.high
     return Means(mean_N, low_N, high_N, there_SN.sum(0))

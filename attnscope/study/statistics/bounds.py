@@ -1,0 +1,102 @@
+"""Where few sequences carry the spread: a bound for masses, which have a range, and an open end where there is none.
+
+A score that is 0 in most sequences, or nearly so, shows in its few others neither how large it can be nor how often.
+Then the bootstrap has nothing to draw from. docs/statistics.md derives both rules.
+
+Shapes: S sequence, N head.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+BESIDE, SHOWING = 0.02, 20  # of a range: how far from the median a sequence shows something, and how many must
+CARRIERS = 12  # masses: as many sequences must carry the variance of a difference, or a fifth of few
+FEW = 5  # no range: with fewer that carry the variance, an end of the mean is open
+BETS = {1.0: 3 / 4, 1 / 2: 1 / 8, 1 / 4: 1 / 16, 1 / 8: 1 / 16}  # bet: weight; heads that vary little win most by 1
+STEPS = 40  # of a bisection: a mean in [0, 1] to 1e-12
+
+Ends = tuple[np.ndarray, np.ndarray]
+
+
+def carriers(values_SN: np.ndarray, there_SN: np.ndarray | None = None) -> np.ndarray:
+    """How many sequences carry the variance: 1 / sum of squared shares, of the squares about the median; (N,).
+
+    All of n equally far away are n, one alone is 1; NaN where all are equal.
+    """
+    squares_SN = _about_median(values_SN, there_SN) ** 2
+    with np.errstate(invalid="ignore"):
+        found: np.ndarray = squares_SN.sum(0) ** 2 / (squares_SN**2).sum(0)
+    return found
+
+
+def open_ends(values_SN: np.ndarray, there_SN: np.ndarray | None = None) -> Ends:
+    """Which ends of the interval of a mean are open, low and high, (N,) boolean each, for values without a range.
+
+    Where fewer than FEW sequences carry the variance, others as large may be missing on their side: there the mean is
+    too near, and its end is open. A side counts that has a quarter of the sum of squared shares. Where all are equal,
+    nothing shows how large what is missing may be: both are open.
+    """
+    about_SN = _about_median(values_SN, there_SN)
+    fourths_SN = about_SN**4
+    with np.errstate(invalid="ignore"):
+        few_N = ~((about_SN**2).sum(0) ** 2 / fourths_SN.sum(0) >= FEW)  # also where all are equal
+        above_N = (fourths_SN * (about_SN > 0)).sum(0) / fourths_SN.sum(0)
+    return few_N & ~(above_N > 0.75), few_N & ~(above_N < 0.25)
+
+
+def few_show(score_SN: np.ndarray, null_SN: np.ndarray | None) -> np.ndarray:
+    """Whether few sequences carry the spread of a mass in [0, 1], or of what it differs by from a null that varies."""
+    difference_SN = score_SN if null_SN is None else score_SN - null_SN
+    few_N = ~(carriers(difference_SN) >= min(CARRIERS, len(score_SN) / 5))
+    for values_SN in (score_SN,) if null_SN is None else (score_SN, null_SN, difference_SN):
+        few_N |= (np.abs(_about_median(values_SN)) > BESIDE).sum(0) < SHOWING
+    return few_N
+
+
+def mass_ends(mass_SN: np.ndarray, error: float) -> Ends:
+    """The ends of the means of values in [0, 1], (N,) each; each interval misses with a chance of at most `error`.
+
+    For any distribution and any number of sequences: of a mean m the product of 1 - b + b x / m over independent x is
+    expected to be 1 for each bet b in [0, 1], and so is their weighted mean; that it is 2 / error or more has a chance
+    of at most error / 2 (Markov; betting, Waudby-Smith & Ramdas 2024, arXiv 2010.09686). The lower end is the smallest
+    m at which it is less, the upper end that of 1 - x.
+
+        >>> mass_ends(np.zeros((64, 1)), 0.05)[1].round(2)
+        array([0.06])
+    """
+    least = np.log(2 / error)
+    return _lower_end(mass_SN, least), 1 - _lower_end(1 - mass_SN, least)
+
+
+def mass_p(mass_SN: np.ndarray, null_N: np.ndarray) -> np.ndarray:
+    """The smallest error at which a null lies outside of `mass_ends`."""
+    above_N = mass_SN.mean(0) > null_N
+    beyond_SN, mean_N = np.where(above_N, mass_SN, 1 - mass_SN), np.where(above_N, null_N, 1 - null_N)
+    return np.minimum(1.0, 2 * np.exp(-_won(beyond_SN, mean_N)))
+
+
+def _lower_end(mass_SN: np.ndarray, least: float) -> np.ndarray:
+    """The smallest mean at which bets win less than e^least."""
+    outside_N, inside_N = np.zeros(mass_SN.shape[1]), mass_SN.mean(0)
+    for _ in range(STEPS):
+        middle_N = (outside_N + inside_N) / 2
+        inside = _won(mass_SN, middle_N) < least
+        outside_N, inside_N = np.where(inside, outside_N, middle_N), np.where(inside, middle_N, inside_N)
+    return outside_N
+
+
+def _won(mass_SN: np.ndarray, mean_N: np.ndarray) -> np.ndarray:
+    """log of what bets on a larger mean than this one make of 1: the weighted mean of their products over sequences."""
+    times_SN = mass_SN / np.maximum(mean_N, np.finfo(np.float64).tiny)
+    with np.errstate(divide="ignore"):
+        won_N = [np.log(1 - bet + bet * times_SN).sum(0) + np.log(weight) for bet, weight in BETS.items()]
+    total_N: np.ndarray = np.logaddexp.reduce(won_N)
+    return total_N
+
+
+def _about_median(values_SN: np.ndarray, there_SN: np.ndarray | None = None) -> np.ndarray:
+    if there_SN is None:
+        about_SN: np.ndarray = values_SN - np.median(values_SN, 0)
+        return about_SN
+    return np.nan_to_num(values_SN - np.nanmedian(np.where(there_SN, values_SN, np.nan), 0))
