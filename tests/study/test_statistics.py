@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attnscope.cli.intervals import interval_notes
 from attnscope.observe import Request, observe
 from attnscope.study.statistics import FEWEST, SHARE, effect_columns, fewest_for_p, means, paired
 from attnscope.text.prompt import from_text
@@ -361,3 +362,12 @@ def test_an_end_that_few_sequences_do_not_show_is_open():
         assert np.isnan(found[high]).tolist() == [True, False, True, False]
     assert np.isnan(found["p"]).tolist() == [False, True, True, False]
     assert np.isfinite([found["median_low"], found["median_high"]]).all()
+
+
+def test_lines_beside_a_table_count_open_ends_and_say_why_there_is_no_p():
+    effect_SN = draws(40, 30)
+    effect_SN[3, 2] = 90
+    opened, no_p = interval_notes(effect_columns(effect_SN), "pairs")
+    assert opened.startswith("1 of 30 effects has an open end (-): too few pairs carry")
+    assert no_p == "no p under 64 pairs: it is of all 30 effects at once"
+    assert interval_notes(effect_columns(effect_SN[:, 3:20])) == interval_notes(effect_columns(effect_SN[:20])) == []
