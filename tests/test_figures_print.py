@@ -1,5 +1,6 @@
 """Figures for a paper, and what a reader is to see at a glance: sizes, scales, labels, colours, marks."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import parameters
 from attnscope.figures import About, Maps, Panel, Patches, PatchSheet, SetCost, Style
+from attnscope.figures.budgets import BudgetLine, budget_lines_figure
 from attnscope.figures.checkpoints import Course, courses_figure
 from attnscope.figures.colours import greys_of
 from attnscope.figures.fonts import Fonts
@@ -248,6 +250,20 @@ def test_sets_have_bars_intervals_and_random_bands() -> None:
     assert ends == [[2.2, 2.8]]
     assert ax.get_xlabel() == "nats per token"
     assert "random sets: 99 % of them" in words(figure.texts)
+
+
+def test_an_interval_with_an_open_end_reaches_from_its_value_to_the_other() -> None:
+    open_high = SetCost("L3H0", 2.5, (2.2, math.nan))
+    line = BudgetLine("stream", np.array([1, 2]), np.array([0.5, 0.2]), np.array([math.nan, 0.1]), np.array([0.7, 0.4]))
+    with drawing(Fonts()):
+        bars, lines = (
+            sets_figure([open_high], Style(), ("", "", "")),
+            budget_lines_figure([line], Style(), "", unit="nats"),
+        )
+    [interval, caps] = [one.get_segments() for one in bars.axes[0].collections]
+    assert interval[0][:, 0].tolist() == [2.2, 2.5]
+    assert [one[0, 0] for one in caps if one.size] == [2.2]
+    assert [one[:, 1].tolist() for one in lines.axes[0].collections[0].get_segments()] == [[0.5, 0.7], [0.1, 0.4]]
 
 
 @pytest.mark.parametrize(

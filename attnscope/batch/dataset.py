@@ -186,7 +186,8 @@ class Dataset:
                 raise UsageError(f"this dataset did not measure {name}", f"it has {', '.join(found.scores)}")
             metric, score = KNOWN[name], found.scores[name]
             for stack, (layers, mean) in self.layers(name, found.key[places], pair).items():
-                of, there = places[found.stack[places] == STACKS.index(stack)], np.isfinite(mean.low)
+                of = places[found.stack[places] == STACKS.index(stack)]
+                there = np.isfinite(mean.low) | np.isfinite(mean.high)
                 interval = (layers[there], mean.low[there], mean.high[there]) if there.any() else ()
                 depth = Depth(metric.title, metric.unit, found.layer[of], score.value[of], score.null[of], interval)
                 if np.isfinite(depth.value_N).any():

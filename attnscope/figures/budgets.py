@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from attnscope.figures import layout
 from attnscope.figures.colours import DARK_INK
 from attnscope.figures.fonts import fonts_for
+from attnscope.figures.intervals import drawn_ends
 from attnscope.figures.style import DPI, Style
 from attnscope.figures.writer import drawing, save_figure
 
@@ -31,7 +32,7 @@ COLOURS = sns.color_palette("colorblind").as_hex()
 @dataclass(frozen=True)
 class BudgetLine:
     """One line of effects, (N,) each. name: in the legend. x: the share of keys that is kept, or the layer. low, high:
-    the intervals, NaN for none. labels: of the points, empty for none."""
+    the intervals, NaN for an open end or none. labels: of the points, empty for none."""
 
     name: str
     x: np.ndarray
@@ -91,8 +92,8 @@ def _draw(ax: Axes, line: BudgetLine, colour: str, above: int) -> None:
     order = np.argsort(line.x, kind="stable")
     x_N, effect_N = line.x[order], line.effect[order]
     ax.plot(x_N, effect_N, "o-", color=colour, markersize=4, linewidth=1.5, label=line.name)
-    if np.isfinite(line.low).any():
-        ax.vlines(x_N, line.low[order], line.high[order], color=colour, linewidth=1.2, alpha=0.6)
+    if np.isfinite([line.low, line.high]).any():
+        ax.vlines(x_N, *drawn_ends(effect_N, line.low[order], line.high[order]), color=colour, linewidth=1.2, alpha=0.6)
     for place, at in enumerate(order if line.labels else ()):
         ax.annotate(
             line.labels[at],

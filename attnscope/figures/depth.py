@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from attnscope.figures import layout
 from attnscope.figures.colours import DARK_INK
 from attnscope.figures.fonts import fonts_for
+from attnscope.figures.intervals import drawn_ends
 from attnscope.figures.style import Depth, Style
 from attnscope.figures.writer import drawing, save_figure
 
@@ -87,7 +88,8 @@ def _draw(ax: Axes, depth: Depth) -> None:
     sns.lineplot(**heads, errorbar=None, **points)
     if depth.interval:
         layers, low, high = depth.interval
-        ax.vlines(layers, low, high, color=DARK_INK, linewidth=2.2, zorder=3)
+        mean = np.array([np.nanmean(depth.value_N[depth.layer_N == layer]) for layer in layers])
+        ax.vlines(layers, *drawn_ends(mean, low, high), color=DARK_INK, linewidth=2.2, zorder=3)
 
 
 def _axes(ax: Axes, depth: Depth, wide: float) -> None:

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from attnscope.figures import layout
 from attnscope.figures.colours import DARK_INK, cell_number, cmap_of
 from attnscope.figures.fonts import fonts_for
+from attnscope.figures.intervals import drawn_ends
 from attnscope.figures.style import DPI, Style
 from attnscope.figures.writer import drawing, px, save_figure
 
@@ -70,7 +71,7 @@ def lines_figure(lines: Lines, style: Style, title: str) -> Figure:
     figure, ax = _sheet(wide, HIGH_PX + above + below)
     for (name, (value_N, ends_2N)), colour in zip(lines.series.items(), (BLUE, ORANGE), strict=False):
         if np.isfinite(ends_2N).any():
-            ax.fill_between(range(count), *ends_2N, color=colour, alpha=0.2, linewidth=0)
+            ax.fill_between(range(count), *drawn_ends(value_N, *ends_2N), color=colour, alpha=0.2, linewidth=0)
         ax.plot(range(count), value_N, "o-", color=colour, markersize=4, linewidth=1.5, label=name)
     ax.axhline(0, color=DARK_INK, linewidth=0.8)
     _name_columns(ax, lines.names, 0.0)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -15,6 +16,7 @@ from attnscope.cells import printed
 from attnscope.figures import layout
 from attnscope.figures.colours import DARK_INK
 from attnscope.figures.fonts import fonts_for, shown_text
+from attnscope.figures.intervals import drawn_ends
 from attnscope.figures.style import Style
 from attnscope.figures.writer import drawing, px, save_figure
 
@@ -27,7 +29,10 @@ HERE = math.nan, math.nan
 
 @dataclass(frozen=True)
 class SetCost:
-    """One set: its name, what is lost without it, the ends of its interval, and of where random sets lie; or NaN."""
+    """One set: its name, what is lost without it, the ends of its interval, and of where random sets lie; or NaN.
+
+    An interval with one open end, NaN, is drawn from the value to its other end.
+    """
 
     name: str
     value: float
@@ -88,8 +93,9 @@ def _draw(ax: Axes, row: int, one: SetCost) -> None:
             )
         )
     ax.barh(row, one.value, HIGH, color=BAR, zorder=2)
-    if _known(one.interval):
-        ax.hlines(row, *one.interval, color=DARK_INK, linewidth=1.6, zorder=3)
+    low, high = map(float, drawn_ends(np.array(one.value), *map(np.array, one.interval)))
+    if math.isfinite(low):
+        ax.hlines(row, low, high, color=DARK_INK, linewidth=1.6, zorder=3)
         ax.vlines(one.interval, row - HIGH / 4, row + HIGH / 4, color=DARK_INK, linewidth=1.2, zorder=3)
     ends = [0.0, one.value, *(end for pair in (one.interval, one.random) for end in pair if math.isfinite(end))]
     text = ax.annotate(printed(one.value), (max(ends), row), (px(6), 0), textcoords="offset points", va="center")
