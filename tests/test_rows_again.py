@@ -37,6 +37,7 @@ FAMILIES = (
     "jamba",
     "gemma3n_text",
 )
+MOVED = {("llama", "mask"), ("gpt_oss", "zero")}  # by default, all else under `families`
 ZEROED = ("llama", "gpt_oss", "granite_swa", "deepseek_v3")  # by default, as sinks and widths of their own are at stake
 # Their layers choose keys by the mask that they are given: a cut key makes them choose others.
 OWN_CHOICE = ("axk2", "deepseek_v32", "doge", "glm_moe_dsa", "hy_v4", "qwen4_exp", "qwen4_exp_text")
@@ -96,6 +97,47 @@ def test_one_head_of_one_layer_equals_a_plain_loop(family, how):
     assert_close(found[1], expected, atol=1e-5, rtol=0)
     assert_close(found[0], intact, atol=1e-5, rtol=0)
     assert (expected - intact).abs().max() > 1e-4  # the check can fail
+
+
+MOVES = ((8, 3), (3, 11), (11, 8))  # where weights of a row go
+
+
+@pytest.mark.parametrize(
+    ("family", "how"),
+    [
+        pytest.param(family, how, marks=[] if (family, how) in MOVED else pytest.mark.families)
+        for family in FAMILIES
+        for how in ("mask", "zero")
+    ],
+)
+@pytest.mark.parametrize("keys", [(), (8, 6)])
+def test_weights_on_other_keys_equal_a_plain_loop(family, how, keys):
+    """Two heads of one layer and one of another: the weights of a row go to other keys, and some are cut there."""
+    model = tiny_model(family)
+    (first, heads, one), (second, _, two) = places(model)[0], places(model)[-1]
+    cut_heads = [(first, 0), (second, 0), (second, heads - 1)]
+    of_module = {(one, 0), (two, 0), (two, heads - 1)}
+
+    def cut(module, head, row):
+        return keys if (module, head) in of_module and row == 13 else ()
+
+    def moved(module, what, value):
+        if not isinstance(what, tuple) or (module, what[1]) not in of_module or what[2] != 13:
+            return value
+        found = value.clone()
+        for key, onto in MOVES:
+            found[onto] = value[key]
+        return found
+
+    with torch.no_grad(), looped(model, cut, how, family_of(model).sinks_scale_output, moved):
+        expected = model(ids_of(), use_cache=False).logits[0, [13]]
+    onto = tuple(dict(MOVES).get(key, key) for key in keys)
+    knockout = Knockout(((13,),), {first: (0,)} | {second: (0, heads - 1)}, how)
+    sets = [Cut("one", tuple(cut_heads), (onto,), (MOVES,)), Cut("as it is", ((second, 0),), (keys,))]
+    changed = knockout.over(UNCHECKED, sets, [TOKENS], [0])
+    found = listen(model, ids_of().repeat(3, 1), lambda call: None, engine=changed, logits_at=[13]).logits
+    assert_close(found[1], expected, atol=1e-5, rtol=0)
+    assert (expected - found[2]).abs().max() > 1e-4  # the check can fail
 
 
 @pytest.mark.parametrize("name", ["eager", "tiles"])

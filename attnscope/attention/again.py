@@ -137,6 +137,13 @@ class RowBlock:
         logits = self.logits_NPrK.masked_fill(cut_NPrK, -torch.inf)
         return self.weighted(self._softmax(logits), logits)
 
+    def moved(self, from_NPK: Tensor) -> RowBlock:
+        """The block with its logits on other keys; from_NPK: the key whose logit each key has."""
+        block = replace(self)
+        from_NPrK = from_NPK[:, :, None].expand(-1, -1, self.query_Nr.shape[1], -1)
+        vars(block)["logits_NPrK"] = self.logits_NPrK.expand(from_NPrK.shape).gather(-1, from_NPrK)
+        return block
+
     def blind(self, cut_NPrK: Tensor | None = None) -> Tensor:
         """Boolean (N, r, P): a row that sees no key, or none but what is cut."""
         left = self.seen_NPrK if cut_NPrK is None else self.seen_NPrK & ~cut_NPrK

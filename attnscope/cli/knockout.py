@@ -117,9 +117,12 @@ def _told(found: Knocked, geometry: Geometry, compared: Compared, table: Table, 
 def _rehearsed(loaded: LoadedModel, cases: Sequence[Case], plan: CutPlan, quiet: bool) -> str:
     """What would be done, and its cost at most."""
     from attnscope.cli.rehearsal import number_of, rehearsed
-    from attnscope.study.knockout.effects import planned
+    from attnscope.study.knockout.effects import every_head, planned
+    from attnscope.study.knockout.nulls import edges_alone
 
     asked, passes = planned(loaded, cases, plan)
     cuts, times = [one.cut for one in asked], 1 + 2 * plan.random
-    said = f"{len(cuts)} cuts, at most {len(cuts) * times} with others, on {number_of(len(cases), 'text')}"
-    return rehearsed(loaded, passes, cuts, said, quiet, times=times)
+    heads = every_head(loaded.geometry) if plan.random and edges_alone(cuts) else []
+    total = len(cuts) * times + len(heads)
+    said = f"{len(cuts)} cuts, at most {total} with others, on {number_of(len(cases), 'text')}"
+    return rehearsed(loaded, passes, cuts, said, quiet, times=times, before=passes.token_layers(heads))

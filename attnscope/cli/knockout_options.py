@@ -145,7 +145,7 @@ class Compared(Rehearsal, Sampled, Seed, Top):
     panel = "Corpus"
     dry_run: Annotated[bool, Option(rich_help_panel=panel)] = False
     random: Annotated[
-        int, Option(min=0, help="Draws of other keys to compare with, at like distances and of like mass.", metavar="N")
+        int, Option(min=0, help="Draws to compare with: the same weights on other keys, and other heads.", metavar="N")
     ] = 100
     seed: Annotated[int, Option(help="Seed of the draws.", rich_help_panel=panel)] = 0
     sequences: Annotated[

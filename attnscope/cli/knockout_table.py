@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnscope import cells
 from attnscope.cli import output
+from attnscope.cli.rehearsal import number_of
 from attnscope.cli.rounding import rounding_notes
 
 if TYPE_CHECKING:
@@ -16,14 +18,15 @@ if TYPE_CHECKING:
 
     from attnscope.figures.prose import Prose
     from attnscope.model.geometry import Geometry
-    from attnscope.study.knockout.records import Knocked
+    from attnscope.study.knockout.records import Knocked, NullKind
 
 ORDERED = ("layers",)  # that keep the model's order, as windows do; others stand with the largest effect first
 EFFECT = "effect: what the answer loses without these edges, positive where the look helped"
-NULLS = (
-    "others: as many other keys of the same rows and heads, at like distances and of like mass; their mean effect, "
-    "what 95 % of them lie below, and how many of them cost less"
-)
+NULLS = {
+    "permuted": "other keys: where the same weights lie on other keys and are cut there, 95 % of the effects, and p",
+    "heads": "other heads: their own strongest looks of like weight, 95 % of the effects, and p",
+}
+ALIKE: Mapping[NullKind, str] = {"permuted": "other keys", "heads": "other heads"}
 EDGE = "an edge is cut, and not what it carries: later layers and other positions may still bring that"
 SINK = "key 0 is often a sink: to cut it harms whatever the head does"
 
@@ -38,7 +41,7 @@ def notes(found: Knocked, geometry: Geometry) -> list[str]:
 def cautions(found: Knocked, geometry: Geometry) -> list[str]:
     """How the numbers are read, and what they do not say."""
     facts, unit = found.facts, found.facts["measure"]["unit"]
-    lines = [f"{EFFECT}, in {unit}"] + [NULLS] * bool(facts["random"]) + [EDGE]
+    lines = [f"{EFFECT}, in {unit}", *_null_lines(found), EDGE]
     if any(0 in one.keys for one in found.cases):
         lines.append(SINK)
     if facts["emptied"]:
@@ -49,6 +52,29 @@ def cautions(found: Knocked, geometry: Geometry) -> list[str]:
     lines += rounding_notes(facts, found.statistics["effect"])
     if facts["unshared"]:
         lines.append(f"the passes were unshared: {facts['unshared']}")
+    return lines
+
+
+def _null_lines(found: Knocked) -> list[str]:
+    """What each null is, the least p that its draws can give, and why some cuts have none."""
+    if not found.facts["random"]:
+        return []
+    from attnscope.study.knockout.nulls import SEVERAL
+
+    lines = []
+    for kind, name in ALIKE.items():
+        counts = [len(null.draws) for null in found.nulls[kind]]
+        if any(counts):
+            least = cells.p_value((2 if kind == "permuted" else 1) / (1 + max(counts)))
+            lines.append(f"{NULLS[kind]}, at least {least} with {max(counts)} draws")
+        of, texts = f"of {number_of(len(found.asked), 'cut')}", ", in some texts or all" * (len(found.cases) > 1)
+        lines += [
+            f"no {name} to compare {count} {of} with{texts}: {why}"
+            for why, count in found.facts["without_null"][kind].items()
+            if why != SEVERAL
+        ]
+        if rounded := sum(map(bool, counts)) - found.table()[f"p_{kind}"].is_valid().to_numpy().sum():
+            lines.append(f"no p against {name}, {rounded} {of}: all effects are within rounding")
     return lines
 
 
@@ -66,15 +92,15 @@ def cuts_sheet(found: Knocked, top: int | None) -> RichTable:
     if not found.facts["over"].startswith(("layers", "window")):
         rows.sort(key=lambda row: -(row["effect"] if row["effect"] is not None else -np.inf))
     intervals = any(row["low"] is not None for row in rows)
-    null = found.facts["random"] > 0
+    kinds = [kind for kind in ALIKE if any(row[f"n_{kind}"] for row in rows)]
     titles = ["cut", "mass", "effect" + " [95 %]" * intervals] + ["p"] * intervals
-    titles += ["like distances: mean, 95 % below, above", "like mass"] * null
+    titles += [f"{ALIKE[kind]}: 95 %, p" for kind in kinds]
     for title in titles:
         sheet.add_column(title, justify="left" if title in ("cut", "effect [95 %]") else "right", no_wrap=True)
     for row in rows[:top]:
         cell: list[Any] = [output.one_line(row["set"]), cells.number(row["mass"], 3), _effect(row)]
         cell += [cells.p_value(row["p"])] * intervals
-        sheet.add_row(*cell, *[_null(row, kind) for kind in ("distance", "mass") if null])
+        sheet.add_row(*cell, *[_null(row, kind) for kind in kinds])
     return sheet
 
 
@@ -84,11 +110,11 @@ def _effect(row: dict[str, Any]) -> str:
 
 
 def _null(row: dict[str, Any], kind: str) -> str:
-    """`0.00, 95 % +0.01, above 100 %`; a dash where there is none."""
+    """`[-0.02, +0.01] 0.047`; a dash where there is none."""
     if row[f"null_{kind}"] is None:
         return cells.MISSING
-    mean, high = cells.effect(row[f"null_{kind}"]), cells.effect(row[f"high_{kind}"])
-    return f"{mean}, {high}, {cells.percent(row[f'percentile_{kind}'])} of {row[f'n_{kind}']}"
+    low, high = cells.effect(row[f"low_{kind}"]), cells.effect(row[f"high_{kind}"])
+    return f"[{low}, {high}] {cells.p_value(row[f'p_{kind}'])}"
 
 
 def coloured(found: Knocked) -> Prose:

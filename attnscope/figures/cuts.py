@@ -6,7 +6,7 @@ Shapes: N cut, T token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,20 +26,20 @@ LEGEND_PX, TITLE_PX, NAMES_PX = 17, 34, 78  # above and below the curve
 NAME_SIZE, MARK_SIZE, TITLE_SIZE, TOKEN_SIZE = 10.5, 8.0, 13.0, 11.5
 LINE_PX, MARGIN_PX, BLANK_PX = 30, 26, 5
 MOST_NAMED = 50  # cuts whose names stand below the curve
-BLUE, ORANGE, GREEN, *_ = sns.color_palette("colorblind").as_hex()
+BLUE, ORANGE, *_ = sns.color_palette("colorblind").as_hex()
 
 
 @dataclass(frozen=True)
 class Curve:
     """Effects in the model's order, (N,) each. names: of the cuts. low, high: their intervals, NaN for none. others: of
-    other keys, by what they are alike in: the mean and what 95 % of them lie below."""
+    the same weights on other keys the low end of 95 % of the effects, their mean, and the high end; NaN for none."""
 
     names: Sequence[str]
     effect: np.ndarray
     low: np.ndarray
     high: np.ndarray
     unit: str
-    others: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    others: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
 
 def save_curve(path: Path, curve: Curve, style: Style, title: str, note: str = "") -> Path:
@@ -56,15 +56,15 @@ def curve_figure(curve: Curve, style: Style, title: str, note: str) -> Figure:
     count = len(curve.names)
     wide = min(max(WIDE_PX, STEP_PX * min(count, MOST_NAMED) + 110), (style.inches or np.inf) * DPI)
     figure = layout.new_figure()
-    shown = 2 + sum(bool(np.isfinite(one).any()) for one in (curve.low, *(mean for mean, _ in curve.others.values())))
+    shown = 1 + sum(bool(np.isfinite(one).any()) for one in (curve.low, *(curve.others or ())[:1]))
     above, below = LEGEND_PX * shown + TITLE_PX * style.titled, NAMES_PX + TITLE_PX * style.captioned
     high = HIGH_PX + above + below
     figure.set_size_inches(wide / DPI, high / DPI)
     ax, place_N = figure.subplots(), np.arange(count)
-    for (kind, (mean_N, high_N)), colour, dashes in zip(curve.others.items(), (ORANGE, GREEN), "-:", strict=False):
-        if np.isfinite(mean_N).any():
-            ax.plot(place_N, mean_N, dashes, color=colour, linewidth=1.2, label=f"keys {kind}: mean to 95 %")
-            ax.fill_between(place_N, mean_N, high_N, color=colour, alpha=0.18, linewidth=0)
+    if curve.others is not None and np.isfinite(curve.others[0]).any():
+        low_N, mean_N, high_N = curve.others
+        ax.plot(place_N, mean_N, color=ORANGE, linewidth=1.2, label="same weights on other keys: mean, 95 %")
+        ax.fill_between(place_N, low_N, high_N, color=ORANGE, alpha=0.18, linewidth=0)
     if np.isfinite(curve.low).any():
         ax.fill_between(place_N, curve.low, curve.high, color=BLUE, alpha=0.2, linewidth=0, label="95 % interval")
     ax.plot(place_N, curve.effect, "o-", color=BLUE, markersize=4, linewidth=1.5, label="these keys")

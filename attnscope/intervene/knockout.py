@@ -1,7 +1,8 @@
 """Attention knockout: some keys are cut from some rows of some heads, and these rows are computed again.
 
 Geva et al. 2023 (arXiv 2304.14767) cut the logits of one key for all heads of some layers. Here each cut has heads and
-keys of its own, and the intact rows of the same pass are computed again by the same code.
+keys of its own, and the intact rows of the same pass are computed again by the same code. A cut may first move weights
+to other keys: logits of a row exchange their places before the softmax.
 
 Shapes: B text, N row of a pass (text, or cut and text), P head of a layer that is computed again, R asked row, r row of
 a block, K key, E edge.
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.again import CutHow, RowBlock, RowsAgain, padded
+from attnscope.attention.spec import AttentionSpec
 from attnscope.intervene.again import check_again, put, spec_of
 from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.sets import Cut, HeadSet
@@ -63,12 +65,15 @@ class Knockout(Intervention):
             query_BR = padded([self.queries[text] for text in texts], spec.device)
             query_NR = query_BR.repeat(spec.batch // len(texts), 1)
             edges = _edges(call.layer, heads, cuts, texts, spec.device)
+            from_NPK = _moved(call.layer, heads, cuts, texts, spec)
+            other_E = edges[0] if from_NPK is None else torch.arange(len(texts), spec.batch, device=spec.device)
             changed, worst = output_NQHV.clone(), 0.0
             for block in RowsAgain(spec, heads).blocks(query_NR):
                 if self.read is not None:
                     self.read(call, texts, heads, block)
-                found_NrPV = block.output(_cut(block, heads, edges), self.how)
-                worst = max(worst, put(changed, output_NQHV, heads, block, found_NrPV, edges[0]))
+                own = block if from_NPK is None else block.moved(from_NPK)
+                found_NrPV = own.output(_cut(block, heads, edges), self.how)
+                worst = max(worst, put(changed, output_NQHV, heads, block, found_NrPV, other_E))
             check_again(call, worst, output_NQHV.dtype)
             return changed
 
@@ -84,6 +89,24 @@ def _cut(block: RowBlock, heads: Sequence[int], edges: Sequence[Tensor]) -> Tens
     cut_NPK = torch.zeros(size, dtype=torch.bool, device=row_E.device)
     cut_NPK[row_E, place_E, key_E] = True
     return cut_NPK[:, :, None]
+
+
+def _moved(
+    layer: int, heads: Sequence[int], cuts: Sequence[Cut], texts: Sequence[int], spec: AttentionSpec
+) -> Tensor | None:
+    """The key whose logit each key has in a layer, (N, P, K); None where no cut of the pass moves any."""
+    from_NPK = None
+    for at, cut in enumerate(cuts, start=1):
+        places = [heads.index(head) for of, head in cut.heads if of == layer]
+        for number, text in enumerate(texts):
+            if not places or not cut.moves or not cut.moves[text]:
+                continue
+            if from_NPK is None:
+                from_NPK = torch.arange(spec.visible.keys).repeat(spec.batch, len(heads), 1)
+            source, target = zip(*cut.moves[text], strict=True)
+            row_PK = from_NPK[at * len(texts) + number]
+            row_PK[torch.tensor(places)[:, None], torch.tensor(target)] = torch.tensor(source)
+    return None if from_NPK is None else from_NPK.to(spec.device)
 
 
 def _edges(

@@ -36,10 +36,15 @@ class HeadSet:
 
 @dataclass(frozen=True)
 class Cut(HeadSet):
-    """Heads, and the keys of each text of the task that are cut from them in the rows that are asked."""
+    """Heads, and the keys of each text of the task that are cut from them in the rows that are asked.
+
+    moves: of each text (key, other key) pairs. In these rows and heads the weight of the first goes to the second,
+    before keys are cut.
+    """
 
     keys: tuple[tuple[int, ...], ...] = ()
+    moves: tuple[tuple[tuple[int, int], ...], ...] = ()
 
     @property
     def identity(self) -> Hashable:
-        return self.heads, self.keys
+        return (self.heads, self.keys, self.moves) if any(self.moves) else (self.heads, self.keys)

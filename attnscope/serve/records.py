@@ -38,7 +38,7 @@ RECORDS = {  # by name, where the type is; each is imported without torch
     "attnscope.purposes.page": ("PageSide",),
     "attnscope.purposes.tokenise": ("Tokenised",),
     "attnscope.seam.report": ("CallCheck", "CaptureReport"),
-    "attnscope.study.knockout.records": ("AskedCut", "Case", "Knocked", "Masses", "Null"),
+    "attnscope.study.knockout.records": ("AskedCut", "Case", "Draw", "Knocked", "Masses", "Null"),
     "attnscope.study.why.records": ("AskedLogit", "Component", "KeyParts", "LogitParts"),
     "attnscope.telling": ("Prepared",),
     "attnscope.text.prompt": ("Medium", "Patch", "Prompt", "Span"),

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from attnscope.study.knockout.records import Knocked
 
 PICTURE = "knockout"  # without the suffix of its kind of file
-ALIKE = {"distance": "at like distances", "mass": "of like mass"}
 
 
 def save_knockout(found: Knocked, folder: Path, style: Style = Style()) -> Path | None:
@@ -57,7 +56,6 @@ def _layers(found: Knocked, path: Path, style: Style) -> Path:
     def column(name: str) -> np.ndarray:
         return np.array([np.nan if one is None else one for one in table[name].to_pylist()], np.float64)
 
-    others = {alike: (column(f"null_{kind}"), column(f"high_{kind}")) for kind, alike in ALIKE.items()}
     names = [one.cut.name for one in found.asked]
     unit = found.facts["measure"]["unit"]
     curve = Curve(
@@ -66,7 +64,7 @@ def _layers(found: Knocked, path: Path, style: Style) -> Path:
         statistics["low"],
         statistics["high"],
         unit,
-        others if found.facts["random"] else {},
+        (column("low_permuted"), column("null_permuted"), column("high_permuted")),
     )
     return save_curve(path, curve, style, style.headed("What is lost where these layers may not look"))
 

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 PAGE = "knockout.html"
 MOST_TEXTS = 20  # of a corpus, that are shown with their queries and keys
-COUNTS = ("n", "n_distance", "n_mass")
+COUNTS = ("n", "n_permuted", "pool", "n_heads")
 NUMBERS = (
-    *("mass", "effect", "low", "high", "p", "null_distance", "high_distance", "percentile_distance"),
-    *("null_mass", "high_mass", "percentile_mass", "null_cut_mass"),
+    *("mass", "effect", "low", "high", "p"),
+    *(f"{name}_{kind}" for kind in ("permuted", "heads") for name in ("null", "low", "high", "p")),
 )
 
 

@@ -1,7 +1,6 @@
 """Attention knockout as a study: the demo's known circuit, attention as a plain loop, other keys to compare with."""
 
 import json
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -22,8 +21,8 @@ from attnscope.study.knockout.asked import AskedText, CutPlan
 from attnscope.study.knockout.cases import cases_of
 from attnscope.study.knockout.cuts import cuts_over
 from attnscope.study.knockout.effects import knocked_out
-from attnscope.study.knockout.nulls import null_of
-from attnscope.study.knockout.records import Masses
+from attnscope.study.knockout.nulls import permuted_null
+from attnscope.study.knockout.records import Masses, p_of_size, p_of_tails
 from helpers.families import tiny_model
 from helpers.loops import looped
 
@@ -109,60 +108,124 @@ def test_the_mass_is_the_weight_that_was_cut(demo, by_heads):
         assert row["mass"] == pytest.approx(float(weights[10, 5]), abs=1e-5)
 
 
-def test_nulls_are_other_keys_in_the_same_row_and_head(demo, by_heads):
-    """Every key but 0, the cut one and a sink is drawn once, and its effect is that of its own knockout."""
-    place = [one.cut.name for one in by_heads.asked].index("L3H0")
-    row = by_heads.table().to_pylist()[place]
-    alone = attnscope.knockout(demo, BANK, select="L3H0", over="keys", random=0)
-    effects = {one.cut.keys[0][0]: float(alone.effect(one.cut)[0]) for one in alone.asked}
-    [drawn] = {tuple(sorted(cut.keys[0][0] for cut in by_heads.nulls["distance"][place].draws))}
-    assert set(drawn) == set(range(11)) - {0, 5}
-    expected = np.array([effects[key] for key in drawn])
-    assert row["null_distance"] == pytest.approx(expected.mean(), abs=1e-5)
-    assert row["high_distance"] == pytest.approx(np.quantile(expected, 0.95), abs=1e-5)
-    assert row["percentile_distance"] == 100 * (expected < effects[5]).mean() == 100
-    assert row["n_distance"] == 9
-    assert row["null_mass"] is None  # no other key has half as much
-    other = by_heads.table().to_pylist()[[one.cut.name for one in by_heads.asked].index("L3H5")]
-    assert other["n_mass"] == 9
-    masses = attnscope.capture(demo, BANK).weights[3][5][10]
-    assert other["null_cut_mass"] == pytest.approx(float(masses[[*range(1, 5), *range(6, 11)]].mean()), abs=1e-5)
+@pytest.fixture(scope="module")
+def copied(demo):
+    """An induction head at the successor, on a text whose second half repeats the first."""
+    text, answer, edge = repeated(2)
+    return attnscope.knockout(demo, text, key=edge, answer=[answer], select="L3H1,L1H0", over="heads", random=8)
 
 
-def made(mass_K, keys=((3,),), rests=-1):
+@pytest.mark.parametrize("how", ["mask", "zero"])
+def test_the_null_cuts_the_same_weights_from_other_keys(demo, how):
+    """Of each draw the rows and what they lose, with the weights moved by a plain loop; several keys at once."""
+    text, answer, edge = repeated(2)
+    asked = {"key": f"{edge - 1},{edge}", "answer": [answer], "select": "L3H1,L3H0", "random": 2, "how": how}
+    found = attnscope.knockout(demo, text, **asked)
+    ids, [null], effects = torch.tensor([text]), found.nulls["permuted"], []
+    for draw in null.draws:
+        moves = dict(draw.moved.moves[0])
+        assert {edge - 1, edge} & set(moves)
+        assert set(draw.cut.keys[0]) == {moves.get(key, key) for key in (edge - 1, edge)}
+        lost = []
+        for gone in ((), (edge - 1, edge)):
+
+            def moved(module, what, value, moves=moves):
+                if module.layer_idx != 3 or what not in ((0, 0, len(text) - 1), (0, 1, len(text) - 1)):
+                    return value
+                return value.index_copy(0, torch.tensor([moves.get(key, key) for key in range(len(value))]), value)
+
+            def cut(module, head, row, gone=gone):
+                return gone if (module.layer_idx, row) == (3, len(text) - 1) and head < 2 else ()
+
+            with torch.no_grad(), looped(demo.model, cut, how, patch=moved):
+                lost.append(-float(demo.model(ids).logits[0, -1].log_softmax(-1)[answer]))
+        effects.append(lost[1] - lost[0])
+    [row] = found.table().to_pylist()
+    assert row["null_permuted"] == pytest.approx(np.mean(effects), abs=1e-5)
+    assert (row["low_permuted"], row["high_permuted"]) == pytest.approx(np.quantile(effects, (0.025, 0.975)), abs=1e-5)
+    assert abs(effects[0] - effects[1]) > 1e-2
+    above, below = (sum(sign * (one - row["effect"]) >= 0 for one in effects) for sign in (1, -1))
+    assert row["p_permuted"] == pytest.approx(min(1, 2 / 3 * (1 + min(above, below))))
+
+
+def test_a_look_that_matters_has_the_smallest_p_there_is(copied):
+    rows = {row["set"]: row for row in copied.table().to_pylist()}
+    assert rows["L3H1"]["effect"] > 1 > rows["L3H1"]["high_permuted"]
+    assert (rows["L3H1"]["p_permuted"], rows["L3H1"]["n_permuted"]) == (pytest.approx(2 / 9), 8)
+    assert rows["L3H1"]["pool"] == 39  # of 40 tokens key 0 is left out
+    assert rows["L1H0"]["p_permuted"] > 2 / 9
+    own = [one.cut for one in copied.asked]
+    for cut, null in zip(own, copied.nulls["permuted"], strict=True):
+        assert len({draw.cut.identity for draw in null.draws}) == 8
+        assert all(draw.cut.heads == cut.heads and draw.cut.keys != cut.keys for draw in null.draws)
+        assert all(0 not in dict(draw.moved.moves[0]) for draw in null.draws)
+
+
+def test_p_counts_the_cut_itself_and_has_none_within_rounding():
+    draw_D = np.arange(1.0, 20.0)
+    assert p_of_tails(25.0, draw_D, 0.0) == p_of_tails(-25.0, draw_D, 0.0) == 2 / 20
+    assert p_of_tails(9.5, draw_D, 0.0) == 1.0
+    assert p_of_tails(18.0, draw_D, 0.0) == p_of_tails(18.4, draw_D, 0.5) == 2 * 3 / 20
+    assert p_of_size(-18.4, draw_D, 0.5) == 3 / 20
+    assert p_of_size(25.0, draw_D, 0.0) == 1 / 20
+    assert np.isnan(p_of_tails(1e-6, np.full(9, -1e-6), 1e-5))
+    assert np.isnan(p_of_size(1e-6, np.full(9, -1e-6), 1e-5))
+
+
+def test_a_text_is_one_of_the_exchanges_that_its_draws_are():
+    """Some text, that nobody saw, has the text itself and each of its draws as the exchanges of the cut key."""
+    cut, keys, own = Cut("one", ((0, 0),), ((3,),)), range(1, 15), np.arange(15)
+    null = permuted_null(cut, [(14,)], made([0.06] * 15, cut.keys))
+    drawn = {tuple(own), *(tuple(exchanged(own, draw.moved.moves[0])) for draw in null.draws)}
+    assert (len(null.draws), null.pool, len(drawn)) == (13, 14, 14)
+
+    def values(weights):
+        """The key whose value each weight has."""
+        return np.argsort(weights)
+
+    def swapped(values, key):
+        found = values.copy()
+        found[[3, key]] = found[[key, 3]]
+        return tuple(found)
+
+    unseen = [swapped(own, key) for key in keys]
+    families = [{swapped(np.array(one), key) for key in keys} for one in unseen]
+    assert {tuple(values(np.array(one))) for one in drawn} in families
+
+
+def exchanged(weights, moves):
+    """The weight at each key once weights have moved."""
+    found = weights.copy()
+    for weight, key in moves:
+        found[key] = weights[weight]
+    return found
+
+
+def made(mass_K, keys=((3,),), rests=-1, seen=1):
     """Masses of one head of one text."""
     count = len(mass_K)
     one = Masses({0: (0,)}, keys, [count])
-    one.mass[0, 0], one.seen[0, 0] = np.array([mass_K]), np.ones((1, count), int)
+    one.mass[0, 0], one.seen[0, 0] = np.array([mass_K]), np.full((1, count), seen)
     one.rests[0, 0] = np.array([rests])
     return one
 
 
-def test_the_nearest_hundred_are_drawn_from():
-    mass_K = np.linspace(0.001, 0.01, 300)
-    cut = Cut("one", ((0, 0),), ((150,),))
-    near = null_of(cut, "distance", made(mass_K, cut.keys))
-    assert sorted(one.keys[0][0] for one in near.draws) == [*range(100, 150), *range(151, 201)]
-    alike = null_of(cut, "mass", made(mass_K, cut.keys))
-    drawn = sorted(one.keys[0][0] for one in alike.draws)
-    expected = sorted(set(range(1, 300)) - {150}, key=lambda key: abs(math.log(mass_K[key] / mass_K[150])))[:100]
-    assert drawn == sorted(expected)
-    assert drawn != sorted(one.keys[0][0] for one in near.draws)
-
-
-def test_sink_and_key_0_are_not_drawn_and_masses_have_to_be_alike():
-    cut = Cut("one", ((0, 0),), ((3,),))
-    even = null_of(cut, "distance", made([0.2] * 6, cut.keys, rests=4))
-    assert sorted(one.keys[0][0] for one in even.draws) == [1, 2, 5]
-    assert null_of(cut, "mass", made([0.2, 0.04, 0.04, 0.1, 0.04, 0.58], cut.keys)).draws == ()
-    assert len(null_of(cut, "mass", made([0.2, 0.06, 0.04, 0.1, 0.04, 0.56], cut.keys)).draws) == 4
-
-
-def test_several_keys_are_drawn_together_and_no_draw_twice():
-    cut = Cut("pair", ((0, 0),), ((40, 41),))
-    drawn = null_of(cut, "distance", made([0.01] * 100, cut.keys), most=50).draws
-    assert len({one.keys for one in drawn}) == 50
-    assert all(len(one.keys[0]) == 2 and not {0, 40, 41} & set(one.keys[0]) for one in drawn)
+@pytest.mark.parametrize(
+    ("masses", "rows", "why"),
+    [
+        (made([0.1] * 12, ((3,),)), 1, ()),
+        (made([0.1] * 11, ((3,),), rests=5), 1, ("fewer than 10 keys to exchange with",)),
+        (made([0.1] * 12, ((3,),), rests=3), 1, ("a sink is cut",)),
+        (made([0.1] * 12, ((3,),)), 2, ("not every row and head sees the keys",)),
+        (made([0.1] * 3 + [0.0] + [0.1] * 9, ((3,),)), 1, ("no weight is cut",)),
+        (made([0.1] * 12, ((0,),)), 1, ("key 0 is cut",)),
+    ],
+)
+def test_where_there_is_no_null_the_reason_is_said(masses, rows, why):
+    cut = Cut("one", ((0, 0),), masses.keys)
+    null = permuted_null(cut, [tuple(range(11, 11 + rows))], masses)
+    assert null.why == why
+    assert bool(null.draws) == (not why)
 
 
 def test_what_has_no_mass_is_not_run_and_what_is_not_seen_is_null(monkeypatch):
@@ -279,8 +342,9 @@ def test_texts_have_intervals_from_32_on_and_each_its_own_tokens(demo, tmp_path)
     assert last["n"] == 32
     assert 8 < last["low"] < last["effect"] < last["high"]
     assert last["p"] < 0.01
-    assert last["percentile_distance"] == 100
-    assert (last["n_distance"], last["queries"], last["keys"]) == (1, None, None)
+    assert last["p_permuted"] == 1.0  # of one draw and the cut
+    assert (last["n_permuted"], last["queries"], last["keys"]) == (1, None, None)
+    assert last["high_permuted"] < 1 < last["effect"]
     table = pq.read_table(tmp_path / "knockout.parquet")
     assert table.equals(found.table().cast(table.schema))
     facts = json.loads((tmp_path / "knockout.json").read_text())
@@ -300,7 +364,7 @@ def test_over_all_layers_of_texts_the_last_alone_is_missed(demo):
     rows = attnscope.knockout(demo, records, over="layers", random=3).table().to_pylist()
     assert [row["n"] for row in rows] == [32] * 4
     assert rows[0]["p"] > 0.01 > rows[3]["p"]
-    assert (rows[3]["n_distance"], rows[3]["percentile_distance"]) == (3, 100)
+    assert (rows[3]["n_permuted"], rows[3]["p_permuted"]) == (3, 0.5)
 
 
 def test_shared_layers_measure_the_same(demo, monkeypatch):

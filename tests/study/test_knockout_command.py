@@ -50,7 +50,7 @@ def test_a_folder_has_table_facts_and_picture_and_is_not_written_over(tmp_path):
     names = {"knockout.html", "knockout.json", "knockout.parquet", "knockout.png"}
     assert {path.name for path in folder.iterdir()} == {"knockout", *names}
     facts = json.loads((folder / "knockout.json").read_text())
-    assert (facts["schema"], facts["how"], facts["over"]) == ("knockout/1", "mask", "window:2")
+    assert (facts["schema"], facts["how"], facts["over"]) == ("knockout/2", "mask", "window:2")
     assert facts["texts"][0]["queries"] == [10]
     assert facts["model"]["name"] == "demo"
     refused = call(*asked, "--how", "zero")
@@ -81,7 +81,7 @@ def test_texts_with_fields(tmp_path):
 def test_a_rehearsal_says_what_would_be_done():
     found = call("knockout", BANK, "--key", "river", "--over", "heads", "--dry-run").ok()
     said = found.out.decode()
-    assert said.startswith("24 cuts, at most 4824 with others, on 1 text: at most ")
+    assert said.startswith("24 cuts, at most 4848 with others, on 1 text: at most ")
     assert "by the time of one measured batch" in said
 
 

@@ -1,4 +1,4 @@
-"""What cuts cost the answers of texts, and what other keys in the same rows and heads cost.
+"""What cuts cost the answers of texts, and what the same weights cost on other keys and the looks of other heads.
 
     found = knocked_out(loaded, cases, CutPlan(over="heads"))
     found.table()
@@ -20,10 +20,10 @@ from attnscope.cells import head_name
 from attnscope.errors import InputError
 from attnscope.folder.parts import Parts, claim, with_weights
 from attnscope.intervene.knockout import Knockout
-from attnscope.intervene.passes import Advance, Passes, prepared
-from attnscope.intervene.sets import Cut
+from attnscope.intervene.passes import AGREES, Advance, Passes, prepared
+from attnscope.intervene.sets import Cut, HeadSet
 from attnscope.model.libraries import versions
-from attnscope.selection import everything
+from attnscope.selection import everything, pairs
 from attnscope.stacks import DECODER
 from attnscope.study.ablation.effects import HALF, effects_by_identity, task_facts
 from attnscope.study.ablation.sets import heads_by_layer
@@ -31,13 +31,14 @@ from attnscope.study.knockout.asked import CutPlan
 from attnscope.study.knockout.cases import task_of
 from attnscope.study.knockout.cuts import cuts_over
 from attnscope.study.knockout.masses import MassReader, read_masses
-from attnscope.study.knockout.nulls import null_of
+from attnscope.study.knockout.nulls import edges_alone, heads_null, permuted_null, reasons
 from attnscope.study.knockout.records import KINDS, AskedCut, Case, Knocked, Masses, Null, NullKind
 
 if TYPE_CHECKING:
+    from attnscope.model.geometry import Geometry
     from attnscope.model.loaded import LoadedModel
 
-SCHEMA, READINGS = "knockout/1", "knockout"
+SCHEMA, READINGS = "knockout/2", "knockout"
 COPY = "intact copy"
 
 
@@ -63,14 +64,12 @@ def knocked_out(
     with parts.resumable():
         if len(asked) == 1 and not plan.random:
             masses, intact_S, effects = _at_once(passes, asked[0].cut, advance)
-            nulls: dict[NullKind, tuple[Null, ...]] = {kind: (Null((), ()),) for kind in KINDS}
+            nulls: dict[NullKind, tuple[Null, ...]] = {kind: (Null(),) for kind in KINDS}
         else:
-            masses = read_masses(passes, [one.keys for one in cases], rests=plan.random > 0)
-            nulls = {
-                kind: tuple(null_of(one.cut, kind, masses, plan.random, plan.seed) for one in asked) for kind in KINDS
-            }
-            draws = [draw for kind in KINDS for null in nulls[kind] for draw in null.draws]
-            passes, intact_S, effects = _measured(passes, [one.cut for one in asked], draws, masses, parts, advance)
+            cuts = [one.cut for one in asked]
+            masses, nulls = _compared(passes, cases, cuts, plan)
+            draws = [cut for kind in KINDS for null in nulls[kind] for cut in null.cuts]
+            passes, intact_S, effects = _measured(passes, cuts, draws, masses, parts, advance)
     found = Knocked(tuple(cases), tuple(asked), nulls, masses, effects, intact_S, {})
     found = replace(found, facts={"schema": SCHEMA, **facts, **_measured_facts(found, passes), "versions": versions()})
     if all(np.isnan(found.effect(one.cut)).all() for one in asked):
@@ -91,6 +90,27 @@ def planned(loaded: LoadedModel, cases: Sequence[Case], plan: CutPlan) -> tuple[
     return asked, prepared(loaded, task, cuts, knockout, measure=measure, shared=False)
 
 
+def _compared(
+    passes: Passes, cases: Sequence[Case], cuts: Sequence[Cut], plan: CutPlan
+) -> tuple[Masses, dict[NullKind, tuple[Null, ...]]]:
+    """What the rows give to each key, and what each cut is compared with."""
+    knockout = passes.intervention
+    assert isinstance(knockout, Knockout)
+    heads = every_head(passes.loaded.geometry) if plan.random and edges_alone(cuts) else []
+    reading = replace(passes, intervention=replace(knockout, heads=heads_by_layer([*heads, *cuts])))
+    masses = read_masses(reading, [one.keys for one in cases], rests=plan.random > 0)
+    queries = knockout.queries
+    return masses, {
+        "permuted": tuple(permuted_null(cut, queries, masses, plan.random, plan.seed) for cut in cuts),
+        "heads": tuple(heads_null(cut, heads, queries, masses, plan.random) for cut in cuts),
+    }
+
+
+def every_head(geometry: Geometry) -> list[HeadSet]:
+    """Each head of the model alone."""
+    return [HeadSet(head_name(*head), (head,)) for head in pairs(everything(geometry.heads_by_layer))]
+
+
 def _at_once(passes: Passes, cut: Cut, advance: Advance) -> tuple[Masses, np.ndarray, dict[Any, np.ndarray]]:
     """One cut whose intact rows are read in the pass that runs it: two passes' rows in all."""
     knockout = passes.intervention
@@ -109,8 +129,12 @@ def _measured(
 ) -> tuple[Passes, np.ndarray, dict[Any, np.ndarray]]:
     """The passes with shared layers where that pays, the intact measure, and (S,) effects by a cut's identity."""
     every = dict(_by_identity([*cuts, *draws]))
-    taken = [one for one in every.values() if any(masses.of(one, text) > 0 for text in range(len(passes.task)))]
+    texts = range(len(passes.task))
+    taken = [one for one in every.values() if one.moves or any(masses.of(one, text) > 0 for text in texts)]
     sets = [*_copies(passes), *taken]
+    knockout = passes.intervention
+    assert isinstance(knockout, Knockout)
+    passes = replace(passes, intervention=replace(knockout, heads=heads_by_layer(taken)))
     passes, intact_S, run = effects_by_identity(passes, sets, parts, advance)
     every |= dict(_by_identity(_copies(passes)))
     nothing = np.zeros(len(passes.task))
@@ -128,7 +152,7 @@ def _copies(passes: Passes) -> list[Cut]:
 
 def _known(cut: Cut, masses: Masses, effect_S: np.ndarray) -> np.ndarray:
     """The effect in each text: NaN where no row sees a key, exactly 0 where their weight is exactly 0."""
-    if not cut.heads:
+    if not cut.heads or cut.moves:
         return effect_S
     mass_S = np.array([masses.of(cut, text) for text in range(len(effect_S))])
     return np.where(np.isnan(mass_S), np.nan, np.where(mass_S == 0, 0.0, effect_S))
@@ -171,6 +195,8 @@ def _measured_facts(found: Knocked, passes: Passes) -> dict[str, Any]:
         "intact": float(found.intact_S.mean()),
         "intact_by_text": found.intact_S.tolist(),
         "spread": spread,
+        "rounding": max(AGREES[passes.loaded.dtype], spread or 0.0),
+        "without_null": {kind: dict(reasons(found.nulls[kind])) for kind in KINDS},
         "emptied": [head_name(*head) for head in emptied],
         "unshared": passes.why_not or None,
     }

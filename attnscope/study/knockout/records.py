@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.files import save_json
-from attnscope.intervene.sets import Cut
+from attnscope.intervene.sets import Cut, HeadSet
 from attnscope.study.knockout.asked import CutPlan
 from attnscope.study.statistics import effect_columns, largest_of
 from attnscope.tables import TableRecord, as_table, integers, numbers, save, words
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from attnscope.text.prompt import Prompt
 
 NAME, TABLE = "knockout.json", "knockout.parquet"
-HIGH = 0.95  # of the draws lie below the column `high_`
-STATISTICS = ("effect", "low", "high", "p")
-NullKind = Literal["distance", "mass"]
-KINDS: tuple[NullKind, ...] = ("distance", "mass")
+RANGE = (0.025, 0.975)  # of the draws lie between the columns `low_` and `high_`
+NullKind = Literal["permuted", "heads"]
+KINDS: tuple[NullKind, ...] = ("permuted", "heads")
 TextLayer = tuple[int, int]  # text of the task, layer
 
 
@@ -93,15 +92,37 @@ class Masses:
                 seen += int(self.seen[text, layer][place, keys].sum())
         return total / len(cut.heads) if seen else np.nan
 
-    def per_key(self, cut: Cut, text: int) -> tuple[np.ndarray, np.ndarray, set[int]]:
-        """(K,) the mean weight of each key in a cut's heads and rows; whether any row sees it; where the heads rest."""
-        mass_K, seen_K, rests = np.zeros(self.lengths[text]), np.zeros(self.lengths[text], bool), set[int]()
+    def per_key(self, cut: HeadSet, text: int) -> np.ndarray:
+        """(K,) the mean weight of each key in a cut's heads and rows."""
+        mass_K = np.zeros(self.lengths[text])
         for layer, place in self._places(cut):
             if (text, layer) in self.mass:
                 mass_K += self.mass[text, layer][place] / len(cut.heads)
-                seen_K |= self.seen[text, layer][place] > 0
-                rests.add(int(self.rests[text, layer][place]))
-        return mass_K, seen_K, rests - {-1}
+        return mass_K
+
+    def seen_by_all(self, cut: HeadSet, text: int, rows: int) -> np.ndarray:
+        """(K,) whether each of so many rows sees a key in each head of a cut."""
+        seen_K = np.full(self.lengths[text], len(cut.heads) > 0)
+        for layer, place in self._places(cut):
+            seen_K &= (self.seen[text, layer][place] == rows) if (text, layer) in self.seen else False
+        return seen_K
+
+    def resting(self, cut: HeadSet, text: int) -> set[int]:
+        """The sinks of a cut's heads."""
+        return {
+            int(self.rests[text, layer][place]) for layer, place in self._places(cut) if (text, layer) in self.rests
+        } - {-1}
+
+    def looking(self, cut: Cut) -> tuple[tuple[int, int], ...]:
+        """The heads of a cut in which a row of any text sees any of its keys."""
+        return tuple(
+            head
+            for head, (layer, place) in zip(cut.heads, self._places(cut), strict=True)
+            if any(
+                (text, layer) in self.seen and self.seen[text, layer][place, list(keys)].any()
+                for text, keys in enumerate(cut.keys)
+            )
+        )
 
     def left_empty(self, cut: Cut) -> list[tuple[int, int]]:
         """The heads with a row that is left without keys, in any text; the cut is of all asked keys, or of one."""
@@ -120,16 +141,32 @@ class Masses:
             return bool(self.emptied[text, layer][place])
         return bool(self.alone[text, layer][place, keys].any())
 
-    def _places(self, cut: Cut) -> list[tuple[int, int]]:
+    def _places(self, cut: HeadSet) -> list[tuple[int, int]]:
         return [(layer, self.heads[layer].index(head)) for layer, head in cut.heads]
 
 
 @dataclass(frozen=True)
-class Null:
-    """The cuts that one is compared with. of: the texts that have any. A text with fewer draws than another repeats."""
+class Draw:
+    """A cut to compare with. moved: these rows with their weights on other keys and nothing cut; None as they are."""
 
-    draws: tuple[Cut, ...]
-    of: tuple[int, ...]
+    cut: Cut
+    moved: Cut | None = None
+
+
+@dataclass(frozen=True)
+class Null:
+    """What a cut is compared with. of: the texts that have any; pool: the keys that exchange places, of the text with
+    fewest; why: of each text that has none, why."""
+
+    draws: tuple[Draw, ...] = ()
+    of: tuple[int, ...] = ()
+    pool: int = 0
+    why: tuple[str, ...] = ()
+
+    @property
+    def cuts(self) -> list[Cut]:
+        """All that has to be run."""
+        return [cut for draw in self.draws for cut in (draw.cut, draw.moved) if cut is not None]
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,8 +203,15 @@ class Knocked(TableRecord):
 
     @cached_property
     def statistics(self) -> Mapping[str, np.ndarray]:
-        """Of every cut: effect, low, high, p (NaN for null), and n, the texts behind it; (N,) each."""
+        """The columns of `effect_columns` of every cut, (N,) each."""
         return effect_columns(np.stack([self.effect(one.cut) for one in self.asked], 1))
+
+    def compared(self, place: int, kind: NullKind) -> tuple[float, np.ndarray]:
+        """The effect of a cut on the texts that have its null, and that of every draw, (D,)."""
+        null, one = self.nulls[kind][place], self.asked[place]
+        texts = list(null.of)
+        draw_D = [self.effect(draw.cut) - (self.effect(draw.moved) if draw.moved else 0.0) for draw in null.draws]
+        return float(self.effect(one.cut)[texts].mean()), np.array([draw[texts].mean() for draw in draw_D])
 
     def by_token(self) -> np.ndarray:
         """(T,): of one text whose keys were cut one by one, the effect of each token, NaN for those that were not."""
@@ -180,7 +224,7 @@ class Knocked(TableRecord):
 
     def table(self) -> pa.Table:
         """A row per cut; NaN is null. docs/schemas.md says what the columns are."""
-        found = self.statistics
+        found = {name: numbers(values) for name, values in self.statistics.items() if name != "n"}
         columns: dict[str, Any] = {
             "set": words([one.cut.name for one in self.asked]),
             "layer": integers([one.layer for one in self.asked], np.int32),
@@ -189,11 +233,11 @@ class Knocked(TableRecord):
             "queries": words([self._places([one.queries for one in self.cases])] * len(self.asked)),
             "keys": words([self._places(one.cut.keys) for one in self.asked]),
             "mass": numbers(np.array([self.mass(one.cut) for one in self.asked])),
-            **{name: numbers(found[name]) for name in STATISTICS},
+            **found,
         }
         for kind in KINDS:
             columns |= self._null_columns(kind)
-        return as_table(columns | {"n": found["n"].astype(np.int32)})
+        return as_table(columns | {"n": self.statistics["n"].astype(np.int32)})
 
     def mass(self, cut: Cut, texts: Sequence[int] | None = None) -> float:
         """The weight that was cut: mean over rows, heads and the texts that see any of the keys."""
@@ -205,25 +249,52 @@ class Knocked(TableRecord):
         return ",".join(map(str, places[0])) if len(self.cases) == 1 else None
 
     def _null_columns(self, kind: NullKind) -> dict[str, pa.Array]:
-        found = np.full((4, len(self.asked)), np.nan)
-        count = np.zeros(len(self.asked), np.int32)
-        for place, (one, null) in enumerate(zip(self.asked, self.nulls[kind], strict=True)):
-            texts = list(null.of)
-            if not texts:
+        column = {name: np.full(len(self.asked), np.nan) for name in ("null", "low", "high", "p")}
+        for place, null in enumerate(self.nulls[kind]):
+            if not null.draws:
                 continue
-            draw_D = np.array([np.nanmean(self.effect(draw)[texts]) for draw in null.draws])
-            own = np.nanmean(self.effect(one.cut)[texts])
-            taken = np.mean([self.mass(draw, texts) for draw in null.draws])
-            found[:, place] = draw_D.mean(), np.quantile(draw_D, HIGH), 100 * (draw_D < own).mean(), taken
-            count[place] = len(null.draws)
-        names = (f"null_{kind}", f"high_{kind}", f"percentile_{kind}")
-        columns = dict(zip(names, map(numbers, found[:3]), strict=True)) | {f"n_{kind}": numbers(count)}
-        return columns | ({"null_cut_mass": numbers(found[3])} if kind == "mass" else {})
+            own, draw_D = self.compared(place, kind)
+            column["null"][place] = draw_D.mean()
+            column["low"][place], column["high"][place] = np.quantile(draw_D, RANGE)
+            column["p"][place] = P_VALUES[kind](own, draw_D, self.facts["rounding"])
+        columns = {f"{name}_{kind}": numbers(values) for name, values in column.items()}
+        columns[f"n_{kind}"] = integers([len(null.draws) for null in self.nulls[kind]], np.int32)
+        if kind == "permuted":
+            columns["pool"] = integers([null.pool for null in self.nulls[kind]], np.int32)
+        return columns
 
     def save(self, folder: Path) -> None:
         """Write the table, and the facts."""
         save(self.table(), folder / TABLE)
         save_json(self.facts, folder / NAME)
+
+
+def p_of_tails(own: float, draw_D: np.ndarray, rounding: float) -> float:
+    """Twice the smaller share of draws, the cut among them, that reach its effect from above or from below; at most 1.
+
+    NaN where no effect is beyond rounding; two within rounding of each other count as equal.
+
+    >>> p_of_tails(3.0, np.arange(-9.0, 3.0), 0.0)
+    0.15384615384615385
+    """
+    if max(abs(own), np.abs(draw_D).max()) <= rounding:
+        return np.nan
+    reached = min((draw_D >= own - rounding).sum(), (draw_D <= own + rounding).sum())
+    return float(min(1.0, 2 * (1 + reached) / (1 + len(draw_D))))
+
+
+def p_of_size(own: float, draw_D: np.ndarray, rounding: float) -> float:
+    """The share of draws, the cut among them, whose effect is as large, whatever its sign; NaN as in `p_of_tails`.
+
+    >>> p_of_size(-3.0, np.array([1.0, 2.0, 3.0]), 0.0)
+    0.5
+    """
+    if max(abs(own), np.abs(draw_D).max()) <= rounding:
+        return np.nan
+    return float((1 + (np.abs(draw_D) >= abs(own) - rounding).sum()) / (1 + len(draw_D)))
+
+
+P_VALUES = {"permuted": p_of_tails, "heads": p_of_size}
 
 
 def key_name(case: Case, key: int) -> str:

@@ -130,15 +130,17 @@
  * @property {number|null} low
  * @property {number|null} high
  * @property {number|null} p
- * @property {number|null} null_distance
- * @property {number|null} high_distance
- * @property {number|null} percentile_distance
- * @property {number} n_distance
- * @property {number|null} null_mass
- * @property {number|null} high_mass
- * @property {number|null} percentile_mass
- * @property {number} n_mass
- * @property {number|null} null_cut_mass
+ * @property {number|null} null_permuted of the same weights on other keys: the mean effect
+ * @property {number|null} low_permuted
+ * @property {number|null} high_permuted
+ * @property {number|null} p_permuted
+ * @property {number} n_permuted
+ * @property {number} pool keys that exchange places
+ * @property {number|null} null_heads of other heads' own looks
+ * @property {number|null} low_heads
+ * @property {number|null} high_heads
+ * @property {number|null} p_heads
+ * @property {number} n_heads
  * @property {number} n
  *
  * @typedef {object} Cuts

@@ -1,9 +1,9 @@
 /**
- * What is lost by layer, or by window of layers, as a curve beside other keys. A button over each step of it says what
+ * What is lost by layer, or by window of layers, as a curve beside the same weights on other keys. A button over each step of it says what
  * its cut cost; the chosen one is the one that Tab reaches, and arrows go along.
  *
  * @typedef {import("../types.js").Cuts} Cuts
- * @typedef {{name: string, colour: string, mean: (number|null)[], high: (number|null)[]}} Other
+ * @typedef {{name: string, colour: string, mean: (number|null)[], low: (number|null)[], high: (number|null)[]}} Other
  */
 import { fit, make, onResize, tooltip } from "../canvas.js";
 import { ink, several } from "../colours.js";
@@ -78,14 +78,12 @@ export class Curve {
     if (moved) this.draw();
   }
 
-  /** @returns {Other[]} other keys, where there are any */
+  /** @returns {Other|null} the same weights on other keys, where any cut is compared with them */
   get #others() {
-    const { rows, random } = this.cuts;
-    if (!random) return [];
-    return [
-      { name: "keys at like distances", colour: several(1), mean: rows.map((row) => row.null_distance), high: rows.map((row) => row.high_distance) },
-      { name: "keys of like mass", colour: several(2), mean: rows.map((row) => row.null_mass), high: rows.map((row) => row.high_mass) },
-    ].filter(({ mean }) => mean.some((one) => one !== null));
+    const { rows } = this.cuts;
+    if (rows.every((row) => row.null_permuted === null)) return null;
+    const [mean, low, high] = [rows.map((row) => row.null_permuted), rows.map((row) => row.low_permuted), rows.map((row) => row.high_permuted)];
+    return { name: "same weights on other keys", colour: several(1), mean, low, high };
   }
 
   get #intervals() {
@@ -100,7 +98,8 @@ export class Curve {
       return make("span", { class: "swatch" }, mark, text);
     };
     const own = swatch(several(0), `these keys${this.#intervals ? ", with 95 % interval" : ""}`);
-    return [own, ...this.#others.map(({ name, colour }) => swatch(colour, `${name}: mean to 95 %`))];
+    const others = this.#others;
+    return others ? [own, swatch(others.colour, `${others.name}: mean, 95 %`)] : [own];
   }
 
   draw() {
@@ -124,16 +123,17 @@ export class Curve {
   /** @param {CanvasRenderingContext2D} pen or what writes SVG instead */
   #paint(pen) {
     const { rows } = this.cuts;
+    const others = this.#others;
     const [low, high, every] = scaleOf([
       ...rows.flatMap((row) => [row.effect, row.low, row.high]),
-      ...this.#others.flatMap(({ mean, high: above }) => [...mean, ...above]),
+      ...(others ? [...others.low, ...others.mean, ...others.high] : []),
     ]);
     const x = (/** @type {number} */ place) => LEFT + (place + 0.5) * this.#step;
     const y = (/** @type {number} */ value) => TOP + ((high - value) / (high - low)) * (HEIGHT - TOP - BOTTOM);
     this.#axes(pen, low, high, every, x, y);
-    for (const { colour, mean, high: above } of this.#others) {
-      band(pen, colour, mean, above, x, y);
-      stroke(pen, colour, mean, x, y, [5, 3]);
+    if (others) {
+      band(pen, others.colour, others.low, others.high, x, y);
+      stroke(pen, others.colour, others.mean, x, y, [5, 3]);
     }
     if (this.#intervals) band(pen, several(0), rows.map((row) => row.low), rows.map((row) => row.high), x, y);
     stroke(pen, several(0), rows.map(({ effect }) => effect), x, y, []);

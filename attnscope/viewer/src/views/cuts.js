@@ -205,9 +205,9 @@ class CutsView {
     if (row.p !== null) lines.push(["p, over all cuts", digits(row.p)]);
     lines.push(["weight that was cut", number(row.mass)]);
     if (random)
-      for (const [name, null_, high, percentile, n] of nulls(row)) {
-        lines.push([`cost less, of keys ${name}`, n ? `${number(percentile, 0)} % of ${n}` : "there are none"]);
-        if (n) lines.push(["their mean, 95 % below", `${plus(null_)}, ${plus(high)}`]);
+      for (const { name, n, mean, low, high, p } of nulls(row)) {
+        lines.push([`p against ${name}`, n ? `${number(p)}, ${n} draws` : "there are none"]);
+        if (n) lines.push(["their mean, 95 % of them", `${plus(mean)}, ${plus(low)} to ${plus(high)}`]);
       }
     if (count > 1) lines.push(["texts", String(row.n)]);
     return lines;
@@ -288,24 +288,24 @@ const number = (value, places) => (value === null ? "–" : places === undefined
 /** @param {number|null} effect @param {string} unit */
 const lost = (effect, unit) => (effect === null ? "no query sees a key" : `${plus(effect)} ${unit}`);
 
-/** @param {Cut} row @returns {[string, number|null, number|null, number|null, number][]} */
+/** @param {Cut} row what it is compared with */
 const nulls = (row) => [
-  ["at like distances", row.null_distance, row.high_distance, row.percentile_distance, row.n_distance],
-  ["of like mass", row.null_mass, row.high_mass, row.percentile_mass, row.n_mass],
+  { name: "other keys", n: row.n_permuted, mean: row.null_permuted, low: row.low_permuted, high: row.high_permuted, p: row.p_permuted },
+  { name: "other heads", n: row.n_heads, mean: row.null_heads, low: row.low_heads, high: row.high_heads, p: row.p_heads },
 ];
 
 /** @param {Cuts} cuts @returns {string[]} titles of the further columns */
 function columns({ rows, random }) {
   const parts = rows.some(({ low }) => low !== null) ? ["95 % interval", "p"] : [];
-  const others = ["mean", "95 % below", "cost less"];
-  return random ? [...parts, ...["like distances", "like mass"].flatMap((name) => others.map((one) => `${name}: ${one}`))] : parts;
+  const others = ["mean", "95 %", "p"];
+  return random ? [...parts, ...["other keys", "other heads"].flatMap((name) => others.map((one) => `${name}: ${one}`))] : parts;
 }
 
 /** @param {Cut} row @param {Cuts} cuts @returns {string[]} their cells */
 function values(row, { rows, random }) {
   const parts = rows.some(({ low }) => low !== null) ? [row.low === null ? "–" : `${plus(row.low)} to ${plus(row.high)}`, number(row.p)] : [];
   if (!random) return parts;
-  return [...parts, ...nulls(row).flatMap(([, mean, high, less, n]) => [plus(mean), plus(high), n ? `${number(less, 0)} % of ${n}` : "–"])];
+  return [...parts, ...nulls(row).flatMap(({ mean, low, high, p }) => [plus(mean), low === null ? "–" : `${plus(low)} to ${plus(high)}`, number(p)])];
 }
 
 /** @param {Side} side @param {Cuts} cuts what was asked, in words */
