@@ -74,8 +74,9 @@ def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing:
     shown = order[: asked.top]
     columns = columns_of(found, shown, sort)
     output.emit(found.table(order), format, lambda: sheet(columns), printing.spreadsheet)
-    for line in dataset_legend(dataset, columns, len(shown), len(order)) if format == "table" else ():
-        output.talk(line, printing.quiet)
+    if format == "table":
+        for line in [*open_ends(found, shown, sort), *dataset_legend(dataset, columns, len(shown), len(order))]:
+            output.talk(line, printing.quiet)
     return 0
 
 
@@ -191,7 +192,7 @@ def _first(found: CorpusHeads, shown: np.ndarray, sort: str) -> list[Column]:
     ]
     if ((found.head >= 0) & (found.head != found.kv_head)).any():
         columns.append(Column("kv", [str(one) for one in found.kv_head[shown].tolist()]))
-    name = found.ranked_by if by == "layer" else by
+    name = _sorting(found, sort)
     score, mean = found.scores[name], _means(found, shown, name)
     columns.append(replace(mean, title=mean.title + arrow * (by == name)))
     ends = [score.low, score.high]
@@ -200,6 +201,14 @@ def _first(found: CorpusHeads, shown: np.ndarray, sort: str) -> list[Column]:
     if name == MASS.id:
         columns.append(Column(UNIFORM, list(map(cells.score, score.null[shown].tolist()))))
     return [*columns, Column("texts", [f"{one:,}" for one in found.texts[name][shown].tolist()])]
+
+
+def _sorting(found: CorpusHeads, sort: str) -> str:
+    """The metric whose interval stands in the table: the one that sorts, or without one the first."""
+    from attnscope.measure.metrics import order_of
+
+    by = order_of(sort)[0]
+    return found.ranked_by if by == "layer" else by
 
 
 def _name(found: CorpusHeads, place: int) -> str:
@@ -213,16 +222,28 @@ def _name(found: CorpusHeads, place: int) -> str:
 
 def _interval(low: float, high: float) -> str:
     """`[0.25, 0.31]`."""
-    return cells.MISSING if low != low else f"[{cells.score(low)}, {cells.score(high)}]"
+    return cells.MISSING if low != low and high != high else f"[{cells.score(low)}, {cells.score(high)}]"
+
+
+def open_ends(found: CorpusHeads, shown: np.ndarray, sort: str) -> list[str]:
+    """A line where intervals of the metric that sorts lack an end, though there are texts enough."""
+    import numpy as np
+
+    from attnscope.study.statistics import FEWEST
+
+    name = _sorting(found, sort)
+    enough, ends = found.texts[name][shown] >= FEWEST, (found.scores[name].low, found.scores[name].high)
+    missing = [end[shown] != end[shown] for end in ends if end is not None]  # NaN
+    opened = int((enough & np.any(missing, axis=0)).sum() if missing else 0)
+    few = "too few texts carry the spread to bound the mean there"
+    return [f"{opened} of {len(shown)} intervals have an open end ({cells.MISSING}): {few}"] * bool(opened)
 
 
 def _rest(found: CorpusHeads, sort: str) -> list[str]:
     """The other metrics, those that narrow screens keep first."""
-    from attnscope.measure.metrics import order_of
-
-    by = order_of(sort)[0]
+    sorting = _sorting(found, sort)
     order = dict.fromkeys([*(one for one in KEPT_FIRST if one in found.scores), *found.scores])
-    return [name for name in order if name != (found.ranked_by if by == "layer" else by)]
+    return [name for name in order if name != sorting]
 
 
 def _means(found: CorpusHeads, shown: np.ndarray, name: str) -> Column:

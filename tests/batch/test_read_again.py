@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from attnscope.batch.dataset import read_dataset
 from attnscope.batch.journal import Journal, Record
 from attnscope.batch.summary import write_summary
+from attnscope.cli.dataset import columns_of, open_ends
 from attnscope.errors import InputError, UsageError
 from attnscope.measure.metrics import METRICS
 from attnscope.model import loading
@@ -142,6 +144,21 @@ def test_few_texts_have_no_interval_and_it_says_so(place: Path) -> None:
     done = call("heads", str(place / "few"), columns=120).ok()
     assert "no intervals: they need 32 texts, this dataset has 2" in done.err
     assert "[" not in done.out.decode().split("texts", 1)[1].split("\n", 1)[1]
+
+
+def test_a_line_counts_intervals_with_an_open_end(place: Path) -> None:
+    found, every = read_dataset(place / "asked").heads(), np.arange(HEADS)
+    score = found.scores["sink"]
+    assert score.low is not None
+    assert score.high is not None
+    assert open_ends(found, every, "sink") == []
+    opened = np.where(every < 2, np.nan, score.high), np.where(every == 1, np.nan, score.low)
+    with_two = replace(found, scores={**found.scores, "sink": replace(score, high=opened[0], low=opened[1])})
+    [line] = open_ends(with_two, every, "sink")
+    assert line.startswith(f"2 of {HEADS} intervals have an open end (-): too few texts")
+    assert [column.cells[:2] for column in columns_of(with_two, every, "sink") if column.title == "95 % interval"] == [
+        [f"[{score.low[0]:.2f}, -]", "-"]
+    ]
 
 
 def test_every_format_of_a_dataset_and_of_the_table_reads_the_same(place: Path) -> None:
