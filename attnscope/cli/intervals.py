@@ -30,7 +30,7 @@ def interval_notes(statistics: Mapping[str, np.ndarray], units: str = "texts") -
         have = "has an open end" if opened == 1 else "have an open end"
         lines.append(
             f"{opened} of {rows} {have} ({MISSING}): too few {units} carry the spread to bound the mean there; the "
-            "median and its interval stand in the written table"
+            "written table has the median and its interval"
         )
     if (enough_N & (count_N < least)).any():
         lines.append(f"no p under {least} {units}: it is of all {len(count_N)} effects at once")

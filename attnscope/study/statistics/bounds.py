@@ -19,36 +19,38 @@ STEPS = 40  # of a bisection: a mean in [0, 1] to 1e-12
 Ends = tuple[np.ndarray, np.ndarray]
 
 
-def carriers(values_SN: np.ndarray, there_SN: np.ndarray | None = None) -> np.ndarray:
-    """How many sequences carry the variance: 1 / sum of squared shares, of the squares about the median; (N,).
+def carriers(off_SN: np.ndarray) -> np.ndarray:
+    """How many sequences carry the spread about a middle: 1 / sum of squared shares of the squares; (N,).
 
-    All of n equally far away are n, one alone is 1; NaN where all are equal.
+    All of n equally far away are n, one alone is 1; NaN where none is away.
+
+        >>> carriers(np.array([[1.0, 0.0], [-1.0, 3.0]]))
+        array([2., 1.])
     """
-    squares_SN = _about_median(values_SN, there_SN) ** 2
     with np.errstate(invalid="ignore"):
-        found: np.ndarray = squares_SN.sum(0) ** 2 / (squares_SN**2).sum(0)
-    return found
+        number_N: np.ndarray = (off_SN**2).sum(0) ** 2 / (off_SN**4).sum(0)
+    return number_N
 
 
-def open_ends(values_SN: np.ndarray, there_SN: np.ndarray | None = None) -> Ends:
+def open_ends(off_SN: np.ndarray) -> Ends:
     """Which ends of the interval of a mean are open, low and high, (N,) boolean each, for values without a range.
 
-    Where fewer than FEW sequences carry the variance, others as large may be missing on their side: there the mean is
-    too near, and its end is open. A side counts that has a quarter of the sum of squared shares. Where all are equal,
-    nothing shows how large what is missing may be: both are open.
+    off_SN: values less their mean, 0 where a head has none. Where fewer than FEW sequences carry the variance, others
+    as large may be missing on their side: there the mean is too near, and its end is open. A side counts that has a
+    quarter of the sum of squared shares. Where all values are equal, nothing shows how large what is missing may be:
+    both are open.
     """
-    about_SN = _about_median(values_SN, there_SN)
-    fourths_SN = about_SN**4
+    fourths_SN = off_SN**4
     with np.errstate(invalid="ignore"):
-        few_N = ~((about_SN**2).sum(0) ** 2 / fourths_SN.sum(0) >= FEW)  # also where all are equal
-        above_N = (fourths_SN * (about_SN > 0)).sum(0) / fourths_SN.sum(0)
+        few_N = ~(carriers(off_SN) >= FEW)  # also where all are equal
+        above_N = (fourths_SN * (off_SN > 0)).sum(0) / fourths_SN.sum(0)
     return few_N & ~(above_N > 0.75), few_N & ~(above_N < 0.25)
 
 
 def few_show(score_SN: np.ndarray, null_SN: np.ndarray | None) -> np.ndarray:
     """Whether few sequences carry the spread of a mass in [0, 1], or of what it differs by from a null that varies."""
     difference_SN = score_SN if null_SN is None else score_SN - null_SN
-    few_N = ~(carriers(difference_SN) >= min(CARRIERS, len(score_SN) / 5))
+    few_N = ~(carriers(_about_median(difference_SN)) >= min(CARRIERS, len(score_SN) / 5))
     for values_SN in (score_SN,) if null_SN is None else (score_SN, null_SN, difference_SN):
         few_N |= (np.abs(_about_median(values_SN)) > BESIDE).sum(0) < SHOWING
     return few_N
@@ -95,8 +97,6 @@ def _won(mass_SN: np.ndarray, mean_N: np.ndarray) -> np.ndarray:
     return total_N
 
 
-def _about_median(values_SN: np.ndarray, there_SN: np.ndarray | None = None) -> np.ndarray:
-    if there_SN is None:
-        about_SN: np.ndarray = values_SN - np.median(values_SN, 0)
-        return about_SN
-    return np.nan_to_num(values_SN - np.nanmedian(np.where(there_SN, values_SN, np.nan), 0))
+def _about_median(values_SN: np.ndarray) -> np.ndarray:
+    about_SN: np.ndarray = values_SN - np.median(values_SN, 0)
+    return about_SN

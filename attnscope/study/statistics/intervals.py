@@ -67,7 +67,8 @@ def intervals(
     found.low_all[enough], found.high_all[enough] = mean_N - widths.all_heads, mean_N + widths.all_heads
     found.p[enough] = np.where(count_N[enough] >= fewest_for_p(heads), widths.p, np.nan)
     if within is None:
-        low_N, high_N = (one | (widths.own == 0) for one in open_ends(known_SN, here_SN))
+        off_SN = np.where(widths.own > 0, known_SN - mean_N, 0.0)
+        low_N, high_N = open_ends(off_SN if here_SN is None else np.where(here_SN, off_SN, 0.0))
         _open(found, enough, low_N, high_N, mean_N)
     else:
         _bounded(found, score_SN, null, within, 1 - level, at_once=at_once)
