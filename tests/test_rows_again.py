@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+import attnscope
 from attnscope.attention.again import RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility
@@ -18,10 +19,12 @@ from attnscope.model.families import family_of
 from attnscope.seam.engines import ENGINES, UNCHECKED
 from attnscope.seam.listen import listen
 from attnscope.stacks import CROSS, DECODER
-from helpers.families import BYPASS, MODEL_TYPES, WITHOUT_ATTENTION, of_all_families, tiny_model
+from helpers.families import BYPASS, MODEL_TYPES, WITHOUT_ATTENTION, few, of_all_families, tiny_model
 from helpers.induction import induction
 from helpers.loops import looped
+from helpers.parity_models import roused_model
 from helpers.stack_families import tiny
+from helpers.why_families import wrapped
 
 PAGE = Path(__file__).parents[1] / "docs" / "knockout.md"
 TOKENS, ROWS, KEYS = 14, (9, 13), (7, 8)
@@ -189,6 +192,28 @@ def test_every_family_that_takes_a_4d_mask_equals_it(family):
     assert_close(intact, own_logits(model), atol=1e-6, rtol=0)
     assert_close(cut_logits(model, every_head(model))[1], expected, atol=1e-5, rtol=0)
     assert (expected - intact).abs().max() > 2e-5  # the check can fail
+
+
+@pytest.mark.parametrize("family", few(EQUAL))
+def test_a_knockout_costs_what_a_4d_mask_of_every_family_does(family):
+    """The nats that the answer loses, by the public call."""
+    model, ids = roused_model(family), ids_of()[0].tolist()
+    answer = ids[3]
+    intact, expected = (one[-1].log_softmax(-1)[answer] for one in masked(model))
+    asked = {"query": ",".join(map(str, ROWS)), "key": ",".join(map(str, KEYS)), "answer": [answer]}
+    [row] = attnscope.knockout(wrapped(model), ids, **asked, random=0).table().to_pylist()
+    rounding = 1e-5 * max(1.0, -float(intact))  # of float32, as a share of the nats
+    assert row["effect"] == pytest.approx(float(intact - expected), abs=rounding)
+    assert abs(row["effect"]) > 10 * rounding  # the check can fail
+
+
+@pytest.mark.parametrize("family", few(sorted({*OUTSIDE, *OF_PATCHES}), also=("rwkv",)))
+def test_families_that_cannot_be_cut_or_patched_are_refused(family):
+    ids = ids_of()[0].tolist()
+    with pytest.raises(ModelError):
+        attnscope.knockout(wrapped(tiny_model(family)), ids, key=3, answer=[4], random=0)
+    with pytest.raises(ModelError):
+        attnscope.patch(wrapped(tiny_model(family)), ids, [7, *ids[1:]], answer=[4], random=0)
 
 
 @pytest.mark.slow
