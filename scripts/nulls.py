@@ -51,7 +51,8 @@ class Cell:
     """What the rows of a cell have in common.
 
     tokens: of a text. layer: of the head; None for any. keys, rows, heads, layers, texts: how many are cut together.
-    apart: whether the asked rows alone read what is put in order, see above.
+    apart: whether the asked rows alone read what is put in order, see above. ordered: whether values are put in a
+    random order; False leaves the model as it is.
     """
 
     model: str
@@ -65,6 +66,7 @@ class Cell:
     layers: int = 1
     texts: int = 1
     apart: bool = True
+    ordered: bool = True
 
 
 CELLS = {
@@ -91,6 +93,8 @@ CELLS = {
     "llama, 2 layers": Cell("llama", layer=None, layers=2),
     "llama, 4 texts": Cell("llama", texts=4),
     "demo, 4 texts": Cell("demo", texts=4),
+    "demo, any layer, as it is": Cell("demo", layer=None, apart=False, ordered=False),
+    "llama, any layer, as it is": Cell("llama", layer=None, apart=False, ordered=False),
 }
 
 
@@ -264,7 +268,8 @@ def rows_of(name: str, cell: Cell, number: int, worlds: Sequence[str]) -> Iterat
     orders = {}
     for text in texts:
         order_T = np.arange(cell.tokens)
-        order_T[1 : last + 1] = 1 + g.permutation(last)
+        if cell.ordered:
+            order_T[1 : last + 1] = 1 + g.permutation(last)
         orders[text.ids] = torch.tensor(order_T)
     sign, directions_seed = g.choice([-1.0, 1.0]), int(g.integers(1 << 31))
     for pick in PICKS:
