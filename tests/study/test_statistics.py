@@ -257,7 +257,7 @@ def excludes_0(result):
 
 
 @pytest.mark.parametrize("count", [31, 32, 63, 64])
-@pytest.mark.parametrize("heads", [5, 30])
+@pytest.mark.parametrize("heads", [5, 50])
 def test_p_is_at_most_5_percent_exactly_where_the_interval_of_all_heads_excludes_0(count, heads):
     open_ends = 0
     for seed, (kind, made) in product(range(3), SKEWED.items()):
@@ -365,9 +365,9 @@ def test_an_end_that_few_sequences_do_not_show_is_open():
 
 
 def test_lines_beside_a_table_count_open_ends_and_say_why_there_is_no_p():
-    effect_SN = draws(40, 30)
+    effect_SN = draws(40, 50)
     effect_SN[3, 2] = 90
     opened, no_p = interval_notes(effect_columns(effect_SN), "pairs")
-    assert opened.startswith("1 of 30 effects has an open end (-): too few pairs carry")
-    assert no_p == "no p under 64 pairs: it is of all 30 effects at once"
+    assert opened.startswith("1 of 50 effects has an open end (-): too few pairs carry")
+    assert no_p == "no p under 64 pairs: it is of all 50 effects at once"
     assert interval_notes(effect_columns(effect_SN[:, 3:20])) == interval_notes(effect_columns(effect_SN[:20])) == []

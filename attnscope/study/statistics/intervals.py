@@ -13,8 +13,7 @@ from attnscope.study.statistics.bootstrap import DRAWS, LEVEL, bootstrap_widths
 from attnscope.study.statistics.bounds import few_show, mass_ends, mass_p, open_ends
 
 FEWEST = 32  # units for which an interval is given: below, bootstrap intervals miss their level
-FEWEST_OF_MANY = 64  # units for which p is given of more than MANY heads
-MANY = 24
+FEWEST_OF_MANY, MANY = 64, 48  # units for which p is given of more than so many heads: docs/statistics.md
 
 Range = tuple[float, float]
 SHARE: Range = (0.0, 1.0)  # of masses, rates, divergences in bits
