@@ -1,108 +1,153 @@
-"""Do the atlas' intervals hold? `python scripts/intervals.py` prints the tables of docs/atlas.md. Minutes on one core.
+"""Do intervals hold? `python scripts/intervals.py` prints tables of docs/statistics.md: an hour on one core.
 
-Scores are made with a known mean, S sequences of N heads, as often as --times. Two things are counted: how often the
-intervals of all heads hold all means (95 % is meant), and how much of its lower bound a head keeps when heads that give
-next to nothing are beside it. Each is there in two ways: `before`, the largest |t| of all heads in a resample, without
-a margin; and `paired` of attnscope.study.statistics, as it is.
+Masses of a known mean and effects of mean 0 are drawn, S sequences of N heads: how often the intervals for all heads at
+once hold all means (95 % is meant), without the rules for what few sequences carry (`before`) and with them, as
+`attnscope.study.statistics` has them. Each row has draws of its own: `--only NAME --sequences 32 --heads 24` repeats
+one, and rows of several processes can be put together.
 
-Shapes: S sequence, N head, B draw.
+Shapes: S sequence, N head.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Iterator
+from itertools import product
+from zlib import crc32
 
 import numpy as np
+from distributions import EFFECTS, MASSES, Effects, Scores
 
-from attnscope.study.statistics import paired
+from attnscope.study.statistics.bootstrap import LEVEL, bootstrap_widths
+from attnscope.study.statistics.intervals import SHARE, Range, intervals
 
-Scores = Callable[[np.random.Generator, int, int], np.ndarray]
-DRAWS = 2_000
-
-# Scores (S, N) of a known mean.
-SCORES: dict[str, tuple[Scores, float]] = {
-    "normal": (lambda g, s, n: g.normal(0.3, 0.1, (s, n)), 0.3),
-    "t, 3 degrees": (lambda g, s, n: g.standard_t(3, (s, n)), 0.0),
-    "sequences of unequal spread": (lambda g, s, n: g.normal(0, 1, (s, n)) * np.exp(g.normal(0, 0.7, (s, 1))), 0.0),
-    "lognormal": (lambda g, s, n: g.lognormal(0, 1, (s, n)), float(np.exp(0.5))),
-    "0 or 1, one in ten": (lambda g, s, n: (g.random((s, n)) < 0.1).astype(float), 0.1),
-    "0 or 1, one in five": (lambda g, s, n: (g.random((s, n)) < 0.2).astype(float), 0.2),
-}
+DRAWS = 1_000
+MANY = 1_000  # heads, from which on a quarter of --times is enough
+SELDOM = 8  # of so many runs two are counted `before`, too
+ROUNDING = 1e-9
+PLANTED = [(0.5, 0.06), (0.5, 0.2), (0.9, 0.06), (0.9, 0.2)]  # mean and deviation
 
 
-def _once(g: np.random.Generator, s: int, n: int) -> np.ndarray:
-    found = 1e-9 * g.random((s, n))
-    found[g.integers(0, s, n), np.arange(n)] = 0.5
-    return found
+def generator(*row: str | int) -> np.random.Generator:
+    """The draws of one row, whichever others are made."""
+    return np.random.default_rng(crc32(repr(row).encode()))
 
 
-# Heads that give next to nothing.
-NEARLY_NOTHING: dict[str, Scores] = {
-    "mass exp(-25 ± 3)": lambda g, s, n: np.exp(g.normal(-25, 3, (s, n))),
-    "0.5 in one of 64": _once,
-}
-PLANTED = [(0.5, 0.06), (0.5, 0.2), (0.9, 0.06), (0.9, 0.2)]
+def unruled(score_SN: np.ndarray, null: np.ndarray | float, g: np.random.Generator, reach: float) -> np.ndarray:
+    """Half the width for all heads at once without those rules; `reach` is that of a head whose scores are equal."""
+    width_N = bootstrap_widths(score_SN - null, g, draws=DRAWS, level=LEVEL).all_heads
+    unseen = 1 - ((1 - LEVEL) / 2 / len(width_N)) ** (1 / len(score_SN))
+    return np.where(width_N == 0, reach * unseen, width_N)
 
 
-def before(score_SN: np.ndarray, g: np.random.Generator) -> np.ndarray:
-    """Half the width of the intervals of all heads: standard errors times the largest |t|, 95 % of the resamples."""
-    count = len(score_SN)
-    times_BS = g.multinomial(count, np.full(count, 1 / count), DRAWS) / count
-    off_SN = score_SN - score_SN.mean(0)
-    moved_BN = times_BS @ off_SN
-    error_BN = np.sqrt(np.maximum(times_BS @ off_SN**2 - moved_BN**2, 0) / (count - 1))
-    t_BN = np.divide(np.abs(moved_BN), error_BN, out=np.zeros_like(moved_BN), where=error_BN > 1e-15)
-    return np.quantile(t_BN.max(1), 0.95) * score_SN.std(0, ddof=1) / np.sqrt(count)
+def ends(
+    score_SN: np.ndarray, null: np.ndarray | float, g: np.random.Generator, within: Range | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of the interval for all heads at once; NaN where one is open."""
+    null = np.full(score_SN.shape[1], null) if isinstance(null, float) else null
+    made = intervals(score_SN, null, g, within=within, draws=DRAWS, level=LEVEL)
+    return made.low_all, made.high_all
 
 
-def now(score_SN: np.ndarray, g: np.random.Generator) -> np.ndarray:
-    found = paired(score_SN, np.zeros_like(score_SN), seed=int(g.integers(1 << 31)), flips=0, draws=DRAWS)
-    return found.high_all - found.effect
+def runs(times: int, heads: int) -> range:
+    return range(max(times // 4 if heads >= MANY else times, 1))
 
 
-def coverage(times: int, heads: int, sequences: int, g: np.random.Generator) -> None:
-    """A row per kind of scores: how often all means are held at once, and the median width."""
-    for name, (scores, mean) in SCORES.items():
+def of_masses(pair: tuple[Scores, Scores], sequences: int, heads: int, times: int, g: np.random.Generator) -> str:
+    """How often all means are held, before and now, and how wide the intervals are, times before.
+
+    Every other run is of mirrored scores.
+    """
+    before, now, wider = [], [], []
+    for run in runs(times, heads):
+        scores = pair[run % 2]
+        score_SN, null = scores.draw(g, sequences, heads)
+        low_N, high_N = ends(score_SN, null, g, SHARE)
+        now.append(((low_N <= scores.mean + ROUNDING) & (high_N >= scores.mean - ROUNDING)).all())
+        if run % SELDOM > 1:
+            continue
+        half_N = unruled(score_SN, null, g, reach=1.0)
+        before.append((np.abs((score_SN - null).mean(0) - scores.mean) <= half_N + ROUNDING).all())
+        wider.append(np.median(high_N - low_N) / np.median(2 * half_N))
+    return f"{np.mean(before):.2f} → {np.mean(now):.3f} ({np.median(wider):.2f})"
+
+
+def masses(sequences: int, heads: list[int], times: int, only: str) -> Iterator[str]:
+    yield row("masses", "sequences", *(f"{n} heads" for n in heads))
+    yield row(*["---"] * (2 + len(heads)))
+    for name, pair in MASSES.items():
+        if only in name:
+            cells = [of_masses(pair, sequences, n, times, generator(name, sequences, n)) for n in heads]
+            yield row(name, sequences, *cells)
+
+
+def of_nats(effects: Effects, sequences: int, heads: int, times: int, g: np.random.Generator) -> str:
+    """How often all means are held, before and by the ends that are given now, and how many heads lack an end."""
+    before, now, opened = [], [], []
+    for run in runs(times, heads):
+        effect_SN = effects.draw(g, sequences, heads)
+        low_N, high_N = ends(effect_SN, 0.0, g, None)
+        now.append(not ((low_N > ROUNDING) | (high_N < -ROUNDING)).any())
+        opened.append((np.isnan(low_N) | np.isnan(high_N)).mean())
+        if run % SELDOM < 2:
+            half_N = unruled(effect_SN, 0.0, g, reach=0.0)
+            before.append((np.abs(effect_SN.mean(0)) <= half_N + ROUNDING).all())
+    return f"{np.mean(before):.2f} → {np.mean(now):.3f} ({np.mean(opened):.0%} open)"
+
+
+def nats(sequences: int, heads: list[int], times: int, only: str) -> Iterator[str]:
+    yield row("effects", "texts", *(f"{n} heads" for n in heads))
+    yield row(*["---"] * (2 + len(heads)))
+    for name, effects in EFFECTS.items():
+        if only in name:
+            cells = [of_nats(effects, sequences, n, times, generator(name, sequences, n)) for n in heads]
+            yield row(name, sequences, *cells)
+
+
+def beside_nothing(sequences: int, heads: list[int], times: int, only: str) -> Iterator[str]:
+    """What planted heads keep of their lower bounds when all other heads give next to nothing: the least of four."""
+
+    def once(g: np.random.Generator, s: int, n: int) -> np.ndarray:
+        mass_SN = 1e-9 * g.random((s, n))
+        mass_SN[g.integers(0, s, n), np.arange(n)] = 0.5
+        return mass_SN
+
+    others = {"mass exp(-25 ± 3)": lambda g, s, n: np.exp(g.normal(-25, 3, (s, n))), "0.5 in one sequence": once}
+    yield row("heads next to four planted", "sequences", *(f"{n} heads" for n in heads))
+    yield row(*["---"] * (2 + len(heads)))
+    for name, draw in others.items():
         cells = []
-        made = [scores(g, sequences, heads) for _ in range(times)]
-        for way in (before, now):
-            half = np.stack([way(one, g) for one in made])
-            off = np.abs(np.stack([one.mean(0) for one in made]) - mean)
-            cells.append(f"{(off <= half).all(1).mean():.3f} (± {np.median(half):.2f})")
-        print(f"| {name} | {sequences} | {heads} | {cells[0]} | {cells[1]} |", flush=True)
-
-
-def kept(times: int, heads: int, g: np.random.Generator) -> None:
-    """A row per kind of heads beside: the share of its bound that a planted head keeps, the least of all heads."""
-    for name, scores in NEARLY_NOTHING.items():
-        cells = []
-        for way in (before, now):
-            shares = []
-            for _ in range(times):
-                four = np.stack([np.clip(g.normal(mean, sd, 64), 0, 1) for mean, sd in PLANTED], 1)
-                every = np.hstack([four, scores(g, 64, heads - len(PLANTED))])
-                alone, beside = (one.mean(0)[:4] - way(one, g)[:4] for one in (four, every))
+        for n in heads if only in name else []:
+            g, shares = generator(name, sequences, n), []
+            for _ in range(max(times // 40, 1)):
+                planted_S4 = np.stack([np.clip(g.normal(mean, sd, sequences), 0, 1) for mean, sd in PLANTED], 1)
+                all_SN = np.hstack([planted_S4, draw(g, sequences, n - len(PLANTED))])
+                alone, beside = (ends(each, 0.0, g, SHARE)[0][: len(PLANTED)] for each in (planted_S4, all_SN))
                 shares.append(beside / alone)
-            least = np.mean(shares, 0).min()
-            cells.append(f"{least:.2f}" if least > -100 else "below -100")
-        print(f"| {name} | {heads} | {cells[0]} | {cells[1]} |", flush=True)
+            cells.append(f"{np.mean(shares, 0).min():.2f}")
+        if cells:
+            yield row(name, sequences, *cells)
+
+
+def row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+TABLES = {"masses": masses, "nats": nats, "beside": beside_nothing}
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--times", type=int, default=400, help="of each row with 24 heads; fewer with more")
-    asked.add_argument("--heads", type=int, nargs="+", default=[24, 144, 1000])
-    asked.add_argument("--seed", type=int, default=0)
-    given = asked.parse_args()
-    g = np.random.default_rng(given.seed)
-    print("| scores | sequences | heads | before | now |\n|---|---|---|---|---|")
-    for heads in given.heads:
-        for sequences in (32, 64):
-            coverage(max(given.times * 24 // heads, 20), heads, sequences, g)
-    print("\n| heads next to four planted | heads | before | now |\n|---|---|---|---|")
-    for heads in given.heads:
-        kept(max(given.times * 24 // heads // 10, 5), heads, g)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=400, help=f"runs of each cell; a quarter from {MANY} heads on")
+    parser.add_argument("--sequences", type=int, nargs="+", default=[32, 64, 128])
+    parser.add_argument("--heads", type=int, nargs="+", default=[24, 144, 1000])
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--only", default="", help="rows whose name has these words")
+    options = parser.parse_args()
+    for table, sequences in product(options.tables, options.sequences):
+        for line in TABLES[table](sequences, options.heads, options.times, options.only):
+            print(line, flush=True)
+        print()
 
 
 if __name__ == "__main__":
