@@ -13,7 +13,7 @@ from attnscope.attention.again import RowsAgain
 from attnscope.cli.knockout_table import cautions
 from attnscope.cli.rounding import ROUNDING
 from attnscope.errors import InputError, ModelError, UsageError
-from attnscope.intervene.sets import Cut
+from attnscope.intervene.sets import Cut, HeadSet
 from attnscope.measure.roles import RESTS
 from attnscope.model.loading import wrap
 from attnscope.show.knockout import save_knockout
@@ -22,7 +22,7 @@ from attnscope.study.knockout.asked import AskedText, CutPlan
 from attnscope.study.knockout.cases import cases_of
 from attnscope.study.knockout.cuts import cuts_over
 from attnscope.study.knockout.effects import knocked_out
-from attnscope.study.knockout.nulls import SEVERAL, permuted_null
+from attnscope.study.knockout.nulls import SEVERAL, heads_null, permuted_null
 from attnscope.study.knockout.records import Masses, p_of_size, p_of_tails
 from helpers.families import tiny_model
 from helpers.loops import looped
@@ -117,7 +117,7 @@ def test_the_mass_is_the_weight_that_was_cut(demo, by_heads):
 def copied(demo):
     """An induction head at the successor, on a text whose second half repeats the first."""
     text, answer, edge = repeated(2)
-    return attnscope.knockout(demo, text, key=edge, answer=[answer], select="L3H1,L1H0", over="heads", random=8)
+    return attnscope.knockout(demo, text, key=edge, answer=[answer], select="L3H1,L1H0,L2H1", over="heads", random=8)
 
 
 @pytest.mark.parametrize("how", ["mask", "zero"])
@@ -159,6 +159,8 @@ def test_a_look_that_matters_has_the_smallest_p_there_is(copied):
     assert (rows["L3H1"]["p_permuted"], rows["L3H1"]["n_permuted"]) == (pytest.approx(2 / 9), 8)
     assert rows["L3H1"]["pool"] == 39  # of 40 tokens key 0 is left out
     assert rows["L1H0"]["p_permuted"] > 2 / 9
+    assert rows["L2H1"]["p_permuted"] is None  # no effect is beyond rounding
+    assert 0 < max(abs(rows["L2H1"][end]) for end in ("low_permuted", "high_permuted")) < 1e-5
     own = [one.cut for one in copied.asked]
     for cut, null in zip(own, copied.nulls["permuted"], strict=True):
         assert len({draw.cut.identity for draw in null.draws}) == 8
@@ -277,6 +279,18 @@ def test_other_heads_are_a_null_of_one_edge_alone(demo, by_heads):
     assert several.table()["n_heads"].to_pylist() == [0]
 
 
+def test_a_head_is_compared_by_no_sink():
+    """Twelve heads that give key 5 half of their weight, all but two as their sink; then all look at key 7."""
+    heads = [HeadSet(f"L0H{head}", ((0, head),)) for head in range(12)]
+    mass_PK = np.full((12, 12), 0.02)
+    mass_PK[:, 5], mass_PK[:, 7] = 0.5, 0.3
+    masses = Masses({0: tuple(range(12))}, ((5,),), [12])
+    masses.mass[0, 0], masses.seen[0, 0] = mass_PK, np.ones((12, 12), int)
+    masses.rests[0, 0] = np.array([-1, -1, *[5] * 10])
+    null = heads_null(Cut("one", ((0, 0),), ((5,),)), heads, [(11,)], masses)
+    assert [draw.cut.keys for draw in null.draws] == [((5,),), *[((7,),)] * 10]
+
+
 def test_what_has_no_mass_is_not_run_and_what_is_not_seen_is_null(monkeypatch):
     """Sliding windows of 8: a key before the window is seen by the full layers alone."""
     from transformers import AutoTokenizer
@@ -291,6 +305,9 @@ def test_what_has_no_mass_is_not_run_and_what_is_not_seen_is_null(monkeypatch):
         layer for layer, window in windows.items() if window
     }
     assert any(effect for effect in effects.values())
+    whole = attnscope.knockout(model, list(range(10, 24)), key=2, answer=[30], random=2)
+    [null] = whole.nulls["permuted"]  # keys change places in the layers that see the one that is cut
+    assert {windows[layer] for layer, _ in null.draws[0].cut.heads} == {None}
     with pytest.raises(InputError, match="no query sees any of the keys in the heads that were chosen"):
         attnscope.knockout(model, list(range(10, 22)), key=2, answer=[30], select="0", random=0)
 
