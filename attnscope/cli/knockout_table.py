@@ -9,6 +9,7 @@ import numpy as np
 
 from attnscope import cells
 from attnscope.cli import output
+from attnscope.cli.intervals import interval_notes
 from attnscope.cli.rehearsal import number_of
 from attnscope.cli.rounding import rounding_notes
 
@@ -49,6 +50,7 @@ def cautions(found: Knocked, geometry: Geometry) -> list[str]:
     bare = [layer.index for layer in geometry.layers if not layer.attention]
     if bare:
         lines.append(f"{len(bare)} of {len(geometry.layers)} layers have no attention, and nothing is cut in them")
+    lines += interval_notes(found.statistics)
     lines += rounding_notes(facts, found.statistics["effect"])
     if facts["unshared"]:
         lines.append(f"the passes were unshared: {facts['unshared']}")
@@ -88,25 +90,32 @@ def shown(found: Knocked, top: int | None) -> RenderableType:
 
 def cuts_sheet(found: Knocked, top: int | None) -> RichTable:
     """A row per cut."""
+    from attnscope.study.statistics import FEWEST
+
     rows, sheet = found.table().to_pylist(), output.sheet()
     if not found.facts["over"].startswith(("layers", "window")):
         rows.sort(key=lambda row: -(row["effect"] if row["effect"] is not None else -np.inf))
-    intervals = any(row["low"] is not None for row in rows)
+    intervals = any(row["n"] >= FEWEST for row in rows)
     kinds = [kind for kind in ALIKE if any(row[f"n_{kind}"] for row in rows)]
-    titles = ["cut", "mass", "effect" + " [95 %]" * intervals] + ["p"] * intervals
-    titles += [f"{ALIKE[kind]}: 95 %, p" for kind in kinds]
+    titles = ["cut", "mass", "effect" + " [95 %]" * intervals] + ["p", "positive"] * intervals
+    titles += [f"{ALIKE[kind]}: {'p' if intervals else '95 %, p'}" for kind in kinds]
     for title in titles:
         sheet.add_column(title, justify="left" if title in ("cut", "effect [95 %]") else "right", no_wrap=True)
     for row in rows[:top]:
         cell: list[Any] = [output.one_line(row["set"]), cells.number(row["mass"], 3), _effect(row)]
-        cell += [cells.p_value(row["p"])] * intervals
-        sheet.add_row(*cell, *[_null(row, kind) for kind in kinds])
+        cell += [cells.p_value(row["p"]), cells.percent(_times(100, row["positive"]))] * intervals
+        sheet.add_row(*cell, *[cells.p_value(row[f"p_{kind}"]) if intervals else _null(row, kind) for kind in kinds])
     return sheet
 
 
 def _effect(row: dict[str, Any]) -> str:
-    interval = f" [{cells.number(row['low'])}, {cells.number(row['high'])}]" if row["low"] is not None else ""
+    ends = [row["low_all"], row["high_all"]]
+    interval = f" [{', '.join(map(cells.number, ends))}]" if ends != [None, None] else ""
     return cells.signed(row["effect"], 3) + interval
+
+
+def _times(factor: float, value: float | None) -> float | None:
+    return None if value is None else factor * value
 
 
 def _null(row: dict[str, Any], kind: str) -> str:

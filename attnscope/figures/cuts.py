@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from attnscope.figures import layout
 from attnscope.figures.colours import DARK_INK
 from attnscope.figures.fonts import fonts_for
+from attnscope.figures.intervals import drawn_ends
 from attnscope.figures.prose import RAMP
 from attnscope.figures.style import DPI, PRINT_SIZES, Style
 from attnscope.figures.writer import drawing, save_figure
@@ -56,17 +57,18 @@ def curve_figure(curve: Curve, style: Style, title: str, note: str) -> Figure:
     count = len(curve.names)
     wide = min(max(WIDE_PX, STEP_PX * min(count, MOST_NAMED) + 110), (style.inches or np.inf) * DPI)
     figure = layout.new_figure()
-    shown = 1 + sum(bool(np.isfinite(one).any()) for one in (curve.low, *(curve.others or ())[:1]))
+    shown = 1 + sum(bool(np.isfinite(one).any()) for one in ([curve.low, curve.high], *(curve.others or ())[:1]))
     above, below = LEGEND_PX * shown + TITLE_PX * style.titled, NAMES_PX + TITLE_PX * style.captioned
     high = HIGH_PX + above + below
     figure.set_size_inches(wide / DPI, high / DPI)
     ax, place_N = figure.subplots(), np.arange(count)
     if curve.others is not None and np.isfinite(curve.others[0]).any():
-        low_N, mean_N, high_N = curve.others
+        least_N, mean_N, most_N = curve.others
         ax.plot(place_N, mean_N, color=ORANGE, linewidth=1.2, label="same weights on other keys: mean, 95 %")
-        ax.fill_between(place_N, low_N, high_N, color=ORANGE, alpha=0.18, linewidth=0)
-    if np.isfinite(curve.low).any():
-        ax.fill_between(place_N, curve.low, curve.high, color=BLUE, alpha=0.2, linewidth=0, label="95 % interval")
+        ax.fill_between(place_N, least_N, most_N, color=ORANGE, alpha=0.18, linewidth=0)
+    low_N, high_N = drawn_ends(curve.effect, curve.low, curve.high)
+    if np.isfinite(low_N).any():
+        ax.fill_between(place_N, low_N, high_N, color=BLUE, alpha=0.2, linewidth=0, label="95 % interval, of all cuts")
     ax.plot(place_N, curve.effect, "o-", color=BLUE, markersize=4, linewidth=1.5, label="these keys")
     ax.axhline(0, color=DARK_INK, linewidth=0.8)
     _axes(ax, curve)

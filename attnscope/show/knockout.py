@@ -61,8 +61,8 @@ def _layers(found: Knocked, path: Path, style: Style) -> Path:
     curve = Curve(
         names,
         statistics["effect"],
-        statistics["low"],
-        statistics["high"],
+        statistics["low_all"],
+        statistics["high_all"],
         unit,
         (column("low_permuted"), column("null_permuted"), column("high_permuted")),
     )

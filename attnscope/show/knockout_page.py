@@ -27,7 +27,7 @@ PAGE = "knockout.html"
 MOST_TEXTS = 20  # of a corpus, that are shown with their queries and keys
 COUNTS = ("n", "n_permuted", "pool", "n_heads")
 NUMBERS = (
-    *("mass", "effect", "low", "high", "p"),
+    *("mass", "effect", "low_all", "high_all", "p", "positive"),
     *(f"{name}_{kind}" for kind in ("permuted", "heads") for name in ("null", "low", "high", "p")),
 )
 

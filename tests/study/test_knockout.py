@@ -1,5 +1,6 @@
 """Attention knockout as a study: the demo's known circuit, attention as a plain loop, other keys to compare with."""
 
+import io
 import json
 from dataclasses import replace
 
@@ -7,10 +8,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from rich.console import Console
 
 import attnscope
 from attnscope.attention.again import RowsAgain
-from attnscope.cli.knockout_table import cautions
+from attnscope.cli.knockout_table import cautions, cuts_sheet
 from attnscope.cli.rounding import ROUNDING
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.intervene.sets import Cut, HeadSet
@@ -406,8 +408,13 @@ def test_texts_have_intervals_from_32_on_and_each_its_own_tokens(demo, tmp_path)
     found = attnscope.knockout(demo, records, over="layers", select="3", random=1, out=tmp_path)
     [last] = found.table().to_pylist()
     assert last["n"] == 32
-    assert 8 < last["low"] < last["effect"] < last["high"]
-    assert last["p"] < 0.01
+    assert 8 < last["low_all"] < last["effect"] < last["high_all"]
+    assert (last["p"] < 0.01, last["positive"]) == (True, 1.0)
+    sheet = io.StringIO()
+    Console(file=sheet, width=80).print(cuts_sheet(found, None))
+    row = f"+{last['effect']:.3f} [{last['low_all']:.2f}, {last['high_all']:.2f}]"
+    for words in (row, "positive", "100 %", "other keys: p"):
+        assert words in sheet.getvalue()
     assert last["p_permuted"] == 1.0  # of one draw and the cut
     assert (last["n_permuted"], last["queries"], last["keys"]) == (1, None, None)
     assert last["high_permuted"] < 1 < last["effect"]

@@ -127,9 +127,10 @@
  * @property {number|null} key
  * @property {number|null} mass
  * @property {number|null} effect null where no query sees a key
- * @property {number|null} low
- * @property {number|null} high
+ * @property {number|null} low_all of all cuts at once; null where there is none, or the end is open
+ * @property {number|null} high_all
  * @property {number|null} p
+ * @property {number|null} positive the share of texts with an effect above 0
  * @property {number|null} null_permuted of the same weights on other keys: the mean effect
  * @property {number|null} low_permuted
  * @property {number|null} high_permuted

@@ -87,7 +87,7 @@ export class Curve {
   }
 
   get #intervals() {
-    return this.cuts.rows.some(({ low }) => low !== null);
+    return this.cuts.rows.some(({ low_all, high_all }) => low_all !== null || high_all !== null);
   }
 
   /** @returns {HTMLElement[]} what the lines are */
@@ -97,7 +97,7 @@ export class Curve {
       mark.style.backgroundColor = colour;
       return make("span", { class: "swatch" }, mark, text);
     };
-    const own = swatch(several(0), `these keys${this.#intervals ? ", with 95 % interval" : ""}`);
+    const own = swatch(several(0), `these keys${this.#intervals ? ", with 95 % interval of all at once" : ""}`);
     const others = this.#others;
     return others ? [own, swatch(others.colour, `${others.name}: mean, 95 %`)] : [own];
   }
@@ -125,7 +125,7 @@ export class Curve {
     const { rows } = this.cuts;
     const others = this.#others;
     const [low, high, every] = scaleOf([
-      ...rows.flatMap((row) => [row.effect, row.low, row.high]),
+      ...rows.flatMap((row) => [row.effect, row.low_all, row.high_all]),
       ...(others ? [...others.low, ...others.mean, ...others.high] : []),
     ]);
     const x = (/** @type {number} */ place) => LEFT + (place + 0.5) * this.#step;
@@ -135,7 +135,7 @@ export class Curve {
       band(pen, others.colour, others.low, others.high, x, y);
       stroke(pen, others.colour, others.mean, x, y, [5, 3]);
     }
-    if (this.#intervals) band(pen, several(0), rows.map((row) => row.low), rows.map((row) => row.high), x, y);
+    if (this.#intervals) band(pen, several(0), rows.map((row) => row.low_all ?? row.effect), rows.map((row) => row.high_all ?? row.effect), x, y);
     stroke(pen, several(0), rows.map(({ effect }) => effect), x, y, []);
     rows.forEach(({ effect }, place) => {
       if (effect === null) return;

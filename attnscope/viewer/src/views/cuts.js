@@ -201,8 +201,9 @@ class CutsView {
     const { unit, random, count } = this.cuts;
     /** @type {[string, string][]} */
     const lines = [[short(row.set, 40), lost(row.effect, unit)]];
-    if (row.low !== null && row.high !== null) lines.push(["95 % interval", `${plus(row.low)} to ${plus(row.high)}`]);
+    if (bounded(row)) lines.push(["95 % interval, of all cuts", `${plus(row.low_all)} to ${plus(row.high_all)}`]);
     if (row.p !== null) lines.push(["p, over all cuts", digits(row.p)]);
+    if (row.positive !== null && count > 1) lines.push(["texts with an effect above 0", `${number(100 * row.positive, 0)} %`]);
     lines.push(["weight that was cut", number(row.mass)]);
     if (random)
       for (const { name, n, mean, low, high, p } of nulls(row)) {
@@ -294,16 +295,19 @@ const nulls = (row) => [
   { name: "other heads", n: row.n_heads, mean: row.null_heads, low: row.low_heads, high: row.high_heads, p: row.p_heads },
 ];
 
+/** @param {Cut} row whether it has an interval, which may be open at one end */
+const bounded = ({ low_all, high_all }) => low_all !== null || high_all !== null;
+
 /** @param {Cuts} cuts @returns {string[]} titles of the further columns */
 function columns({ rows, random }) {
-  const parts = rows.some(({ low }) => low !== null) ? ["95 % interval", "p"] : [];
+  const parts = rows.some(bounded) ? ["95 % interval", "p"] : [];
   const others = ["mean", "95 %", "p"];
   return random ? [...parts, ...["other keys", "other heads"].flatMap((name) => others.map((one) => `${name}: ${one}`))] : parts;
 }
 
 /** @param {Cut} row @param {Cuts} cuts @returns {string[]} their cells */
 function values(row, { rows, random }) {
-  const parts = rows.some(({ low }) => low !== null) ? [row.low === null ? "–" : `${plus(row.low)} to ${plus(row.high)}`, number(row.p)] : [];
+  const parts = rows.some(bounded) ? [bounded(row) ? `${plus(row.low_all)} to ${plus(row.high_all)}` : "–", number(row.p)] : [];
   if (!random) return parts;
   return [...parts, ...nulls(row).flatMap(({ mean, low, high, p }) => [plus(mean), low === null ? "–" : `${plus(low)} to ${plus(high)}`, number(p)])];
 }
