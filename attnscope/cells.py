@@ -72,6 +72,11 @@ def percent(value: float | None) -> str:
     return MISSING if _is_missing(value) else f"{number(value, 0)} %"
 
 
+def percentage(share: float | None) -> str:
+    """`82 %`, of 0.82."""
+    return MISSING if share is None else percent(100 * share)
+
+
 def exact(value: float) -> str:
     """A number to calculate with: whole ones as they are, others with four decimals, or with two digits: `1.2e−05`."""
     if value == int(value) and abs(value) < 1e4:

@@ -37,7 +37,16 @@ def test_a_share_that_is_not_0_is_not_printed_as_0() -> None:
 
 @pytest.mark.parametrize("missing", [None, math.nan, np.float32("nan")])
 def test_a_missing_value_is_a_dash(missing: float | None) -> None:
-    every = (cells.number, cells.signed, cells.effect, cells.score, cells.share, cells.p_value, cells.percent)
+    every = (
+        cells.number,
+        cells.signed,
+        cells.effect,
+        cells.score,
+        cells.share,
+        cells.p_value,
+        cells.percent,
+        cells.percentage,
+    )
     assert {of(missing) for of in every} == {"-"}
     assert cells.printed(missing) == "–"
 
@@ -59,6 +68,7 @@ def test_a_missing_value_is_a_dash(missing: float | None) -> None:
         (cells.p_value, 1.0, "1.000"),
         (cells.percent, 81.6, "82 %"),
         (cells.percent, 0.0, "0 %"),
+        (cells.percentage, 0.816, "82 %"),
         (cells.exact, 3.0, "3"),
         (cells.exact, -3.0, "−3"),
         (cells.exact, 0.5, "0.5000"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from attnscope.model.loaded import check_loaded
 from attnscope.selection import select as selected
 from attnscope.study.atlas.atlas import atlas_of
-from attnscope.study.budgets.asked import check_budgets, check_no_budget
+from attnscope.study.budgets.asked import BELOW, check_below, check_budgets, check_no_budget
 from attnscope.study.budgets.cases import asked_caches, budget_cases
 from attnscope.study.budgets.effects import BudgetPlan, budgeted
 from attnscope.study.knockout.asked import CutPlan, asked_of
@@ -62,6 +62,7 @@ def knockout(
     foil: str | Sequence[int] | None = None,
     over: str = "none",
     select: str | None = None,
+    below: float = BELOW,
     define: Mapping[str, str] | None = None,
     chat: bool = False,
     atlas: Atlas | Path | str | None = None,
@@ -86,6 +87,7 @@ def knockout(
     how: CutHow = "mask",
     random: int = 100,
     seed: int = 0,
+    below: float = BELOW,
     define: Mapping[str, str] | None = None,
     chat: bool = False,
     atlas: Atlas | Path | str | None = None,
@@ -104,8 +106,9 @@ def knockout(
     keep: budgets of a KV cache instead of queries and keys, by commas: "stream:A+N" and "top:N" in every row, "h2o:N",
     and "received:N" and "snap:N@W", which choose at the end of the prompt. at: the last token of the prompt, in a text
     that goes on. generate: so many tokens of the model's own as the answer. Without an answer the effect is over all
-    tokens of the text, those after `at` alone where it is given. random and seed have no meaning then. Records are of
-    {"text", "at", "answer", "foil"}.
+    tokens of the text, those after `at` alone where it is given. below: the heads that lose less alone, in the first
+    half of 64 texts or more, are measured together in the other half. random and seed have no meaning then. Records are
+    of {"text", "at", "answer", "foil"}.
 
     Returns what was measured: `table()` has a row per cut, or per budget. Raises InputError for a text, an answer or
     tokens that cannot be meant, ModelError for a family that attends outside the attention interface.
@@ -120,7 +123,8 @@ def knockout(
     if keep is not None:
         check_budgets(keep, over, query=None if query == "last" else str(query), key=spelled, how=how)
         caches = asked_caches(text, {**shared, "at": at, "generate": generate})
-        plan = BudgetPlan(keep, over, chosen_heads(model, select, atlas), select or BudgetPlan.name)
+        check_below(below)
+        plan = BudgetPlan(keep, over, chosen_heads(model, select, atlas), select or BudgetPlan.name, below)
         return budgeted(model, budget_cases(model, caches, keep), plan, folder, force=force)
     check_no_budget(at, generate)
     shared |= {"query": str(query), "key": spelled}

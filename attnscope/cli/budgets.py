@@ -43,7 +43,7 @@ def measure_budgets(
     loaded = load_model(answered, table)
     output.talk(f"{loaded.name}  {loaded.device}  {loaded.precision}  {loaded.geometry.in_words}", table.quiet)
     name = BudgetPlan.name if edges.select is None else edges.select
-    plan = BudgetPlan(budgets.keep, edges.over, chosen_heads(loaded, edges.select, edges.atlas), name)
+    plan = BudgetPlan(budgets.keep, edges.over, chosen_heads(loaded, edges.select, edges.atlas), name, budgets.below)
     cases = budget_cases(loaded, asked, budgets.keep)
     if len(cases) == 1:
         _tell(cases[0], table.quiet)
@@ -59,7 +59,7 @@ def measure_budgets(
             with output.progress("drawing", None, table.quiet):
                 save_budgets(found, table.out, look.style(command_line("knockout", answered, edges, budgets, look)))
     output.emit(found.table(), format, lambda: budgets_sheet(found, compared.top))
-    for line in budget_notes(found, loaded.geometry, budgets.below):
+    for line in budget_notes(found, loaded.geometry):
         output.talk(line, table.quiet)
     return 0
 
@@ -102,9 +102,11 @@ def _tell(case: CacheCase, quiet: bool) -> None:
 def _rehearsed(loaded: LoadedModel, cases: Sequence[CacheCase], plan: BudgetPlan, quiet: bool) -> str:
     """What would be done, and its cost at most."""
     from attnscope.cli.rehearsal import number_of, rehearsed
-    from attnscope.study.budgets.effects import planned_budgets
+    from attnscope.study.budgets.effects import choosing_texts, planned_budgets
 
     asked, passes = planned_budgets(loaded, cases, plan)
-    sets = [one.budget for one in asked]
+    sets, shares = [one.budget for one in asked], passes.token_layers([])
+    together = [one.budget for one in asked if one.condition == "together"]
+    held = passes.token_layers(together) // 2 if choosing_texts(len(cases), plan.over) else 0
     said = f"{len(sets)} budgets of heads, on {number_of(len(cases), 'text')}"
-    return rehearsed(loaded, passes, sets, said, quiet, before=passes.token_layers([]))
+    return rehearsed(loaded, passes, sets, said, quiet, before=shares + held)

@@ -6,23 +6,31 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope import cells
 from attnscope.cli import output
+from attnscope.cli.intervals import interval_notes
 from attnscope.cli.rounding import rounding_notes
+from attnscope.selection import written_heads
+from attnscope.study.statistics import FEWEST
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table as RichTable
 
     from attnscope.model.geometry import Geometry
+    from attnscope.selection import HeadIndex
     from attnscope.study.budgets.effects import BudgetCosts
 
 KEPT = "kept: the share of the keys a row sees that it keeps, mean over rows, heads and texts"
 TOP = "top:N knows the query of each row: a cache chooses before it, and loses more"
+AT_ONCE = "intervals and p: of all rows at once; positive: in how many texts something is lost"
 OWN = "top and h2o choose for each head: of a shared kv head a cache stores what any of its heads keeps"
 
 
-def budget_notes(found: BudgetCosts, geometry: Geometry, below: float) -> list[str]:
+def budget_notes(found: BudgetCosts, geometry: Geometry) -> list[str]:
     """What a reader of the table has to know, which heads can bear each budget, and what was measured without one."""
     facts = found.facts
     lines = [f"effect: what is lost where these heads keep no other keys, in {found.unit}", KEPT]
+    lines += [AT_ONCE] * (len(found.cases) >= FEWEST)
     kinds = {one.partition(":")[0] for one in found.kinds}
     lines += [TOP] * ("top" in kinds)
     if kinds & {"top", "h2o"} and any(layer.kv_heads < layer.heads for layer in geometry.attention_layers):
@@ -30,43 +38,67 @@ def budget_notes(found: BudgetCosts, geometry: Geometry, below: float) -> list[s
     bare = [layer.index for layer in geometry.layers if not layer.attention]
     if bare:
         lines.append(f"{len(bare)} of {len(geometry.layers)} layers have no attention, and keep no keys")
+    lines += [line for family in found.families for line in interval_notes(family)]
     lines += rounding_notes(facts, found.statistics["effect"])
     if facts["unshared"]:
         lines.append(f"the passes were unshared: {facts['unshared']}")
-    lines += bearable_lines(found, below) if facts["over"] != "none" else []
+    lines += bearable_lines(found) if facts["over"] != "none" else []
     texts = f"{len(found.cases)} text{'s' * (len(found.cases) > 1)}"
     return [*lines, f"intact {facts['intact']:.3f} {found.unit}, {texts}"]
 
 
-def bearable_lines(found: BudgetCosts, below: float) -> list[str]:
-    """The heads that can bear each budget, as --select takes them."""
-    every = {head for one in found.asked for head in one.budget.heads}
-    interval = " (upper end of the interval)" * bool((found.statistics["high"] == found.statistics["high"]).any())
+def bearable_lines(found: BudgetCosts) -> list[str]:
+    """The heads that can bear each budget, as --select takes them, which texts chose them, and what they lose together
+    on the others."""
+    below, first, texts = found.facts["below"], found.facts["choosing_texts"], len(found.cases)
     alone = {"heads": "alone", "kv": "by kv groups alone", "layers": "by layers alone"}[found.facts["over"]]
-    lines = []
-    for kind, heads in found.bearable(below).items():
-        count = len(found.bearing(kind, below))
-        said = f"{kind}: {count} of {len(every)} heads, {alone}, lose less than {below:g} {found.unit}{interval}"
-        lines.append(f"{said}: --select {heads}" if heads else said)
+    by = "upper end of the interval for all at once; where few texts carry the loss, in every text"
+    by = f"in every text: intervals take {FEWEST}" if texts < FEWEST else by
+    on = f" on the first {first} texts" * bool(first)
+    every = {head for one in found.asked for head in one.budget.heads}
+    chosen = {one.budget.keep: place for place, one in enumerate(found.asked) if one.condition == "bearable"}
+    rows, lines = found.table().to_pylist(), []
+    for kind in found.kinds:
+        heads: Sequence[HeadIndex] = () if first else found.bearing(kind, below)
+        heads = found.asked[chosen[kind]].budget.heads if kind in chosen else heads
+        said = f"{kind}: {len(heads)} of {len(every)} heads, {alone}, lose less than {below:g} {found.unit}{on} ({by})"
+        lines.append(said + f": --select {written_heads(heads, found.widths)}" * bool(heads))
+        if kind in chosen:
+            together, worst = _effect(rows[chosen[kind]]), float(found.effect_SN[first:, chosen[kind]].max())
+            said = f"{kind}: together these lose {together} on the other {texts - first} texts"
+            lines.append(f"{said}, {cells.signed(worst, 3)} in the worst of them")
+    if not first:
+        lines.append(f"what they lose together is another question: from {2 * FEWEST} texts on, half of them answer it")
     return lines
 
 
 def budgets_sheet(found: BudgetCosts, top: int | None) -> RichTable:
-    """A row per budget and set; all heads together first, heads by effect, layers in order."""
+    """A row per budget and set; of each budget all heads together first, then those that can bear it, then what goes
+    alone, heads by effect, layers in order."""
     rows, sheet = found.table().to_pylist(), output.sheet()
     order = {kind: place for place, kind in enumerate(found.kinds)}
+    conditions = ("together", "bearable", "alone")
     by_effect = found.facts["over"] in ("heads", "kv")
-    rows.sort(key=lambda row: (order[row["keep"]], row["layer"] is not None, -row["effect"] if by_effect else 0))
-    intervals = any(row["low"] is not None for row in rows)
-    for title in ["keep", "set", "kept", "effect" + " [95 %]" * intervals] + ["p"] * intervals:
-        left = title in ("keep", "set", "effect [95 %]")
+    rows.sort(
+        key=lambda row: (
+            order[row["keep"]],
+            conditions.index(row["condition"]),
+            -row["effect"] if by_effect and row["condition"] == "alone" else 0,
+        )
+    )
+    intervals = len(found.cases) >= FEWEST
+    effect = f"effect [95 %, all {sum(row['condition'] != 'bearable' for row in rows)}]" if intervals else "effect"
+    for title in ["keep", "set", "kept", effect] + ["p", "positive"] * intervals:
+        left = title in ("keep", "set", effect)
         sheet.add_column(title, justify="left" if left else "right", no_wrap=True)
+    heads = {one.budget.keep: one.budget.heads for one in found.asked if one.condition == "bearable"}
     for row in rows[:top]:
-        cell: list[Any] = [row["keep"], output.one_line(row["set"]), cells.share(row["kept"]), _effect(row)]
-        sheet.add_row(*cell, *[cells.p_value(row["p"])] * intervals)
+        chosen = f"{len(heads[row['keep']])} bearable" if row["condition"] == "bearable" else ""
+        cell: list[Any] = [row["keep"], chosen or output.one_line(row["set"]), cells.share(row["kept"]), _effect(row)]
+        sheet.add_row(*cell, *[cells.p_value(row["p"]), cells.percentage(row["positive"])] * intervals)
     return sheet
 
 
 def _effect(row: dict[str, Any]) -> str:
-    interval = f" [{cells.number(row['low'], 3)}, {cells.number(row['high'], 3)}]" if row["low"] is not None else ""
-    return cells.signed(row["effect"], 3) + interval
+    ends = ", ".join(cells.number(row[name], 3) for name in ("low_all", "high_all"))
+    return cells.signed(row["effect"], 3) + f" [{ends}]" * (row["n"] >= FEWEST)

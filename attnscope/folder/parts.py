@@ -81,8 +81,8 @@ class Parts:
             raise
 
     def expect(self, total: int, unit: str = "batches") -> None:
-        """How many batches the study has."""
-        self.tally.total, self.tally.unit = total, unit
+        """That the study has so many batches, or so many more of them."""
+        self.tally.total, self.tally.unit = self.tally.total + total, unit
 
     def _said(self) -> str:
         if self.folder is None:

@@ -51,7 +51,7 @@ def _heads(found: BudgetCosts, path: Path, style: Style) -> Path:
         effects = {
             head: float(effect_N[at])
             for at, one in enumerate(found.asked)
-            if one.budget.keep == kind and not one.together
+            if one.budget.keep == kind and one.condition == "alone"
             for head in one.budget.heads
         }
         panels.append(Shown(kind, f"{found.unit} lost", effects, "effect"))
@@ -78,8 +78,11 @@ def _curve(found: BudgetCosts, path: Path, style: Style) -> Path:
 
 def _line_of(found: BudgetCosts, written: list[str], name: str, *, layers: bool = False) -> BudgetLine:
     """The layers of some budgets, or all heads together."""
-    at = [place for place, one in enumerate(found.asked) if one.budget.keep in written and one.together != layers]
-    effect, low, high = (found.statistics[column][at] for column in ("effect", "low", "high"))
+    drawn = "alone" if layers else "together"
+    at = [
+        place for place, one in enumerate(found.asked) if (one.budget.keep in written, one.condition) == (True, drawn)
+    ]
+    effect, low, high = (found.statistics[column][at] for column in ("effect", "low_all", "high_all"))
     asked = [found.asked[place] for place in at]
     if layers:
         return BudgetLine(name, np.array([one.layer for one in asked]), effect, low, high)

@@ -17,6 +17,8 @@ def test_a_row_per_budget_and_head_and_the_heads_that_can_bear_it():
     assert len(found.rows) == 2 * 25
     for line in ("measured: 14 next tokens", "in nats per token", "kept: the share", "top:N knows the query"):
         assert line in found.err
+    assert "(in every text: intervals take 32): --select" in found.err
+    assert "from 64 texts on, half of them answer it" in found.err
     [(count, heads)] = re.findall(
         r"^stream:1\+4: (\d+) of 24 heads, alone, lose .* --select (\S+)$", found.err, re.MULTILINE
     )
@@ -47,7 +49,7 @@ def test_a_folder_has_table_facts_and_pictures_and_is_not_written_over(tmp_path)
     names = {"budgets", "budgets.json", "budgets.parquet", "budgets.png", "budgets_curve.png"}
     assert {path.name for path in (tmp_path / "kept").iterdir()} == names
     facts = json.loads((tmp_path / "kept" / "budgets.json").read_text())
-    assert (facts["schema"], facts["keep"]) == ("budgets/1", ["stream:1+4", "stream:1+2"])
+    assert (facts["schema"], facts["keep"]) == ("budgets/2", ["stream:1+4", "stream:1+2"])
     refused = call(*asked, "--select", "0")
     assert refused.code == 2
     assert ": select" in refused.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from attnscope.cells import head_name
 from attnscope.intervene.budgets import HeadBudget
@@ -13,16 +14,14 @@ from attnscope.study.ablation.sets import head_set, parts
 
 @dataclass(frozen=True)
 class AskedBudget:
-    """One budget that is asked for. layer, head: where it is of one; neither of all chosen heads together."""
+    """One budget that is measured. condition: of all chosen heads "together", of what goes "alone", or of the heads
+    that are "bearable": together, on other texts than those on which each alone cost little. layer, head: where it is
+    of one."""
 
     budget: HeadBudget
+    condition: Literal["together", "alone", "bearable"] = "together"
     layer: int | None = None
     head: int | None = None
-
-    @property
-    def together(self) -> bool:
-        """Whether it is of all chosen heads."""
-        return self.layer is None
 
 
 def budgets_over(
@@ -44,5 +43,5 @@ def budgets_over(
     found = []
     for kind in kinds:
         found.append(AskedBudget(HeadBudget(name, whole.heads, kind)))
-        found += [AskedBudget(HeadBudget(said, heads, kind), *place) for said, heads, *place in alone]
+        found += [AskedBudget(HeadBudget(said, heads, kind), "alone", *place) for said, heads, *place in alone]
     return found
