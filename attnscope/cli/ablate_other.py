@@ -10,6 +10,7 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.ablate_tables import pairs_sheet, prune_sheet, screen_sheet, trusted
 from attnscope.cli.groups import option_group
+from attnscope.cli.intervals import interval_notes
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 
@@ -91,16 +92,20 @@ def ask_otherwise(
     return 0
 
 
+PRUNED = "each step is chosen and measured on the same sequences: on average its loss is too low"
 Sheet = tuple[Callable[[int | None], "RichTable"], tuple[str, ...]]  # of the first rows, and the notes below
 
 
 def _of_pruning(found: Any) -> Sheet:
     steps, intact, unit = found
-    return (lambda top: prune_sheet(steps, intact, top)), (f"intact {intact:.3f} {unit}",)
+    return (lambda top: prune_sheet(steps, intact, top)), (f"intact {intact:.3f} {unit}", PRUNED)
 
 
 SHEETS: Mapping[str, Callable[[Any], Sheet]] = {
-    "pairs": lambda found: ((lambda top: pairs_sheet(found, top)), ()),
+    "pairs": lambda found: (
+        (lambda top: pairs_sheet(found, top)),
+        tuple(interval_notes(found.statistics, "sequences")),
+    ),
     "prune": _of_pruning,
     "gradient": lambda found: ((lambda top: screen_sheet(found, top)), (trusted(found),)),
 }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from attnscope import cells
 from attnscope.cli import output
+from attnscope.cli.intervals import interval_notes
 from attnscope.cli.rounding import rounding_notes
 
 if TYPE_CHECKING:
@@ -22,8 +22,14 @@ if TYPE_CHECKING:
 
 MANY = 8  # heads of a set up to which each one has a row
 nats, signed = partial(cells.number, decimals=3), partial(cells.signed, decimals=3)  # of one head or pair
-EFFECT = "effect: what is lost without the heads of the set, or without one alone; direct: what a head writes itself"
-ABOVE = "random sets: of as many heads, and where 99 % of them lie; above: how many of them cost less than the set"
+EFFECT = (
+    "effect: what is lost without the heads of the set, or without one alone; positive: in how many sequences; direct: "
+    "what a head writes itself"
+)
+RANDOM = (
+    "random sets: of as many heads, and where 99 % of them lie; p: (1 + those that cost as much as the set) / (1 + all)"
+)
+AT_ONCE = "other intervals and p: of all sets and heads of the table at once"
 DRAWN = {
     "unnamed": "random sets are drawn from the heads that no set names; --controls all: from all",
     "all": "random sets are drawn from all heads",
@@ -33,7 +39,7 @@ DRAWN = {
 def notes(found: Ablation) -> list[str]:
     """What a reader of the table has to know beside it."""
     facts = found.facts
-    lines = [EFFECT, ABOVE] if any(facts["random_sets"].values()) else [EFFECT]
+    lines = [EFFECT] + [RANDOM] * any(facts["random_sets"].values()) + [AT_ONCE] * found.has_intervals
     lines += [f"intact {facts['intact']:.3f} {facts['measure']['unit']}, {len(found.intact_S)} sequences"]
     if facts["direct"] is not None:
         lines.append(f"{'direct effects are' if found.direct else 'no direct effects:'} {facts['direct']}")
@@ -41,8 +47,7 @@ def notes(found: Ablation) -> list[str]:
         lines.append("resample misinforms the model with another sequence's output: it costs more than zero does")
     if facts["unshared"]:
         lines.append(f"the passes were unshared: {facts['unshared']}")
-    tested = {one.heads: one for one in (*found.asked.named, *chain(*found.asked.alone.values()))}
-    lines += rounding_notes(facts, [float(found.effect(one).mean()) for one in tested.values()])
+    lines += interval_notes(found.statistics, "sequences") + rounding_notes(facts, found.statistics["effect"])
     if any(facts["random_sets"].values()):
         lines.append(DRAWN[facts["controls"]])
     few = [f"{name} {count}" for name, count in facts["random_sets"].items() if count < facts["random_asked"]]
@@ -54,8 +59,9 @@ def notes(found: Ablation) -> list[str]:
 def sets_sheet(found: Ablation, top: int | None) -> RichTable:
     """A row per set: all its heads together; below it a row per head, alone, and one of the random sets."""
     sheet, rows = output.sheet(), found.table().to_pylist()
-    for title in ("set and its heads", "direct", "effect [95 %]", "p", "above"):
-        sheet.add_column(title, no_wrap=True, justify="right" if title in ("direct", "p", "above") else "left")
+    effect = f"effect [95 %, all {len(found.tested)}]" if found.has_intervals else "effect"
+    for title in ("set and its heads", "direct", effect, "p", "positive"):
+        sheet.add_column(title, no_wrap=True, justify="left" if title in ("set and its heads", effect) else "right")
     together = {row["set"]: row for row in rows if row["condition"] == "together"}
     names = list(dict.fromkeys(row["set"] for row in rows))  # --each gives heads that are in no set
     for name in names[:top]:
@@ -63,26 +69,28 @@ def sets_sheet(found: Ablation, top: int | None) -> RichTable:
         row, count = together.get(name), found.facts["random_sets"].get(name, 0)
         if row and name == row["heads"] and alone:  # one head, which its own name says
             row, alone = row | {"direct": alone[0]["direct"]}, []
-        _add(sheet, name, row)
+        _add(sheet, name, row, found.has_intervals)
         shown = _costliest(alone)
         for one in shown:
-            _add(sheet, f"  {one['heads']}", one)
+            _add(sheet, f"  {one['heads']}", one, found.has_intervals)
         if rest := [one["effect"] for one in alone if one not in shown]:
             sheet.add_row(f"  … {len(rest)} more heads", "", _range(rest))
         if row and count:
             ends = _range([row["random_low"], row["random_high"]])
-            sheet.add_row(f"  random sets: {count}", "", f"99 %: {ends}", "", cells.percent(row["percentile"]))
+            sheet.add_row(f"  random sets: {count}", "", f"99 %: {ends}", cells.p_value(row["p_random"]))
     return sheet
 
 
-def _add(sheet: RichTable, name: str, row: dict[str, Any] | None) -> None:
-    """What a set costs, or a head alone, with its interval where there is one; the name alone of what has no row."""
+def _add(sheet: RichTable, name: str, row: dict[str, Any] | None, intervals: bool) -> None:
+    """What a set costs, or a head alone, with its interval, an open end of it a dash; the name alone of what has no
+    row."""
     if row is None:
         sheet.add_row(output.one_line(name))
         return
     direct = "" if row["direct"] is None else cells.effect(row["direct"])
-    interval = f" [{cells.number(row['low'])}, {cells.number(row['high'])}]" * (row["low"] is not None)
-    sheet.add_row(output.one_line(name), direct, cells.effect(row["effect"]) + interval, cells.p_value(row["p"]))
+    ends = f" [{cells.number(row['low_all'])}, {cells.number(row['high_all'])}]" * intervals
+    effect = cells.effect(row["effect"]) + ends
+    sheet.add_row(output.one_line(name), direct, effect, cells.p_value(row["p"]), cells.percentage(row["positive"]))
 
 
 def _costliest(alone: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -111,17 +119,20 @@ def trusted(screen: Screen) -> str:
     """How well the screen orders the heads that were ablated too."""
     tried = int((screen.ablated_N == screen.ablated_N).sum())  # not NaN
     first, second = screen.correlations
-    return f"rank correlation with ablation of {tried} heads: signed {first:+.2f}, |gradient| {second:+.2f}"
+    said = f"rank correlation with ablation of {tried} heads, on the same sequences"
+    return f"{said}: signed {first:+.2f}, |gradient| {second:+.2f}"
 
 
 def pairs_sheet(pairs: Pairs, top: int | None) -> RichTable:
     """The pairs, largest synergy first."""
-    count, found = len(pairs.pairs), pairs.effects
-    sheet = _sheet("heads", "pair", "sum", f"synergy [95 %, all {count}]", "p")
-    for place in (-found.effect).argsort(kind="stable")[:top]:
-        interval = f"{signed(found.effect[place])} [{nats(found.low_all[place])}, {nats(found.high_all[place])}]"
-        heads, p = cells.head_names(pairs.pairs[place]), cells.p_value(found.p[place])
-        sheet.add_row(heads, signed(found.score[place]), signed(found.null[place]), interval, p)
+    count, found = len(pairs.pairs), pairs.statistics
+    sheet = _sheet("heads", "pair", "sum", f"synergy [95 %, all {count}]", "p", "positive")
+    for place in (-found["effect"]).argsort(kind="stable")[:top]:
+        low, high, p = (found[name][place] for name in ("low_all", "high_all", "p"))
+        synergy = f"{signed(found['effect'][place])} [{nats(low)}, {nats(high)}]"
+        costs = signed(pairs.pair_SN[:, place].mean()), signed(pairs.sum_SN[:, place].mean())
+        positive = cells.percentage(found["positive"][place])
+        sheet.add_row(cells.head_names(pairs.pairs[place]), *costs, synergy, cells.p_value(p), positive)
     return sheet
 
 

@@ -65,7 +65,7 @@ def save_ablation(
     style = style.of_model(facts["model"]["name"])
     costs = costs_of(found.table().to_pydict()) if costs is None else costs
     left = f"the first {MOST_SETS} of {len(costs)} sets" * (len(costs) > MOST_SETS)
-    interval = "95 % interval over the sequences in black" * any(one.interval[0] == one.interval[0] for one in costs)
+    interval = "in black 95 % intervals for all rows at once" * any(one.interval[0] == one.interval[0] for one in costs)
     said = "; ".join(filter(None, (note, interval, left)))
     paths = [folder / f"{name}.{style.image}" for name in (PICTURE, OF_HEADS)]
     title = f"What is lost without {count(len(costs), 'set')} of heads"
@@ -77,7 +77,7 @@ def save_ablation(
 
 def costs_of(rows: Mapping[str, Sequence[Any]]) -> list[SetCost]:
     """A bar per named set of an ablation's table, in its order."""
-    columns = ("set", "condition", "heads", "effect", "low", "high", "random_low", "random_high")
+    columns = ("set", "condition", "heads", "effect", "low_all", "high_all", "random_low", "random_high")
     absent = [None] * len(rows["set"])
     every = zip(*(rows.get(name, absent) for name in columns), strict=True)
     return [

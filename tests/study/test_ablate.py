@@ -7,6 +7,7 @@ import os
 import re
 from unittest.mock import patch
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -20,6 +21,7 @@ from attnscope.model.loading import DEMO_FOLDER
 from attnscope.study.ablation.direct import direct_means
 from attnscope.study.ablation.effects import HeadSets, ablate_sets, ablation_cost
 from attnscope.study.ablation.tasks import copy
+from attnscope.study.statistics import effect_columns
 from helpers.atlases import made_atlas
 from helpers.command_line import call
 
@@ -56,7 +58,8 @@ def test_the_table_has_every_set_head_and_random_set(demo, studied):
     random = [row["effect"] for row in rows_of(table, "random") if row["set"] == "induction"]
     together = rows_of(table, "together")[0]
     assert len(random) == 3
-    assert together["percentile"] == 100
+    assert together["p_random"] == 1 / 4  # as small as three random sets can make it
+    assert together["n_random"] == 3
     assert min(random) <= together["random_low"] <= together["random_high"] <= max(random)
     assert {row["low"] for row in table.to_pylist()} == {None}  # under 32 sequences
 
@@ -64,11 +67,22 @@ def test_the_table_has_every_set_head_and_random_set(demo, studied):
 def test_from_32_sequences_on_there_are_intervals(demo, monkeypatch):
     monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
     task = copy(demo, sequences=32)
-    found = ablate_sets(demo, task, HeadSets.of([HeadSet("late", ((3, 0), (3, 1)))], demo.geometry, random=0))
-    [together] = rows_of(found.table(), "together")
+    sets = [HeadSet("late", ((3, 0), (3, 1))), HeadSet("L3H0", ((3, 0),))]
+    found = ablate_sets(demo, task, HeadSets.of(sets, demo.geometry, random=0))
+    together, *_ = rows_of(found.table(), "together")
     assert together["low"] < together["effect"] < together["high"]
     assert together["low"] > 7
-    assert together["random_low"] is together["percentile"] is None
+    # each set once, though one is alone a head of two: none counts twice among all at once
+    every = {"L3H0 L3H1": sets[0], "L3H0": sets[1], "L3H1": HeadSet("", ((3, 1),))}
+    expected = effect_columns(np.stack([found.effect(one) for one in every.values()], 1))
+    rows = found.table().to_pylist()
+    assert [row["heads"] for row in rows] == ["L3H0 L3H1", "L3H0", "L3H0", "L3H1", "L3H0"]
+    for row in rows:
+        stated = {name: np.nan if row[name] is None else row[name] for name in expected}
+        assert stated == pytest.approx(
+            {name: of[list(every).index(row["heads"])] for name, of in expected.items()}, nan_ok=True
+        )
+    assert together["random_low"] is together["p_random"] is None
 
 
 def test_the_folder_holds_the_table_and_what_it_is_of(studied):
@@ -121,6 +135,7 @@ def test_the_command_prints_a_table_and_writes(tmp_path):
     at = next(place for place, line in enumerate(lines) if line[:1] == ["3.0-1"])
     assert [line[0] for line in lines[at : at + 3]] == ["3.0-1", "L3H0", "L3H1"]
     assert "intact 0." in result.err
+    assert "p: (1 + those that cost as much as the set) / (1 + all)" in result.err
     assert (tmp_path / "a" / "ablation.parquet").exists()
 
 
@@ -144,7 +159,7 @@ def test_the_table_is_whole_at_80_columns(studied, columns):
             name = row["set"] if row["condition"] == "together" else row["heads"]
             [line] = [line for line in shown if line[:1] == [name]]
             assert cells.effect(row["effect"]) in line
-            assert cells.p_value(row["p"]) == line[-1]
+            assert [cells.p_value(row["p"]), f"{100 * row['positive']:.0f}", "%"] == line[-3:]
 
 
 def test_of_a_large_set_the_costliest_heads_have_a_row(demo):

@@ -68,7 +68,8 @@ def test_pairs_are_printed_and_written(demo, tmp_path):
     pair, one, other = (loss[:, 1:] - loss[:, :1]).mean(0)
     assert rows[2]["pair"] == pytest.approx(pair, abs=1e-5)
     assert rows[2]["synergy"] == pytest.approx(pair - one - other, abs=1e-5)
-    assert rows[2]["low"] is None  # under 32 sequences
+    assert rows[2]["low"] is rows[2]["p"] is None  # under 32 sequences
+    assert (rows[2]["positive"], rows[2]["p_positive"]) == (1.0, 1.0)  # of two sequences
     assert "pairs of 3 heads on 2 sequences of copy: " in said
     assert pq.read_table(tmp_path / "a" / "pairs.parquet").to_pylist() == rows
 
@@ -94,7 +95,7 @@ def test_the_screen_says_how_far_it_can_be_trusted():
     assert len(rows) == 24
     assert sum(row["ablated"] is not None for row in rows) == 8
     assert all(row["size"] == pytest.approx(abs(row["size"])) for row in rows)
-    assert "rank correlation with ablation of 8 heads: signed " in said
+    assert "rank correlation with ablation of 8 heads, on the same sequences: signed " in said
     one = call("ablate", "demo", *FEW, "--method", "gradient", "--top", "3", columns=100).out.decode()
     assert [line.split()[0] for line in one.splitlines()[-4:-1]] == [
         f"L{row['layer']}H{row['head']}" for row in sorted(rows, key=lambda row: -row["signed"])[:3]

@@ -150,10 +150,11 @@ def test_synergy_is_what_a_pair_costs_beyond_its_heads(demo, task):
     assert found.pairs == (((1, 0), (3, 0)), ((1, 0), (3, 1)), ((3, 0), (3, 1)))
     alone = measured(demo, task, [HeadSet("a", ((3, 0),)), HeadSet("b", ((3, 1),)), HeadSet("both", INDUCTION)])
     cost = (alone[:, 1:] - alone[:, :1]).mean(0)
-    assert found.effects.score[2] == pytest.approx(cost[2], abs=1e-5)
-    assert found.effects.effect[2] == pytest.approx(cost[2] - cost[0] - cost[1], abs=1e-5)
-    assert found.effects.effect[2] > 5  # they back each other up
-    assert abs(found.effects.effect[0]) < 0.2
+    synergy = found.statistics["effect"]
+    assert found.pair_SN[:, 2].mean() == pytest.approx(cost[2], abs=1e-5)
+    assert synergy[2] == pytest.approx(cost[2] - cost[0] - cost[1], abs=1e-5)
+    assert synergy[2] > 5  # they back each other up
+    assert abs(synergy[0]) < 0.2
 
 
 def test_the_curve_takes_the_head_that_is_missed_least(demo, task):

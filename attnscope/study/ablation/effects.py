@@ -12,8 +12,10 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +35,15 @@ from attnscope.model.geometry import Geometry
 from attnscope.model.libraries import versions
 from attnscope.study.ablation.sets import CONTROLS, DrawnFrom, controls_of, parts, whole_groups
 from attnscope.study.atlas.atlas import columns_of
-from attnscope.study.statistics import paired
-from attnscope.tables import as_table, numbers, save, words
+from attnscope.study.statistics import FEWEST, effect_columns
+from attnscope.tables import as_table, integers, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
     from attnscope.selection import HeadIndex
     from attnscope.study.ablation.direct import Direct
 
-SCHEMA = "ablation/2"
+SCHEMA = "ablation/3"
 NAME, TABLE, READINGS = "ablation.json", "ablation.parquet", "ablation"
 COPY = HeadSet("intact copy", ())
 RANGE = (0.005, 0.995)  # of random sets
@@ -102,60 +104,76 @@ class Ablation:
     facts: Mapping[str, Any]
     direct: Mapping[tuple[int, int], float] | None = None
 
+    @cached_property
+    def tested(self) -> list[tuple[HeadIndex, ...]]:
+        """The heads of the sets that were asked for, together and alone, each once."""
+        return list(dict.fromkeys(one.heads for one in chain(self.asked.named, *self.asked.alone.values())))
+
+    @cached_property
+    def statistics(self) -> Mapping[str, np.ndarray]:
+        """Of each of `tested` the columns of `effect_columns`, NaN for null."""
+        return effect_columns(np.stack([self.effects[heads] for heads in self.tested], 1))
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether there are as many sequences as intervals need."""
+        return len(self.intact_S) >= FEWEST
+
     def effect(self, one: HeadSet) -> np.ndarray:
         """(S,): how much worse the measure is without a set, as nats per token."""
         return self.effects[one.heads]
 
     def table(self) -> pa.Table:
-        """A row per named set, head alone and random set; columns of COLUMNS, NaN is null."""
+        """A row per named set, head alone and random set; NaN is null. docs/schemas.md says what the columns are."""
         rows = [("together", one.name, one) for one in self.asked.named]
         rows += [("alone", name, one) for name, sets in self.asked.alone.items() for one in sets]
         tested = len(rows)
         rows += [("random", name, one) for name, sets in self.asked.random.items() for one in sets]
-        told = {name: np.full(len(rows), np.nan) for name in COLUMNS}
-        told |= {name: np.concatenate([found, told[name][tested:]]) for name, found in self._tested(rows[:tested])}
-        told["effect"][tested:] = [self.effect(one).mean() for _, _, one in rows[tested:]]
+        column = {heads: place for place, heads in enumerate(self.tested)}
+        places, absent_K = [column[one.heads] for _, _, one in rows[:tested]], np.full(len(rows) - tested, np.nan)
+        columns = {name: np.concatenate([of[places], absent_K]) for name, of in self.statistics.items()}
+        columns["effect"][tested:] = [self.effect(one).mean() for _, _, one in rows[tested:]]
+        n_K = columns.pop("n")
+        n_K[tested:] = len(self.intact_S)
+        direct = [np.nan if self.direct is None else self._direct(condition, one) for condition, _, one in rows]
+        beside = {name: np.full(len(rows), np.nan) for name in ("random_low", "random_high", "p_random")}
         for place, one in enumerate(self.asked.named):
-            told["random_low"][place], told["random_high"][place], told["percentile"][place] = self.beside_random(one)
-        if self.direct is not None:
-            told["direct"] = np.array([self._direct(condition, one) for condition, _, one in rows])
+            for name, value in zip(beside, self.beside_random(one), strict=True):
+                beside[name][place] = value
+        drawn = [len(self.asked.random[name]) if condition == "together" else None for condition, name, _ in rows]
         return as_table(
             {
                 "set": words([name for _, name, _ in rows]).dictionary_encode(),
                 "condition": words([condition for condition, _, _ in rows]).dictionary_encode(),
                 "heads": words([str(one) for _, _, one in rows]),
-                **{name: numbers(values) for name, values in told.items()},
-                "n": np.full(len(rows), len(self.intact_S), np.int32),
+                "direct": numbers(np.array(direct)),
+                **{name: numbers(values) for name, values in columns.items()},
+                "n": n_K.astype(np.int32),
+                **{name: numbers(values) for name, values in beside.items()},
+                "n_random": integers(drawn, np.int32),
             }
         )
 
     def beside_random(self, one: HeadSet) -> tuple[float, float, float]:
-        """Where 99 % of its random sets lie, and the share of them, in percent, that cost less; NaN without any."""
+        """Where 99 % of its random sets lie, and p beside them, NaN without any.
+
+        p: (1 + those that cost as much) / (1 + all of them), the set itself being one of as many as can be drawn. So it
+        is 1 / (1 + all of them) or more.
+        """
         means = np.array([self.effect(other).mean() for other in self.asked.random[one.name]])
         if not len(means):
             return (np.nan,) * 3
         low, high = np.quantile(means, RANGE)
-        return float(low), float(high), float(100 * (means < self.effect(one).mean()).mean())
+        return float(low), float(high), float((1 + (means >= self.effect(one).mean()).sum()) / (1 + len(means)))
 
     def save(self, folder: Path) -> None:
         """Write the table, and beside it the facts."""
         save(self.table(), folder / TABLE)
         save_json(self.facts, folder / NAME)
 
-    def _tested(self, rows: Sequence[tuple[str, str, HeadSet]]) -> Iterator[tuple[str, np.ndarray]]:
-        """The columns that statistics fill, over the sets that were asked for."""
-        effect_SK = np.stack([self.effect(one) for _, _, one in rows], 1)
-        intact_SK = np.broadcast_to(self.intact_S[:, None], effect_SK.shape)
-        found = paired(intact_SK + effect_SK, intact_SK)
-        for column in ("effect", "low", "high", "p"):
-            yield column, getattr(found, column)
-
     def _direct(self, condition: str, one: HeadSet) -> float:
         assert self.direct is not None
         return sum(self.direct[head] for head in one.heads) if condition == "alone" else np.nan
-
-
-COLUMNS = ("direct", "effect", "low", "high", "p", "random_low", "random_high", "percentile")
 
 
 def ablate_sets(

@@ -5,8 +5,9 @@ Heads that back each other up have a positive one: alone neither is missed. Shap
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from attnscope.cells import head_names
 from attnscope.intervene.sets import HeadSet
-from attnscope.study.statistics import Effects, paired
+from attnscope.study.statistics import effect_columns
 from attnscope.tables import as_table
 
 if TYPE_CHECKING:
@@ -25,19 +26,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs, and their effects in the measure's unit: score is what the pair costs, null what both cost alone."""
+    """The pairs; pair_SN: what each costs, sum_SN: what its heads cost alone, in the measure's unit."""
 
     pairs: tuple[tuple[HeadIndex, HeadIndex], ...]
-    effects: Effects
+    pair_SN: np.ndarray
+    sum_SN: np.ndarray
+
+    @cached_property
+    def statistics(self) -> Mapping[str, np.ndarray]:
+        """Of every synergy the columns of `effect_columns`, (N,) each, NaN for null."""
+        return effect_columns(self.pair_SN - self.sum_SN)
 
     def table(self) -> pa.Table:
-        """A row per pair: both heads, what the pair costs, what both cost alone, the synergy with its intervals."""
+        """A row per pair: both heads, what the pair costs, what both cost alone, the synergy and its statistics."""
         ends = np.array(self.pairs, np.int32).reshape(-1, 4).T
         places = dict(zip(("layer", "head", "other_layer", "other_head"), ends, strict=True))
-        asked = self.effects
-        costs = {"pair": asked.score, "sum": asked.null, "synergy": asked.effect}
-        rest = {name: getattr(asked, name) for name in ("low", "high", "low_all", "high_all", "p")}
-        return as_table({**places, **costs, **rest, "n": asked.n.astype(np.int32)})
+        costs = {"pair": self.pair_SN.mean(0), "sum": self.sum_SN.mean(0)}
+        found = {"synergy" if name == "effect" else name: values for name, values in self.statistics.items()}
+        return as_table({**places, **costs, **found, "n": found["n"].astype(np.int32)})
 
 
 def pair_sets(heads: Sequence[HeadIndex]) -> list[HeadSet]:
@@ -46,9 +52,9 @@ def pair_sets(heads: Sequence[HeadIndex]) -> list[HeadSet]:
     return singles + [HeadSet(head_names(pair), pair) for pair in combinations(sorted(heads), 2)]
 
 
-def synergies(heads: Sequence[HeadIndex], effect_SK: np.ndarray, seed: int = 0) -> Pairs:
+def synergies(heads: Sequence[HeadIndex], effect_SK: np.ndarray) -> Pairs:
     """The synergies of some heads; effect_SK: (S, K) over intact, of each set of `pair_sets`, in order."""
     heads, pairs = sorted(heads), tuple(combinations(sorted(heads), 2))
     single = {head: effect_SK[:, place] for place, head in enumerate(heads)}
     sums_SN = np.stack([single[one] + single[other] for one, other in pairs], 1)
-    return Pairs(pairs, paired(effect_SK[:, len(heads) :], sums_SN, seed=seed))
+    return Pairs(pairs, effect_SK[:, len(heads) :], sums_SN)
