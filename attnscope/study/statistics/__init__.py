@@ -7,15 +7,18 @@ The unit is a sequence or a text, never a row: rows of one text are not independ
     result = means(score_SN, within=(0, 1))
     result.mean, result.low, result.high, result.n
     effect_columns(effect_SN)                           # the columns of a study's table
+    ratios(effect_SN, gap_S).low                        # of shares
 
 `intervals` says which interval a mean gets: `bootstrap` resamples, `bounds` has the bound for masses and the open ends
-of values without a range. `flips` tests symmetry, `counts` signs and medians. docs/statistics.md derives them.
+of values without a range. `flips` tests symmetry, `counts` signs and medians, `ratios` has shares. docs/statistics.md
+derives them.
 """
 
 from attnscope.study.statistics.effects import Effects, effect_columns, paired
 from attnscope.study.statistics.intervals import FEWEST, SHARE, Range, fewest_for_p
 from attnscope.study.statistics.means import Means, means
 from attnscope.study.statistics.ranks import largest_of, rank_correlation
+from attnscope.study.statistics.ratios import Ratios, ratios
 
 __all__ = [
     "FEWEST",
@@ -23,10 +26,12 @@ __all__ = [
     "Effects",
     "Means",
     "Range",
+    "Ratios",
     "effect_columns",
     "fewest_for_p",
     "largest_of",
     "means",
     "paired",
     "rank_correlation",
+    "ratios",
 ]
