@@ -18,7 +18,10 @@ from helpers.stack_families import Measured as Stacked
 from helpers.stack_families import measure as measure_stacks
 from helpers.study_families import STUDIES, Studied, study
 
-SAID = re.compile("^layer \\d+: |^this model family |, so that no key's share of it is known$")  # in every reason
+SAID = re.compile(  # in every reason
+    r"^(what a key writes to the logits is not known: )?(layer \d+: )?|^this model family |^an? [a-z ]+ is (?=for a )"
+    "|, so that no key's share of it is known$"
+)
 FIGURE = re.compile(r"\d\.\d+e-\d\d")
 HEAD = """# Which families attnscope checks, and how far
 

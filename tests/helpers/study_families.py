@@ -1,16 +1,19 @@
 """What studies of heads' outputs can say of each family, on tiny models with every parameter drawn at random."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+from unittest.mock import patch
 
 import attnscope
+from attnscope.calls.ablate import ablate
+from attnscope.calls.scan import scan
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.model.loaded import LoadedModel
 from attnscope.seam.projection import output_projections
 from attnscope.study.ablation.way import norms_after_attention, way_to_logits
-from attnscope.study.atlas.copying import copying_of
+from attnscope.study.atlas.scan import Plan, plan
 from helpers.parity_models import DECODERS, ids_for, roused_model
 from helpers.why_families import last_of, wrapped
 
@@ -40,15 +43,10 @@ def study(model_type: str) -> Studied:
         several = "reads several rows of ids for one text"
         return Studied("", dict.fromkeys(STUDIES, several), several)
     loaded, ids = wrapped(roused_model(model_type)), ids_for(model_type)[0].tolist()[:FEW]
-    way, copying, norms = way_to_logits(loaded, ids), copying_of(loaded, ids), norms_after_attention(loaded, ids)
+    way, norms = way_to_logits(loaded, ids), norms_after_attention(loaded, ids)
     gated = not isinstance(way, str) and not way.out.keys() <= output_projections(loaded, ids).keys()
-    direct, values = way if isinstance(way, str) else "yes", _why_not(loaded, ids, "value")
-    found = (
-        direct,
-        direct if direct != "yes" else _why_not(loaded, ids, "logit"),
-        copying if isinstance(copying, str) else "yes",
-        values,
-    )
+    logit, value = _why_not(loaded, ids, "logit"), _why_not(loaded, ids, "value")
+    found = (_direct(loaded), logit, _copying(loaded), value)
     frozen = ["gate or norm before the projection"] * gated + ["norm after it"] * bool(norms)
     return Studied(", ".join(frozen), dict(zip(STUDIES, found, strict=True)), why_error(model_type))
 
@@ -61,6 +59,33 @@ def why_error(model_type: str) -> str:
         return str(error).partition(";")[0]
 
 
+def _direct(loaded: LoadedModel) -> str:
+    """`yes`, or in words why `ablate` has no direct effects."""
+    layer = [layer for layer, heads in loaded.geometry.heads_by_layer.items() if heads][-1]
+    try:
+        found = ablate(loaded, f"{layer}.0", sequences=2, random=0)
+    except ModelError as error:
+        return str(error).partition(";")[0]
+    alone = found.table().column("direct")[-1].as_py()
+    return "yes" if alone is not None else str(found.found.facts["direct"])
+
+
+def _copying(loaded: LoadedModel) -> str:
+    """`yes`, or in words why `scan` has no probe of copying; of its trials one is read."""
+    try:
+        with patch("attnscope.calls.scan.plan", _one_trial):
+            found = scan(loaded, sequences=2, pool=range(10, 60))
+    except ModelError as error:
+        return str(error).partition(";")[0]
+    return "yes" if "copying" in found.table()["probe"].to_pylist() else found.atlas.facts["not_measured"]["copying"]
+
+
+def _one_trial(*given: Any, **how: Any) -> Plan:
+    planned = plan(*given, **how)
+    asks = [one for one in planned.trials if any(contrast.probe == "copying" for contrast in one.contrasts)]
+    return replace(planned, trials=asks or planned.trials[:1])
+
+
 def _why_not(loaded: LoadedModel, ids: list[int], weights: Literal["logit", "value"]) -> str:
     """`yes`, or in words why a view has no entries."""
     request = Request(view=View(weights), metrics=(), relations=True)
@@ -69,6 +94,6 @@ def _why_not(loaded: LoadedModel, ids: list[int], weights: Literal["logit", "val
             attnscope.capture(loaded, ids[:-2], request=request, answer=ids[-2:])
         else:
             attnscope.capture(loaded, ids, request=request)
-    except (UsageError, InputError) as error:
+    except (UsageError, ModelError, InputError) as error:
         return str(error).partition(";")[0]
     return "yes"

@@ -268,7 +268,11 @@ def test_two_models_of_sound_on_one_recording(tmp_path):
     [
         (("--compare-model", "demo", "--text", "a"), 2, "demo as a causal model: their heads have no counterparts"),
         (("--compare-model", "{bert}", "--text", "a"), 2, "{bert} as an encoder: their heads have no counterparts"),
-        (("--compare-text", "b", "--text", "a", "--select", "vision.0"), 2, "shows encoder and decoder and cross layers"),
+        (
+            ("--compare-text", "b", "--text", "a", "--select", "vision.0"),
+            2,
+            "shows encoder and decoder and cross layers",
+        ),
         (("--compare-text", "b", "--text", "a", "--select", "@induction"), 2, "no atlas says which heads"),
         (("--compare-text", "b", "--text", "a", "--target", ""), 4, "the target is empty"),
         (("--compare-model", "{t5}", "--texts", "x", "--target", "a"), 2, "--target is of one text"),

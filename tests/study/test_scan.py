@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import attnscope
 from attnscope.cli import output
 from attnscope.cli.scan_tables import contrasts, left_out, named_sheet, probe_sheet
-from attnscope.errors import InputError, UsageError
+from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.show.atlas import probe_panel, probes_note, save_probes
 from attnscope.study.atlas import scan as scan_room
@@ -25,6 +26,8 @@ from attnscope.study.atlas.roles import named_by
 from attnscope.study.atlas.scan import plan, scan_heads
 from helpers.command_line import call
 from helpers.families import tiny_model
+from helpers.parity_models import roused_model
+from helpers.why_families import wrapped
 
 PAGE = Path(__file__).parents[2] / "docs" / "atlas.md"
 EXPECTED = {
@@ -198,6 +201,11 @@ def test_a_scan_that_was_stopped_goes_on_and_ends_the_same(demo, some, tmp_path,
 def test_another_scan_is_not_mixed_in(demo, some):
     with pytest.raises(UsageError, match=": seed, ids_sha256 "):
         scan_heads(demo, plan(demo, seed=1), some[2])
+
+
+def test_a_model_whose_layers_see_summaries_of_tokens_is_refused():
+    with pytest.raises(ModelError, match=r"no layer of deepseek_v4 attends from the \d+ tokens of a probe to the same"):
+        attnscope.scan(wrapped(roused_model("deepseek_v4")), sequences=2, pool=range(10, 60))
 
 
 def test_the_pool_leaves_out_what_is_no_ordinary_token(demo):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from attnscope.errors import ModelError
 from attnscope.keep.layers import LayerKey
 from attnscope.keep.probe import run_probes
 from attnscope.measure.metrics import Texts
@@ -135,5 +136,10 @@ def _pass(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm) -> OfHeads:
         windows=windows,
         computed=bool(copying),
     )
+    if not kept:
+        raise ModelError(
+            f"no layer of {loaded.geometry.model_type} attends from the {tokens} tokens of a probe to the same",
+            "choose another model",
+        )
     heads = [(layer, head) for layer, found in kept.items() for head in range(next(iter(found.values())).shape[1])]
     return tuple(heads), {name: np.concatenate([one[name].numpy() for one in kept.values()], 1) for name in arm.asks}
