@@ -20,7 +20,7 @@ import numpy as np
 
 DRAWS = 2_000
 LEVEL = 0.95
-AT_ONCE = 1 << 22  # entries of a block of draws
+AT_ONCE = 1 << 18  # entries of a block of draws: what fits into a cache
 COLLAPSED = 0.2  # of a head's standard error: a resample below that has left out what the spread rests on
 NOTHING = 1e-3  # of the largest standard error: no head's counts as less beside the others'
 TIE = 1 + 1e-12  # a resample that is as far from its mean as the mean is from 0 counts as farther, rounding or not

@@ -14,7 +14,7 @@ BESIDE, SHOWING = 0.02, 20  # of a range: how far from the median a sequence sho
 CARRIERS = 12  # masses: as many sequences must carry the variance of a difference, or a fifth of few
 FEW = 5  # no range: with fewer that carry the variance, an end of the mean is open
 BETS = {1.0: 3 / 4, 1 / 2: 1 / 8, 1 / 4: 1 / 16, 1 / 8: 1 / 16}  # bet: weight; heads that vary little win most by 1
-STEPS = 40  # of a bisection: a mean in [0, 1] to 1e-12
+STEPS = 30  # of a bisection: a mean in [0, 1] to 1e-9
 
 Ends = tuple[np.ndarray, np.ndarray]
 
