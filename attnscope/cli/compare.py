@@ -168,6 +168,10 @@ def write_comparison(held: Compared, style: Style, printing: Differences) -> Non
             found, printing.out, held.asked, style, places=held.places, spreadsheet=spreadsheet, advance=advance
         )
     output.talk(f"wrote {len(written)} files to {printing.out}", printing.quiet)
+    opened, intervals = found.open_ends()
+    if opened:
+        few = "too few texts carry the spread to bound the mean there"
+        output.talk(f"{opened} of {intervals} differences of metrics have an open end: {few}", printing.quiet)
 
 
 def report(found: Comparison, quiet: bool) -> int:

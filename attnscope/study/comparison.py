@@ -30,7 +30,7 @@ from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.seam.report import CaptureReport
 from attnscope.stacks import DECODER, ENCODER, NAMES, STACKS, TEXT_TASKS, prefix, sides
-from attnscope.study.statistics import SHARE, Effects, Range, paired
+from attnscope.study.statistics import FEWEST, SHARE, Effects, Range, paired
 from attnscope.text.align import Align, Units, alignment, units
 from attnscope.text.tokens import Chosen
 
@@ -195,6 +195,13 @@ class Comparison:
             name: self._paired(other_SN, first_SN, KNOWN[name].within)
             for name, (first_SN, other_SN) in self.metrics.items()
         }
+
+    def open_ends(self) -> tuple[int, int]:
+        """How many intervals of metrics' differences have an open end, and how many there are."""
+        every = [self.metric(name) for name in self.metrics]
+        enough = np.concatenate([one.n >= FEWEST for one in every])
+        ends = np.concatenate([np.isnan(one.low) | np.isnan(one.high) for one in every])
+        return int((ends & enough).sum()), int(enough.sum())
 
     def _paired(self, score_SN: np.ndarray, null: np.ndarray, within: Range | None) -> Effects:
         """The difference of each stack over the texts in which one of its heads has one.

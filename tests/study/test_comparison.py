@@ -114,6 +114,15 @@ def test_texts_that_are_all_equal_leave_a_share_a_bound_and_other_metrics_no_int
         np.testing.assert_allclose(effects.low[there], -effects.high[there])
 
 
+def test_open_ends_of_differences_are_counted(two_texts):
+    generator, heads = np.random.default_rng(0), len(two_texts.heads)
+    first_SN, other_SN = generator.random((2, FEWEST, heads))
+    other_SN[3, 5] = 90
+    nothing_SN = np.full((FEWEST, heads), np.nan)
+    metrics = {"distance": (first_SN, other_SN), "sink": (first_SN, other_SN), "entropy": (first_SN, nothing_SN)}
+    assert replace(two_texts, metrics=metrics).open_ends() == (1, 2 * heads)
+
+
 def test_both_engines_say_the_same(demo, two_texts):
     fused = compare_heads([(reading(demo, FIRST, "fused"), reading(demo, OTHER, "fused"))])
     assert fused.js.effect == pytest.approx(two_texts.js.effect, abs=1e-5)
