@@ -26,7 +26,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,12 @@ class Cell:
 
     tokens: of a text. layer: of the head; None for any. keys, rows, heads, layers, texts: how many are cut together.
     apart: whether the asked rows alone read what is put in order, see above. ordered: whether values are put in a
-    random order; False leaves the model as it is.
+    random order; False leaves the model as it is. own: whether the answer is the next token of the planted model, not
+    that of the model as it is. Then the answer is chosen by the values that are tried.
     """
 
     model: str
-    tokens: int = 60
+    tokens: int = 45
     how: str = "mask"
     foil: bool = False
     layer: int | None = -1
@@ -67,6 +68,7 @@ class Cell:
     texts: int = 1
     apart: bool = True
     ordered: bool = True
+    own: bool = False
 
 
 CELLS = {
@@ -80,12 +82,14 @@ CELLS = {
     "llama, any layer": Cell("llama", layer=None),
     "demo, any layer, values for all": Cell("demo", layer=None, apart=False),
     "llama, any layer, values for all": Cell("llama", layer=None, apart=False),
+    "demo, own answer": Cell("demo", own=True),
+    "llama, own answer": Cell("llama", own=True),
     "gpt_neox": Cell("gpt_neox"),
     "gemma, grouped": Cell("gemma"),
     "llama, 24 tokens": Cell("llama", tokens=24),
-    "llama, 45 tokens": Cell("llama", tokens=45),
+    "llama, 60 tokens": Cell("llama", tokens=60),
     "llama, 180 tokens": Cell("llama", tokens=180),
-    "demo, 45 tokens": Cell("demo", tokens=45),
+    "demo, 60 tokens": Cell("demo", tokens=60),
     "demo, 180 tokens": Cell("demo", tokens=180),
     "llama, 3 keys": Cell("llama", keys=3),
     "llama, 3 rows": Cell("llama", rows=3),
@@ -110,12 +114,16 @@ PEAKED = 1.7  # logits have a standard deviation of its square
 FIRST_ID = 100
 
 
-@lru_cache(maxsize=1)
+@cache
+def demo() -> attnscope.LoadedModel:
+    return attnscope.load("demo", device="cpu", dtype="float32")
+
+
+@lru_cache(maxsize=8)
 def model_of(kind: str, seed: int) -> attnscope.LoadedModel:
     """The demo, or a random model."""
-    demo = attnscope.load("demo", device="cpu", dtype="float32")
     if kind == "demo":
-        return demo
+        return demo()
     torch.manual_seed(seed)
     config = AutoConfig.for_model(kind, **SHAPE, **SHAPES[kind], max_position_embeddings=512, pad_token_id=None)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -127,7 +135,7 @@ def model_of(kind: str, seed: int) -> attnscope.LoadedModel:
         if "query_key_value.weight" in name:
             weight.data.view(-1, 3, 16, 64)[:, :2] *= PEAKED
     model.get_output_embeddings().weight.data.normal_(std=3 * SHAPE["hidden_size"] ** -0.5)
-    return attnscope.wrap(model, demo.tokenizer, kind)
+    return attnscope.wrap(model, demo().tokenizer, kind)
 
 
 class Layer:
@@ -276,6 +284,9 @@ def rows_of(name: str, cell: Cell, number: int, worlds: Sequence[str]) -> Iterat
         world = World(heads, rows, orders, {text.ids: {} for text in texts}, cell.apart)
         for text in texts:
             weight_K, logits_V = _read(model, world, text)
+            if not cell.own:
+                with torch.no_grad():
+                    logits_V = model(torch.tensor([text.ids]), use_cache=False).logits[0, -1]
             likely = logits_V.argsort(descending=True)
             text.answer, text.foil = int(likely[0]), int(likely[1]) if cell.foil else None
             eligible = [key for key in range(1, last + 1) if key not in weight_K[1]]
