@@ -232,8 +232,8 @@ def test_sets_have_bars_intervals_and_random_bands() -> None:
         "condition": ["together", "together", "alone", "random"],
         "heads": ["L3H0 L3H1", "L3H0", "L3H0", "L0H0 L0H1"],
         "effect": [2.5, 0.1, 0.1, 0.02],
-        "low": [2.2, None, None, None],
-        "high": [2.8, None, None, None],
+        "low_all": [2.2, None, None, None],
+        "high_all": [2.8, None, None, None],
         "random_low": [0.0, None, None, None],
         "random_high": [0.4, None, None, None],
     }
