@@ -11,11 +11,10 @@ from helpers.study_families import STUDIES, study
 
 studied = once(study)
 NORM_AFTER = ["exaone4", "flex_olmo", "gemma2", "gemma3", "gemma3_text", "glm4", "olmo2", "olmo3"]
-OTHERS = [  # a gate in the way and a norm, none, keys that are no tokens, shared ones, hybrids, sinks, factors
-    *("afmoe", "bitnet", "cpmant", "deepseek_v4", "gemma3n_text", "jamba", "longcat_flash", "mimo_v2_flash"),
-]
+# A gate in the way and a norm, none, keys that are no tokens, shared ones.
+OTHERS = ["afmoe", "bitnet", "cpmant", "deepseek_v4", "gemma3n_text"]
 # of those that are the same on the way from a head to the logits one each
-PLAIN = ["llama", "gpt2", "bloom", "falcon", "olmo2", "gpt_oss", "qwen3_next", "blt", "bart"]
+PLAIN = ["llama", "gpt2", "bloom", "olmo2", "gpt_oss", "qwen3_next", "blt"]
 GATED = ["afmoe", "bitnet", "laguna", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_next"]
 
 
