@@ -18,6 +18,7 @@ from attnscope.errors import UsageError
 from attnscope.intervene.passes import Passes, measured
 from attnscope.intervene.sets import HeadSet
 from attnscope.model.loading import DEMO_FOLDER
+from attnscope.show.ablation import costs_of
 from attnscope.study.ablation.direct import direct_means
 from attnscope.study.ablation.effects import HeadSets, ablate_sets, ablation_cost
 from attnscope.study.ablation.tasks import copy
@@ -72,6 +73,7 @@ def test_from_32_sequences_on_there_are_intervals(demo, monkeypatch):
     together, *_ = rows_of(found.table(), "together")
     assert together["low"] < together["effect"] < together["high"]
     assert together["low"] > 7
+    assert costs_of(found.table().to_pydict())[0].interval == (together["low_all"], together["high_all"])
     # each set once, though one is alone a head of two: none counts twice among all at once
     every = {"L3H0 L3H1": sets[0], "L3H0": sets[1], "L3H1": HeadSet("", ((3, 1),))}
     expected = effect_columns(np.stack([found.effect(one) for one in every.values()], 1))
