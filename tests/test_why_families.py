@@ -10,6 +10,7 @@ from attnscope.study.why.records import AskedLogit
 from helpers.families import BYPASS, few, of_all_families
 from helpers.parity_models import DECODERS, TYPES, ids_for, roused_model
 from helpers.stack_families import SEQ2SEQ, inputs_of, tiny
+from helpers.stack_families import TYPES as STACK_TYPES
 from helpers.stack_families import ids as stack_ids
 from helpers.why_families import QUERY, last_of, taken_apart, wrapped
 
@@ -27,12 +28,17 @@ OTHERS = [  # what else the way back to a residual passes: gates, factors, share
     *("deepseek_v4", "mpt", "xglm"),
 ]
 SUMMARIES = {"deepseek_v4": (2,)}  # layers whose keys are summaries of tokens
-ENCODERS = """
-    bert bert-generation camembert clip_text_model data2vec-text distilbert dpr electra embedding_gemma2_text ernie
-    esm esmc eurobert gte jina_embeddings_v3 layoutlm markuplm mobilebert modernbert neomme nomic_bert
-    openai_privacy_filter roberta roberta-prelayernorm roc_bert splinter tipsv2_text_model ultrabert xlm-roberta
-    xlm-roberta-xl xmod
-""".split()  # noqa: SIM905
+NOT_SEEN_ENCODERS = {
+    **dict.fromkeys(
+        (
+            *("convbert", "deberta", "deberta-v2", "funnel", "ibert", "layoutlmv3", "lilt", "longformer", "luke"),
+            *("mpnet", "squeezebert", "xlnet"),
+        ),
+        "attends where its q and k are not seen",
+    ),
+    **dict.fromkeys(("flaubert", "xlm"), "its list of layers holds attention alone"),
+}
+ENCODERS = sorted({*STACK_TYPES} - {*SEQ2SEQ} - {*NOT_SEEN_ENCODERS})
 UNSEEN = {  # families that attend outside the interface, and what is said of a cross layer
     **dict.fromkeys(("bigbird_pegasus", "longt5"), "its output cannot be changed"),
     **dict.fromkeys(("fsmt", "led", "mvp", "prophetnet", "t5gemma2"), "attends where its q and k are not seen"),
@@ -76,6 +82,12 @@ def test_weights_that_its_layout_does_not_make_are_not_taken_apart(monkeypatch):
 @pytest.mark.parametrize("family", few(ENCODERS, also=("distilbert", "modernbert", "openai_privacy_filter")))
 def test_contributions_sum_to_the_logit_of_an_encoder(family):
     assert last_of(tiny(family), stack_ids(16, texts=1)[0].tolist()) < 1e-5
+
+
+@pytest.mark.parametrize("family", few(NOT_SEEN_ENCODERS, also=("mpnet", "xlm")))
+def test_what_an_encoder_does_not_show_is_said(family):
+    with pytest.raises(ModelError, match=NOT_SEEN_ENCODERS[family]):
+        last_of(tiny(family), stack_ids(16, texts=1)[0].tolist())
 
 
 @pytest.mark.parametrize("family", few(sorted(set(SEQ2SEQ) - UNSEEN.keys()), also=("t5gemma",)))
@@ -190,7 +202,7 @@ def test_values_that_are_not_seen_are_not_split_by_tokens(monkeypatch):
 
 @of_all_families
 def test_the_counts_are_what_was_promised():
-    assert len(ENCODERS) == 31
+    assert (len(ENCODERS), len(NOT_SEEN_ENCODERS)) == (40, 14)
     assert len(SEEN) - len(REFUSED) - len(DECODERS) == 171
     assert len(REFUSED) == 3
     assert len(NOT_SEEN) == 4
