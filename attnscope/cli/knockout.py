@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from attnscope.viewer.page import Page
 
 EXAMPLES = (
-    'attnscope knockout "the bank of the river, the bank of the" --key river --over heads',
+    'attnscope knockout "the bank of the river, the bank of the" --key river --answer " river" --over heads',
     'attnscope knockout "the bank of the river, the bank of the" --answer " river" --foil " bank" --over keys',
     'attnscope knockout "the bank of the river, the bank of the" --key river --over window:3 --out runs/flow',
     "attnscope knockout --texts facts.jsonl --over layers --random 0 --out runs/facts",

@@ -25,7 +25,7 @@ ORDERED = ("layers",)  # that keep the model's order, as windows do; others stan
 EFFECT = "effect: what the answer loses without these edges, positive where the look helped"
 NULLS = {
     "permuted": "other keys: where the same weights lie on other keys and are cut there, 95 % of the effects, and p",
-    "heads": "other heads: their own strongest looks of like weight, 95 % of the effects, and p",
+    "heads": "other heads: their own strongest looks of like weight, 95 % of the effects, and p per weight",
 }
 ALIKE: Mapping[NullKind, str] = {"permuted": "other keys", "heads": "other heads"}
 EDGE = "an edge is cut, and not what it carries: later layers and other positions may still bring that"

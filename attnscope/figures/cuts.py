@@ -57,7 +57,7 @@ def curve_figure(curve: Curve, style: Style, title: str, note: str) -> Figure:
     count = len(curve.names)
     wide = min(max(WIDE_PX, STEP_PX * min(count, MOST_NAMED) + 110), (style.inches or np.inf) * DPI)
     figure = layout.new_figure()
-    shown = 1 + sum(bool(np.isfinite(one).any()) for one in ([curve.low, curve.high], *(curve.others or ())[:1]))
+    shown = 2 + sum(bool(np.isfinite(one).any()) for one in ([curve.low, curve.high], *(curve.others or ())[:1]))
     above, below = LEGEND_PX * shown + TITLE_PX * style.titled, NAMES_PX + TITLE_PX * style.captioned
     high = HIGH_PX + above + below
     figure.set_size_inches(wide / DPI, high / DPI)

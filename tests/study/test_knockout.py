@@ -24,7 +24,7 @@ from attnscope.study.knockout.asked import AskedText, CutPlan
 from attnscope.study.knockout.cases import cases_of
 from attnscope.study.knockout.cuts import cuts_over
 from attnscope.study.knockout.effects import knocked_out
-from attnscope.study.knockout.nulls import SEVERAL, heads_null, permuted_null
+from attnscope.study.knockout.nulls import OWN, SEVERAL, heads_null, permuted_null
 from attnscope.study.knockout.records import Masses, p_of_size, p_of_tails
 from helpers.families import tiny_model
 from helpers.loops import looped
@@ -170,6 +170,17 @@ def test_a_look_that_matters_has_the_smallest_p_there_is(copied):
         assert all(0 not in dict(draw.moved.moves[0]) for draw in null.draws)
 
 
+def test_an_answer_that_the_model_chose_has_no_null_of_other_keys(demo):
+    """What is chosen as the likeliest with the values in their places is less likely with any others."""
+    text, answer, edge = repeated(2)
+    own = attnscope.knockout(demo, text, key=edge, select="L3H1", random=4)
+    named = attnscope.knockout(demo, text, key=edge, select="L3H1", answer=[answer], random=4)
+    assert own.cases[0].answer == named.cases[0].answer == (answer,)
+    assert own.facts["without_null"]["permuted"] == {OWN: 1}
+    assert [own.table()["n_permuted"][0].as_py(), named.table()["n_permuted"][0].as_py()] == [0, 4]
+    assert any("name an answer" in line for line in cautions(own, demo.geometry))
+
+
 def test_p_counts_the_cut_itself_and_has_none_within_rounding():
     draw_D = np.arange(1.0, 20.0)
     assert p_of_tails(25.0, draw_D, 0.0) == p_of_tails(-25.0, draw_D, 0.0) == 2 / 20
@@ -177,6 +188,7 @@ def test_p_counts_the_cut_itself_and_has_none_within_rounding():
     assert p_of_tails(18.0, draw_D, 0.0) == p_of_tails(18.4, draw_D, 0.5) == 2 * 3 / 20
     assert p_of_size(-18.4, draw_D, 0.5) == 3 / 20
     assert p_of_size(25.0, draw_D, 0.0) == 1 / 20
+    assert p_of_size(3.0, np.array([2.0, 4.0]), 0.0, np.array([0.5, 2.0])) == 2 / 3  # 4 and 2 per weight
     assert np.isnan(p_of_tails(1e-6, np.full(9, -1e-6), 1e-5))
     assert np.isnan(p_of_size(1e-6, np.full(9, -1e-6), 1e-5))
 
@@ -269,9 +281,12 @@ def test_other_heads_are_compared_by_their_strongest_looks_of_like_weight(demo):
     for cut, effect in [*effects.items()][:2]:
         alone = attnscope.knockout(demo, RIVER, key=cut.keys[0][0], select=str(cut), random=0)
         assert alone.statistics["effect"][0] == pytest.approx(effect, abs=1e-5)
-    sizes = np.abs([*effects.values()])
     assert row["null_heads"] == pytest.approx(np.mean([*effects.values()]))
-    assert row["p_heads"] == (1 + sum(sizes >= row["effect"])) / (1 + len(sizes)) < 0.1
+    share = []
+    for cut, effect in effects.items():
+        [(layer, head)], [[key]] = cut.heads, cut.keys
+        share.append(abs(effect) / float(weights[layer][head][-1, key]))
+    assert row["p_heads"] == (1 + sum(one >= row["effect"] / own for one in share)) / (1 + len(share))
 
 
 def test_other_heads_are_a_null_of_one_edge_alone(demo, by_heads):

@@ -121,7 +121,7 @@ def case_of(loaded: LoadedModel, question: AskedText, read: CaseReader) -> Case:
             "name keys that come before a query",
         )
     said, foil_said = (said_of_ids(loaded, one) for one in (ids, () if foil is None else (foil,)))
-    return Case(prompt, queries, keys, ids, said, foil, foil_said)
+    return Case(prompt, queries, keys, ids, said, foil, foil_said, own=answer is None)
 
 
 def said_of_ids(loaded: LoadedModel, ids: Sequence[int]) -> str:

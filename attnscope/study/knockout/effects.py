@@ -99,9 +99,9 @@ def _compared(
     heads = every_head(passes.loaded.geometry) if plan.random and edges_alone(cuts) else []
     reading = replace(passes, intervention=replace(knockout, heads=heads_by_layer([*heads, *cuts])))
     masses = read_masses(reading, [one.keys for one in cases], rests=plan.random > 0)
-    queries = knockout.queries
+    queries, own = knockout.queries, [text for text, case in enumerate(cases) if case.own]
     return masses, {
-        "permuted": tuple(permuted_null(cut, queries, masses, plan.random, plan.seed) for cut in cuts),
+        "permuted": tuple(permuted_null(cut, queries, masses, plan.random, plan.seed, own) for cut in cuts),
         "heads": tuple(heads_null(cut, heads, queries, masses, plan.random) for cut in cuts),
     }
 

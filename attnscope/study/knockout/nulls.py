@@ -6,7 +6,8 @@ values stay, which is the same.) One draw exchanges the cut keys with keys that 
 counts as such a draw, p_0, of an unseen text: the others are p_b after p_0 was undone. The rank of the cut's
 effect among all is then exact, though these exchanges are no group (Ramdas et al. 2023, arXiv 2204.13581).
 
-heads: the strongest look of every other head, where its weight is within a factor of 2 of the one that was cut.
+heads: the strongest look of every other head, where its weight is within a factor of 2 of the one that was cut. Effects
+are compared per weight: what a head gives changes in proportion to it.
 
 Shapes: S text, D draw, K key.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,15 +26,24 @@ from attnscope.study.knockout.asked import DRAWS
 from attnscope.study.knockout.records import Draw, Masses, Null
 
 FEWEST = 10  # keys to exchange with, or other heads
+OWN = "the answer is the model's own next token, which the keys chose as they are: name an answer"
 SEVERAL = "several keys or heads are cut"
 ALIKE = 2.0  # the factor within which another head's weight has to lie
 Moves = tuple[tuple[int, int], ...]
 
 
-def permuted_null(cut: Cut, queries: Sequence[Sequence[int]], masses: Masses, most: int = DRAWS, seed: int = 0) -> Null:
+def permuted_null(
+    cut: Cut,
+    queries: Sequence[Sequence[int]],
+    masses: Masses,
+    most: int = DRAWS,
+    seed: int = 0,
+    own: Collection[int] = (),
+) -> Null:
     """The same weights on other keys, drawn for each text apart; at most so many draws, or all that one key has.
 
-    queries: the asked rows of each text.
+    queries: the asked rows of each text. own: the texts whose answer is the model's own. It was chosen as what the
+    values give where they are, so that no other order of them can be expected to give it as much.
     """
     if not most:
         return Null()
@@ -41,6 +51,7 @@ def permuted_null(cut: Cut, queries: Sequence[Sequence[int]], masses: Masses, mo
     pools, missing = {}, []
     for text in range(len(cut.keys)):
         pool, why = _pool(replace(cut, heads=heads), text, queries[text], masses)
+        why = OWN if text in own else why
         if not why and len({layer for layer, _ in heads}) > 1:
             pool = [key for key in pool if key not in queries[text]]
             if not set(cut.keys[text]) <= set(pool):

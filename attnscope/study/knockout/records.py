@@ -34,7 +34,7 @@ TextLayer = tuple[int, int]  # text of the task, layer
 @dataclass(frozen=True)
 class Case:
     """A text as it is read. prompt: the text alone. queries, keys: positions. answer: its ids; said: as text. foil: an
-    id; foil_said: as text."""
+    id; foil_said: as text. own: whether the answer is the model's own next token."""
 
     prompt: Prompt
     queries: tuple[int, ...]
@@ -43,6 +43,7 @@ class Case:
     said: str
     foil: int | None = None
     foil_said: str = ""
+    own: bool = False
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -256,7 +257,12 @@ class Knocked(TableRecord):
             own, draw_D = self.compared(place, kind)
             column["null"][place] = draw_D.mean()
             column["low"][place], column["high"][place] = np.quantile(draw_D, RANGE)
-            column["p"][place] = P_VALUES[kind](own, draw_D, self.facts["rounding"])
+            if kind == "permuted":
+                column["p"][place] = p_of_tails(own, draw_D, self.facts["rounding"])
+            else:
+                mass_D = np.array([self.mass(draw.cut) for draw in null.draws])
+                mass = self.mass(self.asked[place].cut)
+                column["p"][place] = p_of_size(own, draw_D, self.facts["rounding"], mass_D / mass)
         columns = {f"{name}_{kind}": numbers(values) for name, values in column.items()}
         columns[f"n_{kind}"] = integers([len(null.draws) for null in self.nulls[kind]], np.int32)
         if kind == "permuted":
@@ -283,18 +289,16 @@ def p_of_tails(own: float, draw_D: np.ndarray, rounding: float) -> float:
     return float(min(1.0, 2 * (1 + reached) / (1 + len(draw_D))))
 
 
-def p_of_size(own: float, draw_D: np.ndarray, rounding: float) -> float:
-    """The share of draws, the cut among them, whose effect is as large, whatever its sign; NaN as in `p_of_tails`.
+def p_of_size(own: float, draw_D: np.ndarray, rounding: float, mass_D: np.ndarray | float = 1.0) -> float:
+    """The share of draws, the cut among them, whose effect per weight is as large, whatever its sign; NaN as in
+    `p_of_tails`. mass_D: their weights over that of the cut.
 
     >>> p_of_size(-3.0, np.array([1.0, 2.0, 3.0]), 0.0)
     0.5
     """
     if max(abs(own), np.abs(draw_D).max()) <= rounding:
         return np.nan
-    return float((1 + (np.abs(draw_D) >= abs(own) - rounding).sum()) / (1 + len(draw_D)))
-
-
-P_VALUES = {"permuted": p_of_tails, "heads": p_of_size}
+    return float((1 + (np.abs(draw_D) / mass_D >= abs(own) - rounding).sum()) / (1 + len(draw_D)))
 
 
 def key_name(case: Case, key: int) -> str:
