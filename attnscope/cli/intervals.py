@@ -32,6 +32,6 @@ def interval_notes(statistics: Mapping[str, np.ndarray], units: str = "texts") -
             f"{opened} of {rows} {have} ({MISSING}): too few {units} carry the spread to bound the mean there; the "
             "written table has the median and its interval"
         )
-    if (enough_N & (count_N < least)).any():
+    if (enough_N & (count_N < least) & np.isnan(statistics["p"])).any():
         lines.append(f"no p under {least} {units}: it is of all {len(count_N)} effects at once")
     return lines

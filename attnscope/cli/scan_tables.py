@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from attnscope import cells
 from attnscope.cli import output
+from attnscope.cli.intervals import interval_notes
 from attnscope.cli.scan_texts import looked
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ def left_out(atlas: Atlas, probe: str | None, top: int | None) -> list[str]:
     shown = contrasts(atlas, probe)
     missing = [one.against for one in shown[1:]] + ["copying"] * (_copying(atlas, shown[0]) is not None)
     missing += ["JS"] * bool(_near_uniform(atlas))
-    lines = [f"not shown on a narrow terminal: {', '.join(missing)}"] * (narrow and bool(missing))
+    lines = interval_notes(vars(shown[0].effects), "sequences")
+    lines += [f"not shown on a narrow terminal: {', '.join(missing)}"] * (narrow and bool(missing))
     lines += [f"{top} of {heads} heads; --top N shows more"] * (top is not None and top < heads)
     return [*lines, probes, "--probe NAME shows another"]
 

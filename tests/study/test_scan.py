@@ -24,6 +24,7 @@ from attnscope.study.atlas.findings import read_trial
 from attnscope.study.atlas.pool import token_pool
 from attnscope.study.atlas.roles import named_by
 from attnscope.study.atlas.scan import plan, scan_heads
+from helpers.atlases import made_atlas
 from helpers.command_line import call
 from helpers.families import tiny_model
 from helpers.parity_models import roused_model
@@ -332,6 +333,16 @@ def test_every_head_on_one_probe_on_request(kept, columns, monkeypatch, capsys):
     assert len([line for line in lines if re.match(r" L\dH\d ", line)]) == 24
     missing = [line for line in left_out(kept[0], "induction p50", None) if "narrow" in line]
     assert missing == ["not shown on a narrow terminal: shuffled, copying, JS"] * (columns == 80)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "said"), [(40, ["no p under 64 sequences: it is of all 60 effects at once"]), (64, [])]
+)
+def test_many_heads_take_more_sequences_for_p_and_a_line_says_so(sequences, said):
+    made = made_atlas(DEMO_FOLDER, {}, heads=(10, 6))
+    effects = replace(made.findings[0].effects, n=np.full(60, sequences), p=np.full(60, np.nan))
+    atlas = replace(made, findings=[replace(made.findings[0], effects=effects)])
+    assert left_out(atlas, "sink", None)[:-2] == said
 
 
 def test_what_it_would_take_is_said_before_anything_is_read(demo, tmp_path):
