@@ -143,7 +143,7 @@ DEFAULT = [("one in ten", 24, FEWEST), ("one in five", 24, 64), ("one in twenty"
 @pytest.mark.parametrize(
     ("rate", "heads", "count", "runs"),
     [
-        *((*case, 50) for case in DEFAULT),
+        *((*case, 20) for case in DEFAULT),
         *(pytest.param(*case, 100, marks=pytest.mark.e2e) for case in product(RATES, (24, 144), (FEWEST, 64))),
     ],
 )
@@ -260,7 +260,7 @@ def excludes_0(result):
 @pytest.mark.parametrize("heads", [5, 50])
 def test_p_is_at_most_5_percent_exactly_where_the_interval_of_all_heads_excludes_0(count, heads):
     open_ends = 0
-    for seed, (kind, made) in product(range(3), SKEWED.items()):
+    for seed, (kind, made) in enumerate(SKEWED.items()):
         generator = np.random.default_rng([seed, count, heads])
         effect_SN = made(generator, count, heads) + generator.choice([0, 0.3, 0.6, -0.6], heads)
         effect_SN[:, -1] = 0.5
