@@ -8,6 +8,7 @@ import numpy as np
 
 from attnscope import cells
 from attnscope.cli import output
+from attnscope.cli.intervals import interval_notes
 from attnscope.cli.rounding import rounding_notes
 from attnscope.intervene.what import SHARED
 
@@ -20,6 +21,8 @@ ORDERED = ("layers", "positions", "layers,positions")  # that keep the model's o
 EFFECT = "effect: what the answer loses where the heads are as in the corrupted text"
 RESTORED = "restored: what the answer of the corrupted text gains where they are as in TEXT"
 SHARE = "share: of the gap between the two texts, 0 as the text that is patched, 1 as the other"
+AT_ONCE = "intervals of effects and p hold for all patches at once, those of shares for each alone"
+POSITIVE = "positive: in how many pairs the effect is above 0"
 GROUPS = "the heads of a kv group share keys and values, and are patched together"
 ESTIMATE = "estimate: to first order, from one backward pass"
 
@@ -28,7 +31,8 @@ def to_know(found: PatchedPairs) -> list[str]:
     """What a reader of the table has to know beside it, and what was measured without a patch."""
     facts, unit = found.facts, found.facts["measure"]["unit"]
     lines = [f"{EFFECT}, in {unit}", RESTORED]
-    lines += [SHARE] if found.gap is not None else ["there is no share: the two texts have the same answer"]
+    lines += [SHARE] if found.gap is not None else [f"there is no share: {found.no_share}"]
+    lines += [AT_ONCE] * has_intervals(found) + [POSITIVE] * (has_intervals(found) and found.gap is None)
     if found.gap is not None and found.gap < 0:
         lines.append("the corrupted text makes the answer better: there is nothing to lose by it")
     lines += [GROUPS] * (facts["what"] in SHARED)
@@ -46,7 +50,7 @@ def to_know(found: PatchedPairs) -> list[str]:
         lines.append(f"{ESTIMATE}; {facts['tried']} patches were run: {said}")
     if any(pair.alike for pair in found.pairs):
         lines.append("a text that is patched from itself loses 0, and was not run")
-    lines += rounding_notes(facts, found.statistics["effect"])
+    lines += rounding_notes(facts, found.statistics["effect"]) + interval_notes(found.statistics, "pairs")
     if facts["unshared"]:
         lines.append(f"the passes were unshared: {facts['unshared']}")
     count = f"{len(found.pairs)} pair{'s' * (len(found.pairs) > 1)}"
@@ -59,23 +63,38 @@ def shown(found: PatchedPairs, top: int | None) -> RichTable:
     first = "effect" if found.estimates is None else "estimate"
     if found.facts["over"] not in ORDERED:
         rows.sort(key=lambda row: -(row[first] if row[first] is not None else -np.inf))
-    intervals = any(row["low"] is not None for row in rows)
-    interval, shares, estimates = " [95 %]" * intervals, found.gap is not None, found.estimates is not None
-    titles = ["patch", "effect" + interval, *["p"] * intervals, *["share"] * shares]
-    titles += ["restored" + interval, *["share"] * shares, *["estimate"] * estimates]
-    for title in titles:
+    intervals, shares, estimates = has_intervals(found), found.gap is not None, found.estimates is not None
+    alone, all_patches = " [95 %]" * intervals, f" [95 %, all {len(rows)}]" * intervals
+    all_patches = alone if len(rows) == 1 else all_patches
+    titles = ["patch", "effect" + all_patches, *["p"] * intervals]
+    if shares:
+        titles += ["share" + alone, "restored", "share"]
+    else:
+        titles += [*["positive"] * intervals, "restored" + all_patches]
+    for title in [*titles, *["estimate"] * estimates]:
         sheet.add_column(title, justify="left" if title == "patch" or "[" in title else "right", no_wrap=True)
+    digits = 2 if intervals else 3
     for row in rows[:top]:
-        cell: list[Any] = [output.one_line(row["set"]), _with_interval(row, "effect", "low", "high")]
-        cell += [cells.p_value(row["p"])] * intervals + [cells.number(row["normalised"])] * shares
-        cell.append(_with_interval(row, "restored", "restored_low", "restored_high"))
-        cell += [cells.number(row["restored_normalised"])] * shares
+        effect, restored = (cells.signed(row[name], digits) for name in ("effect", "restored"))
+        cell: list[Any] = [output.one_line(row["set"]), _with_ends(effect, row["low_all"], row["high_all"])]
+        cell += [cells.p_value(row["p"])] * intervals
+        if shares:
+            share = _with_ends(cells.number(row["normalised"]), row["normalised_low"], row["normalised_high"])
+            cell += [share, restored, cells.number(row["restored_normalised"])]
+        else:
+            positive = row["positive"]
+            cell += [cells.percent(None if positive is None else 100 * positive)] * intervals
+            cell.append(_with_ends(restored, row["restored_low_all"], row["restored_high_all"]))
         sheet.add_row(*cell, *[cells.signed(row["estimate"], 3)] * estimates)
     return sheet
 
 
-def _with_interval(row: dict[str, Any], value: str, low: str, high: str) -> str:
-    if row[value] is None:
-        return cells.MISSING
-    ends = f" [{cells.number(row[low])}, {cells.number(row[high])}]" if row[low] is not None else ""
-    return cells.signed(row[value], 3) + ends
+def has_intervals(found: PatchedPairs) -> bool:
+    """Whether an effect has an end of an interval."""
+    ends = np.stack([found.statistics[name] for name in ("low_all", "high_all")])
+    return not bool(np.isnan(ends).all())
+
+
+def _with_ends(value: str, low: float | None, high: float | None) -> str:
+    """`+0.25 [0.20, 0.30]`; a dash for an open end, and no brackets without either."""
+    return value if low is None and high is None else f"{value} [{cells.number(low)}, {cells.number(high)}]"

@@ -182,6 +182,16 @@ class Passes:
             listen(self.loaded.model, self.ids(batch), unheard, engine=replace(self.engine, change=hear))
             advance(self.cost(batch, []))
 
+    def logit_spread(self, batch: Sequence[int]) -> float:
+        """How far apart the logits lie that the measure reads of some texts: from the median of the vocabulary to where
+        84 % lie below, a standard deviation of normal ones."""
+        asked = self.asked(batch)
+        report = listen(self.loaded.model, self.ids(batch), unheard, engine=self.engine, logits_at=asked)
+        assert report.logits is not None
+        sorted_BRV = report.logits.float().sort(-1).values
+        middle, above = (int(share * sorted_BRV.shape[-1]) for share in (0.5, 0.84))
+        return float((sorted_BRV[..., above] - sorted_BRV[..., middle]).mean())
+
     def sharing(self, sets: Sequence[HeadSet]) -> Passes:
         """The passes that share layers below the sets, if the first text has the same loss either way."""
         unshared = replace(self, measure=LOSS)

@@ -47,12 +47,13 @@ def _line(found: PatchedPairs) -> str:
 def _values(found: PatchedPairs) -> tuple[np.ndarray, np.ndarray, str]:
     """What each patch costs and gives back, and the unit: shares of the gap where there is one. Estimates stand where
     patches were not run."""
-    table = found.table()
-    names = ("effect", "restored") if found.estimates is None else ("estimate", "restored_estimate")
-    both = [np.array(table[name].to_pylist(), np.float64) for name in names]
-    if found.gap is None:
-        return both[0], both[1], found.facts["measure"]["unit"]
-    return found.normalised(both[0]), found.normalised(both[1]), "share of the gap"
+    unit = found.facts["measure"]["unit"] if found.gap is None else "share of the gap"
+    if found.estimates is not None:
+        both = found.estimates[::2].mean(0), -found.estimates[1::2].mean(0)
+        cost, back = both if found.gap is None else (found.normalised(one) for one in both)
+        return cost, back, unit
+    cost_name, back_name = ("effect", "restored") if found.gap is None else ("normalised", "restored_normalised")
+    return found.statistics[cost_name], found.statistics[back_name], unit
 
 
 def _heads(found: PatchedPairs, path: Path, style: Style, title: str) -> Path:
@@ -71,11 +72,10 @@ def _lines(found: PatchedPairs) -> Lines:
     from attnscope.figures.patches import Lines
 
     *both, unit = _values(found)
-    scale = 1.0 if found.gap is None else found.gap
     ends = [np.full((2, len(both[0])), np.nan)] * 2
     if found.estimates is None:
-        named = (("low", "high"), ("restored_low", "restored_high"))
-        ends = [np.stack([found.statistics[end] / scale for end in names]) for names in named]
+        named = ("low_all", "high_all") if found.gap is None else ("normalised_low", "normalised_high")
+        ends = [np.stack([found.statistics[of + end] for end in named]) for of in ("", "restored_")]
     axis = "layer" if found.facts["over"] == "layers" else "token that is patched"
     series = {name: (values, end) for name, values, end in zip((COSTS, BACK), both, ends, strict=True)}
     return Lines([one.patch.name for one in found.asked], series, unit, axis)

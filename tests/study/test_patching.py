@@ -1,18 +1,23 @@
 """Patched pairs as a study: what a patch costs and gives back, shares, random sets, estimates, and what is no pair."""
 
 import json
+import re
+from io import StringIO
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from rich.console import Console
 
 import attnscope
+from attnscope.cli.patch_table import shown, to_know
 from attnscope.errors import InputError, UsageError
 from attnscope.show.patching import save_patching
 from attnscope.study.ablation.screen import TRIED
-from attnscope.study.statistics import rank_correlation
+from attnscope.study.statistics import rank_correlation, ratios
 from helpers.loops import looped
+from helpers.pretrained import pretrained
 
 RIVER, FIELD = "the bank of the river, the bank of the", "the bank of the field, the bank of the"
 ASKED = {"answer": " river", "foil": " field"}
@@ -103,6 +108,30 @@ def test_a_text_patched_from_itself_loses_nothing(demo, what):
     assert found.gap is None
 
 
+@pytest.fixture(params=["demo", pytest.param("stories260K-llama", marks=pytest.mark.families)])
+def model(request, demo):
+    return demo if request.param == "demo" else attnscope.load(str(pretrained(request.param)), device="cpu")
+
+
+def test_a_gap_that_rounding_makes_has_no_shares(model):
+    """Answer and foil are the two tokens whose difference is the most alike in both texts, and not equal."""
+    both = [model.tokenizer(text)["input_ids"] for text in (RIVER, FIELD)]
+    with torch.no_grad():
+        logits = [model.model(torch.tensor([ids])).logits[0, -1].double() for ids in both]
+    apart, tokens = (logits[0] - logits[1]).sort()
+    place = int((apart.diff() + (apart.diff() < 2e-5)).argmin())  # as large as float32 leaves of the other rounding
+    answer, foil = ([int(tokens[place + one])] for one in (1, 0))
+    found = attnscope.patch(model, *both, over="heads", select="0", answer=answer, foil=foil)
+    assert 1e-5 < found.gap_P[0] < 1e-3
+    assert found.gap is None
+    for row in found.table().to_pylist():
+        assert row["normalised"] is row["restored_normalised"] is None
+        assert row["effect"] is not None
+    assert re.fullmatch(r"the two texts differ by \S+e-0\d logits; .* shares from 0\.0\d+ on", found.no_share)
+    assert (found.facts["gap"], found.facts["no_share"]) == (None, found.no_share)
+    assert 0.4 < found.facts["least_gap"] / (1e-3 * np.mean([one.std() for one in logits])) < 2.5  # skewed logits
+
+
 def test_keys_and_values_go_by_kv_group(demo):
     for what in ("key", "value"):
         rows = rows_of(attnscope.patch(demo, RIVER, FIELD, what=what, select="L3H0", over="heads", **ASKED))
@@ -186,6 +215,11 @@ def pairs_of_ids(count):
     return records
 
 
+def turned_round(pair):
+    """The corrupted text gives the answer more than it takes: the gap is that of the pair, with the other sign."""
+    return {**pair, "answer": pair["foil"], "foil": pair["answer"]}
+
+
 def test_pairs_have_intervals_from_32_on(demo, tmp_path):
     records = pairs_of_ids(32)
     found = attnscope.patch(demo, records, over="heads", select="3.0,3.4", random=0, out=tmp_path)
@@ -200,17 +234,53 @@ def test_pairs_have_intervals_from_32_on(demo, tmp_path):
     table = pq.read_table(tmp_path / "patching.parquet")
     assert table.equals(found.table().cast(table.schema))
     facts = json.loads((tmp_path / "patching.json").read_text())
-    assert (facts["schema"], facts["what"], facts["over"]) == ("patching/1", "output", "heads")
+    assert (facts["schema"], facts["what"], facts["over"]) == ("patching/2", "output", "heads")
     assert facts["pairs"][3]["answer"] == records[3]["answer"]
     assert facts["pairs"][3]["partners"] == list(range(20))
+    shares = ratios(np.stack([found.effect(one.patch) for one in found.asked], 1), found.gap_P)
+    ends = [[row["normalised_low"], row["normalised_high"]] for row in (induction, other)]
+    assert ends == [pytest.approx([shares.low[at], shares.high[at]], nan_ok=True) for at in (0, 1)]
+    assert ends[0][0] < induction["normalised"] < ends[0][1]
+    assert ends[0][1] - ends[0][0] < (induction["high"] - induction["low"]) / found.gap  # both vary together
+    assert induction["low_all"] < induction["low"]
+    assert induction["positive"] == 1
+    assert induction["restored_median_low"] < induction["restored_median"] < induction["restored_median_high"]
+    assert induction["restored_normalised_low"] < induction["restored_normalised"]
+    low, high = induction["low_all"], induction["high_all"]
+    assert found.line.endswith(f"[{low:.2f}, {high:.2f}] logits (95 %, all 2)")
     few = attnscope.patch(demo, records[:4], over="heads", select="3", random=0)
     assert {row["low"] for row in few.table().to_pylist()} == {row["p"] for row in few.table().to_pylist()} == {None}
     expected = np.mean([found.effect(found.asked[0].patch)[:4]])
     assert few.table()["effect"][0].as_py() == pytest.approx(expected, abs=1e-4)
+    assert few.table()["normalised"][0].as_py() == pytest.approx(expected / few.gap_P.mean())
+    assert few.table()["normalised_low"][0].as_py() is None
+    turned = [one if place % 2 else turned_round(one) for place, one in enumerate(records)]
+    undecided = attnscope.patch(demo, turned, over="heads", select="3.0", random=0)
+    low, high = undecided.gap_ends
+    assert low < 0 < high
+    assert undecided.gap is None
+    assert f"may be 0, its interval is [{low:.2f}, {high:.2f}]" in undecided.no_share
+    assert undecided.table()["normalised"][0].as_py() is None
     by_place = attnscope.patch(demo, records[:4], at="10,last", over="positions", random=0)
     assert list(rows_of(by_place)) == ["token 0", "token 1"]
     with pytest.raises(UsageError, match="one by one, pairs need as many tokens, got 1 and 2"):
         attnscope.patch(demo, [{**records[0], "at": "10,last"}, {**records[1], "at": "10"}], over="positions")
+
+
+def test_a_terminal_shows_effects_of_all_at_once_and_shares_with_an_interval(demo):
+    found = attnscope.patch(demo, pairs_of_ids(32), what="value", over="heads", select="3", random=0)
+    console = Console(width=80, file=StringIO())
+    console.print(shown(found, None))
+    head, first, *_ = [line for line in console.file.getvalue().splitlines() if line.strip(" ─")]
+    for title in ("effect [95 %, all 3]", "share [95 %]", "restored"):
+        assert title in head
+    row = rows_of(found)["L3H0 L3H1"]
+    assert f"{row['effect']:+.2f} [{row['low_all']:.2f}, {row['high_all']:.2f}]" in first
+    assert f"{row['normalised']:.2f} [{row['normalised_low']:.2f}, {row['normalised_high']:.2f}]" in first
+    assert f"{row['restored']:+.2f}" in first
+    assert len(first) < 80
+    assert "…" not in first
+    assert any("p hold for all patches at once" in line for line in to_know(found))
 
 
 def test_a_folder_resumes_and_holds_to_what_was_asked(demo, tmp_path):

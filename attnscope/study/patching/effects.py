@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
+from attnscope import cells
 from attnscope.cells import head_name
 from attnscope.files import save_json
 from attnscope.folder.parts import Parts, claim, with_weights
-from attnscope.intervene.passes import AGREES, Advance, Passes, prepared
+from attnscope.intervene.passes import Advance, Passes, prepared
 from attnscope.intervene.patch_gradient import estimated
 from attnscope.intervene.patching import Patch, Patching
 from attnscope.intervene.what import What
@@ -36,15 +38,15 @@ from attnscope.study.knockout.effects import COPY
 from attnscope.study.patching.over import Method, Over
 from attnscope.study.patching.pairs import TextPair, pairs_task
 from attnscope.study.patching.patches import AskedPatch, patches_over, random_patches
-from attnscope.study.statistics import effect_columns, largest_of, rank_correlation
+from attnscope.study.statistics import FEWEST, effect_columns, largest_of, means, rank_correlation, ratios
 from attnscope.tables import TableRecord, as_table, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
 
-SCHEMA = "patching/1"
+SCHEMA = "patching/2"
 NAME, TABLE, READINGS = "patching.json", "patching.parquet", "patching"
-STATISTICS = ("effect", "low", "high", "p")
+ROUNDED, LEAST = 32, 1e-3  # of the logits' spread: as many eps is what rounding leaves of a gap; a share needs LEAST
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,14 @@ class PatchedPairs(TableRecord):
         """What was measured, and the largest share or effect."""
         values = self.statistics["effect"] if self.estimates is None else self.estimates[::2].mean(0)
         best = largest_of(values)
-        unit = self.facts["measure"]["unit"]
-        said = f"{values[best]:+.3f} {unit}" if self.gap is None else f"{values[best] / self.gap:.2f} of the gap"
+        shares = self.statistics["normalised"] if self.estimates is None else self.normalised(values)
+        unit, share = self.facts["measure"]["unit"], shares[best]
+        said = f"{values[best]:+.3f} {unit}" if np.isnan(share) else f"{share:.2f} of the gap"
+        low, high = self.statistics["low_all"][best], self.statistics["high_all"][best]
+        if not (np.isnan(low) and np.isnan(high)):
+            ends = f"[{cells.number(low)}, {cells.number(high)}]"
+            at_once = f", all {len(self.asked)}" * (len(self.asked) > 1)
+            said += f", {values[best]:+.2f} {ends} {unit} (95 %{at_once})"
         count = f"{len(self.pairs)} pair{'s' * (len(self.pairs) > 1)}"
         what = f"{len(self.asked)} patches of the {self.facts['what']}"
         return f"{what}, {count}: largest {self.asked[best].patch.name}, {said}"
@@ -107,21 +115,49 @@ class PatchedPairs(TableRecord):
 
     @property
     def gap(self) -> float | None:
-        """The mean gap; None where it is within what the dtype rounds."""
-        gap = float(self.gap_P.mean())
-        return gap if abs(gap) > AGREES[self.facts["dtype"]] else None
+        """The mean gap; None where no share is made of it, for which `no_share` has the reason."""
+        return None if self.no_share else float(self.gap_P.mean())
+
+    @cached_property
+    def gap_ends(self) -> tuple[float, float]:
+        """The interval of the mean gap; NaN for an open end, and under FEWEST pairs."""
+        ends = means(self.gap_P[:, None])
+        return float(ends.low[0]), float(ends.high[0])
+
+    @cached_property
+    def no_share(self) -> str:
+        """Why the gap makes no shares; empty where it does."""
+        gap, least, unit = float(self.gap_P.mean()), self.facts["least_gap"], self.facts["measure"]["unit"]
+        if gap == 0:
+            return "the two texts have the same answer"
+        if abs(gap) < least:
+            return f"the two texts differ by {abs(gap):.2g} {unit}; rounding allows shares from {least:.2g} on"
+        low, high = self.gap_ends
+        if len(self.pairs) < FEWEST or low > 0 or high < 0:
+            return ""
+        return f"the mean gap of {gap:.3g} {unit} may be 0, its interval is [{cells.number(low)}, {cells.number(high)}]"
 
     @cached_property
     def statistics(self) -> Mapping[str, np.ndarray]:
-        """Of every patch, (N,) each, NaN for null: effect, low, high, p; the same of what is restored; n."""
-        cost = effect_columns(np.stack([self.effect(one.patch) for one in self.asked], 1))
-        back = effect_columns(np.stack([self.restored(one.patch) for one in self.asked], 1))
-        named = zip(STATISTICS, ("restored", "restored_low", "restored_high", "restored_p"), strict=True)
-        return {**cost, **{name: back[of] for of, name in named}}
+        """Of every patch, (N,) each, NaN for null, in the order of the table: the columns of `effect_columns`, then the
+        share of the gap and its interval; the same of what is restored; n."""
+        cost_PN, back_PN = (np.stack([of(one.patch) for one in self.asked], 1) for of in (self.effect, self.restored))
+        cost, back = effect_columns(cost_PN), effect_columns(back_PN)
+        n, _ = cost.pop("n"), back.pop("n")
+        del back["p_symmetric"]
+        restored = {"restored": back.pop("effect"), **{f"restored_{name}": value for name, value in back.items()}}
+        shares = [self._shares(prefix, of_PN) for prefix, of_PN in (("", cost_PN), ("restored_", back_PN))]
+        return {**cost, **shares[0], **restored, **shares[1], "n": n}
+
+    def _shares(self, prefix: str, effect_PN: np.ndarray) -> dict[str, np.ndarray]:
+        names = [f"{prefix}normalised{end}" for end in ("", "_low", "_high")]
+        if self.gap is None:
+            return {name: np.full(effect_PN.shape[1], np.nan) for name in names}
+        return dict(zip(names, ratios(effect_PN, self.gap_P), strict=True))
 
     def table(self) -> pa.Table:
         """A row per patch; NaN is null. docs/schemas.md says what the columns are."""
-        found, count = self.statistics, len(self.asked)
+        count = len(self.asked)
         estimate, restored_estimate = self._estimates()
         low, high, percentile = (np.array([value] * count) for value in self._beside_random())
         columns: dict[str, Any] = {
@@ -131,17 +167,14 @@ class PatchedPairs(TableRecord):
             "position": pa.array([self._position(one) for one in self.asked], pa.int32()),
             "stack": words([DECODER] * count).dictionary_encode(),
             "at": words([self._places(one) for one in self.asked]),
-            **{name: numbers(found[name]) for name in STATISTICS},
-            "normalised": numbers(self.normalised(found["effect"])),
-            **{name: numbers(found[name]) for name in ("restored", "restored_low", "restored_high", "restored_p")},
-            "restored_normalised": numbers(self.normalised(found["restored"])),
+            **{name: numbers(values) for name, values in self.statistics.items() if name != "n"},
             "estimate": numbers(estimate),
             "restored_estimate": numbers(restored_estimate),
             "random_low": numbers(low),
             "random_high": numbers(high),
             "percentile": numbers(percentile),
         }
-        return as_table(columns | {"n": found["n"].astype(np.int32)})
+        return as_table(columns | {"n": self.statistics["n"].astype(np.int32)})
 
     def normalised(self, values: np.ndarray) -> np.ndarray:
         """Effects as a share of the gap between the two texts: 0 as the clean one, 1 as the corrupted one."""
@@ -199,6 +232,7 @@ def patched(
             estimates = estimated(passes, sets, advance)
             sets = _tried(sets, estimates)
         passes, intact_S, effects = _run(passes, pairs, [*sets, *random], parts, advance)
+    facts = facts | {"least_gap": least_gap(passes)}
     found = PatchedPairs(
         tuple(pairs), tuple(asked), tuple(random), effects, intact_S, estimates, passes.measure.worse, facts
     )
@@ -222,6 +256,16 @@ def planned(
     task, measure = pairs_task(pairs)
     sets = [one.patch for one in asked]
     return asked, random, prepared(loaded, task, sets, Patching(plan.what), measure=measure, shared=False)
+
+
+def least_gap(passes: Passes) -> float:
+    """The smallest gap that shares are made of, in the measure's unit: many times what rounding leaves of it.
+
+    What a dtype rounds grows with the logits. Of the demo and two models of stories a gap of two texts is off by 1 to 3
+    eps of the logits' spread, 33 at most: 1e-3 of it in float32 is 8,000 eps.
+    """
+    eps = torch.finfo(getattr(torch, passes.loaded.dtype)).eps
+    return max(LEAST, ROUNDED * eps) * passes.logit_spread([0, 1])
 
 
 def _tried(patches: Sequence[Patch], estimate_SN: np.ndarray) -> list[Patch]:
@@ -293,6 +337,8 @@ def _measured_facts(found: PatchedPairs, passes: Passes, tried: int) -> dict[str
         "intact": float(found.intact_S[::2].mean()),
         "corrupted": float(found.intact_S[1::2].mean()),
         "gap": found.gap,
+        **dict(zip(("gap_low", "gap_high"), (None if np.isnan(one) else one for one in found.gap_ends), strict=True)),
+        "no_share": found.no_share or None,
         "intact_by_text": found.intact_S.tolist(),
         "spread": spread,
         "unshared": passes.why_not or None,
