@@ -82,8 +82,7 @@ def shown(found: PatchedPairs, top: int | None) -> RichTable:
             share = _with_ends(cells.number(row["normalised"]), row["normalised_low"], row["normalised_high"])
             cell += [share, restored, cells.number(row["restored_normalised"])]
         else:
-            positive = row["positive"]
-            cell += [cells.percent(None if positive is None else 100 * positive)] * intervals
+            cell += [cells.percentage(row["positive"])] * intervals
             cell.append(_with_ends(restored, row["restored_low_all"], row["restored_high_all"]))
         sheet.add_row(*cell, *[cells.signed(row["estimate"], 3)] * estimates)
     return sheet

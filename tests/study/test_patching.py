@@ -16,6 +16,7 @@ from attnscope.errors import InputError, UsageError
 from attnscope.show.patching import save_patching
 from attnscope.study.ablation.screen import TRIED
 from attnscope.study.statistics import rank_correlation, ratios
+from helpers.families import tiny_model
 from helpers.loops import looped
 from helpers.pretrained import pretrained
 
@@ -108,14 +109,16 @@ def test_a_text_patched_from_itself_loses_nothing(demo, what):
     assert found.gap is None
 
 
-@pytest.fixture(params=["demo", pytest.param("stories260K-llama", marks=pytest.mark.families)])
+@pytest.fixture(params=["demo", "random", pytest.param("stories260K-llama", marks=pytest.mark.families)])
 def model(request, demo):
+    if request.param == "random":
+        return attnscope.wrap(tiny_model("llama"), demo.tokenizer)
     return demo if request.param == "demo" else attnscope.load(str(pretrained(request.param)), device="cpu")
 
 
 def test_a_gap_that_rounding_makes_has_no_shares(model):
     """Answer and foil are the two tokens whose difference is the most alike in both texts, and not equal."""
-    both = [model.tokenizer(text)["input_ids"] for text in (RIVER, FIELD)]
+    both = [[1, *range(10, 30)], [1, *range(10, 29), 31]]
     with torch.no_grad():
         logits = [model.model(torch.tensor([ids])).logits[0, -1].double() for ids in both]
     apart, tokens = (logits[0] - logits[1]).sort()
