@@ -68,31 +68,36 @@ def mass_ends(mass_SN: np.ndarray, error: float) -> Ends:
         array([0.06])
     """
     least = np.log(2 / error)
-    return _lower_end(mass_SN, least), 1 - _lower_end(1 - mass_SN, least)
+    low_N, high_N = np.empty((2, mass_SN.shape[1]))
+    equal_N = (mass_SN == mass_SN[0]).all(0)  # 0 in all of many texts, as a rule: one row tells it
+    for some_N, rows in ((equal_N, 1), (~equal_N, len(mass_SN))):
+        some_SN, times = mass_SN[:rows, some_N], len(mass_SN) / rows
+        low_N[some_N], high_N[some_N] = _lower_end(some_SN, times, least), 1 - _lower_end(1 - some_SN, times, least)
+    return low_N, high_N
 
 
 def mass_p(mass_SN: np.ndarray, null_N: np.ndarray) -> np.ndarray:
     """The smallest error at which a null lies outside of `mass_ends`."""
     above_N = mass_SN.mean(0) > null_N
     beyond_SN, mean_N = np.where(above_N, mass_SN, 1 - mass_SN), np.where(above_N, null_N, 1 - null_N)
-    return np.minimum(1.0, 2 * np.exp(-_won(beyond_SN, mean_N)))
+    return np.minimum(1.0, 2 * np.exp(-_won(beyond_SN, 1, mean_N)))
 
 
-def _lower_end(mass_SN: np.ndarray, least: float) -> np.ndarray:
-    """The smallest mean at which bets win less than e^least."""
+def _lower_end(mass_SN: np.ndarray, times: float, least: float) -> np.ndarray:
+    """The smallest mean at which bets win less than e^least; times: how many sequences each row is of."""
     outside_N, inside_N = np.zeros(mass_SN.shape[1]), mass_SN.mean(0)
     for _ in range(STEPS):
         middle_N = (outside_N + inside_N) / 2
-        inside = _won(mass_SN, middle_N) < least
+        inside = _won(mass_SN, times, middle_N) < least
         outside_N, inside_N = np.where(inside, outside_N, middle_N), np.where(inside, middle_N, inside_N)
     return outside_N
 
 
-def _won(mass_SN: np.ndarray, mean_N: np.ndarray) -> np.ndarray:
+def _won(mass_SN: np.ndarray, times: float, mean_N: np.ndarray) -> np.ndarray:
     """log of what bets on a larger mean than this one make of 1: the weighted mean of their products over sequences."""
-    times_SN = mass_SN / np.maximum(mean_N, np.finfo(np.float64).tiny)
+    share_SN = mass_SN / np.maximum(mean_N, np.finfo(np.float64).tiny)
     with np.errstate(divide="ignore"):
-        won_N = [np.log(1 - bet + bet * times_SN).sum(0) + np.log(weight) for bet, weight in BETS.items()]
+        won_N = [times * np.log(1 - bet + bet * share_SN).sum(0) + np.log(weight) for bet, weight in BETS.items()]
     total_N: np.ndarray = np.logaddexp.reduce(won_N)
     return total_N
 
