@@ -21,7 +21,7 @@ from distributions import EFFECTS, MASSES, Effects, Scores
 from attnscope.study.statistics.bootstrap import LEVEL, bootstrap_widths
 from attnscope.study.statistics.intervals import SHARE, Range, intervals
 
-DRAWS = 1_000
+DRAWS = 500
 MANY = 1_000  # heads, from which on a quarter of --times is enough
 SELDOM = 8  # of so many runs two are counted `before`, too
 ROUNDING = 1e-9

@@ -1,5 +1,6 @@
-"""A cell of each claim that scripts/intervals.py and scripts/p_values.py count, by their rows."""
+"""What docs/statistics.md counts: a cell of each claim, by the rows of scripts/intervals.py and scripts/p_values.py."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -10,13 +11,24 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
 from distributions import EFFECTS, MASSES  # noqa: E402
-from intervals import DRAWS, SHARE, ends, unruled  # noqa: E402
-from p_values import PLANTED, p_of_means, planted  # noqa: E402
+from intervals import SHARE, ends, of_masses, of_nats, unruled  # noqa: E402
+from intervals import generator as draws_of  # noqa: E402
+from p_values import DRAWS, PLANTED, of_means, p_of_means, planted  # noqa: E402
 
 from attnscope.study.statistics.flips import symmetric_p  # noqa: E402
 
+PAGE = (ROOT / "docs/statistics.md").read_text("utf-8")
+ASKED = 7  # kinds of effects, the first ones: those for which p is to keep its level and power
 
-@pytest.mark.parametrize(("name", "resampled"), [("10 % Beta(2, 2)", 0.85), ("Beta(0.1, 1)", 0.95)])
+
+def tables(first):
+    """(header, {(row, n): cells}) of each table with such a first column."""
+    for found in re.finditer(rf"^\| {first} \| .*\n\|[-|]+\n(?:\|.*\n)+", PAGE, re.MULTILINE):
+        header, _, *rows = ([cell.strip() for cell in line[1:-1].split(" | ")] for line in found[0].splitlines())
+        yield header, {(row[0], int(row[1])): row[2:] for row in rows}
+
+
+@pytest.mark.parametrize(("name", "resampled"), [("10 % Beta(2, 2)", 0.85), ("10 % Beta(2, 2), noise", 0.5)])
 def test_masses_that_few_sequences_carry_are_held_for_all_heads_at_once(name, resampled):
     g, before, now = np.random.default_rng(3), [], []
     for run in range(20):
@@ -78,3 +90,32 @@ def test_drawn_effects_have_the_mean_and_deviation_that_they_claim():
             assert (score_SN - null).mean() == pytest.approx(scores.mean, abs=0.004), name
             assert min(score_SN.min(), np.min(null)) >= 0, name
             assert max(score_SN.max(), np.max(null)) <= 1, name
+
+
+def test_the_page_has_every_row_and_what_is_claimed_of_it():
+    masses = dict(item for _, rows in tables("masses") for item in rows.items())
+    assert {name for name, _ in masses} == set(MASSES)
+    for (name, n), cells in masses.items():
+        for heads, cell in zip((24, 144, 1000), cells, strict=True):
+            held, width = map(float, re.fullmatch(r"[\d.]+ → ([\d.]+) \(([\d.]+)\)", cell).groups())
+            assert held >= (0.9 if heads == 1000 else 0.93), (name, n, heads)
+            assert width <= 1.15 or "null" in name or "both" in name, (name, n, heads)
+    of_p = [rows for header, rows in tables("effects") if "heads: found" in header[3] and "median" not in header[4]]
+    assert {n for rows in of_p for _, n in rows} == {32, 64}
+    for rows in of_p:
+        assert [name for name, _ in rows] == list(EFFECTS)
+        for (name, n), cells in list(rows.items())[:ASKED]:
+            for level, power in zip(cells[::2], cells[1::2], strict=True):
+                assert float(level.split(" → ")[1]) <= 0.1, (name, n)
+                assert float(power.split(", ")[0]) >= 0.95, (name, n)
+
+
+@pytest.mark.slow
+def test_a_row_of_each_table_is_made_again():
+    """By its own seed: to the digit, with the same NumPy."""
+    name = "Beta(2, 5)"
+    assert f"| {name} | 32 | {of_masses(MASSES[name], 32, 24, 400, draws_of(name, 32, 24))} |" in PAGE
+    name = "t, 3 degrees"
+    assert f"| {name} | 32 | {of_nats(EFFECTS[name], 32, 24, 400, draws_of(name, 32, 24))} |" in PAGE
+    false, found = of_means(EFFECTS[name], 32, 24, 400, draws_of(name, "p", 32, 24))
+    assert f"| {name} | 32 | {false} | {found} |" in PAGE
