@@ -68,7 +68,7 @@ def shown(found: PatchedPairs, top: int | None) -> RichTable:
     all_patches = alone if len(rows) == 1 else all_patches
     titles = ["patch", "effect" + all_patches, *["p"] * intervals]
     if shares:
-        titles += ["share" + alone, "restored", "share"]
+        titles += ["share" + alone * (not estimates), "restored", "share"]
     else:
         titles += [*["positive"] * intervals, "restored" + all_patches]
     for title in [*titles, *["estimate"] * estimates]:
@@ -79,7 +79,8 @@ def shown(found: PatchedPairs, top: int | None) -> RichTable:
         cell: list[Any] = [output.one_line(row["set"]), _with_ends(effect, row["low_all"], row["high_all"])]
         cell += [cells.p_value(row["p"])] * intervals
         if shares:
-            share = _with_ends(cells.number(row["normalised"]), row["normalised_low"], row["normalised_high"])
+            ends = (None, None) if estimates else (row["normalised_low"], row["normalised_high"])
+            share = _with_ends(cells.number(row["normalised"]), *ends)
             cell += [share, restored, cells.number(row["restored_normalised"])]
         else:
             cell += [cells.percentage(row["positive"])] * intervals

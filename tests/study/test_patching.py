@@ -286,6 +286,16 @@ def test_a_terminal_shows_effects_of_all_at_once_and_shares_with_an_interval(dem
     assert any("p hold for all patches at once" in line for line in to_know(found))
 
 
+@pytest.mark.e2e
+def test_estimates_of_many_pairs_fit_a_terminal_and_have_no_interval(demo):
+    found = attnscope.patch(demo, pairs_of_ids(32), what="value", over="heads", method="gradient", random=0)
+    console = Console(width=80, file=StringIO())
+    console.print(shown(found, 4))
+    assert "effect [95 %, all 12]" in console.file.getvalue()
+    assert "…" not in console.file.getvalue()
+    assert found.line.endswith("of the gap")  # [low, high] is of what was measured
+
+
 def test_a_folder_resumes_and_holds_to_what_was_asked(demo, tmp_path):
     found = attnscope.patch(demo, RIVER, FIELD, over="layers", out=tmp_path, **ASKED)
     kept = sorted((tmp_path / "patching").iterdir())

@@ -90,15 +90,16 @@ class PatchedPairs(TableRecord):
         best = largest_of(values)
         shares = self.statistics["normalised"] if self.estimates is None else self.normalised(values)
         unit, share = self.facts["measure"]["unit"], shares[best]
-        said = f"{values[best]:+.3f} {unit}" if np.isnan(share) else f"{share:.2f} of the gap"
+        said = [] if np.isnan(share) else [f"{share:.2f} of the gap"]
         low, high = self.statistics["low_all"][best], self.statistics["high_all"][best]
-        if not (np.isnan(low) and np.isnan(high)):
+        if self.estimates is None and not (np.isnan(low) and np.isnan(high)):
             ends = f"[{cells.number(low)}, {cells.number(high)}]"
             at_once = f", all {len(self.asked)}" * (len(self.asked) > 1)
-            said += f", {values[best]:+.2f} {ends} {unit} (95 %{at_once})"
+            said.append(f"{values[best]:+.2f} {ends} {unit} (95 %{at_once})")
+        said = said or [f"{values[best]:+.3f} {unit}"]
         count = f"{len(self.pairs)} pair{'s' * (len(self.pairs) > 1)}"
         what = f"{len(self.asked)} patches of the {self.facts['what']}"
-        return f"{what}, {count}: largest {self.asked[best].patch.name}, {said}"
+        return f"{what}, {count}: largest {self.asked[best].patch.name}, {', '.join(said)}"
 
     def effect(self, patch: Patch) -> np.ndarray:
         """(P,): what a patch costs the answer of each clean text; NaN where it was not run."""
