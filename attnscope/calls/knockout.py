@@ -12,7 +12,7 @@ from attnscope.study.atlas.atlas import atlas_of
 from attnscope.study.budgets.asked import BELOW, check_below, check_budgets, check_no_budget
 from attnscope.study.budgets.cases import asked_caches, budget_cases
 from attnscope.study.budgets.effects import BudgetPlan, budgeted
-from attnscope.study.knockout.asked import CutPlan, asked_of
+from attnscope.study.knockout.asked import DRAWS, CutPlan, asked_of
 from attnscope.study.knockout.cases import cases_of
 from attnscope.study.knockout.effects import knocked_out
 
@@ -40,7 +40,7 @@ def knockout(
     over: str = "none",
     select: str | None = None,
     how: CutHow = "mask",
-    random: int = 100,
+    random: int = DRAWS,
     seed: int = 0,
     define: Mapping[str, str] | None = None,
     chat: bool = False,
@@ -85,7 +85,7 @@ def knockout(
     over: str = "none",
     select: str | None = None,
     how: CutHow = "mask",
-    random: int = 100,
+    random: int = DRAWS,
     seed: int = 0,
     below: float = BELOW,
     define: Mapping[str, str] | None = None,

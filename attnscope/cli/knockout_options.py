@@ -24,6 +24,7 @@ from attnscope.cli.options import (
 )
 from attnscope.cli.study_options import ManyTexts, Rehearsal, Sampled
 from attnscope.errors import UsageError
+from attnscope.study.knockout.asked import DRAWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,7 +147,7 @@ class Compared(Rehearsal, Sampled, Seed, Top):
     dry_run: Annotated[bool, Option(rich_help_panel=panel)] = False
     random: Annotated[
         int, Option(min=0, help="Draws to compare with: the same weights on other keys, and other heads.", metavar="N")
-    ] = 100
+    ] = DRAWS
     seed: Annotated[int, Option(help="Seed of the draws.", rich_help_panel=panel)] = 0
     sequences: Annotated[
         int, Option(min=1, help="Texts at most; intervals need 32.", metavar="N", rich_help_panel=panel)

@@ -68,7 +68,7 @@ def _null_lines(found: Knocked) -> list[str]:
         counts = [len(null.draws) for null in found.nulls[kind]]
         if any(counts):
             least = cells.p_value((2 if kind == "permuted" else 1) / (1 + max(counts)))
-            lines.append(f"{NULLS[kind]}, at least {least} with {max(counts)} draws")
+            lines.append(f"{NULLS[kind]}, at least {least} with {number_of(max(counts), 'draw')}")
         of, texts = f"of {number_of(len(found.asked), 'cut')}", ", in some texts or all" * (len(found.cases) > 1)
         lines += [
             f"no {name} to compare {count} {of} with{texts}: {why}"

@@ -81,7 +81,7 @@ def test_texts_with_fields(tmp_path):
 def test_a_rehearsal_says_what_would_be_done():
     found = call("knockout", BANK, "--key", "river", "--over", "heads", "--dry-run").ok()
     said = found.out.decode()
-    assert said.startswith("24 cuts, at most 4848 with others, on 1 text: at most ")
+    assert said.startswith("24 cuts, at most 1968 with others, on 1 text: at most ")
     assert "by the time of one measured batch" in said
 
 

@@ -57,8 +57,8 @@ def paired(
 
     Intervals: symmetric bootstrap-t (Efron 1981; Hall 1988, "On symmetric bootstrap confidence intervals": it covers
     its level more closely than the one with two tails), by each head's |t|, and by the largest |t| of all heads, never
-    narrower than a margin for rare events; NaN under FEWEST sequences. Where few sequences carry the spread, Chernoff's
-    bound for what has a range, and else an open end, NaN (`bounds`). p_symmetric: sign flips of the sequences, the
+    narrower than a margin for rare events; NaN under FEWEST sequences. Where few sequences carry the spread, a bound by
+    bets for what has a range, and else an open end, NaN (`bounds`). p_symmetric: sign flips of the sequences, the
     largest |t| of all heads (Westfall & Young 1993; Nichols & Holmes 2002).
 
         >>> paired(np.ones((64, 2)), np.zeros((64, 2)), within=(0, 1)).effect
