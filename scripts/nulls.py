@@ -310,6 +310,7 @@ def rows_of(name: str, cell: Cell, number: int, worlds: Sequence[str]) -> Iterat
                     query=_spelled(rows),
                     select=",".join(f"L{layer}H{head}" for layer, head in heads),
                     how=cell.how,  # type: ignore[arg-type]
+                    random=100,  # so that each key of the pool is exchanged
                     seed=number,
                 )
             [row] = found.table().to_pylist()
