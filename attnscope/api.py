@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from attnscope.ask import Ask, How
 from attnscope.calls.texts import read_texts
-from attnscope.errors import UnknownOptionError, UsageError
+from attnscope.errors import UnknownOptionError, UsageError, hints_of
 from attnscope.face import Capture
 from attnscope.keep.view import View
 from attnscope.media.sound import sound_of
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from attnscope.text.prompt import Prompt
 
 
+@hints_of(LoadOptions)
 def load(model: str = "demo", **options: Unpack[LoadFields]) -> LoadedModel:
     """Load a model with its tokenizer: the embedded `demo`, a folder, an adapter's too, a GGUF file, or a hub id.
 
@@ -65,6 +66,7 @@ def capture(
     audio: None = None,
     **how: Unpack[How],
 ) -> list[Capture]: ...
+@hints_of(How, Request, View, LoadOptions)
 def capture(
     model: LoadedModel,
     text: Any = None,

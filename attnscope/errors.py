@@ -5,8 +5,14 @@ The library raises these; the command line prints each as one line and leaves wi
 
 import re
 from collections.abc import Callable, Collection
+from functools import wraps
+from inspect import get_annotations, signature
+from typing import ParamSpec, TypeVar
 
 from attnscope.shown import in_a_line
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _OPTION = re.compile(r"\{(\w+)(?:=([^{}]*))?\}")
 _OR = re.compile(r"(; |,? or )(?!\{)")  # before a step that may be taken instead; `use {x} or {y}` is one
@@ -17,6 +23,7 @@ class AttnscopeError(Exception):
 
     `message` says what was expected and what it got; `hint` says what to do next. A hint names an option as
     `{engine=eager}` or `{truncate}`; in Python that reads engine="eager", on the command line --engine eager.
+    `in_python` is the hint as the public call says it that raised the error, see `hints_of`; None outside of one.
 
         >>> try:
         ...     attnscope.load("no/such")
@@ -25,6 +32,7 @@ class AttnscopeError(Exception):
     """
 
     exit_code = 1
+    in_python: str | None = None
 
     def __init__(self, message: str, hint: str = "") -> None:
         self.message = message
@@ -32,7 +40,8 @@ class AttnscopeError(Exception):
         super().__init__(message, hint)
 
     def __str__(self) -> str:
-        return self._line(lambda name, value: name if value is None else f"{name}={_python(value)}")
+        hint = self.hint if self.in_python is None else self.in_python
+        return self._line(hint, lambda name, value: name if value is None else f"{name}={_python(value)}")
 
     def for_shell(self, settings: Collection[str] = ()) -> str:
         """The same line in the words of the command line; settings: what it takes by --set."""
@@ -42,7 +51,7 @@ class AttnscopeError(Exception):
                 return f"--set {name}" + ("" if value is None else f"={'true' if value == 'True' else value}")
             return f"--{name.replace('_', '-')}" + ("" if value in (None, "True") else f" {value}")
 
-        return self._line(spell)
+        return self._line(self.hint, spell)
 
     def steps(self, options: Collection[str]) -> str:
         """The hint without the steps that name another option than these.
@@ -55,9 +64,37 @@ class AttnscopeError(Exception):
         taken = [one for one in steps if all(option[1] in options for option in _OPTION.finditer(one[1]))]
         return "".join(step if place == 0 else separator + step for place, (separator, step) in enumerate(taken))
 
-    def _line(self, spell: Callable[[str, str | None], str]) -> str:
-        hint = _OPTION.sub(lambda option: spell(option[1], option[2]), self.hint)
+    def _line(self, hint: str, spell: Callable[[str, str | None], str]) -> str:
+        hint = _OPTION.sub(lambda option: spell(option[1], option[2]), hint)
         return in_a_line(f"{self.message}; {hint}" if hint else self.message)
+
+
+def hints_of(*records: type) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A public call whose errors name, in Python, its own options and those of the records.
+
+    records: the dataclasses or typed dictionaries of its keywords, and of how its model was loaded. Where no step is
+    left, the hint says that the call has no such option. `hint` stays whole: the command line has other options.
+
+    >>> @hints_of(WhyOptions, LoadOptions)
+    ... def why(model, text, head, **options): ...
+    """
+
+    def give(call: Callable[P, T]) -> Callable[P, T]:
+        options = {*signature(call).parameters, *(name for record in records for name in get_annotations(record))}
+
+        @wraps(call)
+        def hinted(*given: P.args, **named: P.kwargs) -> T:
+            try:
+                return call(*given, **named)
+            except AttnscopeError as error:
+                error.in_python = error.steps(options)
+                if error.hint and not error.in_python:
+                    error.in_python = f"{error.hint}, which is no option of {call.__name__}"
+                raise
+
+        return hinted
+
+    return give
 
 
 def first_line(error: BaseException) -> str:

@@ -155,7 +155,7 @@ def _count_words(count: int, made: Mapping[str, Any], end: str) -> str:
     words = {
         END: end,
         STOP: "up to a stop string",
-        DEFAULT: "the most without --generate",
+        DEFAULT: "the most by default",
         POSITIONS: "as many as the decoder reads",
         OWN: "where its own code stops",
     }

@@ -7,19 +7,15 @@ Point(x=1)
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from attnscope.errors import AttnscopeError, UnknownOptionError, UsageError
+from attnscope.errors import UnknownOptionError, UsageError
 from attnscope.shown import brief
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def check_names(what: str, given: Iterable[str], record: type[DataclassInstance]) -> None:
@@ -28,28 +24,6 @@ def check_names(what: str, given: Iterable[str], record: type[DataclassInstance]
     for name in given:
         if name not in names:
             raise UnknownOptionError(f"{what} has no option {name!r}", f"it has {', '.join(names)}")
-
-
-def hints_of(*records: type[DataclassInstance]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A public call whose errors name options of these records in their hints, as far as a step is then left.
-
-    >>> @hints_of(WhyOptions, LoadOptions)
-    ... def why(model, text, head, **options): ...
-    """
-    options = {one.name for record in records for one in fields(record)}
-
-    def give(call: Callable[P, T]) -> Callable[P, T]:
-        @wraps(call)
-        def hinted(*given: P.args, **named: P.kwargs) -> T:
-            try:
-                return call(*given, **named)
-            except AttnscopeError as error:
-                error.hint = error.steps(options) or error.hint
-                raise
-
-        return hinted
-
-    return give
 
 
 def plain(record: Any) -> Any:

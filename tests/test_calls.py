@@ -1,11 +1,14 @@
 """The commands as functions: `attnscope.scan(model)` and the others, records with tables, pictures and folders."""
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +18,7 @@ import pytest
 import torch
 
 import attnscope
+from attnscope.ask import How
 from attnscope.calls.ablate import AblateFields, AblateOptions
 from attnscope.calls.batch import BatchFields, BatchOptions
 from attnscope.calls.compare import CompareFields, CompareOptions
@@ -22,10 +26,23 @@ from attnscope.calls.explain import ExplainFields, ExplainOptions
 from attnscope.calls.explain_record import Explained
 from attnscope.calls.parity import ParityFields, ParityOptions
 from attnscope.calls.scan import Scan, ScanFields, ScanOptions
+from attnscope.calls.why_options import WhyFields
+from attnscope.errors import UsageError
+from attnscope.keep.request import Request
+from attnscope.keep.view import View
+from attnscope.model.options import LoadFields
 from helpers.command_line import HANGS, SENTENCE, call
+from helpers.hints import OPTION, hints_of_source, hints_of_the_library
 
 ROOT = Path(attnscope.__file__).parents[1]
 SWAPPED = "Mary gave John a book", "John gave Mary a book"
+ROOMS = "batch", "explain", "parity"  # modules that are called
+KEYWORDS = {one.__name__: set(one.__annotations__) for one in (AblateFields, BatchFields, CompareFields, ExplainFields)}
+KEYWORDS |= {one.__name__: set(one.__annotations__) for one in (LoadFields, ParityFields, ScanFields, WhyFields)}
+KEYWORDS["How"] = {*How.__annotations__, *Request.__dataclass_fields__, *View.__dataclass_fields__}
+# positional arguments, else two
+GIVEN = {"connect": 0, "load": 1, "parity": 1, "scan": 1, "compare": 3, "explain": 3, "listen": 3, "why": 3}
+COMMAND = re.compile(r"attnscope [a-z]+ |llama-gguf-split --")
 TEXTS = (SENTENCE, "the cat", "a small dog sat by the old mill on the river", "the cat sat")
 
 
@@ -296,3 +313,51 @@ def test_a_type_checker_finds_misspelt_options(tmp_path: Path) -> None:
 def test_a_step_holds_if_all_its_checks_do(checks, expected):
     step = SimpleNamespace(name="a", formula="b", why="", checks=[SimpleNamespace(holds=one) for one in checks])
     assert Explained(SimpleNamespace(steps=[step])).table()["holds"].to_pylist() == [expected]
+
+
+class Refusing:
+    """Given for a model: whoever looks at it gets an error."""
+
+    def __init__(self, hint):
+        self.hint = hint
+
+    def __getattribute__(self, name):
+        raise UsageError("no", object.__getattribute__(self, "hint"))
+
+
+CALLS = [name for name in attnscope.__all__ if inspect.isroutine(getattr(attnscope, name)) or name in ROOMS]
+
+
+def options_of(name):
+    """The keywords of a call, and those of how its model is loaded."""
+    options = set(LoadFields.__annotations__)
+    for one in inspect.signature(getattr(attnscope, name)).parameters.values():
+        record = re.fullmatch(r"Unpack\[(\w+)\]", str(one.annotation))
+        options |= KEYWORDS[record[1]] if record else {one.name}
+    return options
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_hint_in_python_names_options_that_the_call_has(monkeypatch, name) -> None:
+    """Every hint of the source as every call says it: steps are left out whose options it has not."""
+    options, others = options_of(name), 0
+    for hint in hints_of_source():
+        refusing = Refusing(hint)
+        monkeypatch.setattr("attnscope.serve.session.asked", partial(getattr, refusing))  # `connect` begins with it
+        with pytest.raises(UsageError) as caught:
+            getattr(attnscope, name)(*[refusing] * GIVEN.get(name, 2))
+        said = str(caught.value).removeprefix("no; ")
+        if said.endswith(f", which is no option of {name}"):
+            others += 1
+            continue
+        beside = set(re.findall(r"\w+", re.sub(r"\{[^{}]*\}", "", hint)))  # words of the hint itself
+        named = {one for one in set(re.findall(r"\{(\w+)", hint)) - beside if re.search(rf"\b{one}\b", said)}
+        assert named <= options, (hint, said)
+    assert 0 < others < len(hints_of_source())
+
+
+def test_no_hint_of_the_library_spells_an_option_of_the_command_line() -> None:
+    """But in a whole command of a shell, such as `attnscope serve --stop`."""
+    found = set(hints_of_the_library())
+    assert len(found) > 30
+    assert [one for one in sorted(found) if re.search(OPTION, one) and not COMMAND.search(one)] == []

@@ -1,13 +1,10 @@
 """Settings: what `--set NAME=VALUE` takes, and what is said to whoever types one as an option."""
 
-import ast
 import re
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-import attnscope
 from attnscope.cli import run
 from attnscope.cli.app import made
 from attnscope.cli.groups import Mark, parameters
@@ -15,6 +12,7 @@ from attnscope.cli.heads import Ranking
 from attnscope.errors import UsageError
 from helpers.command_line import SENTENCE, call
 from helpers.commands import COMMANDS
+from helpers.hints import hints_of_source
 
 USAGE = 2
 MOST = 45  # options of a command
@@ -188,19 +186,6 @@ def own_words(hint):
 
 def raised(error, *given):
     raise error
-
-
-def hints_of_source():
-    """The texts of the source that name options; what else is filled in is `X`."""
-    found = set()
-    for file in Path(attnscope.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-            if all(isinstance(part, ast.Constant | ast.FormattedValue) for part in parts):
-                text = "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in parts)
-                if "\n" not in text and re.search(r"\{[a-z_]+(=[^{}]*)?\}", text):
-                    found.add(text)
-    return found
 
 
 def test_a_group_is_made_without_its_settings():

@@ -215,7 +215,7 @@ def test_a_target_that_nobody_gave_is_what_the_model_makes(bart):
     [
         (100, None, 64, (11, "positions of the decoder", "11 of 100 tokens, as many as the decoder reads")),
         (None, None, 64, (11, "positions of the decoder", "11 tokens, as many as the decoder reads")),
-        (None, None, 3, (3, "default number", "3 tokens, the most without --generate")),
+        (None, None, 3, (3, "default number", "3 tokens, the most by default")),
         (5, None, 64, (5, "number asked for", "5 tokens")),
         (1, None, 64, (1, "number asked for", "1 token")),
         (5, "the third", 64, (2, "end token", "2 of 5 tokens, then the end token")),

@@ -190,7 +190,7 @@ def started(cluster: Cluster) -> Any:
     except ImportError as error:
         raise UsageError("Ray is not installed", "pip install 'attnscope[ray]'") from error
     address = cluster.address or os.environ.get("RAY_ADDRESS")
-    missing = UsageError(f"there is no Ray cluster at {address}", "start one, or give --ray local")
+    missing = UsageError(f"there is no Ray cluster at {address}", "start one, or give {ray=local}")
     if not _answers(address):
         raise missing
     try:
@@ -201,7 +201,7 @@ def started(cluster: Cluster) -> Any:
         raise missing from error
     except (ImportError, RuntimeError, ValueError) as error:  # no ray[client], or another version of Ray or Python
         why = str(error).strip().partition("\n")[0]
-        raise UsageError(f"Ray does not take {address or 'the cluster it finds'}: {why}", "see --help") from error
+        raise UsageError(f"Ray does not take {address or 'the cluster it finds'}: {why}", "check {ray}") from error
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.target_max_block_size = 1  # byte: a shard is a block of its own, without a task that cuts blocks

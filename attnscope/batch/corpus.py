@@ -107,7 +107,7 @@ def _format(path: str, corpus: Corpus) -> str:
     if kind is None:
         raise UsageError(
             f"{path}: its suffix does not say what it is",
-            f"give --input-format {', '.join(FORMATS[:-1])} or {FORMATS[-1]}",
+            f"name a file that ends in .{', .'.join(FORMATS)}, or give {{input_format={FORMATS[0]}}}",
         )
     if path == STDIN and sys.stdin is None:
         raise InputError("standard input is closed", "pipe a corpus into it, or name a file")

@@ -16,7 +16,7 @@ from attnscope.folder.claim import LOCK, changes, document, locked, writable
 from attnscope.seam.report import joined_ways
 
 OPTIONS = "run.json"
-ANOTHER = "name another folder with --out"
+ANOTHER = "name another folder with {out}"
 SCHEMA = 5  # of the folder; goes up when a file or a column is renamed, or means something else
 
 
@@ -49,7 +49,7 @@ def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, 
     elif changed := changes(before, wanted):
         raise UsageError(
             f"{folder} was started with other options: {'; '.join(changed)}",
-            "give the same options to resume, or name another folder with --out",
+            f"give the same options to resume, or {ANOTHER}",
         )
 
 
@@ -79,7 +79,7 @@ def check_ours(folder: Path) -> None:
     if _options(folder / OPTIONS) is None and others:
         raise UsageError(
             f"{folder} holds {others[0].name}, which is not part of a dataset of attnscope batch",
-            "name a new or an empty folder with --out",
+            "name a new or an empty folder with {out}",
         )
 
 

@@ -65,12 +65,12 @@ def unfinished(
             last = shard.first + len(shard.items) - 1
             raise InputError(
                 f"the corpus has changed: items {shard.first} to {last} are not those that were read before",
-                "name another folder with --out",
+                "name another folder with {out}",
             )
     if before:
         raise InputError(
             f"the corpus has changed: item {min(before)} was read before, and now it ends earlier",
-            "name another folder with --out",
+            "name another folder with {out}",
         )
 
 

@@ -35,7 +35,7 @@ def given_spans(item: Item, prompt: Prompt, names: Sequence[str], chat: bool = F
     if prompt.medium.sha256 and ranges:
         raise InputError(f"field {FIELD!r} counts characters of a text that is read alone: name tokens instead")
     if chat and ranges:
-        raise InputError(f"field {FIELD!r} counts characters of a text, and under --chat the template writes another")
+        raise InputError(f"field {FIELD!r} counts characters of a text, and the chat template writes another")
     return {name: _found(prompt, name, one) for name, one in ranges.items()}
 
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from attnscope.calls.ablate_other import Answered, HeadQuestion, answered, question_of
 from attnscope.calls.records import Record, picture_of
-from attnscope.errors import InputError, UsageError
+from attnscope.errors import InputError, UsageError, hints_of
 from attnscope.figures import Style
 from attnscope.folder.parts import claim, with_weights
 from attnscope.intervene.passes import Passes, check_model
 from attnscope.model.loaded import check_loaded
+from attnscope.model.options import LoadOptions
 from attnscope.selection import everything, pairs, select
 from attnscope.show.ablation import save_ablation
 from attnscope.study.ablation import tasks
@@ -95,6 +96,7 @@ class AblateOptions:
         return question_of({"pairs": self.pairs, "prune": self.prune, "gradient": self.method == "gradient"})
 
 
+@hints_of(AblateOptions, LoadOptions)
 def ablate(
     model: LoadedModel,
     heads: Taken | None = None,

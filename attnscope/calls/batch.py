@@ -20,7 +20,7 @@ from attnscope.batch.journal import Failure
 from attnscope.batch.run import run_folder
 from attnscope.batch.summary import write_summary
 from attnscope.calls.records import Record, picture_of
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, hints_of
 from attnscope.figures import About, Style, save_depth
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
@@ -203,6 +203,7 @@ OF_JOB: tuple[str, ...] = (
 NOT_HELD = ("summary", "batch_tokens", "strict")
 
 
+@hints_of(BatchOptions, LoadOptions)
 def batch(
     model: LoadedModel, texts: CorpusTexts, out: str | Path | None = None, **options: Unpack[BatchFields]
 ) -> Batch:

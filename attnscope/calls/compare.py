@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 from attnscope.ask import Ask
 from attnscope.calls.records import Record, picture_of
-from attnscope.errors import InputError, UsageError
+from attnscope.errors import InputError, UsageError, hints_of
 from attnscope.figures import Style, save_metrics
 from attnscope.media.sound import Sound
 from attnscope.model.loaded import check_loaded
+from attnscope.model.options import LoadOptions
 from attnscope.run import prepare
 from attnscope.selection import everything, select_stacks
 from attnscope.show.comparison import panels, save
@@ -84,6 +85,7 @@ class SidesOfText(NamedTuple):
     other: Text
 
 
+@hints_of(CompareOptions, LoadOptions)
 def compare(
     model: LoadedModel, other: LoadedModel, text: Text | Sequence[str], **options: Unpack[CompareFields]
 ) -> Compared:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from attnscope.ask import Ask
 from attnscope.calls.explain_record import Explained
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, hints_of
 from attnscope.explain import explain_head
 from attnscope.keep.request import Request
 from attnscope.model.options import LoadOptions
 from attnscope.run import prepare
 from attnscope.selection import pairs, select
 from attnscope.text.tokens import described
-from attnscope.typed import check_names, hints_of
+from attnscope.typed import check_names
 
 if TYPE_CHECKING:
     from attnscope.ask import Text

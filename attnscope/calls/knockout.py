@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from attnscope.errors import hints_of
 from attnscope.model.loaded import check_loaded
+from attnscope.model.options import LoadOptions
 from attnscope.selection import select as selected
 from attnscope.study.atlas.atlas import atlas_of
 from attnscope.study.budgets.asked import BELOW, check_below, check_budgets, check_no_budget
@@ -71,6 +73,7 @@ def knockout(
 ) -> BudgetCosts: ...
 
 
+@hints_of(LoadOptions)
 def knockout(
     model: LoadedModel,
     text: Text,

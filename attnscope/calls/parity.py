@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from attnscope.ask import Ask
 from attnscope.calls.records import Record
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, hints_of
 from attnscope.files import save_json
 from attnscope.model.options import LoadOptions
 from attnscope.parity import ATOL, TEXT, check_parity
 from attnscope.parity.certificate import certificate, in_words, parity_table
 from attnscope.run import prepare
 from attnscope.selection import resolved
-from attnscope.typed import check_names, hints_of
+from attnscope.typed import check_names
 
 if TYPE_CHECKING:
     import pyarrow as pa

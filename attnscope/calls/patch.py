@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.calls.knockout import chosen_heads
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, hints_of
 from attnscope.intervene.what import WHAT
 from attnscope.model.loaded import check_loaded
+from attnscope.model.options import LoadOptions
 from attnscope.study.patching.effects import PatchPlan, patched
 from attnscope.study.patching.over import METHODS, OVER
 from attnscope.study.patching.pairs import asked_pairs, pairs_of
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from attnscope.study.patching.over import Method, Over
 
 
+@hints_of(LoadOptions)
 def patch(
     model: LoadedModel,
     text: str | Sequence[int] | Sequence[Mapping[str, Any]],

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from attnscope.calls.records import Record, picture_of
+from attnscope.errors import hints_of
 from attnscope.figures import Style
 from attnscope.folder.parts import claim, with_weights
 from attnscope.model.loaded import check_loaded
+from attnscope.model.options import LoadOptions
 from attnscope.show.atlas import HEAD_JS, save_head_js, save_probes
 from attnscope.study.atlas.probes import SEQUENCES
 from attnscope.study.atlas.scan import READINGS, plan, scan_cost, scan_heads, scan_seconds
@@ -59,6 +61,7 @@ class ScanOptions:
     force: bool = False
 
 
+@hints_of(ScanOptions, LoadOptions)
 def scan(model: LoadedModel, **options: Unpack[ScanFields]) -> Scan:
     """What each head does on probes, against a null, with intervals.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from attnscope.calls.why_options import MEAN, WhyFields, WhyOptions, ask_of
 from attnscope.calls.why_record import Why
-from attnscope.errors import ModelError, UsageError
+from attnscope.errors import ModelError, UsageError, hints_of
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.run import prepare
@@ -16,7 +16,7 @@ from attnscope.stacks import OF_TWO_TEXTS, TEXT_TASKS
 from attnscope.study.why.parts import parts_of
 from attnscope.study.why.records import AskedLogit
 from attnscope.text.tokens import Found, described, find
-from attnscope.typed import check_names, hints_of
+from attnscope.typed import check_names
 
 if TYPE_CHECKING:
     from attnscope.ask import Text

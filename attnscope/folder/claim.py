@@ -107,7 +107,7 @@ def locked(folder: Path) -> Iterator[None]:
                 if time.monotonic() > until or not _has_ended(holder):
                     raise UsageError(
                         f"another run is writing to {folder}: {holder or 'it does not say which'}",
-                        "wait for it, or name another folder with --out",
+                        "wait for it, or name another folder with {out}",
                     ) from error
                 time.sleep(LEFT_SECONDS / 100)
         stream.truncate(0)

@@ -37,7 +37,7 @@ def read_journal(path: Path, parsed: Callable[[Mapping[str, Any]], T | None], *,
         for number, line in enumerate(iter(partial(stream.readline, LINE_BYTES), b""), start=1):
             found = _parsed(line, parsed)
             if found is None and whole + len(line) < size:
-                raise InputError(f"{path} is damaged in line {number}", "name another folder with --out")
+                raise InputError(f"{path} is damaged in line {number}", "name another folder with {out}")
             if found is None:  # the end of a line that a crash cut off
                 break
             yield found

@@ -86,7 +86,7 @@ class Parts:
 
     def _said(self) -> str:
         if self.folder is None:
-            return "nothing is kept without --out DIR"
+            return "nothing is kept without a folder"
         kept, total, unit = self.tally.kept, self.tally.total, self.tally.unit
         count = f"{kept:,} of {total:,} {unit} are kept in {self.folder.parent}; " if total else ""
         return f"{count}the same command resumes from there" if kept else "the same command starts again"

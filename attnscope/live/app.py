@@ -153,7 +153,7 @@ def _listening(port: int) -> socket.socket:
         found.listen()
     except OSError as error:
         found.close()
-        raise UsageError(f"cannot listen on port {port}: {error.strerror}", "name another with --port") from None
+        raise UsageError(f"cannot listen on port {port}: {error.strerror}", "name another with {port}") from None
     return found
 
 

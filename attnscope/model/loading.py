@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.apart import without_stderr
-from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError, first_line, is_panic
+from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError, first_line, hints_of, is_panic
 from attnscope.memory import free_memory, human_bytes, is_out_of_memory
 from attnscope.model import adapters, checkpoint, gguf, hub, sources
 from attnscope.model.families import family
@@ -154,6 +154,7 @@ def load_tokenizer(options: LoadOptions) -> LoadedTokenizer:
     return LoadedTokenizer(_tokenizer(source, config, options), source.name, most, source.source_folder != DEMO_FOLDER)
 
 
+@hints_of()
 def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str | None = None) -> LoadedModel:
     """A model that is loaded already, with its tokenizer, as attnscope reads it; the model itself is left as it is.
 
@@ -517,7 +518,7 @@ def _not_loaded(error: Exception, source: Source, config: Any, files: Sequence[P
         check_numbers(fit, config, checkpoint.stored_tensors(files), source.name)
         hint = "check its config against its files, or download the model again"
         return ModelError(f"{source.name} cannot be loaded: {said}", hint)
-    hint = "its cause says where it failed; on the command line --verbose shows it"
+    hint = "its cause says where it failed; {verbose} shows it"
     return unread(source.name, error, hint, "loaded")
 
 

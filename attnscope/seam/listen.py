@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility, by_place
-from attnscope.errors import ModelError, UsageError
+from attnscope.errors import ModelError, UsageError, hints_of
 from attnscope.model.attending import layer_of
 from attnscope.model.families import Family, family_of
 from attnscope.model.geometry import geometry_of
@@ -57,6 +57,7 @@ from attnscope.seam.windows import InWindows
 from attnscope.stacks import CROSS, DECODER, is_bidirectional, is_causal, is_cross, is_vision
 
 
+@hints_of()
 def listen(
     model: nn.Module,
     ids_BT: Tensor,

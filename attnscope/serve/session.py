@@ -10,7 +10,7 @@ import torch
 
 from attnscope.api import is_several, kept
 from attnscope.ask import Ask
-from attnscope.errors import ModelError, UsageError
+from attnscope.errors import ModelError, UsageError, hints_of
 from attnscope.face import Capture
 from attnscope.model.options import LoadFields, LoadOptions
 from attnscope.serve.client import answered, asked
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 START = "start one: attnscope serve --model "
 
 
+@hints_of(LoadOptions)
 def connect(model: str = "demo", **options: Unpack[LoadFields]) -> Session:
     """A session with the model that a server of this user's holds; options: how it was loaded, as for `load`.
 

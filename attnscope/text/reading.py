@@ -55,7 +55,7 @@ def read_text(text: str | None, file: str | None, unasked: bool = False) -> str:
     """
     piped = unasked and text is file is None and _piped()
     if not piped and (text is None) == (file is None):
-        raise UsageError("expected one text", "give --text TEXT, --file FILE, or - for standard input")
+        raise UsageError("expected one text", "give {text=TEXT}, {file=FILE}, or - for standard input")
     if piped:
         found, source = decode_utf8(piped, "standard input"), "standard input"
     elif "-" in (text, file):
@@ -118,7 +118,7 @@ def _bounded(stream: BinaryIO, source: str, most: int = MOST_BYTES) -> bytes:
 
 
 @contextmanager
-def opened(file: str, otherwise: str = "check the path, or give --text", most: int = MOST_BYTES) -> Iterator[BinaryIO]:
+def opened(file: str, otherwise: str = "check the path, or give {text}", most: int = MOST_BYTES) -> Iterator[BinaryIO]:
     """The bytes of a file, or of standard input where it is `-`; otherwise: the next step for a file that is not there.
 
     most: bytes of standard input. Raises InputError for more, and for what can't be read, also where that is seen in
@@ -141,12 +141,12 @@ def opened(file: str, otherwise: str = "check the path, or give --text", most: i
 
 def _read_stdin(most: int = MOST_BYTES) -> bytes:
     if sys.stdin is None:
-        raise InputError("standard input is closed", "pipe a text into it, or give --text")
+        raise InputError("standard input is closed", "pipe a text into it, or give {text}")
     try:
         return _bounded(sys.stdin.buffer, "standard input", most)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"standard input can't be read: {reason}", "pipe a text into it, or give --text") from error
+        raise InputError(f"standard input can't be read: {reason}", "pipe a text into it, or give {text}") from error
 
 
 def _read_file(file: str) -> bytes:

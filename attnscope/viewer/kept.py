@@ -40,7 +40,7 @@ class KeptSide:
     otherwise: what to do then.
     """
 
-    def __init__(self, folder: Path, otherwise: str = "leave out --from-tables") -> None:
+    def __init__(self, folder: Path, otherwise: str = "leave out {from_tables}") -> None:
         self.folder, self.otherwise = folder, otherwise
         self.manifest = read_manifest(folder / NAME)
         self.prompt = self.source = prompt_of(self.manifest, folder / NAME)

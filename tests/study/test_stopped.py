@@ -209,7 +209,7 @@ def test_without_a_folder_a_stop_says_that_nothing_is_kept(ablating, monkeypatch
     passes.at = 4
     with pytest.raises(signals.Stopped) as stopped:
         ablating(None)
-    assert stopped.value.kept == "nothing is kept without --out DIR"
+    assert stopped.value.kept == "nothing is kept without a folder"
 
 
 def test_a_batch_of_other_sequences_is_read_anew(tmp_path):

@@ -97,7 +97,7 @@ def kept_texts(folder: Path) -> OnTexts | None:
         js_NN[one, two] = js_NN[two, one] = np.array(columns["js"], np.float64)
         return OnTexts(heads, js_NN, np.empty((said["texts"], 0), "U1"))
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:  # it is a file that anybody may write
-        raise InputError(f"{folder} holds no whole scan of texts", "scan the model again with --texts") from error
+        raise InputError(f"{folder} holds no whole scan of texts", "scan the model again with {texts}") from error
 
 
 class _Part(NamedTuple):
