@@ -28,6 +28,7 @@ NULLS = {
     "heads": "other heads: their own strongest looks of like weight, 95 % of the effects, and p per weight",
 }
 ALIKE: Mapping[NullKind, str] = {"permuted": "other keys", "heads": "other heads"}
+AT_ONCE = "intervals and p: of all cuts at once; positive: in how many texts the look helped"
 EDGE = "an edge is cut, and not what it carries: later layers and other positions may still bring that"
 SINK = "key 0 is often a sink: to cut it harms whatever the head does"
 
@@ -42,7 +43,7 @@ def notes(found: Knocked, geometry: Geometry) -> list[str]:
 def cautions(found: Knocked, geometry: Geometry) -> list[str]:
     """How the numbers are read, and what they do not say."""
     facts, unit = found.facts, found.facts["measure"]["unit"]
-    lines = [f"{EFFECT}, in {unit}", *_null_lines(found), EDGE]
+    lines = [f"{EFFECT}, in {unit}", *[AT_ONCE] * has_intervals(found), *_null_lines(found), EDGE]
     if any(0 in one.keys for one in found.cases):
         lines.append(SINK)
     if facts["emptied"]:
@@ -90,22 +91,29 @@ def shown(found: Knocked, top: int | None) -> RenderableType:
 
 def cuts_sheet(found: Knocked, top: int | None) -> RichTable:
     """A row per cut."""
-    from attnscope.study.statistics import FEWEST
-
     rows, sheet = found.table().to_pylist(), output.sheet()
     if not found.facts["over"].startswith(("layers", "window")):
         rows.sort(key=lambda row: -(row["effect"] if row["effect"] is not None else -np.inf))
-    intervals = any(row["n"] >= FEWEST for row in rows)
+    intervals = has_intervals(found)
     kinds = [kind for kind in ALIKE if any(row[f"n_{kind}"] for row in rows)]
-    titles = ["cut", "mass", "effect" + " [95 %]" * intervals] + ["p", "positive"] * intervals
+    all_cuts = f", all {len(rows)}" * (len(rows) > 1)
+    effect = "effect" + f" [95 %{all_cuts}]" * intervals
+    titles = ["cut", "mass", effect] + ["p", "positive"] * intervals
     titles += [f"{ALIKE[kind]}: {'p' if intervals else '95 %, p'}" for kind in kinds]
     for title in titles:
-        sheet.add_column(title, justify="left" if title in ("cut", "effect [95 %]") else "right", no_wrap=True)
+        sheet.add_column(title, justify="left" if title == "cut" or "[" in title else "right", no_wrap=True)
     for row in rows[:top]:
         cell: list[Any] = [output.one_line(row["set"]), cells.number(row["mass"], 3), _effect(row)]
         cell += [cells.p_value(row["p"]), cells.percent(_times(100, row["positive"]))] * intervals
         sheet.add_row(*cell, *[cells.p_value(row[f"p_{kind}"]) if intervals else _null(row, kind) for kind in kinds])
     return sheet
+
+
+def has_intervals(found: Knocked) -> bool:
+    """Whether there are texts enough for an interval of any effect."""
+    from attnscope.study.statistics import FEWEST
+
+    return bool((found.statistics["n"] >= FEWEST).any())
 
 
 def _effect(row: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import attnscope
 from attnscope.attention.again import RowsAgain
-from attnscope.cli.knockout_table import cautions, cuts_sheet
+from attnscope.cli.knockout_table import AT_ONCE, cautions, cuts_sheet
 from attnscope.cli.rounding import ROUNDING
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.intervene.sets import Cut, HeadSet
@@ -430,6 +430,7 @@ def test_texts_have_intervals_from_32_on_and_each_its_own_tokens(demo, tmp_path)
     row = f"+{last['effect']:.3f} [{last['low_all']:.2f}, {last['high_all']:.2f}]"
     for words in (row, "positive", "100 %", "other keys: p"):
         assert words in sheet.getvalue()
+    assert AT_ONCE in cautions(found, demo.geometry)
     assert last["p_permuted"] == 1.0  # of one draw and the cut
     assert (last["n_permuted"], last["queries"], last["keys"]) == (1, None, None)
     assert last["high_permuted"] < 1 < last["effect"]
@@ -443,13 +444,17 @@ def test_texts_have_intervals_from_32_on_and_each_its_own_tokens(demo, tmp_path)
     assert again.table().equals(found.table())
     assert said
     few = attnscope.knockout(demo, records[:4], over="layers", random=0)
+    assert AT_ONCE not in cautions(few, demo.geometry)
     assert {row["low"] for row in few.table().to_pylist()} == {row["p"] for row in few.table().to_pylist()} == {None}
 
 
 @pytest.mark.e2e
 def test_over_all_layers_of_texts_the_last_alone_is_missed(demo):
     records = [{"text": text, "key": edge, "answer": [answer]} for text, answer, edge in map(repeated, range(32))]
-    rows = attnscope.knockout(demo, records, over="layers", random=3).table().to_pylist()
+    found = attnscope.knockout(demo, records, over="layers", random=3)
+    rows, sheet = found.table().to_pylist(), io.StringIO()
+    Console(file=sheet, width=80).print(cuts_sheet(found, None))
+    assert "effect [95 %, all 4]" in sheet.getvalue()
     assert [row["n"] for row in rows] == [32] * 4
     assert rows[0]["p"] > 0.01 > rows[3]["p"]
     assert (rows[3]["n_permuted"], rows[3]["p_permuted"]) == (3, 0.5)
