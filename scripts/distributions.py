@@ -47,6 +47,11 @@ def _moved_together(g: np.random.Generator, s: int, n: int) -> tuple[np.ndarray,
     return np.where(moves_SN, g.beta(5, 2, (s, n)), 0.01), np.where(moves_SN, g.beta(2, 5, (s, n)), 0.01)
 
 
+def _varied_and_rare(g: np.random.Generator, s: int, n: int) -> np.ndarray:
+    """Every sequence varies a little, and a few differ much: a sample without them looks like one of many carriers."""
+    return g.choice((0.1, 0.13), (s, n)) + 0.8 * (g.random((s, n)) < 0.02)
+
+
 def _mirrored(scores: Scores) -> Scores:
     """1 - score of a mass alone; score and null exchanged where both vary."""
 
@@ -70,6 +75,7 @@ _ALONE: dict[str, tuple[Draw, float]] = {
     "Beta(2, 5)": (_beta(2, 5), 2 / 7),
     "0 or 1, one in ten": (lambda g, s, n: (g.random((s, n)) < 0.1).astype(float), 0.1),
     "0 or 1, six in ten": (lambda g, s, n: (g.random((s, n)) < 0.6).astype(float), 0.6),
+    "0.1 or 0.13, and 0.8 more in one of fifty": (_varied_and_rare, 0.115 + 0.02 * 0.8),
 }
 _PAIRS: dict[str, Scores] = {
     "10 % Beta(2, 2); null Beta(1, 30)": Scores(_beside(_TENTH, _beta(1, 30)), 0.05 - 1 / 31),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KEPT = "kept: the share of the keys a row sees that it keeps, mean over rows, heads and texts"
 TOP = "top:N knows the query of each row: a cache chooses before it, and loses more"
-AT_ONCE = "intervals and p: of all rows at once; positive: in how many texts something is lost"
+AT_ONCE = "intervals and p: of all rows at once, of bearable heads apart; positive: in how many texts something is lost"
 OWN = "top and h2o choose for each head: of a shared kv head a cache stores what any of its heads keeps"
 
 
@@ -38,7 +38,7 @@ def budget_notes(found: BudgetCosts, geometry: Geometry) -> list[str]:
     bare = [layer.index for layer in geometry.layers if not layer.attention]
     if bare:
         lines.append(f"{len(bare)} of {len(geometry.layers)} layers have no attention, and keep no keys")
-    lines += [line for family in found.families for line in interval_notes(family)]
+    lines += interval_notes(found.statistics)
     lines += rounding_notes(facts, found.statistics["effect"])
     if facts["unshared"]:
         lines.append(f"the passes were unshared: {facts['unshared']}")

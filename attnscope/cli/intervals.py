@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def interval_notes(statistics: Mapping[str, np.ndarray], units: str = "texts") -> list[str]:
-    """A line where effects lack an end of their interval, and one where they lack p for want of texts.
+    """A line where several texts are too few for intervals, where ends are open, and where too few texts leave no p.
 
     statistics: the columns of `effect_columns`. units: what effects were measured on.
     """
@@ -23,7 +23,7 @@ def interval_notes(statistics: Mapping[str, np.ndarray], units: str = "texts") -
     count_N, least = statistics["n"], fewest_for_p(len(statistics["n"]))
     enough_N = count_N >= FEWEST
     if not enough_N.any():
-        return []
+        return [f"no intervals: they need {FEWEST} {units}"] * int(count_N.max(initial=0) > 1)
     rows, ends = f"{int(enough_N.sum())} effects", np.isnan([statistics["low_all"], statistics["high_all"]])
     lines, opened = [], int((ends.any(0) & enough_N).sum())
     if opened:

@@ -25,7 +25,7 @@ ORDERED = ("layers",)  # that keep the model's order, as windows do; others stan
 EFFECT = "effect: what the answer loses without these edges, positive where the look helped"
 NULLS = {
     "permuted": "other keys: where the same weights lie on other keys and are cut there, 95 % of the effects, and p",
-    "heads": "other heads: their own strongest looks of like weight, 95 % of the effects, and p per weight",
+    "heads": "other heads: their own strongest looks of like weight, and p of the effect per weight",
 }
 ALIKE: Mapping[NullKind, str] = {"permuted": "other keys", "heads": "other heads"}
 AT_ONCE = "intervals and p: of all cuts at once; positive: in how many texts the look helped"
@@ -99,13 +99,16 @@ def cuts_sheet(found: Knocked, top: int | None) -> RichTable:
     all_cuts = f", all {len(rows)}" * (len(rows) > 1)
     effect = "effect" + f" [95 %{all_cuts}]" * intervals
     titles = ["cut", "mass", effect] + ["p", "positive"] * intervals
-    titles += [f"{ALIKE[kind]}: {'p' if intervals else '95 %, p'}" for kind in kinds]
+    if intervals:
+        titles += [f"{ALIKE[kind].removeprefix('other ')}: p" for kind in kinds]
+    else:
+        titles += [f"{ALIKE[kind]}: {'95 %, p' if kind == 'permuted' else 'p'}" for kind in kinds]
     for title in titles:
         sheet.add_column(title, justify="left" if title == "cut" or "[" in title else "right", no_wrap=True)
     for row in rows[:top]:
         cell: list[Any] = [output.one_line(row["set"]), cells.number(row["mass"], 3), _effect(row)]
         cell += [cells.p_value(row["p"]), cells.percent(_times(100, row["positive"]))] * intervals
-        sheet.add_row(*cell, *[cells.p_value(row[f"p_{kind}"]) if intervals else _null(row, kind) for kind in kinds])
+        sheet.add_row(*cell, *[_null(row, kind, intervals) for kind in kinds])
     return sheet
 
 
@@ -126,12 +129,12 @@ def _times(factor: float, value: float | None) -> float | None:
     return None if value is None else factor * value
 
 
-def _null(row: dict[str, Any], kind: str) -> str:
-    """`[-0.02, +0.01] 0.047`; a dash where there is none."""
-    if row[f"null_{kind}"] is None:
-        return cells.MISSING
-    low, high = cells.effect(row[f"low_{kind}"]), cells.effect(row[f"high_{kind}"])
-    return f"[{low}, {high}] {cells.p_value(row[f'p_{kind}'])}"
+def _null(row: dict[str, Any], kind: str, narrow: bool) -> str:
+    """`[-0.02, +0.01] .047`; p alone where there is no room, and of other heads, whose p is of effects per weight."""
+    p = cells.p_value(row[f"p_{kind}"])
+    if narrow or kind == "heads" or row[f"null_{kind}"] is None:
+        return p
+    return f"[{cells.effect(row[f'low_{kind}'])}, {cells.effect(row[f'high_{kind}'])}] {p}"
 
 
 def coloured(found: Knocked) -> Prose:

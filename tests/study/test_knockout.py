@@ -428,7 +428,7 @@ def test_texts_have_intervals_from_32_on_and_each_its_own_tokens(demo, tmp_path)
     sheet = io.StringIO()
     Console(file=sheet, width=80).print(cuts_sheet(found, None))
     row = f"+{last['effect']:.3f} [{last['low_all']:.2f}, {last['high_all']:.2f}]"
-    for words in (row, "positive", "100 %", "other keys: p"):
+    for words in (row, "positive", "100 %", "keys: p"):
         assert words in sheet.getvalue()
     assert AT_ONCE in cautions(found, demo.geometry)
     assert last["p_permuted"] == 1.0  # of one draw and the cut

