@@ -3,25 +3,24 @@
 import numpy as np
 import pytest
 import torch
-from torch.testing import assert_close
-from transformers import AutoTokenizer
 
+import attnscope
 from attnscope.errors import InputError
-from attnscope.intervene.measure import AnswerLoss, LogitDifference
+from attnscope.intervene.measure import AnswerLoss
 from attnscope.intervene.passes import prepared
-from attnscope.intervene.patch_gradient import estimated
 from attnscope.intervene.patching import Patch, Patching
 from attnscope.intervene.task import Task
 from attnscope.intervene.what import SHARED, WHAT
 from attnscope.model.families import family_of
-from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
 from attnscope.stacks import DECODER
-from helpers.families import few, tiny_model
+from helpers.families import BYPASS, MODEL_TYPES, WITHOUT_ATTENTION, few, tiny_model
 from helpers.loops import looped
+from helpers.parity_models import roused_model
+from helpers.why_families import wrapped
 
-TOKENS, AT = 10, (4, 6)
+TOKENS, AT, ANSWER = 10, (4, 9), [33, 71, 52]
 # Grouped heads, windows, soft-cap, sink logits, sink logits of the output, latent attention, hybrids, shared keys.
 FAMILIES = (
     *("llama", "mistral", "gemma2", "gpt_oss", "granite_swa"),
@@ -85,14 +84,14 @@ def put(what, other, module, heads, shared):
     return patch
 
 
-def passed(model, what, sets, ids):
-    """Logits of one pass: both texts, and both per set."""
-    engine = Patching(what).over(UNCHECKED, sets, [TOKENS, TOKENS], (0, 1))
-    rows = torch.cat(ids).repeat(1 + len(sets), 1)
-    return listen(model, rows, lambda call: None, engine=engine, logits_at=list(range(TOKENS))).logits
+def nats(model, ids, patch=None, answer=ANSWER):
+    """What an answer behind some ids costs, with attention as a loop."""
+    rows = logits(model, patch, torch.tensor([[*ids, *answer[:-1]]]))[len(ids) - 1 :]
+    return -sum(float(row.log_softmax(-1)[token]) for row, token in zip(rows, answer, strict=True))
 
 
 FEWEST = ("llama", "gpt2")  # with all that may be patched by default; the others have their outputs
+READ = sorted(set(MODEL_TYPES) - {*BYPASS, *WITHOUT_ATTENTION, "blt"})  # by `patch`: test_rows_again.py has the others
 
 
 @pytest.mark.parametrize("what", WHAT)
@@ -110,44 +109,44 @@ def test_a_patch_equals_a_plain_loop_in_other_families(family, what):
 
 
 def check_patch(family, what):
-    """A head, of keys and values a kv group; each text patched from the other."""
-    model = tiny_model(family)
+    """A head, of keys and values a kv group; each text patched from the other, by the public call."""
+    model, both = roused_model(family), [ids_of(1)[0].tolist(), ids_of(2)[0].tolist()]
     layer, heads, kv_heads, module = places(model)[0]
     shared = heads // kv_heads
     chosen = tuple(range(heads - shared, heads)) if what in SHARED else (heads - 1,)
-    ids = [ids_of(1), ids_of(2)]
-    found = passed(model, what, [Patch("one", tuple((layer, head) for head in chosen), (AT, AT))], ids)
-    for text in (0, 1):
-        expected = logits(model, put(what, kept(model, ids[1 - text]), module, chosen, shared), ids[text])
-        assert_close(found[2 + text], expected, atol=1e-5, rtol=0)
-        intact = logits(model, ids=ids[text])
-        assert_close(found[text], intact, atol=1e-5, rtol=0)
-        assert (expected - intact).abs().max() > 1e-5 * 3  # the check can fail
+    asked = {"at": ",".join(map(str, AT)), "answer": ANSWER, "what": what, "select": f"L{layer}H{heads - 1}"}
+    [row] = attnscope.patch(wrapped(model), *both, over="heads", **asked).table().to_pylist()
+    for text, effect in enumerate((row["effect"], -row["restored"])):
+        other = kept(model, torch.tensor([[*both[1 - text], *ANSWER[:-1]]]))
+        intact = nats(model, both[text])
+        expected = nats(model, both[text], put(what, other, module, chosen, shared)) - intact
+        rounding = 1e-5 * max(1.0, intact)  # of float32, as a share of the nats
+        assert effect == pytest.approx(expected, abs=rounding)
+        assert abs(expected) > 3 * rounding  # the check can fail
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_all_heads_after_the_embeddings_give_the_other_text(family):
-    """With the embeddings of the other text and all outputs of all heads, everything is the other text's."""
-    model = tiny_model(family)
-    every = tuple((layer, head) for layer, heads, *_ in places(model) for head in range(heads))
-    whole = tuple(range(TOKENS))
-    ids = [ids_of(1), ids_of(2)]
-    engine = Patching("output").over(UNCHECKED, [Patch("all", every, (whole, whole))], [TOKENS, TOKENS], (0, 1))
-    swap = model.get_input_embeddings().register_forward_hook(
-        lambda module, given, embedded: torch.cat([embedded[:2], embedded[:2].flip(0)])
-    )
-    try:
-        rows, at = torch.cat(ids).repeat(2, 1), list(range(TOKENS))
-        found = listen(model, rows, lambda call: None, engine=engine, logits_at=at).logits
-    finally:
-        swap.remove()
-    assert_close(found[2:], found[:2].flip(0), atol=1e-5, rtol=0)
-    assert (found[0] - found[1]).abs().max() > 1e-2
+@pytest.mark.parametrize(
+    "family", [one if one in (*FEWEST, "jamba") else pytest.param(one, marks=pytest.mark.families) for one in READ]
+)
+def test_all_heads_at_the_last_token_give_the_other_text(family):
+    """After its own embedding a token is what heads wrote at it; the last token is the same in both texts.
+
+    Not so in a model whose tokens meet elsewhere too: then they do without any heads.
+    """
+    model, both = roused_model(family), [[*ids_of(seed)[0].tolist(), 7] for seed in (1, 2)]
+    without = listen(
+        model, torch.tensor(both), lambda call: None, change=lambda call: 0 * call.output_BQHV, logits_at=[-1]
+    ).logits
+    [row] = attnscope.patch(wrapped(model), *both, at="last", answer=[33], random=0).table().to_pylist()
+    whole = pytest.approx((1, 1), abs=1e-3)
+    alone = bool((without[0] - without[1]).abs().max() < 1e-4)
+    assert ((row["normalised"], row["restored_normalised"]) == whole) == alone
+    assert alone or family not in FEWEST
 
 
 @pytest.fixture(scope="module")
 def tiny():
-    return wrap(tiny_model("llama"), AutoTokenizer.from_pretrained(DEMO_FOLDER))
+    return wrapped(tiny_model("llama"))
 
 
 def task_of(*pairs):
@@ -170,39 +169,49 @@ def test_a_text_patched_from_itself_stays(tiny):
         assert np.abs(passes.effects(passes.measured(sets))).max() < 1e-6
 
 
-def test_pairs_of_two_lengths_stay_together(tiny):
-    """A shorter text beside a longer one costs what the loop says, and pairs are never parted."""
+def test_pairs_of_two_lengths_are_patched_as_a_loop_says(tiny):
+    """Pairs of other lengths in one pass: tokens of either text belong to tokens elsewhere in the other."""
+    first, second, third = (ids_of(seed, 12)[0].tolist() for seed in (1, 4, 5))
+    texts = [(first, first[3:]), (second[4:], second), (third[:8], [9, *third[1:8]])]
+    places = [((3, 5), (0, 2)), ((2, 4), (6, 8)), ((1,), (1,))]
+    records = [
+        {"text": one, "corrupted": other, "at": ",".join(map(str, at)), "answer": [33]}
+        for (one, other), (at, _) in zip(texts, places, strict=True)
+    ]
+    found = attnscope.patch(tiny, records, over="heads", select="L1H2")
+    [patch] = [one.patch for one in found.asked]
+    assert patch.at == tuple(at for pair in places for at in pair)
+    costs = [found.effect(patch), -found.restored(patch)]
+    module = tiny.model.model.layers[1].self_attn
+    for pair, (both, ats) in enumerate(zip(texts, places, strict=True)):
+        for text in (0, 1):
+            given = kept(tiny.model, torch.tensor([both[1 - text]]))[module, "output"]
+
+            def put_in(of, what, value, given=given, at=ats[text], of_other=ats[1 - text]):
+                if of is module and what == "output":
+                    value = value.clone()
+                    value[0, list(at), 2] = given[0, list(of_other), 2]
+                return value
+
+            cost = nats(tiny.model, both[text], put_in, [33]) - nats(tiny.model, both[text], answer=[33])
+            assert costs[text][pair] == pytest.approx(cost, abs=1e-5)
+            assert abs(cost) > 3e-5  # the check can fail
+
+
+def test_pairs_are_never_parted(tiny):
     task = task_of(((1, 12), (2, 9)), ((3, 7), (4, 11)), ((5, 8), (6, 8)))
-    sets = [Patch("one", ((1, 2),), ((3, 5), (2, 4), (1,), (2,), (6,), (6,)))]
-    passes = prepared(tiny, task, sets, Patching("output"), measure=AnswerLoss())
-    for batch in passes.batches(1):
-        assert all(place ^ 1 in batch for place in batch)
-    found = passes.effects(passes.measured(sets))[:, 0]
-    model = tiny.model
-    module = next(module for layer, *_, module in places(model) if layer == 1)
-    for text in range(6):
-        own, other = (torch.tensor([task.ids[place]]) for place in (text, text ^ 1))
-        given = kept(model, other)[module, "output"]
-
-        def patch(of, what, value, text=text, given=given):
-            if of is module and what == "output":
-                value = value.clone()
-                value[0, list(sets[0].at[text]), 2] = given[0, list(sets[0].at[text ^ 1]), 2]
-            return value
-
-        row = len(task.ids[text]) - 2
-        log = [logits(model, one, own)[row].log_softmax(-1)[task.ids[text][-1]] for one in (None, patch)]
-        assert found[text] == pytest.approx(float(log[0] - log[1]), abs=1e-5)
+    passes = prepared(tiny, task, [Patch("one", ((1, 2),), at_of(task, 1))], Patching("output"))
+    assert all(place ^ 1 in batch for batch in passes.batches(1) for place in batch)
 
 
 def test_a_family_that_cannot_pad_takes_texts_of_one_length(monkeypatch):
-    model = wrap(tiny_model("bamba"), AutoTokenizer.from_pretrained(DEMO_FOLDER))
-    layer = model.geometry.attention_layers[0].index
-    uneven, even = task_of(((1, 12), (2, 9))), task_of(((1, 9), (2, 9)))
+    loaded = wrapped(tiny_model("bamba"))
+    ids = ids_of(1, 12)[0].tolist()
     monkeypatch.setattr("attnscope.intervene.passes.pads", lambda model: False)
+    asked = {"at": "last", "answer": [33], "random": 0}
     with pytest.raises(InputError, match="bamba reads a text in another way where a longer one is in the same pass"):
-        prepared(model, uneven, [Patch("one", ((layer, 0),), at_of(uneven, 3))], Patching("output"))
-    prepared(model, even, [Patch("one", ((layer, 0),), at_of(even, 3))], Patching("output"))
+        attnscope.patch(loaded, ids, ids[3:], **asked)
+    assert attnscope.patch(loaded, ids, [9, *ids[1:]], **asked).table().num_rows == 1
 
 
 def test_pairs_are_needed(tiny):
@@ -214,24 +223,22 @@ def test_pairs_are_needed(tiny):
 @pytest.mark.parametrize("what", WHAT)
 def test_the_estimate_is_the_slope(tiny, what):
     """A text that differs little: the effects of all heads, to first order, are those that were measured."""
-    task = Task("pair", (tuple(range(10, 22)), tuple(range(30, 42))), ((10,), (10,)), together=2)
-    measure = LogitDifference([50, 50], [60, 60])
-    sets = [
-        Patch(f"{layer} {group}", tuple((layer, 2 * group + one) for one in (0, 1)), at_of(task, 4, 6, 11))
-        for layer in range(4)
-        for group in (0, 1)
-    ]
+    both = [list(range(10, 21)), list(range(30, 41))]
+    asked = {"at": "4,6,10", "answer": [50], "foil": [60], "what": what, "over": "kv"}
     with torch.no_grad():
         weight = tiny.model.get_input_embeddings().weight
         before = weight.clone()
-        own, other = (torch.tensor(ids) for ids in task.ids)
+        own, other = map(torch.tensor, both)
         weight[other] = before[own] + 1e-2 * (before[other] - before[own])
     try:
-        passes = prepared(tiny, task, sets, Patching(what), measure=measure)
-        measured_SK = passes.effects(passes.measured(sets))
-        found_SK = estimated(passes, sets)
+        measured, estimated = (
+            attnscope.patch(tiny, *both, **asked, method=method).table() for method in ("measure", "gradient")
+        )
     finally:
         with torch.no_grad():
             weight.copy_(before)
-    assert np.abs(measured_SK).max() > 1e-6
-    assert np.abs(found_SK - measured_SK).max() < 0.1 * np.abs(measured_SK).max()
+    for effect, estimate in (("effect", "estimate"), ("restored", "restored_estimate")):
+        effect_N, estimate_N = (np.array(one[name]) for one, name in ((measured, effect), (estimated, estimate)))
+        assert len(effect_N) == 8
+        assert np.abs(effect_N).max() > 1e-6
+        assert np.abs(estimate_N - effect_N).max() < 0.1 * np.abs(effect_N).max()
