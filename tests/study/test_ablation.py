@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import attnscope
 from attnscope.cli.ablate_tables import notes
 from attnscope.errors import InputError, ModelError
 from attnscope.intervene.passes import measured, prepared
@@ -17,10 +18,11 @@ from attnscope.intervene.task import Task
 from attnscope.model.loading import wrap
 from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
-from attnscope.study.ablation.effects import HeadSets, ablate_sets
 from attnscope.study.ablation.tasks import copy
 from helpers.families import tiny_model
 
+ALIKE = "the bank of the river", "the bank of the field", "the man of the river"  # of as many tokens
+UNEVEN = "the bank", "the bank of the river, the bank of the", "the cat sat on the mat", "the old man of the sea"
 PAGE = Path(__file__).parents[2] / "docs" / "ablate.md"
 FAMILIES = ["llama", "gpt2", "gemma3_text"]
 PROJECTIONS = {"llama": "o_proj", "gpt2": "c_proj", "gemma3_text": "o_proj"}
@@ -36,7 +38,8 @@ def random_task(*lengths, words=128, seed=0):
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request, demo):
     """A tiny model of 4 layers x 4 heads, its weights large enough that heads matter."""
-    loaded = wrap(tiny_model(request.param, initializer_range=0.2), demo.tokenizer)
+    words = len(demo.tokenizer)
+    loaded = wrap(tiny_model(request.param, initializer_range=0.2, vocab_size=words), demo.tokenizer)
     for one in projections(loaded):
         if getattr(one, "bias", None) is not None:  # GPT-2's, which stays when all heads are gone
             torch.nn.init.normal_(one.bias)
@@ -83,10 +86,19 @@ def loss_by_hooks(loaded, ids, rows, instead):
     return -np.mean([float(log[row, ids[row + 1]]) for row in rows])
 
 
+def ablated(loaded, texts, **options):
+    """(S, sets): nats per token of `SETS`, by the public call; the tokens of each text, and its intact loss."""
+    sets = {one.name: str(one).split() for one in SETS if one.heads}
+    found = attnscope.ablate(loaded, sets, texts, random=0, **options).found
+    ids = [loaded.tokenizer(text)["input_ids"] for text in texts]
+    return np.stack([found.effect(one) for one in found.asked.named], 1), ids, found.intact_S
+
+
 @pytest.mark.parametrize("replacement", ["mean", "zero", "resample"])
 def test_the_loss_is_that_of_a_model_whose_projection_reads_something_else(family, replacement):
-    task = random_task(9, 9, 9)
-    heads = [heads_of(family, ids) for ids in task.ids]  # [text][layer] (T, heads, width)
+    effects, texts, intact = ablated(family, ALIKE, replace=replacement)
+    assert {len(ids) for ids in texts} == {len(texts[0])}
+    heads = [heads_of(family, ids) for ids in texts]  # [text][layer] (T, heads, width)
 
     def instead(text, layer, head):
         others = [heads[other][layer][:, head] for other in range(3) if other != text]
@@ -94,16 +106,14 @@ def test_the_loss_is_that_of_a_model_whose_projection_reads_something_else(famil
             return heads[(text + 1) % 3][layer][:, head]
         return torch.stack(others).mean(0) * (replacement == "mean")
 
-    expected = [
-        [
-            loss_by_hooks(family, ids, task.rows[text], {head: instead(text, *head) for head in one.heads})
-            for one in [HeadSet("intact", ()), *SETS]
-        ]
-        for text, ids in enumerate(task.ids)
-    ]
-    found = measured(family, task, SETS, replacement)
-    assert found == pytest.approx(np.array(expected), abs=1e-5)
-    assert np.abs(found[:, [1, 2, 4]] - found[:, :1]).max() > 1e-3
+    for text, ids in enumerate(texts):
+        rows = range(len(ids) - 1)
+        whole = loss_by_hooks(family, ids, rows, {})
+        assert intact[text] == pytest.approx(whole, abs=1e-5)
+        for place, one in enumerate(one for one in SETS if one.heads):
+            loss = loss_by_hooks(family, ids, rows, {head: instead(text, *head) for head in one.heads})
+            assert effects[text, place] == pytest.approx(loss - whole, abs=1e-5)
+    assert np.abs(effects).max(0).min() > 1e-3
 
 
 def test_shared_passes_equal_unshared_ones_under_every_engine(family):
@@ -150,18 +160,20 @@ def test_token_layers_are_those_of_the_formula(family):
 
 
 def test_right_padding_leaves_the_loss_and_the_means(family):
-    task = random_task(5, 12, 8, 12)
-    together = measured(family, task, SETS)
-    zeroed = measured(family, task, SETS, "zero")
-    for text in range(4):
-        alone = Task("alone", task.ids[text : text + 1], task.rows[text : text + 1])
-        assert measured(family, alone, SETS, "zero")[0] == pytest.approx(zeroed[text], abs=1e-5)
-    heads = [heads_of(family, ids) for ids in task.ids]
+    mean, texts, intact = ablated(family, UNEVEN)
+    zero, _, _ = ablated(family, UNEVEN, replace="zero")
+    assert len({len(ids) for ids in texts}) > 2
+    for place, text in enumerate(UNEVEN):
+        alone, _, intact_alone = ablated(family, [text], replace="zero")
+        assert alone[0] == pytest.approx(zero[place], abs=1e-5)
+        assert intact_alone[0] == pytest.approx(intact[place], abs=1e-5)
+    heads = [heads_of(family, ids) for ids in texts]
     text, (layer, head) = 1, SETS[1].heads[0]
     others = [heads[other][layer][:, head] for other in (0, 2, 3)]
     first, later = torch.stack([one[0] for one in others]).mean(0), torch.cat([one[1:] for one in others]).mean(0)
-    instead = {(layer, head): torch.stack([first, *[later] * 11])}
-    assert together[text, 2] == pytest.approx(loss_by_hooks(family, task.ids[text], task.rows[text], instead), abs=1e-5)
+    instead = {(layer, head): torch.stack([first, *[later] * (len(texts[text]) - 1)])}
+    loss = loss_by_hooks(family, texts[text], range(len(texts[text]) - 1), instead)
+    assert mean[text, 1] == pytest.approx(loss - intact[text], abs=1e-5)
 
 
 def test_a_long_list_of_sets_takes_several_passes_and_gives_the_same(demo, monkeypatch):
@@ -174,30 +186,27 @@ def test_a_long_list_of_sets_takes_several_passes_and_gives_the_same(demo, monke
     assert passes.measured(sets) == pytest.approx(whole, abs=1e-5)
 
 
-def test_a_family_that_hands_keys_between_layers_is_run_unshared_and_says_so(demo, caplog):
-    loaded = wrap(tiny_model("gemma3n_text"), demo.tokenizer)
-    task, sets = random_task(6, 6), [HeadSet("one", ((3, 0),))]
-    passes = prepared(loaded, task, sets)
-    assert passes.layers is None
-    assert passes.why_not
-    assert measured(loaded, task, sets).shape == (2, 2)
-    assert "unshared passes: its layers" in caplog.text
+def test_a_family_that_hands_keys_between_layers_is_run_unshared_and_says_so(demo):
+    loaded = wrap(tiny_model("gemma3n_text", vocab_size=len(demo.tokenizer)), demo.tokenizer)
+    found = attnscope.ablate(loaded, "3.0", ALIKE, random=0).found
+    assert found.intact_S.shape == (3,)
+    assert any(line.startswith("the passes were unshared: its layers") for line in notes(found))
 
 
 def test_what_cannot_be_replaced_is_refused(demo):
-    bloom = wrap(tiny_model("bloom"), demo.tokenizer)
+    bloom = wrap(tiny_model("bloom", vocab_size=len(demo.tokenizer)), demo.tokenizer)
     with pytest.raises(ModelError, match="bloom attends outside the attention interface"):
-        measured(bloom, random_task(6, 6), SETS)
+        attnscope.ablate(bloom, "1.0", ALIKE)
     with pytest.raises(InputError, match="lengths differ"):
-        measured(demo, random_task(6, 7), SETS, "resample")
+        attnscope.ablate(demo, "1.0", UNEVEN, replace="resample")
     with pytest.raises(InputError, match="there is one"):
-        measured(demo, random_task(6), SETS)
+        attnscope.ablate(demo, "1.0", ALIKE[:1])
 
 
 def test_half_precision_tells_what_two_intact_rows_differ_by(demo):
-    loaded = wrap(tiny_model("llama", initializer_range=0.2).to(torch.bfloat16), demo.tokenizer)
-    asked = HeadSets.of([HeadSet("two", ((1, 1), (2, 0)))], loaded.geometry, random=2)
-    found = ablate_sets(loaded, random_task(9, 9, 9), asked)
+    words = len(demo.tokenizer)
+    loaded = wrap(tiny_model("llama", initializer_range=0.2, vocab_size=words).to(torch.bfloat16), demo.tokenizer)
+    found = attnscope.ablate(loaded, {"two": ["L1H1", "L2H0"]}, ALIKE, random=2).found
     assert 0 <= found.facts["spread"] < 0.1
     sizes = sorted(abs(row["effect"]) for row in found.table().to_pylist() if row["condition"] != "random")
     for count, spread in ((1, sizes[1]), (3, 2 * sizes[2])):
