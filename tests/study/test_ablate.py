@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import attnscope
 from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.ablate_tables import sets_sheet
@@ -40,6 +41,11 @@ def studied(demo, tmp_path_factory):
     return task, asked, found, folder
 
 
+def named(sets):
+    """Sets as the public call takes them."""
+    return {one.name: str(one).split() for one in sets}
+
+
 def rows_of(table, kind):
     return [row for row in table.to_pylist() if row["condition"] == kind]
 
@@ -67,9 +73,8 @@ def test_the_table_has_every_set_head_and_random_set(demo, studied):
 
 def test_from_32_sequences_on_there_are_intervals(demo, monkeypatch):
     monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
-    task = copy(demo, sequences=32)
     sets = [HeadSet("late", ((3, 0), (3, 1))), HeadSet("L3H0", ((3, 0),))]
-    found = ablate_sets(demo, task, HeadSets.of(sets, demo.geometry, random=0))
+    found = attnscope.ablate(demo, named(sets), sequences=32, random=0).found
     together, *_ = rows_of(found.table(), "together")
     assert together["low"] < together["effect"] < together["high"]
     assert together["low"] > 7
@@ -99,31 +104,32 @@ def test_the_folder_holds_the_table_and_what_it_is_of(studied):
 
 def test_a_run_that_was_stopped_goes_on_and_ends_the_same(demo, tmp_path, monkeypatch):
     monkeypatch.setattr("attnscope.intervene.passes.CPU_TOKENS", 4 * 101)
-    task, asked = copy(demo, sequences=2), HeadSets.of(SETS, demo.geometry, random=3)
-    whole = ablate_sets(demo, task, asked, folder=tmp_path)
+    monkeypatch.setattr("attnscope.calls.ablate.save_ablation", lambda *given: None)  # test_ablate_other draws
+    asked = {"sequences": 2, "random": 3, "out": tmp_path}
+    whole = attnscope.ablate(demo, named(SETS), **asked)
     readings = sorted((tmp_path / "ablation").glob("*.npz"))
-    assert len(readings) == -(-len(asked.sets) // 3)
+    assert len(readings) == -(-len(whole.found.asked.sets) // 3)
     readings[1].unlink()
     (tmp_path / "ablation.parquet").unlink()
     run, took = [], Passes.measured
     monkeypatch.setattr(Passes, "measured", lambda self, sets, *how: run.append(sets) or took(self, sets, *how))
-    again = ablate_sets(demo, task, asked, folder=tmp_path)
+    again = attnscope.ablate(demo, named(SETS), **asked)
     assert [len(sets) for sets in run] == [3]
     assert again.table().equals(whole.table())
     assert (tmp_path / "ablation.parquet").exists()
 
 
 def test_another_run_is_not_mixed_in(demo, studied):
-    task, asked, _, folder = studied
+    *_, folder = studied
     with pytest.raises(UsageError, match=": replacement "):
-        ablate_sets(demo, task, asked, "zero", folder)
+        attnscope.ablate(demo, named(SETS), sequences=4, random=3, replace="zero", out=folder)
 
 
 def test_other_weights_of_the_same_name_are_not_mixed_in(demo, studied, monkeypatch):
-    task, asked, _, folder = studied
+    *_, folder = studied
     monkeypatch.setattr("attnscope.folder.parts.weights_sha256", lambda *folders: {"model.safetensors": "0"})
     with pytest.raises(UsageError, match=": model "):
-        ablate_sets(demo, task, asked, folder=folder)
+        attnscope.ablate(demo, named(SETS), sequences=4, random=3, out=folder)
 
 
 # the command
@@ -165,8 +171,8 @@ def test_the_table_is_whole_at_80_columns(studied, columns):
 
 
 def test_of_a_large_set_the_costliest_heads_have_a_row(demo):
-    every = HeadSet("all", tuple((layer, head) for layer in range(4) for head in range(6)))
-    found = ablate_sets(demo, copy(demo, sequences=2), HeadSets.of([every], demo.geometry, random=0), "zero")
+    every = {"all": [f"L{layer}H{head}" for layer in range(4) for head in range(6)]}
+    found = attnscope.ablate(demo, every, sequences=2, random=0, replace="zero").found
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         output.show(sets_sheet(found, None))
     alone = sorted(
@@ -177,10 +183,9 @@ def test_of_a_large_set_the_costliest_heads_have_a_row(demo):
 
 
 def test_a_set_of_one_head_has_one_row(demo):
-    asked = HeadSets.of([HeadSet("L1H4", ((1, 4),)), HeadSet("alone", ((1, 4),))], demo.geometry, random=0)
-    task = copy(demo, sequences=2)
-    direct = direct_means(Passes.planned(demo, task, "zero"))
-    found = ablate_sets(demo, task, asked, "zero", direct=direct)
+    sets = {"L1H4": ["L1H4"], "alone": ["L1H4"]}
+    found = attnscope.ablate(demo, sets, sequences=2, random=0, replace="zero").found
+    direct = direct_means(Passes.planned(demo, copy(demo, sequences=2), "zero"))
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         output.show(sets_sheet(found, None))
     lines = printed.getvalue().splitlines()
