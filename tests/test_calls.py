@@ -30,7 +30,8 @@ from attnscope.calls.why_options import WhyFields
 from attnscope.errors import UsageError
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
-from attnscope.model.options import LoadFields
+from attnscope.model.options import LoadFields, LoadOptions
+from attnscope.serve.session import Session
 from helpers.command_line import HANGS, SENTENCE, call
 from helpers.hints import OPTION, hints_of_source, hints_of_the_library
 
@@ -41,7 +42,8 @@ KEYWORDS = {one.__name__: set(one.__annotations__) for one in (AblateFields, Bat
 KEYWORDS |= {one.__name__: set(one.__annotations__) for one in (LoadFields, ParityFields, ScanFields, WhyFields)}
 KEYWORDS["How"] = {*How.__annotations__, *Request.__dataclass_fields__, *View.__dataclass_fields__}
 # positional arguments, else two
-GIVEN = {"connect": 0, "load": 1, "parity": 1, "scan": 1, "compare": 3, "explain": 3, "listen": 3, "why": 3}
+GIVEN = {"connect": 0, "compare": 3, "explain": 3, "listen": 3, "why": 3}
+GIVEN |= dict.fromkeys(("load", "parity", "scan", "Session.capture"), 1)
 COMMAND = re.compile(r"attnscope [a-z]+ |llama-gguf-split --")
 TEXTS = (SENTENCE, "the cat", "a small dog sat by the old mill on the river", "the cat sat")
 
@@ -326,12 +328,17 @@ class Refusing:
 
 
 CALLS = [name for name in attnscope.__all__ if inspect.isroutine(getattr(attnscope, name)) or name in ROOMS]
+CALLS += ["Session.capture"]
+
+
+def public(name):
+    return Session(LoadOptions()).capture if name == "Session.capture" else getattr(attnscope, name)
 
 
 def options_of(name):
     """The keywords of a call, and those of how its model is loaded."""
     options = set(LoadFields.__annotations__)
-    for one in inspect.signature(getattr(attnscope, name)).parameters.values():
+    for one in inspect.signature(public(name)).parameters.values():
         record = re.fullmatch(r"Unpack\[(\w+)\]", str(one.annotation))
         options |= KEYWORDS[record[1]] if record else {one.name}
     return options
@@ -345,9 +352,9 @@ def test_a_hint_in_python_names_options_that_the_call_has(monkeypatch, name) -> 
         refusing = Refusing(hint)
         monkeypatch.setattr("attnscope.serve.session.asked", partial(getattr, refusing))  # `connect` begins with it
         with pytest.raises(UsageError) as caught:
-            getattr(attnscope, name)(*[refusing] * GIVEN.get(name, 2))
+            public(name)(*[refusing] * GIVEN.get(name, 2))
         said = str(caught.value).removeprefix("no; ")
-        if said.endswith(f", which is no option of {name}"):
+        if said.endswith(f", which is no option of {name.rpartition('.')[2]}"):
             others += 1
             continue
         beside = set(re.findall(r"\w+", re.sub(r"\{[^{}]*\}", "", hint)))  # words of the hint itself

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import torch
 
 from attnscope.api import is_several, kept
-from attnscope.ask import Ask
+from attnscope.ask import Ask, How
 from attnscope.errors import ModelError, UsageError, hints_of
 from attnscope.face import Capture
+from attnscope.keep.request import Request
+from attnscope.keep.view import View
 from attnscope.model.options import LoadFields, LoadOptions
 from attnscope.serve.client import answered, asked
 from attnscope.serve.wire import UnansweredError
 from attnscope.telling import SILENT
 from attnscope.typed import check_names
-
-if TYPE_CHECKING:
-    from attnscope.ask import How
-    from attnscope.keep.request import Request
 
 START = "start one: attnscope serve --model "
 
@@ -48,6 +46,7 @@ class Session:
 
     options: LoadOptions
 
+    @hints_of(How, Request, View, LoadOptions)
     def capture(
         self,
         text: Any,
