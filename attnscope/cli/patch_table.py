@@ -23,6 +23,7 @@ RESTORED = "restored: what the answer of the corrupted text gains where they are
 SHARE = "share: of the gap between the two texts, 0 as the text that is patched, 1 as the other"
 AT_ONCE = "intervals of effects and p hold for all patches at once, those of shares for each alone"
 POSITIVE = "positive: in how many pairs the effect is above 0"
+RANDOM = "(1 + those that cost as much) / (1 + all)"
 GROUPS = "the heads of a kv group share keys and values, and are patched together"
 ESTIMATE = "estimate: to first order, from one backward pass"
 
@@ -38,8 +39,8 @@ def to_know(found: PatchedPairs) -> list[str]:
     lines += [GROUPS] * (facts["what"] in SHARED)
     if found.random:
         row = found.table().to_pylist()[0]
-        above = cells.percent(row["percentile"])
-        lines.append(f"{len(found.random)} sets of as many other heads: {above} of them cost less")
+        sets = f"{row['n_random']} set{'s' * (row['n_random'] > 1)}"
+        lines.append(f"{sets} of as many other heads: p {cells.p_value(row['p_random'])}, {RANDOM}")
     if found.estimates is not None:
         rank = facts["rank_correlation"]
         said = (

@@ -39,9 +39,11 @@ def test_the_table_of_a_terminal_fits_80_columns():
     assert "the heads of a kv group share keys and values" in found.err
 
 
-def test_random_sets_are_told():
-    found = call(*PAIR, "--select", "L3H0,L3H1", "--random", "4").ok()
-    assert "4 sets of as many other heads: 100 % of them cost less" in found.err
+@pytest.mark.parametrize(("count", "start"), [(4, "4 sets of"), (1, "1 set of")])
+def test_a_line_has_p_beside_random_sets(count, start):
+    found = call(*PAIR, "--select", "L3H0,L3H1", "--random", str(count)).ok()
+    [line] = [line for line in found.err.splitlines() if line.startswith(start)]
+    assert line.endswith(f"p .{1000 // (1 + count)}, (1 + those that cost as much) / (1 + all)")
 
 
 def test_a_text_from_itself_is_told():

@@ -75,6 +75,7 @@ def test_each_head_costs_and_gives_back_what_a_loop_says(demo, by_heads):
         assert row["restored_normalised"] == pytest.approx(row["restored"] / (intact[0] - intact[1]), abs=1e-5)
         assert (row["layer"], row["head"], row["position"]) == (layer, head, None)
     assert len(rows) == 24
+    assert {(row["p_random"], row["n_random"]) for row in rows.values()} == {(None, None)}
     assert rows["L3H0"]["normalised"] > 0.4
 
 
@@ -154,7 +155,10 @@ def test_random_sets_are_of_other_heads_of_the_same_layers(demo):
     costs = np.array([found.effect(one)[0] for one in found.random])
     ends = np.quantile(costs, [0.005, 0.995])
     assert [row["random_low"], row["random_high"]] == pytest.approx(ends.tolist(), abs=1e-6)
-    assert row["percentile"] == 100
+    assert (row["p_random"], row["n_random"]) == (pytest.approx(1 / 6), 5)  # as small as five sets can make it
+    [none] = attnscope.patch(demo, RIVER, FIELD, select=INDUCTION, random=0, **ASKED).table().to_pylist()
+    assert none["random_low"] is none["random_high"] is none["p_random"] is None
+    assert none["n_random"] == 0
     assert row["set"] == INDUCTION
 
 

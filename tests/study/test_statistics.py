@@ -10,7 +10,7 @@ import pytest
 
 from attnscope.cli.intervals import interval_notes
 from attnscope.observe import Request, observe
-from attnscope.study.statistics import FEWEST, SHARE, effect_columns, fewest_for_p, means, paired
+from attnscope.study.statistics import FEWEST, SHARE, beside_random, effect_columns, fewest_for_p, means, paired
 from attnscope.text.prompt import from_text
 
 
@@ -326,6 +326,14 @@ def test_p_of_positive_effects_is_exact_and_for_all_heads():
     assert found["positive"] == pytest.approx([1, 5 / 7, 5 / 7, 0])
     holm = [4 * exact[0], 3 * six, max(3 * six, 2 * exact[1]), 1.0]
     assert found["p_positive"] == pytest.approx(np.minimum(holm, 1))
+
+
+def test_p_beside_random_sets_is_the_place_among_all_of_them():
+    values = np.array([3.0, 1.0, 2.0, 2.0])
+    beside = [beside_random(value, np.delete(values, place)) for place, value in enumerate(values)]
+    assert [p for *_, p in beside] == [1 / 4, 1, 3 / 4, 3 / 4]  # never 0, and equal ones count
+    assert beside[0][:2] == pytest.approx((1.01, 2.0))
+    assert np.isnan(beside_random(3.0, np.empty(0))).all()
 
 
 def test_medians_lie_between_order_statistics():

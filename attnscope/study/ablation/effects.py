@@ -35,7 +35,7 @@ from attnscope.model.geometry import Geometry
 from attnscope.model.libraries import versions
 from attnscope.study.ablation.sets import CONTROLS, DrawnFrom, controls_of, parts, whole_groups
 from attnscope.study.atlas.atlas import columns_of
-from attnscope.study.statistics import FEWEST, effect_columns
+from attnscope.study.statistics import FEWEST, beside_random, effect_columns
 from attnscope.tables import as_table, integers, numbers, save, words
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 SCHEMA = "ablation/3"
 NAME, TABLE, READINGS = "ablation.json", "ablation.parquet", "ablation"
 COPY = HeadSet("intact copy", ())
-RANGE = (0.005, 0.995)  # of random sets
 SHARED_FROM = 8  # sets from which sharing layers is worth its own check
 
 
@@ -138,7 +137,8 @@ class Ablation:
         direct = [np.nan if self.direct is None else self._direct(condition, one) for condition, _, one in rows]
         beside = {name: np.full(len(rows), np.nan) for name in ("random_low", "random_high", "p_random")}
         for place, one in enumerate(self.asked.named):
-            for name, value in zip(beside, self.beside_random(one), strict=True):
+            random_D = np.array([self.effect(other).mean() for other in self.asked.random[one.name]])
+            for name, value in zip(beside, beside_random(self.effect(one).mean(), random_D), strict=True):
                 beside[name][place] = value
         drawn = [len(self.asked.random[name]) if condition == "together" else None for condition, name, _ in rows]
         return as_table(
@@ -153,18 +153,6 @@ class Ablation:
                 "n_random": integers(drawn, np.int32),
             }
         )
-
-    def beside_random(self, one: HeadSet) -> tuple[float, float, float]:
-        """Where 99 % of its random sets lie, and p beside them, NaN without any.
-
-        p: (1 + those that cost as much) / (1 + all of them), the set itself being one of as many as can be drawn. So it
-        is 1 / (1 + all of them) or more.
-        """
-        means = np.array([self.effect(other).mean() for other in self.asked.random[one.name]])
-        if not len(means):
-            return (np.nan,) * 3
-        low, high = np.quantile(means, RANGE)
-        return float(low), float(high), float((1 + (means >= self.effect(one).mean()).sum()) / (1 + len(means)))
 
     def save(self, folder: Path) -> None:
         """Write the table, and beside it the facts."""

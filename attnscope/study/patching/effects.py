@@ -30,7 +30,7 @@ from attnscope.intervene.what import What
 from attnscope.model.libraries import versions
 from attnscope.selection import everything
 from attnscope.stacks import DECODER
-from attnscope.study.ablation.effects import HALF, RANGE, effects_by_identity, task_facts
+from attnscope.study.ablation.effects import HALF, effects_by_identity, task_facts
 from attnscope.study.ablation.screen import TRIED
 from attnscope.study.ablation.sets import CONTROLS, head_set
 from attnscope.study.knockout.asked import Selection
@@ -38,8 +38,16 @@ from attnscope.study.knockout.effects import COPY
 from attnscope.study.patching.over import Method, Over
 from attnscope.study.patching.pairs import TextPair, pairs_task
 from attnscope.study.patching.patches import AskedPatch, patches_over, random_patches
-from attnscope.study.statistics import FEWEST, effect_columns, largest_of, means, rank_correlation, ratios
-from attnscope.tables import TableRecord, as_table, numbers, save, words
+from attnscope.study.statistics import (
+    FEWEST,
+    beside_random,
+    effect_columns,
+    largest_of,
+    means,
+    rank_correlation,
+    ratios,
+)
+from attnscope.tables import TableRecord, as_table, integers, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -160,7 +168,8 @@ class PatchedPairs(TableRecord):
         """A row per patch; NaN is null. docs/schemas.md says what the columns are."""
         count = len(self.asked)
         estimate, restored_estimate = self._estimates()
-        low, high, percentile = (np.array([value] * count) for value in self._beside_random())
+        random_D = np.array([self.effect(one).mean() for one in self.random])
+        low, high, p_random = beside_random(self.effect(self.asked[0].patch).mean(), random_D)
         columns: dict[str, Any] = {
             "set": words([one.patch.name for one in self.asked]),
             "layer": pa.array([one.layer for one in self.asked], pa.int32()),
@@ -171,9 +180,10 @@ class PatchedPairs(TableRecord):
             **{name: numbers(values) for name, values in self.statistics.items() if name != "n"},
             "estimate": numbers(estimate),
             "restored_estimate": numbers(restored_estimate),
-            "random_low": numbers(low),
-            "random_high": numbers(high),
-            "percentile": numbers(percentile),
+            "random_low": numbers(np.full(count, low)),
+            "random_high": numbers(np.full(count, high)),
+            "p_random": numbers(np.full(count, p_random)),
+            "n_random": integers([len(random_D) if self.facts["over"] == "none" else None] * count, np.int32),
         }
         return as_table(columns | {"n": self.statistics["n"].astype(np.int32)})
 
@@ -190,14 +200,6 @@ class PatchedPairs(TableRecord):
         if self.estimates is None:
             return np.full(len(self.asked), np.nan), np.full(len(self.asked), np.nan)
         return self.estimates[::2].mean(0), -self.estimates[1::2].mean(0)
-
-    def _beside_random(self) -> tuple[float, float, float]:
-        """Where 99 % of the random sets lie, and the share of them, in percent, that cost less; NaN without any."""
-        costs = np.array([self.effect(one).mean() for one in self.random])
-        if not len(costs):
-            return (np.nan,) * 3
-        low, high = np.quantile(costs, RANGE)
-        return float(low), float(high), float(100 * (costs < self.effect(self.asked[0].patch).mean()).mean())
 
     def _position(self, one: AskedPatch) -> int | None:
         """The position of one pair's token; null of several pairs."""

@@ -1,6 +1,7 @@
-"""Claims that need no distribution: the share of positive effects, by signs, and the median, by order.
+"""Claims that need no distribution: the share of positive effects, by signs, the median and a place among draws, by
+order.
 
-Shapes: S text, N head.
+Shapes: S text, N head, D draw.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from attnscope.study.statistics.bootstrap import LEVEL
+
+RANGE = (0.005, 0.995)  # of random sets
 
 
 def positive_share(effect_SN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -71,3 +74,18 @@ def medians(effect_SN: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np
         if place:
             low_N[of], high_N[of] = sorted_SN[place - 1, of], sorted_SN[count - place, of]
     return median_N, low_N, high_N
+
+
+def beside_random(effect: float, random_D: np.ndarray) -> tuple[float, float, float]:
+    """Where 99 % of the effects of random sets lie, and p of an effect beside them; NaN without any.
+
+    p: (1 + those as large) / (1 + all of them), the set itself being one of as many as can be drawn. So it is
+    1 / (1 + all of them) or more.
+
+        >>> beside_random(2.0, np.array([1.0, 1.0, 1.0]))
+        (1.0, 1.0, 0.25)
+    """
+    if not len(random_D):
+        return (np.nan,) * 3
+    low, high = np.quantile(random_D, RANGE)
+    return float(low), float(high), float((1 + (random_D >= effect).sum()) / (1 + len(random_D)))
