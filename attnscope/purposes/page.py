@@ -111,7 +111,7 @@ class ShowPage(Purpose):
             return ()
         run.loaded.check_task(*STACKS)
         if several(run):
-            raise UsageError("with a picture no logits are taken apart", "leave out {why}")
+            raise UsageError("a page of several stacks takes no logits apart", "leave out {why}; ask `attnscope why`")
         heads = select(self.why, run.loaded.geometry.heads_by_layer, run.named)
         queries = range(len(run.prompt)) if run.chosen.query is None else run.chosen.query.positions
         return why_of(run.loaded, run.prompt.ids, heads, queries, plan)
