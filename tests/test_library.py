@@ -105,6 +105,46 @@ def test_wrapping_leaves_the_model_as_it_is(demo, engine: str, attention: str) -
     assert all(before["gradients"])  # which `load` switches off
 
 
+STUDIES = {
+    "why": lambda model: attnscope.why(model, "the bank of the river, the bank", "L3H0", key="river"),
+    "patch": lambda model: attnscope.patch(
+        model, "the river, the", "the field, the", over="layers", method="gradient", random=0
+    ),
+    "ablate": lambda model: attnscope.ablate(model, texts=["the river bank", "a bank of it"], method="gradient"),
+}
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["frozen", "trained"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("study", STUDIES)
+def test_what_needs_gradients_has_them_in_any_mode_of_its_caller(study: str, mode, trained: bool, demo) -> None:
+    model = attnscope.load("demo")
+    model.model.requires_grad_(trained)
+    expected = STUDIES[study](demo).table()
+    with mode():
+        before = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        found = STUDIES[study](model).table()
+        assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == before
+    assert repr(found.to_pylist()) == repr(expected.to_pylist())  # where a NaN equals a NaN
+
+
+def test_a_model_that_is_loaded_in_inference_mode_is_as_any_other(demo) -> None:
+    with torch.inference_mode():
+        model = attnscope.load("demo")
+    assert not any(one.is_inference() for one in (*model.model.parameters(), *model.model.buffers()))
+    assert STUDIES["why"](model).table() == STUDIES["why"](demo).table()
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_weights_that_were_made_in_inference_mode_are_refused_where_gradients_are_needed(study: str, demo) -> None:
+    with torch.inference_mode():
+        model = type(demo.model)(demo.model.config).eval()
+    wrapped = attnscope.wrap(model, demo.tokenizer)
+    with pytest.raises(attnscope.AttnscopeError, match=r"made in torch\.inference_mode\(\)") as raised:
+        STUDIES[study](wrapped)
+    assert "load the model outside torch.inference_mode()" in str(raised.value)
+
+
 def test_a_model_in_training_is_wrapped_and_refused_only_when_read(demo) -> None:
     model = tiny_model("llama").train()
     wrapped = attnscope.wrap(model, demo.tokenizer)

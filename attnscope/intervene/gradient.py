@@ -18,6 +18,7 @@ from torch import Tensor
 from attnscope.errors import UsageError
 from attnscope.intervene.branches import unheard
 from attnscope.intervene.replacement import Replacing
+from attnscope.seam.gradients import check_gradients, with_gradients
 from attnscope.seam.listen import listen
 
 if TYPE_CHECKING:
@@ -70,9 +71,11 @@ def _of_batch(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[int, int
     return heads, torch.cat(list(found.values()), 1).numpy()
 
 
+@with_gradients
 def backward(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[AttentionCall, Tensor]], Sequence[Tensor]]:
     """The calls of an intact pass over some sequences with their outputs, and the gradient of each output: how much
-    worse the measure gets, summed over the sequences."""
+    worse the measure gets, summed over the sequences. Raises UsageError for weights made in inference mode."""
+    check_gradients(passes.loaded.model)
     kept: list[tuple[AttentionCall, Tensor]] = []
 
     def keep(call: AttentionCall, output_BTHV: Tensor) -> Tensor:

@@ -110,9 +110,12 @@ def load(options: LoadOptions) -> LoadedModel:
             hub.fetch_weights(one.snapshot, names[one])
     sources.check_weights(source, options)
     tokenizer: Any = None if task == VISION_ONLY else _tokenizer(source, config, options)
-    from attnscope.model.placed import device_of  # which imports torch
+    import torch
 
-    model, loaded_as, unused = _model(source, config, options, device, task)
+    from attnscope.model.placed import device_of
+
+    with torch.inference_mode(False):  # weights made in that mode could not be followed by gradients in any other
+        model, loaded_as, unused = _model(source, config, options, device, task)
     if unused:
         logger.warning("%s has %s, and transformers leaves that out", source.name, listed(unused))
         trusted = (*trusted, f"{listed(unused)} (of the files, left out by transformers)")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from attnscope.errors import ModelError, UsageError
 from attnscope.study.why.keys import key_parts
@@ -38,6 +39,17 @@ def differences(loaded, ids, found):
             expected = (values[: len(names)] for values in (one.contribution_N, one.base_N))
             errors += [abs(a - b).max() / size for a, b in zip(given, expected, strict=True)]
     return errors
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_heads_are_taken_apart_in_any_mode_of_the_caller_and_leave_it(demo, mode):
+    ids, heads = [1, *range(100, 120)], {0: [15], 1: [15]}
+    expected = [one.parts_CQK for one in key_parts(demo, ids, 3, heads)]
+    with mode():
+        before = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        for one, parts_CQK in zip(key_parts(demo, ids, 3, heads), expected, strict=True):
+            assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == before
+            np.testing.assert_array_equal(one.parts_CQK, parts_CQK)
 
 
 @pytest.mark.parametrize("family", few(DECODERS, also=("doge", "granite", "jamba")))

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.seam.gradients import with_gradients
 from attnscope.study.why.following import written
 from attnscope.study.why.parts import BIAS, POSITION, check_made, check_model, check_sum, spec_of
 from attnscope.study.why.records import KeyParts
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
 
 
+@with_gradients
 def key_parts(
     loaded: LoadedModel, ids: Sequence[int], layer: int, heads: Mapping[int, Sequence[int]]
 ) -> Iterator[KeyParts]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.model.quantised import is_quantised
+from attnscope.seam.gradients import check_gradients, with_gradients
 from attnscope.seam.modules import HALF
 from attnscope.study.why.following import written
 from attnscope.study.why.records import ALL_KEYS, AskedLogit, Component, LogitParts
@@ -37,15 +38,19 @@ SIDES = {"key": ("key",), "query": ("query",), "both": ("key", "query")}
 BIAS, POSITION = Component("bias"), Component("position")
 
 
+@with_gradients
 def parts_of(loaded: LoadedModel, reads: Sequence[int] | Tensor, asked: AskedLogit, **inputs: Any) -> LogitParts:
-    """Take a logit apart. Raises InputError for a key that the query does not see, UsageError for half precision and
-    quantized weights, ModelError for a family whose contributions do not sum to the logit.
+    """Take a logit apart. Raises InputError for a key that the query does not see, UsageError for half precision,
+    quantized weights and those made in inference mode, ModelError for a family whose contributions do not sum to the
+    logit.
 
     reads, inputs: the ids of a text, or what the model's forward is given first, and beside it: of an encoder-decoder,
     whose encoder reads the ids, `decoder_input_ids`.
     """
     check_model(loaded)
-    given = reads if isinstance(reads, Tensor) else torch.tensor([list(reads)], device=loaded.device)
+    # Cloned, since a tensor of the caller's inference mode cannot be kept for a backward pass.
+    given = reads.clone() if isinstance(reads, Tensor) else torch.tensor([list(reads)], device=loaded.device)
+    inputs = {name: one.clone() if isinstance(one, Tensor) else one for name, one in inputs.items()}
     stack = asked.stack or loaded.geometry.stack
     with written(loaded, given, inputs, stack, asked.layer, by_tokens=asked.by_tokens) as found:
         spec = spec_of(found)
@@ -78,6 +83,7 @@ def check_model(loaded: LoadedModel) -> None:
         raise UsageError(
             f"in {loaded.dtype} the contributions do not sum to the logit", "load the model with {dtype=float32}"
         )
+    check_gradients(loaded.model)
 
 
 class _Apart:
