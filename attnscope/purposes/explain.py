@@ -27,11 +27,11 @@ class ExplainHead(Purpose):
         """The steps; raises as `attnscope.explain`."""
         from attnscope.calls.explain import STACKS, followed
         from attnscope.run import prepare
-        from attnscope.told import run_lines, target_lines
+        from attnscope.told import run_lines
 
         loaded.check_task(*STACKS)
         run = prepare(loaded, ask)
-        for line in (*run_lines(run), *target_lines(run), *run.chosen.notes):
+        for line in (*run_lines(run), *run.chosen.notes):
             tell.say(line)
         with tell.stage("forward pass"):
             return followed(run, self.head).explanation
