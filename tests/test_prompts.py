@@ -700,7 +700,7 @@ def test_reading_texts_files_and_standard_input(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("text", "file"), [(None, None), ("a", "b")])
 def test_exactly_one_text(text, file):
-    with pytest.raises(UsageError, match="--text TEXT, --file FILE"):
+    with pytest.raises(UsageError, match='text="TEXT", file="FILE"'):
         read_text(text, file)
 
 

@@ -136,7 +136,7 @@ def test_a_folder_of_another_version_is_refused_in_one_line(tmp_path: Path, sche
     (tmp_path / "run.json").write_text(json.dumps({"schema": schema, "options": OPTIONS}))
     for check in (check_ours, lambda folder: check_options(folder, OPTIONS, {})):
         with pytest.raises(
-            UsageError, match=rf"has schema {schema}, expected 5; .* or name another .*--out"
+            UsageError, match=rf"has schema {schema}, expected 5; .* or name another .*with out"
         ) as refusal:
             check(tmp_path)
         assert "\n" not in str(refusal.value)

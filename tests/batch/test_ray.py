@@ -305,7 +305,9 @@ def test_what_ray_refuses_is_said(monkeypatch: pytest.MonkeyPatch, pretended: An
         raise RuntimeError("Version mismatch: the cluster was started with\nRay: 2.9")
 
     monkeypatch.setattr(pretended, "init", init)
-    with pytest.raises(UsageError, match="Ray does not take auto: Version mismatch: the cluster was started with; see"):
+    with pytest.raises(
+        UsageError, match="Ray does not take auto: Version mismatch: the cluster was started with; check "
+    ):
         started(Cluster("auto"))
     assert signal.getsignal(signal.SIGTERM) == handler
 

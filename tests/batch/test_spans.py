@@ -173,7 +173,7 @@ def test_a_record_whose_spans_are_none_is_refused(tiny: Any, spans: Any, reason:
 def test_character_ranges_are_not_of_a_chat(tiny: Any) -> None:
     record = Item(0, "c.jsonl", 1, "a", "the bank", {"spans": {"subject": [[0, 3]]}})
     prompt = from_text(tiny.tokenizer, "the bank")
-    with pytest.raises(InputError, match="under --chat"):
+    with pytest.raises(InputError, match="the chat template writes another"):
         given_spans(record, prompt, ("subject",), chat=True)
     assert given_spans(record, prompt, ("other",), chat=True) == {}
 

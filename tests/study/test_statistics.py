@@ -381,4 +381,5 @@ def test_lines_beside_a_table_count_open_ends_and_say_why_there_is_no_p():
     opened, no_p = interval_notes(effect_columns(effect_SN), "pairs")
     assert opened.startswith("1 of 50 effects has an open end (-): too few pairs carry")
     assert no_p == "no p under 64 pairs: it is of all 50 effects at once"
-    assert interval_notes(effect_columns(effect_SN[:, 3:20])) == interval_notes(effect_columns(effect_SN[:20])) == []
+    assert interval_notes(effect_columns(effect_SN[:, 3:20])) == interval_notes(effect_columns(effect_SN[:1])) == []
+    assert interval_notes(effect_columns(effect_SN[:31])) == ["no intervals: they need 32 texts"]
