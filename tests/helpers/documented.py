@@ -13,7 +13,9 @@ import pytest
 from helpers.command_line import HANGS, call
 from helpers.forks import shim
 
-DEAR = re.compile(r"attnscope (?!batch|rollout).* --out runs|--sequences|--keep |--config ")  # pictures, studies
+DEAR = re.compile(  # pictures, studies, draws to compare with
+    r"attnscope (?!batch|rollout).* --out runs|--sequences|--keep |--config |attnscope knockout (?!.*--random 0)"
+)
 
 
 def typed(line: str) -> tuple[list[str], bytes]:
