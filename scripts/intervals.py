@@ -11,7 +11,7 @@ Shapes: S sequence, N head.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from zlib import crc32
 
@@ -21,6 +21,7 @@ from distributions import EFFECTS, MASSES, Effects, Scores
 from attnscope.study.statistics.bootstrap import LEVEL, bootstrap_widths
 from attnscope.study.statistics.intervals import SHARE, Range, intervals
 
+Table = Callable[[int, list[int], int, str], Iterator[str]]  # lines, of sequences, heads, times and words of a name
 DRAWS = 500
 MANY = 1_000  # heads, from which on a quarter of --times is enough
 SELDOM = 8  # of so many runs two are counted `before`, too
@@ -133,22 +134,20 @@ def row(*cells: object) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-TABLES = {"masses": masses, "nats": nats, "beside": beside_nothing}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def print_tables(about: str | None, tables: Mapping[str, Table], sequences: list[int], heads: list[int]) -> None:
+    """The command line: which rows of which tables, and for how many sequences and heads."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=400, help=f"runs of each cell; a quarter from {MANY} heads on")
-    parser.add_argument("--sequences", type=int, nargs="+", default=[32, 64, 128])
-    parser.add_argument("--heads", type=int, nargs="+", default=[24, 144, 1000])
-    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--sequences", type=int, nargs="+", default=sequences, help="or texts")
+    parser.add_argument("--heads", type=int, nargs="+", default=heads)
+    parser.add_argument("--tables", nargs="+", choices=tables, default=list(tables))
     parser.add_argument("--only", default="", help="rows whose name has these words")
     options = parser.parse_args()
-    for table, sequences in product(options.tables, options.sequences):
-        for line in TABLES[table](sequences, options.heads, options.times, options.only):
+    for table, count in product(options.tables, options.sequences):
+        for line in tables[table](count, options.heads, options.times, options.only):
             print(line, flush=True)
         print()
 
 
 if __name__ == "__main__":
-    main()
+    print_tables(__doc__, {"masses": masses, "nats": nats, "beside": beside_nothing}, [32, 64, 128], [24, 144, 1000])

@@ -10,13 +10,11 @@ Shapes: S text, N head.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
-from itertools import product
 
 import numpy as np
 from distributions import EFFECTS, Effects
-from intervals import MANY, SELDOM, generator, row, runs
+from intervals import SELDOM, generator, print_tables, row, runs
 
 from attnscope.study.statistics.counts import medians, positive_share
 from attnscope.study.statistics.flips import symmetric_p
@@ -85,22 +83,5 @@ def signs(texts: int, heads: list[int], times: int, only: str) -> Iterator[str]:
             yield row(name, texts, *cells)
 
 
-TABLES = {"means": means, "signs": signs}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=400, help=f"families of each cell; a quarter from {MANY} heads on")
-    parser.add_argument("--texts", type=int, nargs="+", default=[FEWEST, 2 * FEWEST])
-    parser.add_argument("--heads", type=int, nargs="+", default=[24, 48, 144, 1000])
-    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
-    parser.add_argument("--only", default="", help="rows whose name has these words")
-    options = parser.parse_args()
-    for table, texts in product(options.tables, options.texts):
-        for line in TABLES[table](texts, options.heads, options.times, options.only):
-            print(line, flush=True)
-        print()
-
-
 if __name__ == "__main__":
-    main()
+    print_tables(__doc__, {"means": means, "signs": signs}, [FEWEST, 2 * FEWEST], [24, 48, 144, 1000])

@@ -14,6 +14,7 @@ from attnscope.cli.completion import models
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import FIRST, UNRECORDED, command_line, fill, option_group, recorded
 from attnscope.cli.heads import GROUPS
+from attnscope.cli.intervals import open_line
 from attnscope.cli.load_options import Memory
 from attnscope.cli.options import ModelTexts, OtherSide, Results, Selected, Top
 from attnscope.cli.study_options import ManyTexts
@@ -170,12 +171,11 @@ def write_comparison(held: Compared, style: Style, printing: Differences) -> Non
     output.talk(f"wrote {len(written)} files to {printing.out}", printing.quiet)
     opened, intervals = found.open_ends()
     if opened:
-        few = "too few texts carry the spread to bound the mean there"
-        output.talk(f"{opened} of {intervals} differences of metrics have an open end: {few}", printing.quiet)
+        output.talk(open_line(opened, f"{intervals} differences of metrics"), printing.quiet)
 
 
 def report(found: Comparison, quiet: bool) -> int:
-    """Say what stands beside the table and what did not hold; the exit code that follows."""
+    """Say what belongs to the table and what did not hold; the exit code that follows."""
     if found.pair:
         for text in found.pair.texts:
             tell_shared(text, quiet)

@@ -14,6 +14,7 @@ from attnscope.cli.config import refuse_others
 from attnscope.cli.figure_options import DEPTH, Drawing, place_of_pictures
 from attnscope.cli.groups import command_line
 from attnscope.cli.heads_table import UNIFORM, Column
+from attnscope.cli.intervals import open_line
 from attnscope.cli.options import Results
 from attnscope.errors import UsageError
 from attnscope.measure.metrics import KEPT_FIRST
@@ -204,7 +205,7 @@ def _first(found: CorpusHeads, shown: np.ndarray, sort: str) -> list[Column]:
 
 
 def _sorting(found: CorpusHeads, sort: str) -> str:
-    """The metric whose interval stands in the table: the one that sorts, or without one the first."""
+    """The metric whose interval the table shows: the one that sorts, or without one the first."""
     from attnscope.measure.metrics import order_of
 
     by = order_of(sort)[0]
@@ -235,8 +236,7 @@ def open_ends(found: CorpusHeads, shown: np.ndarray, sort: str) -> list[str]:
     enough, ends = found.texts[name][shown] >= FEWEST, (found.scores[name].low, found.scores[name].high)
     missing = [end[shown] != end[shown] for end in ends if end is not None]  # NaN
     opened = int((enough & np.any(missing, axis=0)).sum() if missing else 0)
-    few = "too few texts carry the spread to bound the mean there"
-    return [f"{opened} of {len(shown)} intervals have an open end ({cells.MISSING}): {few}"] * bool(opened)
+    return [open_line(opened, f"{len(shown)} intervals")] * bool(opened)
 
 
 def _rest(found: CorpusHeads, sort: str) -> list[str]:

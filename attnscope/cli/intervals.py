@@ -1,4 +1,4 @@
-"""What lines say beside a table of effects with intervals: which ends are open, and why p may be missing."""
+"""Lines under a table of effects with intervals: which ends are open, and why p may be missing."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ def interval_notes(statistics: Mapping[str, np.ndarray], units: str = "texts") -
     rows, ends = f"{int(enough_N.sum())} effects", np.isnan([statistics["low_all"], statistics["high_all"]])
     lines, opened = [], int((ends.any(0) & enough_N).sum())
     if opened:
-        have = "has an open end" if opened == 1 else "have an open end"
-        lines.append(
-            f"{opened} of {rows} {have} ({MISSING}): too few {units} carry the spread to bound the mean there; the "
-            "written table has the median and its interval"
-        )
+        lines.append(f"{open_line(opened, rows, units)}; the written table has the median and its interval")
     if (enough_N & (count_N < least) & np.isnan(statistics["p"])).any():
         lines.append(f"no p under {least} {units}: it is of all {len(count_N)} effects at once")
     return lines
+
+
+def open_line(opened: int, rows: str, units: str = "texts") -> str:
+    """How many of some rows, as `24 effects`, have an interval with an open end, and why."""
+    have = "has an open end" if opened == 1 else "have an open end"
+    return f"{opened} of {rows} {have} ({MISSING}): too few {units} carry the spread to bound the mean there"

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # What families, and older configs, call their layer types; transformers' own list is `ALLOWED_ATTN_LAYER_TYPES`.
 # "sparse" layers choose the keys of each query by content; the keys of "compressed" layers are a window of tokens and
-# summaries of what came before it. For another name `attending` reads the modules' code.
+# summaries of what came before it. What another name means, `attending` reads from the code of its modules.
 TYPES = {
     "full_attention": "full",
     "attention": "full",

@@ -1,4 +1,4 @@
-"""The hints of errors as they stand in the source."""
+"""The hints of errors, read from the source."""
 
 import ast
 import re

@@ -194,7 +194,7 @@ def test_p_counts_the_cut_itself_and_has_none_within_rounding():
 
 
 def test_a_text_is_one_of_the_exchanges_that_its_draws_are():
-    """Some text, that nobody saw, has the text itself and each of its draws as the exchanges of the cut key."""
+    """From one unknown text, the text itself and each draw are one exchange of the cut key away."""
     cut, keys, own = Cut("one", ((0, 0),), ((3,),)), range(1, 15), np.arange(15)
     null = permuted_null(cut, [(14,)], made([0.06] * 15, cut.keys))
     drawn = {tuple(own), *(tuple(exchanged(own, draw.moved.moves[0])) for draw in null.draws)}

@@ -15,11 +15,10 @@ of values without a range. `flips` tests symmetry, `counts` has what goes by sig
 docs/statistics.md derives them.
 """
 
-from attnscope.study.statistics.counts import beside_random
+from attnscope.study.statistics.counts import beside_random, largest_of, rank_correlation
 from attnscope.study.statistics.effects import Effects, effect_columns, paired
 from attnscope.study.statistics.intervals import FEWEST, SHARE, Range, fewest_for_p
 from attnscope.study.statistics.means import Means, means
-from attnscope.study.statistics.ranks import largest_of, rank_correlation
 from attnscope.study.statistics.ratios import Ratios, ratios
 
 __all__ = [

@@ -45,7 +45,7 @@ def bootstrap_widths(
 ) -> Widths:
     """The widths and p of means over S sequences; NaN for all heads at once where that is not asked for.
 
-    there_SN: which sequences a head has, all without it; what stands elsewhere in known_SN is not read. All heads share
+    there_SN: which sequences a head has, all without it; other entries of known_SN are not read. All heads share
     the draws, and a resampled mean is over those of its sequences that the head has. A head whose sequences are all
     equal has the width 0, and p 1: the caller says what that means.
     """

@@ -1,5 +1,4 @@
-"""Claims that need no distribution: the share of positive effects, by signs, the median and a place among draws, by
-order.
+"""What needs no distribution: signs of effects, medians, ranks, and the place among draws.
 
 Shapes: S text, N head, D draw.
 """
@@ -77,7 +76,7 @@ def medians(effect_SN: np.ndarray, level: float = LEVEL) -> tuple[np.ndarray, np
 
 
 def beside_random(effect: float, random_D: np.ndarray) -> tuple[float, float, float]:
-    """Where 99 % of the effects of random sets lie, and p of an effect beside them; NaN without any.
+    """Where 99 % of the effects of random sets lie, and p of an effect among them; NaN without any.
 
     p: (1 + those as large) / (1 + all of them), the set itself being one of as many as can be drawn. So it is
     1 / (1 + all of them) or more.
@@ -89,3 +88,23 @@ def beside_random(effect: float, random_D: np.ndarray) -> tuple[float, float, fl
         return (np.nan,) * 3
     low, high = np.quantile(random_D, RANGE)
     return float(low), float(high), float((1 + (random_D >= effect).sum()) / (1 + len(random_D)))
+
+
+def largest_of(values_N: np.ndarray) -> int:
+    """The place of the largest number, NaN left out; 0 where all are NaN.
+
+    >>> largest_of(np.array([np.nan, 1.0, 3.0]))
+    2
+    """
+    return int(np.nan_to_num(values_N, nan=-np.inf).argmax())
+
+
+def rank_correlation(first_N: np.ndarray, second_N: np.ndarray) -> float:
+    """Spearman's: the correlation of the ranks, equal values sharing theirs; NaN where one does not vary.
+
+    >>> rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([2.0, 30.0, 10.0]))
+    0.5
+    """
+    ranks = [((one[:, None] > one) + (one[:, None] == one) / 2).sum(1) for one in (first_N, second_N)]
+    with np.errstate(invalid="ignore"):
+        return float(np.corrcoef(*ranks)[0, 1])
