@@ -1,4 +1,4 @@
-"""Settings: what `--set NAME=VALUE` takes, and what is said to whoever types one as an option."""
+"""Settings: what `--set NAME=VALUE` takes, and settings that are typed as options."""
 
 import re
 from functools import partial
@@ -7,7 +7,7 @@ import pytest
 
 from attnscope.cli import run
 from attnscope.cli.app import made
-from attnscope.cli.groups import Mark, parameters
+from attnscope.cli.groups import parameters
 from attnscope.cli.heads import Ranking
 from attnscope.errors import UsageError
 from helpers.command_line import SENTENCE, call
@@ -16,7 +16,6 @@ from helpers.hints import hints_of_source
 
 USAGE = 2
 MOST = 45  # options of a command
-LOOKS = {"title", "width", "dpi", "cmap", "scale", "floor", "sink", "annotate", "per_head_scale", "bin"}
 
 
 def settings(command):
@@ -35,22 +34,6 @@ def test_a_command_has_few_options(command):
     typed = [one for one in made(command).params if one.param_type_name == "option"]
     assert len(["--help", *typed]) <= MOST
     assert len(made(command).params) <= MOST
-
-
-def test_how_pictures_look_is_said_to_heatmap():
-    drawing = [command for command in COMMANDS if "dpi" in parameters(*COMMANDS[command][0].groups)]
-    assert {"heads", "heatmap", "rollout", "compare"} <= set(drawing)
-    for command in drawing:
-        declared = LOOKS & set(parameters(*COMMANDS[command][0].groups))
-        assert declared - settings(command) == (LOOKS - settings("heatmap") if command == "heatmap" else set())
-    assert {"title", "dpi", "cmap", "scale", "sink"} <= LOOKS - settings("heatmap")
-
-
-def test_a_group_that_varies_a_setting_may_make_an_option_of_it():
-    of_heads, of_heatmap = (parameters(*COMMANDS[command][0].groups)["dpi"] for command in ("heads", "heatmap"))
-    assert (of_heads.is_setting, of_heatmap.is_setting) == (True, False)
-    assert of_heads.info.help == of_heatmap.info.help
-    assert Mark.OPTION in of_heatmap.extra
 
 
 def test_a_setting_is_what_it_was_as_an_option(tmp_path):
@@ -79,25 +62,44 @@ def test_what_is_typed_as_an_option_wins():
     assert call("heads", SENTENCE, "-q", "--set", "model=/no/such").code == 3
 
 
+@pytest.mark.parametrize("command", [name for name in COMMANDS if settings(name)])
+def test_each_setting_may_be_typed_as_an_option(command):
+    command = made(command)
+    context = command.make_context("it", ["--no-such"], resilient_parsing=True)
+    declared = [one for one in parameters(*command.groups).values() if one.is_setting]
+    there = {name: one for one in command.get_params(context) for name in one.opts}
+    assert all(there[f"--{one.spelled}"].hidden for one in declared)
+
+
+def test_a_setting_as_an_option_is_as_set_gives_it(tmp_path):
+    heads = ("heads", SENTENCE, "-q", "--sort", "entropy")
+    assert call(*heads, "--ascending").ok().out == call(*heads, "--set", "ascending=true").ok().out
+    assert call(*heads, "--ascending", "--set", "ascending=false").ok().out == call(*heads, "--ascending").ok().out
+    (tmp_path / "run.yaml").write_text("dpi: 5\n")
+    assert call(*heads, "--config", str(tmp_path / "run.yaml")).code == USAGE
+    assert call(*heads, "--config", str(tmp_path / "run.yaml"), "--dpi", "200").ok()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("heads", "--dpi", "200", "a"), "--dpi is a setting here: --set dpi=200, or give it to attnscope heatmap"),
-        (("heads", "--dpi=200", "a"), "--dpi is a setting here: --set dpi=200, or give it to attnscope heatmap"),
-        (("rollout", "--title", "a b"), "--set 'title=a b', or give it to attnscope heatmap"),
-        (("heads", "a", "--title"), "--set title=TITLE, or give it to attnscope heatmap"),
-        (("heads", "a", "--no-annotate"), "--no-annotate is a setting here: --set annotate=false\n"),
-        (("heads", "a", "--no-server"), "--no-server is a setting here: --set no_server=true\n"),
-        (("heads", "a", "--listen"), "--listen is a setting here: --set listen=true\n"),
-        (("batch", "c.jsonl", "--num-actors", "3"), "--num-actors is a setting here: --set num_actors=3\n"),
-        (("scan", "demo", "--base", "gpt2"), "--base is a setting here: --set base=gpt2\n"),
-        (("heads", "--dpy", "200"), "No such option: --dpy. Did you mean --set dpi?"),
+        (("heads", "--dpi", "5", "a"), "dpi: expected pixels per inch from 10 to 1200, got 5"),
+        (("heatmap", "--width=wide", "a", "--show"), "width: expected column or page, or inches from 1 to 60"),
+        (("heads", "a", "--title"), "Option '--title' requires an argument"),
+        (("batch", "c.jsonl", "--out", "o", "--num-actors", "0"), "'--num-actors': Input should be greater than or"),
+        (("scan", "demo", "--base", "gpt2"), "demo is no adapter"),
+        (("heatmap", ".", "--out", "o", "--listen"), "--listen has no part in drawing . again"),
+        (("heads", "--dpy", "200"), "No such option: --dpy. Did you mean --dpi?"),
         (("heads", "--tpo", "3"), "No such option: --tpo. Did you mean --top?"),
         (("heads", "--zzzz"), "No such option: --zzzz; `attnscope heads --help all` lists what there is"),
     ],
 )
-def test_an_option_that_is_a_setting_says_how_it_is_given(arguments, says):
+def test_what_is_said_of_a_setting_as_an_option(arguments, says):
     assert says in refused(*arguments)
+
+
+def test_help_is_the_same_where_a_setting_was_typed():
+    assert call("heads", "--dpi", "200", "--help").ok().out == call("heads", "--help").ok().out
 
 
 @pytest.mark.parametrize(
@@ -127,11 +129,9 @@ def test_a_range_holds_for_a_setting():
     assert "--set num_actors: Input should be greater than or equal to 1, got '0'" in refusal
 
 
-def test_errors_name_a_setting_as_the_command_takes_it(tmp_path):
+def test_errors_name_a_setting_as_the_command_takes_it():
     heads = ("heads", SENTENCE, "--weights", "scores", "--set", "scale=log")
     assert "use --set scale=linear with --weights scores" in refused(*heads)
-    heatmap = ("heatmap", SENTENCE, "--weights", "scores", "--scale", "log", "--out", str(tmp_path / "x"))
-    assert "use --scale linear with --weights scores" in refused(*heatmap)
     error = UsageError("no", "say {base=FOLDER} or {allow_pickle=True}, leave out {base}, {top=3}")
     expected = "no; say --set base=FOLDER or --set allow_pickle=true, leave out --set base, --top 3"
     assert error.for_shell({"base", "allow_pickle"}) == expected

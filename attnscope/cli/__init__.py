@@ -6,7 +6,7 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,7 @@ def _dispatch(arguments: list[str]) -> int:
     except SystemExit as left:  # completion
         return int(left.code or 0)
     except typer.TyperException as error:
-        return _refuse(error, arguments)
+        return _refuse(error)
 
 
 def _in_words(error: AttnscopeError, arguments: Sequence[str]) -> str:
@@ -109,14 +109,7 @@ def _options(command: str) -> Mapping[str, Parameter]:
     return parameters(*getattr(module_of(command), command).groups)
 
 
-def _options_again(name: str) -> Collection[str]:
-    """The fields, settings of other commands, that are options of one."""
-    from attnscope.cli.groups import OPTION
-
-    return {field for field, one in _options(name).items() if OPTION in one.extra}
-
-
-def _refuse(error: typer.TyperException, arguments: Sequence[str]) -> int:
+def _refuse(error: typer.TyperException) -> int:
     """What typer itself refuses, in one line; no command at all gets the help, on stderr and with the same code."""
     if type(error).__name__ == "NoArgsIsHelpError":  # typer shows the class to nobody
         with suppress(OSError):
@@ -124,14 +117,11 @@ def _refuse(error: typer.TyperException, arguments: Sequence[str]) -> int:
         return error.exit_code
     from attnscope.cli.config import plainly
     from attnscope.cli.help import whole_help
-    from attnscope.cli.settings import instead
 
     context = getattr(error, "ctx", None)
     message = plainly(error.format_message())
-    unknown, near = getattr(error, "option_name", ""), getattr(error, "possibilities", None)
+    near = getattr(error, "possibilities", None)
     if context is not None and near is not None:  # an option that does not exist
-        if setting := instead(context, unknown, arguments, _options_again("heatmap")):
-            return _say(setting, error.exit_code)
         message = f"{error.message}. Did you mean {near[0]}?" if near else message
     if context is None:
         return _say(f"{message}; `attnscope --help` lists what there is", error.exit_code)

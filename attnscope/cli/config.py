@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.cli.figure_options import Drawing
 from attnscope.cli.groups import parameters
-from attnscope.cli.settings import converters
+from attnscope.cli.settings import AS_OPTIONS, converters, settings_of
 from attnscope.errors import UsageError
 from attnscope.shown import brief
 
@@ -46,8 +46,16 @@ def configured(context: typer.Context, groups: tuple[type, ...], keys: Mapping[s
     return {name: value for name, value in values.items() if not (flagged(context, name) or name in texts)}
 
 
+def take_out_settings(context: typer.Context, groups: tuple[type, ...]) -> None:
+    """Put aside the settings that were typed as options: Typer calls a command with its listed options alone."""
+    there = {name: context.params.pop(name) for name in settings_of(groups) if name in context.params}
+    context.meta[AS_OPTIONS] = {name: value for name, value in there.items() if flagged(context, name)}
+
+
 def typed_settings(context: typer.Context, groups: tuple[type, ...], given: Sequence[str] | None) -> dict[str, Any]:
-    """The values of --set, by field, that no option gives: NAME=VALUE each, of what a file may hold for the command.
+    """The settings, by field: those that options give, and of --set, NAME=VALUE each, what no option gives.
+
+    --set takes what a file may hold for the command.
 
     The last of a name counts, and of one that takes several all. Raises UsageError for a name that is none.
     """
@@ -63,7 +71,7 @@ def typed_settings(context: typer.Context, groups: tuple[type, ...], given: Sequ
         found.setdefault(keys[key], []).append(value)
     asked = {name: values for name, values in found.items() if not flagged(context, name)}
     several = {name: _option(context, groups, name).multiple for name in asked}
-    return {
+    return context.meta.get(AS_OPTIONS, {}) | {
         name: typed(context, groups, f"--set {name}", name, values if several[name] else values[-1])
         for name, values in asked.items()
     }
@@ -115,7 +123,7 @@ def flagged(context: typer.Context, name: str) -> bool:
 
 def refuse_others(context: typer.Context, names: Container[str], what: str, otherwise: str) -> None:
     """Raise UsageError for an option of the command line that is none of these."""
-    for one in context.command.params:
+    for one in context.command.get_params(context):
         if one.name not in names and flagged(context, str(one.name)):
             raise UsageError(f"{max(one.opts, key=len)} has no part in {what}", otherwise)
 

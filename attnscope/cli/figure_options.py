@@ -41,7 +41,10 @@ class Look(Image):
     title: Annotated[str | None, Option(help="Placed before each figure's own title.", metavar="TITLE"), SETTING] = None
     caption: Annotated[
         bool | None,
-        Option(help="The lines below title and panels (default: true, but false for column and page)."),
+        Option(
+            "--caption/--no-caption",
+            help="The lines below title and panels (default: true, but false for column and page).",
+        ),
         SETTING,
     ] = None
     width: Annotated[

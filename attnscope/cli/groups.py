@@ -39,11 +39,10 @@ class Mark(Enum):
     FIRST = "one of the most used: in the first panel, the only one of a plain --help, whatever the panel of its group"
     HELD = "a run that resumes an output folder of batch must give the same value"
     UNRECORDED = "left out of manifests: it changes no number, or it is the text, which manifests only hash"
-    SETTING = "few people change it: it has no option of its own, --set NAME=VALUE or a key in --config gives it"
-    OPTION = "an option of this group, where the group that it varies has a setting"
+    SETTING = "few people change it: --help lists it with what --set NAME=VALUE or a key in --config gives"
 
 
-FIRST, HELD, UNRECORDED, SETTING, OPTION = Mark.FIRST, Mark.HELD, Mark.UNRECORDED, Mark.SETTING, Mark.OPTION
+FIRST, HELD, UNRECORDED, SETTING = Mark.FIRST, Mark.HELD, Mark.UNRECORDED, Mark.SETTING
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -68,7 +67,7 @@ class Parameter:
 
     @property
     def is_setting(self) -> bool:
-        """Whether --set gives it, and no option of its own."""
+        """Whether --help lists it with what --set gives."""
         return SETTING in self.extra
 
     @property

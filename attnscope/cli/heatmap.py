@@ -6,13 +6,13 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from typer import Argument, Context, Option
 
 from attnscope.cli import output
 from attnscope.cli.figure_options import DEPTH, FIGURES, Drawing
-from attnscope.cli.groups import OPTION, SETTING, build, command_line, option_group, recorded
+from attnscope.cli.groups import SETTING, build, command_line, option_group, recorded
 from attnscope.cli.heads import GROUPS as OF_HEADS
 from attnscope.cli.heads import MeasuredEntries, Ranking, over_picture
 from attnscope.cli.options import Config, Exporting, Question, TextRun
@@ -47,17 +47,6 @@ class Drawn(MeasuredEntries):
 
 
 @option_group
-class Looks(Drawing):
-    """How pictures look, by options."""
-
-    title: Annotated[str | None, OPTION] = None
-    dpi: Annotated[int | None, OPTION] = None
-    cmap: Annotated[str | None, OPTION] = None
-    scale: Annotated[Literal["auto", "linear", "sqrt", "log"], OPTION] = "auto"
-    sink: Annotated[Literal["keep", "mask"] | None, OPTION] = None
-
-
-@option_group
 class Drawable(TextRun):
     """One text through one model, or what is drawn again."""
 
@@ -66,14 +55,14 @@ class Drawable(TextRun):
     ] = None
 
 
-GROUPS = (Drawable, Drawn, Question, Ranking, Pictures, Looks, Show)
+GROUPS = (Drawable, Drawn, Question, Ranking, Pictures, Drawing, Show)
 
 
 def again(context: Context, folder: Path, given: dict[str, Any]) -> int:
     """Draw the pictures of a finished run, scan, ablation or comparison from its tables, without a model."""
     from attnscope.cli.redraw import redraw
 
-    pictures, looks, entries = build(Pictures, given), build(Looks, given), build(Drawn, given)
+    pictures, looks, entries = build(Pictures, given), build(Drawing, given), build(Drawn, given)
     _print(redraw(context, folder, pictures, looks, given["select"], given["sort"], entries.named))
     return 0
 
@@ -85,7 +74,7 @@ def heatmap(
     question: Question,
     ranking: Ranking,
     pictures: Pictures,
-    drawing: Looks,
+    drawing: Drawing,
     showing: Show,
 ) -> int:
     """The attention of a text, drawn: overview, layers, heads.

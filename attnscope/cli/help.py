@@ -10,8 +10,9 @@ from typing import Any
 from typer.core import TyperCommand
 
 from attnscope.cli.completion import as_typed
+from attnscope.cli.config import take_out_settings
 from attnscope.cli.options import PANELS
-from attnscope.cli.settings import records
+from attnscope.cli.settings import as_options, records
 
 NARROW, WIDE = 29, 60  # columns of the names, at most: where a help text is to stand beside them
 SHORT = "    "  # the room of `-t, `
@@ -21,6 +22,7 @@ UNBROKEN = "\xa0"  # a space where no line ends; printed as a plain one
 ARGUMENTS, MOST_USED, SETTINGS = "Arguments", PANELS[0], PANELS[-1]
 MOST = 14  # options of a plain --help; it shows all of a command that has no more
 ALL = "attnscope.help.all"  # in a context: whether `all` follows --help
+MORE = "attnscope.more"  # in a context: whether words stand there that are no listed option, but may be a setting
 
 
 class PanelCommand(TyperCommand):
@@ -31,10 +33,16 @@ class PanelCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[ALL] = any(one in ctx.help_option_names and after == "all" for one, after in pairwise(args))
-        return super().parse_args(ctx, args)
+        listed = {name for one in super().get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
+        ctx.meta[MORE] = any(one.startswith("--") and one.partition("=")[0] not in listed for one in args)
+        rest = super().parse_args(ctx, args)
+        take_out_settings(ctx, self.groups)
+        return rest
 
     def get_params(self, ctx: Any) -> Any:
-        return as_typed(super().get_params(ctx), ctx)
+        """The listed options; its settings too, as options, only where one may have been typed: they take time."""
+        found = super().get_params(ctx)
+        return as_typed([*found, *as_options(self.groups)] if ctx.meta.get(MORE) else found, ctx)
 
     def get_help(self, ctx: Any) -> str:
         return super().get_help(ctx).replace(UNBROKEN, " ")
@@ -48,7 +56,7 @@ class PanelCommand(TyperCommand):
                 formatter.write_text("\n".join(lines))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        found = self.get_params(ctx)
+        found = listed_options(ctx)
         listed = found if ctx.meta.get(ALL) else most_used(found)
         shown = [(panel_of(one), record) for one in listed if (record := record_of(one, ctx))]
         if len(listed) == len(found):
@@ -80,6 +88,11 @@ def continued(line: str, room: int) -> str:
     return " \\\n".join(lines)
 
 
+def listed_options(context: Any) -> list[Any]:
+    """The arguments and options that --help may list."""
+    return [one for one in context.command.get_params(context) if not getattr(one, "hidden", False)]
+
+
 def most_used(found: Sequence[Any]) -> list[Any]:
     """The arguments and options that a plain --help shows."""
     options = [one for one in found if panel_of(one) != ARGUMENTS and "--help" not in one.opts]
@@ -89,7 +102,7 @@ def most_used(found: Sequence[Any]) -> list[Any]:
 
 def whole_help(context: Any) -> str:
     """What to type for all options of a command: `attnscope heads --help all`, `attnscope info --help`."""
-    found = context.command.get_params(context)
+    found = listed_options(context)
     return f"{context.command_path} --help" + " all" * (len(most_used(found)) < len(found))
 
 

@@ -1,17 +1,21 @@
-"""Settings: values that few people change, which `--set NAME=VALUE` and --config give; see `Mark.SETTING`."""
+"""Settings: values that few people change; see `Mark.SETTING`.
+
+--help lists them apart, as `--set NAME=VALUE` gives them. They may be typed as options, too: `--dpi 200`.
+"""
 
 from __future__ import annotations
 
 import inspect
-import shlex
-from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cache
 from typing import Annotated, Any
 
 import typer
 
 from attnscope.cli.groups import Parameter, for_typer, option_group, parameters
+
+AS_OPTIONS = "attnscope.settings"  # in a context: the settings that were typed as options, by field
 
 
 def offered(ctx: typer.Context) -> list[tuple[str, str]]:
@@ -27,7 +31,9 @@ class Settings:
     panel = "Settings"
     set: Annotated[
         list[str] | None,
-        typer.Option(help="Give one of these; may be repeated.", metavar="NAME=VALUE", autocompletion=offered),
+        typer.Option(
+            help="Give one of these, also typed as --NAME VALUE.", metavar="NAME=VALUE", autocompletion=offered
+        ),
     ] = None
 
 
@@ -44,6 +50,15 @@ def converters(groups: tuple[type, ...]) -> Mapping[str, Any]:
     return {one.name: one for one in typer.main.get_command(alone).params}
 
 
+@cache
+def as_options(groups: tuple[type, ...]) -> list[Any]:
+    """The settings of groups as options of a command, which no list shows."""
+    options = [copy(one) for one in converters(groups).values()]
+    for one in options:
+        one.hidden = True
+    return options
+
+
 def signed(function: Any, asked: Sequence[inspect.Parameter]) -> Any:
     """The function, with parameters that Typer reads."""
     function.__signature__ = inspect.Signature(asked)
@@ -58,34 +73,3 @@ def records(groups: tuple[type, ...], context: typer.Context) -> list[tuple[str,
         (f"{found[name].key}={found[name].metavar}", one.get_help_record(context)[1])
         for name, one in converters(groups).items()
     ]
-
-
-def instead(context: typer.Context, option: str, arguments: Sequence[str], drawing: Collection[str]) -> str | None:
-    """What to type for an option that is a setting of the command, or nearly its name; None for what is neither.
-
-    drawing: the settings, by field, that are options of heatmap.
-
-    >>> instead(context, "--dpi", ["heads", "--dpi", "200"], {"dpi"})
-    '--dpi is a setting here: --set dpi=200, or give it to attnscope heatmap'
-    """
-    found = {one.spelled: one for one in settings_of(getattr(context.command, "groups", ())).values()}
-    name = option.removeprefix("--")
-    one = found.get(name) or found.get(name.removeprefix("no-"))
-    if one is None:
-        near = get_close_matches(name, found, n=1)
-        return f"No such option: {option}. Did you mean {found[near[0]].typed}?" if near else None
-    value = _value(one, option, arguments)
-    elsewhere = ", or give it to attnscope heatmap" * (one.name in drawing)
-    return f"{option} is a setting here: {shlex.join(['--set', f'{one.key}={value}'])}{elsewhere}"
-
-
-def _value(one: Parameter, option: str, arguments: Sequence[str]) -> str:
-    """The value that was typed behind an option, or its placeholder in --help."""
-    if one.metavar == "true|false":
-        return str(option == f"--{one.spelled}" or not option.startswith("--no-")).lower()
-    for place, argument in enumerate(arguments):
-        if argument.startswith(f"{option}="):
-            return argument.partition("=")[2]
-        if argument == option and place + 1 < len(arguments):
-            return arguments[place + 1]
-    return one.metavar
