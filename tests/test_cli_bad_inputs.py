@@ -296,9 +296,8 @@ def test_a_folder_without_permission(place, tmp_path, monkeypatch):
 
 def test_no_command_gets_the_help():
     result, asked = call(), call("--help")
-    assert (result.code, result.out) == (USAGE, b"")
-    assert result.err == asked.out.decode()
-    assert "  heads " in result.err
+    assert (result.code, result.out, result.err) == (0, asked.out, "")
+    assert b"  heads " in result.out
 
 
 def test_the_tiny_model_itself_is_good(place):

@@ -110,11 +110,7 @@ def _options(command: str) -> Mapping[str, Parameter]:
 
 
 def _refuse(error: typer.TyperException) -> int:
-    """What typer itself refuses, in one line; no command at all gets the help, on stderr and with the same code."""
-    if type(error).__name__ == "NoArgsIsHelpError":  # typer shows the class to nobody
-        with suppress(OSError):
-            print(error.format_message(), file=sys.stderr)  # noqa: T201
-        return error.exit_code
+    """What typer itself refuses, in one line."""
     from attnscope.cli.config import plainly
     from attnscope.cli.help import whole_help
 

@@ -52,7 +52,7 @@ class Later(TyperCommand):
 
 
 class CommandList(TyperGroup):
-    """The commands under their headings, one line each; `help heads all` is `heads --help all`."""
+    """The commands under their headings, one line each; `help heads all` is `heads --help all`, no word `--help`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -63,7 +63,7 @@ class CommandList(TyperGroup):
         return as_typed(super().get_params(ctx), ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args[:1] == ["help"]:
+        if args[:1] == ["help"] or not (args or ctx.resilient_parsing):
             args = [*args[1:2], "--help", *args[2:]]
         return super().parse_args(ctx, args)
 
@@ -99,7 +99,6 @@ def made(name: str) -> Any:
 app = typer.Typer(
     name="attnscope",
     cls=CommandList,
-    no_args_is_help=True,
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": sys.maxsize},
     epilog="\b\nStart with:\n  attnscope heads 'the financial bank is located on river bank' --out runs/bank",
     **PLAIN,
