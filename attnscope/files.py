@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from attnscope.apart import seconds, within
 from attnscope.errors import AttnscopeError, UsageError
@@ -25,6 +25,26 @@ from attnscope.shown import brief
 SMALL_BYTES = 64 * 2**20  # of a file that is read whole; a manifest takes about 250 bytes per token
 
 _unfinished: set[Path] = set()
+
+
+class FileState(NamedTuple):
+    """What the file system says of a file: where this is the same, the content is.
+
+    written_ns: when it was last written, which anybody may set back (`touch -r`, `cp -p`, `rsync -t --inplace`).
+    changed_ns: when the file or this entry last changed, which nobody sets; chmod and links move it too.
+    """
+
+    device: int
+    inode: int
+    size: int
+    written_ns: int
+    changed_ns: int
+
+
+def state_of(path: Path | str) -> FileState:
+    """The state of a file, that of its target where it is a link. Raises OSError where there is none."""
+    found = os.stat(path)
+    return FileState(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def open_regular(path: Path, mode: str = "rb", buffering: int = -1, *, follow: bool = True) -> IO[Any]:

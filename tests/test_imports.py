@@ -71,7 +71,7 @@ MAY_IMPORT = {
     " model observation observe parity run seam selection show shown signals stacks study tables telling text typed",
     "purposes": "ask calls cells errors explain keep model observation run selection stacks study telling text told"
     " viewer",
-    "serve": "apart api ask errors face keep memory model purposes signals stacks telling text typed",
+    "serve": "apart api ask errors face files keep memory model purposes signals stacks telling text typed",
     "live": "_version errors model typed viewer",
     "show": "cells errors figures files folder measure model observation selection shown study tables text viewer",
     # handed out, imported on first use

@@ -246,12 +246,12 @@ def weights_sha256(*folders: Path | None) -> dict[str, str]:
     """
     found = [[one] if one.is_file() else sorted(one.glob("*.safetensors")) for one in folders if one]
     paths = [path for some in found for path in some]
-    return {path.name: _sha256(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
+    return {path.name: _sha256(path, files.state_of(path)) for path in paths}
 
 
 @lru_cache
-def _sha256(path: Path, size: int, changed: int) -> str:
-    """size, changed: the file is read again where they are others."""
+def _sha256(path: Path, state: files.FileState) -> str:
+    """state: the file is read again where it is another."""
     return files.sha256_of(path)
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError, ModelError
+from attnscope.files import FileState, state_of
 from attnscope.model.geometry import MOST_LAYERS, empty_model
 from attnscope.model.libraries import needed
 from attnscope.model.permits import Permits, unread
@@ -251,13 +252,12 @@ def taken_on_trust(path: Path, permits: Permits) -> tuple[str, ...]:
 
 def statement(path: Path, permits: Permits) -> Statement:
     """What a file states; read once for a file that stays the same. Raises `ModelError` for one that is not read."""
-    status = path.stat()
-    return _statement(path, permits, status.st_size, status.st_mtime_ns)
+    return _statement(path, permits, state_of(path))
 
 
 @lru_cache(maxsize=2)
-def _statement(path: Path, permits: Permits, size: int, changed: int) -> Statement:
-    """size, changed: the file is read again where they are others."""
+def _statement(path: Path, permits: Permits, state: FileState) -> Statement:
+    """state: the file is read again where it is another."""
     from transformers import CONFIG_MAPPING, PreTrainedConfig
 
     header = read_header(path)

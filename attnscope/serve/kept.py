@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
-from attnscope.serve import identity
+from attnscope.errors import UsageError
+from attnscope.serve.identity import Contents, Files, files
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -14,10 +16,10 @@ MOST = 4  # models at once
 
 
 class KeptModels:
-    """The models that were loaded last, each as long as its files are as they were."""
+    """The models that were loaded last, each as long as its files hold what they held."""
 
     def __init__(self) -> None:
-        self._kept: dict[LoadOptions, tuple[LoadedModel, identity.Files]] = {}
+        self._kept: dict[LoadOptions, tuple[LoadedModel, Contents]] = {}
 
     def load(self, options: LoadOptions) -> LoadedModel:
         """A model, loaded where it is not there; raises as `attnscope.model.loading.load` does."""
@@ -25,11 +27,23 @@ class KeptModels:
 
         if options.trust_remote_code or options.allow_pickle:
             return load(options)
-        found = self._kept.pop(options, None)
-        if found is None or found[1] != identity.files(found[0].source_folder, found[0].base_folder):
+        held = self._kept.pop(options, None)
+        if held is None or not held[1].same(_files_of(held[0])):
+            began = time.time_ns()
             loaded = load(options)
-            found = loaded, identity.files(loaded.source_folder, loaded.base_folder)
-        self._kept[options] = found
+            there = _files_of(loaded)
+            if not there or any(state.changed_ns >= began for state in there.values()):
+                return loaded  # which of their contents was loaded is not known
+            held = loaded, Contents(there)
+        self._kept[options] = held
         if len(self._kept) > MOST:
             del self._kept[next(iter(self._kept))]
-        return found[0]
+        return held[0]
+
+
+def _files_of(loaded: LoadedModel) -> Files:
+    """The files of a model; none where they cannot be watched."""
+    try:
+        return files(loaded.source_folder, loaded.base_folder)
+    except UsageError:
+        return {}

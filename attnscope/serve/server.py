@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,8 +40,8 @@ class Model:
 
     options: LoadOptions
     asked: LoadOptions
-    files: identity.Files
-    facts: dict[str, Any] = field(default_factory=dict)
+    files: identity.Contents
+    facts: dict[str, Any]
 
 
 class Worker:
@@ -71,7 +71,8 @@ class Server:
 
     def __init__(self, idle: float | None = None, say: Callable[[str], object] = lambda line: None) -> None:
         self.idle, self.say = idle, say
-        self.code, self.environment = identity.code(), identity.environment()
+        self._code_files = identity.Contents(identity.code_files())
+        self.code, self.environment = identity.code_of(self._code_files.files), identity.environment()
         self.models: list[Model] = []
         self.started = self.used = time.monotonic()
         self.answered = 0
@@ -98,10 +99,7 @@ class Server:
         """Load a model. Raises what loading it raises, MemoryLimitError where it does not fit beside the others."""
         if options.trust_remote_code or options.allow_pickle:
             raise UsageError("a server runs no code of a model, and reads no pickle", "leave out that option")
-        source = locate(options)
-        model = Model(options, pinned(options, source), files_of(source))
-        self._load(model)
-        self.models.append(model)
+        self.models.append(self._load(options, len(self.models)))
 
     @property
     def options(self) -> list[LoadOptions]:
@@ -191,7 +189,7 @@ class Server:
 
     def _model_for(self, said: dict[str, Any]) -> Model:
         """The model of a question. Raises UnansweredError where this server cannot answer as a process would."""
-        if said.get("code") != self.code:
+        if said.get("code") != self.code and not self._is_code(said.get("code")):
             raise UnansweredError("the server runs other code")
         if said.get("environment") != self.environment:
             raise UnansweredError("the server runs in another environment")
@@ -203,10 +201,17 @@ class Server:
             raise UnansweredError(str(error)) from error
         for model in self.models:
             if replace(model.asked, offline=asked.offline) == asked:
-                if model.files != files_of(source):
+                if not model.files.same(files_of(source)):
                     raise UnansweredError("the files of the model have changed since the server loaded them")
                 return model
         raise UnansweredError(f"the server does not hold {said.get('name')} as it is asked for")
+
+    def _is_code(self, said: object) -> bool:
+        """Whether a digest is that of this code, whose files had their times of change moved."""
+        now = identity.code_files()
+        if said == identity.code_of(now) and self._code_files.same(now):
+            self.code = identity.code_of(now)
+        return said == self.code
 
     def _relay(self, link: socket.socket, question: dict[str, Any], blobs: Sequence[bytes]) -> None:
         """Hand a question to the worker, and what it says to who asked."""
@@ -246,13 +251,14 @@ class Server:
         """Start another worker, with the models that the one that ended had."""
         self._worker.end()
         self._worker = Worker()
-        for model in self.models:
-            self._load(model)
+        for index, model in enumerate(self.models):
+            self.models[index] = self._load(model.options, index)
 
-    def _load(self, model: Model) -> None:
-        place_of = self.models.index(model) if model in self.models else len(self.models)
+    def _load(self, options: LoadOptions, index: int) -> Model:
+        source = locate(options)
+        before = files_of(source)
         self._number += 1
-        said = {"what": "load", "options": plain(model.options), "model": str(place_of), "number": self._number}
+        said = {"what": "load", "options": plain(options), "model": str(index), "number": self._number}
         self._worker.send(said)
         while not (frame := receive(self._worker.link)).last:
             if frame.header[0] == "warned":
@@ -261,8 +267,9 @@ class Server:
         if kind == "error":
             raise getattr(errors, value[0])(*value[1:])
         if kind == "no":
-            raise ModelError(f"{model.options.model} was not loaded: {value}", "name another model, or free memory")
-        model.facts = value
+            raise ModelError(f"{options.model} was not loaded: {value}", "name another model, or free memory")
+        files = identity.Contents(files_of(source) | before)  # those too that loading has downloaded
+        return Model(options, pinned(options, source), files, value)
 
     def status(self) -> Status:
         """What `serve --status` tells."""

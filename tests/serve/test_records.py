@@ -1,7 +1,6 @@
 """Records on the wire come back as they were, and what is none is refused in one way."""
 
 import json
-import os
 import random
 import socket
 
@@ -14,7 +13,7 @@ from attnscope.ask import Ask
 from attnscope.errors import InputError
 from attnscope.live.question import MOST_PICTURE, LiveQuestion
 from attnscope.observation import HeadNames
-from attnscope.serve import identity, wire
+from attnscope.serve import wire
 from attnscope.serve.records import HOMES, packed, unpacked
 from attnscope.serve.wire import UnansweredError, WireError
 from attnscope.serve.worker import Link
@@ -159,16 +158,6 @@ def test_an_engine_that_free_memory_chose_is_for_a_process_of_its_own(demo, monk
     assert [one.by_memory for one in found] == [False, True]
     with pytest.raises(UnansweredError, match="depends on the memory that is free"):
         Link(None).prepared(found[1])
-
-
-def test_a_file_is_another_half_a_second_later(tmp_path):
-    path = tmp_path / "weights"
-    path.write_text("a")
-    os.utime(path, ns=(10**18, 10**18))
-    before = identity.files(path)
-    assert identity.files(path) == before
-    os.utime(path, ns=(10**18, 10**18 + 5 * 10**8))
-    assert identity.files(path) != before
 
 
 @pytest.mark.parametrize(("over", "taken"), [(0, True), (1, False)])

@@ -21,18 +21,20 @@ import torch
 import attnscope
 from attnscope.ask import Ask
 from attnscope.errors import UsageError
+from attnscope.files import state_of
 from attnscope.keep.request import Request
 from attnscope.model.loading import load_tokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.model.sources import DEMO_FOLDER
 from attnscope.purposes.named import PURPOSES
-from attnscope.serve import client, place, reader, wire
+from attnscope.serve import client, identity, place, reader, wire
 from attnscope.serve import server as serving_module
 from attnscope.serve.wire import UnansweredError
 from attnscope.serve.worker import CancelledError, cancellable
 from attnscope.telling import SILENT
 from attnscope.text.prompt import _read, from_text
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call
+from helpers.folders import rewrite
 from helpers.forks import until
 from helpers.serving import runtime, serving
 
@@ -298,9 +300,13 @@ class Stub(serving_module.Worker):
             while frame := wire.receive(self.theirs):
                 self.said.append(frame.header)
                 if frame.header["what"] == "load":
+                    self.loading(frame.header["options"]["model"])
                     wire.send(self.theirs, ["loaded", {"device": "cpu", "dtype": "float32", "bytes": 2048}], last=True)
                 elif frame.header["what"] == "question" and self.code is None:
                     wire.send(self.theirs, ["no", f"answered by {number}"], last=True)
+
+    def loading(self, model):
+        """What happens while a model is loaded."""
 
     def killed(self):
         """As a process that was killed."""
@@ -333,10 +339,10 @@ def stubbed(monkeypatch, tmp_path):
         yield begun
 
 
-def why_unanswered():
+def why_unanswered(model="demo"):
     """What the server of this environment says in the place of an answer."""
     with pytest.raises(UnansweredError) as found:
-        client.answered(LoadOptions(), Ask(SENTENCE), SILENT)
+        client.answered(LoadOptions(model), Ask(SENTENCE), SILENT)
     return str(found.value)
 
 
@@ -349,6 +355,49 @@ def test_a_worker_that_ended_is_started_again_with_its_models(stubbed):
         assert loads == [["demo"], ["demo"]]
         assert [one["what"] for one in Stub.made[0].said].count("question") == 1
         assert server.answered == 2
+
+
+def test_a_server_answers_for_the_files_that_it_loaded_and_their_content(stubbed, tmp_path):
+    folder = Path(shutil.copytree(DEMO_FOLDER, tmp_path / "model"))
+    with stubbed() as (server, _):
+        server.hold(LoadOptions(str(folder)))
+        server.models[1].files.hashing.join()
+        assert why_unanswered(str(folder)) == "answered by 1"
+        (folder / "model.safetensors").chmod(0o600)
+        assert why_unanswered(str(folder)) == "answered by 1"
+        rewrite(folder / "config.json", b'"bos_token_id": 0', b'"bos_token_id": 2')
+        assert "the files of the model have changed" in why_unanswered(str(folder))
+        Stub.made[0].killed()
+        assert why_unanswered() == "answered by 2"
+        assert why_unanswered(str(folder)) == "answered by 2", "a new worker has loaded what is there now"
+        rewrite(folder / "config.json", b'"bos_token_id": 2', b'"bos_token_id": 0')
+        assert "the files of the model have changed" in why_unanswered(str(folder))
+
+
+def test_what_a_model_downloads_while_it_is_loaded_is_of_it(stubbed, tmp_path, monkeypatch):
+    folder = Path(shutil.copytree(DEMO_FOLDER, tmp_path / "model"))
+    more = folder / "more.json"
+    changes = {True: lambda: rewrite(more, b"{}", b"[]"), False: lambda: more.write_text("{}")}
+    monkeypatch.setattr(Stub, "loading", lambda stub, model: model != "demo" and changes[more.exists()]())
+    with stubbed() as (server, _):
+        server.hold(LoadOptions(str(folder)))
+        assert why_unanswered(str(folder)) == "answered by 1"
+        Stub.made[0].killed()
+        assert why_unanswered() == "answered by 2"
+        assert "the files of the model have changed" in why_unanswered(str(folder)), "what was loaded is not known"
+
+
+def test_code_whose_times_of_change_moved_is_the_same_code(stubbed, monkeypatch):
+    monkeypatch.setattr(identity, "code", lambda: identity.code_of(identity.code_files()))
+    moved = {path: state._replace(changed_ns=state.changed_ns + 1) for path, state in identity.code_files().items()}
+    with stubbed() as (server, _):
+        server._code_files.hashing.join()
+        monkeypatch.setattr(identity, "code_files", lambda: moved)
+        monkeypatch.setattr(identity, "state_of", lambda path: moved.get(str(path)) or state_of(path))
+        assert why_unanswered() == "answered by 1"
+        written = moved | {min(moved): moved[min(moved)]._replace(written_ns=1)}
+        monkeypatch.setattr(identity, "code_files", lambda: written)
+        assert why_unanswered() == "the server runs other code"
 
 
 def test_a_worker_that_ends_amid_an_answer_ends_it(stubbed, monkeypatch):

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from attnscope.cells import head_name
 from attnscope.errors import InputError, UsageError
-from attnscope.files import check_schema, read_json, read_small, save_json
+from attnscope.files import FileState, check_schema, read_json, read_small, save_json, state_of
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.study.atlas.findings import Finding
 from attnscope.study.atlas.roles import MARK, RULES, Rule
@@ -199,15 +199,14 @@ def _beside(model: Weights) -> Atlas | None:
 
 
 @lru_cache(maxsize=8)
-def _as_it_is(folder: Path, states: tuple[tuple[int, int], ...]) -> Atlas:
+def _as_it_is(folder: Path, states: tuple[FileState, ...]) -> Atlas:
     """The atlas of a folder, read once for many texts; states: it is read again where they are others."""
     return kept(folder)
 
 
-def _states(folder: Path) -> tuple[tuple[int, int], ...]:
-    """Size and time of each file of an atlas that is there."""
-    found = [path.stat() for path in (folder / NAME, folder / TABLE) if path.exists()]
-    return tuple((one.st_size, one.st_mtime_ns) for one in found)
+def _states(folder: Path) -> tuple[FileState, ...]:
+    """The state of each file of an atlas that is there."""
+    return tuple(state_of(path) for path in (folder / NAME, folder / TABLE) if path.exists())
 
 
 def roles_by_head(roles: Mapping[tuple[int, int], Sequence[str]]) -> dict[str, list[str]]:
