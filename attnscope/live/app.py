@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import json
+import logging
 import secrets
 import socket
 import threading
@@ -19,7 +20,8 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Route, request_response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from attnscope._version import __version__
 from attnscope.errors import AttnscopeError, UsageError
@@ -53,14 +55,15 @@ class LivePage:
         self._socket = _listening(port)
         self.port = int(self._socket.getsockname()[1])
         strangers = Strangers()
-        self._turn, self._asked = asyncio.Semaphore(MOST_AT_ONCE), 0
-        self._server = uvicorn.Server(
+        self._turn = asyncio.Semaphore(MOST_AT_ONCE)
+        self._server = _Server(
             uvicorn.Config(
                 Guard(self._app(), self.token, strangers),
                 http=protocol(strangers),
                 ws="none",
                 lifespan="off",
                 log_config=None,
+                log_level=logging.CRITICAL + 1,  # none: any user of the machine would write to this terminal
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
@@ -87,7 +90,7 @@ class LivePage:
             routes=[
                 Route("/", self._page),
                 Route("/models", self._models),
-                Route("/ask", self._ask, methods=["POST"]),
+                Route("/ask", AtOnce(request_response(self._ask)), methods=["POST"]),
             ]
         )
 
@@ -110,18 +113,39 @@ class LivePage:
             return _refused(413, f"a question has at most {MOST_BODY} bytes")
         except (TimeoutError, ClientDisconnect):
             return _refused(408, f"a question comes within {BODY_SECONDS:.0f} seconds")
-        if self._asked >= MOST_AT_ONCE + MOST_WAITING:
-            return _refused(503, f"{MOST_WAITING} questions wait already")
         return StreamingResponse(self._answer(question), media_type="application/octet-stream", headers=HEADERS)
 
     async def _answer(self, question: LiveQuestion) -> AsyncGenerator[bytes, None]:
-        self._asked += 1
+        async with self._turn, aclosing(answer(question, self.held())) as parts:
+            async for part in parts:
+                yield part
+
+
+class AtOnce:
+    """An endpoint that takes MOST_AT_ONCE and MOST_WAITING requests at once, each from its first byte to its last."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app, self.requests = app, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or refuse where so many are answered already."""
+        if self.requests >= MOST_AT_ONCE + MOST_WAITING:
+            await _refused(503, f"{MOST_WAITING} questions wait already")(scope, receive, send)
+            return
+        self.requests += 1
         try:
-            async with self._turn, aclosing(answer(question, self.held())) as parts:
-                async for part in parts:
-                    yield part
+            await self.app(scope, receive, send)
         finally:
-            self._asked -= 1
+            self.requests -= 1
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn's server, whose end ends the questions under way; its own waits for them."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in self.server_state.tasks:
+            task.cancel()
+        await super().shutdown(sockets)
 
 
 class TooLongError(Exception):

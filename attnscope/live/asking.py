@@ -32,7 +32,10 @@ SAID = {"ATTNSCOPE_STAGES": "json", "NO_COLOR": "1"}
 
 
 async def answer(question: LiveQuestion, held: Sequence[LoadOptions]) -> AsyncGenerator[bytes, None]:
-    """Lines of JSON: `said`, or `stage`; the last is `failed`, or `page` with so many bytes, which follow."""
+    """Lines of JSON: `said`, or `stage`; the last is `failed`, or `page` with so many bytes, which follow.
+
+    No line names the folder of the question, which is gone with the answer.
+    """
     with TemporaryDirectory(prefix="attnscope-page-") as place:
         folder = Path(place)
         try:
@@ -44,7 +47,7 @@ async def answer(question: LiveQuestion, held: Sequence[LoadOptions]) -> AsyncGe
         sending = asyncio.create_task(_send(process, question.text.encode(errors="surrogatepass")))
         try:
             async with asyncio.timeout(MOST_SECONDS):
-                while line := await _next(process):
+                while line := (await _next(process)).replace(f"{folder}{os.sep}", ""):
                     said = line if not line.startswith("{") else said
                     yield line.encode() + b"\n" if line.startswith("{") else _line(said=line)
                 code = await process.wait()

@@ -7,10 +7,10 @@ after the `#`, which a browser sends to no server, and then in a header of every
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from starlette.responses import PlainTextResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-HERE = ("127.0.0.1", "localhost", "::1")
+HERE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?")  # any port: a tunnel of ssh may have another
 OPEN_PATHS = ("/",)  # the page itself, which holds nothing of anyone
 MOST_STRANGERS = 32  # connections that have not shown the token
 STRANGER_SECONDS = 10.0
@@ -108,7 +108,4 @@ def _headers(scope: Scope) -> dict[str, list[str]]:
 
 def _is_here(host: str) -> bool:
     """Whether a Host header names this machine: any other name may have been made to lead here."""
-    try:
-        return urlsplit(f"//{host}").hostname in HERE and "@" not in host
-    except ValueError:
-        return False
+    return HERE.fullmatch(host) is not None

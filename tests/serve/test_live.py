@@ -67,6 +67,12 @@ class Asking:
                 return lines, text
         return lines or code, text
 
+    def request(self):
+        """A question, as bytes on a connection."""
+        body = json.dumps(QUESTION)
+        head = f"POST /ask HTTP/1.1\r\nHost: {self.host}\r\nAuthorization: {self.headers['Authorization']}\r\n"
+        return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
     def raw(self):
         """A connection that says nothing yet."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=HANGS)
@@ -110,6 +116,9 @@ def test_the_page_itself_holds_nothing_and_its_policy_lets_nothing_else_in(live)
         ({"Host": "localhost@attacker.example"}, 421),
         ({"Host": None}, 400),
         ({"Host": "["}, 421),
+        ({"Host": "127.0.0.1:8808, attacker.example"}, 421),
+        ({"Host": "127.0.0.1:8808/attacker.example"}, 421),
+        ({"Host": "[::1"}, 421),
         ({"Origin": "http://attacker.example"}, 403),
         ({"Origin": "null"}, 403),  # as of the frame, whose page may be anyone's
         ({"Origin": "http://127.0.0.1:1"}, 403),
@@ -254,6 +263,8 @@ def test_an_answer_is_the_page_that_the_command_writes(live, tmp_path):
     lines, page = live.ask(query="last", key="bank", compare_text="the cat \U0001f98a sat")
     assert lines[-1]["code"] == 0
     assert any("stage" in line and line["total"] == line["done"] for line in lines)
+    assert any("page.html" in line.get("said", "") for line in lines)
+    assert not any("attnscope-page-" in str(line) for line in lines)  # the folder, which the reader cannot open
     asked = ("--query", "last", "--key", "bank", "--compare-text", "the cat \U0001f98a sat")
     call("view", "--file", "-", *asked, "--out", str(tmp_path / "page.html"), stdin=SENTENCE.encode()).ok()
     assert page == (tmp_path / "page.html").read_bytes()
@@ -350,9 +361,7 @@ def begun(monkeypatch):
 def leave(live, said=b"stage"):
     """Ask, and stop listening once something is heard."""
     with live.raw() as link:
-        body = json.dumps(QUESTION)
-        head = f"POST /ask HTTP/1.1\r\nHost: {live.host}\r\nAuthorization: {live.headers['Authorization']}\r\n"
-        link.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        link.sendall(live.request())
         heard = b""
         while said not in heard:
             heard += link.recv(1000)
@@ -388,11 +397,40 @@ def test_a_question_takes_its_time_and_no_more(live, begun, monkeypatch):
     assert begun[0].returncode is not None
 
 
-def test_many_wait_and_the_rest_is_told(live, monkeypatch):
-    monkeypatch.setattr(app, "MOST_WAITING", 0)
-    monkeypatch.setattr(live.page, "_asked", app.MOST_AT_ONCE)
-    code, text = live.get("/ask", "POST", json.dumps(QUESTION).encode())
-    assert (code, b"wait already" in text) == (503, True)
+def test_questions_that_come_together_are_counted(live, monkeypatch):
+    monkeypatch.setattr(question.LiveQuestion, "arguments", lambda *_: ["600"])
+    monkeypatch.setattr(asking, "COMMAND", ("sleep",))
+    with contextlib.ExitStack() as links:
+        asked = [links.enter_context(live.raw()) for _ in range(21)]
+        for link in asked:
+            link.sendall(live.request())
+        codes = [link.recv(12)[-3:] for link in asked]
+    assert sorted(codes) == [b"200"] * 18 + [b"503"] * 3
+    until(lambda: live.get("/ask", "POST", b"[]")[0] == 400)  # who has left is counted no more
+
+
+def test_what_strangers_send_is_logged_nowhere(live, caplog):
+    upgrade = f"GET / HTTP/1.1\r\nHost: {live.host}\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
+    for said in (b"\0" * 100, b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", upgrade.encode()):
+        with live.raw() as link:
+            link.sendall(said)
+            assert link.recv(5) == b"HTTP/"
+    assert caplog.records == []
+
+
+def test_the_end_of_the_page_ends_the_questions_under_way(begun, monkeypatch, caplog):
+    monkeypatch.setattr(question.LiveQuestion, "arguments", lambda *_: ["600"])
+    monkeypatch.setattr(asking, "COMMAND", ("sleep",))
+    monkeypatch.setattr(app, "CLOSING_SECONDS", HANGS)
+    with contextlib.ExitStack() as links:
+        with app.LivePage(lambda: [LoadOptions()]) as address:
+            live = Asking(None, address)
+            for _ in range(3):  # of which two are begun
+                links.enter_context(live.raw()).sendall(live.request())
+            until(lambda: len(begun) == 2)
+        assert all(process.returncode is not None for process in begun)
+    assert len(begun) == 2
+    assert caplog.records == []
 
 
 def test_the_command_line_says_what_is_missing(monkeypatch):
