@@ -84,6 +84,33 @@ def test_units_are_the_connected_parts_of_the_pairs():
             assert same == (label[one] == label[two])
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "by", "words", "of_a", "of_b"),
+    [
+        (("un", "likely", "."), ("unlike", "ly"), "text", ([(0, 3)], [(0, 1), (1, 2)]), (0, 0, 0), (0, 0)),
+        (
+            ("a", " b", " c"),
+            ("a", " b", " d", " c"),
+            "text",
+            ([(0, 1), (1, 2), (2, 3)], [(0, 1), (1, 3), (3, 4)]),
+            (0, 1, 2),
+            (0, 1, 1, 2),
+        ),
+        (
+            ("a", " b", " c"),
+            ("x", " y", " z"),
+            "position",
+            ([(0, 2), (2, 3)], [(0, 1), (1, 2), (2, 3)]),
+            (0, 0, 1),
+            (0, 0, 1),
+        ),
+        (("a", " b"), ("c", " d", " e"), "text", ([(0, 2)], [(0, 3)]), (-1, -1), (-1, -1, -1)),
+    ],
+)
+def test_the_units_of_whole_words(a, b, by, words, of_a, of_b):
+    assert units(a, b, by).whole(*words) == (of_a, of_b, max(of_a) + 1)
+
+
 SWAPPED = (("Mary", " gave", " John"), ("John", " gave", " Mary"))
 
 

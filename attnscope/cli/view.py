@@ -86,7 +86,7 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     from attnscope.viewer.side import Side
     from attnscope.viewer.stacks import StackedSide, stacked
 
-    purpose = ShowPage(pages.max_mb, pages.precision, selected.select, pages.why, pages.compare_text)
+    purpose = ShowPage(pages.max_mb, pages.precision, selected.select, pages.why, pages.compare_text, pages.align)
     ask, shown = shown_sides(asked, selected, question, pages, purpose)
     seen, why, whole = [one.seen for one in shown], shown[0].why, shown[0].whole
     sides = [StackedSide(one) if stacked(one) else Side(one) for one in seen]
@@ -96,7 +96,7 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     said = about(replace(sides[0].seen, chosen=shown[0].chosen), opened, command, groups, first)
     said = replace(said, copied=copied(asked, pages, ask))
     plan = Plan(pages.max_mb, 16 if pages.precision == 16 else 8, whole)
-    write_page(page_of(sides, plan, said, pages.align), pages)
+    write_page(page_of(sides, plan, said, pages.align, shown[0].divergences), pages)
     return max(report_checks(one, pages.quiet) for one in seen)
 
 

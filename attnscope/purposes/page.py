@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from attnscope.errors import UsageError
 from attnscope.purposes.purpose import Check, Purpose, unchecked
 from attnscope.stacks import SEQ2SEQ, is_vision
 from attnscope.telling import SILENT, Teller
+from attnscope.text.align import Align
 from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask
+    from attnscope.keep.layers import LayerKey
     from attnscope.model.geometry import LayerGeometry
     from attnscope.model.loaded import LoadedModel
     from attnscope.observation import Observation
@@ -28,16 +32,29 @@ if TYPE_CHECKING:
 REST = 3  # components that are no heads or blocks: embedding, bias, position
 
 
+class HeadDivergence(NamedTuple):
+    """A head of two texts: the Jensen-Shannon divergence in bits, None without a row on both sides, and the mean mass
+    that either side gives to tokens that the other lacks. See `study.comparison.Comparison`."""
+
+    key: LayerKey
+    head: int
+    js: float | None
+    lost: float
+    other_lost: float
+
+
 @dataclass(frozen=True)
 class PageSide:
     """One side of a page. chosen: the tokens that were named, of which the observation holds all. whole: the heads
-    whose maps stay whole. why: the logits that were taken apart. beside: what it is compared with."""
+    whose maps stay whole. why: the logits that were taken apart. beside: what it is compared with. divergences: of
+    each head that both hold whole, its numbers as `attnscope compare` has them."""
 
     seen: Observation
     chosen: Chosen
     whole: Mapping[int, Sequence[int]]
     why: Sequence[KeyParts] = ()
     beside: PageSide | None = None
+    divergences: Sequence[HeadDivergence] = ()
 
 
 @dataclass(frozen=True)
@@ -45,7 +62,8 @@ class ShowPage(Purpose):
     """The page of a text: what fits into `max_mb`, `bits` per weight.
 
     whole: heads whose maps stay whole, as "27.3,last". why: heads whose logits are taken apart, for the ask's queries
-    or all. compare_text: another text of the same model, beside it; each side has half of the room.
+    or all. compare_text: another text of the same model, beside it; each side has half of the room. align: how the
+    tokens of two sides are paired, as `text.align.alignment` says without it.
     """
 
     max_mb: float = 20.0
@@ -53,6 +71,7 @@ class ShowPage(Purpose):
     whole: str | None = None
     why: str | None = None
     compare_text: str | None = None
+    align: Align | None = None
 
     name = "page"
     record = "PageSide"
@@ -84,7 +103,9 @@ class ShowPage(Purpose):
         why = self.taken_apart(runs[0], plan)
         each = replace(plan, max_mb=plan.max_mb / len(runs))
         first, *other = [PageSide(observed(run, each, verify, tell), named_tokens(run), plan.whole) for run in runs]
-        return replace(first, why=why, beside=other[0] if other else None)
+        if not other:
+            return replace(first, why=why)
+        return replace(first, why=why, beside=other[0], divergences=divergences(first.seen, other[0].seen, self.align))
 
     def ready(self, loaded: LoadedModel, ask: Ask, tell: Teller) -> Run:
         """Everything that comes before the forward pass."""
@@ -115,6 +136,31 @@ class ShowPage(Purpose):
         heads = select(self.why, run.loaded.geometry.heads_by_layer, run.named)
         queries = range(len(run.prompt)) if run.chosen.query is None else run.chosen.query.positions
         return why_of(run.loaded, run.prompt.ids, heads, queries, plan)
+
+
+def divergences(first: Observation, other: Observation, align: Align | None) -> list[HeadDivergence]:
+    """Of each head that both hold whole. Raises InputError as `alignment`."""
+    from attnscope.study.comparison import weights_divergence
+    from attnscope.text.align import alignment, units
+
+    plain = first.prompt.plain, other.prompt.plain
+    shared, found = units(*plain, alignment(*plain, align)), list[HeadDivergence]()
+    if not shared.size:
+        return found
+    for key in first.weights:
+        of_both = [one.weight_heads.get(key, ()) for one in (first, other)]
+        heads = [head for head in of_both[0] if head in of_both[1]]
+        if not heads:
+            continue
+        first_HQK, other_HQK = (
+            one.weights[key][[held.index(head) for head in heads]]
+            for one, held in zip((first, other), of_both, strict=True)
+        )
+        js_H, _, lost_H, other_lost_H, _ = weights_divergence(first_HQK, other_HQK, shared)
+        for place, head in enumerate(heads):
+            js = float(js_H[place]) if np.isfinite(js_H[place]) else None
+            found.append(HeadDivergence(key, head, js, float(lost_H[place]), float(other_lost_H[place])))
+    return found
 
 
 def beside(ask: Ask) -> Ask:

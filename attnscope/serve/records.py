@@ -35,7 +35,7 @@ RECORDS = {  # by name, where the type is; each is imported without torch
     "attnscope.model.geometry": ("Geometry", "LayerGeometry"),
     "attnscope.observation": ("HeadNames", "Observation"),
     "attnscope.purposes.cut": ("KnockedModel",),
-    "attnscope.purposes.page": ("PageSide",),
+    "attnscope.purposes.page": ("HeadDivergence", "PageSide"),
     "attnscope.purposes.tokenise": ("Tokenised",),
     "attnscope.seam.report": ("CallCheck", "CaptureReport"),
     "attnscope.study.knockout.records": ("AskedCut", "Case", "Draw", "Knocked", "Masses", "Null"),

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from attnscope.attention.operator import DenseAttention
+from attnscope.attention.visibility import Visibility
 from attnscope.cells import head_name
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.keep.layers import LayerKey
@@ -257,6 +259,19 @@ def compare_heads(
         failures=list(dict.fromkeys(line for one in found for line in one.failures)),
         pair=found[0].pair._replace(drawn=found[0].drawn) if len(found) == 1 else None,
     )
+
+
+def weights_divergence(first_HQK: torch.Tensor, other_HQK: torch.Tensor, shared: Units) -> Divergence:
+    """The same of matrices that were kept of two texts' passes, for one layer; shared: what the texts share.
+
+    >>> weights_divergence(seen.weights[3], other.weights[3], units(seen.prompt.plain, other.prompt.plain)).js   # (H,)
+    """
+    both = (first_HQK, shared.of_a), (other_HQK, shared.of_b)
+    first, other = (
+        DivergenceSide.of(DenseAttention(one_HQK[None], Visibility(*one_HQK.shape[1:])), of, of) for one_HQK, of in both
+    )
+    cells = Cells.of(range(shared.size), MAP_SIDE)
+    return diverge(first, other, (cells, cells))
 
 
 def check_alike(first: LoadedModel, other: LoadedModel) -> None:

@@ -22,6 +22,7 @@ from attnscope.errors import InputError
 UNIT = re.compile(r"\s*(\w+|[^\w\s])")
 Unit = re.Match[str]
 CharacterRange = tuple[int, int]  # characters [start, stop)
+Group = tuple[int, int]  # tokens [start, stop)
 Align = Literal["position", "text"]
 WORDS: Mapping[Align, str] = {"position": "aligned by position", "text": "aligned by characters"}
 
@@ -100,6 +101,25 @@ class Units(NamedTuple):
         a, b = ([token for token, unit in enumerate(of) if unit < 0] for of in (self.of_a, self.of_b))
         return a, b
 
+    def whole(self, *groups: Sequence[Group]) -> Units:
+        """The same with whole groups, such as words: units that share one are one unit, with all of its tokens.
+
+        groups: of either text, tokens [start, stop), which cover each of its tokens once, in order.
+
+        >>> units(["un", "likely", "."], ["unlike", "ly"]).whole([(0, 3)], [(0, 1), (1, 2)])
+        Units(of_a=(0, 0, 0), of_b=(0, 0), size=1)
+        """
+        of_token = [[at for at, (start, stop) in enumerate(each) for _ in range(start, stop)] for each in groups]
+        pairs = {
+            (of_token[0][one], of_token[1][other])
+            for tokens_a, tokens_b in zip(*self.members, strict=True)
+            for one in tokens_a
+            for other in tokens_b
+        }
+        whole = _connected(sorted(pairs), *map(len, groups))
+        of_a, of_b = (tuple(of[at] for at in each) for of, each in zip(whole[:2], of_token, strict=True))
+        return Units(of_a, of_b, whole.size)
+
 
 def units(a: Sequence[str], b: Sequence[str], by: Align = "text") -> Units:
     """The tokens of two texts put together as `paired` pairs them, in order; the same tokens one by one.
@@ -107,8 +127,12 @@ def units(a: Sequence[str], b: Sequence[str], by: Align = "text") -> Units:
     >>> units(["un", "likely", "."], ["unlike", "ly"])
     Units(of_a=(0, 0, -1), of_b=(0, 0), size=1)
     """
-    pairs = paired(a, b, "position" if list(a) == list(b) else by)
-    of_a, of_b, count = [-1] * len(a), [-1] * len(b), 0
+    return _connected(paired(a, b, "position" if list(a) == list(b) else by), len(a), len(b))
+
+
+def _connected(pairs: Sequence[tuple[int, int]], count_a: int, count_b: int) -> Units:
+    """The connected parts of sorted pairs, in which neither side ever steps back."""
+    of_a, of_b, count = [-1] * count_a, [-1] * count_b, 0
     for one, other in pairs:  # in order: a token of a unit is met before the next unit begins
         unit = max(of_a[one], of_b[other])
         unit = count if unit < 0 else unit

@@ -25,15 +25,17 @@ from attnscope.files import write_whole
 from attnscope.selection import pairs
 from attnscope.shown import brief, in_a_line
 from attnscope.stacks import is_cross, is_vision
-from attnscope.text.align import WORDS, Align, alignment, paired
+from attnscope.text.align import WORDS, Align, alignment, units
 from attnscope.viewer.pack import Blobs
 from attnscope.viewer.plan import Plan
-from attnscope.viewer.side import Wanted
+from attnscope.viewer.side import Wanted, rounded
 
 if TYPE_CHECKING:
     from attnscope.observation import Observation
+    from attnscope.text.align import Units
 
-FORMAT = "attnscope/page/1"
+FORMAT = "attnscope/page/2"
+HeadDivergence = tuple[tuple[int, str], int, float | None, float, float]
 NamedTokens = tuple[str, Sequence[int]]  # tokens that were asked about, in the asker's words, and where they stand
 LONGEST_TEXT = 60  # letters of a text in the title
 FRAME = "width:100%;height:{height}px;border:0"
@@ -178,10 +180,17 @@ class Packs(Protocol):
         """As the page's JSON has it, numbers added to the blobs."""
 
 
-def page_of(sides: Sequence[Packs], plan: Plan, about: About, align: Align | None = None) -> Page:
+def page_of(
+    sides: Sequence[Packs],
+    plan: Plan,
+    about: About,
+    align: Align | None = None,
+    divergences: Sequence[HeadDivergence] = (),
+) -> Page:
     """The page of one text, or of two beside each other; what does not fit is made smaller, and said.
 
-    align: how the tokens of two texts are paired; as `alignment` says without it. Raises as it does.
+    align: how the tokens of two texts are paired; as `alignment` says without it. Raises as it does. divergences: of
+    heads of two texts, (layer, head, bits, mass that either gives to what the other lacks).
 
     >>> page_of([Side(seen)], Plan(), About()).save("bank.html")
     """
@@ -198,11 +207,25 @@ def page_of(sides: Sequence[Packs], plan: Plan, about: About, align: Align | Non
         "version": __version__,
         "title": title,
         "sides": found,
-        "aligned": paired(*pair, by) if pair and by else None,
+        "units": _units(found, units(*pair, by)) if pair and by else None,
+        "divergences": [_divergence(one, found[0]["layers"]) for one in divergences],
         "left_out": left_out,
         **about.said(),
     }
     return Page(document(said, blobs), title, left_out)
+
+
+def _units(found: Sequence[Mapping[str, Any]], tokens: Units) -> dict[str, Any]:
+    """What both sides share: the unit of each token of either, -1 for none, of tokens and of whole words."""
+    words = tokens.whole(*([(start, stop) for start, stop, _ in side["words"]] for side in found))
+    return {"tokens": tokens[:2], "words": words[:2]}
+
+
+def _divergence(of_head: HeadDivergence, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    (layer, stack), head, *numbers = of_head
+    at = next(at for at, one in enumerate(layers) if (one["layer"], one["stack"]) == (layer, stack))
+    js, lost, other_lost = rounded(np.array(numbers, float))
+    return {"at": at, "head": head, "js": js, "lost": [lost, other_lost]}
 
 
 def _packed(sides: Sequence[Packs], wanted: Wanted) -> tuple[list[dict[str, Any]], Blobs]:

@@ -45,7 +45,7 @@ function pageOf(change = {}) {
   };
   const unpacked = change.blobs ?? [Uint8Array.from(bytes)];
   const blobs = new Blobs((blob) => deflateRawSync(unpacked[blob]).toString("base64"));
-  return new Page({ sides: [side], aligned: null, defined: {}, asked: { query: null, key: null }, left_out: [] }, blobs);
+  return new Page({ sides: [side], units: null, defined: {}, asked: { query: null, key: null }, left_out: [] }, blobs);
 }
 
 const near = (found, wanted) => {

@@ -49,7 +49,7 @@ def weights_of(folder: Path) -> dict[tuple[int, int, int, int], float]:
 
 def test_a_page_of_a_text(tmp_path):
     page, talk = viewed(tmp_path, "--text", SENTENCE, "--query", "last", "--key", "8", "--define", "it=bank")
-    assert page.said["format"] == "attnscope/page/1"
+    assert page.said["format"] == "attnscope/page/2"
     assert SENTENCE in page.said["title"]
     assert page.said["asked"] == {
         "query": {"text": "last", "positions": [8]},
@@ -60,7 +60,7 @@ def test_a_page_of_a_text(tmp_path):
     assert page.said["open"].startswith("view=token&")
     assert "&query=8&key=8" in page.said["open"]
     assert "wrote " in talk
-    assert (page.said["aligned"], page.said["left_out"]) == (None, [])
+    assert (page.said["units"], page.said["left_out"]) == (None, [])
 
 
 def test_where_it_opens(tmp_path):
@@ -106,7 +106,7 @@ def test_two_texts_beside_each_other(tmp_path):
     page, _ = viewed(tmp_path, "--text", SENTENCE, "--compare-text", SWAPPED)
     one, other = page.said["sides"]
     assert (one["text"], other["text"]) == (f"<s>{SENTENCE}", f"<s>{SWAPPED}")
-    assert page.said["aligned"] == [[place, place] for place in range(9)]
+    assert page.said["units"] == dict.fromkeys(("tokens", "words"), [list(range(9))] * 2)
     assert page.maps(0).keys() == page.maps(1).keys()
     assert not np.allclose(page.maps(0)[1, 4], page.maps(1)[1, 4], atol=0.01)
     assert f"{SENTENCE}” | demo: “{SWAPPED}" in page.said["title"]
@@ -117,7 +117,10 @@ def test_two_models_beside_each_other(tmp_path):
     page, talk = viewed(tmp_path, "--text", SENTENCE, "--compare-model", str(other))
     assert [side["model"]["layers"] for side in page.said["sides"]] == [4, 4]
     assert [len(side["heads"]) for side in page.said["sides"]] == [24, 16]
-    assert page.said["aligned"][0] == [0, 0]
+    assert [of[0] for of in page.said["units"]["tokens"]] == [0, 0]
+    assert {(one["at"], one["head"]) for one in page.said["divergences"]} == {
+        (at, head) for at in range(4) for head in range(4)
+    }  # that both have
     assert talk.count("engine eager") == 2
 
 

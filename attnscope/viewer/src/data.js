@@ -28,7 +28,6 @@ export class Page {
     this.data = data;
     this.sides = data.sides.map((side) => new Side(side, blobs));
     this.blobs = blobs;
-    this.across = [new Map(data.aligned ?? []), new Map((data.aligned ?? []).map(([a, b]) => [b, a]))];
     /** @type {Map<string, Promise<Grid|null>>} */
     this.grids = new Map();
   }
@@ -90,9 +89,14 @@ export class Page {
     return keys && (state.group ? runs(this.groups[state.group]) : [keys]);
   }
 
-  /** @param {number|null} token of one side @param {number} from that side @returns {number|null} the other side's */
-  aligned(token, from) {
-    return token === null ? null : (this.across[from].get(token) ?? null);
+  /**
+   * @param {number|null} token of one side @param {number} from that side
+   * @returns {[number, number]|null} the first token of its unit in the other side, and the end of it
+   */
+  partner(token, from) {
+    const tokens = this.data.units?.tokens;
+    const unit = token === null ? -1 : (tokens?.[from][token] ?? -1);
+    return unit < 0 || !tokens ? null : [tokens[1 - from].indexOf(unit), tokens[1 - from].lastIndexOf(unit) + 1];
   }
 
   /** @param {State} state @returns {State} with what the page does not hold replaced by what it does */

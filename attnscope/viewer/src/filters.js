@@ -90,15 +90,15 @@ export class Filters {
     return make("label", {}, "side", this.sides);
   }
 
-  /** The tokens that stand at the same characters stay chosen. @param {string} value @returns {Partial<State>} */
+  /** What is chosen stays chosen: its units in the other side. @param {string} value @returns {Partial<State>} */
   #otherSide(value) {
     const { state } = this.store;
     const from = this.page.shown(state);
     const side = /** @type {State["side"]} */ (value);
     if (side === "diff" && !DIFFERING.includes(state.view)) return { side, view: "compare" };
     if (from === this.page.shown({ ...state, side })) return { side };
-    const [query, key] = [this.page.aligned(state.query, from), this.page.aligned(state.key, from)];
-    return { side, query, key, keyEnd: null, group: "" };
+    const [query, key, last] = [state.query, state.key, state.keyEnd && state.keyEnd - 1].map((token) => this.page.partner(token, from));
+    return { side, query: query && query[0], key: key && key[0], keyEnd: key && (last ?? key)[1], group: "" };
   }
 
   /** @param {State} state */

@@ -15,6 +15,12 @@ export const fixed = (value, places) => signed(value, Math.abs(value).toFixed(pl
 /** @param {number} value @param {string} text of its size; what is written as 0 has no sign */
 const signed = (value, text) => (value < 0 && /[1-9]/.test(text) ? `−${text}` : text);
 
+/** @param {number} bits @returns {string} a divergence as tables have it: `0.0123`, `1.2e-05`, `0` of what is equal */
+export function divergence(bits) {
+  if (bits === 0) return "0";
+  return bits < 1e-3 ? bits.toExponential(1).replace(/-(\d)$/, "-0$1") : bits.toFixed(4);
+}
+
 /** @param {number} low @param {number} high @param {import("./colours.js").Ramp} [ramp] @returns {HTMLElement} */
 export function colourScale(low, high, ramp = sequential()) {
   return make("span", { class: "scale" }, digits(low), gradient(ramp), digits(high));

@@ -73,23 +73,15 @@ export class Shell {
     );
   }
 
-  /** What each side is; of the second, what differs. */
+  /** What the sides are: what both are, then by its letter what each is alone. */
   #facts() {
-    const [first, second] = this.page.sides.map(facts);
-    const differing = (second ?? []).filter((part) => !first.includes(part));
-    const line = (/** @type {string[]} */ parts, /** @type {number} */ side) => {
-      const letter = this.page.letter(side);
-      return make(
-        "div",
-        { class: "facts" },
-        letter && make("b", {}, letter),
-        ...parts.map((part) => make("span", {}, part)),
-      );
-    };
-    return [
-      line(first, 0),
-      differing.length > 0 && line(differing, 1),
-    ].filter(Boolean);
+    const sides = this.page.sides.map(facts);
+    const common = sides[0].filter((part) => sides.every((parts) => parts.includes(part)));
+    const line = (/** @type {string[]} */ parts, letter = "") =>
+      parts.length > 0 &&
+      make("div", { class: "facts" }, letter && make("b", {}, letter), ...parts.map((part) => make("span", {}, part)));
+    const own = sides.map((parts, side) => line(parts.filter((part) => !common.includes(part)), this.page.letter(side)));
+    return [line(common), ...own].filter(Boolean);
   }
 
   /** @param {Tab} tab @param {number} place */

@@ -1,5 +1,5 @@
 /**
- * What the page is made of: the JSON that Python writes (format attnscope/page/1), the state, and a view. No code.
+ * What the page is made of: the JSON that Python writes (format attnscope/page/2), the state, and a view. No code.
  * Indices count from 0; ranges are half-open; `at` is a place in `layers`, which are in the model's order.
  *
  * @typedef {{positions: number[]}} Group
@@ -158,6 +158,12 @@
  * @property {string|null} command
  * @property {string[]} python
  *
+ * @typedef {[first: number[], second: number[]]} UnitsOfSides the unit of each token of both sides, -1 for none
+ *
+ * What `attnscope compare` says of a head of two sides: bits, null where no row has mass on shared tokens in both, and
+ * the mean mass that each side gives to tokens that the other lacks.
+ * @typedef {{at: number, head: number, js: number|null, lost: [number, number]}} Divergence
+ *
  * @typedef {object} PageData
  * @property {string} format
  * @property {string} version
@@ -165,7 +171,8 @@
  * @property {string|null} command
  * @property {{commands: Record<string, string>, python: string[]}|null} [copied] what a copied command begins with
  * @property {SideData[]} sides
- * @property {[number, number][]|null} aligned
+ * @property {Divergence[]} divergences of the heads of two sides
+ * @property {{tokens: UnitsOfSides, words: UnitsOfSides}|null} units what two sides share, in tokens and in whole words
  * @property {string} open
  * @property {string[]} left_out
  * @property {Record<string, Group>} defined

@@ -1,20 +1,21 @@
 /**
- * Two texts, or two models, side by side and their signed difference, for the chosen head; and the heads by their
- * largest difference. Tokens that stand at the same characters are compared.
+ * Two texts, or two models, side by side and their signed difference between the units that they share, for the chosen
+ * head; and the heads by their divergence, as `attnscope compare` ranks them.
  *
  * @typedef {import("../types.js").State} State
  * @typedef {import("../types.js").Mount} Mount
  * @typedef {import("../data.js").Page} Page
  * @typedef {import("../data.js").Grid} Grid
  * @typedef {import("./plot.js").Cell} Cell
- * @typedef {import("./difference.js").Pair} Pair
- * @typedef {import("./difference.js").Largest} Largest
+ * @typedef {import("./plot.js").Block} Block
+ * @typedef {import("./difference.js").Compared} Compared
+ * @typedef {import("./difference.js").Ranked} Ranked
  */
 import { latest, make, onResize, tooltip } from "../canvas.js";
 import { css, diverging, intensity, pixel, sequential } from "../colours.js";
 import { said } from "../data.js";
-import { colourScale, digits, gradient } from "../scales.js";
-import { compared, largest } from "./difference.js";
+import { colourScale, digits, divergence, fixed, gradient } from "../scales.js";
+import { compared, ranked } from "./difference.js";
 import { excerpt, named, unitOf } from "./parts.js";
 import { Plot } from "./plot.js";
 
@@ -23,6 +24,10 @@ const DIFFERENCE = 2; // the third plot
 const TITLE = 24; // characters of a text
 const LISTED = 30; // heads
 const BREATH = 40; // ms of listing before the page draws again
+const NAMED = 8; // tokens without a partner
+const CUT = "What the two texts cut differently counts as one token: its weights are summed over keys and averaged over queries.";
+const RANKED =
+  "The Jensen-Shannon divergence of their weights on shared tokens before any filter, as `attnscope compare` has it.";
 
 /** @type {Mount} */
 export function mount(element, page, store) {
@@ -40,8 +45,8 @@ class CompareView {
     this.listed = "";
     /** @type {(Grid|null)[]} the two sides' and their difference */
     this.grids = [];
-    /** @type {Pair[]} */
-    this.pairs = [];
+    /** @type {Compared} */
+    this.held = { maps: [], rows: [], columns: [], masses: [], difference: null };
     this.names = ["A", "B"];
     this.plots = [0, 1, 2].map((place) => this.#plot(place));
     this.scales = this.plots.map(() => make("span", {}));
@@ -51,7 +56,7 @@ class CompareView {
       "data-role": "differences",
       tabindex: 0,
       role: "group",
-      "aria-label": "heads by their largest difference",
+      "aria-label": "heads by their divergence",
     });
     const titles = [
       ...page.sides.map((side, place) => `${this.names[place]}: ${side.data.name}, “${excerpt(side, TITLE)}”`),
@@ -69,7 +74,8 @@ class CompareView {
     element.append(
       this.note,
       make("div", { class: "three" }, ...figures),
-      make("h2", {}, "Heads by their largest difference"),
+      make("h2", {}, "Heads by their divergence"),
+      make("p", { class: "note" }, RANKED),
       this.list,
     );
     onResize(element, () => this.plots.forEach((plot) => plot.draw()));
@@ -78,9 +84,9 @@ class CompareView {
   /** @param {State} state */
   async render(state) {
     const still = this.drawing.begin();
-    const { maps, pairs, difference } = await compared(this.page, state.at, state.head, state);
+    const held = await compared(this.page, state.at, state.head, state);
     if (!still()) return;
-    [this.state, this.grids, this.pairs] = [state, [...maps, difference], pairs];
+    [this.state, this.grids, this.held] = [state, [...held.maps, held.difference], held];
     this.note.textContent = this.#says();
     this.#draw();
     void this.#heads(state);
@@ -108,7 +114,7 @@ class CompareView {
     const chosen = this.#chosen();
     this.plots.forEach((plot, place) => {
       const grid = this.grids[place];
-      plot.show(grid ? { grid, paint: paints[place], chosen: this.#cell(place, chosen) } : null);
+      plot.show(grid ? { grid, paint: paints[place], chosen: this.#block(place, chosen) } : null);
       this.scales[place].replaceChildren(place === DIFFERENCE ? signedScale(most) : colourScale(0, max));
     });
   }
@@ -117,72 +123,100 @@ class CompareView {
   #chosen() {
     const { query, key } = this.state;
     const side = this.page.shown(this.state);
-    const units = this.grids[side]?.rowUnits;
-    return query === null || key === null || !units ? null : { side, cell: [unitOf(units, query), unitOf(units, key)] };
+    const grid = this.grids[side];
+    if (query === null || key === null || !grid) return null;
+    return { side, cell: [unitOf(grid.rowUnits, query), unitOf(grid.columnUnits, key)] };
   }
 
   /**
-   * The same cell in another plot.
+   * The units that a cell of a plot belongs to: places among the rows and columns of the difference, -1 for none.
    *
-   * @param {number} place of the plot @param {{side: number, cell: Cell}|null} from @returns {Cell|null}
+   * @param {{side: number, cell: Cell}} from @returns {Cell}
    */
-  #cell(place, from) {
+  #shared({ side, cell: [row, column] }) {
+    if (side === DIFFERENCE) return [row, column];
+    const { rows, columns } = this.held;
+    return [rows.findIndex((unit) => unit[side].includes(row)), columns.findIndex((unit) => unit[side].includes(column))];
+  }
+
+  /**
+   * What a cell of one plot is in another: all tokens of its units.
+   *
+   * @param {number} place of the plot @param {{side: number, cell: Cell}|null} from @returns {Block|null}
+   */
+  #block(place, from) {
     if (!from || place === from.side) return from?.cell ?? null;
-    const found = from.cell.map((unit) => {
-      const row = from.side === DIFFERENCE ? unit : this.pairs.findIndex((pair) => pair[from.side] === unit);
-      return place === DIFFERENCE ? row : (this.pairs[row]?.[place] ?? -1);
-    });
-    return found.some((unit) => unit < 0) ? null : [found[0], found[1]];
+    const [row, column] = this.#shared(from);
+    if (row < 0 || column < 0) return null;
+    if (place === DIFFERENCE) return [row, column];
+    const [queries, keys] = [this.held.rows[row][place], this.held.columns[column][place]];
+    return [queries[0], keys[0], queries[queries.length - 1] + 1, keys[keys.length - 1] + 1];
   }
 
   /** @param {number} place @param {Cell|null} cell @param {PointerEvent} event */
   #hover(place, cell, event) {
-    const cells = this.plots.map((_, other) => this.#cell(other, cell && { side: place, cell }));
-    this.plots.forEach((plot, other) => other !== place && plot.point(cells[other]));
+    const from = cell && { side: place, cell };
+    this.plots.forEach((plot, other) => other !== place && plot.point(this.#block(other, from)));
     const grid = this.grids[place];
-    if (!cell || !grid) return tooltip.hide();
+    if (!from || !cell || !grid) return tooltip.hide();
+    const shared = this.#shared(from);
+    const units = this.held.difference && shared.every((unit) => unit >= 0) ? this.held.difference : null;
+    const [of, [row, column]] = units ? [units, shared] : [grid, cell];
     /** @type {[string, string][]} */
-    const values = [...this.names, "difference"].map((name, other) => [name, this.#value(other, cells[other])]);
-    tooltip.show(event, [
-      ["query", named(grid.rowUnits, cell[0])],
-      ["key", named(grid.columnUnits, cell[1])],
-      ...values,
+    const values = [...this.names, "difference"].map((name, other) => [
+      name,
+      units ? this.#value(other, shared) : other === place ? this.#said(grid, cell) : "no partner",
     ]);
+    tooltip.show(event, [["query", named(of.rowUnits, row)], ["key", named(of.columnUnits, column)], ...values]);
   }
 
-  /** @param {number} place @param {Cell|null} cell */
+  /** Between two shared units. @param {number} place @param {Cell} cell */
   #value(place, cell) {
-    const grid = this.grids[place];
-    if (!grid || !cell) return "not aligned";
-    if (!grid.visible(...cell)) return "not visible";
-    const value = grid.at(...cell);
-    if (place === DIFFERENCE) return signed(value);
-    return said(value, this.state.least ? 0 : grid.step);
+    const { masses, difference } = this.held;
+    if (place !== DIFFERENCE) return this.#said(masses[place], cell);
+    return difference?.visible(...cell) ? signed(difference.at(...cell)) : "not visible";
   }
 
-  /** What is clicked in one side is chosen there. @param {number} place @param {Cell} cell */
-  #choose(place, cell) {
+  /** @param {Grid} grid @param {Cell} cell */
+  #said(grid, cell) {
+    return grid.visible(...cell) ? said(grid.at(...cell), this.state.least ? 0 : grid.step) : "not visible";
+  }
+
+  /** What is clicked in one side is chosen there. @param {number} place @param {Cell} cell @param {Partial<State>} [head] */
+  #choose(place, cell, head = {}) {
     const side = place === DIFFERENCE ? this.page.shown(this.state) : place;
     const grid = this.grids[side];
-    const [row, column] = this.#cell(side, { side: place, cell }) ?? [];
-    if (!grid || row === undefined || column === undefined) return;
+    const block = this.#block(side, { side: place, cell });
+    if (!grid || !block) return;
+    const [row, column, , end = column + 1] = block;
+    const { start, stop } = grid.columnUnits;
     this.store.set({
+      ...head,
       side: side ? "1" : "0",
       query: grid.rowUnits.start[row],
-      key: grid.columnUnits.start[column],
-      keyEnd: null,
+      key: start[column],
+      keyEnd: end > column + 1 ? stop[end - 1] : null,
     });
   }
 
+  /** How many units there are, and what has no partner. */
   #says() {
-    const [a, b] = this.page.sides;
-    if (this.grids.slice(0, 2).some((grid) => !grid)) return "This page holds no map of this head on both sides.";
-    if (!this.pairs.length)
-      return "These maps are binned, or no token has the same characters: there is no difference to draw.";
-    const pairs = this.page.data.aligned ?? [];
-    const alone = [a, b].map((side, which) => side.count - new Set(pairs.map((pair) => pair[which])).size);
-    if (!alone[0] && !alone[1]) return "Every token has a partner at the same characters.";
-    return `${alone[0]} of A and ${alone[1]} of B have no partner at the same characters, and are not in the difference.`;
+    const { maps: [a, b], rows, columns } = this.held;
+    if (!a || !b) return "This page holds no map of this head on both sides.";
+    if (!rows.length || !columns.length)
+      return a.bin > 1 || b.bin > 1
+        ? "These maps are binned: there is no difference to draw."
+        : "The texts share no token: there is no difference to draw.";
+    const what = a.bin > 1 ? "bin" : this.state.words ? "word" : "token";
+    const cut = rows.some((unit) => unit.some((of) => of.length > 1)) ? ` ${CUT}` : "";
+    const only = [a, b].map((map, side) => {
+      const shared = new Set(rows.flatMap((unit) => unit[side]));
+      const alone = Array.from({ length: map.rows }, (_, row) => row).filter((row) => !shared.has(row));
+      const more = alone.length > NAMED ? ` and ${alone.length - NAMED} more` : "";
+      const names = alone.slice(0, NAMED).map((row) => named(map.rowUnits, row, TITLE)).join(", ");
+      return alone.length ? ` Only in ${this.names[side]}: ${names}${more}.` : "";
+    });
+    return `${rows.length} shared ${what}${rows.length > 1 ? "s" : ""}.${cut}${only.join("")}`;
   }
 
   /** Lists the heads, as far as they are compared; again when a filter changes. @param {State} state */
@@ -192,12 +226,13 @@ class CompareView {
     if (name !== this.listed) {
       this.listed = name;
       const still = this.listing.begin();
-      /** @type {Largest[]} */
+      /** @type {Ranked[]} */
       this.found = [];
       let since = performance.now();
-      for await (const one of largest(this.page, state)) {
+      for await (const one of ranked(this.page, state)) {
         if (!still()) return;
         this.found.push(one);
+        if (this.found.length === LISTED) break;
         if (performance.now() - since < BREATH) continue;
         await new Promise((next) => setTimeout(next));
         since = performance.now();
@@ -208,22 +243,22 @@ class CompareView {
   }
 
   #table() {
-    const found = [...(this.found ?? [])].sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, LISTED);
-    const units = this.grids[DIFFERENCE]?.rowUnits;
-    if (!units) return this.list.replaceChildren();
+    const found = this.found ?? [];
+    const { difference } = this.held;
+    if (!difference) return this.list.replaceChildren();
+    const lost = found.some((one) => one.lost.some((mass) => mass > 0));
+    const titles = ["head", "JS bits", ...(lost ? ["lost", "lost, other"] : []), "largest B − A", "query", "key"];
     const head = make(
       "tr",
       {},
-      ...["head", "difference", "query", "key"].map((name, place) =>
-        make("th", { scope: "col", class: place > 1 ? "words" : "" }, name),
-      ),
+      ...titles.map((name) => make("th", { scope: "col", class: name === "query" || name === "key" ? "words" : "" }, name)),
     );
-    const rows = found.map(({ at, head, row, column, value }) => {
+    const rows = found.map(({ at, head, js, lost: masses, row, column, value }) => {
       const chosen = at === this.state.at && head === this.state.head;
       const attributes = {
         "data-head": `${at}.${head}`,
         class: chosen ? "chosen" : "",
-        onclick: () => this.#go(at, head, [row, column]),
+        onclick: () => this.#choose(DIFFERENCE, [row, column], { at, head }),
       };
       const colour = make("i", { class: "dot" });
       colour.style.backgroundColor = css(diverging(), 0.5 + value / 2);
@@ -231,18 +266,14 @@ class CompareView {
         "tr",
         attributes,
         make("td", {}, make("button", { type: "button", class: "plain" }, this.page.sides[0].name(at, head))),
-        make("td", {}, colour, signed(value)),
-        ...[row, column].map((unit) => make("td", { class: "words" }, named(units, unit, 24))),
+        make("td", {}, js === null ? "–" : divergence(js)),
+        ...(lost ? masses : []).map((mass) => make("td", {}, fixed(mass, 3))),
+        make("td", {}, colour, `${value > 0 ? "+" : ""}${fixed(value, 3)}`),
+        make("td", { class: "words" }, named(difference.rowUnits, row, 24)),
+        make("td", { class: "words" }, named(difference.columnUnits, column, 24)),
       );
     });
     this.list.replaceChildren(make("table", { class: "numbers" }, make("thead", {}, head), make("tbody", {}, ...rows)));
-  }
-
-  /** @param {number} at @param {number} head @param {Cell} cell */
-  #go(at, head, cell) {
-    const side = this.page.shown(this.state);
-    const [query, key] = cell.map((row) => this.grids[side]?.rowUnits.start[this.pairs[row][side]] ?? null);
-    this.store.set({ at, head, query, key, keyEnd: null });
   }
 }
 

@@ -5,11 +5,12 @@
  * @typedef {import("../data.js").Grid} Grid
  * @typedef {{x: number, y: number, k: number}} Zoom
  * @typedef {[row: number, column: number]} Cell
+ * @typedef {[row: number, column: number, rowEnd?: number, columnEnd?: number]} Block cells up to these ends, else one
  *
  * @typedef {object} Drawn what is drawn
  * @property {Grid} grid
  * @property {(value: number) => number} paint 0xAABBGGRR of a value
- * @property {Cell|null} chosen
+ * @property {Block|null} chosen
  * @property {boolean} [suggested] whether nobody chose that cell
  * @property {[row: number|null, column: number|null]} [made] where the answer begins
  * @property {[row: number, column: number, row: number, column: number][]} [edges] lines between corners of cells
@@ -54,7 +55,7 @@ export class Plot {
     this.drawn = null;
     /** @type {Zoom} */
     this.transform = zoomIdentity;
-    /** @type {Cell|null} */
+    /** @type {Block|null} */
     this.hovered = null;
     this.cell = 1; // CSS pixels of a cell that is not zoomed
     this.size = { width: 0, height: 0 }; // of the map, in CSS pixels
@@ -89,9 +90,9 @@ export class Plot {
     select(this.top).call(this.zoom.transform, zoomIdentity.translate(x, y).scale(k));
   }
 
-  /** @param {Cell|null} cell */
-  point(cell) {
-    this.hovered = cell;
+  /** @param {Block|null} cells */
+  point(cells) {
+    this.hovered = cells;
     this.#crosshair();
   }
 
@@ -343,15 +344,18 @@ export class Plot {
     context.font = `600 ${FONT}px ${ink("mono")}`;
     context.textBaseline = "middle";
     context.fillStyle = ink("query");
-    this.#cover(context, this.gutter.left - 3, this.at(hovered[0] + 0.5, 0)[1], rowUnits.label[hovered[0]], "query");
-    this.#columnCover(context, this.at(0, hovered[1] + 0.5)[0], columnUnits.label[hovered[1]]);
+    const [row, column, rowEnd, columnEnd] = ends(hovered);
+    const [rows, columns] = [rowUnits.label.slice(row, rowEnd), columnUnits.label.slice(column, columnEnd)];
+    this.#cover(context, this.gutter.left - 3, this.at((row + rowEnd) / 2, 0)[1], rows.join(""), "query");
+    this.#columnCover(context, this.at(0, (column + columnEnd) / 2)[0], columns.join(""));
   }
 
-  /** A row and a column, dimming nothing. @param {CanvasRenderingContext2D} context @param {Cell} cell */
-  #bands(context, [row, column]) {
+  /** Rows and columns, dimming nothing. @param {CanvasRenderingContext2D} context @param {Block} cells */
+  #bands(context, cells) {
     const { width, height } = this.size;
+    const [row, column, rowEnd, columnEnd] = ends(cells);
     const [x0, y0] = this.at(row, column);
-    const [x1, y1] = this.at(row + 1, column + 1);
+    const [x1, y1] = this.at(rowEnd, columnEnd);
     context.save();
     context.beginPath();
     context.rect(this.gutter.left, this.gutter.top, width, height);
@@ -367,8 +371,9 @@ export class Plot {
     context.restore();
   }
 
-  /** @param {CanvasRenderingContext2D} context @param {Cell} cell @param {string} colour @param {number} width */
-  #mark(context, [row, column], colour, width) {
+  /** @param {CanvasRenderingContext2D} context @param {Block} cells @param {string} colour @param {number} width */
+  #mark(context, cells, colour, width) {
+    const [row, column, rowEnd, columnEnd] = ends(cells);
     const [x, y] = this.at(row, column);
     const side = Math.max(this.cell * this.transform.k, 4);
     context.save();
@@ -377,7 +382,7 @@ export class Plot {
     context.clip();
     context.lineWidth = width;
     context.strokeStyle = colour;
-    context.strokeRect(x, y, side, side);
+    context.strokeRect(x, y, side * (columnEnd - column), side * (rowEnd - row));
     context.restore();
   }
 
@@ -410,3 +415,6 @@ export class Plot {
     context.restore();
   }
 }
+
+/** @param {Block} cells @returns {[row: number, column: number, rowEnd: number, columnEnd: number]} */
+const ends = ([row, column, rowEnd = row + 1, columnEnd = column + 1]) => [row, column, rowEnd, columnEnd];
