@@ -101,7 +101,7 @@ def test_the_command_tells_model_text_and_itself(tmp_path: Path, seen) -> None:
     arguments = ("--select", "1.4", "--title", "A head", "--figures", "heads")
     call("heatmap", "--text", SENTENCE, *arguments, "--out", str(tmp_path)).ok()
     said = Image.open(tmp_path / "heads" / "L01H04.png").text
-    assert said["Command"] == "attnscope heatmap --select 1.4 --title 'A head' --figures heads"
+    assert said["Command"] == "attnscope heatmap --select 1.4 --set 'title=A head' --figures heads"
     assert said["Text-SHA256"] == seen.prompt.sha256
     assert said["Title"] == f"demo, “{SENTENCE}”, 9 tokens"
 
