@@ -148,7 +148,10 @@ def divergences(first: Observation, other: Observation, align: Align | None) -> 
     if not shared.size:
         return found
     for key in first.weights:
-        of_both = [one.weight_heads.get(key, ()) for one in (first, other)]
+        of_both = [
+            one.weight_heads[key] if key in one.weights and one.weights[key].shape[1:] == (len(one.prompt),) * 2 else ()
+            for one in (first, other)
+        ]  # not of layers that see summaries of tokens
         heads = [head for head in of_both[0] if head in of_both[1]]
         if not heads:
             continue
