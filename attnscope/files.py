@@ -16,11 +16,14 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from attnscope.apart import seconds, within
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.shown import brief
+
+if TYPE_CHECKING:
+    from pyarrow import NativeFile
 
 SMALL_BYTES = 64 * 2**20  # of a file that is read whole; a manifest takes about 250 bytes per token
 
@@ -68,6 +71,17 @@ def open_regular(path: Path, mode: str = "rb", buffering: int = -1, *, follow: b
         raise OSError(errno.EINVAL, "not a regular file", name)
 
     return open(path, mode, buffering, opener=opener)
+
+
+@contextmanager
+def open_native(path: Path) -> Iterator[NativeFile]:
+    """A regular file as Arrow reads it. Raises OSError as `open_regular`."""
+    import pyarrow as pa
+
+    with open_regular(path):
+        pass
+    with pa.OSFile(str(path)) as stream:
+        yield stream
 
 
 def read_small(path: Path, most: int = SMALL_BYTES) -> bytes:

@@ -18,10 +18,12 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from attnscope.files import json_line, jsonable, whole_file
+from attnscope.files import json_line, jsonable, open_native, whole_file
+from attnscope.parquet import read_columns, threads
 
 CHUNK = 8192
 SHOWN_ROWS, LETTERS = 12, 60  # of a table in a notebook, and of a cell there
+HEADER_BYTES, MOST_COLUMNS = 1 << 16, 1 << 10  # of a table of csv that is read
 FEW = 100_000  # rows that are done in less time than `pyarrow.compute` takes to import
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
 
@@ -96,7 +98,7 @@ def words(texts: Sequence[str | None]) -> pa.StringArray:
 def rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
     """Python values, row by row: None for null and NaN; 32-bit floats keep their shortest exact spelling."""
     for batch in table.to_batches(max_chunksize=CHUNK):
-        yield from zip(*map(_values, batch.columns), strict=True)
+        yield from zip(*map(python_values, batch.columns), strict=True)
 
 
 def write(table: pa.Table, stream: IO[bytes], format: str) -> None:
@@ -149,14 +151,14 @@ def _present(mask: np.ndarray | None) -> pa.Buffer | None:
     return pa.py_buffer(np.packbits(~mask, bitorder="little")) if mask is not None and mask.any() else None
 
 
-def _values(column: pa.Array) -> list[Any]:
+def python_values(column: pa.Array) -> list[Any]:
     """A column as Python values: null and NaN are None, a float32 is the shortest number that means it.
 
     From the buffers, since Arrow's `to_numpy` imports pandas and its `to_pylist` takes ten times as long.
     """
     if pa.types.is_dictionary(column.type):
         texts = column.dictionary.to_pylist()
-        return [None if place is None else texts[place] for place in _values(column.indices)]
+        return [None if place is None else texts[place] for place in python_values(column.indices)]
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         return column.to_pylist()
     present, data = column.buffers()
@@ -185,7 +187,7 @@ class Format(NamedTuple):
 
     whole: one table, as a run writes it. pieces: begins what is written table by table, as a corpus is; it is given the
     schema, and what the file says of itself where the format has a place for that. read: some columns of a file that
-    was written in pieces.
+    was written in pieces, or that somebody says was; of Parquet texts may be dictionaries.
     """
 
     whole: Callable[[pa.Table, IO[bytes]], None]
@@ -224,12 +226,35 @@ def _delimited(delimiter: str) -> Format:
         return Pieces(lambda table: writer.write_table(as_text(table)), writer.close)
 
     def read(path: Path, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
-        from pyarrow.csv import ConvertOptions, ParseOptions, read_csv
-
-        wanted = ConvertOptions(include_columns=columns, include_missing_columns=True, column_types=schema)
-        return read_csv(path, parse_options=ParseOptions(delimiter=delimiter), convert_options=wanted)
+        with open_native(path) as source:
+            return read_delimited(
+                source, schema, delimiter=delimiter, include_columns=columns, include_missing_columns=True
+            )
 
     return Format(whole, pieces, read)
+
+
+def read_delimited(
+    source: pa.NativeFile, types: Any = None, *, delimiter: str = ",", multiline: bool = False, **options: Any
+) -> pa.Table:
+    """A table of csv or tsv; types: of some of its columns. multiline: whether cells hold line ends, which is slower.
+
+    options: of `pyarrow.csv.ConvertOptions`. Raises ValueError for a header that no table has: for each of its columns
+    Arrow takes 8 KiB, and none needs more than a byte.
+    """
+    from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
+
+    line, end, _ = source.read_at(min(HEADER_BYTES, source.size()), 0).partition(b"\n")
+    source.seek(0)
+    names = next(csv.reader([line.decode("utf-8-sig")], delimiter=delimiter), [])
+    if not end or not 0 < len(names) <= MOST_COLUMNS:
+        raise ValueError(f"a header of {len(names):,} columns in {len(line):,} bytes")
+    return read_csv(
+        source,
+        ReadOptions(column_names=names, skip_rows=1, use_threads=threads(source)),
+        ParseOptions(delimiter=delimiter, newlines_in_values=multiline),
+        ConvertOptions(column_types=types, **options),
+    )
 
 
 def as_text(table: pa.Table) -> pa.Table:
@@ -243,7 +268,7 @@ def _as_strings(column: pa.Array) -> pa.Array:
     if not (dictionary or truth):
         return column
     if len(column) <= FEW:
-        return words([None if one is None else str(one) for one in _values(column)])
+        return words([None if one is None else str(one) for one in python_values(column)])
     import pyarrow.compute as pc
 
     return column.dictionary_decode() if dictionary else pc.if_else(column, "True", "False")
@@ -321,9 +346,9 @@ def _parquet_pieces(stream: IO[bytes], schema: pa.Schema, about: Mapping[str, st
 
 
 def _read_parquet(path: Path, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
-    import pyarrow.parquet as pq
-
-    return pq.ParquetFile(path).read(columns=list(columns))
+    wanted = pa.schema([schema.field(name) for name in columns])
+    with open_native(path) as source:
+        return read_columns(source, wanted)
 
 
 def _write_arrow(table: pa.Table, stream: IO[bytes]) -> None:

@@ -34,7 +34,8 @@ MAY_IMPORT = {
     "callable_room": "",
     "selection": "cells errors stacks",
     "files": "apart errors shown",
-    "tables": "files",
+    "parquet": "",
+    "tables": "files parquet",
     "text": "apart errors shown stacks",
     "media": "apart errors model text",
     "model": "_version apart errors files memory process shown stacks",
@@ -53,7 +54,7 @@ MAY_IMPORT = {
     "drawing": "cells errors figures files keep measure observation panels stacks text",
     "looks": "errors keep observation tables stacks text",
     "export": "drawing figures files looks folder model observation stacks tables text",
-    "viewer": "_version cells errors files keep folder measure memory observation selection shown stacks text",
+    "viewer": "_version cells errors files keep folder measure memory observation selection shown stacks tables text",
     "notebook": "cells errors keep measure observation stacks tables text",
     "face": "drawing errors export figures keep looks notebook observation selection typed viewer",
     "ask": "errors keep media study text typed",
@@ -63,12 +64,13 @@ MAY_IMPORT = {
     "told": "ask model observation observe run seam telling text",
     "api": "ask calls errors face keep media model observe run text typed",
     "batch": "_version apart ask callable_room drawing errors figures files folder inputs keep measure media memory"
-    " model observation observe process seam selection shown signals stacks study tables text",
+    " model observation observe parquet process seam selection shown signals stacks study tables text",
     "intervene": "cells errors attention model seam stacks",
-    "study": "cells errors files folder attention intervene keep measure memory model observe parity seam"
+    "study": "cells errors files folder attention intervene keep measure memory model observe parity parquet seam"
     " selection tables text stacks",
     "calls": "ask attention batch cells drawing errors explain figures files folder intervene keep measure media memory"
-    " model observation observe parity run seam selection show shown signals stacks study tables telling text typed",
+    " model observation observe parity parquet run seam selection show shown signals stacks study tables telling text"
+    " typed",
     "purposes": "ask calls cells errors explain keep model observation run selection stacks study telling text told"
     " viewer",
     "serve": "apart api ask errors face files keep memory model purposes signals stacks telling text typed",

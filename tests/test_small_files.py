@@ -6,6 +6,7 @@ import re
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -129,6 +130,46 @@ def test_a_table_of_more_rows_than_any_atlas_has_is_not_read(tmp_path: Path) -> 
     pq.write_table(row.take(pa.array(np.zeros(600_000, int))), tmp_path / "atlas.parquet")
     with pytest.raises(InputError, match="no whole atlas"):
         kept(tmp_path)
+
+
+def long_texts(rows: int) -> pa.DictionaryArray:
+    """A text of a mebibyte in each row: a file of some kilobytes."""
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["x" * 2**20]))
+
+
+def beside_weights(folder: Path) -> SimpleNamespace:
+    """A model whose folder has weights and an atlas of them."""
+    (folder / "model.safetensors").write_bytes(b"weights")
+    made_atlas(folder, {(3, 0): ("induction",)}).save(folder / "atlas")
+    return SimpleNamespace(name="m", revision=None, source_folder=folder, base_folder=None)
+
+
+def test_an_atlas_beside_a_model_may_take_no_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model, path = beside_weights(tmp_path), tmp_path / "atlas" / "atlas.parquet"
+    found = atlas_of(model)
+    assert found is not None
+    assert found.named("induction") == {3: (0,)}
+    rows = 2**14
+    table = pq.read_table(path).take(pa.array(np.arange(rows) % 24)).drop_columns(["probe", "against"])
+    for name in ("probe", "against"):
+        table = table.append_column(name, long_texts(rows))
+    pq.write_table(table, path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 2**16
+    assert atlas_of(model) is None
+    assert "holds no whole atlas" in caplog.text
+
+
+def test_an_atlas_of_other_weights_is_told_by_its_facts_before_its_table_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("the table was read")
+
+    model = beside_weights(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"other weights")
+    monkeypatch.setattr("attnscope.study.atlas.atlas.columns_of", read)
+    assert atlas_of(model) is None
+    assert "not made with these weights" in caplog.text
 
 
 @pytest.mark.parametrize("roles", [[5], "sink", {"a": 1}, None, [["sink"]]])

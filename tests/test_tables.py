@@ -20,7 +20,7 @@ from attnscope.errors import UsageError
 from attnscope.files import remove_unfinished, save_json, whole_file, whole_path, write_whole
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
-from attnscope.tables import CHUNK, FORMATS, as_table, rows, save, texts_at, write
+from attnscope.tables import CHUNK, FORMATS, as_table, read_delimited, rows, save, texts_at, write
 from attnscope.text.prompt import from_text
 
 TABLE = as_table(
@@ -110,6 +110,22 @@ def test_what_is_written_in_pieces_is_read_back(form: str, tmp_path: Path) -> No
 def test_every_format_that_a_command_offers_has_a_row() -> None:
     assert set(parameters(Format)["format"].choices) == {"table", *FORMATS}
     assert set(parameters(Dataset)["format"].choices) < set(FORMATS)
+
+
+WIDE = b"," * 2000
+
+
+@pytest.mark.parametrize("header", [WIDE + b"\n", b"a" * 2**17 + b"\n", b"a,b", b"\n", b'"a\n' + WIDE + b'"\n'])
+def test_a_header_that_no_table_has_is_refused(header: bytes) -> None:
+    """Arrow takes 8 KiB for each column, whatever it holds."""
+    with pytest.raises(ValueError):
+        read_delimited(pa.BufferReader(header + header))
+
+
+def test_a_header_is_that_of_the_file() -> None:
+    table = read_delimited(pa.BufferReader(b'\xef\xbb\xbfa,"b,c"\r\n1,"x\ny"\r\n'), {"a": pa.int8()}, multiline=True)
+    assert (table.to_pydict(), table.schema.field("a").type) == ({"a": [1], "b,c": ["x\ny"]}, pa.int8())
+    assert read_delimited(pa.BufferReader(b"a\tb\n"), delimiter="\t").column_names == ["a", "b"]
 
 
 def test_rows_go_on_over_chunks_and_slices() -> None:

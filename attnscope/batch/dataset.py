@@ -11,33 +11,34 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from attnscope.batch.folder import kept_options
-from attnscope.batch.job import TABLES, DatasetOutput
+from attnscope.batch.job import TABLES, DatasetFormat, DatasetOutput
 from attnscope.batch.journal import PART, SUMMARY, Record, written
 from attnscope.batch.schemas import SCHEMAS
-from attnscope.batch.summary import DAMAGED, WrittenRows, head_keys, head_numbers, plain_schema, summary_table
+from attnscope.batch.summary import DAMAGED, WrittenRows, damage, head_keys, head_numbers, plain_schema, summary_table
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.figures import Depth
+from attnscope.files import open_native, open_regular
 from attnscope.keep.columns import Score, ranked
 from attnscope.measure.metrics import KNOWN, LENGTHS, LOOKBACKS, MASS
 from attnscope.memory import free_memory, human_bytes
+from attnscope.parquet import open_parquet
 from attnscope.stacks import DECODER, STACKS
 from attnscope.study.statistics import Means, Range, means
 from attnscope.tables import FORMATS, as_table, numbers, texts_at
 
 ROW_BYTES = 16  # of a row, while one of its columns is read, at the least
 MOST_ROWS = 1 << 23  # of a summary
-FOREIGN = (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError)  # of files that are none of ours
+FIRST_LINE_BYTES = 1 << 20  # of a table, which names its columns
 Pair = tuple[str, str]  # the names of a query span and of a key span
 
 
@@ -249,15 +250,6 @@ def read_dataset(folder: Path) -> Dataset:
         return Dataset(folder, shards, _output(folder, shards), model, _asked(options))
 
 
-@contextmanager
-def damage(folder: Path) -> Iterator[None]:
-    """What libraries raise of files that are none of ours is an InputError: they are what anybody may write."""
-    try:
-        yield
-    except (pa.ArrowException, csv.Error, *FOREIGN) as error:
-        raise InputError(f"the tables of {folder} are damaged, or of another kind", DAMAGED) from error
-
-
 def _asked(options: Mapping[str, Any]) -> str:
     """`queries last, keys of the field subject`; empty where no tokens were named."""
     said = []
@@ -278,6 +270,8 @@ def _output(folder: Path, shards: Sequence[Record]) -> DatasetOutput:
         _check_rows(path, [count])
     first = {path.parent.name: path for path in reversed(rows)}
     format = first["texts"].suffix.removeprefix(".")
+    if format not in get_args(DatasetFormat):
+        raise ValueError(f"tables in {format}")
     columns = _columns(first["heads"], format) if "heads" in first else []
     return DatasetOutput(
         tables=tuple(name for name in TABLES if name in first),
@@ -291,11 +285,11 @@ def _output(folder: Path, shards: Sequence[Record]) -> DatasetOutput:
 def _columns(path: Path, format: str) -> list[str]:
     """The names of a file's columns."""
     if format == "parquet":
-        import pyarrow.parquet as pq
-
-        return list(pq.read_schema(path).names)
-    with open(path, encoding="utf-8", newline="") as stream:
-        return next(csv.reader(stream), []) if format == "csv" else list(json.loads(stream.readline()))
+        with open_native(path) as source:
+            return list(open_parquet(source).schema_arrow.names)
+    with open_regular(path) as stream:
+        line = stream.readline(FIRST_LINE_BYTES).decode()
+    return next(csv.reader([line]), []) if format == "csv" else list(json.loads(line))
 
 
 def _spans(path: Path, format: str) -> list[str]:
@@ -307,15 +301,12 @@ def _spans(path: Path, format: str) -> list[str]:
 def _check_rows(path: Path, expected: Container[int]) -> None:
     """Raise ValueError for a Parquet file of another number of rows: few bytes decompress to many."""
     if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        if pq.read_metadata(path).num_rows not in expected:
-            raise ValueError(f"{path} has another number of rows")
+        with open_native(path) as source:
+            if open_parquet(source).metadata.num_rows not in expected:
+                raise ValueError(f"{path} has another number of rows")
 
 
 def _read(path: Path, format: str, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
-    if not path.is_file():
-        raise OSError(f"{path} is no file")
     return FORMATS[format].read(path, columns, schema)
 
 

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from attnscope.drawing import Pictures
 
 TABLES = ("heads", "relations")
+DatasetFormat = Literal["parquet", "csv", "jsonl"]
 
 
 @dataclass(frozen=True)
 class DatasetOutput:
     """What is written, and how.
 
-    tables: of TABLES; `texts` is always written. format: of tables.FORMATS. spreadsheet: text cells that a
+    tables: of TABLES; `texts` is always written. format: a DatasetFormat. spreadsheet: text cells that a
     spreadsheet would run as a formula begin with an apostrophe. pictures: what to draw of a text (a function of the
     observation), and draws it into a folder, in a worker process. about: what each file says of its run. chosen: which
     of `query` and `key` name tokens of each text. spans: the names of spans whose mass on each other is a table.

@@ -5,7 +5,9 @@ Shapes: S text, N head, or head and pair of spans.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,11 +31,21 @@ from attnscope.tables import FORMATS, numbers, texts_at
 HELD = 1 << 27  # numbers that are held at a time: 512 MiB; one metric is held in any case
 MOST_SPARSE = 16  # entries that are held for each number: some layers are not heard in long texts
 DAMAGED = "make the dataset again with attnscope batch"
+FOREIGN = (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError)  # of files that are none of ours
 WHICH, BITS = (
     ("layer", "kv_head", "head"),
     16,
 )  # a head's key is its stack, then these, of so many bits each
 LARGEST = (1 << BITS) - 1
+
+
+@contextmanager
+def damage(folder: Path) -> Iterator[None]:
+    """What libraries raise of files that are none of ours is an InputError: they are what anybody may write."""
+    try:
+        yield
+    except (pa.ArrowException, csv.Error, *FOREIGN) as error:
+        raise InputError(f"the tables of {folder} are damaged, or of another kind", DAMAGED) from error
 
 
 def summarised(output: DatasetOutput) -> list[tuple[str, str]]:
@@ -47,7 +59,7 @@ def write_summary(folder: Path, output: DatasetOutput, advance: Callable[[int], 
     """Write the summary of a folder's committed shards beside them; the path. advance: told of every metric.
 
     Whatever the batches, shards and runs that made the rows, equal rows make an equal file. Raises UsageError for a
-    folder that a run is writing to.
+    folder that a run is writing to, InputError for a damaged one.
 
         >>> write_summary(Path("runs/corpus"), job.output)
     """
@@ -66,14 +78,15 @@ def write_summary(folder: Path, output: DatasetOutput, advance: Callable[[int], 
 def summary_table(
     folder: Path, shards: Sequence[Record], output: DatasetOutput, advance: Callable[[int], object] = lambda done: None
 ) -> pa.Table:
-    """The rows of the summary of some shards; advance: told of every metric.
+    """The rows of the summary of some shards; advance: told of every metric. Raises InputError for damaged tables.
 
     >>> summary_table(dataset.folder, dataset.shards, dataset.output)["metric"]
     """
     parts = []
     for table, columns in _passes(shards, output):
         rows = WrittenRows(folder, shards, table, output)
-        keys_N, values = rows.read([*columns, *(["uniform"] if MASS.id in columns else [])])
+        with damage(folder):
+            keys_N, values = rows.read([*columns, *(["uniform"] if MASS.id in columns else [])])
         for name in columns:
             parts.append(rows.means(name, keys_N, values))
             advance(1)
@@ -101,19 +114,21 @@ class WrittenRows:
 
     def read(self, columns: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Which head (and pair of spans) each number is of, ascending (N,), and the columns, (S, N) float32 each."""
-        files = [name for shard in self.shards if shard.rows.get(self.table) for name in shard.files]
-        parts = [self._part(self.folder / name, columns) for name in files if name.startswith(f"{self.table}/")]
+        counts = {name: shard.rows.get(self.table) or 0 for shard in self.shards for name in shard.files}
+        files = {name: count for name, count in counts.items() if count and name.startswith(f"{self.table}/")}
+        parts = [self._part(self.folder / name, count, columns) for name, count in files.items()]
         keys_N = np.unique(np.concatenate([keys for keys, _ in parts])) if parts else np.empty(0, np.int64)
         self._check_room(sum(len(next(iter(part.values()))) for _, part in parts) * len(keys_N))
         return keys_N, {name: _stacked(keys_N, [(keys, part.pop(name)) for keys, part in parts]) for name in columns}
 
-    def _part(self, path: Path, columns: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def _part(self, path: Path, count: int, columns: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         wanted = ["item", "stack", *WHICH, *self._spans, *columns]
         rows = FORMATS[self.output.format].read(path, wanted, plain_schema(schema_of(self.table, self.output)))
+        if len(rows) != count:
+            raise ValueError(f"{path} has another number of rows")
         key = head_keys(rows)
         for name in self._spans:
-            code = pc.index_in(rows[name], pa.array(self.output.spans, pa.string()))
-            key = key * len(self.output.spans) + _numpy(code, 0)
+            key = key * len(self.output.spans) + _places(rows[name], self.output.spans)
         texts, text = np.unique(_numpy(rows["item"], 0), return_inverse=True)
         keys, place = np.unique(key, return_inverse=True)
         self._check_room(len(texts) * len(keys))
@@ -156,7 +171,7 @@ class WrittenRows:
 
 def head_keys(rows: pa.Table) -> np.ndarray:
     """Which head each row is of, as one number. Raises ValueError for numbers that no model has."""
-    key = _numpy(pc.index_in(rows["stack"], pa.array(STACKS, pa.string())), 0).astype(np.int64)
+    key = _places(rows["stack"], STACKS).astype(np.int64)
     for name in WHICH:
         number = _numpy(rows[name], -1) + (name == "head")  # no head, of a kv head's mean, is 0
         if not ((number >= 0) & (number <= LARGEST)).all():  # NaN is neither
@@ -197,6 +212,15 @@ def _stacked(keys_N: np.ndarray, parts: Sequence[tuple[np.ndarray, np.ndarray]])
         values_SN[start : start + len(part), np.searchsorted(keys_N, keys)] = part
         start += len(part)
     return values_SN
+
+
+def _places(column: pa.ChunkedArray, texts: Sequence[str]) -> np.ndarray:
+    """The place of each cell's text among some; 0 for null, and for a text that is none of them."""
+    known = pa.array(texts, pa.string())
+    if not pa.types.is_dictionary(column.type):
+        return _numpy(pc.index_in(column, known), 0)
+    parts = [pc.index_in(part.dictionary, known).take(part.indices) for part in column.chunks]
+    return _numpy(pa.chunked_array(parts, pa.int32()), 0)
 
 
 def _numpy(column: Any, null: float) -> np.ndarray:

@@ -15,18 +15,21 @@ import pyarrow as pa
 
 from attnscope.batch.corpus import Corpus
 from attnscope.batch.dataset import read_dataset
-from attnscope.batch.job import TABLES, DatasetOutput, Job
+from attnscope.batch.job import TABLES, DatasetFormat, DatasetOutput, Job
 from attnscope.batch.journal import Failure
 from attnscope.batch.run import run_folder
 from attnscope.batch.summary import write_summary
 from attnscope.calls.records import Record, picture_of
 from attnscope.errors import UsageError, hints_of
 from attnscope.figures import About, Style, save_depth
+from attnscope.files import open_native
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.measure.metrics import LENGTHS, with_asked
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
+from attnscope.parquet import as_plain, read_columns
+from attnscope.tables import read_delimited
 from attnscope.text.expressions import defined, names_of_spans
 from attnscope.text.tokens import check_expression
 from attnscope.typed import check_names
@@ -71,7 +74,7 @@ class BatchFields(TypedDict, total=False):
     truncate: Side | None
     max_tokens: int | None
     matrices: bool
-    format: Literal["parquet", "csv", "jsonl"]
+    format: DatasetFormat
     spreadsheet: bool
     summary: bool
     engine: Literal["auto", "eager", "fused", "tiles", "numba", "triton"]
@@ -119,7 +122,7 @@ class BatchOptions:
     truncate: Side | None = None
     max_tokens: int | None = None
     matrices: bool = False
-    format: Literal["parquet", "csv", "jsonl"] = "parquet"
+    format: DatasetFormat = "parquet"
     spreadsheet: bool = False
     summary: bool = False
     engine: Literal["auto", "eager", "fused", "tiles", "numba", "triton"] = "auto"
@@ -310,11 +313,11 @@ class Batch(Record):
 
 
 def _read(path: Path, format: str) -> pa.Table:
-    if format == "parquet":
-        import pyarrow.parquet as pq
+    with open_native(path) as source:
+        if format == "parquet":
+            return as_plain(read_columns(source))
+        if format == "csv":
+            return read_delimited(source)
+        from pyarrow.json import read_json
 
-        return pq.read_table(path)
-    import pyarrow.csv
-    import pyarrow.json
-
-    return pyarrow.csv.read_csv(path) if format == "csv" else pyarrow.json.read_json(path)
+        return read_json(source)

@@ -12,6 +12,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from attnscope.errors import InputError
 from attnscope.figures import About, Style
 from attnscope.shown import visible
@@ -58,7 +60,8 @@ def _checkpoints(folder: Path, into: Path, style: Style) -> Redrawn:
     from attnscope.show.checkpoints import TABLE, draw_checkpoints, folder_of
 
     try:
-        revisions = list(dict.fromkeys(map(str, atlas.columns_of(folder / TABLE)["revision"])))
+        columns = atlas.columns_of(folder / TABLE, pa.schema([("revision", pa.string())]))
+        revisions = list(dict.fromkeys(map(str, columns["revision"])))
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{folder} holds no whole scans", "make them: attnscope scan MODEL --out DIR") from error
     atlases = {visible(one): atlas.kept(folder_of(folder, one)) for one in revisions}
@@ -74,7 +77,7 @@ def _ablation(folder: Path, into: Path, style: Style) -> Redrawn:
     heads = sorted({head for heads in found.effects for head in heads})
     _check(folder, heads)
     try:
-        costs = costs_of(atlas.columns_of(folder / effects.TABLE))
+        costs = costs_of(atlas.columns_of(folder / effects.TABLE, effects.STORED))
         if not all(isfinite(one.value) for one in costs):
             raise ValueError("an effect is no number")
     except (ValueError, KeyError, TypeError) as error:

@@ -22,7 +22,7 @@ from attnscope.folder.claim import OVER, another, check, document
 from attnscope.folder.manifest import NAME as MANIFEST
 from attnscope.measure.metrics import METRICS
 from attnscope.stacks import SOFTMAX, STACKS
-from attnscope.tables import as_table, numbers, words
+from attnscope.tables import as_table, numbers, read_delimited, words
 from attnscope.text.align import WORDS
 
 if TYPE_CHECKING:
@@ -107,14 +107,12 @@ def kept_comparison(folder: Path) -> tuple[Comparison, str]:
 
     Raises InputError for a folder whose tables are not whole.
     """
-    from pyarrow import csv
-
     from attnscope.study.comparison import Comparison
 
     try:
         said = read_json(folder / NAME)
         check_schema(said, SCHEMA, folder, "compare again", InputError)
-        columns = csv.read_csv(pa.BufferReader(read_small(folder / "heads.csv"))).to_pydict()
+        columns = read_delimited(pa.BufferReader(read_small(folder / "heads.csv"))).to_pydict()
         rows = sorted(range(len(columns["stack"])), key=lambda at: (STACKS.index(columns["stack"][at]), at))
         stacks = tuple(str(columns["stack"][at]) for at in rows)
         heads = tuple((columns["layer"][at], columns["head"][at]) for at in rows)

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.errors import MemoryLimitError, UsageError
+from attnscope.files import open_native
 from attnscope.folder.manifest import NAME, TARGET, prompt_of, read_manifest
 from attnscope.measure.metrics import KNOWN
 from attnscope.memory import free_memory, human_bytes
 from attnscope.stacks import OF_TWO_TEXTS, STACKS, is_causal, is_cross
+from attnscope.tables import read_delimited
 from attnscope.viewer.pack import Blobs, packed_maps, strongest
 from attnscope.viewer.side import Wanted, metrics_of, rounded, said_of
 from attnscope.viewer.stacks import behind, end_of, first_of, said_axes, starts, with_target
@@ -248,7 +250,6 @@ class KeptSide:
     def _table(self, name: str) -> pa.Table | None:
         """A table of the folder, its numbers as numbers."""
         import pyarrow as pa
-        from pyarrow import csv
 
         path = self.folder / name
         if not path.is_file():
@@ -256,8 +257,8 @@ class KeptSide:
         whole, real = ("layer", "head", "kv_head", "query", "key", "top_key"), ("weight", "top_key_mass", *KNOWN)
         dtypes = {**dict.fromkeys(whole, pa.int32()), **dict.fromkeys(real, pa.float32()), "near_uniform": pa.bool_()}
         try:
-            parse, convert = csv.ParseOptions(newlines_in_values=True), csv.ConvertOptions(column_types=dtypes)
-            found = csv.read_csv(path, parse_options=parse, convert_options=convert)
+            with open_native(path) as source:
+                found = read_delimited(source, dtypes, multiline=True)
             if len(set(found.column_names)) < len(found.column_names):
                 raise self._damaged(name)
             needed = {"layer", "head", "kv_head"} | ({"query", "key"} if name == "relations.csv" else set())
@@ -271,7 +272,7 @@ class KeptSide:
             found = found.filter(pa.array(kept, pa.bool_()))  # a layer without attention has a type, and no head
             if any(_missing(found[one]) for one in needed):
                 raise self._damaged(name)
-        except (pa.ArrowException, OSError, UnicodeDecodeError):
+        except (pa.ArrowException, OSError, ValueError):
             raise self._damaged(name) from None
         return found
 

@@ -228,6 +228,11 @@ def replaced(name: str, values: Callable[[int], pa.Array]) -> Callable[[Path], N
     return lambda folder: other_rows(folder, change)
 
 
+def long_texts(count: int) -> pa.DictionaryArray:
+    """A text of a mebibyte in each row: a file of some kilobytes."""
+    return pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array(["x" * 2**20]))
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "no options": lambda folder: (folder / "run.json").unlink(),
     "foreign options": lambda folder: (folder / "run.json").write_text('{"schema": 99}'),
@@ -244,6 +249,13 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "no such layer": replaced("layer", lambda count: pa.array([2**30] * count, pa.int32())),
     "no number": replaced("layer", lambda count: pa.array([float("nan")] * count)),
     "no heads in common": replaced("item", lambda count: pa.array((n // 4 for n in range(count)), pa.int64())),
+    "a long stack": replaced(
+        "stack",
+        lambda count: pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array(["x" * 2**20])),
+    ),
+    "a format of no dataset": lambda folder: (folder / "journal.jsonl").write_bytes(
+        (folder / "journal.jsonl").read_bytes().replace(b".parquet", b".arrow")
+    ),
     "a summary of nothing": lambda folder: (folder / "summary.parquet").write_bytes(b"PAR1"),
 }
 

@@ -1,11 +1,14 @@
 """The corpus's own table: the means of the rows that were written, however they were written."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -15,7 +18,7 @@ from attnscope.batch.job import DatasetOutput, Job
 from attnscope.batch.run import run_folder
 from attnscope.batch.schemas import SCHEMAS
 from attnscope.batch.summary import write_summary
-from attnscope.errors import UsageError
+from attnscope.errors import InputError, UsageError
 from attnscope.folder.claim import locked
 from attnscope.measure.metrics import METRICS
 from attnscope.model.loaded import LoadedModel
@@ -134,6 +137,35 @@ def test_a_text_in_which_a_layer_is_not_heard_counts_for_the_others() -> None:
 def test_a_folder_that_is_being_written_has_none_yet(made: Path) -> None:
     with locked(made), pytest.raises(UsageError, match="another run"):
         write_summary(made, output())
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:300])
+
+
+def of_words(path: Path) -> None:
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.column_names.index("layer"), "layer", pa.array(["x"] * len(table))), path)
+
+
+def beyond_any_model(path: Path) -> None:
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.column_names.index("layer"), "layer", pa.array([2**40] * len(table))), path)
+
+
+def fewer(path: Path) -> None:
+    pq.write_table(pq.read_table(path).slice(1), path)
+
+
+@pytest.mark.parametrize("damage", [cut, of_words, beyond_any_model, fewer, Path.unlink])
+def test_a_damaged_part_is_said_and_no_summary_is_written(
+    made: Path, tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    folder = Path(shutil.copytree(made, tmp_path / "parts", ignore=shutil.ignore_patterns("summary*")))
+    damage(min((folder / "spans").iterdir()))
+    with pytest.raises(InputError, match="damaged, or of another kind; make the dataset again"):
+        write_summary(folder, output())
+    assert not (folder / "summary.parquet").exists()
 
 
 def batch(corpus: Path, model: Path, *flags: str) -> Result:

@@ -45,6 +45,12 @@ if TYPE_CHECKING:
 
 SCHEMA = "ablation/3"
 NAME, TABLE, READINGS = "ablation.json", "ablation.parquet", "ablation"
+STORED = pa.schema(  # what a picture shows
+    {
+        **dict.fromkeys(("set", "condition", "heads"), pa.string()),
+        **dict.fromkeys(("direct", "effect", "low_all", "high_all", "random_low", "random_high"), pa.float64()),
+    }
+)
 COPY = HeadSet("intact copy", ())
 SHARED_FROM = 8  # sets from which sharing layers is worth its own check
 
@@ -209,7 +215,7 @@ def kept_ablation(folder: Path) -> Ablation:
     try:
         facts = read_json(folder / NAME)
         check_schema(facts, SCHEMA, folder, "ablate again", InputError)
-        columns = columns_of(folder / TABLE)
+        columns = columns_of(folder / TABLE, STORED)
         rows = list(zip(*(columns[name] for name in ("set", "condition", "heads", "effect")), strict=True))
         heads = [_heads_of(spelled) for _, _, spelled, _ in rows]
         effects = {of: np.array([effect], np.float64) for of, (*_, effect) in zip(heads, rows, strict=True)}

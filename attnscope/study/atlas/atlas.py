@@ -9,7 +9,8 @@ atlas_of(loaded)            # what lies in atlas/ of the model's own folder, if 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,17 +23,24 @@ from attnscope.cells import head_name
 from attnscope.errors import InputError, UsageError
 from attnscope.files import FileState, check_schema, read_json, read_small, save_json, state_of
 from attnscope.model.checkpoint import weights_sha256
+from attnscope.parquet import read_columns
 from attnscope.study.atlas.findings import Finding
 from attnscope.study.atlas.roles import MARK, RULES, Rule
 from attnscope.study.statistics import Effects
-from attnscope.tables import as_table, numbers, save
+from attnscope.tables import as_table, numbers, python_values, save
 
 SCHEMA = "atlas/3"
 NAME, TABLE = "atlas.json", "atlas.parquet"
 BESIDE = "atlas"  # the folder in a model's own that holds its atlas
 MOST_ROWS = 1 << 19  # heads times contrasts: a model of 5,120 heads has 180,000
 COLUMNS = ("score", "null", "effect", "low", "high", "low_all", "high_all", "p", "p_symmetric", "t", "n")
-
+STORED = pa.schema(
+    {
+        **dict.fromkeys(("layer", "head"), pa.int32()),
+        **dict.fromkeys(("probe", "against"), pa.string()),
+        **{name: pa.int32() if name == "n" else pa.float64() for name in COLUMNS},
+    }
+)
 
 logger = logging.getLogger(__name__)
 
@@ -106,11 +114,7 @@ class Atlas:
 
     def fits(self, model: Weights) -> bool | None:
         """Whether this is the atlas of a model's weights; None where neither the commit nor the files tell."""
-        said = self.facts["model"]
-        if model.revision and (said["name"], said["revision"]) == (model.name, model.revision):
-            return True
-        scanned, there = said.get("weights_sha256"), weights_sha256(model.source_folder, model.base_folder)
-        return scanned == there if scanned and there else None
+        return _fits(self.facts, model)
 
     def save(self, folder: Path) -> None:
         """Write the table, and beside it roles, rules and facts."""
@@ -121,23 +125,37 @@ class Atlas:
 
 def kept(folder: Path) -> Atlas:
     """The atlas of a folder that a scan has filled. Raises InputError for another folder."""
+    with _damage(folder):
+        return _read(_facts_of(folder), columns_of(folder / TABLE, STORED))
+
+
+def _facts_of(folder: Path) -> dict[str, Any]:
+    """What atlas.json says. Raises what `_damage` makes an InputError of, and InputError for another version's."""
+    facts: dict[str, Any] = read_json(folder / NAME)
+    check_schema(facts, SCHEMA, folder, "scan the model again", InputError)
+    model, roles = facts["model"], facts["roles"]
+    if not (isinstance(model["name"], str) and isinstance(roles, dict)):
+        raise ValueError("no name, or no roles")
+    _ = model["revision"]
+    return facts
+
+
+@contextmanager
+def _damage(folder: Path) -> Iterator[None]:
+    """What a file that anybody may write raises is an InputError."""
     try:
-        facts = read_json(folder / NAME)
-        check_schema(facts, SCHEMA, folder, "scan the model again", InputError)
-        return _read(facts, columns_of(folder / TABLE))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # it is a file that anybody may write
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder} holds no whole atlas", "make one: attnscope scan MODEL --out DIR") from error
 
 
-def columns_of(path: Path) -> Mapping[str, list[Any]]:
-    """The columns of a study's table. Raises ValueError for more rows than any has: few bytes decompress to many."""
-    import pyarrow.parquet as pq
+def columns_of(path: Path, schema: pa.Schema) -> Mapping[str, list[Any]]:
+    """The columns of a study's table, those of the schema that it has; None for null and NaN.
 
-    file = pq.ParquetFile(pa.BufferReader(read_small(path)))
-    if file.metadata.num_rows > MOST_ROWS:
-        raise ValueError(f"{file.metadata.num_rows} rows")
-    columns: dict[str, list[Any]] = file.read().to_pydict()
-    return columns
+    Raises OSError as `read_small`, ValueError as `read_columns`, and for more rows than any has.
+    """
+    table = read_columns(pa.BufferReader(read_small(path)), schema, MOST_ROWS)
+    return {name: [one for part in table[name].chunks for one in python_values(part)] for name in table.column_names}
 
 
 def _read(facts: dict[str, Any], columns: Mapping[str, list[Any]]) -> Atlas:
@@ -151,9 +169,7 @@ def _read(facts: dict[str, Any], columns: Mapping[str, list[Any]]) -> Atlas:
         effects = Effects(**{**part, "n": np.array(columns["n"][start : start + len(heads)], np.int64)})
         findings.append(Finding(columns["probe"][start], columns["against"][start], effects))
     named = {head: _names(facts["roles"].get(head_name(*head), [])) for head in heads}
-    told = {name: value for name, value in facts.items() if name not in ("roles", "rules")}
-    _ = told["model"]["name"], told["model"]["revision"]
-    return Atlas(heads, findings, named, told)
+    return Atlas(heads, findings, named, {name: one for name, one in facts.items() if name not in ("roles", "rules")})
 
 
 def _names(roles: Any) -> tuple[str, ...]:
@@ -187,20 +203,36 @@ def _beside(model: Weights) -> Atlas | None:
     folder = model.source_folder / BESIDE if model.source_folder else None
     if folder is None or not (folder / NAME).exists():
         return None
+    states = _states(folder)
     try:
-        found = _as_it_is(folder, _states(folder))
+        if _fits(_facts_as_they_are(folder, states), model):  # before the table is read: it may be of another
+            return _as_it_is(folder, states)
     except InputError as error:
         logger.warning("%s", error)
         return None
-    if found.fits(model):
-        return found
     logger.warning("%s is ignored: it was not made with these weights", folder)
     return None
 
 
+def _fits(facts: Mapping[str, Any], model: Weights) -> bool | None:
+    """As `Atlas.fits`, by what its atlas.json says."""
+    said = facts["model"]
+    if model.revision and (said["name"], said["revision"]) == (model.name, model.revision):
+        return True
+    scanned, there = said.get("weights_sha256"), weights_sha256(model.source_folder, model.base_folder)
+    return scanned == there if scanned and there else None
+
+
+@lru_cache(maxsize=8)
+def _facts_as_they_are(folder: Path, states: tuple[FileState, ...]) -> dict[str, Any]:
+    """What the atlas.json of a folder says, read once for many texts; read again where the states are others."""
+    with _damage(folder):
+        return _facts_of(folder)
+
+
 @lru_cache(maxsize=8)
 def _as_it_is(folder: Path, states: tuple[FileState, ...]) -> Atlas:
-    """The atlas of a folder, read once for many texts; states: it is read again where they are others."""
+    """The atlas of a folder, as `_facts_as_they_are`."""
     return kept(folder)
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 LONGEST = 128  # tokens: rows of every head are held at once, and compared pair by pair
 AT_ONCE = 16  # texts whose readings share a file
 DIVERGENCES, LOOKS, READINGS = "head_js.parquet", "looks_like.csv", "texts"
+STORED = pa.schema({**dict.fromkeys(("layer", "head", "other_layer", "other_head"), pa.int32()), "js": pa.float64()})
 CORPUS = "corpus"  # what says in the folder of the readings which texts they are of
 
 
@@ -88,7 +89,7 @@ def kept_texts(folder: Path) -> OnTexts | None:
     if not (folder / DIVERGENCES).exists():
         return None
     try:
-        columns, said = columns_of(folder / DIVERGENCES), read_json(folder / READINGS / f"{CORPUS}.json")
+        columns, said = columns_of(folder / DIVERGENCES, STORED), read_json(folder / READINGS / f"{CORPUS}.json")
         ends = [list(zip(columns[f"{side}layer"], columns[f"{side}head"], strict=True)) for side in ("", "other_")]
         heads = tuple(dict.fromkeys([*ends[0], *ends[1]]))
         place = {head: at for at, head in enumerate(heads)}

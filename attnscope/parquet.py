@@ -1,0 +1,277 @@
+"""Parquet that anybody may have written: each page is judged by its own header before anything is decoded.
+
+    read_columns(pa.BufferReader(data), pa.schema([("layer", pa.int32()), ("probe", pa.string())]), 1 << 19)
+
+Few bytes may stand for any amount of memory: a page unpacks to two gigabytes, one run of a bit is a billion rows, a
+row repeats a text of a mebibyte by its number in a dictionary. The footer may lie about all of them, and the decoder
+goes by the header of each page; so those are what is read here. Texts stay numbers in a dictionary, as they are stored.
+
+Source: the Apache Parquet format, parquet.thrift, and Thrift's compact protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ColumnChunkMetaData, FileMetaData, ParquetFile
+
+MAGIC = b"PAR1"
+FOOTER_BYTES, LARGEST_FOOTER = 1 << 18, 1 << 24  # pyarrow takes up to 240 bytes of memory for each byte of a footer
+FOOTER_SHARE = 4  # of a file of ours, a footer beyond FOOTER_BYTES is less than this part
+PAGE_BYTES = 1 << 26  # of a page, unpacked; a page of ours has 1 MiB
+ROWS_PER_BYTE = 64  # of a file beyond FEW_ROWS rows; a row of ours takes some bytes
+FEW_ROWS = 1 << 20
+# Of a column's texts, each counted as often as it occurs, and of its pages; and so many more per row, and per byte of
+# the file.
+TEXT_BYTES, TEXT_BYTES_PER_ROW, TEXT_BYTES_PER_BYTE = 1 << 26, 64, 16
+HEADER_BYTES = (1 << 10, 1 << 16)  # of a page's header: those of most, and of one with long statistics
+PADDING = 100  # bytes by which some old writers understate a column, and readers read on
+
+DATA, INDEX, DICTIONARY, DATA_V2 = range(4)  # of PageType
+VALUES = {DATA: 5, DICTIONARY: 7, DATA_V2: 8}  # the field of a page's header that holds its number of values
+PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY, DELTA_LENGTH, DELTA_TEXT, RLE_DICTIONARY, SPLIT = 0, 2, 3, 5, 6, 7, 8, 9
+PROPORTIONAL = {PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY, DELTA_LENGTH, RLE_DICTIONARY, SPLIT}
+LEAST_BYTES = {"BYTE_ARRAY": 4, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}  # of a plain value
+STORED = {  # the physical types of what Arrow calls by these names
+    "int": ("INT32", "INT64"),
+    "uint": ("INT32", "INT64"),
+    "float": ("FLOAT", "DOUBLE"),
+    "double": ("DOUBLE", "FLOAT"),
+    "bool": ("BOOLEAN",),
+    "string": ("BYTE_ARRAY",),
+}
+
+
+class Page(NamedTuple):
+    """What the header of a page says: its PageType, bytes unpacked, values (0 of an index) and Encoding."""
+
+    kind: int
+    unpacked: int
+    values: int
+    encoding: int
+
+
+def open_parquet(source: pa.NativeFile) -> ParquetFile:
+    """The file, nothing of it decoded but a footer that is no larger than those of such files.
+
+    Raises ValueError for one that is larger, and for what is no Parquet.
+    """
+    import pyarrow.parquet as pq
+
+    size = source.size()
+    end = source.read_at(8, max(0, size - 8))
+    if end[4:] != MAGIC:
+        raise ValueError("no Parquet file")
+    footer = int.from_bytes(end[:4], "little")
+    if footer > min(LARGEST_FOOTER, max(FOOTER_BYTES, size // FOOTER_SHARE)):
+        raise ValueError(f"a footer of {footer:,} bytes in a file of {size:,}")
+    try:
+        return pq.ParquetFile(source)
+    except pa.ArrowException as error:
+        raise ValueError(str(error)) from error
+
+
+def read_columns(source: pa.NativeFile, schema: pa.Schema | None = None, most_rows: int | None = None) -> pa.Table:
+    """The columns of a schema that the file has, as the schema's types; schema: None for all that it has.
+
+    Texts that are stored as dictionaries stay so.
+
+    Raises ValueError for a file that is damaged, has columns of other types, more rows, or takes more memory than its
+    bytes account for.
+    """
+    import pyarrow.parquet as pq
+
+    file = open_parquet(source)
+    meta, most = file.metadata, max(FEW_ROWS, ROWS_PER_BYTE * source.size())
+    if meta.num_rows > (most if most_rows is None else min(most, most_rows)):
+        raise ValueError(f"{meta.num_rows:,} rows")
+    places = {name: place for place, name in enumerate(_paths(meta))}
+    room = TEXT_BYTES + TEXT_BYTES_PER_ROW * meta.num_rows + TEXT_BYTES_PER_BYTE * source.size()
+    found, coded = [field for field in schema or file.schema_arrow if field.name in places], list[str]()
+    for field in found:
+        _check_type(meta, places[field.name], field)
+        pages = [
+            page for group in range(meta.num_row_groups) for page in _pages(source, meta, group, places[field.name])
+        ]
+        unpacked = sum(page.unpacked for page in pages)
+        if unpacked > room:
+            raise ValueError(f"{field.name} takes {unpacked:,} bytes for {meta.num_rows:,} rows")
+        if pa.types.is_string(field.type) and any(page.kind == DICTIONARY for page in pages):
+            coded.append(field.name)  # as whole texts they may take any room
+    names = [field.name for field in found]
+    try:
+        table = pq.ParquetFile(source, metadata=meta, read_dictionary=coded).read(names, use_threads=threads(source))
+        return pa.table([_as_type(table[field.name], field.type, room) for field in found], names=names)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(str(error)) from error
+
+
+def threads(source: pa.NativeFile) -> bool:
+    """Whether Arrow may read it with threads of its own: not bytes of Python's.
+
+    One that lets go of them last, while the interpreter ends, aborts the process.
+    """
+    return not isinstance(source, pa.BufferReader)
+
+
+def _paths(meta: FileMetaData) -> list[str]:
+    """The path of each column. Raises ValueError where two have one."""
+    paths = [meta.schema.column(place).path for place in range(meta.num_columns)]
+    if len(set(paths)) < len(paths):
+        raise ValueError("two columns of one name")
+    return paths
+
+
+def _check_type(meta: FileMetaData, place: int, field: pa.Field) -> None:
+    """Raise ValueError for a column that holds lists, or something else than the field."""
+    column = meta.schema.column(place)
+    kind = str(field.type).rstrip("0123456789")
+    flat = column.max_repetition_level == 0 and column.max_definition_level <= 1
+    text = column.logical_type.type == "STRING" or kind != "string"
+    if not (flat and text and column.physical_type in STORED.get(kind, ())):
+        raise ValueError(f"{field.name} is {column.physical_type} {column.logical_type}, expected {field.type}")
+
+
+def _pages(source: pa.NativeFile, meta: FileMetaData, group: int, place: int) -> list[Page]:
+    """The pages of a column in a group of rows. Raises ValueError for those that no run writes."""
+    rows, chunk = meta.row_group(group).num_rows, meta.row_group(group).column(place)
+    pages = list(pages_of(source, chunk))
+    for page in pages:
+        if page.unpacked > PAGE_BYTES or page.encoding not in PROPORTIONAL:
+            raise ValueError(f"a page of {page.unpacked:,} bytes in encoding {page.encoding}")
+    read = sum(page.values for page in pages if page.kind != DICTIONARY)
+    if not read == chunk.num_values == rows:
+        raise ValueError(f"{read:,} values of {rows:,} rows")
+    return pages
+
+
+def pages_of(source: pa.NativeFile, chunk: ColumnChunkMetaData) -> Iterator[Page]:
+    """The pages that a reader decodes of a column of a group of rows. Raises ValueError for a header that is damaged.
+
+    A dictionary that says of more values than its bytes may hold is damage: room is taken for them first.
+    """
+    starts = [chunk.data_page_offset]
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset > 0:
+        starts.append(chunk.dictionary_page_offset)
+    at, read = min(starts), 0
+    stop = min(at + chunk.total_compressed_size + PADDING, source.size())
+    while read < chunk.num_values:
+        if not 0 <= at < stop:
+            raise ValueError(f"its pages hold {read:,} of {chunk.num_values:,} values")
+        page, start, packed = _page(source, at, stop)
+        if page.kind == DICTIONARY and page.values * LEAST_BYTES.get(chunk.physical_type, 1) > page.unpacked:
+            raise ValueError(f"a dictionary of {page.values:,} values in {page.unpacked:,} bytes")
+        read += page.values * (page.kind in (DATA, DATA_V2))
+        at = start + packed
+        yield page
+
+
+def _page(source: pa.NativeFile, at: int, stop: int) -> tuple[Page, int, int]:
+    """The page whose header begins there, where what it heads begins, and the bytes of that."""
+    for most in HEADER_BYTES:
+        data = source.read_at(min(most, stop - at), at)
+        try:
+            fields, end = _struct(data, 0)
+        except IndexError:  # it goes on behind these bytes
+            continue
+        kind, unpacked, packed = (_int(fields, number) for number in (1, 2, 3))
+        of_kind = fields.get(VALUES[kind]) if kind in VALUES else {1: (INT32, 0)}
+        if not isinstance(of_kind, dict):
+            raise ValueError("a page without a header of its kind")
+        encoding = of_kind.get(4 if kind == DATA_V2 else 2, (INT32, PLAIN))
+        return Page(kind, unpacked, _int(of_kind, 1), encoding[1]), at + end, packed
+    raise ValueError("the header of a page is cut short")
+
+
+TRUE, FALSE, BYTE, INT16, INT32, INT64, _, BINARY, _, _, _, STRUCT = range(1, 13)  # of Thrift's compact protocol
+DEEPEST = 4  # structs in each other
+
+
+def _int(fields: dict[int, Any], number: int) -> int:
+    """A count of 32 bits. Raises ValueError where it is none: a reader would take it for another."""
+    kind, value = fields.get(number, (INT32, -1))
+    if kind != INT32 or not 0 <= value < 1 << 31:
+        raise ValueError("a page whose header lacks a count")
+    return int(value)
+
+
+def _struct(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
+    """{field: (type, number), or a struct}, and where it ends. Raises IndexError where the data does before.
+
+    Raises ValueError for what no header of a page has: a list, or a field that comes twice.
+    """
+    fields, number = dict[int, Any](), 0
+    while head := data[at]:
+        at, kind, step = at + 1, head & 15, head >> 4
+        if step:
+            number += step
+        else:
+            number, at = _zigzag(data, at)
+        if number in fields or depth > DEEPEST:
+            raise ValueError("a page with a damaged header")
+        if kind == STRUCT:
+            fields[number], at = _struct(data, at, depth + 1)
+        elif kind == BINARY:
+            length, at = _varint(data, at)
+            fields[number], at = None, at + length
+        elif kind in (INT16, INT32, INT64):
+            value, at = _zigzag(data, at)
+            fields[number] = kind, value
+        elif kind in (TRUE, FALSE, BYTE):
+            fields[number], at = None, at + (kind == BYTE)
+        else:
+            raise ValueError("a page with a damaged header")
+    return fields, at + 1
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while (byte := data[at]) & 128:
+        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
+        if shift > 63:
+            raise ValueError("a page with a damaged header")
+    return value | byte << shift, at + 1
+
+
+def _zigzag(data: bytes, at: int) -> tuple[int, int]:
+    value, at = _varint(data, at)
+    return value >> 1 ^ -(value & 1), at
+
+
+def as_plain(table: pa.Table) -> pa.Table:
+    """The table with its texts as they are read by everybody: `read_columns` has bounded what they take."""
+    return pa.table({name: _decoded(table[name]) for name in table.column_names})
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if not pa.types.is_dictionary(column.type):
+        return column
+    return pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
+
+
+def _as_type(column: pa.ChunkedArray, expected: pa.DataType, room: int) -> pa.ChunkedArray:
+    """The column as a type; texts stay dictionaries. Raises ValueError for texts that take more room."""
+    if not pa.types.is_string(expected):
+        return column if column.type == expected else column.cast(expected)
+    if column.type == expected:
+        return column
+    if not (pa.types.is_dictionary(column.type) and column.type.value_type == expected):
+        raise ValueError(f"{column.type}, expected texts")
+    if sum(map(_text_bytes, column.chunks)) > room:
+        raise ValueError("texts that are too long for so many rows")
+    return column
+
+
+def _text_bytes(array: pa.DictionaryArray) -> int:
+    """The bytes of its texts, each as often as it occurs: from the buffers, since Arrow's functions import pandas."""
+    texts, codes = array.dictionary, array.indices
+    if not len(texts):
+        return 0
+    ends = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    code = np.frombuffer(codes.buffers()[1], codes.type.to_pandas_dtype())[codes.offset : codes.offset + len(codes)]
+    return int(np.diff(ends)[np.clip(code, 0, len(texts) - 1)].sum(dtype=np.int64))  # under a null any number may stand
