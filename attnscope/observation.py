@@ -209,8 +209,10 @@ class Observation:
         """What heads are sorted by, by default: mass where keys were chosen, else focus; None without either."""
         return next((name for name in (MASS.id, "focus") if name in self.columns.scores), None)
 
-    def table(self, sort: str | None = None) -> pa.Table:
+    def table(self, sort: str | None = None, top: int | None = None) -> pa.Table:
         """The kept heads: which, role, top key, then a column per metric; in the order of `kept_heads`.
+
+        top: so many heads alone, the first ones, and no rows of layers without attention; all without it.
 
         Where keys were chosen mass and uniform follow, what uniform attention would give them; with an atlas
         atlas_roles, joined by blanks, empty where it names none, null for the mean over a kv head's group. Then stack,
@@ -218,10 +220,11 @@ class Observation:
         in a last column, type, and so is what a layer computes beside attention: at its place in the model's order,
         else behind the heads.
         """
-        columns, order = self.every, self.every.order(sort)
+        columns, order = self.every, self.every.order(sort)[:top]
         top_key = self.place("keys", codes(columns.stack), columns.top_key)
         roles = [self._atlas_roles(place) for place in range(len(columns.layer))] if self.atlas else None
         others = [(stack, *row) for stack, one in self.stacks.items() for row in {**one.others, **one.partners}.items()]
+        others = others if top is None else []
         return with_others(columns.table(order, self.names(), top_key, roles), others, sort)
 
     @property
@@ -235,7 +238,8 @@ class Observation:
         return self.within if self.view.heads is None else {}
 
     def key_table(self) -> pa.Table:
-        """A row per token: the mean mass it receives from the kept heads, and which of them look at it most.
+        """A row per token: the mean mass it receives from the kept heads, and which of them look at it most; those that
+        receive most first.
 
         Columns position, token, received, heads (how many have it as their top key with a mass above RESTS), resting
         (`L1H1 0.86, L2H0 0.41`, the largest mass first), stack: the stack whose keys these are.

@@ -144,7 +144,7 @@ def test_what_stands_below_the_table(tmp_path, demo_without_atlas, monkeypatch):
 
 def test_the_demo_configuration_names_the_heads_that_it_speaks_of(tmp_path):
     drawn = ("--figures", "overview", "--out", str(tmp_path))
-    result = call("heads", "--config", "configs/demo.yaml", "--format", "jsonl", *drawn, "-q")
+    result = call("heads", "--config", "configs/demo.yaml", "--top", "all", "--format", "jsonl", *drawn, "-q")
     rows = result.records
     roles = {role: {f"L{row['layer']}H{row['head']}" for row in rows if row["role"] == role} for role in ("-", "other")}
     named = {role: {f"L{row['layer']}H{row['head']}" for row in rows if row["role"] == role} for role in NAMED}

@@ -31,8 +31,10 @@ def received(demo):
 def test_a_row_per_token_says_what_it_receives_and_who_rests_on_it(demo, received, engine):
     rows = ran("--format", "jsonl", "--engine", engine).records
     tokens = from_text(demo.tokenizer, SENTENCE).tokens
-    assert [(row["position"], row["token"]) for row in rows] == list(enumerate(tokens))
-    for key, row in enumerate(rows):
+    assert sorted((row["position"], row["token"]) for row in rows) == list(enumerate(tokens))
+    assert [row["received"] for row in rows] == sorted((row["received"] for row in rows), reverse=True)
+    for row in rows:
+        key = row["position"]
         mean = sum(masses[key] for masses in received.values()) / len(received)
         assert row["received"] == pytest.approx(mean, abs=1e-5)
         here = {
@@ -46,7 +48,8 @@ def test_a_row_per_token_says_what_it_receives_and_who_rests_on_it(demo, receive
 
 def test_of_the_selected_heads_alone(received):
     rows = ran("--select", "1.2").rows
-    assert [float(row["received"]) for row in rows] == pytest.approx(received[1, 2], abs=1e-6)
+    masses = {int(row["position"]): float(row["received"]) for row in rows}
+    assert [masses[key] for key in range(len(masses))] == pytest.approx(received[1, 2], abs=1e-6)
     assert {row["resting"] for row in rows} <= {"", f"L1H2 {max(received[1, 2]):.2f}"}
 
 

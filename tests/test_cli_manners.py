@@ -20,7 +20,9 @@ import yaml
 import attnscope
 from attnscope import signals
 from attnscope.cli import output
+from attnscope.cli.groups import parameters
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call, on_terminal, spawn, start, tree
+from helpers.commands import COMMANDS
 from helpers.forks import Forked, forked, shim
 from helpers.rows import json_lines
 
@@ -177,6 +179,63 @@ def test_a_terminal_has_the_strongest_relations_without_those_that_every_token_h
     last = said.splitlines()[-1]
     assert last.startswith(f"{left_out} rows ")
     assert "; --all-keys " in last
+
+
+RIVER = "the bank of the river, the bank of the"
+FIELD = ("--corrupted", "the bank of the field, the bank of the")
+LISTING = {
+    "heads": [("heads", SENTENCE, "--sort", "entropy")],
+    "relations": [("relations", SENTENCE, "--over", "heads"), ("relations", SENTENCE, "--over", "none")],
+    "keys": [("keys", SENTENCE)],
+    "rollout": [("rollout", SENTENCE)],
+    "compare": [("compare", SENTENCE, "--compare-text", "the old bank is located on river bank")],
+    "scan": [("scan", "demo", "--sequences", "2", "--probe", "offset 1")],
+    "ablate": [
+        ("ablate", "demo", "--sequences", "2", "--random", "0", "--select", "3.0-1,1.5", "--pairs"),
+        ("ablate", "demo", "--sequences", "2", "--random", "0", "--select", "3.0-1"),
+    ],
+    "knockout": [
+        ("knockout", RIVER, "--key", "river", "--over", "heads", "--random", "0"),
+        ("knockout", RIVER, "--keep", "stream:1+2", "--over", "heads"),
+    ],
+    "patch": [("patch", RIVER, *FIELD, "--over", "heads", "--select", "2-3")],
+    "why": [("why", RIVER, "--head", "L3H0", "--key", "river")],
+}
+SLOW = ("scan", "ablate")
+
+
+def listing(command):
+    return pytest.param(command, id=" ".join(command), marks=[pytest.mark.e2e] * (command[0] in SLOW))
+
+
+def names_of(row):
+    """What a terminal calls a row: a set, a component, a head or a token."""
+    for name in ("set", "component"):
+        if name in row:
+            return row[name]
+    if "layer" in row:
+        return f"L{row['layer']}H{row['head']}"
+    return row["position"] if "position" in row else row["query"]
+
+
+@pytest.mark.parametrize("command", [listing(one) for each in LISTING.values() for one in each])
+def test_top_is_a_limit_in_a_pipe_too_and_rows_stand_as_on_a_terminal(command):
+    whole, first = (call(*command, *flags, "-q").ok().rows for flags in ((), ("--top", "2")))
+    names = list(map(names_of, first))
+    if command[0] in SLOW and "--pairs" not in command:  # so many sets or heads, each with its rows
+        names = list(dict.fromkeys(names))
+        assert first == [row for row in whole if names_of(row) in names]
+    else:
+        assert first == whole[:2]
+    assert (len(names), len(whole) > len(first)) == (2, True)
+    lines = call(*command, "--top", "2", "--format", "table", "-q", columns=200).lines
+    rule = next(place for place, line in enumerate(lines) if "──" in line)
+    assert [f" {name} " in f" {line} " for name, line in zip(names, lines[rule + 1 :], strict=False)] == [True, True]
+
+
+def test_every_command_with_top_is_among_them():
+    having = {name for name, (command, _) in COMMANDS.items() if "top" in parameters(*command.groups)}
+    assert having - {"heatmap"} == LISTING.keys()  # heatmap prints paths, and draws so many heads
 
 
 @pytest.mark.parametrize(

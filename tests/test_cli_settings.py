@@ -112,7 +112,7 @@ def test_help_is_the_same_where_a_setting_was_typed():
         ("dpi", "--set dpi: expected NAME=VALUE, got 'dpi'; write --set dpi=VALUE"),
         ("dpi=wide", "--set dpi: Input should be a valid integer, unable to parse string as an integer, got 'wide'"),
         ("scale=cubic", "--set scale: 'cubic' is not one of 'auto', 'linear', 'sqrt', 'log'; correct the value"),
-        ("top=many", "--set top: expected a number or all, got 'many'; correct the value"),
+        ("top=many", "--set top: expected a number from 1, or all, got 'many'; correct the value"),
         ("listen=maybe", "--set listen: Input should be a valid boolean"),
     ],
 )
@@ -189,4 +189,4 @@ def raised(error, *given):
 
 
 def test_a_group_is_made_without_its_settings():
-    assert Ranking(top=3).ascending is False
+    assert Ranking(top="3").ascending is False

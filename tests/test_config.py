@@ -33,10 +33,10 @@ def test_values_are_text_as_typed(tmp_path):
 
 def test_values_are_what_they_would_be_if_typed(tmp_path):
     text = "model: demo\ntop: 3\nmin_weight: 1\noffline: true\ntop_k: all\nselect: '27.3'\nout: runs\ndefine: [a=1]\n"
-    expected = {"model": "demo", "top": 3, "min_weight": 1.0, "offline": True, "top_k": "all", "select": "27.3"}
+    expected = {"model": "demo", "top": "3", "min_weight": 1.0, "offline": True, "top_k": "all", "select": "27.3"}
     assert of_file(written(tmp_path, text)) == expected | {"out": Path("runs"), "define": ["a=1"]}
     text = "top: all\noffline: 1\nannotate: no\nrevision: 123\nselect: 27.10\nmin_weight: 1e-3\n"
-    expected = {"top": None, "offline": True, "annotate": False, "revision": "123", "select": "27.10"}
+    expected = {"top": "all", "offline": True, "annotate": False, "revision": "123", "select": "27.10"}
     assert of_file(written(tmp_path, text)) == expected | {"min_weight": 0.001}
 
 
@@ -77,9 +77,9 @@ def test_refusals_name_the_key_and_the_next_step(tmp_path, text, says):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("top: many", "top: expected a number or all, got 'many'"),
-        ("top: true", "top: expected a number or all, got 'true'"),
-        ("top: 2.5", "top: expected a number or all, got '2.5'"),
+        ("top: many", "top: expected a number from 1, or all, got 'many'"),
+        ("top: true", "top: expected a number from 1, or all, got 'true'"),
+        ("top: 2.5", "top: expected a number from 1, or all, got '2.5'"),
         ("offline: maybe", "offline: Input should be a valid boolean, unable to interpret input, got 'maybe'"),
         (
             "min_weight: 1,5",

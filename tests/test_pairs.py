@@ -169,7 +169,7 @@ def test_both_texts_are_named_and_measured(bert: str) -> None:
 def test_the_first_text_may_come_from_a_pipe_and_not_from_a_run(bert: str, tmp_path: Path) -> None:
     piped = call("tokens", "-m", bert, "--pair", SECOND, "--query", "text", stdin=FIRST.encode()).ok()
     assert [row["token"] for row in piped.rows] == FIRST.split()
-    (tmp_path / "manifest.json").write_text(json.dumps({"schema": "run/3", "model": {"name": bert}, "options": {}}))
+    (tmp_path / "manifest.json").write_text(json.dumps({"schema": "run/4", "model": {"name": bert}, "options": {}}))
     refused = call("heads", "--from", str(tmp_path), "--pair", SECOND)
     assert (refused.code, "add --text TEXT" in refused.err) == (2, True)
 

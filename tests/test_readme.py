@@ -55,7 +55,7 @@ def test_what_the_demo_configuration_says_of_itself_holds(tmp_path):
     text, file = (ROOT / "configs" / "demo.yaml").read_text(), tmp_path / "demo.yaml"
     file.write_text(text.replace("out: runs/demo\n", ""))  # pictures, which say no more
     assert "induction and previous-token heads show" in text
-    found = call("heads", "--config", str(file), "-q", "--format", "csv").rows
+    found = call("heads", "--config", str(file), "--top", "all", "-q", "--format", "csv").rows
     assert {"induction", "previous-token"} <= set(roles(found).values())
 
 

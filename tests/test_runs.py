@@ -84,7 +84,7 @@ def of_story(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("arguments", "says"),
     [
         (("heads", "--text", CAT), f"text was {STORY[:39]!r}… (".replace("'…", "…")),
-        (("heads", "--text", STORY, "--top", "1"), "top was 2, now 1"),
+        (("heads", "--text", STORY, "--top", "1"), "top was '2', now '1'"),
         (("heads", "--text", STORY, "--top", "2", "--select", "1"), "select was None, now '1'"),
         (("relations", "--text", STORY), "ascending was False, now None"),
         (("heatmap", "--text", STORY, "--scale", "log"), "scale was 'auto', now 'log'"),
@@ -247,10 +247,10 @@ def test_a_run_of_an_older_version_is_refused_and_can_be_written_over(seen, tmp_
     seen.export(tmp_path, figures=("overview",))
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps(said(tmp_path) | {"schema": "run/2"}))
-    with pytest.raises(UsageError, match=r"'run/2', .*'run/3'; .*force=True$"):
+    with pytest.raises(UsageError, match=r"'run/2', .*'run/4'; .*force=True$"):
         seen.export(tmp_path, figures=("layers",))
     seen.export(tmp_path, figures=("layers",), force=True)
-    assert said(tmp_path)["schema"] == "run/3"
+    assert said(tmp_path)["schema"] == "run/4"
     assert "overview.png" not in listed(tmp_path)
 
 
@@ -402,7 +402,7 @@ def test_options_beside_from_win_and_are_said(here):
     again = call("heads", "--from", manifest, "--text", CAT, "--top", "2", "--sort", "focus", "-o", "b")
     assert again.err.splitlines()[0] == f"settings from {manifest}; changed here: --text, --sort"
     changed = said(Path("b"))
-    assert (changed["prompt"]["text"], changed["options"]["top"], changed["options"]["sort"]) == (CAT, 2, "focus")
+    assert (changed["prompt"]["text"], changed["options"]["top"], changed["options"]["sort"]) == (CAT, "2", "focus")
     assert call("relations", "--from", manifest, "-q").err == ""
 
 
@@ -423,14 +423,14 @@ def test_a_repeated_run_is_allowed_nothing_and_writes_nowhere_by_itself(tmp_path
 HALF = {"text": "a", "ids": [0], "special": [False], "turns": [], "removed": 0}
 HALF |= {name: ["\ud800"] for name in ("tokens", "labels", "plain")}
 HOSTILE = [
-    ({"schema": "run/2"}, 2, "'run/2', expected 'run/3'; "),
+    ({"schema": "run/2"}, 2, "'run/2', expected 'run/4'; "),
     ({"prompt": None}, 2, "does not say which tokens were read"),
     ({"prompt": {}}, 2, "which tokens"),
     ({"prompt": HALF}, 2, "which tokens"),
     ({"prompt": {"ids": ["a"]}}, 2, "which tokens"),
     ({"options": []}, 2, "lacks the model or the options of a run"),
-    ({"options": {"top": "many"}}, 2, "top: expected a number or all, got 'many'"),
-    ({"options": {"top": -1}}, 2, "--top: expected a number from 1, got -1"),
+    ({"options": {"top": "many"}}, 2, "top: expected a number from 1, or all, got 'many'"),
+    ({"options": {"top": -1}}, 2, "top: expected a number from 1, or all, got '-1'"),
     ({"options": {"top_k": "²"}}, 2, "--top-k: expected a number from 1, or all, got '²'"),
     ({"options": {"device": {"a": 1}}}, 2, "device: expected text, got {'a': 1}"),
     ({"options": {"annotate": "si"}}, 2, "annotate: Input should be a valid boolean"),
@@ -625,7 +625,7 @@ def test_no_cell_of_a_table_for_spreadsheets_is_a_formula(tmp_path):
     for command, format in (("heads", "csv"), ("relations", "csv"), ("relations", "tsv")):
         out = tmp_path / f"{command}-{format}"
         plain = call(command, "--text", text, "--format", format, "-q")
-        files = ("-o", str(out), "--top", "1", *(ONE_KIND if command == "heads" else ()))
+        files = ("-o", str(out), *(ONE_KIND if command == "heads" else ()))
         safe = call(command, "--text", text, "--format", format, "--set", "spreadsheet=true", *files, "-q").ok()
         written = [path.read_text(encoding="utf-8") for path in out.glob("*.csv")]
         for table in [safe.out.decode(), *written]:

@@ -153,8 +153,8 @@ class Scan(Record):
         return f"{len(self.atlas.heads)} heads of {self.model.name}: {said}"
 
     def table(self) -> pa.Table:
-        """A row per contrast and head, see `Atlas.table`."""
-        return self.atlas.table()
+        """A row per contrast and head, see `Atlas.table`; those with a role or a mark first."""
+        return self.atlas.table(self.atlas.order())
 
     def figure(self, style: Style = Style()) -> Picture:
         """Every probe as a layers x heads map of its effects."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.cli import output
 from attnscope.cli.ablate_options import Measured, On, Taken
 from attnscope.cli.ablate_other import Otherwise, ask_otherwise
-from attnscope.cli.ablate_tables import notes, sets_sheet
+from attnscope.cli.ablate_tables import first_sets, notes, sets_sheet
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import command_line, fill
 from attnscope.cli.heads import GROUPS
@@ -64,8 +64,11 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measure
     found = _ablated(loaded, task, named, asked, (on, measured, atlas), style)
     if found is None:
         return 0
-    output.emit(found.table(), format, lambda: sets_sheet(found.found, on.top))
-    for line in notes(found.found):
+    table = found.table()
+    output.emit(first_sets(table, on.limit(format)), format, lambda: sets_sheet(found.found, on.shown))
+    sets = table["set"].unique()
+    rest = on.rest(len(sets.slice(0, on.shown)), len(sets), "sets") if format == "table" else []
+    for line in [*rest, *notes(found.found)]:
         output.talk(line, measured.quiet)
     return 0
 

@@ -68,9 +68,15 @@ class On(Sequences, Seed, Top):
     ] = None
     texts: Annotated[str | None, Option(help="A corpus: the loss of every next token.", metavar="FILE")] = None
     sequences: Annotated[int, Option(min=2, help="Sequences or texts at most; intervals need 32.", metavar="N")] = 64
+    top: Annotated[
+        str | None,
+        Option(
+            help="Sets printed, with the rows of each, or pairs, steps, heads: a number, or all (default: 40 on a "
+            "terminal, all in a pipe). Files in --out have all."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.texts is not None and self.on not in (None, "texts"):
             raise UsageError(f"--texts was given, and --on {self.on}", "leave out one of them")
         if self.texts is None and self.on == "texts":

@@ -86,7 +86,8 @@ def ask_otherwise(
     with unwinding():
         found = plan.run(output.Talk(measured.quiet), cost, style).answer
     sheet, notes = SHEETS[question.name](found.found)
-    output.emit(found.table, output.wanted_format(measured.format), lambda: sheet(on.top))
+    format = output.wanted_format(measured.format)
+    output.emit_first(found.table, on, format, lambda: sheet(on.shown), measured.quiet)
     for note in notes:
         output.talk(note, measured.quiet)
     return 0

@@ -9,10 +9,12 @@ from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.intervals import interval_notes
 from attnscope.cli.rounding import rounding_notes
+from attnscope.study.statistics import largest_first
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pyarrow as pa
     from rich.table import Table as RichTable
 
     from attnscope.study.ablation.effects import Ablation
@@ -54,6 +56,13 @@ def notes(found: Ablation) -> list[str]:
     if few:
         lines.append(f"fewer random sets than {facts['random_asked']}, for lack of other heads: {', '.join(few)}")
     return lines
+
+
+def first_sets(table: pa.Table, limit: int | None) -> pa.Table:
+    """The rows of so many sets, the first ones; of all where limit is None."""
+    names = table["set"].to_pylist()
+    kept = list(dict.fromkeys(names))[:limit]
+    return table.slice(0, sum(name in kept for name in names))
 
 
 def sets_sheet(found: Ablation, top: int | None) -> RichTable:
@@ -109,7 +118,7 @@ def _range(values: Sequence[float]) -> str:
 def screen_sheet(screen: Screen, top: int | None) -> RichTable:
     """The heads, largest signed effect first."""
     sheet = _sheet("head", "signed", "|gradient|", "ablated")
-    for place in (-screen.signed_N).argsort(kind="stable")[:top]:
+    for place in largest_first(screen.signed_N)[:top]:
         values = signed(screen.signed_N[place]), nats(screen.size_N[place]), signed(screen.ablated_N[place])
         sheet.add_row(cells.head_name(*screen.heads[place]), *values)
     return sheet
@@ -127,7 +136,7 @@ def pairs_sheet(pairs: Pairs, top: int | None) -> RichTable:
     """The pairs, largest synergy first."""
     count, found = len(pairs.pairs), pairs.statistics
     sheet = _sheet("heads", "pair", "sum", f"synergy [95 %, all {count}]", "p", "positive")
-    for place in (-found["effect"]).argsort(kind="stable")[:top]:
+    for place in largest_first(found["effect"])[:top]:
         low, high, p = (found[name][place] for name in ("low_all", "high_all", "p"))
         synergy = f"{signed(found['effect'][place])} [{nats(low)}, {nats(high)}]"
         costs = signed(pairs.pair_SN[:, place].mean()), signed(pairs.sum_SN[:, place].mean())

@@ -58,7 +58,7 @@ def measure_budgets(
 
             with output.progress("drawing", None, table.quiet):
                 save_budgets(found, table.out, look.style(command_line("knockout", answered, edges, budgets, look)))
-    output.emit(found.table(), format, lambda: budgets_sheet(found, compared.top))
+    output.emit_first(found.table(), compared, format, lambda: budgets_sheet(found, compared.shown), table.quiet)
     for line in budget_notes(found, loaded.geometry):
         output.talk(line, table.quiet)
     return 0

@@ -57,7 +57,7 @@ def bearable_lines(found: BudgetCosts) -> list[str]:
     on = f" on the first {first} texts" * bool(first)
     every = {head for one in found.asked for head in one.budget.heads}
     chosen = {one.budget.keep: place for place, one in enumerate(found.asked) if one.condition == "bearable"}
-    rows, lines = found.table().to_pylist(), []
+    rows, lines = dict(zip(found.order, found.table().to_pylist(), strict=True)), []
     for kind in found.kinds:
         heads: Sequence[HeadIndex] = () if first else found.bearing(kind, below)
         heads = found.asked[chosen[kind]].budget.heads if kind in chosen else heads
@@ -73,19 +73,8 @@ def bearable_lines(found: BudgetCosts) -> list[str]:
 
 
 def budgets_sheet(found: BudgetCosts, top: int | None) -> RichTable:
-    """A row per budget and set; of each budget all heads together first, then those that can bear it, then what goes
-    alone, heads by effect, layers in order."""
+    """A row per budget and set."""
     rows, sheet = found.table().to_pylist(), output.sheet()
-    order = {kind: place for place, kind in enumerate(found.kinds)}
-    conditions = ("together", "bearable", "alone")
-    by_effect = found.facts["over"] in ("heads", "kv")
-    rows.sort(
-        key=lambda row: (
-            order[row["keep"]],
-            conditions.index(row["condition"]),
-            -row["effect"] if by_effect and row["condition"] == "alone" else 0,
-        )
-    )
     intervals = len(found.cases) >= FEWEST
     effect = f"effect [95 %, all {sum(row['condition'] != 'bearable' for row in rows)}]" if intervals else "effect"
     for title in ["keep", "set", "kept", effect] + ["p", "positive"] * intervals:

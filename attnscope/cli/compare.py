@@ -87,7 +87,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     Tokens are aligned by position, or by characters (--align). Per head: the Jensen-Shannon divergence in bits over the
     keys that both have, averaged over the shared queries, the mass that is lost to the others, and every metric's
     difference. Over at least 32 texts with intervals. Of an encoder-decoder each stack has its own tokens. In a pipe
-    all heads are printed as csv.
+    all heads are printed as csv, or as many as --top says.
     """
     format = output.wanted_format(printing.format)
 
@@ -117,8 +117,8 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     found = held.found
     if printing.out is not None:
         write_comparison(held, look.style(command_line("compare", *groups)), printing)
-    first = held.places[: top.top]
-    output.emit(held.table(), format, lambda: differences_sheet(found, first), printing.spreadsheet)
+    sheet = partial(differences_sheet, found, held.places[: top.shown])
+    output.emit_first(held.table(), top, format, sheet, printing.quiet, printing.spreadsheet)
     return report(found, printing.quiet)
 
 

@@ -15,7 +15,7 @@ from attnscope.cli.figure_options import DEPTH, Drawing, place_of_pictures
 from attnscope.cli.groups import command_line
 from attnscope.cli.heads_table import UNIFORM, Column
 from attnscope.cli.intervals import open_line
-from attnscope.cli.options import Results
+from attnscope.cli.options import Results, Top
 from attnscope.errors import UsageError
 from attnscope.measure.metrics import KEPT_FIRST
 from attnscope.signals import unwinding
@@ -40,7 +40,7 @@ class Ranked:
     """What is asked of a dataset: which heads in which order, which spans, and what else is drawn over the layers."""
 
     sort: str | None
-    top: int | None = None
+    top: Top = Top()
     select: str | None = None
     atlas: Path | None = None
     metrics: Sequence[str] = ()
@@ -72,11 +72,12 @@ def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing:
             paths = _drawn(dataset, found, places, asked, into, style, drawing.figures or "")
         output.talk(f"wrote {', '.join(map(str, paths))}", printing.quiet)
     output.talk(_header(dataset, found, places), printing.quiet)
-    shown = order[: asked.top]
+    shown = order[: asked.top.shown]
     columns = columns_of(found, shown, sort)
-    output.emit(found.table(order), format, lambda: sheet(columns), printing.spreadsheet)
+    emitted = found.table(order), asked.top, format, lambda: sheet(columns), printing.quiet, printing.spreadsheet
+    output.emit_first(*emitted)
     if format == "table":
-        for line in [*open_ends(found, shown, sort), *dataset_legend(dataset, columns, len(shown), len(order))]:
+        for line in [*open_ends(found, shown, sort), *dataset_legend(dataset, columns)]:
             output.talk(line, printing.quiet)
     return 0
 
@@ -252,8 +253,8 @@ def _means(found: CorpusHeads, shown: np.ndarray, name: str) -> Column:
     return Column(KNOWN[name].short, list(map(cells.score, found.scores[name].value[shown].tolist())), name=name)
 
 
-def dataset_legend(dataset: Dataset, columns: Sequence[Column], shown: int, of: int) -> list[str]:
-    """What the columns are, what has no interval, and what is not shown."""
+def dataset_legend(dataset: Dataset, columns: Sequence[Column]) -> list[str]:
+    """What the columns are, what has no interval, and where all of them are."""
     from attnscope.cli.heads_legend import MASS_WORDS, column_words
     from attnscope.measure.metrics import MASS
     from attnscope.study.statistics import FEWEST
@@ -267,5 +268,4 @@ def dataset_legend(dataset: Dataset, columns: Sequence[Column], shown: int, of: 
     if dataset.texts < FEWEST:
         lines.append(f"no intervals: they need {FEWEST} texts, this dataset has {dataset.texts}")
     folder = shlex.quote(str(dataset.folder))
-    more = f"{shown} of {of} heads shown; --top N shows more; " * (shown < of)
-    return [*lines, f"{more}all metrics and intervals: attnscope heads {folder} --format csv"]
+    return [*lines, f"all metrics and intervals: attnscope heads {folder} --format csv"]

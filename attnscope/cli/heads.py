@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.figures import Style
-    from attnscope.keep.columns import Head
     from attnscope.keep.request import MapFields
     from attnscope.observation import Observation
 
@@ -94,7 +93,14 @@ class Ranking(Top):
         ),
     ] = None
     ascending: Annotated[bool, Option(help="Smallest first, as --sort=-METRIC says it."), SETTING] = False
-    top: Annotated[int | None, Option(help="Heads printed on a terminal, and drawn: a number, or all.")] = 20
+    FEW = 20
+    top: Annotated[
+        str | None,
+        Option(
+            help="Heads printed, and drawn one by one: a number, or all (default: 20, in a pipe all are printed). "
+            "heads.csv in --out has all."
+        ),
+    ] = None
 
     def check(self, asked: TextRun, entries: MeasuredEntries) -> None:
         """Raise UsageError for a metric of an answer where there is none; a run that is repeated may have one."""
@@ -135,7 +141,7 @@ def over_texts(context: Context, folder: Path, given: dict[str, Any]) -> int:
     ranking, entries, question = build(Ranking, given), build(MeasuredEntries, given), build(Question, given)
     sort = f"-{ranking.sort.removeprefix('-')}" if ranking.sort and ranking.ascending else ranking.sort
     spans = question.query, question.key
-    asked = Ranked(sort, ranking.top, entries.select, entries.atlas, entries.named, spans)
+    asked = Ranked(sort, ranking, entries.select, entries.atlas, entries.named, spans)
     return dataset_heads(context, folder, asked, build(Results, given), build(Drawing, given))
 
 
@@ -159,10 +165,10 @@ def heads(
 ) -> int:
     """What every head does with a text, as a ranked table.
 
-    On a terminal the heads are ranked by --sort; in a pipe all heads are printed as csv. A head's strongest relation is
-    its largest weight minus uniform attention's (1 / keys that the query sees), key 0 ignored. With --out, relations,
-    heatmaps and a manifest are written too. With --show heads are drawn below the table; in a pipe, on stderr. With
-    --key, each head's mass on those tokens. With --query, every number is over those tokens only.
+    The heads are ranked by --sort; in a pipe all are printed as csv, or as many as --top says. A head's strongest
+    relation is its largest weight minus uniform attention's (1 / keys that the query sees), key 0 ignored. With --out,
+    relations, heatmaps and a manifest are written too. With --show heads are drawn below the table; in a pipe, on
+    stderr. With --key, each head's mass on those tokens. With --query, every number is over those tokens only.
 
     The folder of a dataset that `attnscope batch` wrote, in place of TEXT, ranks its heads by their means over the
     texts, with intervals; of a dataset of spans, --query and --key name two of them.
@@ -193,7 +199,7 @@ def heads(
         **_maps(drawing, showing, style, written=bool(printing.out)),
     )
     seen = observe_text(asked, entries, printing, options, kept)
-    shown = seen.kept_heads(order)[: ranking.top]
+    shown = seen.kept_heads(order)[: ranking.shown]
     if printing.out:
         drawn = seen.kept_heads() if entries.select else shown
         export_text(
@@ -202,16 +208,17 @@ def heads(
             options=options,
             heads=[head.name for head in drawn],
             sort=order,
-            top=ranking.top,
+            top=ranking.shown,
             min_weight=relations.min_weight,
             depth=entries.over_layers(order),
             figures=kinds or FIGURES,
             style=style(),
             spreadsheet=printing.spreadsheet,
         )
-        if "heads" in (kinds or FIGURES):
-            say_rest(len(drawn), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
-    _print(seen, shown, order, printing, format)
+        if "heads" in (kinds or FIGURES) and len(drawn) < len(seen.heads):
+            said = f"{len(drawn)} of {len(seen.heads)} heads drawn one by one; --top or --select draws others"
+            output.talk(said, printing.quiet)
+    _print(seen, order, ranking, printing, format)
     if showing.show:
         draw(seen, shown if entries.select else shown[:FEW], style(), stream(only=False))
     return report_checks(seen, printing.quiet)
@@ -227,28 +234,24 @@ def _maps(drawing: Drawing, showing: Show, style: Callable[[], Style], written: 
     return maps
 
 
-def _print(seen: Observation, shown: Sequence[Head], order: str, printing: Results, format: str) -> None:
+def _print(seen: Observation, order: str, ranking: Ranking, printing: Results, format: str) -> None:
     """The table on stdout; on stderr what its columns mean, what it leaves out and what was not measured."""
     from attnscope.cli.heads_legend import legend, missing_support, without_attention
     from attnscope.cli.heads_table import ranked
 
     lines = missing_support(seen)
     if format != "table":
-        output.emit_data(seen.table(order), format, printing.spreadsheet)
+        output.emit_data(seen.table(order, ranking.limit(format)), format, printing.spreadsheet)
     else:
+        shown = seen.kept_heads(order)[: ranking.shown]
         table = ranked(seen, shown, order)
         output.show(table.sheet())
         for line in legend(table, shown):
             output.talk(line, printing.quiet)
-        say_rest(len(shown), len(seen.kept_heads()), "shown; --top N shows more, a pipe gets all", printing.quiet)
-        lines = [*without_attention(seen), *lines]
+        rest = ranking.rest(len(shown), len(seen.kept_heads()), "heads shown")
+        lines = [*rest, *without_attention(seen), *lines]
     for line in lines:
         output.talk(line, printing.quiet)
-
-
-def say_rest(count: int, heads: int, how: str, quiet: bool) -> None:
-    """Say how many heads there are, where fewer are shown."""
-    output.talk(f"{count} of {heads} heads {how}", quiet or count == heads)
 
 
 def over_picture(asked: TextRun, entries: MeasuredEntries, question: Question, drawing: Drawing) -> bool:

@@ -47,6 +47,15 @@ class Drawn(MeasuredEntries):
 
 
 @option_group
+class Best(Ranking):
+    """In which order the heads of --figures top stand, and how many."""
+
+    top: Annotated[
+        str | None, Option(help="Heads on the picture of --figures top: a number, or all (default: 20).")
+    ] = None
+
+
+@option_group
 class Drawable(TextRun):
     """One text through one model, or what is drawn again."""
 
@@ -55,7 +64,7 @@ class Drawable(TextRun):
     ] = None
 
 
-GROUPS = (Drawable, Drawn, Question, Ranking, Pictures, Drawing, Show)
+GROUPS = (Drawable, Drawn, Question, Best, Pictures, Drawing, Show)
 
 
 def again(context: Context, folder: Path, given: dict[str, Any]) -> int:
@@ -72,7 +81,7 @@ def heatmap(
     asked: Drawable,
     entries: Drawn,
     question: Question,
-    ranking: Ranking,
+    ranking: Best,
     pictures: Pictures,
     drawing: Drawing,
     showing: Show,
@@ -114,7 +123,7 @@ def heatmap(
             options=options,
             heads=names,
             sort=order if measured else None,
-            top=ranking.top,
+            top=ranking.shown,
             depth=entries.over_layers(order),
             figures=kinds,
             style=style,

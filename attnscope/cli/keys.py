@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ from attnscope.cli import output
 from attnscope.cli.groups import option_group, recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Results, TextRun, Top
-from attnscope.cli.relations import relations_sheet, say_rest
+from attnscope.cli.relations import relations_sheet
 from attnscope.cli.takes import takes
 from attnscope.measure.roles import RESTS
 
@@ -41,9 +42,8 @@ LEGEND = (
 
 def keys_sheet(table: pa.Table, top: int | None) -> RichTable:
     """The tokens that receive most first, with every head that gives them most."""
-    ranked = table.sort_by([("received", "descending")])
-    titles = [TOP_KEY if name == "resting" else name for name in ranked.column_names]
-    return relations_sheet(ranked.rename_columns(titles), top, wrapped=TOP_KEY)
+    titles = [TOP_KEY if name == "resting" else name for name in table.column_names]
+    return relations_sheet(table.rename_columns(titles), top, wrapped=TOP_KEY)
 
 
 @takes(TextRun, Heads, Top, Listing, file=GROUPS)
@@ -51,9 +51,9 @@ def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
     """What every token receives as a key, and from which heads most.
 
     The mean mass over queries and heads, all heads or those of --select. A head is listed at its top key if the mean
-    mass on that is above 0.3. On a terminal the --top tokens that receive most are shown; in a pipe all of them are
-    printed as csv, in order. With --out, keys.csv and manifest.json are written too. `attnscope heads` has a row per
-    head, with its top key.
+    mass on that is above 0.3. The tokens that receive most come first; in a pipe all are printed as csv, or as many as
+    --top says. With --out, keys.csv and manifest.json are written too. `attnscope heads` has a row per head, with its
+    top key.
     """
     format = output.wanted_format(printing.format)
 
@@ -67,8 +67,8 @@ def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
     table = seen.key_table()
     if printing.out:
         export_text(seen, printing, options=options, figures=(), keys=True, spreadsheet=printing.spreadsheet)
-    output.emit(table, format, lambda: keys_sheet(table, top.top), printing.spreadsheet)
+    sheet = partial(keys_sheet, table, top.shown)
+    output.emit_first(table, top, format, sheet, printing.quiet, printing.spreadsheet)
     for line in LEGEND if format == "table" else ():
         output.talk(line, printing.quiet)
-    say_rest(table, format, top.top, printing.quiet)
     return report_checks(seen, printing.quiet)

@@ -108,7 +108,8 @@ def _told(found: Knocked, geometry: Geometry, compared: Compared, table: Table, 
         with unwinding():
             _page(found, geometry, again).save(table.html)
         output.talk(f"wrote {table.html}", table.quiet)
-    output.emit(found.table(), output.wanted_format(table.format), lambda: shown(found, compared.top))
+    format = output.wanted_format(table.format)
+    output.emit_first(found.table(), compared, format, lambda: shown(found, compared.shown), table.quiet)
     for line in notes(found, geometry):
         output.talk(line, table.quiet)
     return 0

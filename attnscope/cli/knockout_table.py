@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from attnscope.model.geometry import Geometry
     from attnscope.study.knockout.records import Knocked, NullKind
 
-ORDERED = ("layers",)  # that keep the model's order, as windows do; others stand with the largest effect first
 EFFECT = "effect: what the answer loses without these edges, positive where the look helped"
 NULLS = {
     "permuted": "other keys: where the same weights lie on other keys and are cut there, 95 % of the effects, and p",
@@ -92,8 +91,6 @@ def shown(found: Knocked, top: int | None) -> RenderableType:
 def cuts_sheet(found: Knocked, top: int | None) -> RichTable:
     """A row per cut."""
     rows, sheet = found.table().to_pylist(), output.sheet()
-    if not found.facts["over"].startswith(("layers", "window")):
-        rows.sort(key=lambda row: -(row["effect"] if row["effect"] is not None else -np.inf))
     intervals = has_intervals(found)
     kinds = [kind for kind in ALIKE if any(row[f"n_{kind}"] for row in rows)]
     all_cuts = f", all {len(rows)}" * (len(rows) > 1)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -366,27 +365,47 @@ class Entries(Heads):
             )
 
 
-def count(text: str | int) -> int | None:
-    """The number that a person wrote; `all` is None. Raises ValueError."""
-    if text == "all":
-        return None
-    if not re.fullmatch(r"-?[0-9]{1,999}", str(text)):
-        raise ValueError(f"expected a number or all, got {str(text)[:20]!r}")
-    return min(int(text), sys.maxsize)
+def count(text: str | int) -> str:
+    """What was given to an option `N|all`. Raises ValueError for what is neither."""
+    if text != "all" and not re.fullmatch(r"0*[1-9][0-9]{0,8}", str(text)):
+        raise ValueError(f"expected a number from 1, or all, got {str(text)[:20]!r}")
+    return str(text)
+
+
+def counted(text: str) -> int | None:
+    """The number behind what `count` takes, None for all."""
+    return None if text == "all" else int(text)
 
 
 @option_group
 class Top:
-    """How much of a table is shown."""
+    """How much of a table is printed."""
+
+    FEW = 40  # rows of a terminal's table where nobody says how many
 
     top: Annotated[
-        int | None,
-        Option(help="Rows printed on a terminal: a number, or all.", metavar="N|all", parser=count),
-    ] = 40
+        str | None,
+        Option(
+            help="Rows printed, the first ones: a number, or all (default: 40 on a terminal, all in a pipe). Files in "
+            "--out have all.",
+            metavar="N|all",
+            parser=count,
+        ),
+    ] = None
 
-    def __post_init__(self) -> None:
-        if self.top is not None and self.top < 1:
-            raise UsageError(f"--top: expected a number from 1, got {self.top}", "write --top 20, or --top all")
+    @property
+    def shown(self) -> int | None:
+        """How many a person sees, None for all: as many as were asked for, else FEW."""
+        return self.FEW if self.top is None else counted(self.top)
+
+    def limit(self, format: str) -> int | None:
+        """How many are printed in a format, None for all: a table for a person has FEW where nobody says how many."""
+        return None if self.top is None and format != "table" else self.shown
+
+    def rest(self, count: int, of: int, what: str = "rows") -> list[str]:
+        """A line of how many are printed, where that is not all of them."""
+        more = "; --top N shows more, a pipe gets all" if self.top is None else "; --top all shows all"
+        return [f"{count:,} of {of:,} {what}{more}"] * (count < of)
 
 
 @option_group
@@ -450,13 +469,10 @@ class Relations:
     @property
     def keys_per_query(self) -> int | None:
         """The number behind --top-k, None for all."""
-        if self.top_k == "all":
-            return None
-        if not re.fullmatch(r"0*[1-9][0-9]{0,8}", self.top_k):
-            raise UsageError(
-                f"--top-k: expected a number from 1, or all, got {self.top_k!r}", "write --top-k 5, or --top-k all"
-            )
-        return int(self.top_k)
+        try:
+            return counted(count(self.top_k))
+        except ValueError as error:
+            raise UsageError(f"--top-k: {error}", "write --top-k 5, or --top-k all") from None
 
 
 @option_group

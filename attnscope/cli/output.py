@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    from attnscope.cli.options import Top
+
 DATA_LINES = {**LINES, "\t": "\t"}
 STAGES, STAGE_SECONDS = "ATTNSCOPE_STAGES", 0.1  # json: stages are lines on stderr, at most so often
 PIPE_WIDTH = 240  # a table written to a file is cut at no screen's edge
@@ -77,6 +79,23 @@ def emit(table: pa.Table, format: str, picture: Callable[[], RenderableType], sp
         show(picture())
     else:
         emit_data(table, format, spreadsheet)
+
+
+def emit_first(
+    table: pa.Table,
+    top: Top,
+    format: str,
+    picture: Callable[[], RenderableType],
+    quiet: bool,
+    spreadsheet: bool = False,
+) -> None:
+    """As `emit`, the first rows, as many as were asked for; on stderr how many a person does not see.
+
+    picture: of the first `top.shown` rows.
+    """
+    emit(table.slice(0, top.limit(format)), format, picture, spreadsheet)
+    for line in top.rest(len(table.slice(0, top.shown)), len(table)) if format == "table" else ():
+        talk(line, quiet)
 
 
 def emit_data(table: pa.Table, format: str, spreadsheet: bool = False) -> None:

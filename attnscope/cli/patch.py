@@ -73,7 +73,7 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTa
 
             with output.progress("drawing", None, table.quiet):
                 save_patching(found, table.out, look.style(command_line("patch", paired, patches, beside, look)))
-    output.emit(found.table(), format, lambda: shown(found, beside.top))
+    output.emit_first(found.table(), beside, format, lambda: shown(found, beside.shown), table.quiet)
     for line in to_know(found):
         output.talk(line, table.quiet)
     return 0

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from attnscope.study.patching.effects import PatchedPairs
 
-ORDERED = ("layers", "positions", "layers,positions")  # that keep the model's or the text's order
 EFFECT = "effect: what the answer loses where the heads are as in the corrupted text"
 RESTORED = "restored: what the answer of the corrupted text gains where they are as in TEXT"
 SHARE = "share: of the gap between the two texts, 0 as the text that is patched, 1 as the other"
@@ -61,9 +60,6 @@ def to_know(found: PatchedPairs) -> list[str]:
 def shown(found: PatchedPairs, top: int | None) -> RichTable:
     """A row per patch."""
     rows, sheet = found.table().to_pylist(), output.sheet()
-    first = "effect" if found.estimates is None else "estimate"
-    if found.facts["over"] not in ORDERED:
-        rows.sort(key=lambda row: -(row[first] if row[first] is not None else -np.inf))
     intervals, shares, estimates = has_intervals(found), found.gap is not None, found.estimates is not None
     alone, all_patches = " [95 %]" * intervals, f" [95 %, all {len(rows)}]" * intervals
     all_patches = alone if len(rows) == 1 else all_patches

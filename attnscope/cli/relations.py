@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
@@ -105,9 +106,9 @@ class Ranked(Relations):
 def relations(asked: TextRun, entries: Related, question: Question, top: Top, printing: Listing, listed: Ranked) -> int:
     """Which token looks at which: the strongest keys of every query.
 
-    Of every head, or of those of --select; of every token, or of those of --query and --key. On a terminal the --top
-    strongest of all heads are shown, without key 0 and each token's own key, as --over heads gives them anywhere;
-    in a pipe all rows are printed as csv, head by head.
+    Of every head, or of those of --select; of every token, or of those of --query and --key. On a terminal, and with
+    --top anywhere, the strongest of all heads are printed, without key 0 and each token's own key, as with --over
+    heads; in a pipe all rows are printed as csv, head by head.
     """
     format = output.wanted_format(printing.format)
 
@@ -126,23 +127,18 @@ def relations(asked: TextRun, entries: Related, question: Question, top: Top, pr
     seen = observe_text(asked, entries, printing, options, keep)
     if printing.out:
         export_text(seen, printing, options=options, figures=(), spreadsheet=printing.spreadsheet, **listed.written())
-    how = listed.shown() if format == "table" else listed.written()
+    how = listed.written() if top.limit(format) is None and format != "table" else listed.shown()
     table = seen.relations(**how)
-    output.emit(table, format, lambda: relations_sheet(table, top.top), printing.spreadsheet)
-    say_rest(table, format, top.top, printing.quiet)
+    sheet = partial(relations_sheet, table, top.shown)
+    output.emit_first(table, top, format, sheet, printing.quiet, printing.spreadsheet)
     if format == "table" and listed.over is None:
-        output.talk("strongest first over all heads; a pipe, and --over none, get them head by head", printing.quiet)
+        said = "strongest first over all heads; a pipe without --top, and --over none, get them head by head"
+        output.talk(said, printing.quiet)
     if how["other_keys"]:
         left_out = len(seen.relation_numbers(listed.min_weight)["weight"]) - len(table)
         said = f"{left_out} rows hidden (key 0, and each token's own key); --all-keys shows them"
         output.talk(said, printing.quiet or not left_out)
     return report_checks(seen, printing.quiet)
-
-
-def say_rest(table: pa.Table, format: str, top: int | None, quiet: bool) -> None:
-    """Say how many rows a printed table left out."""
-    if format == "table" and top is not None and len(table) > top:
-        output.talk(f"{top} of {len(table)} rows; --top N shows more, a pipe gets all", quiet)
 
 
 def relations_sheet(table: pa.Table, top: int | None, wrapped: str = "") -> RichTable:

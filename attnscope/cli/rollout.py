@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,7 +13,7 @@ from attnscope.cli.figure_options import Map
 from attnscope.cli.groups import FIRST, command_line, option_group, recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Relations, Results, Selected, TextRun, Top
-from attnscope.cli.relations import relations_sheet, say_rest
+from attnscope.cli.relations import relations_sheet
 from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ def rollout(asked: TextRun, top: Top, printing: Rolled, units: Units, drawing: M
 
     How much of each token's state after the last layer is attributed to each input token: the product over all layers
     of the heads' mean plus the residual (Abnar & Zuidema 2020), ignoring what values and MLPs do. Of an encoder-decoder
-    encoder and decoder are rolled out, each over its own text. On a terminal the first --top rows are shown; in a pipe
-    all of them are printed as csv.
+    encoder and decoder are rolled out, each over its own text. The first --top rows are printed, in a pipe all of
+    them unless --top says how many, as csv.
     """
     format = output.wanted_format(printing.format)
 
@@ -71,8 +72,8 @@ def rollout(asked: TextRun, top: Top, printing: Rolled, units: Units, drawing: M
             style=drawing.style(command_line("rollout", asked, top, printing, units, drawing)),
             spreadsheet=printing.spreadsheet,
         )
-    output.emit(table, format, lambda: relations_sheet(table, top.top), printing.spreadsheet)
-    say_rest(table, format, top.top, printing.quiet)
+    sheet = partial(relations_sheet, table, top.shown)
+    output.emit_first(table, top, format, sheet, printing.quiet, printing.spreadsheet)
     return max(
         report_checks(seen, printing.quiet), *(report_rollout(one, printing.quiet) for one in seen.stacks.values())
     )

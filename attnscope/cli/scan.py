@@ -86,11 +86,19 @@ class Probing(Sequences, Seed, Top):
     probe: Annotated[
         str | None,
         Option(
-            help="Show every head on one probe (default: each named head on the probe that named it).", metavar="PROBE"
+            help="Every head on one probe (default: each named head on the probe that named it; in a pipe all).",
+            metavar="PROBE",
         ),
         FIRST,
     ] = None
     seed: Annotated[int, Option(help="Seed of the sequences.")] = 0
+    top: Annotated[
+        str | None,
+        Option(
+            help="Heads printed, with all that is asked of each: a number, or all (default: 40 on a terminal, all in "
+            "a pipe). Files in --out have all."
+        ),
+    ] = None
     pool: Annotated[Path | None, Option(help="A file of the token ids that probes are made of.", metavar="FILE")] = None
     texts: Annotated[
         str | None,
@@ -115,7 +123,7 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept, look: Look) -> int:
     Sequences of the model's own tokens isolate one behaviour each: repetition, the place of a key, the sink. Every
     score is compared with what the head scores where the behaviour cannot show, with an interval of the difference
     that holds for all heads at once; a role is named by its lower bound alone. In a pipe every probe of every head
-    is printed as csv.
+    is printed as csv, or those that --probe and --top name.
     """
     format = output.wanted_format(kept.format)
     if probing.texts is not None and kept.out is None and not probing.dry_run:
@@ -136,12 +144,13 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept, look: Look) -> int:
     if found is None:
         return 0
     atlas = found.atlas
-    output.emit(found.table(), format, lambda: scanned_sheet(atlas, probing.probe, probing.top, found.texts))
+    table = atlas.table(atlas.order(probing.probe)[: probing.limit(format)], probing.probe)
+    output.emit(table, format, lambda: scanned_sheet(atlas, probing.probe, probing.shown, found.texts))
     for what, why in atlas.facts["not_measured"].items():
         output.talk(f"not measured: {what}: {why}", kept.quiet)
     for rule in atlas.rules():
         output.talk(f"{rule.role}: {rule.condition}{f' ({rule.source})' * bool(rule.source)}", kept.quiet)
-    for line in left_out(atlas, probing.probe, probing.top) if format == "table" else ():
+    for line in left_out(atlas, probing.probe, probing) if format == "table" else ():
         output.talk(line, kept.quiet)
     return 0
 
@@ -200,7 +209,10 @@ def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept, 
         save_checkpoints(atlases, kept.out, scanned.asked, style)
     [shown, *_] = contrasts(next(iter(atlases.values())), probing.probe)
     format = output.wanted_format(kept.format)
-    output.emit(stacked(atlases), format, lambda: effects_at(atlases, shown.probe, probing.top))
+    last = list(atlases.values())[-1]
+    heads = [last.heads[place] for place in last.order(shown.probe)]
+    table = stacked(atlases, heads[: probing.limit(format)], probing.probe)
+    output.emit(table, format, lambda: effects_at(atlases, shown.probe, heads[: probing.shown]))
     return 0
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table as RichTable
 
+    from attnscope.cli.options import Top
     from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.atlas.findings import Finding
     from attnscope.study.atlas.texts import OnTexts
@@ -65,7 +66,7 @@ def probe_sheet(atlas: Atlas, shown: Sequence[Finding], top: int | None) -> Rich
     sheet.add_column(_effect_of(atlas), no_wrap=True)
     for title in ("p", *(["copying"] if copying else []), *(["JS"] if uniform else [])):
         sheet.add_column(title, justify="right", no_wrap=True)
-    for place in _by_effect(atlas, first)[:top]:
+    for place in atlas.order(first.probe)[:top]:
         head = atlas.heads[place]
         name = cells.head_name(*head)
         sheet.add_row(
@@ -81,22 +82,22 @@ def probe_sheet(atlas: Atlas, shown: Sequence[Finding], top: int | None) -> Rich
     return sheet
 
 
-def left_out(atlas: Atlas, probe: str | None, top: int | None) -> list[str]:
+def left_out(atlas: Atlas, probe: str | None, top: Top) -> list[str]:
     """What the table does not show, and how to see it."""
     heads, narrow = len(atlas.heads), output.width() < WIDE
     probes = f"probes: {probe_names(atlas.probes())}"
     if probe is None:
         named = len(_named(atlas))
-        few = f"{top} of " * (top is not None and top < named)
-        lines = [f"{few}{named} of {heads} heads have a role or a mark; --probe NAME shows every head on one probe"]
-        return [*lines, probes, "a pipe gets every head on each probe"]
+        few = top.rest(len(_named(atlas)[: top.shown]), named, "named heads shown")
+        lines = [f"{named} of {heads} heads have a role or a mark; --probe NAME shows every head on one probe"]
+        return [*few, *lines, probes, "a pipe without --probe gets every head on each probe"]
     shown = contrasts(atlas, probe)
     missing = [one.against for one in shown[1:]] + ["copying"] * (_copying(atlas, shown[0]) is not None)
     missing += ["JS"] * bool(_near_uniform(atlas))
     lines = interval_notes(vars(shown[0].effects), "sequences")
     lines += [f"not shown on a narrow terminal: {', '.join(missing)}"] * (narrow and bool(missing))
-    lines += [f"{top} of {heads} heads; --top N shows more"] * (top is not None and top < heads)
-    return [*lines, probes, "--probe NAME shows another"]
+    few = top.rest(len(atlas.heads[: top.shown]), heads, "heads shown")
+    return [*lines, *few, probes, "--probe NAME shows another"]
 
 
 def probe_names(probes: Sequence[str]) -> str:
@@ -142,18 +143,6 @@ def _named(atlas: Atlas) -> list[int]:
 
 def _near_uniform(atlas: Atlas) -> dict[str, float]:
     return dict(atlas.facts.get("near_uniform", {}))
-
-
-def _by_effect(atlas: Atlas, shown: Finding) -> list[int]:
-    """The places of all heads, those with a role first, then by effect."""
-    effect_N = shown.effects.effect
-    least = float("-inf")
-
-    def order(place: int) -> tuple[bool, float]:
-        effect = float(effect_N[place])
-        return not atlas.roles[atlas.heads[place]], -(effect if effect == effect else least)
-
-    return sorted(range(len(atlas.heads)), key=order)
 
 
 def _copying(atlas: Atlas, shown: Finding) -> Finding | None:

@@ -52,7 +52,7 @@ def why(asked: LogitText, logit: Logit, top: Top, table: WhyTable, look: Look) -
     if table.out is not None:
         with unwinding(), output.progress("drawing", None, table.quiet):
             found.export(table.out, style=look.style(command_line("why", asked, logit, look)), force=table.force)
-    output.emit(found.table(), format, lambda: logit_sheet(found, top.top))
+    output.emit_first(found.table(), top, format, lambda: logit_sheet(found, top.shown), table.quiet)
     for line in to_know(found):
         output.talk(line, table.quiet)
     return 0

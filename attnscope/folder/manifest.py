@@ -23,7 +23,7 @@ from attnscope.folder.claim import OVER, another, changes, writable
 from attnscope.stacks import STACKS
 from attnscope.text.prompt import Medium, Prompt, Span
 
-SCHEMA = "run/3"  # of a folder; goes up when a file or a column is renamed, or means something else
+SCHEMA = "run/4"  # of a folder; goes up when a file or a column is renamed, or means something else
 NAME, MARK = "manifest.json", "unfinished.json"
 PROMPT, TARGET = "prompt", "target_prompt"  # where a manifest says the tokens of a text, and of its target
 # Options that say where a run comes from, where it goes and what it may do; the rest says what it is.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from attnscope.cells import head_name
 from attnscope.figures import Course, Style, save_courses
+from attnscope.selection import HeadIndex
 from attnscope.study.atlas.atlas import Atlas
 from attnscope.study.atlas.roles import LEAST
 from attnscope.tables import save, words
@@ -22,11 +23,13 @@ def folder_of(out: Path, revision: str) -> Path:
     return out / revision.replace("/", "_")
 
 
-def stacked(atlases: Mapping[str, Atlas]) -> pa.Table:
-    """The rows of all atlases, with a first column `revision`."""
+def stacked(
+    atlases: Mapping[str, Atlas], heads: Sequence[HeadIndex] | None = None, probe: str | None = None
+) -> pa.Table:
+    """The rows of all atlases, with a first column `revision`; heads, probe: of some alone, see `Atlas.table`."""
     tables = []
     for revision, atlas in atlases.items():
-        table = atlas.table()
+        table = atlas.table(None if heads is None else [atlas.heads.index(head) for head in heads], probe)
         tables.append(table.add_column(0, "revision", words([revision] * len(table)).dictionary_encode()))
     return pa.concat_tables(tables)
 

@@ -149,7 +149,7 @@ class CutsSide:
         return sorted({layer for layer, _ in self._heads})
 
     def _rows(self) -> list[dict[str, Any]]:
-        table = self.found.table()
+        table = self.found.table().take(np.argsort(self.found.order))  # as the cuts were asked for
         numbers = {name: rounded(np.array(table[name].to_pylist(), np.float64)) for name in NUMBERS}
         counts = {name: table[name].to_pylist() for name in COUNTS}
         return [

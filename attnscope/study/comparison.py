@@ -32,7 +32,7 @@ from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.seam.report import CaptureReport
 from attnscope.stacks import DECODER, ENCODER, NAMES, STACKS, TEXT_TASKS, prefix, sides
-from attnscope.study.statistics import FEWEST, SHARE, Effects, Range, paired
+from attnscope.study.statistics import FEWEST, SHARE, Effects, Range, largest_first, paired
 from attnscope.text.align import Align, Units, alignment, units
 from attnscope.text.tokens import Chosen
 
@@ -223,7 +223,7 @@ class Comparison:
     @property
     def order(self) -> list[int]:
         """Places of the heads, largest divergence first, those without one last."""
-        return np.argsort(-np.nan_to_num(self.js.effect, nan=-1.0), kind="stable").tolist()
+        return largest_first(self.js.effect)
 
 
 def compare_heads(

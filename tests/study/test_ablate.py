@@ -83,7 +83,7 @@ def test_from_32_sequences_on_there_are_intervals(demo, monkeypatch):
     every = {"L3H0 L3H1": sets[0], "L3H0": sets[1], "L3H1": HeadSet("", ((3, 1),))}
     expected = effect_columns(np.stack([found.effect(one) for one in every.values()], 1))
     rows = found.table().to_pylist()
-    assert [row["heads"] for row in rows] == ["L3H0 L3H1", "L3H0", "L3H0", "L3H1", "L3H0"]
+    assert [row["heads"] for row in rows] == ["L3H0 L3H1", "L3H0", "L3H1", "L3H0", "L3H0"]
     for row in rows:
         stated = {name: np.nan if row[name] is None else row[name] for name in expected}
         assert stated == pytest.approx(

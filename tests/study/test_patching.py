@@ -256,11 +256,13 @@ def test_pairs_have_intervals_from_32_on(demo, tmp_path):
     low, high = induction["low_all"], induction["high_all"]
     assert found.line.endswith(f"[{low:.2f}, {high:.2f}] logits (95 %, all 2)")
     few = attnscope.patch(demo, records[:4], over="heads", select="3", random=0)
-    assert {row["low"] for row in few.table().to_pylist()} == {row["p"] for row in few.table().to_pylist()} == {None}
+    rows = rows_of(few)
+    assert {row["low"] for row in rows.values()} == {row["p"] for row in rows.values()} == {None}
+    assert [row["effect"] for row in rows.values()] == sorted((row["effect"] for row in rows.values()), reverse=True)
     expected = np.mean([found.effect(found.asked[0].patch)[:4]])
-    assert few.table()["effect"][0].as_py() == pytest.approx(expected, abs=1e-4)
-    assert few.table()["normalised"][0].as_py() == pytest.approx(expected / few.gap_P.mean())
-    assert few.table()["normalised_low"][0].as_py() is None
+    assert rows["L3H0"]["effect"] == pytest.approx(expected, abs=1e-4)
+    assert rows["L3H0"]["normalised"] == pytest.approx(expected / few.gap_P.mean())
+    assert rows["L3H0"]["normalised_low"] is None
     turned = [one if place % 2 else turned_round(one) for place, one in enumerate(records)]
     undecided = attnscope.patch(demo, turned, over="heads", select="3.0", random=0)
     low, high = undecided.gap_ends

@@ -13,6 +13,7 @@ import pytest
 
 import attnscope
 from attnscope.cli import output
+from attnscope.cli.options import Top
 from attnscope.cli.scan_tables import contrasts, left_out, named_sheet, probe_sheet
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.model.loading import DEMO_FOLDER, wrap
@@ -31,6 +32,7 @@ from helpers.parity_models import roused_model
 from helpers.why_families import wrapped
 
 PAGE = Path(__file__).parents[2] / "docs" / "atlas.md"
+PLACE = ("layer", "head", "probe", "against")
 EXPECTED = {
     "induction": {"L3H0", "L3H1"},
     "previous-token": {"L1H5", "L2H1"},
@@ -331,7 +333,7 @@ def test_every_head_on_one_probe_on_request(kept, columns, monkeypatch, capsys):
     found = contrasts(kept[0], "induction p50")
     lines = shown_at(columns, lambda: probe_sheet(kept[0], found, None), monkeypatch, capsys)
     assert len([line for line in lines if re.match(r" L\dH\d ", line)]) == 24
-    missing = [line for line in left_out(kept[0], "induction p50", None) if "narrow" in line]
+    missing = [line for line in left_out(kept[0], "induction p50", Top()) if "narrow" in line]
     assert missing == ["not shown on a narrow terminal: shuffled, copying, JS"] * (columns == 80)
 
 
@@ -342,7 +344,7 @@ def test_many_heads_take_more_sequences_for_p_and_a_line_says_so(sequences, said
     made = made_atlas(DEMO_FOLDER, {}, heads=(10, 6))
     effects = replace(made.findings[0].effects, n=np.full(60, sequences), p=np.full(60, np.nan))
     atlas = replace(made, findings=[replace(made.findings[0], effects=effects)])
-    assert left_out(atlas, "sink", None)[:-2] == said
+    assert left_out(atlas, "sink", Top(top="all"))[:-2] == said
 
 
 def test_what_it_would_take_is_said_before_anything_is_read(demo, tmp_path):
@@ -366,7 +368,8 @@ def test_few_sequences_have_no_interval_and_no_role(two, monkeypatch):
     rows = call("scan", "demo", "--sequences", "2", "--out", str(two[1]), "-q", "--format", "jsonl").silent().records
     assert {row["low_all"] for row in rows} == {None}
     table = pq.read_table(two[1] / "atlas.parquet").to_pylist()
-    assert [row["score"] for row in rows] == pytest.approx([row["score"] for row in table], nan_ok=True)
+    scores, written = ({tuple(map(row.get, PLACE)): row["score"] for row in of} for of in (rows, table))
+    assert scores == pytest.approx(written, nan_ok=True)
     assert json.loads((two[1] / "atlas.json").read_text())["roles"] == {}
     assert (two[1] / "probes.png").exists()
 

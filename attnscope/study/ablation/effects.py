@@ -129,7 +129,8 @@ class Ablation:
         return self.effects[one.heads]
 
     def table(self) -> pa.Table:
-        """A row per named set, head alone and random set; NaN is null. docs/schemas.md says what the columns are."""
+        """A row per named set, head alone and random set, the rows of a set one after the other; NaN is null.
+        docs/schemas.md says what the columns are."""
         rows = [("together", one.name, one) for one in self.asked.named]
         rows += [("alone", name, one) for name, sets in self.asked.alone.items() for one in sets]
         tested = len(rows)
@@ -147,7 +148,8 @@ class Ablation:
             for name, value in zip(beside, beside_random(self.effect(one).mean(), random_D), strict=True):
                 beside[name][place] = value
         drawn = [len(self.asked.random[name]) if condition == "together" else None for condition, name, _ in rows]
-        return as_table(
+        sets = list(dict.fromkeys(name for _, name, _ in rows))
+        whole = as_table(
             {
                 "set": words([name for _, name, _ in rows]).dictionary_encode(),
                 "condition": words([condition for condition, _, _ in rows]).dictionary_encode(),
@@ -159,6 +161,7 @@ class Ablation:
                 "n_random": integers(drawn, np.int32),
             }
         )
+        return whole.take(np.argsort([sets.index(name) for _, name, _ in rows], kind="stable"))
 
     def save(self, folder: Path) -> None:
         """Write the table, and beside it the facts."""

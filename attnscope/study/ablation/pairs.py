@@ -15,7 +15,7 @@ import numpy as np
 
 from attnscope.cells import head_names
 from attnscope.intervene.sets import HeadSet
-from attnscope.study.statistics import effect_columns
+from attnscope.study.statistics import effect_columns, largest_first
 from attnscope.tables import as_table
 
 if TYPE_CHECKING:
@@ -38,12 +38,14 @@ class Pairs:
         return effect_columns(self.pair_SN - self.sum_SN)
 
     def table(self) -> pa.Table:
-        """A row per pair: both heads, what the pair costs, what both cost alone, the synergy and its statistics."""
+        """A row per pair: both heads, what the pair costs, what both cost alone, the synergy and its statistics; the
+        largest synergy first."""
         ends = np.array(self.pairs, np.int32).reshape(-1, 4).T
         places = dict(zip(("layer", "head", "other_layer", "other_head"), ends, strict=True))
         costs = {"pair": self.pair_SN.mean(0), "sum": self.sum_SN.mean(0)}
         found = {"synergy" if name == "effect" else name: values for name, values in self.statistics.items()}
-        return as_table({**places, **costs, **found, "n": found["n"].astype(np.int32)})
+        columns = {**places, **costs, **found, "n": found["n"].astype(np.int32)}
+        return as_table(columns).take(largest_first(self.statistics["effect"]))
 
 
 def pair_sets(heads: Sequence[HeadIndex]) -> list[HeadSet]:

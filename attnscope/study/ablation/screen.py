@@ -16,7 +16,7 @@ import numpy as np
 from attnscope.cells import head_name
 from attnscope.intervene.gradient import FirstOrder, first_order
 from attnscope.intervene.sets import HeadSet
-from attnscope.study.statistics import rank_correlation
+from attnscope.study.statistics import largest_first, rank_correlation
 from attnscope.tables import as_table
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ class Screen:
         return rank_correlation(self.signed_N[tried_N], true), rank_correlation(self.size_N[tried_N], np.abs(true))
 
     def table(self) -> pa.Table:
-        """A row per head: layer, head, signed, size, ablated, in the measure's unit."""
+        """A row per head: layer, head, signed, size, ablated, in the measure's unit; the largest `signed` first."""
         layer, head = (np.array(part, np.int32) for part in zip(*self.heads, strict=True))
         columns = {"signed": self.signed_N, "size": self.size_N, "ablated": self.ablated_N}
-        return as_table({"layer": layer, "head": head, **columns})
+        return as_table({"layer": layer, "head": head, **columns}).take(largest_first(self.signed_N))
 
 
 def screened(passes: Passes, advance: Advance = lambda token_layers: None) -> Screen:

@@ -26,7 +26,7 @@ from attnscope.model.checkpoint import weights_sha256
 from attnscope.parquet import read_columns
 from attnscope.study.atlas.findings import Finding
 from attnscope.study.atlas.roles import MARK, RULES, Rule
-from attnscope.study.statistics import Effects
+from attnscope.study.statistics import Effects, largest_first
 from attnscope.tables import as_table, numbers, python_values, save
 
 SCHEMA = "atlas/3"
@@ -67,21 +67,25 @@ class Atlas:
     roles: Mapping[tuple[int, int], tuple[str, ...]]
     facts: Mapping[str, Any]
 
-    def table(self) -> pa.Table:
-        """A row per contrast and head: layer, head, probe, against, then the columns of `Effects`; NaN is null."""
-        count = len(self.heads)
-        layer, head = (np.array(part, np.int32) for part in zip(*self.heads, strict=True))
+    def table(self, places: Sequence[int] | None = None, probe: str | None = None) -> pa.Table:
+        """A row per contrast and head: layer, head, probe, against, then the columns of `Effects`; NaN is null.
+
+        places: of some of `heads`, in another order. probe: its contrasts alone.
+        """
+        places = list(range(len(self.heads)) if places is None else places)
+        findings = [one for one in self.findings if probe in (None, one.probe)]
+        layer, head = np.array(self.heads, np.int32).reshape(-1, 2)[places].T
         named = {
-            name: pa.array([getattr(one, name) for one in self.findings for _ in range(count)], pa.string())
+            name: pa.array([getattr(one, name) for one in findings for _ in places], pa.string())
             for name in ("probe", "against")
         }
         values = {
-            name: np.concatenate([getattr(one.effects, name) for one in self.findings]).astype(
+            name: np.concatenate([getattr(one.effects, name)[places] for one in findings]).astype(
                 np.int32 if name == "n" else np.float64
             )
             for name in COLUMNS
         }
-        times = len(self.findings)
+        times = len(findings)
         return as_table(
             {
                 "layer": np.tile(layer, times),
@@ -90,6 +94,20 @@ class Atlas:
                 **{name: numbers(value) for name, value in values.items()},
             }
         )
+
+    def order(self, probe: str | None = None) -> list[int]:
+        """The places of the heads as they are listed: those with a role or a mark first, in the model's order.
+
+        probe: those with a role first, and the largest effect on it first.
+        """
+        if probe is None:
+            marked = self.facts.get("near_uniform", {})
+            named = [bool(self.roles[head]) or head_name(*head) in marked for head in self.heads]
+            places = list(range(len(self.heads)))
+        else:
+            named = [bool(self.roles[head]) for head in self.heads]
+            places = largest_first(next(one for one in self.findings if one.probe == probe).effects.effect)
+        return sorted(places, key=lambda place: not named[place])
 
     def probes(self) -> list[str]:
         """The probes that were read, each once."""

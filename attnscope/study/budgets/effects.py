@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "budgets/2"
 NAME, TABLE, READINGS = "budgets.json", "budgets.parquet", "budgets"
+CONDITIONS = ("together", "bearable", "alone")  # in the order of the table
 COPY = HeadBudget("intact copy", ())  # in half precision: what it differs by is noise
 Shares = Mapping[tuple[str, int, int], np.ndarray]  # of a budget, a text and a layer: what each head keeps, (P,)
 
@@ -69,7 +70,7 @@ class BudgetPlan:
 
 @dataclass(frozen=True, repr=False)
 class BudgetCosts(TableRecord):
-    """What was measured. asked: the budgets, in the order of the table. effect_SN: what each costs each text, exactly 0
+    """What was measured. asked: the budgets. effect_SN: what each costs each text, exactly 0
     in a text of which it drops nothing, NaN in those that chose its heads. kept_N: the share of the keys that its heads
     keep, mean over rows, heads and texts. intact_S: what was measured without a budget. widths: how many heads each
     layer has."""
@@ -115,8 +116,21 @@ class BudgetCosts(TableRecord):
         """The columns of both families, (N,) each."""
         return {name: np.concatenate([one[name] for one in self.families]) for name in self.families[0]}
 
+    @cached_property
+    def order(self) -> list[int]:
+        """Places of the budgets in the table: of each budget all heads together first, then those that can bear it,
+        then what goes alone, heads by effect, layers in order."""
+        by_effect = self.facts["over"] in ("heads", "kv")
+
+        def rank(place: int) -> tuple[int, int, float]:
+            budget, condition = self.asked[place].budget, self.asked[place].condition
+            effect = float(self.statistics["effect"][place]) if by_effect and condition == "alone" else 0.0
+            return self.kinds.index(budget.keep), CONDITIONS.index(condition), -effect
+
+        return sorted(range(len(self.asked)), key=rank)
+
     def table(self) -> pa.Table:
-        """A row per budget and set of heads; NaN is null. docs/schemas.md says what the columns are."""
+        """A row per budget and set of heads, in `order`; NaN is null. docs/schemas.md says what the columns are."""
         found = self.statistics
         columns: dict[str, Any] = {
             "keep": words([one.budget.keep for one in self.asked]),
@@ -128,7 +142,7 @@ class BudgetCosts(TableRecord):
             "kept": numbers(self.kept_N),
             **{name: numbers(values) for name, values in found.items() if name != "n"},
         }
-        return as_table(columns | {"n": found["n"].astype(np.int32)})
+        return as_table(columns | {"n": found["n"].astype(np.int32)}).take(self.order)
 
     def bearable(self, below: float = BELOW) -> dict[str, str]:
         """The heads that each budget costs less than `below`, as `select` takes them, empty for none.

@@ -17,7 +17,7 @@ import pyarrow as pa
 from attnscope.files import save_json
 from attnscope.intervene.sets import Cut, HeadSet
 from attnscope.study.knockout.asked import CutPlan
-from attnscope.study.statistics import effect_columns, largest_of
+from attnscope.study.statistics import effect_columns, largest_first, largest_of
 from attnscope.tables import TableRecord, as_table, integers, numbers, save, words
 from attnscope.text.labels import visible_blanks
 
@@ -207,6 +207,12 @@ class Knocked(TableRecord):
         """The columns of `effect_columns` of every cut, (N,) each."""
         return effect_columns(np.stack([self.effect(one.cut) for one in self.asked], 1))
 
+    @cached_property
+    def order(self) -> list[int]:
+        """Places of the cuts in the table: of layers and windows the model's order, else the largest effect first."""
+        in_place = self.facts["over"].startswith(("layers", "window"))
+        return list(range(len(self.asked))) if in_place else largest_first(self.statistics["effect"])
+
     def compared(self, place: int, kind: NullKind) -> tuple[float, np.ndarray]:
         """The effect of a cut on the texts that have its null, and that of every draw, (D,)."""
         null, one = self.nulls[kind][place], self.asked[place]
@@ -224,7 +230,7 @@ class Knocked(TableRecord):
         return effect_T
 
     def table(self) -> pa.Table:
-        """A row per cut; NaN is null. docs/schemas.md says what the columns are."""
+        """A row per cut, in `order`; NaN is null. docs/schemas.md says what the columns are."""
         found = {name: numbers(values) for name, values in self.statistics.items() if name != "n"}
         columns: dict[str, Any] = {
             "set": words([one.cut.name for one in self.asked]),
@@ -238,7 +244,7 @@ class Knocked(TableRecord):
         }
         for kind in KINDS:
             columns |= self._null_columns(kind)
-        return as_table(columns | {"n": self.statistics["n"].astype(np.int32)})
+        return as_table(columns | {"n": self.statistics["n"].astype(np.int32)}).take(self.order)
 
     def mass(self, cut: Cut, texts: Sequence[int] | None = None) -> float:
         """The weight that was cut: mean over rows, heads and the texts that see any of the keys."""

@@ -42,6 +42,7 @@ from attnscope.study.statistics import (
     FEWEST,
     beside_random,
     effect_columns,
+    largest_first,
     largest_of,
     means,
     rank_correlation,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
 
 SCHEMA = "patching/2"
+ORDERED = ("layers", "positions", "layers,positions")  # that keep the model's or the text's order
 NAME, TABLE, READINGS = "patching.json", "patching.parquet", "patching"
 ROUNDED, LEAST = 32, 1e-3  # of the logits' spread: as many eps is what rounding leaves of a gap; a share needs LEAST
 
@@ -109,6 +111,14 @@ class PatchedPairs(TableRecord):
         what = f"{len(self.asked)} patches of the {self.facts['what']}"
         return f"{what}, {count}: largest {self.asked[best].patch.name}, {', '.join(said)}"
 
+    @cached_property
+    def order(self) -> list[int]:
+        """Places of the patches in the table: of layers and positions their own order, else the largest effect first,
+        or estimate where there is one."""
+        if self.facts["over"] in ORDERED:
+            return list(range(len(self.asked)))
+        return largest_first(self.statistics["effect"] if self.estimates is None else self.estimates[::2].mean(0))
+
     def effect(self, patch: Patch) -> np.ndarray:
         """(P,): what a patch costs the answer of each clean text; NaN where it was not run."""
         return self.effects.get(patch.identity, np.full(len(self.intact_S), np.nan))[::2]
@@ -148,7 +158,7 @@ class PatchedPairs(TableRecord):
 
     @cached_property
     def statistics(self) -> Mapping[str, np.ndarray]:
-        """Of every patch, (N,) each, NaN for null, in the order of the table: the columns of `effect_columns`, then the
+        """Of every patch as it was asked for, (N,) each, NaN for null: the columns of `effect_columns`, then the
         share of the gap and its interval; the same of what is restored; n."""
         cost_PN, back_PN = (np.stack([of(one.patch) for one in self.asked], 1) for of in (self.effect, self.restored))
         cost, back = effect_columns(cost_PN), effect_columns(back_PN)
@@ -165,7 +175,7 @@ class PatchedPairs(TableRecord):
         return dict(zip(names, ratios(effect_PN, self.gap_P), strict=True))
 
     def table(self) -> pa.Table:
-        """A row per patch; NaN is null. docs/schemas.md says what the columns are."""
+        """A row per patch, in `order`; NaN is null. docs/schemas.md says what the columns are."""
         count = len(self.asked)
         estimate, restored_estimate = self._estimates()
         random_D = np.array([self.effect(one).mean() for one in self.random])
@@ -185,7 +195,7 @@ class PatchedPairs(TableRecord):
             "p_random": numbers(np.full(count, p_random)),
             "n_random": integers([len(random_D) if self.facts["over"] == "none" else None] * count, np.int32),
         }
-        return as_table(columns | {"n": self.statistics["n"].astype(np.int32)})
+        return as_table(columns | {"n": self.statistics["n"].astype(np.int32)}).take(self.order)
 
     def normalised(self, values: np.ndarray) -> np.ndarray:
         """Effects as a share of the gap between the two texts: 0 as the clean one, 1 as the corrupted one."""

@@ -15,7 +15,7 @@ of values without a range. `flips` tests symmetry, `counts` has what goes by sig
 docs/statistics.md derives them.
 """
 
-from attnscope.study.statistics.counts import beside_random, largest_of, rank_correlation
+from attnscope.study.statistics.counts import beside_random, largest_first, largest_of, rank_correlation
 from attnscope.study.statistics.effects import Effects, effect_columns, paired
 from attnscope.study.statistics.intervals import FEWEST, SHARE, Range, fewest_for_p
 from attnscope.study.statistics.means import Means, means
@@ -31,6 +31,7 @@ __all__ = [
     "beside_random",
     "effect_columns",
     "fewest_for_p",
+    "largest_first",
     "largest_of",
     "means",
     "paired",

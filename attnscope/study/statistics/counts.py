@@ -99,6 +99,16 @@ def largest_of(values_N: np.ndarray) -> int:
     return int(np.nan_to_num(values_N, nan=-np.inf).argmax())
 
 
+def largest_first(values_N: np.ndarray) -> list[int]:
+    """The places of numbers, the largest first, NaN last; ties in their own order.
+
+    >>> largest_first(np.array([np.nan, 1.0, 3.0]))
+    [2, 1, 0]
+    """
+    places: list[int] = np.argsort(-np.nan_to_num(values_N, nan=-np.inf), kind="stable").tolist()
+    return places
+
+
 def rank_correlation(first_N: np.ndarray, second_N: np.ndarray) -> float:
     """Spearman's: the correlation of the ranks, equal values sharing theirs; NaN where one does not vary.
 
