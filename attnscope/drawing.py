@@ -321,6 +321,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             sinks=sinks[key] if elsewhere else (),
             part=part,
             roles=tuple(seen.columns.role[_places(seen, key, found.heads[key])].tolist()),
+            roles_by="a scan of the model" if seen.atlas else "this text",
             stack=stack,
             numbered=(seen.queries.medium.step is None, seen.keys.medium.step is None),
             window=seen.visible[key] if seen.visible[key].startswith(WINDOWS) else "",

@@ -69,13 +69,13 @@ def heads_html(seen: Observation) -> str:
     """The first heads in the order of the terminal: head, role, metrics, the strongest relation and its weight."""
     heads = seen.kept_heads(seen.ranked_by)[:SHOWN_HEADS]
     names = _metrics(seen)
-    roles = ["roles", "looks like"] if seen.atlas else ["role"]
+    roles = ["roles", "text role"] if seen.atlas else ["role"]
     kv = any(head.head is not None and head.head != head.kv_head for head in heads)
     titles = ["head", *["kv"] * kv, *roles, *(COLUMNS.get(name) or _short(name) for name in names)]
     titles += ["strongest relation", "weight"]
     rows = []
     for head in heads:
-        said = [" ".join(head.atlas_roles) or "-", head.role] if seen.atlas else [head.role]
+        said = [" ".join(head.atlas_roles) or head.role, head.text_role] if seen.atlas else [head.role]
         relation = head.strongest
         cells_of = [head.name, *[str(head.kv_head)] * kv, *said, *(_score(seen, head, name) for name in names)]
         rows.append([*cells_of, _relation(seen, head), cells.number(relation.weight if relation else None)])

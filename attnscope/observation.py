@@ -22,7 +22,7 @@ from attnscope.keep.layers import LayerKey, PerLayer, codes
 from attnscope.measure.metrics import MASS
 from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
 from attnscope.seam.report import failures
-from attnscope.stacks import DECODER, ENCODER, STACKS, has_decoder_heads, is_bidirectional
+from attnscope.stacks import DECODER, ENCODER, STACKS, is_bidirectional
 from attnscope.tables import texts_at
 from attnscope.text.tokens import Chosen
 
@@ -71,10 +71,10 @@ class Observation:
     what a manifest says of the run. kept: what else was kept, by its name in `keep/things.py`; each has a property
     here. chosen: the tokens that were asked about; scores, supports and what tokens receive are then of the chosen
     queries, and `columns.scores["mass"]` is there where keys were chosen. atlas: what names the model's heads, where
-    there is one. without: {layer: type} of its layers without attention: `ssm`, `linear`, `conv`. within: {layer: type}
-    of what layers with attention compute in parallel: `ssm`. other_stacks: of an encoder-decoder, whose decoder's this
-    is, the observations of its `encoder`, and of `cross`: the decoder's text as queries, the encoder's as keys; tables
-    list them too.
+    there is one (`named`). without: {layer: type} of its layers without attention: `ssm`, `linear`, `conv`. within:
+    {layer: type} of what layers with attention compute in parallel: `ssm`. other_stacks: of an encoder-decoder, whose
+    decoder's this is, the observations of its `encoder`, and of `cross`: the decoder's text as queries, the encoder's
+    as keys; tables list them too.
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
         >>> seen.table("focus").to_pandas()
@@ -137,6 +137,13 @@ class Observation:
     def spans(self) -> PerLayer[SpanPairs]:
         """{layer: the mass that the spans of `chosen` give each other, (H, S, S)}."""
         return self.kept.get("spans", PerLayer())
+
+    def named(self, atlas: NamedHeads | None) -> Self:
+        """The same with its heads called what an atlas calls them, in all stacks; None: as the text shows them."""
+        if atlas is None:
+            return self
+        others = {stack: one.named(atlas) for stack, one in self.other_stacks.items()}
+        return replace(self, atlas=atlas, columns=self.columns.named(atlas.roles), other_stacks=others)
 
     def keeping(self, **kept: Any) -> Self:
         """The same with other things kept, or in other form."""
@@ -210,22 +217,22 @@ class Observation:
         return next((name for name in (MASS.id, "focus") if name in self.columns.scores), None)
 
     def table(self, sort: str | None = None, top: int | None = None) -> pa.Table:
-        """The kept heads: which, role, top key, then a column per metric; in the order of `kept_heads`.
+        """The kept heads: which, roles, top key, then a column per metric; in the order of `kept_heads`.
 
         top: so many heads alone, the first ones, and no rows of layers without attention; all without it.
 
-        Where keys were chosen mass and uniform follow, what uniform attention would give them; with an atlas
-        atlas_roles, joined by blanks, empty where it names none, null for the mean over a kv head's group. Then stack,
-        the stack of the layer. Where no heads were chosen, a layer without attention is a row of nulls with what it is
-        in a last column, type, and so is what a layer computes beside attention: at its place in the model's order,
-        else behind the heads.
+        role is one word: the first role that the atlas names, where there is one (`-`: none), else text_role, the one
+        that the head has on this text. atlas_roles: all that it names, joined by blanks, empty for none; null without
+        an atlas, and for the mean over a kv head's group. Where keys were chosen mass and uniform follow the metrics,
+        what uniform attention would give them. Then stack, the stack of the layer. Where no heads were chosen, a layer
+        without attention is a row of nulls with what it is in a last column, type, and so is what a layer computes
+        beside attention: at its place in the model's order, else behind the heads.
         """
         columns, order = self.every, self.every.order(sort)[:top]
         top_key = self.place("keys", codes(columns.stack), columns.top_key)
-        roles = [self._atlas_roles(place) for place in range(len(columns.layer))] if self.atlas else None
         others = [(stack, *row) for stack, one in self.stacks.items() for row in {**one.others, **one.partners}.items()]
         others = others if top is None else []
-        return with_others(columns.table(order, self.names(), top_key, roles), others, sort)
+        return with_others(columns.table(order, self.names(), top_key), others, sort)
 
     @property
     def others(self) -> Mapping[int, str]:
@@ -368,12 +375,6 @@ class Observation:
             lines.append("mass: no query that was named sees a key that was named")
         return lines
 
-    def named_by_atlas(self, layer: int, head: int, stack: str = DECODER) -> tuple[str, ...]:
-        """The roles that the atlas gives a head of a decoder; none without an atlas, and none of another stack."""
-        if not self.atlas or not has_decoder_heads(stack):
-            return ()
-        return tuple(self.atlas.roles.get((layer, head), ()))
-
     def __repr__(self) -> str:
         model, columns = self.facts.get("model", {}), self.every
         layers = len(set(zip(columns.layer.tolist(), columns.stack.tolist(), strict=True)))
@@ -407,13 +408,10 @@ class Observation:
             int(columns.top_key[place]),
             float(columns.top_key_mass[place]),
             float(mass.null[place]) if mass else None,
-            tuple((self._atlas_roles(place) or "").split()),
+            str(columns.text_role[place]),
+            tuple((columns.atlas_roles[place] or "").split()),
             str(columns.stack[place]) in self.other_stacks,
         )
-
-    def _atlas_roles(self, place: int) -> str | None:
-        layer, head, stack = (part[place] for part in (self.every.layer, self.every.head, self.every.stack))
-        return " ".join(self.named_by_atlas(int(layer), int(head), str(stack))) if self.atlas and head >= 0 else None
 
     def _relation_parts(self, min_weight: float | None) -> Iterator[dict[str, np.ndarray]]:
         if self.kept_keys is None:

@@ -77,12 +77,15 @@ def _columns(side: KeptSide, counts: Mapping[LayerKey, int]) -> HeadColumns:
     rows = [side.rows.get(place, {}) for place in places]
     ids = [name for name in KNOWN if side.heads is not None and name in side.heads.column_names]
     number_N, none_N = np.zeros(len(places), np.int64), np.full(len(places), np.nan)
+    role, text_role, names = zip(*map(side.roles, places), strict=True)
     return HeadColumns(
         layer=np.array([layer for (_, layer), _ in places]),
         stack=np.array([stack for (stack, _), _ in places], object),
         head=np.array([head for _, head in places]),
         kv_head=np.array([side.kv_heads.get(place, 0) for place in places]),
-        role=np.array([str(row.get("role") or "-").removeprefix("'") for row in rows], object),
+        role=np.array(role, object),
+        text_role=np.array(text_role, object),
+        atlas_roles=np.array([None if of_head is None else " ".join(of_head) for of_head in names], object),
         near_uniform=np.array([row.get("near_uniform") for row in rows], object),
         scores={name: Score(_numbers(rows, name), none_N) for name in ids},
         top_key=_top_keys(side, rows),

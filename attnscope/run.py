@@ -128,7 +128,7 @@ class Run:
                 states=states.append if self.steps else None,
             )[0]
         _check_numbers(self.loaded, seen)
-        return replace(seen, atlas=self.atlas, facts=self._with_difference(seen.facts, states))
+        return replace(seen, facts=self._with_difference(seen.facts, states)).named(self.atlas)
 
     def _with_difference(self, facts: Mapping[str, Any], states: Sequence[Tensor]) -> dict[str, Any]:
         """What the manifest says, with how far the rows of an answer are from those that made it."""

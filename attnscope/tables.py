@@ -130,7 +130,7 @@ def _tamed(column: pa.Array) -> pa.Array:
 
 def _array(name: str, values: Any) -> pa.Array:
     array = values if isinstance(values, pa.Array) else _arrow(values)
-    token = pa.types.is_string(array.type) and (name.endswith("token") or name == "role")
+    token = pa.types.is_string(array.type) and name.endswith(("token", "role", "roles"))
     return coded(array) if token else array
 
 

@@ -146,10 +146,9 @@ def test_the_demo_configuration_names_the_heads_that_it_speaks_of(tmp_path):
     drawn = ("--figures", "overview", "--out", str(tmp_path))
     result = call("heads", "--config", "configs/demo.yaml", "--top", "all", "--format", "jsonl", *drawn, "-q")
     rows = result.records
-    roles = {role: {f"L{row['layer']}H{row['head']}" for row in rows if row["role"] == role} for role in ("-", "other")}
-    named = {role: {f"L{row['layer']}H{row['head']}" for row in rows if row["role"] == role} for role in NAMED}
+    named = {role: {f"L{row['layer']}H{row['head']}" for row in rows if row["text_role"] == role} for role in NAMED}
     assert named == NAMED
-    assert roles["-"] == set()
+    assert "-" not in {row["text_role"] for row in rows}
 
 
 NAMED = {"induction": {"L3H0", "L3H1"}, "previous-token": {"L1H5", "L2H1"}}

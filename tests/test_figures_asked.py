@@ -27,6 +27,7 @@ from attnscope.keep.view import View
 from attnscope.measure.roles import ROLES
 from attnscope.observe import Request
 from attnscope.panels import mass_panels
+from attnscope.study.atlas.roles import RULES
 from helpers.command_line import SENTENCE, call
 from helpers.figures import BANK, bank_maps, causal, layer_figure, pixels, places, plain_drawing, words
 from helpers.own import attentions
@@ -42,8 +43,8 @@ def asked():
 # Roles
 
 
-def test_every_role_has_a_colour_and_no_other() -> None:
-    assert list(ROLE_COLOURS) == [role.name for role in ROLES]
+def test_every_role_of_a_text_and_of_a_scan_has_a_colour_and_no_other() -> None:
+    assert set(ROLE_COLOURS) == {role.name for role in ROLES} | {rule.role for rule in RULES}
 
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB
@@ -116,11 +117,11 @@ def test_the_overview_frames_heads_by_role(tmp_path: Path, styles: list[Style]) 
 
 @pytest.mark.parametrize("style", [Style(), Style(width=2), pytest.param(Style(width="column"), marks=pytest.mark.e2e)])
 def test_a_legend_stays_inside_and_apart(style: Style) -> None:
-    maps = replace(bank_maps(heads=6), roles=tuple(ROLE_COLOURS))
+    maps = replace(bank_maps(heads=len(ROLE_COLOURS)), roles=tuple(ROLE_COLOURS), roles_by="a scan of the model")
     with drawing(Fonts()):
         figure = overview_figure([maps], style)
         boxes = [text.get_window_extent() for text in figure.texts]
-    assert len(boxes) == 3 + 2 * 6
+    assert len(boxes) == 3 + 2 * len(ROLE_COLOURS)
     assert all(box.x1 <= figure.bbox.width and box.x0 >= 0 for box in boxes)
     boxes = [box for box in boxes if box.width]
     assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
@@ -129,14 +130,15 @@ def test_a_legend_stays_inside_and_apart(style: Style) -> None:
 def test_the_overview_of_a_text_that_shows_roles_says_them(demo, tmp_path: Path) -> None:
     seen = attnscope.capture(demo, STORY, request=Request(maps="all"))
     found = {role for maps in layer_maps(seen) for role in maps.roles}
-    assert found == {head.role for head in seen.heads} > {"induction", "previous-token"}
+    assert found == {head.role for head in seen.heads} > {"induction", "previous-token", "offset-2"}
     by_kv = attnscope.capture(demo, STORY, request=Request(view=View(by_kv=True), maps="all"))
     assert [len(maps.roles) for maps in layer_maps(by_kv)] == [3] * 4
     file = tmp_path / "story.txt"
     file.write_text(STORY)
     call("heatmap", "--file", str(file), "--image", "svg", "--figures", "overview", "--out", str(tmp_path / "run")).ok()
     drawn = (tmp_path / "run" / "overview.svg").read_text()
-    assert all(f">{role}</text>" in drawn for role in found - {"other"})
+    assert all(f">{role}</text>" in drawn for role in found - {"-"})
+    assert "frames: roles by a scan of the model" in drawn
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["manifest.json", "overview.svg"]
 
 
@@ -209,7 +211,10 @@ def test_the_sheet_holds_the_first_heads_with_role_and_score(demo) -> None:
     maps = layer_maps(seen)
     sheet = head_sheet(seen, maps, "focus", 5)
     best = sorted(seen.heads, key=lambda head: -head.score["focus"])[:5]
-    assert list(sheet.titles) == [f"{head.name} {head.role}, focus {head.score['focus']:.2f}" for head in best]
+    assert "-" in {head.role for head in best}
+    assert list(sheet.titles) == [
+        f"{head.name}{'' if head.role == '-' else f' {head.role}'}, focus {head.score['focus']:.2f}" for head in best
+    ]
     assert sheet.name == "First 5 of 24 heads by focus"
     for values_QK, head in zip(sheet.values_HQK, best, strict=True):
         np.testing.assert_array_equal(values_QK, maps[head.layer].values_HQK[head.head])

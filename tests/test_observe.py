@@ -351,6 +351,9 @@ def test_binned_maps_keep_rows_or_maxima(demo, seen_by, rule: str, split_sink: b
             np.testing.assert_allclose(np.nansum(values_HQK, -1), 1, atol=1e-5)
 
 
+ROLES = "role", "text_role", "atlas_roles"
+
+
 def test_a_batch_gives_what_one_by_one_gives(demo, seen_by) -> None:
     """Field mistake 1: a list of inputs must not take another path than one input."""
     texts = [TEXT, "We sat there.", "The river is wide and the bank is green and the mill is old."]
@@ -361,7 +364,7 @@ def test_a_batch_gives_what_one_by_one_gives(demo, seen_by) -> None:
         alone = seen_by(wanted, text)
         expected, found = seen.table(), alone.table()
         for name in found.column_names:
-            if name in ("layer", "head", "kv_head", "role", "near_uniform", "top_key", "top_key_token", "stack"):
+            if name in (*ROLES, "layer", "head", "kv_head", "near_uniform", "top_key", "top_key_token", "stack"):
                 assert found[name].to_pylist() == expected[name].to_pylist()
             else:
                 np.testing.assert_allclose(found[name].to_numpy(), expected[name].to_numpy(), atol=1e-5, rtol=1e-5)

@@ -282,7 +282,7 @@ def test_heads_ranks_by_mass_and_says_which_tokens_were_meant(of_story: np.ndarr
     assert all(row["mass"] == pytest.approx(masses[row["layer"], row["head"]], abs=1e-6) for row in rows)
     assert [row["uniform"] for row in rows] == pytest.approx([4 / 24] * 24)
     assert "query last: book(23)\nkey Mary: Mary(1-2), Mary(20-21)\n" in said
-    assert "no roles: they need at least 16 queries, got 1" in said
+    assert "no text roles: they need at least 16 queries, got 1" in said
     order = [
         row["layer"] for row in map(json.loads, ranked("--key", "Mary", "--sort", "layer", "--format", "jsonl")[0])
     ]
@@ -334,7 +334,7 @@ def test_a_run_writes_down_what_was_meant(tmp_path: Path) -> None:
         "key": {"expression": "Mary", "positions": MARY, "notes": []},
     }
     header = (tmp_path / "heads.csv").read_text().splitlines()[0]
-    assert header.endswith(",focus,mass,uniform,atlas_roles,stack")
+    assert header.endswith(",focus,mass,uniform,stack")
 
 
 def test_a_folder_of_another_question_is_refused_in_python_too(demo, tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_an_atlas_of_other_weights_is_told_by_its_facts_before_its_table_is_read
     assert "not made with these weights" in caplog.text
 
 
-@pytest.mark.parametrize("roles", [[5], "sink", {"a": 1}, None, [["sink"]]])
+@pytest.mark.parametrize("roles", [[5], "sink", {"a": 1}, None, [["sink"]], ["a sink"], [""], ["\x1b[31msink"]])
 def test_roles_that_are_no_names_are_damage(tmp_path: Path, roles: object) -> None:
     made_atlas(tmp_path, {}).save(tmp_path)
     path = tmp_path / "atlas.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from attnscope.seam.report import joined_ways
 
 OPTIONS = "run.json"
 ANOTHER = "name another folder with {out}"
-SCHEMA = 5  # of the folder; goes up when a file or a column is renamed, or means something else
+SCHEMA = 6  # of the folder; goes up when a file or a column is renamed, or means something else
+BEFORE = 5  # whose heads have the text's role alone, as `role`; its numbers are read, and it is not resumed
 
 
 @contextmanager
@@ -91,22 +92,25 @@ def is_dataset(folder: Path) -> bool:
 def kept_options(folder: Path) -> dict[str, Any]:
     """The options that a dataset was made with. Raises UsageError for a folder that is none."""
     hint = "name the folder of a dataset that attnscope batch wrote"
-    found = _options(folder / OPTIONS, hint, "read it with the version of attnscope that wrote it")
+    found = _options(folder / OPTIONS, hint, "read it with the version of attnscope that wrote it", (SCHEMA, BEFORE))
     if found is None:
         raise UsageError(f"{folder} has no {OPTIONS}, which each dataset has", hint)
     return found
 
 
-def _options(path: Path, other: str = ANOTHER, old: str = "") -> dict[str, Any] | None:
+def _options(
+    path: Path, other: str = ANOTHER, old: str = "", versions: Sequence[int] = (SCHEMA,)
+) -> dict[str, Any] | None:
     """The options in a run.json; None without one.
 
-    Raises UsageError where it is another program's, damaged, or of another version. other, old: what to do then.
+    Raises UsageError where it is another program's, damaged, or of none of the versions. other, old: what to do then.
     """
     said = document(path, "not written by attnscope batch, or is damaged", other, _is_ours)
     if said is None:
         return None
     old = old or f"resume it with the version of attnscope that wrote it, or {ANOTHER}"
-    check_schema(said, SCHEMA, path.parent, old)
+    if said["schema"] not in versions:
+        check_schema(said, SCHEMA, path.parent, old)
     options: dict[str, Any] = said["options"]
     return options
 

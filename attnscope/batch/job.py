@@ -14,6 +14,7 @@ from attnscope.text.prompt import Side
 
 if TYPE_CHECKING:
     from attnscope.drawing import Pictures
+    from attnscope.observation import NamedHeads
 
 TABLES = ("heads", "relations")
 DatasetFormat = Literal["parquet", "csv", "jsonl"]
@@ -62,8 +63,9 @@ class Job:
     each says what an encoder-decoder's decoder reads; without it, what the model itself makes of the text.
     answer_field: where each gives the answer that is read after its text; answer: the same one after every text.
     audio_field: where each names the file of a sound, which is read in the text's stead; picture_field: the file of a
-    picture beside its text, or a list of them; pair_field: the second text of a pair. global_tokens: as of
-    `Ask`. max_tokens: every text is cut to so many, on the side `truncate`, else on the right.
+    picture beside its text, or a list of them; pair_field: the second text of a pair. global_tokens: as of `Ask`.
+    max_tokens: every text is cut to so many, on the side `truncate`, else on the right. atlas: what names the model's
+    heads, where there is one.
     """
 
     load: LoadOptions = LoadOptions()
@@ -86,6 +88,7 @@ class Job:
     pair_field: str | None = None
     global_tokens: str | None = None
     max_tokens: int | None = None
+    atlas: NamedHeads | None = None
 
     def __post_init__(self) -> None:
         """What the output says of the request is read off the request."""

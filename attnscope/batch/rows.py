@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -183,7 +184,8 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
     def column(of: Callable[[HeadColumns], np.ndarray], dtype: Any) -> np.ndarray:
         return _joined([of(heads) for heads in every], dtype)[kept]
 
-    head, roles = column(lambda heads: heads.head, np.int32), column(lambda heads: heads.role, object)
+    head = column(lambda heads: heads.head, np.int32)
+    roles = {name: column(attrgetter(name), object).tolist() for name in ("role", "text_role", "atlas_roles")}
     stacks = [_stacks(one) for _, one in seen]
     top_keys = [one.place("keys", stack, one.every.top_key) for (_, one), stack in zip(seen, stacks, strict=True)]
     mass = column(lambda heads: heads.top_key_mass, np.float32)
@@ -193,7 +195,7 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         "layer": column(lambda heads: heads.layer, np.int32),
         "head": numbers(head, head < 0),
         "kv_head": column(lambda heads: heads.kv_head, np.int32),
-        "role": words(roles.tolist()).dictionary_encode(),
+        **{name: words(of_heads).dictionary_encode() for name, of_heads in roles.items()},
         "near_uniform": flags(column(lambda heads: heads.near_uniform, object).tolist()),
         "top_key": numbers(column(lambda heads: heads.top_key, np.int32), unasked),
         "top_key_token": pa.DictionaryArray.from_arrays(numbers(tokens.indices.to_numpy(), unasked), tokens.dictionary),

@@ -12,7 +12,7 @@ from attnscope.measure.metrics import METRICS
 if TYPE_CHECKING:
     from attnscope.batch.job import DatasetOutput
 
-SCHEMA_VERSIONS = {"texts": 2, "heads": 4, "relations": 2, "spans": 2, "summary": 2, "weights": 1}
+SCHEMA_VERSIONS = {"texts": 2, "heads": 5, "relations": 2, "spans": 2, "summary": 2, "weights": 1}
 TOKEN = pa.dictionary(pa.int32(), pa.string())
 ABOUT = [("item", pa.int64()), ("id", TOKEN)]
 SCHEMAS = {
@@ -35,6 +35,8 @@ SCHEMAS = {
             ("head", pa.int32()),
             ("kv_head", pa.int32()),
             ("role", TOKEN),
+            ("text_role", TOKEN),
+            ("atlas_roles", TOKEN),
             ("near_uniform", pa.bool_()),
             ("top_key", pa.int32()),
             ("top_key_token", TOKEN),

@@ -228,7 +228,8 @@ class Worker:
             seen, broken = [], _reason(error)
         items = [text.item for text in texts]
         if not broken:
-            return Measured(len(texts), list(zip(items, seen, strict=True)), [])
+            named = [one.named(self.job.atlas) for one in seen]
+            return Measured(len(texts), list(zip(items, named, strict=True)), [])
         if choice.for_speed:
             again = self._observed(loaded, texts, self.job.engine, quick=False)
             self._quick = bool(again.failures)  # where no text is at fault, what is faster is not for this model

@@ -20,6 +20,7 @@ from attnscope.batch.journal import Failure
 from attnscope.batch.run import run_folder
 from attnscope.batch.summary import write_summary
 from attnscope.calls.records import Record, picture_of
+from attnscope.cells import head_name
 from attnscope.errors import UsageError, hints_of
 from attnscope.figures import About, Style, save_depth
 from attnscope.files import open_native
@@ -28,7 +29,10 @@ from attnscope.keep.view import View
 from attnscope.measure.metrics import LENGTHS, with_asked
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
+from attnscope.observation import HeadNames
 from attnscope.parquet import as_plain, read_columns
+from attnscope.selection import pairs, resolved
+from attnscope.study.atlas.atlas import atlas_of
 from attnscope.tables import read_delimited
 from attnscope.text.expressions import defined, names_of_spans
 from attnscope.text.tokens import check_expression
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from attnscope.batch.pipeline import Tally
     from attnscope.drawing import Picture, Pictures
     from attnscope.model.loaded import LoadedModel
+    from attnscope.study.atlas.atlas import Atlas
     from attnscope.text.prompt import Side
 
 CorpusTexts = Sequence[str | Mapping[str, Any]] | Path | Sequence[Path]  # texts or records, or files, folders and globs
@@ -48,6 +53,7 @@ class BatchFields(TypedDict, total=False):
     """The fields of `BatchOptions`, as keywords."""
 
     select: str | None
+    atlas: Atlas | Path | str | None
     by: Literal["kv"] | None
     weights: Literal["softmax", "scores", "value"]
     metrics: str | None
@@ -87,15 +93,17 @@ class BatchFields(TypedDict, total=False):
 class BatchOptions:
     """What is kept of every text, and how the texts are read.
 
-    select, by, weights: of which heads, and how entries are read, as in `View`. metrics: ids by commas, besides those
-    that are always there. query, key, define, and query_field, key_field of records: the tokens that are asked about.
-    spans: `NAME=TOKENS`, whose mass on each other is a table. tables: of heads and relations. top_k: keys of a query
-    (None: all). text_field and the other fields: of records; answer: after every text. max_tokens: texts are cut to so
-    many. matrices: whole matrices too. format, shard_size (MiB), spreadsheet: of the files. summary: write the means
-    over the texts. batch_tokens: of a padded batch, by memory without it. strict: the first item that fails ends it.
+    select, by, weights: of which heads, and how entries are read, as in `View`. atlas: what names them, as in `Ask`.
+    metrics: ids by commas, besides those that are always there. query, key, define, and query_field, key_field of
+    records: the tokens that are asked about. spans: `NAME=TOKENS`, whose mass on each other is a table. tables: of
+    heads and relations. top_k: keys of a query (None: all). text_field and the other fields: of records; answer: after
+    every text. max_tokens: texts are cut to so many. matrices: whole matrices too. format, shard_size (MiB),
+    spreadsheet: of the files. summary: write the means over the texts. batch_tokens: of a padded batch, by memory
+    without it. strict: the first item that fails ends it.
     """
 
     select: str | None = None
+    atlas: Atlas | Path | str | None = None
     by: Literal["kv"] | None = None
     weights: Literal["softmax", "scores", "value"] = "softmax"
     metrics: str | None = None
@@ -140,8 +148,17 @@ class BatchOptions:
         if self.answer is not None and self.answer_field is not None:
             raise UsageError("each record gives its answer, and one of all texts was given", "leave out {answer}")
 
-    def job(self, load: LoadOptions, about: Mapping[str, Any], pictures: Pictures | None = None) -> Job:
-        """What a worker needs to know; about: what each file says of its run; pictures: what is drawn of each text."""
+    def job(
+        self,
+        load: LoadOptions,
+        about: Mapping[str, Any],
+        pictures: Pictures | None = None,
+        atlas: Atlas | None = None,
+    ) -> Job:
+        """What a worker needs to know.
+
+        about: what each file says of its run; pictures: what is drawn of each text; atlas: what names the heads.
+        """
         spans = names_of_spans(self.spans)
         output = DatasetOutput(
             tables=tuple(name for name in TABLES if name in self.tables),
@@ -168,9 +185,10 @@ class BatchOptions:
         return Job(
             load,
             request,
-            select=self.select,
+            select=None if self.select is None else resolved(self.select, atlas.by_role() if atlas else None),
             output=output,
             shard_bytes=self.shard_size * 2**20,
+            atlas=HeadNames(atlas.roles, atlas.by_role()) if atlas else None,
             **{name: getattr(self, name) for name in OF_JOB},
         )
 
@@ -203,7 +221,16 @@ OF_JOB: tuple[str, ...] = (
     *("chat", "truncate", "batch_tokens", "strict", "engine", "query_field", "key_field", "target_field"),
     *("answer_field", "answer", "audio_field", "picture_field", "pair_field", "global_tokens", "max_tokens"),
 )
-NOT_HELD = ("summary", "batch_tokens", "strict")
+NOT_HELD = ("summary", "batch_tokens", "strict", "atlas")
+
+
+def named_heads(atlas: Atlas | None) -> dict[str, str] | None:
+    """What an output folder is held to of an atlas: {role: `L3H0,L3H1`}; None without one."""
+    if atlas is None:
+        return None
+    return {
+        role: ",".join(head_name(*head) for head in pairs(heads)) for role, heads in atlas.by_role().items() if heads
+    }
 
 
 @hints_of(BatchOptions, LoadOptions)
@@ -226,9 +253,10 @@ def batch(
     asked, corpus = BatchOptions(**options), _corpus(texts, BatchOptions(**options))
     held = tempfile.TemporaryDirectory(prefix="attnscope-") if out is None else None
     folder = Path(held.name if held else str(out))
-    load = model.options or LoadOptions(model=model.name)
-    about = {"model": f"{model.name} ({model.revision})" if model.revision else model.name, **asked.held}
-    job = asked.job(load, about)
+    load, atlas = model.options or LoadOptions(model=model.name), atlas_of(model, asked.atlas)
+    named = f"{model.name} ({model.revision})" if model.revision else model.name
+    about = {"model": named, **asked.held, "roles": named_heads(atlas)}
+    job = asked.job(load, about, atlas=atlas)
     journal, tally = run_folder(job, corpus, folder, {**about, "sources": list(corpus.sources)}, loaded=model)
     if asked.summary:
         write_summary(folder, job.output)

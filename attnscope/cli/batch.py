@@ -43,8 +43,9 @@ def batch(asked: BatchRun) -> int:
 
     silence_libraries(asked.verbose)
     output.complain_through_talk(asked.quiet)
-    asked = asked.resolved()
-    corpus, job = asked.corpus(), asked.job()
+    atlas = asked.named_by()
+    asked = asked.resolved(atlas)
+    corpus, job = asked.corpus(), asked.job(atlas)
     if asked.dry_run:
         return batch_report.dry_run(job, corpus)
     with batch_report.graceful_stop() as stop, batch_report.RunProgress(corpus, asked.quiet) as progress:
@@ -78,7 +79,7 @@ def _to_folder(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, no
         replace(job, load=load),  # just the checkpoint that the folder is held to
         corpus,
         asked.out,
-        asked.held() | {"model": f"{asked.model} ({identity})"},
+        asked.held() | {"roles": job.output.about["roles"], "model": f"{asked.model} ({identity})"},
         cluster=asked.cluster(),
         workers=drawing_processes() if asked.figure_kinds else 0,
         stop=stop,

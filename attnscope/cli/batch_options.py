@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from attnscope.batch.cluster import Cluster
     from attnscope.batch.corpus import Corpus
     from attnscope.batch.job import Job
+    from attnscope.study.atlas.atlas import Atlas
 
 TABLES = ("heads", "relations")
 
@@ -252,15 +253,19 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
         if self.to_stdout and (self.figures or self.matrices or address(self.ray) is not None):
             raise UsageError("--to-stdout prints rows alone", "give --out DIR for figures, weights and --ray")
 
-    def resolved(self) -> BatchRun:
-        """The same with heads in place of every @role: workers and the folder's options know of no atlas."""
-        if "@" not in (self.select or ""):
-            return self
+    def named_by(self) -> Atlas | None:
+        """What names the model's heads."""
         from attnscope.model.loading import locate
-        from attnscope.selection import resolved
         from attnscope.study.atlas.atlas import atlas_of
 
-        atlas = atlas_of(locate(self.load_options()), self.atlas)
+        return atlas_of(locate(self.load_options()), self.atlas)
+
+    def resolved(self, atlas: Atlas | None) -> BatchRun:
+        """The same with heads in place of every @role, as the folder's options have them."""
+        if "@" not in (self.select or ""):
+            return self
+        from attnscope.selection import resolved
+
         return replace(self, select=resolved(self.select or "", atlas.by_role() if atlas else None))
 
     def held(self) -> dict[str, object]:
@@ -272,12 +277,12 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
         spelled = {"tables": ",".join(self.table_names), "figures": ",".join(self.figure_kinds)}
         return held(self) | spelled | {"metrics": asked, "weights": weights} | self.looks
 
-    def job(self) -> Job:
+    def job(self, atlas: Atlas | None) -> Job:
         """What a worker needs to know."""
-        from attnscope.calls.batch import BatchOptions
+        from attnscope.calls.batch import BatchOptions, named_heads
         from attnscope.text.expressions import defined
 
-        about = {key: value for key, value in self.held().items() if key != "sources"}
+        about = {key: value for key, value in self.held().items() if key != "sources"} | {"roles": named_heads(atlas)}
         pictures = None
         if self.figure_kinds:
             from attnscope.drawing import Pictures
@@ -291,5 +296,5 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
             define=defined(list(self.define or ())),
             spans=tuple(self.spans or ()),
         )
-        job = asked.job(self.load_options(), about, pictures)
+        job = asked.job(self.load_options(), about, pictures, atlas)
         return replace(job, request=replace(job.request, **self.maps()))

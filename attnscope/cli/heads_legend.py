@@ -6,6 +6,7 @@ import math
 from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from attnscope.cli.heads_table import TEXT_ROLE
 from attnscope.measure.metrics import MASS
 from attnscope.measure.roles import NEEDED_ROWS, not_shown, unsupported
 from attnscope.model.geometry import NOT_KNOWN
@@ -27,14 +28,16 @@ WORDS = {  # of the columns that are shown, as many on a line as 80 columns hold
 }
 WIDTH = 80
 MASS_WORDS = f"{MASS.short}: what the queries give the keys, sorts by how far above uniform"
+TEXT_WORDS = f"{TEXT_ROLE}: on this text alone; -: it cannot show it"
 RELATION = "strongest relation: largest weight minus 1 / keys that the query sees; ignores key 0"
 
 
 def legend(table: HeadsTable, shown: Sequence[Head]) -> list[str]:
     """What the table's words mean, and how many columns had no room."""
     lines = column_words(table.names)
-    uniform = f"uniform: the same numbers for attention spread uniformly{_roles(table, shown)}"
-    lines += [*_mass(shown), uniform, RELATION]
+    marked = "; unif ≈: nearly uniform" * any(head.near_uniform for head in shown)
+    uniform = f"uniform: the same numbers for attention spread uniformly{marked}{_role(table)}"
+    lines += [*_mass(shown), uniform, *[TEXT_WORDS] * (TEXT_ROLE in table.names), RELATION]
     if table.hidden:
         count = f"{len(table.hidden)} more column{'s' * (len(table.hidden) > 1)}"
         lines.append(f"{count}: a wider terminal, --sort METRIC or a pipe shows them")
@@ -59,10 +62,9 @@ def _mass(shown: Sequence[Head]) -> list[str]:
     return [MASS_WORDS] * bool(masses)
 
 
-def _roles(table: HeadsTable, shown: Sequence[Head]) -> str:
-    marked = "; unif ≈: nearly uniform" * any(head.near_uniform for head in shown)
+def _role(table: HeadsTable) -> str:
     said = {"role": "; role -: this text cannot show it", "roles": "; roles: by a scan of the model"}
-    return marked + "".join(words for title, words in said.items() if title in table.names)
+    return "".join(words for title, words in said.items() if title in table.names)
 
 
 def without_attention(seen: Observation) -> list[str]:
@@ -81,15 +83,16 @@ def missing_support(seen: Observation) -> list[str]:
     """What the text is too short, or repeats too little, to show in some layers; and what shows it."""
     if seen.of_two_texts:
         return []  # roles are of one text
-    asked = seen.chosen.query
+    asked, of_text = seen.chosen.query, "text " * (seen.atlas is not None)  # an atlas needs no text for its roles
     if asked and len(asked.positions) < NEEDED_ROWS:
-        return [f"no roles: they need at least {NEEDED_ROWS} queries, got {len(asked.positions)}"]
+        return [f"no {of_text}roles: they need at least {NEEDED_ROWS} queries, got {len(asked.positions)}"]
     where: dict[str, list[tuple[int, str]]] = {}
     for key, support in seen.support.items():
         for line in _too_few(support, "this text has" if asked is None else "these queries have", key.stack):
             where.setdefault(line, []).append((key.layer, seen.visible[key]))
     lines = [
-        f"not judged{_in_layers(places) * (len(places) < len(seen.support))}: {line}" for line, places in where.items()
+        f"{'text roles ' * bool(of_text)}not judged{_in_layers(places) * (len(places) < len(seen.support))}: {line}"
+        for line, places in where.items()
     ]
     if lines and not seen.atlas and all(has_decoder_heads(key.stack) for key in seen.support):
         name = seen.facts["model"]["name"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from attnscope.text.prompt import Prompt
 
 UNIFORM = "uniform"  # the column beside the mass on named keys
-LOOKS, LEADING = "looks like", KEPT_FIRST[:5]  # what an atlas' roles leave room for after the first metrics
+TEXT_ROLE, LEADING = "text role", KEPT_FIRST[:5]  # what an atlas' roles leave room for after the first metrics
 WIDE, NARROW = 120, 72  # a screen below these shows the roles of an atlas below each other, or not at all
 RELATION, ROLES = "strongest relation", "roles"
 LONGEST_TOKEN = 16
@@ -120,14 +120,14 @@ def _which(seen: Observation, shown: Sequence[Head], kinds: Sequence[str]) -> li
 def _scores(
     seen: Observation, shown: Sequence[Head], null: Sequence[tuple[str, dict[str, float]]], sort: str
 ) -> list[Column]:
-    """The metrics, those that were asked for first; with an atlas, after the leading ones what heads look like."""
+    """The metrics, those that were asked for first; with an atlas, after the leading ones the roles on the text."""
     named = [MASS.id, UNIFORM] if MASS.id in seen.columns.scores else []
     named += [name for name in (*LENGTHS, *LOOKBACKS) if name in seen.columns.scores]
     order = dict.fromkeys((*named, *KEPT_FIRST, *METRICS))
     found = [_score(seen, shown, null, name) for name in order if name in (*named, *METRICS, *COLUMNS)]
     if seen.atlas:
-        looks = Column(LOOKS, [*(head.role for head in shown), *("" for _ in null)], number=False)
-        found.insert(len(named) + len(LEADING), looks)
+        of_text = Column(TEXT_ROLE, [*(head.text_role for head in shown), *("" for _ in null)], number=False)
+        found.insert(len(named) + len(LEADING), of_text)
     return found
 
 

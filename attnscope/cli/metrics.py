@@ -55,8 +55,9 @@ def _everything(columns: dict[str, list[str]]) -> Group:
     shown = _table("id", "short", "range", "reading")
     for row in zip(*(columns[name] for name in ("id", "short", "range", "reading")), strict=True):
         shown.add_row(*map(Text, row))
+    atlas = "with an atlas (attnscope scan) role is what it names, and these are text_role"
     more = "formula, rows, unit and source of a metric: attnscope metrics ID"
-    return Group(shown, _roles(), Text(more, style="dim"))
+    return Group(shown, _roles(), Text(f"{atlas}\n{more}", style="dim"))
 
 
 def _table(*titles: str) -> RichTable:
@@ -99,7 +100,7 @@ def _roles() -> RichTable:
 
     from attnscope.measure.roles import NEAR_UNIFORM, OTHER, ROLES
 
-    shown = _table("role", "named where")
+    shown = _table("role on a text", "named where")
     for role in ROLES:
         shown.add_row(role.name, Text(f"{role.condition}; {role.needed} rows ({role.rows})"))
     shown.add_row(OTHER, "none of these, where the text has the rows for all of them; else -")

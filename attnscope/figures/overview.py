@@ -105,7 +105,9 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
     _number_ticks(ax, mosaic, layers, numbers, cell)
     squares = f"each cell the greatest of {pool[0]} x {pool[1]}" if max(pool) > 1 else ""
     without = "grey rows: layers without attention" * (len(drawn) < len(layers))
-    notes = "; ".join(filter(None, (subtitle, bin_note(drawn[0]), squares, _removed_note(split, drawn[0]), without)))
+    framed = f"frames: roles by {drawn[0].roles_by}" * bool(roles and drawn[0].roles_by)
+    said = (subtitle, bin_note(drawn[0]), squares, _removed_note(split, drawn[0]), without, framed)
+    notes = "; ".join(filter(None, said))
     bar = add_bar(bar_ax, image, limits, style, quantity)
     shown = count(len(numbers), "kv head" if drawn[0].by_kv else "head")
     title = f"{drawn[0].stack.capitalize()}{count(len(drawn), 'layer')} × {shown}"

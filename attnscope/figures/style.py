@@ -30,12 +30,17 @@ DPI, PRINT_DPI = 120, 300
 HIGHEST_DPI = 1200
 TAKEN = math.inf  # stands where a query sees a key that the style took out
 # After Okabe and Ito: kept apart by colour-blind readers, on white and beside viridis.
-ROLE_COLOURS = {
+ROLE_COLOURS = {  # of both vocabularies: what a text shows, and what a scan names
     "induction": "#0072b2",
+    "prefix-matching": "#1b24a9",
     "previous-token": "#e69f00",
+    "self": "#56b4e9",
+    "offset-2": "#382e04",
+    "offset-3": "#7a5e2c",
+    "offset-4": "#b6c16a",
     "duplicate-token": "#009e73",
     "sink": "#cc79a7",
-    "self": "#56b4e9",
+    "long-range-copying": "#671c5e",
     "local": "#d55e00",
 }
 WIDTHS = {"column": 3.25, "page": 6.75}  # inches: a column, and both, of the two-column styles of most venues
@@ -198,12 +203,13 @@ class Maps:
     rollout's), or differences of weights. `turns`: the rows at which a turn of a chat begins. `key0`: each head's mean
     mass on key 0, where its column is binned and does not tell. `sinks`: the key that each head rests on and its mean
     mass over all queries, where not all rest on key 0; the columns then stay, so that all heads have the same. `part`:
-    which tokens rows and columns stand for, where they are some of the text's. `roles`: each head's, where known.
-    `titles`, `name`: of each head and of the picture, where they are not of one layer; a layer without attention has no
-    heads, and what it is as its name. `stack`: what stands before a layer's number, as `cross `, where a number alone
-    means one of another stack. `numbered`: see Axis, of rows and columns. `window`: which keys a query sees, as
-    `window 16` or `chunk 8`, where not all; its edge is drawn, also on the right where queries look `ahead`.
-    `parallel`: what the layer computes beside its attention, as `ssm`. `begins`: what begins at the `turns`, in words.
+    which tokens rows and columns stand for, where they are some of the text's. `roles`: each head's, where known;
+    `roles_by`: whose word they are, as `a scan of the model`. `titles`, `name`: of each head and of the picture, where
+    they are not of one layer; a layer without attention has no heads, and what it is as its name. `stack`: what stands
+    before a layer's number, as `cross `, where a number alone means one of another stack. `numbered`: see Axis, of rows
+    and columns. `window`: which keys a query sees, as `window 16` or `chunk 8`, where not all; its edge is drawn, also
+    on the right where queries look `ahead`. `parallel`: what the layer computes beside its attention, as `ssm`.
+    `begins`: what begins at the `turns`, in words.
 
     Raises ValueError when shape and labels disagree, or for a quantity that does not exist.
 
@@ -229,6 +235,7 @@ class Maps:
     sinks: tuple[tuple[int, float], ...] = ()
     part: Part | None = None
     roles: tuple[str, ...] = ()
+    roles_by: str = ""
     titles: tuple[str, ...] = ()
     name: str = ""
     stack: str = ""

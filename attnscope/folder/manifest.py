@@ -24,6 +24,7 @@ from attnscope.stacks import STACKS
 from attnscope.text.prompt import Medium, Prompt, Span
 
 SCHEMA = "run/4"  # of a folder; goes up when a file or a column is renamed, or means something else
+BEFORE = "run/3"  # whose heads.csv has the text's role alone, as `role`: what reads it knows that
 NAME, MARK = "manifest.json", "unfinished.json"
 PROMPT, TARGET = "prompt", "target_prompt"  # where a manifest says the tokens of a text, and of its target
 # Options that say where a run comes from, where it goes and what it may do; the rest says what it is.
@@ -59,7 +60,8 @@ def tokens_of(prompt: Prompt) -> dict[str, Any]:
 def read_manifest(path: Path) -> dict[str, Any]:
     """What a manifest says. Raises UsageError for what is none, and for one of another version."""
     found = _of_any_version(path)
-    check_schema(found, SCHEMA, path, "run its text again with this version of attnscope")
+    if found["schema"] != BEFORE:
+        check_schema(found, SCHEMA, path, "run its text again with this version of attnscope")
     return found
 
 

@@ -6,7 +6,7 @@ Shapes: N heads of all layers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,8 @@ from attnscope.cells import head_name
 from attnscope.errors import UsageError
 from attnscope.keep.layers import codes
 from attnscope.measure.metrics import COLUMNS, MASS, order_of
-from attnscope.stacks import STACKS
+from attnscope.measure.roles import NONE
+from attnscope.stacks import STACKS, has_decoder_heads
 from attnscope.tables import as_table, flags, numbers, texts_at, words
 
 
@@ -36,10 +37,12 @@ class Score:
 class HeadColumns:
     """All heads (with by_kv, the means over the heads of each kv head) of all layers, one entry each, in model order.
 
-    layer, stack, head, kv_head: which head; head is -1 for the mean over a kv head's group. role: its name, or `-`.
-    near_uniform: True, False, or None where the text cannot tell. scores: {metric id: Score}. top_key, top_key_mass:
-    the key that receives most, and its mean mass. relation_*: its strongest relation; the weight is NaN where it has
-    none. kept: whether the view keeps it.
+    layer, stack, head, kv_head: which head; head is -1 for the mean over a kv head's group. role: what it is called,
+    one word or `-`: the first role that an atlas names where there is one, else text_role. text_role: the role that it
+    has on this text. atlas_roles: all that the atlas names, joined by blanks; None without an atlas. near_uniform:
+    True, False, or None where the text cannot tell. scores: {metric id: Score}. top_key, top_key_mass: the key that
+    receives most, and its mean mass. relation_*: its strongest relation; the weight is NaN where it has none. kept:
+    whether the view keeps it.
     """
 
     layer: np.ndarray
@@ -47,6 +50,8 @@ class HeadColumns:
     head: np.ndarray
     kv_head: np.ndarray
     role: np.ndarray
+    text_role: np.ndarray
+    atlas_roles: np.ndarray
     near_uniform: np.ndarray
     scores: Mapping[str, Score]
     top_key: np.ndarray
@@ -75,6 +80,20 @@ class HeadColumns:
         joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in of_heads}
         return cls(**joined, scores=scores)
 
+    def named(self, roles: Mapping[tuple[int, int], Sequence[str]]) -> HeadColumns:
+        """The same with the roles of an atlas, {(layer, head): names}.
+
+        An atlas is of the heads of decoders: those of other stacks have none of its roles, and the mean over a kv
+        head's group is nothing that it could name.
+        """
+        places = zip(self.layer.tolist(), self.head.tolist(), self.stack.tolist(), strict=True)
+        of_heads = [roles.get((layer, head), ()) if has_decoder_heads(stack) else () for layer, head, stack in places]
+        role, atlas_roles = np.empty_like(self.role), np.full(len(self.head), None)
+        role[:] = [next(iter(names), NONE) for names in of_heads]
+        single = self.head >= 0
+        atlas_roles[single] = np.array([" ".join(names) for names in of_heads], object)[single]
+        return replace(self, role=role, atlas_roles=atlas_roles)
+
     def order(self, sort: str | None) -> np.ndarray:
         """Places of the kept heads, in model order or by score; nulls last, ties in the model's order.
 
@@ -85,13 +104,10 @@ class HeadColumns:
             return kept
         return ranked(kept, sort, self.scores, {name: getattr(self, name) for name in COLUMNS})
 
-    def table(
-        self, order: np.ndarray, tokens: Sequence[str], top_key: np.ndarray, atlas_roles: Sequence[str | None] | None
-    ) -> pa.Table:
-        """The heads of some places as rows: which, role, top key, then a column per metric, and the stack.
+    def table(self, order: np.ndarray, tokens: Sequence[str], top_key: np.ndarray) -> pa.Table:
+        """The heads of some places as rows: which, roles, top key, then a column per metric, and the stack.
 
-        tokens: of all stacks; top_key: where among them the top key of each head is. atlas_roles: of each head, None
-        without an atlas.
+        tokens: of all stacks; top_key: where among them the top key of each head is.
         """
         head, mass, unasked = self.head[order], self.scores.get(MASS.id), np.isnan(self.top_key_mass[order])
         return as_table(
@@ -100,13 +116,14 @@ class HeadColumns:
                 "head": numbers(head, head < 0),
                 "kv_head": self.kv_head[order],
                 "role": words(self.role[order].tolist()),
+                "text_role": words(self.text_role[order].tolist()),
+                "atlas_roles": words(self.atlas_roles[order].tolist()),
                 "near_uniform": flags(self.near_uniform[order].tolist()),
                 "top_key": numbers(self.top_key[order], unasked),
                 "top_key_token": texts_at(tokens, top_key[order], unasked),
                 "top_key_mass": self.top_key_mass[order],
                 **{name: score.value[order].astype(np.float32) for name, score in self.scores.items()},
                 **({"uniform": mass.null[order].astype(np.float32)} if mass else {}),
-                **({"atlas_roles": words([atlas_roles[place] for place in order])} if atlas_roles else {}),
                 "stack": texts_at(STACKS, codes(self.stack[order])),
             }
         )
@@ -160,8 +177,9 @@ class Relation:
 class Head:
     """What one head (with by_kv, the mean of the heads of one kv head) does with a text; scores are NaN for null.
 
-    uniform: the `mass` that uniform attention would have, None where no keys were chosen. atlas_roles: what the atlas
-    names it, where there is one; role is what it looks like on this text. stack: its layer's. in_other_stack: whether a
+    role: what it is called, one word or `-`: the first of atlas_roles where there is an atlas, else text_role.
+    text_role: its role on this text. atlas_roles: all that the atlas names it, none without one. uniform: the `mass`
+    that uniform attention would have, None where no keys were chosen. stack: its layer's. in_other_stack: whether a
     number alone means a layer of another stack.
     """
 
@@ -176,6 +194,7 @@ class Head:
     top_key: int = 0
     top_key_mass: float = float("nan")
     uniform: float | None = None
+    text_role: str = NONE
     atlas_roles: tuple[str, ...] = ()
     in_other_stack: bool = False
 

@@ -229,10 +229,13 @@ class Columns:
         for row in range(self.count):
             values, nulls, rows = ({name: one[row] for name, one in part.items()} for part in (value, null, support))
             unnamed = np.full(len(which["layer"]), None)
+            text_role = roles_of(values, nulls, rows, stack) if named else np.full_like(unnamed, NONE)
             found.append(
                 HeadColumns(
                     **which,
-                    role=roles_of(values, nulls, rows, stack) if named else np.full_like(unnamed, NONE),
+                    role=text_role,
+                    text_role=text_role,
+                    atlas_roles=unnamed,
                     near_uniform=near_uniform(values, rows) if named else unnamed,
                     scores={name: Score(values[name], nulls[name]) for name in values},
                     top_key=top_key[row],

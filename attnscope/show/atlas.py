@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from attnscope.study.atlas.findings import Finding
     from attnscope.study.atlas.texts import OnTexts
 
-MORE_COLOURS = {"prefix-matching": "#7fb8da", "offset-2": "#8c6d31", "long-range-copying": "#7a0177"}
 OTHER_ROLE = "#000000"
 PROBES, HEAD_JS = "probes", "head_js"  # pictures, without the suffix of their kind of file
 
@@ -97,4 +96,4 @@ def save_head_js(found: OnTexts, atlas: Atlas, path: Path, style: Style = Style(
 
 def role_colour(role: str) -> str:
     """Of a role of an atlas."""
-    return (ROLE_COLOURS | MORE_COLOURS).get(role, OTHER_ROLE)
+    return ROLE_COLOURS.get(role, OTHER_ROLE)

@@ -21,6 +21,7 @@ from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.files import open_native
 from attnscope.folder.manifest import NAME, TARGET, prompt_of, read_manifest
 from attnscope.measure.metrics import KNOWN
+from attnscope.measure.roles import NONE
 from attnscope.memory import free_memory, human_bytes
 from attnscope.stacks import OF_TWO_TEXTS, STACKS, is_causal, is_cross
 from attnscope.tables import read_delimited
@@ -229,18 +230,32 @@ class KeptSide:
         if top_key is not None and not 0 <= top_key < len(keys):
             raise self._damaged("heads.csv")
         mass, *scores = rounded(np.array([row.get(name) for name in ("top_key_mass", *ids)], np.float64))
+        role, text_role, names = self.roles(place)
         return {
             "at": at,
             "head": place[1],
             "kv_head": self.kv_heads[place],
-            "role": str(row.get("role") or "-").removeprefix("'"),  # of a table for spreadsheets
+            "role": role,
+            "text_role": text_role,
             "near_uniform": row.get("near_uniform"),
             "top_key": top_key if top_key is None else top_key + keys.start,
             "top_key_mass": mass,
             "scores": scores,
             "uniform": [None] * len(ids),
-            **({"atlas": str(row["atlas_roles"] or "").split()} if "atlas_roles" in row else {}),
+            **({} if names is None else {"atlas": names}),
         }
+
+    def roles(self, place: StackHead) -> tuple[str, str, list[str] | None]:
+        """What a head is called, its role on the text, and all that an atlas names it; None without an atlas.
+
+        Until run/4 the column `role` was the text's.
+        """
+        row = self.rows.get(place, {})
+        text_role = _unquoted(row.get("text_role" if "text_role" in row else "role")) or NONE
+        if self.heads is None or not self.of_run("atlas"):
+            return text_role, text_role, None
+        names = _unquoted(row.get("atlas_roles")).split()
+        return next(iter(names), NONE), text_role, names
 
     def of_run(self, name: str) -> Mapping[str, Any]:
         """A part of the manifest; empty where it is none."""
@@ -289,6 +304,11 @@ def _said_of(layer: StackLayer, heads: Sequence[Mapping[str, Any]]) -> dict[str,
 def _fact(value: object) -> str | int | None:
     """What a manifest says of a model, as the page can write it."""
     return value if value is None or isinstance(value, int) else str(value)
+
+
+def _unquoted(cell: object) -> str:
+    """A cell of text, also of a table for spreadsheets."""
+    return str(cell or "").removeprefix("'")
 
 
 def _missing(column: pa.ChunkedArray) -> bool:

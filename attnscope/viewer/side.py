@@ -152,7 +152,7 @@ class Side:
         values_N, nulls_N = (
             _rows([getattr(score, part) for score in scores], len(columns.layer)) for part in ("value", "null")
         )
-        mass_N, named = rounded(columns.top_key_mass), self.seen.named_by_atlas
+        mass_N = rounded(columns.top_key_mass)
         for place, (layer, head, stack) in enumerate(
             zip(columns.layer.tolist(), columns.head.tolist(), columns.stack.tolist(), strict=True)
         ):
@@ -161,12 +161,13 @@ class Side:
                 "head": head,
                 "kv_head": int(columns.kv_head[place]),
                 "role": columns.role[place],
+                "text_role": columns.text_role[place],
                 "near_uniform": columns.near_uniform[place],
                 "top_key": int(columns.top_key[place]),
                 "top_key_mass": mass_N[place],
                 "scores": values_N[place],
                 "uniform": nulls_N[place],
-                **({"atlas": named(layer, head, stack)} if self.seen.atlas else {}),
+                **({"atlas": (columns.atlas_roles[place] or "").split()} if self.seen.atlas else {}),
             }
 
     def _kept(self, key: LayerKey) -> list[Matrices]:

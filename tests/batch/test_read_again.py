@@ -1,5 +1,6 @@
 """`attnscope heads DATASET`: means over texts against pandas on the same rows, depth drawn, and what is refused."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 
 from attnscope.batch.dataset import read_dataset
 from attnscope.batch.journal import Journal, Record
@@ -231,6 +233,17 @@ def replaced(name: str, values: Callable[[int], pa.Array]) -> Callable[[Path], N
 def long_texts(count: int) -> pa.DictionaryArray:
     """A text of a mebibyte in each row: a file of some kilobytes."""
     return pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array(["x" * 2**20]))
+
+
+@pytest.mark.parametrize("name", ["asked", "few"])  # Parquet, and CSV
+def test_a_dataset_of_the_version_before_is_ranked_the_same(tmp_path: Path, place: Path, name: str) -> None:
+    folder = Path(shutil.copytree(place / name, tmp_path / name))
+    said = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(said | {"schema": 5}))
+    for path in (folder / "heads").iterdir():
+        read, write = (pq.read_table, pq.write_table) if path.suffix == ".parquet" else (csv.read_csv, csv.write_csv)
+        write(read(path).drop_columns(["text_role", "atlas_roles"]), path)
+    pd.testing.assert_frame_equal(ranked(folder), ranked(place / name))
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {

@@ -1,19 +1,29 @@
 """An atlas beside a text: whose it is, what the table of heads says, and `--select @role` everywhere."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import attnscope
+from attnscope.cells import head_name
+from attnscope.cli import output
+from attnscope.cli.heads_table import ranked
+from attnscope.drawing import head_sheet, layer_maps
 from attnscope.errors import InputError, UsageError
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.loading import DEMO_FOLDER, wrap
+from attnscope.notebook import heads_html
+from attnscope.redraw import kept_run
 from attnscope.selection import resolved, select
-from attnscope.stacks import CSA, DECODER, HCA, STACKS, VISION
+from attnscope.stacks import CSA, DECODER, HCA, STACKS
 from attnscope.study.atlas.atlas import atlas_of
+from attnscope.viewer.kept import KeptSide
+from attnscope.viewer.side import Side
 from helpers.atlases import made_atlas
 from helpers.command_line import call
 from helpers.folders import saved
@@ -83,12 +93,13 @@ def test_what_cannot_be_meant(expression, named, error, says):
 
 def test_an_atlas_names_no_head_of_another_stack(demo):
     """A vision tower has a layer 3, too, and the difference of two heads is no head; over summaries it is the same."""
-    seen = attnscope.capture(demo, TEXT, atlas=made_atlas(None, ROLES))
-    named = {kind for kind in STACKS if seen.named_by_atlas(3, 0, kind) == ("induction", "sink")}
-    assert named == {DECODER, CSA, HCA}
-    assert not any(seen.named_by_atlas(3, 0, kind) for kind in set(STACKS) - named)
-    tower = replace(seen, columns=replace(seen.columns, stack=np.full_like(seen.columns.stack, VISION)))
-    assert set(tower.table()["atlas_roles"].to_pylist()) == {""}
+    seen, atlas = attnscope.capture(demo, TEXT, query="last"), made_atlas(None, ROLES)
+    named = dict[str, set[str]]()
+    for kind in STACKS:
+        of_kind = replace(seen, columns=replace(seen.columns, stack=np.full_like(seen.columns.stack, kind)))
+        named[kind] = set(of_kind.named(atlas).columns.atlas_roles)
+    assert {kind for kind in STACKS if "induction sink" in named[kind]} == {DECODER, CSA, HCA}
+    assert all(named[kind] == {""} for kind in set(STACKS) - {DECODER, CSA, HCA})
 
 
 def test_an_atlas_of_an_older_version_is_refused_in_one_line(demo, tmp_path):
@@ -168,32 +179,105 @@ def test_the_table_of_heads_says_what_the_atlas_names(folder, tmp_path, demo_wit
     assert {head: roles for head, roles in named.items() if roles} == {
         head: " ".join(roles) for head, roles in ROLES.items()
     }
-    assert list(found[0])[-2:] == ["atlas_roles", "stack"]
-    assert "atlas_roles" not in call("heads", TEXT, "-m", demo_without_atlas, "-q").silent().rows[0]
+    without = call("heads", TEXT, "-m", demo_without_atlas, "-q").silent().rows
+    assert list(found[0]) == list(without[0]), "the same columns for every model"
+    assert all((row["atlas_roles"], row["role"]) == ("", row["text_role"]) for row in without)
     grouped = call("heads", TEXT, "-q", "--atlas", str(folder), "--by", "kv").silent().rows
-    assert {row["atlas_roles"] for row in grouped} == {""}
+    assert {(row["role"], row["atlas_roles"]) for row in grouped} == {("-", "")}
     call("relations", TEXT, "--atlas", str(folder), "-q", "--out", str(tmp_path / "run")).ok()
     said = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert said["atlas"] == {"seed": 0, "sequences": 64, "ids_sha256": "0" * 64}
     assert said["options"]["atlas"] == str(folder)
 
 
-def test_a_person_sees_roles_beside_what_heads_look_like(folder, demo_without_atlas):
+def test_a_person_sees_roles_beside_those_of_the_text(folder, demo_without_atlas):
     shown = call("heads", TEXT, "--atlas", str(folder), "--top", "all", columns=140).out.decode().splitlines()
-    assert any("roles " in line and "looks like" in line for line in shown)
+    assert any("roles " in line and "text role" in line for line in shown)
     assert any(line.split()[:1] == ["L3H0"] and "induction sink" in line for line in shown)
-    assert b"looks like" not in call("heads", TEXT, "-m", demo_without_atlas, columns=140).out
+    assert b"text role" not in call("heads", TEXT, "-m", demo_without_atlas, columns=140).out
 
 
 def test_in_python_heads_have_both(demo, folder, demo_without_atlas):
     seen = attnscope.capture(demo, TEXT, atlas=folder, select="@induction")
     assert [head.name for head in seen.kept_heads()] == ["L3H0", "L3H1"]
-    assert seen.heads[18].atlas_roles == ("induction", "sink")
+    assert (seen.heads[18].role, seen.heads[18].atlas_roles) == ("induction", ("induction", "sink"))
     assert [key.layer for key in seen.weights] == [3]
     again = attnscope.capture(demo, TEXT, atlas=seen.atlas, select="@previous-token,@sink")
     assert [head.name for head in again.kept_heads()] == ["L1H5", "L3H0"]
     with pytest.raises(UsageError, match='atlas="DIR"'):
         attnscope.capture(attnscope.load(demo_without_atlas), TEXT, select="@induction")
+
+
+# one vocabulary
+
+
+STORY = (Path(attnscope.__file__).parents[1] / "examples" / "story.txt").read_text(encoding="utf-8")
+
+
+PARTS = "layer", "head", "role", "text_role"
+
+
+def of_rows(rows):
+    """{head: (role, text_role)}."""
+    return {f"L{one['layer']}H{one['head']}": (one["role"], one["text_role"]) for one in rows}
+
+
+def of_page(side):
+    return of_rows([{**side["layers"][one["at"]], **one} for one in side["heads"]])
+
+
+def in_words(heads, roles, text_roles):
+    """Of a table for people, which lists all roles of a head."""
+    return {head: (of.split()[0], text) for head, of, text in zip(heads, roles, text_roles, strict=True)}
+
+
+def test_every_way_out_calls_a_head_by_the_same_role(demo, tmp_path, monkeypatch):
+    """The demo's atlas names ten heads; by this text alone they and others have roles too, mostly other ones."""
+    seen = attnscope.capture(demo, STORY, request=attnscope.Request(relations=True, top_k=1, maps="all"))
+    seen.export(tmp_path, figures=())
+    monkeypatch.setattr(output, "width", lambda: 200)
+    again, shown = kept_run(tmp_path).columns, ranked(seen, seen.kept_heads(), "focus").columns
+    terminal = {column.title: column.cells[:24] for column in shown}
+    notebook = [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr>(<td>.*?)</tr>", heads_html(seen))]
+    ways = {
+        "Head": {one.name: (one.role, one.text_role) for one in seen.heads},
+        "table()": of_rows(seen.table().to_pylist()),
+        "heads.csv": of_rows(csv_rows((tmp_path / "heads.csv").read_bytes())),
+        "page": of_page(Side(seen).said),
+        "page of tables": of_page(KeptSide(tmp_path).said),
+        "drawn again": of_rows([{name: getattr(again, name)[at] for name in PARTS} for at in range(24)]),
+        "terminal": in_words(*(terminal[title] for title in ("head", "roles", "text role"))),
+        "notebook": in_words(*zip(*((row[0], row[2], row[3]) for row in notebook), strict=True)),
+    }
+    called = {head_name(*head): next(iter(roles), "-") for head, roles in atlas_of(demo).roles.items()}
+    assert {name: role for name, (role, _) in ways["table()"].items()} == called
+    assert sum(role != text for role, text in ways["table()"].values()) > 10
+    for way, found in ways.items():
+        assert found.items() <= ways["table()"].items(), way
+        assert len(found) == (12 if way == "notebook" else 24), way
+    maps = layer_maps(seen)
+    titles = [title.partition(",")[0].partition(" ") for title in head_sheet(seen, maps, "focus", None).titles]
+    assert {name: role or "-" for name, _, role in titles} == called
+    frames = [zip(one.heads, one.roles, strict=True) for one in maps]
+    assert {f"L{layer}H{head}": role for layer, of in enumerate(frames) for head, role in of} == called
+    assert "roles     3 self, 2 sink, 2 previous-token, 2 induction, 1 offset-2" in repr(seen)
+
+
+def test_a_dataset_calls_a_head_as_its_atlas_does_on_every_text(demo, folder):
+    found = attnscope.batch(demo, [STORY, TEXT], atlas=folder, select="@induction,1.4", tables=["heads"])
+    rows = found.rows("heads").to_pylist()
+    assert [(row["item"], row["layer"], row["head"], row["role"], row["atlas_roles"]) for row in rows] == [
+        (item, *head, next(iter(ROLES.get(head, ())), "-"), " ".join(ROLES.get(head, ())))
+        for item in (0, 1)
+        for head in ((1, 4), (3, 0), (3, 1))
+    ]
+    assert [row["text_role"] for row in rows] == ["local", "induction", "induction", "-", "-", "-"]
+    said = json.loads((found.folder / "run.json").read_text())["options"]
+    assert said["roles"] == {"induction": "L3H0,L3H1", "previous-token": "L1H5", "sink": "L3H0"}
+    plain = (
+        attnscope.batch(wrap(demo.model, demo.tokenizer, "mine"), [TEXT], tables=["heads"]).rows("heads").to_pylist()
+    )
+    assert all((row["role"], row["atlas_roles"]) == (row["text_role"], None) for row in plain)
 
 
 # everywhere
@@ -262,3 +346,4 @@ def test_a_dataset_is_held_to_the_heads_that_were_meant(folder, tmp_path):
     again = call(*asked, "--select", "@induction,0.1", "--set", f"atlas={tmp_path / 'again'}")
     assert again.code == 2
     assert "select was 'L3H0,L3H1,0.1', now 'L3H0,0.1'" in again.err
+    assert "roles was {" in call(*asked, "--select", "L3H0,L3H1,0.1").err, "the demo's own atlas"

@@ -74,7 +74,7 @@ def test_apart_is_one_bit_alike_is_none():
 def test_looks_are_counted_over_texts(demo, found):
     captured = [attnscope.capture(demo, list(prompt.ids)) for prompt in prompts_of(demo, TEXTS)]
     for place, head in enumerate(found[0].heads):
-        looks = [seen.heads[place].role for seen in captured]
+        looks = [seen.heads[place].text_role for seen in captured]
         assert found[0].shares[head] == {look: looks.count(look) / 3 for look in looks}
     assert found[0].shares[3, 0]["induction"] == pytest.approx(1 / 3)
 

@@ -313,8 +313,11 @@ def test_what_an_atlas_names_is_shown_on_a_phone_too(browser, demo, tmp_path):
     seen = attnscope.capture(demo, "the bank", request=attnscope.Request(weights=True), atlas=atlas)
     path = seen.page().save(tmp_path / "page.html")
     with visiting(browser, path, "view=metrics&at=3&head=0", PHONE) as visit:
-        assert visit.page.locator(".chosen-head .role").inner_text().endswith(" · atlas: induction, previous-token")
-        assert visit.view("metrics").locator("td .role", has_text="atlas:").count() == 1
+        chosen = visit.page.locator(".chosen-head .role")
+        assert chosen.inner_text() == "induction, previous-token"
+        assert chosen.get_attribute("title").startswith("by a scan of the model; this text cannot show")
+        assert visit.view("metrics").locator("td .role", has_text="induction, previous-token").count() == 1
+        assert "text role" in visit.view("metrics").locator("th").all_inner_texts()
         box = visit.page.locator(".chosen-head .role").bounding_box()
         assert box["x"] + box["width"] <= PHONE[0]
 

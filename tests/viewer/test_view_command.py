@@ -14,7 +14,9 @@ import pytest
 import attnscope
 from attnscope.model.loading import DEMO_FOLDER
 from attnscope.observe import Request
+from attnscope.redraw import kept_run
 from attnscope.viewer import kept
+from attnscope.viewer.kept import KeptSide
 from helpers.atlases import made_atlas
 from helpers.command_line import HANGS, SENTENCE, call, tree
 from helpers.folders import saved
@@ -100,6 +102,38 @@ def test_what_an_atlas_names_stands_beside_the_role(tmp_path, demo, demo_without
         assert {place: found for place, found in named.items() if found} == roles
     [side] = viewed(tmp_path, SENTENCE, "--model", demo_without_atlas)[0].said["sides"]
     assert not any("atlas" in one for one in side["heads"])
+
+
+def of_run_3(run: Path, folder: Path, named: bool) -> Path:
+    """A run as the version before wrote it: `role` is the text's, `atlas_roles` come with an atlas alone, and late."""
+    folder.mkdir()
+    said = json.loads((run / "manifest.json").read_text()) | {"schema": "run/3"}
+    (folder / "manifest.json").write_text(json.dumps(said | ({} if named else {"atlas": None})))
+    rows = [
+        {**row, "role": "local", "stack": row.pop("stack")} | ({"atlas_roles": row["atlas_roles"]} if named else {})
+        for row in csv_rows((run / "heads.csv").read_bytes())
+    ]
+    names = [name for name in rows[0] if name != "text_role" and (named or name != "atlas_roles")]
+    with open(folder / "heads.csv", "w", newline="") as stream:
+        writer = csv.DictWriter(stream, names, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder
+
+
+def test_a_run_of_the_version_before_is_read_with_the_same_words(tmp_path, run):
+    old, bare = of_run_3(run, tmp_path / "old", True), of_run_3(run, tmp_path / "bare", False)
+    now, before, plain = (KeptSide(folder).said["heads"] for folder in (run, old, bare))
+    assert [one["role"] for one in before] == [one["role"] for one in now]
+    assert [one["atlas"] for one in before] == [one["atlas"] for one in now]
+    assert {one["text_role"] for one in (*before, *plain)} == {"local"}
+    assert {(one["role"], one.get("atlas")) for one in plain} == {("local", None)}
+    assert kept_run(old).columns.role.tolist() == kept_run(run).columns.role.tolist()
+    assert set(kept_run(bare).columns.role) == {"local"}
+    viewed(tmp_path, str(old), "--from-tables")
+    assert call("relations", "--from", str(old / "manifest.json"), "-q").ok().rows
+    refused = call("heads", "--text", SENTENCE, "--out", str(old), "-q")
+    assert (refused.code, "'run/3', expected 'run/4'" in refused.err) == (2, True)
 
 
 def test_two_texts_beside_each_other(tmp_path):
@@ -213,7 +247,7 @@ DAMAGE = {
     "a head is empty": ("relations.csv", "0,0,0,1,", "0,,0,1,"),
     "a query is below 0": ("relations.csv", "0,0,0,1,", "0,0,0,-1,"),
     "a column is gone": ("relations.csv", "query,", "quary,"),
-    "a score is a word": ("heads.csv", "2,1,0,-,", "2,one,0,-,"),
+    "a score is a word": ("heads.csv", "2,1,0,previous-token,", "2,one,0,previous-token,"),
     "not text": ("heads.csv", "layer", "\0layer"),
 }
 
@@ -327,7 +361,7 @@ def test_scores_that_are_no_numbers_are_null(tmp_path, run):
     (folder / "manifest.json").write_bytes((run / "manifest.json").read_bytes())
     lines = (run / "heads.csv").read_text().splitlines()
     names, cells = lines[0].split(","), lines[1].split(",")
-    last = names.index("atlas_roles")
+    last = names.index("stack")
     cells[last - 1], cells[last - 2] = "nan", "inf"
     (folder / "heads.csv").write_text("\n".join([lines[0], ",".join(cells)]) + "\n")
     page, _ = viewed(tmp_path, str(folder), "--from-tables")

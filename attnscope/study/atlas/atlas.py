@@ -191,8 +191,10 @@ def _read(facts: dict[str, Any], columns: Mapping[str, list[Any]]) -> Atlas:
 
 
 def _names(roles: Any) -> tuple[str, ...]:
-    """The roles of a head. Raises ValueError for what is no list of names."""
-    if not isinstance(roles, list) or not all(isinstance(one, str) for one in roles):
+    """The roles of a head, a word each. Raises ValueError for what is no list of words."""
+    if not isinstance(roles, list) or not all(
+        isinstance(one, str) and one.isprintable() and one.split() == [one] for one in roles
+    ):
         raise ValueError(f"{roles!r} are not roles")
     return tuple(roles)
 

@@ -179,7 +179,7 @@ def _read(loaded: LoadedModel, prompt: Prompt) -> _Part:
     [seen] = observe(loaded, [prompt], Request(weights=True))
     weights_NTT = torch.cat(list(seen.weights.values())).to(loaded.device)
     heads = np.stack([seen.columns.layer, seen.columns.head], 1)
-    return _Part(heads, head_js(weights_NTT), seen.columns.role.astype(str)[None])
+    return _Part(heads, head_js(weights_NTT), seen.columns.text_role.astype(str)[None])
 
 
 def head_js(weights_NTT: Tensor) -> np.ndarray:

@@ -91,13 +91,18 @@ const SEVERAL = {
 
 const GOLDEN = 137.508; // degrees between hues that follow one another: no two come near
 
-/** Light as in figures, which a test holds them to. @type {Record<string, {light: string, dark: string}>} */
+/** Of what a text shows and a scan names; light as in figures, which a test holds them to. @type {Record<string, {light: string, dark: string}>} */
 const ROLE_COLOURS = {
   induction: { light: "#0072b2", dark: "#4ba3e3" },
+  "prefix-matching": { light: "#1b24a9", dark: "#464fe5" },
   "previous-token": { light: "#e69f00", dark: "#ffb733" },
+  self: { light: "#56b4e9", dark: "#a9dcfa" },
+  "offset-2": { light: "#382e04", dark: "#95570f" },
+  "offset-3": { light: "#7a5e2c", dark: "#9b7f55" },
+  "offset-4": { light: "#b6c16a", dark: "#faf894" },
   "duplicate-token": { light: "#009e73", dark: "#2fcf9a" },
   sink: { light: "#cc79a7", dark: "#ee9cc8" },
-  self: { light: "#56b4e9", dark: "#a9dcfa" },
+  "long-range-copying": { light: "#671c5e", dark: "#751f9b" },
   local: { light: "#d55e00", dark: "#ff8a4c" },
 };
 

@@ -39,13 +39,14 @@
  * @property {number} at
  * @property {number} head
  * @property {number} kv_head
- * @property {string} role
+ * @property {string} role what it is called, "-" for nothing
+ * @property {string} text_role on this text
  * @property {boolean|null} near_uniform
  * @property {number|null} top_key
  * @property {number|null} top_key_mass
  * @property {(number|null)[]} scores one for each metric
  * @property {(number|null)[]} uniform what uniform attention would score
- * @property {string[]} [atlas] the roles that an atlas gives it
+ * @property {string[]} [atlas] all that an atlas names it; the first is its role
  *
  * @typedef {object} MapEntry
  * @property {number} at

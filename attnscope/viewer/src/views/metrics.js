@@ -174,7 +174,7 @@ class MetricsView {
     const { place } = this;
     const columns = [
       { id: "layer", title: "head", words: true },
-      { id: "role", title: "role", words: true },
+      ...wordsOf(side).map((name) => ({ id: name, title: name.replace("_", " "), words: true })),
       ...side.metrics.map(({ id, short, title }) => ({ id, title: short, about: title, words: false })),
     ];
     const sort = this.sort || side.metrics[place].id;
@@ -211,7 +211,7 @@ class MetricsView {
 
   /** @param {string} id @param {boolean} sorted */
   #order(id, sorted) {
-    const rising = sorted ? !this.rising : id === "layer" || id === "role";
+    const rising = sorted ? !this.rising : ["layer", "role", "text_role"].includes(id);
     this.#again({ sort: id, rising });
     if (this.page.side(this.store.state).metrics.some((metric) => metric.id === id)) this.store.set({ metric: id });
   }
@@ -229,7 +229,8 @@ class MetricsView {
     const way = this.rising ? 1 : -1;
     const place = metrics.findIndex(({ id }) => id === sort);
     const inOrder = (/** @type {Head} */ a, /** @type {Head} */ b) => a.at - b.at || a.head - b.head;
-    if (sort === "role") return heads.toSorted((a, b) => way * a.role.localeCompare(b.role) || inOrder(a, b));
+    if (sort === "role" || sort === "text_role")
+      return heads.toSorted((a, b) => way * a[sort].localeCompare(b[sort]) || inOrder(a, b));
     if (place < 0) return heads.toSorted((a, b) => way * inOrder(a, b));
     const value = (/** @type {Head} */ head) => {
       const score = this.#score(head, place);
@@ -246,8 +247,9 @@ class MetricsView {
     const cells = scores.map((_, place) =>
       make("td", { class: place === this.place ? "chosen" : "" }, score(this.#score(one, place))),
     );
-    const first = [make("td", { class: "words" }, link), make("td", { class: "words" }, roleChip(one))];
-    return make("tr", { "data-head": `${at}.${head}` }, ...first, ...cells);
+    const first = [link, ...wordsOf(side).map((name) => (name === "role" ? roleChip(one) : one.text_role))];
+    const words = first.map((cell) => make("td", { class: "words" }, cell));
+    return make("tr", { "data-head": `${at}.${head}` }, ...words, ...cells);
   }
 
   /** @param {State} state */
@@ -256,6 +258,9 @@ class MetricsView {
       row.setAttribute("aria-selected", String(row.getAttribute("data-head") === `${at}.${head}`));
   }
 }
+
+/** @param {Side} side @returns {("role"|"text_role")[]} the columns of words: two where an atlas names the heads */
+const wordsOf = (side) => (side.heads.some(({ atlas }) => atlas) ? ["role", "text_role"] : ["role"]);
 
 /** @param {Head[]} heads @param {(head: Head) => number|null} value */
 const values = (heads, value) => heads.map(value).filter((one) => one !== null);

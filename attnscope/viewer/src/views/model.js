@@ -106,14 +106,16 @@ class ModelView {
   #explain() {
     const heads = this.state ? (this.grid.side?.headsWith(this.state.at) ?? []) : [];
     const roles = [...new Set(heads.map(({ role }) => role))].filter((role) => roleColour(role));
+    const scanned = heads.some(({ atlas }) => atlas);
+    const whose = scanned ? "roles by a scan of the model" : "roles on this text";
     const chips = roles.map((role) => {
-      const chip = roleChip({ role });
+      const chip = roleChip({ role, text_role: role });
+      chip.title = whose;
       chip.append(` ${heads.filter((head) => head.role === role).length}`);
       return chip;
     });
-    const words = chips.length
-      ? "rows: queries, columns: keys"
-      : "rows: queries, columns: keys; this text shows no head's role";
+    const none = scanned ? "the scan of the model named no head here" : "this text shows no head's role";
+    const words = `rows: queries, columns: keys; ${chips.length ? whose : none}`;
     this.legend.replaceChildren(make("span", {}, words), ...chips);
   }
 
