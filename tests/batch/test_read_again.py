@@ -89,9 +89,10 @@ def test_they_are_ranked_by_mass_above_uniform_or_by_what_was_named(place: Path)
     assert ranked(place / "few", "--set", "ascending=true", "--sort", "sink")["sink"].is_monotonic_increasing
 
 
-def test_select_takes_some_heads_and_top_is_for_a_terminal(place: Path) -> None:
-    found = ranked(place / "few", "--select", "1.0,L0H1", "--top", "1")
+def test_select_takes_some_heads_and_top_the_first_of_them(place: Path) -> None:
+    found = ranked(place / "few", "--select", "1.0,L0H1")
     assert sorted(map(tuple, found[WHO].to_numpy().tolist())) == [(0, 1), (1, 0)]
+    pd.testing.assert_frame_equal(ranked(place / "few", "--select", "1.0,L0H1", "--top", "1"), found[:1])
     done = call("heads", str(place / "asked"), "--select", "7")
     assert (done.code, "names layer 7" in done.err, done.err.count("\n")) == (2, True, 1)
 
@@ -135,7 +136,7 @@ def test_the_table_says_what_it_is_of(place: Path, columns: int) -> None:
     assert len([line for line in lines if "L" in line and "H" in line and "[" in line]) == 3
     assert f"{place / 'asked'}  " in done.err
     assert f"{TEXTS} texts, 1 failed" in done.err
-    assert f"3 of {HEADS} heads shown" in done.err
+    assert f"3 of {HEADS} rows" in done.err
     assert "queries last, keys first" in done.err
     said = " ".join(done.err.split())
     assert all(f"{word}: " in said for word in ("focus", "prev", "mass", "uniform"))
