@@ -380,8 +380,8 @@ def test_a_dataset_is_held_to_the_looks_of_its_pictures() -> None:
         "cmap": "magma",
         "sink": "mask",
     }
-    assert other.job().output.pictures.style.cmap == "magma"
-    assert other.job().request.split_sink
+    assert other.job(None).output.pictures.style.cmap == "magma"
+    assert other.job(None).request.split_sink
 
 
 def test_probes_that_name_nobody_are_left_out(tmp_path: Path) -> None:

@@ -324,11 +324,11 @@ LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     [
         (LAUGHS, "aliases are not taken, and *a is one in line 2"),
         ("model: &a demo\ntext: *a", "aliases are not taken"),
-        ("top: " + "9" * 5000, "expected a number or all, got '999"),
+        ("top: " + "9" * 5000, "expected a number from 1, or all, got '999"),
         ("[" * 20_000, "cannot be read"),
         ("top: !!int x", "cannot be read"),
         ("top: !!timestamp x", "cannot be read"),
-        ("top: 2020-13-45", "expected a number or all, got '2020-13-45'"),
+        ("top: 2020-13-45", "expected a number from 1, or all, got '2020-13-45'"),
         ("top: !!timestamp 2020-01-01", "expected text, got datetime.date"),
         ("top: !!bool x", "cannot be read"),
         ('model: "a\\0b"', "expected text"),
@@ -385,8 +385,9 @@ def test_values_beyond_what_can_be_meant(arguments, code: int, says: str) -> Non
     assert not steers(result.err)
 
 
-def test_a_top_beyond_any_integer_of_a_machine_shows_all() -> None:
-    call("relations", "-q", *TEXT, "--select", "0.0", "--top-k", "1", "--top", HUGE, columns=100).ok()
+def test_a_top_beyond_any_integer_of_a_machine_is_refused() -> None:
+    done = call("relations", "-q", *TEXT, "--select", "0.0", "--top-k", "1", "--top", HUGE, columns=100)
+    assert (done.code, "from 1, or all" in done.err, done.err.count("\n")) == (2, True, 1)
 
 
 @pytest.mark.parametrize("value", [[], {}, 3, True, ["llama"], {"a": 1}])

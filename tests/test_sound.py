@@ -394,7 +394,7 @@ def test_a_run_is_repeated_from_its_sound(folder, tmp_path):
 def test_standard_input_and_a_file_of_options(folder, wav, tmp_path):
     how = ("--target", "hello", "--format", "csv", "-q")
     first = asked("keys", folder, wav, *how)
-    assert first.ok().rows[0]["token"] == "0.00-0.02s"
+    assert "0.00-0.02s" in {row["token"] for row in first.ok().rows}
     assert call("keys", "-m", str(folder), "--audio", "-", *how, stdin=wav.read_bytes()).out == first.out
     (tmp_path / "options.yaml").write_text(f"model: {folder}\naudio: {wav}\ntarget: hello\n")
     assert call("keys", "--config", str(tmp_path / "options.yaml"), "--format", "csv", "-q").out == first.out

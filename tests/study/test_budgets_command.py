@@ -12,7 +12,7 @@ BANK = "the bank of the river, the bank of the river, the bank"
 
 def test_a_row_per_budget_and_head_and_the_heads_that_can_bear_it():
     found = call("knockout", BANK, "--keep", "stream:1+4,top:3", "--over", "heads", "--below", "0.02").ok()
-    assert [row["set"] for row in found.rows[:2]] == ["all heads", "L0H0"]
+    assert [row["set"] for row in found.rows[:2]] == ["all heads", "L3H1"]
     assert {row["keep"] for row in found.rows} == {"stream:1+4", "top:3"}
     assert len(found.rows) == 2 * 25
     for line in ("measured: 14 next tokens", "in nats per token", "kept: the share", "top:N knows the query"):

@@ -13,7 +13,9 @@ FEW = ("--random", "2")
 
 def test_a_row_per_head_in_a_pipe_and_what_to_know_beside_it():
     found = call("knockout", BANK, "--key", "river", "--over", "heads", "--select", "3", *FEW).ok()
-    assert [row["set"] for row in found.rows] == [f"L3H{head}" for head in range(6)]
+    effects = [float(row["effect"]) for row in found.rows]
+    assert sorted(row["set"] for row in found.rows) == [f"L3H{head}" for head in range(6)]
+    assert effects == sorted(effects, reverse=True)
     assert {row["queries"] for row in found.rows} == {"10"}
     assert float(found.rows[0]["effect"]) > 1
     assert float(found.rows[0]["mass"]) > 0.3

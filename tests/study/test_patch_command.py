@@ -13,7 +13,9 @@ PAIR = ("patch", RIVER, "--corrupted", FIELD, "--answer", " river", "--foil", " 
 
 def test_a_row_per_head_in_a_pipe_and_what_to_know_beside_it():
     found = call(*PAIR, "--over", "heads", "--select", "3").ok()
-    assert [row["set"] for row in found.rows] == [f"L3H{head}" for head in range(6)]
+    effects = [float(row["effect"]) for row in found.rows]
+    assert sorted(row["set"] for row in found.rows) == [f"L3H{head}" for head in range(6)]
+    assert effects == sorted(effects, reverse=True)
     assert float(found.rows[0]["normalised"]) > 0.4
     for line in ("differ: river(5) -> field(5)", "answer: ·river", "effect: what the answer loses", "in logits"):
         assert line in found.err

@@ -161,7 +161,7 @@ class Ablation:
                 "n_random": integers(drawn, np.int32),
             }
         )
-        return whole.take(np.argsort([sets.index(name) for _, name, _ in rows], kind="stable"))
+        return whole.take(numbers(np.argsort([sets.index(name) for _, name, _ in rows], kind="stable")))
 
     def save(self, folder: Path) -> None:
         """Write the table, and beside it the facts."""

@@ -16,7 +16,7 @@ import numpy as np
 from attnscope.cells import head_names
 from attnscope.intervene.sets import HeadSet
 from attnscope.study.statistics import effect_columns, largest_first
-from attnscope.tables import as_table
+from attnscope.tables import as_table, integers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +45,7 @@ class Pairs:
         costs = {"pair": self.pair_SN.mean(0), "sum": self.sum_SN.mean(0)}
         found = {"synergy" if name == "effect" else name: values for name, values in self.statistics.items()}
         columns = {**places, **costs, **found, "n": found["n"].astype(np.int32)}
-        return as_table(columns).take(largest_first(self.statistics["effect"]))
+        return as_table(columns).take(integers(largest_first(self.statistics["effect"])))
 
 
 def pair_sets(heads: Sequence[HeadIndex]) -> list[HeadSet]:

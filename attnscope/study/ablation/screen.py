@@ -17,7 +17,7 @@ from attnscope.cells import head_name
 from attnscope.intervene.gradient import FirstOrder, first_order
 from attnscope.intervene.sets import HeadSet
 from attnscope.study.statistics import largest_first, rank_correlation
-from attnscope.tables import as_table
+from attnscope.tables import as_table, integers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +47,7 @@ class Screen:
         """A row per head: layer, head, signed, size, ablated, in the measure's unit; the largest `signed` first."""
         layer, head = (np.array(part, np.int32) for part in zip(*self.heads, strict=True))
         columns = {"signed": self.signed_N, "size": self.size_N, "ablated": self.ablated_N}
-        return as_table({"layer": layer, "head": head, **columns}).take(largest_first(self.signed_N))
+        return as_table({"layer": layer, "head": head, **columns}).take(integers(largest_first(self.signed_N)))
 
 
 def screened(passes: Passes, advance: Advance = lambda token_layers: None) -> Screen:

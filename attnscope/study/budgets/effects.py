@@ -38,7 +38,7 @@ from attnscope.study.budgets.asked import BELOW, check_below
 from attnscope.study.budgets.cases import CacheCase, budget_task
 from attnscope.study.budgets.sets import AskedBudget, budgets_over
 from attnscope.study.statistics import FEWEST, effect_columns, largest_of
-from attnscope.tables import TableRecord, as_table, numbers, save, words
+from attnscope.tables import TableRecord, as_table, integers, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -142,7 +142,7 @@ class BudgetCosts(TableRecord):
             "kept": numbers(self.kept_N),
             **{name: numbers(values) for name, values in found.items() if name != "n"},
         }
-        return as_table(columns | {"n": found["n"].astype(np.int32)}).take(self.order)
+        return as_table(columns | {"n": found["n"].astype(np.int32)}).take(integers(self.order))
 
     def bearable(self, below: float = BELOW) -> dict[str, str]:
         """The heads that each budget costs less than `below`, as `select` takes them, empty for none.

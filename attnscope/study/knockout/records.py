@@ -244,7 +244,7 @@ class Knocked(TableRecord):
         }
         for kind in KINDS:
             columns |= self._null_columns(kind)
-        return as_table(columns | {"n": self.statistics["n"].astype(np.int32)}).take(self.order)
+        return as_table(columns | {"n": self.statistics["n"].astype(np.int32)}).take(integers(self.order))
 
     def mass(self, cut: Cut, texts: Sequence[int] | None = None) -> float:
         """The weight that was cut: mean over rows, heads and the texts that see any of the keys."""

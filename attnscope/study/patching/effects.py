@@ -195,7 +195,7 @@ class PatchedPairs(TableRecord):
             "p_random": numbers(np.full(count, p_random)),
             "n_random": integers([len(random_D) if self.facts["over"] == "none" else None] * count, np.int32),
         }
-        return as_table(columns | {"n": self.statistics["n"].astype(np.int32)}).take(self.order)
+        return as_table(columns | {"n": self.statistics["n"].astype(np.int32)}).take(integers(self.order))
 
     def normalised(self, values: np.ndarray) -> np.ndarray:
         """Effects as a share of the gap between the two texts: 0 as the clean one, 1 as the corrupted one."""
