@@ -86,14 +86,21 @@ class Apart(Generic[T]):
     where: "process" forks one at the first call, so that the function may be a closure over what cannot be pickled; its
     arguments and results are. Where a process with threads cannot fork safely, and with "thread", a call that never
     lets go of the interpreter does not end; "here" has no deadline. A call raises what is an AttnscopeError; all else
-    that goes wrong, a panic of Rust included, is a ModelError.
+    that goes wrong, a panic of Rust included, is a ModelError. work: what a call is, as its message says. otherwise:
+    what to do where one takes too long.
 
         >>> with Apart(lambda text: len(tokenizer(text).input_ids), "process") as count:
         ...     count("the bank")
     """
 
-    def __init__(self, function: Callable[..., T], where: Where) -> None:
-        self.function, self.seconds = function, seconds()
+    def __init__(
+        self,
+        function: Callable[..., T],
+        where: Where,
+        work: str = "one text",
+        otherwise: str = "shorten the text, choose another model",
+    ) -> None:
+        self.function, self.seconds, self.work, self.otherwise = function, seconds(), work, otherwise
         self.where = "thread" if where == "process" and sys.platform != "linux" else where
         self._pipe: Connection | None = None
         self._child = 0
@@ -157,8 +164,8 @@ class Apart(Generic[T]):
 
     def _too_long(self) -> ModelError:
         return ModelError(
-            f"the model's tokenizer or chat template took more than {self.seconds} seconds for one text",
-            f"shorten the text, choose another model, or set {VARIABLE}",
+            f"the model's tokenizer or chat template took more than {self.seconds} seconds for {self.work}",
+            f"{self.otherwise}, or set {VARIABLE}",
         )
 
 

@@ -66,7 +66,7 @@ MAY_IMPORT = {
     "batch": "_version apart ask callable_room drawing errors figures files folder inputs keep measure media memory"
     " model observation observe parquet process seam selection shown signals stacks study tables text",
     "intervene": "cells errors attention model seam stacks",
-    "study": "cells errors files folder attention intervene keep measure memory model observe parity parquet seam"
+    "study": "apart cells errors files folder attention intervene keep measure memory model observe parity parquet seam"
     " selection tables text stacks",
     "calls": "ask attention batch cells drawing errors explain figures files folder intervene keep measure media memory"
     " model observation observe parity parquet run seam selection show shown signals stacks study tables telling text"

@@ -22,11 +22,13 @@ import attnscope
 from attnscope.batch.journal import Journal
 from attnscope.cli import output
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.inputs.notes import _has_two_types
 from attnscope.model import hub
 from attnscope.model.checkpoint import check_tokenizer
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
 from attnscope.shown import LINE, LINES, MESSAGE, brief, in_a_line, visible
+from attnscope.study.atlas.pool import begins, token_pool
 from helpers.command_line import Result, call, on_terminal, spawn
 from helpers.folders import edit_config
 
@@ -577,6 +579,24 @@ def test_a_tokenizer_that_never_answers_is_given_up_in_time(folder: Path, monkey
     answered = threading.Event()
     monkeypatch.setattr("attnscope.text.prompt._encode", lambda *_: answered.wait(60))
     assert " 1 seconds " in refused("--model", str(folder), ATTNSCOPE_READING_SECONDS="1")
+    answered.set()
+
+
+def test_tokens_that_decode_without_end_are_given_up_in_time(folder: Path, monkeypatch) -> None:
+    loaded = load(LoadOptions(model=str(folder)))
+    monkeypatch.setattr(type(loaded.tokenizer), "decode", lambda *_: Held.now())
+    monkeypatch.setenv("ATTNSCOPE_READING_SECONDS", "1")
+    with pytest.raises(ModelError, match="1 seconds for its vocabulary; choose another model, name token ids"):
+        token_pool(loaded)
+
+
+@pytest.mark.parametrize("asks", [begins, _has_two_types])
+def test_a_tokenizer_is_asked_small_things_within_a_deadline_too(folder: Path, monkeypatch, asks) -> None:
+    loaded, answered = load(LoadOptions(model=str(folder))), threading.Event()
+    monkeypatch.setattr(type(loaded.tokenizer), "__call__", lambda *_, **__: answered.wait(60))
+    monkeypatch.setenv("ATTNSCOPE_READING_SECONDS", "1")
+    with pytest.raises(ModelError, match="more than 1 seconds for one text"):
+        asks(loaded)
     answered.set()
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from attnscope.apart import Apart
 from attnscope.model.families import family_of
 from attnscope.model.generating import choosing_settings
 from attnscope.seam.inputs import TYPES, known_types
 from attnscope.seam.report import tolerance
+from attnscope.text.prompt import place
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -35,11 +38,7 @@ def notes_of(loaded: LoadedModel, prompt: Prompt, pair: str = "--pair TEXT") -> 
     name, hands_on = loaded.tokenizer.sep_token, TYPES in loaded.tokenizer.model_input_names
     if hands_on and _has_separator(prompt, loaded.tokenizer):
         yield f"{name} is within the text, which is read as one, with one token type; {pair} is the second of a pair"
-    if (
-        not hands_on
-        and prompt.segments
-        and any(loaded.tokenizer("a", "a", return_token_type_ids=True).get(TYPES) or ())
-    ):
+    if not hands_on and prompt.segments and _has_two_types(loaded):
         kind = type(loaded.tokenizer).__name__
         yield (
             f"the pair is read with one token type: {kind} hands on none in this version of transformers; "
@@ -77,6 +76,16 @@ def notes_of_steps(loaded: LoadedModel, difference: float | None) -> Iterator[st
             f"{loaded.name} generated from other rows than these: step by step, hidden states differ by up to "
             f"{difference:.1g} of their size"
         )
+
+
+def _has_two_types(loaded: LoadedModel) -> bool:
+    """Whether the tokenizer tells the texts of a pair apart where it is asked to."""
+    with Apart(partial(_types_of, loaded.tokenizer), place(loaded.tokenizer, loaded.brought, False)) as types_of:
+        return any(types_of("a", "a"))
+
+
+def _types_of(tokenizer: Any, text: str, pair: str) -> list[int]:
+    return list(tokenizer(text, pair, return_token_type_ids=True).get(TYPES) or ())
 
 
 def _begins_twice(prompt: Prompt, tokenizer: Any, at: int) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from attnscope.apart import Apart, Where
 from attnscope.errors import InputError, ModelError
 from attnscope.text.labels import BYTE_TOKEN
-from attnscope.text.prompt import from_text
+from attnscope.text.prompt import place, reading
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
@@ -31,7 +33,10 @@ def token_pool(loaded: LoadedModel, chosen: Sequence[int] | None = None) -> tupl
         if len(set(chosen)) < LEAST:
             raise InputError(f"the pool has {len(set(chosen))} ids, and {LEAST} are needed", "name more of them")
         return tuple(sorted(set(chosen)))
-    ordinary = _ordinary(loaded.tokenizer, loaded.embeddings)
+    where: Where = "process" if loaded.brought else "here"  # not a thread: what a token decodes to may have no end
+    otherwise = "choose another model, name token ids with {pool}"
+    with Apart(partial(_ordinary, loaded.tokenizer), where, "its vocabulary", otherwise) as ordinary_of:
+        ordinary = ordinary_of(loaded.embeddings)
     cut = round(len(ordinary) * (1 - MIDDLE) / 2)
     found = tuple(ordinary[cut : len(ordinary) - cut])
     if len(found) < LEAST:
@@ -43,11 +48,13 @@ def token_pool(loaded: LoadedModel, chosen: Sequence[int] | None = None) -> tupl
 
 def begins(loaded: LoadedModel) -> tuple[int, ...]:
     """The begin token, where the tokenizer puts one before a text."""
-    first = from_text(loaded.tokenizer, "a").ids[0]
+    with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, False)) as read:
+        first = read("a", False, None, None).ids[0]
     return (first,) if first == getattr(loaded.tokenizer, "bos_token_id", None) else ()
 
 
 def _ordinary(tokenizer: Any, embeddings: int | None) -> list[int]:
+    """The ids below the embeddings whose tokens are ordinary, ascending; not their texts, which may have any length."""
     left_out = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     known = sorted(token for token in set(tokenizer.get_vocab().values()) if token not in left_out)
     names = tokenizer.convert_ids_to_tokens(known)
