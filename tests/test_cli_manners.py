@@ -347,18 +347,19 @@ def test_head_ends_it_silently(tmp_path, format, fork):
         ("metrics 2>&-", "0", "id,", ""),
         pytest.param("heads --text 'a bank' -q --select 0.0 2>&-", "0", "layer", "", marks=pytest.mark.e2e),
         ("hedas >&- 2>&-", "2", "", ""),
+        pytest.param("view 'a bank' -q --out page.html <&- >&- 2>&-", "0", "", "", marks=pytest.mark.e2e),
         pytest.param("metrics >/dev/full", "2", "", "No space left on device", marks=pytest.mark.e2e),
         ("--help >/dev/full", "2", "", "No space left on device"),
         ("relations --text 'a bank' -q >/dev/full", "2", "", "No space left on device"),
     ],
 )
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full device is a Linux thing")
-def test_streams_that_are_closed_or_full(line, code, out, err):
+def test_streams_that_are_closed_or_full(tmp_path, line, code, out, err):
     command = ["bash", "-c", f"{program(fork=line.startswith('relations'))} {line}; echo $? >&9"]
     reading, writing = os.pipe()
     done = subprocess.run(
         ["bash", "-c", 'exec 9>&"$1"; shift; "$@"', "bash", str(writing), *command],
-        pass_fds=[writing], capture_output=True, text=True, timeout=HANGS,
+        pass_fds=[writing], cwd=tmp_path, capture_output=True, text=True, timeout=HANGS,
     )  # fmt: skip
     os.close(writing)
     with os.fdopen(reading) as ends:
@@ -366,6 +367,13 @@ def test_streams_that_are_closed_or_full(line, code, out, err):
     assert done.stdout.startswith(out) if out else done.stdout == ""
     assert err in done.stderr if err else done.stderr == ""
     assert done.stderr.count("\n") <= 1
+
+
+def test_no_file_that_is_opened_takes_the_place_of_a_closed_stream():
+    """Else what a library in C writes to its stderr goes into that file."""
+    code = "import os\nfor n in range(3): os.close(n)\nfrom attnscope.cli import _mend_streams\n_mend_streams()\n"
+    code += f"os._exit(os.open({__file__!r}, os.O_RDONLY) <= 2)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=HANGS).returncode == 0
 
 
 # signals

@@ -168,6 +168,11 @@ def _say(message: str, code: int) -> int:
 
 def _mend_streams() -> None:
     """Streams that were closed before us lead nowhere; a terminal of another encoding shows escapes, not an error."""
+    for number in range(3):  # else the next file that is opened has the number, and what C code says is written into it
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for name in ("stdout", "stderr"):  # without a stderr, print would write its talk into the data
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115

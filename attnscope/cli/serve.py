@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from itertools import count
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -27,7 +28,12 @@ EXAMPLES = (
     "echo 'heads \"the cat sat on the mat\"' | attnscope serve --run -",
 )
 UNITS = {"s": 1, "m": 60, "h": 3600}
-LONGEST_LINE = 2**24
+LONGEST_LINE = 2**20  # bytes
+PART = re.compile(  # of a line of commands, as a shell reads it
+    r"""(?P<blank>[ \t\r\n]+) | '(?P<single>[^']*)' | "(?P<double>(?:[^"\\]++|\\.)*+)"
+    | \\(?P<escaped>[^\n]) | (?P<plain>[^ \t\r\n'"\\]+)""",
+    re.VERBOSE | re.DOTALL,
+)
 EXTRA = "pip install 'attnscope[serve]'"
 
 
@@ -171,9 +177,9 @@ def run_lines(name: str) -> int:
     try:
         for number, line in enumerate(_lines(name), 1):
             try:
-                words = shlex.split(line, comments=True)
+                words = words_of(line)
             except ValueError as error:
-                raise InputError(f"line {number} of {name} is no command: {error}", "close its quotes") from None
+                raise InputError(f"line {number} of {name} {error}", "end each command on its line") from None
             words = words[1:] if words[:1] == ["attnscope"] else words
             if words[:1] == ["serve"]:
                 raise InputError(f"line {number} of {name} is the command serve", "leave it out")
@@ -187,16 +193,46 @@ def run_lines(name: str) -> int:
 
 
 def _lines(name: str) -> Iterator[str]:
-    """The lines of a file, or of stdin, as they come."""
-    try:
-        stream = sys.stdin if name == "-" else open(name, encoding="utf-8")  # noqa: SIM115  # closed below
-    except OSError as error:
-        raise InputError(f"cannot read {name}: {error.strerror}", "check the path") from None
-    try:
-        while line := stream.readline(LONGEST_LINE):
-            yield line
-    except UnicodeDecodeError:
-        raise InputError(f"{name} is no text in UTF-8", "save it as UTF-8") from None
-    finally:
-        if stream is not sys.stdin:
-            stream.close()
+    """The lines of a file, or of stdin, as they come. Raises InputError for one that is too long, or no text."""
+    from attnscope.text.reading import opened, standard_input
+
+    from_stdin = name == "-"
+    with standard_input("name a file") if from_stdin else opened(name, "check the path") as stream:
+        for number in count(1):
+            line = stream.readline(LONGEST_LINE + 1)
+            if len(line) > LONGEST_LINE:
+                raise InputError(
+                    f"line {number} of {name} has over {LONGEST_LINE:,} bytes", "put its text into a file: --file FILE"
+                )
+            if not line:
+                return
+            try:
+                text = line.decode()
+            except UnicodeDecodeError:
+                raise InputError(f"line {number} of {name} is no text in UTF-8", "save the file as UTF-8") from None
+            yield text
+
+
+def words_of(line: str) -> list[str]:
+    """The words of a line as a shell splits it, in a time that grows with its length; `shlex` takes its square.
+
+    `#` begins a comment where a word would begin. Raises ValueError for a quote without an end and for a backslash at
+    the end.
+    """
+    words, at = list[str](), 0
+    word: list[str] | None = None  # the parts of the word that is not over yet
+    while at < len(line):
+        part = PART.match(line, at)
+        if part is None:
+            raise ValueError("ends with a backslash" if line[at] == "\\" else "has a quote without an end")
+        at, kind = part.end(), part.lastgroup or ""
+        text = part[kind]
+        if kind == "blank":
+            words += [] if word is None else ["".join(word)]
+            word = None
+        elif word is None and kind == "plain" and text.startswith("#"):
+            break
+        else:
+            word = word or []
+            word.append(re.sub(r'\\([\\"])', r"\1", text) if kind == "double" else text)
+    return words if word is None else [*words, "".join(word)]

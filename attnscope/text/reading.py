@@ -139,14 +139,24 @@ def opened(file: str, otherwise: str = "check the path, or give {text}", most: i
         raise InputError(f"{file} can't be read: {reason}", "check the path and its permissions") from error
 
 
-def _read_stdin(most: int = MOST_BYTES) -> bytes:
+@contextmanager
+def standard_input(otherwise: str) -> Iterator[BinaryIO]:
+    """The bytes of standard input as they come; otherwise: the next step where there are none.
+
+    Raises InputError where it is closed, and where it can't be read in the block.
+    """
     if sys.stdin is None:
-        raise InputError("standard input is closed", "pipe a text into it, or give {text}")
+        raise InputError("standard input is closed", otherwise)
     try:
-        return _bounded(sys.stdin.buffer, "standard input", most)
+        yield sys.stdin.buffer
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"standard input can't be read: {reason}", "pipe a text into it, or give {text}") from error
+        raise InputError(f"standard input can't be read: {reason}", otherwise) from error
+
+
+def _read_stdin(most: int = MOST_BYTES) -> bytes:
+    with standard_input("pipe a text into it, or give {text}") as stream:
+        return _bounded(stream, "standard input", most)
 
 
 def _read_file(file: str) -> bytes:

@@ -1,7 +1,9 @@
 """Commands that ask a server print and write what they do alone; whatever ails it, they end as if alone."""
 
 import os
+import random
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -20,7 +22,8 @@ import torch
 
 import attnscope
 from attnscope.ask import Ask
-from attnscope.errors import UsageError
+from attnscope.cli.serve import run_lines, words_of
+from attnscope.errors import InputError, UsageError
 from attnscope.files import state_of
 from attnscope.keep.request import Request
 from attnscope.model.loading import load_tokenizer
@@ -651,11 +654,46 @@ def test_lines_are_run_in_order_with_one_model(tmp_path, monkeypatch):
     assert len(loaded) == 3  # one of all lines, and those of the two commands here
 
 
-@pytest.mark.parametrize("line", ["serve", "attnscope serve --stop", "heads 'a"])
+@pytest.mark.parametrize(
+    "line", [b"serve", b"attnscope serve --stop", b"heads 'a", b'heads "a\\"', b"heads a \\", b"heads \xff"]
+)
 def test_lines_that_cannot_be_run_are_named(line):
-    found = call("serve", "--run", "-", stdin=f"\n{line}\n".encode())
+    found = call("serve", "--run", "-", stdin=b"\n" + line + b"\n")
     assert found.code == 4
     assert "line 2 of -" in found.err
+
+
+def test_a_line_that_is_too_long_is_refused_by_its_number_and_no_part_of_it_is_run(tmp_path):
+    page = tmp_path / "page.html"
+    lines = tmp_path / "lines.txt"
+    for size in (2**20, 2**24):  # the last: where the rest of a line was once one of its own
+        comment = b"#" + b" " * (size - 1)
+        lines.write_bytes(b"metrics focus\n" + comment + f"view 'the bank' --out {page}\nmetrics".encode())
+        found = call("serve", "--run", str(lines))
+        assert found.code == 4
+        assert f"line 2 of {lines} has over 1,048,576 bytes" in found.err
+        assert found.out == call("metrics", "focus").out
+        assert not page.exists()
+
+
+def test_a_line_is_split_as_a_shell_splits_it():
+    def split(how, line):
+        try:
+            return how(line)
+        except ValueError:
+            return "refused"
+
+    rng = random.Random(0)
+    lines = ["".join(rng.choice("ab '\"\\\té") for _ in range(rng.randrange(12))) for _ in range(5000)]
+    assert [split(words_of, line) for line in lines] == [split(shlex.split, line) for line in lines]
+    assert 1000 < [split(words_of, line) for line in lines].count("refused") < 4000
+    assert words_of("heads a#1 'b'#2 '#3' # '") == ["heads", "a#1", "b#2", "#3"]  # for shlex a comment begins in a word
+
+
+def test_lines_from_a_standard_input_that_is_closed(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(InputError, match="standard input is closed"):
+        run_lines("-")
 
 
 def test_connect_captures_what_capture_does(server, demo):
