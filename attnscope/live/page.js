@@ -265,6 +265,11 @@
     event.preventDefault();
     form.requestSubmit();
   });
+  for (const example of document.querySelectorAll("#empty button"))
+    example.addEventListener("click", () => {
+      field("text").value = example.textContent;
+      form.requestSubmit();
+    });
   stop.addEventListener("click", () => asking?.abort());
   field("text").focus(); // and not by `autofocus`: it does nothing where another field has the focus, and complains
 

@@ -71,6 +71,16 @@ def test_a_question_is_shown_and_its_page_saved(live, made, tmp_path):
     assert live.save(tmp_path / "saved.html") == made.read_bytes()
 
 
+def test_a_page_without_an_answer_offers_texts(live):
+    examples = live.page.locator("#empty button")
+    assert examples.count() == 3
+    text = examples.nth(1).inner_text()
+    examples.nth(1).click()
+    live.answer(1)
+    assert live.page.locator("#earlier .asked").inner_text() == live.page.input_value("textarea") == text
+    assert not examples.first.is_visible()
+
+
 def test_a_question_that_is_asked_before_the_models_are_known_waits_for_them(live):
     held = []
     live.page.route("**/models", lambda route: held.append(route))
