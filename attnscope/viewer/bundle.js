@@ -1,4 +1,4 @@
-/* attnscope viewer, made by scripts/build_viewer.mjs of sources 8c5cca321610e0b9c645d5355d8dbe32cc7e77e0a0fa1e4a8086d5fb5ff7ce33 */
+/* attnscope viewer, made by scripts/build_viewer.mjs of sources c22014a8f419c07a4fdc4fdac125db53ef13c15438deb7a9a5e220d422232a30 */
 /* d3-color
 Copyright 2010-2026 Mike Bostock
 
