@@ -122,7 +122,8 @@ def hold(served: Served, session: Session, quiet: bool) -> int:
     with Server(idle, lambda line: output.talk(line, quiet)) as server, GracefulStop(lambda: server.stop()) as stopped:
         for name in dict.fromkeys(served.model or ["demo"]):
             with output.progress(f"loading {name}", None, quiet):
-                server.hold(fill(LoadOptions, served, model=name))
+                if not server.hold(fill(LoadOptions, served, model=name)):
+                    return 0
         output.talk(f"answering for {', '.join(server.names)}; attnscope serve --stop ends it", quiet)
         stopped()
         with page(server) as address:
@@ -148,7 +149,7 @@ def live_page(session: Session) -> Callable[[Server], AbstractContextManager[str
 
 
 def ask_server(what: str, quiet: bool) -> int:
-    """Say what the server that runs holds, or end it; 1 without one."""
+    """Say what the server that runs holds, or end it; 1 without one, and for its status while it loads its models."""
     from attnscope.memory import human_bytes
     from attnscope.serve.client import asked
     from attnscope.serve.wire import UnansweredError
@@ -162,9 +163,13 @@ def ask_server(what: str, quiet: bool) -> int:
         size = "" if model.bytes is None else f"  weights {human_bytes(model.bytes)}"
         sys.stdout.write(f"{in_a_line(model.name)}  {in_a_line(model.device)}  {in_a_line(model.dtype)}{size}\n")
     memory = "" if found.memory_bytes is None else f", {human_bytes(found.memory_bytes)} of memory"
-    age, busy = output.clock(found.seconds), ", busy" * found.busy
+    age, busy = output.clock(found.seconds), ", busy" * (found.busy and not found.loading)
     output.talk(f"process {found.pid}, {age} old, {found.answered} answered{busy}{memory}", quiet)
-    return 0
+    if found.ready:
+        return 0
+    if found.loading:
+        output.talk(f"loading {found.loading}, {output.clock(found.loading_seconds)} so far", quiet)
+    return int(what == "status")
 
 
 def run_lines(name: str) -> int:

@@ -6,5 +6,6 @@ wire.py      frames: a header in JSON, and arrays as bytes
 records.py   records as JSON and arrays, and back
 client.py    asks, in place of a pass of its own
 server.py    sockets and turns, in a process without torch; worker.py: the models, in another
+relay.py     a question to the worker and its answer back, whoever stops
 reader.py    templates and tokenizers that need a process of their own, for the worker
 """

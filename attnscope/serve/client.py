@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,7 +26,7 @@ from attnscope.purposes.purpose import Purpose
 from attnscope.serve import identity, place
 from attnscope.serve.records import packed, type_of, unpacked
 from attnscope.serve.status import Status
-from attnscope.serve.wire import Frame, UnansweredError, WireError, receive, send
+from attnscope.serve.wire import Frame, UnansweredError, WireError, is_readable, receive, send
 from attnscope.telling import Prepared, Teller
 from attnscope.text.prompt import Prompt
 from attnscope.typed import plain, typed
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("attnscope")
 VARIABLE = "ATTNSCOPE_NO_SERVER"
 CONNECT_SECONDS = 2.0
+SILENT_SECONDS = 5.0  # a server that is there says something every second
+WORD_SECONDS = 2.0  # of waiting, until a person is told
+WAITING = "waiting for attnscope serve"
 OBSERVE = Observe()
 
 
@@ -60,6 +64,8 @@ def answered(
             send(link, question, blobs)
             type_of(purpose.record)  # imported while the server works
             return _Answer(link, tell, check, tensor, purpose.record).last()
+        except TimeoutError:
+            raise UnansweredError(f"the server says nothing for {SILENT_SECONDS:.0f} seconds") from None
         except (OSError, WireError) as error:
             raise UnansweredError(f"the server ended amid the answer ({error})") from error
 
@@ -86,7 +92,7 @@ def connected() -> socket.socket:
     except UnansweredError:
         link.close()
         raise
-    link.settimeout(None)
+    link.settimeout(SILENT_SECONDS)
     return link
 
 
@@ -143,23 +149,52 @@ class _Answer:
         record: str,
     ) -> None:
         self.link, self.tell, self.check, self.tensor, self.record = link, tell, check, tensor, record
+        self._stage = ExitStack()
+        self._advance: Callable[[int], object] = lambda steps: None
+        self._shows = self._waits = False  # a stage; that it waits
+        self._since = time.monotonic()  # nothing of the answer has come
 
     def last(self) -> Any:
-        """The record that ends the answer."""
-        with ExitStack() as stage:
-            advance: Callable[[int], object] = lambda steps: None  # noqa: E731
-            while not (frame := receive(self.link)).last:
+        """The record that ends the answer. Raises TimeoutError where the server says nothing more."""
+        with self._stage:
+            while not (frame := self._next()).last:
                 kind, value = _said(frame)
+                if kind == "here":
+                    self._wait(value)
+                    continue
+                self._since = time.monotonic()
+                if kind == "step":
+                    self._advance(value)
+                    continue
+                if self._waits or kind in ("stage", "over"):
+                    self._end_stage()
                 if kind == "stage":
-                    stage.close()
-                    advance = stage.enter_context(self.tell.stage(*value))
-                elif kind == "over":
-                    stage.close()
-                elif kind == "step":
-                    advance(value)
-                else:
+                    self._show(*value)
+                elif kind != "over":
                     self._heard(kind, frame)
         return self._last(frame)
+
+    def _next(self) -> Frame:
+        """The next frame; a person is told where it is long in coming."""
+        if not is_readable(self.link, WORD_SECONDS):
+            self._wait(WAITING)
+            if not is_readable(self.link, SILENT_SECONDS - WORD_SECONDS):
+                raise TimeoutError
+        return receive(self.link)
+
+    def _wait(self, why: str) -> None:
+        """Show what is waited for, where that takes long and nothing else is shown; why: empty for the pass itself."""
+        if why and not self._shows and time.monotonic() - self._since >= WORD_SECONDS:
+            self._waits = True
+            self._show(why)
+
+    def _show(self, title: str, total: int | None = None, unit: str = "") -> None:
+        self._advance = self._stage.enter_context(self.tell.stage(title, total, unit))
+        self._shows = True
+
+    def _end_stage(self) -> None:
+        self._stage.close()
+        self._shows = self._waits = False
 
     def _heard(self, kind: str, frame: Frame) -> None:
         if kind == "said":
@@ -189,7 +224,7 @@ FORMS: dict[str, Callable[[Any], bool]] = {  # of what an answer says, by its ki
     "stage": lambda value: isinstance(value, list) and [type(one) for one in value] in STAGES,
     "step": lambda value: type(value) is int,
     "error": lambda value: isinstance(value, list) and [type(one) for one in value] == [str, str, str],
-    **dict.fromkeys(("said", "warned", "no"), lambda value: isinstance(value, str)),
+    **dict.fromkeys(("here", "said", "warned", "no"), lambda value: isinstance(value, str)),
 }
 
 

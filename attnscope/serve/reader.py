@@ -7,17 +7,21 @@ two processes, both of this program, functions are sent by name, and a tokenizer
 from __future__ import annotations
 
 import io
+import os
 import pickle
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from attnscope.apart import Answer, Apart, answer_of, forked
+from attnscope.apart import Answer, Apart, answer_of, forked, seconds, within
 from attnscope.model.loading import load_tokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.serve.wire import UnansweredError
+
+MORE_SECONDS = 5  # than a text may take: a reader that is not suspended has answered by then
 
 
 class Reader:
@@ -36,10 +40,17 @@ class Reader:
         asked = io.BytesIO()
         try:
             _Sent(asked, self._options).dump((function, arguments))
-            self._pipe.send_bytes(asked.getvalue())
-            found: Answer[Any] = pickle.loads(self._pipe.recv_bytes())  # of this program's own process
+            found = within(seconds() + MORE_SECONDS, partial(self._answer, asked.getvalue()))
+        except TimeoutError as error:  # it or its fork was suspended
+            os.kill(self.pid, signal.SIGKILL)
+            raise UnansweredError("a server cannot read its text") from error
         except (pickle.PicklingError, AttributeError, TypeError, EOFError, OSError) as error:
             raise UnansweredError("a server cannot read its text") from error
+        return found
+
+    def _answer(self, asked: bytes) -> Answer[Any]:
+        self._pipe.send_bytes(asked)
+        found: Answer[Any] = pickle.loads(self._pipe.recv_bytes())  # of this program's own process
         return found
 
 

@@ -1,16 +1,14 @@
 """The server: sockets, turns and what may be answered, in a process that loads no torch; a worker holds the models.
 
-One question is answered after the other; threads are for sockets alone. A worker that ended is started again.
+One question is answered after the other (`relay.py`); threads are for sockets alone, and one accepts while models are
+loaded. A worker that ended is started again.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import selectors
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,12 +19,14 @@ from typing import IO, Any
 
 from attnscope import errors
 from attnscope.errors import AttnscopeError, ModelError, UsageError
+from attnscope.files import open_regular
 from attnscope.model.loading import locate
 from attnscope.model.options import DEMO, LoadOptions
 from attnscope.model.sources import Source
 from attnscope.serve import identity, place, wire
+from attnscope.serve.relay import HERE_SECONDS, Asker, Clock, Worker, relay
 from attnscope.serve.status import HeldModel, Status
-from attnscope.serve.wire import UnansweredError, WireError, receive, receive_raw, send
+from attnscope.serve.wire import UnansweredError, WireError, framed, is_readable, receive, send
 from attnscope.typed import plain, typed
 
 MOST_LINKS = 64  # at once: asked, or waiting for their turn
@@ -44,26 +44,17 @@ class Model:
     facts: dict[str, Any]
 
 
-class Worker:
-    """The process with the models, and a socket to it."""
+@dataclass(frozen=True)
+class Loading:
+    """A model that is about to be held. began: when, by the monotonic clock."""
 
-    def __init__(self) -> None:
-        self.link, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "attnscope.serve.worker", str(theirs.fileno())]
-        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        theirs.close()
-        self.lock = threading.Lock()  # of what is sent to it
+    name: str
+    asked: LoadOptions
+    began: float
 
-    def send(self, header: Any, blobs: Sequence[bytes] = ()) -> None:
-        """Send one frame to it."""
-        with self.lock:
-            send(self.link, header, blobs)
 
-    def end(self) -> None:
-        """End it at once."""
-        self.process.kill()
-        self.process.wait()
-        self.link.close()
+class StoppedError(Exception):
+    """The server was told to stop while it loaded a model."""
 
 
 class Server:
@@ -76,30 +67,47 @@ class Server:
         self.models: list[Model] = []
         self.started = self.used = time.monotonic()
         self.answered = 0
+        self.ready = False
+        self.loading: Loading | None = None
         self._number = 0
         self._turn = threading.Lock()  # of the worker
         self._links = threading.BoundedSemaphore(MOST_LINKS)
         self._stop = threading.Event()
-        self._lock: IO[str] | None = None
+        self._lock: IO[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
 
     def __enter__(self) -> Server:
         self._socket = self._listening()
         self._worker = Worker()  # after the socket: where that is refused, no worker may be left running
+        self._accepting.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._accepting.join()
         self._worker.end()
         if self._socket is not None:
             self._socket.close()
             with suppress(OSError):
                 os.unlink(place.folder() / place.SOCKET)
 
-    def hold(self, options: LoadOptions) -> None:
-        """Load a model. Raises what loading it raises, MemoryLimitError where it does not fit beside the others."""
+    def hold(self, options: LoadOptions) -> bool:
+        """Load a model. Returns whether it is held: not where `stop` was called meanwhile.
+
+        Raises what loading it raises, MemoryLimitError where it does not fit beside the others.
+        """
         if options.trust_remote_code or options.allow_pickle:
             raise UsageError("a server runs no code of a model, and reads no pickle", "leave out that option")
-        self.models.append(self._load(options, len(self.models)))
+        with self._turn:
+            try:
+                self.models.append(self._load(options, len(self.models)))
+            except StoppedError:
+                return False
+            except WireError as error:
+                why = f"{options.model} was not loaded: the process that loads it has ended ({error})"
+                raise ModelError(why, "free memory, or name another model") from None
+        return True
 
     @property
     def options(self) -> list[LoadOptions]:
@@ -113,13 +121,9 @@ class Server:
 
     def serve(self) -> None:
         """Answer until `stop` is called, or no question came for `idle` seconds."""
-        assert self._socket is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._socket, selectors.EVENT_READ)
-            while not self._stop.is_set() and not self._is_idle():
-                if selector.select(POLL_SECONDS):
-                    with suppress(OSError):
-                        self._accept(self._socket.accept()[0])
+        self.ready, self.used = True, time.monotonic()
+        while not self._stop.wait(POLL_SECONDS) and not self._is_idle():
+            pass
 
     def stop(self) -> None:
         """End `serve` soon."""
@@ -133,19 +137,34 @@ class Server:
         """The socket, of which no other server holds the lock; what one left that was killed is removed."""
         place.make_folder()
         address = place.address()
-        self._lock = open(address.with_suffix(".lock"), "w")  # noqa: SIM115  # held until this process ends
+        beside = address.with_suffix(".lock")
+        try:
+            self._lock = open_regular(beside, "ab", follow=False)  # held until this process ends
+        except OSError as error:
+            raise UsageError(f"cannot open {beside}: {error.strerror}", "remove it") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UsageError("a server of yours is there already", "stop it: attnscope serve --stop") from None
-        with suppress(FileNotFoundError):
+        try:
             os.unlink(address)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise UsageError(f"cannot remove {address}: {error.strerror}", "remove it") from None
         found = socket.socket(socket.AF_UNIX)
         found.bind(str(address))
         found.listen(MOST_LINKS)
         return found
 
-    def _accept(self, link: socket.socket) -> None:
+    def _accept(self) -> None:
+        assert self._socket is not None
+        self._socket.settimeout(POLL_SECONDS)
+        while not self._stop.is_set():
+            with suppress(OSError):
+                self._begin(self._socket.accept()[0])
+
+    def _begin(self, link: socket.socket) -> None:
         if not self._links.acquire(blocking=False):
             with link, suppress(OSError):
                 send(link, ["no", f"{MOST_LINKS} questions wait already"], last=True)
@@ -156,14 +175,10 @@ class Server:
         """One connection: a question, and its answer."""
         try:
             with link:
-                if not place.is_own(link):
-                    return
-                link.settimeout(ASKING_SECONDS)
-                frame = receive(link, wire.REQUEST_BYTES)
-                link.settimeout(None)
-                self._answer(link, frame)
+                if place.is_own(link):
+                    self._answer(link, receive(link, wire.REQUEST_BYTES, ASKING_SECONDS))
         except (WireError, OSError):
-            pass  # who asked has gone, or said nothing that is a question
+            pass  # who asked has gone, or said nothing that is a question; or the worker has ended
         finally:
             self._links.release()
 
@@ -175,35 +190,82 @@ class Server:
             send(link, plain(self.status()), last=True)
             self._stop.set()
         elif said.get("what") == "question":
+            asker = Asker(link)
             try:
-                model = self._model_for(said)
+                self._answer_question(asker, said, frame.blobs)
             except UnansweredError as why:
-                send(link, ["no", str(why)], last=True)
-                return
-            self.used = time.monotonic()
-            with self._turn:
-                self._relay(link, said | {"model": str(self.models.index(model))}, frame.blobs)
-            self.used = time.monotonic()
+                asker.put(framed(["no", str(why)], last=True))
+            asker.flush()
         else:
             raise WireError("expected a question, got another thing")
 
-    def _model_for(self, said: dict[str, Any]) -> Model:
-        """The model of a question. Raises UnansweredError where this server cannot answer as a process would."""
+    def _answer_question(self, asker: Asker, said: dict[str, Any], blobs: Sequence[bytes]) -> None:
+        """Have a question answered when its turn comes. Raises UnansweredError where this server cannot."""
+        self._check_same(said)
+        worker, index = self._worker, self._index_of(said)  # what can be refused waits for no turn
+        self.used = time.monotonic()
+        if not self._turn.acquire(blocking=False):
+            index = None
+            clock = Clock()
+            while not self._turn.acquire(timeout=HERE_SECONDS):
+                asker.check(clock.passed())
+                asker.here(self._busy_with())
+                if asker.has_gone:
+                    return
+        try:
+            if self._worker.process.poll() is not None:
+                self._again(asker)
+            if index is None or self._worker is not worker:
+                index = self._index_of(said)
+            self._number += 1
+            question = said | {"model": str(index), "number": self._number}
+            relay(asker, self._worker, question, blobs, self._count)
+        except WireError:
+            self._worker.end()  # what it says next would be of this answer
+            raise
+        except StoppedError:
+            raise UnansweredError("the server was stopped") from None
+        finally:
+            self._turn.release()
+        self.used = time.monotonic()
+
+    def _count(self) -> None:
+        self.answered += 1  # before who asked can ask for it
+
+    def _busy_with(self) -> str:
+        """What others wait for, in words."""
+        loading = self.loading
+        return f"waiting for attnscope serve: {f'it loads {loading.name}' if loading else 'another question is first'}"
+
+    def _check_same(self, said: dict[str, Any]) -> None:
+        """Raise UnansweredError where who asks runs other code, or in another environment."""
         if said.get("code") != self.code and not self._is_code(said.get("code")):
             raise UnansweredError("the server runs other code")
         if said.get("environment") != self.environment:
             raise UnansweredError("the server runs in another environment")
+
+    def _index_of(self, said: dict[str, Any]) -> int | None:
+        """Which of the models a question is about, None while that is loaded.
+
+        Raises UnansweredError where this server cannot answer as a process would, or not before another is loaded.
+        """
         try:
             options: LoadOptions = typed(LoadOptions, said.get("options"), "options")
             source = locate(replace(options, offline=True))
             asked = pinned(options, source)
+            files = files_of(source)
         except AttnscopeError as error:
             raise UnansweredError(str(error)) from error
-        for model in self.models:
+        loading = self.loading
+        if loading is not None:
+            if replace(loading.asked, offline=asked.offline) == asked:
+                return None
+            raise UnansweredError(f"the server loads {loading.name}")
+        for index, model in enumerate(self.models):
             if replace(model.asked, offline=asked.offline) == asked:
-                if not model.files.same(files_of(source)):
+                if not model.files.same(files):
                     raise UnansweredError("the files of the model have changed since the server loaded them")
-                return model
+                return index
         raise UnansweredError(f"the server does not hold {said.get('name')} as it is asked for")
 
     def _is_code(self, said: object) -> bool:
@@ -213,73 +275,71 @@ class Server:
             self.code = identity.code_of(now)
         return said == self.code
 
-    def _relay(self, link: socket.socket, question: dict[str, Any], blobs: Sequence[bytes]) -> None:
-        """Hand a question to the worker, and what it says to who asked."""
-        if self._worker.process.poll() is not None:
-            self._again()
-        self._number += 1
-        number = self._number
-        self._worker.send(question | {"number": number}, blobs)
-        threading.Thread(target=self._hear, args=(link, self._worker, number), daemon=True).start()
-        gone = False
-        while True:
-            try:
-                frame = receive_raw(self._worker.link)
-            except WireError:
-                with suppress(OSError):
-                    link.shutdown(socket.SHUT_RDWR)  # the thread that listens there keeps it open
-                raise WireError("the worker ended amid an answer") from None
-            last = wire.is_last(frame[0])
-            self.answered += last  # before who asked can ask for it
-            if not gone:
-                try:
-                    link.sendall(b"".join(frame))
-                except OSError:
-                    gone = True
-            if last:
-                return
-
-    def _hear(self, link: socket.socket, worker: Worker, number: int) -> None:
-        """What who asked says while the worker works: to go on, or nothing more, which cancels the question."""
-        with suppress(OSError, WireError):
-            while receive(link, wire.REQUEST_BYTES).header == "go":
-                worker.send({"what": "go", "number": number})
-        with suppress(OSError):
-            worker.send({"what": "cancel", "number": number})
-
-    def _again(self) -> None:
-        """Start another worker, with the models that the one that ended had."""
+    def _again(self, asker: Asker) -> None:
+        """Start another worker, with the models that the one that ended had, while who asked waits."""
         self._worker.end()
         self._worker = Worker()
-        for index, model in enumerate(self.models):
-            self.models[index] = self._load(model.options, index)
+        clock = Clock()
 
-    def _load(self, options: LoadOptions, index: int) -> Model:
+        def wait() -> None:
+            asker.check(clock.passed())
+            asker.here(self._busy_with())
+
+        try:
+            for index, model in enumerate(self.models):
+                self.models[index] = self._load(model.options, index, wait)
+        except AttnscopeError as error:
+            self._worker.end()  # the next question tries again
+            raise UnansweredError(f"the server cannot load its models again: {error}") from error
+
+    def _load(self, options: LoadOptions, index: int, wait: Callable[[], object] = lambda: None) -> Model:
+        """Have the worker load a model. wait: called while it does.
+
+        Raises what loading raises, StoppedError where `stop` was called, WireError where the worker ended.
+        """
         source = locate(options)
-        before = files_of(source)
-        self._number += 1
-        said = {"what": "load", "options": plain(options), "model": str(index), "number": self._number}
-        self._worker.send(said)
-        while not (frame := receive(self._worker.link)).last:
-            if frame.header[0] == "warned":
-                self.say(f"attnscope: {frame.header[1]}")
+        asked, before = pinned(options, source), files_of(source)
+        self.loading = Loading(options.model, asked, time.monotonic())
+        try:
+            self._number += 1
+            said = {"what": "load", "options": plain(options), "model": str(index), "number": self._number}
+            self._worker.send(said)
+            while not (frame := self._heard(wait)).last:
+                if frame.header[0] == "warned":
+                    self.say(f"attnscope: {frame.header[1]}")
+        finally:
+            self.loading = None
         kind, value = frame.header
         if kind == "error":
             raise getattr(errors, value[0])(*value[1:])
         if kind == "no":
             raise ModelError(f"{options.model} was not loaded: {value}", "name another model, or free memory")
         files = identity.Contents(files_of(source) | before)  # those too that loading has downloaded
-        return Model(options, pinned(options, source), files, value)
+        return Model(options, asked, files, value)
+
+    def _heard(self, wait: Callable[[], object]) -> wire.Frame:
+        """The next that the worker says."""
+        clock = Clock()
+        while not is_readable(self._worker.link, POLL_SECONDS):
+            wait()
+            self._worker.check(clock.passed())
+            if self._stop.is_set():
+                raise StoppedError
+        return receive(self._worker.link)
 
     def status(self) -> Status:
         """What `serve --status` tells."""
+        now, loading = time.monotonic(), self.loading
         return Status(
             os.getpid(),
-            round(time.monotonic() - self.started),
+            round(now - self.started),
             self.answered,
             self._turn.locked(),
             _resident(self._worker.process.pid),
             tuple(HeldModel(one.options.model, **one.facts) for one in self.models),
+            self.ready,
+            loading.name if loading else "",
+            round(now - loading.began) if loading else 0,
         )
 
 

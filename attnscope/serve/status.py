@@ -19,7 +19,8 @@ class HeldModel:
 class Status:
     """A server: its process, how old it is, how many questions it answered, whether it answers one now.
 
-    memory_bytes: of the process with the models, None where the system does not say.
+    memory_bytes: of the process with the models, None where the system does not say. ready: whether all its models are
+    loaded. loading: the model that is loaded now, for `loading_seconds`; else empty.
     """
 
     pid: int
@@ -28,3 +29,6 @@ class Status:
     busy: bool
     memory_bytes: int | None
     models: tuple[HeldModel, ...]
+    ready: bool = True
+    loading: str = ""
+    loading_seconds: int = 0

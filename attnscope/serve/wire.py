@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -35,57 +36,117 @@ class Frame(NamedTuple):
     last: bool = False
 
 
-def send(link: socket.socket, header: Any, blobs: Sequence[bytes | memoryview] = (), last: bool = False) -> None:
-    """Send one frame. Raises OSError where the other end has gone."""
+def framed(header: Any, blobs: Sequence[bytes | memoryview] = (), last: bool = False) -> bytes:
+    """The beginning of a frame, behind which its blobs are sent."""
     said = json.dumps({"said": header, "sizes": [len(one) for one in blobs]}).encode()
-    link.sendall(FORM.pack(MAGIC, last, len(said), sum(map(len, blobs))) + said)
-    for one in blobs:
-        link.sendall(one)
+    return FORM.pack(MAGIC, last, len(said), sum(map(len, blobs))) + said
 
 
-def receive(link: socket.socket, most: int = ANSWER_BYTES) -> Frame:
-    """The next frame. Raises WireError for what is none, for one of more bytes, and where the other end has gone."""
-    form, header, blobs = receive_raw(link, most)
-    _, last, _, _ = FORM.unpack(form)
+def send(link: socket.socket, header: Any, blobs: Sequence[bytes | memoryview] = (), last: bool = False) -> None:
+    """Send one frame. Raises OSError where the other end has gone, or takes nothing while the link's timeout passes."""
+    for data in (framed(header, blobs, last), *blobs):
+        left = memoryview(data)
+        while left:
+            left = left[link.send(left) :]
+
+
+def receive(link: socket.socket, most: int = ANSWER_BYTES, seconds: float | None = None) -> Frame:
+    """The next frame. seconds: within which it has to be here whole; else each part within the link's timeout.
+
+    Raises WireError for what is none, for one of more bytes, and where the other end has gone or says no more.
+    """
+    end = None if seconds is None else time.monotonic() + seconds
+    last, header, behind = _sizes(_exactly(link, FORM.size, end), most)
+    said, blobs = _exactly(link, header, end), _exactly(link, behind, end)
     try:
-        said = json.loads(header)
-        sizes = said["sizes"]
+        document = json.loads(said)
+        sizes = document["sizes"]
         if not all(isinstance(size, int) and size >= 0 for size in sizes) or sum(sizes) != len(blobs):
             raise WireError("the sizes are not those of the bytes")
         parts, at = [], 0
         for size in sizes:
             parts.append(blobs[at : at + size])
             at += size
-        return Frame(said["said"], parts, bool(last))
+        return Frame(document["said"], parts, last)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WireError("expected a frame, got another thing") from error
 
 
-def receive_raw(link: socket.socket, most: int = ANSWER_BYTES) -> tuple[bytes, bytes, bytes]:
-    """The next frame as bytes: its form, its header, and what follows."""
-    form = _exactly(link, FORM.size)
+def is_readable(link: socket.socket, seconds: float) -> bool:
+    """Whether the other end says something, or goes, within so many seconds."""
+    before = link.gettimeout()
+    link.settimeout(seconds)
+    try:
+        link.recv(1, socket.MSG_PEEK)
+    except TimeoutError:
+        return False
+    except OSError:  # it has gone
+        return True
+    finally:
+        link.settimeout(before)
+    return True
+
+
+class Passing:
+    """The frames of one answer, handed on in pieces as they come, without a look at what they hold.
+
+    between: whether one has ended and the next has not begun. ended: whether the last has.
+    """
+
+    def __init__(self) -> None:
+        self._left, self._last = 0, False
+
+    @property
+    def between(self) -> bool:
+        return not self._left
+
+    @property
+    def ended(self) -> bool:
+        return self._last and not self._left
+
+    def piece(self, link: socket.socket) -> bytes:
+        """What comes next. Raises WireError as `receive`."""
+        form = b""
+        if not self._left:
+            form = _exactly(link, FORM.size)
+            self._last, header, behind = _sizes(form, ANSWER_BYTES)
+            self._left = header + behind
+        part = _some(link, self._left) if self._left else b""
+        self._left -= len(part)
+        return form + part
+
+
+def _sizes(form: bytes, most: int) -> tuple[bool, int, int]:
+    """Of a frame: whether an answer ends with it, the bytes of its header, and those behind it."""
     magic, last, header, behind = FORM.unpack(form)
     if magic != MAGIC or last > 1:
         raise WireError("expected a frame, got another thing")
     if header + behind > most:
         raise WireError(f"expected at most {most} bytes, got {header + behind}")
-    return form, _exactly(link, header), _exactly(link, behind)
+    return bool(last), header, behind
 
 
-def is_last(form: bytes) -> bool:
-    """Whether an answer ends with the frame of this form."""
-    return bool(FORM.unpack(form)[1])
-
-
-def _exactly(link: socket.socket, count: int) -> bytes:
+def _exactly(link: socket.socket, count: int, end: float | None = None) -> bytes:
     parts, left = list[bytes](), count
     while left:
-        try:
-            part = link.recv(min(left, PIECE))
-        except OSError as error:
-            raise WireError("the other end has gone") from error
-        if not part:
-            raise WireError("the other end has gone")
+        if end is not None:
+            rest = end - time.monotonic()
+            if rest <= 0:
+                raise WireError("the other end takes too long")
+            link.settimeout(rest)
+        part = _some(link, left)
         parts.append(part)
         left -= len(part)
     return b"".join(parts)
+
+
+def _some(link: socket.socket, most: int) -> bytes:
+    try:
+        part = link.recv(min(most, PIECE))
+    except TimeoutError as error:
+        raise WireError("the other end says no more") from error
+    except OSError as error:
+        raise WireError("the other end has gone") from error
+    if not part:
+        raise WireError("the other end has gone")
+    return part

@@ -37,6 +37,8 @@ from attnscope.signals import begin_helper
 from attnscope.telling import Prepared, Teller
 from attnscope.typed import typed
 
+GO_SECONDS = 5.0  # until who asked has seen that what is known before the pass can be used: the others wait as long
+
 
 class CancelledError(Exception):
     """Who asked has gone."""
@@ -94,15 +96,18 @@ class Link(Teller):
     def prepared(self, found: Prepared) -> None:
         """Send what is known before the pass, and wait until the other end has seen that it can be used.
 
-        Raises UnansweredError where the models of this process had a part in which engine was chosen.
+        Raises UnansweredError where the models of this process had a part in which engine was chosen, and where no word
+        comes: who asked may be suspended, and others wait.
         """
         if found.by_memory:
             raise UnansweredError("the engine depends on the memory that is free")
         said, blobs = packed(found)
         send(self.link, ["prepared", said], blobs)
         with self._heard:
-            self._heard.wait_for(lambda: self._number in (self._gone, self._cancelled))
+            heard = self._heard.wait_for(lambda: self._number in (self._gone, self._cancelled), GO_SECONDS)
         self.check()
+        if not heard:
+            raise UnansweredError(f"no word to go on came within {GO_SECONDS:.0f} seconds")
 
     def last(self, kind: str, value: Any, blobs: list[memoryview] | None = None) -> None:
         """End the answer."""

@@ -1,15 +1,25 @@
-"""A server of its own for tests: a process, and the environment in which commands find it."""
+"""A server of its own for tests: a process, and the environment in which commands find it; and a worker's stub."""
 
 import os
 import signal
+import socket
 import subprocess
 import tempfile
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
-from attnscope.serve import client
+import pytest
+
+from attnscope.ask import Ask
+from attnscope.model.options import LoadOptions
+from attnscope.serve import client, relay, wire
+from attnscope.serve.wire import UnansweredError
+from attnscope.telling import SILENT
 from attnscope.typed import plain
-from helpers.command_line import ATTNSCOPE, HANGS, call
+from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call
 
 
 class Serving:
@@ -74,3 +84,52 @@ def _served(environment, arguments, more):
         process.wait(HANGS)
         process.stdout.close()
         process.stderr.close()
+
+
+class Stub(relay.Worker):
+    """A worker in a thread of this process, which runs no model: it answers each question with its own number."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self):
+        self.made.append(self)
+        self.link, self.theirs = socket.socketpair()
+        self.said, self.code, self.suspended, self._suspended = [], None, False, 0.0
+        self.process = SimpleNamespace(pid=os.getpid(), poll=lambda: self.code)
+        threading.Thread(target=self.work, args=(len(self.made),), daemon=True).start()
+
+    def work(self, number):
+        with suppress(wire.WireError, OSError):
+            while frame := wire.receive(self.theirs):
+                self.said.append(frame.header)
+                if frame.header["what"] == "load":
+                    self.loading(frame.header["options"]["model"])
+                    wire.send(self.theirs, ["loaded", {"device": "cpu", "dtype": "float32", "bytes": 2048}], last=True)
+                elif frame.header["what"] == "question" and self.code is None:
+                    self.answering()
+                    wire.send(self.theirs, ["no", f"answered by {number}"], last=True)
+
+    def loading(self, model):
+        """What happens while a model is loaded."""
+
+    def answering(self):
+        """What happens before a question is answered."""
+
+    def killed(self):
+        """As a process that was killed."""
+        self.code = -9
+        self.theirs.shutdown(socket.SHUT_RDWR)
+
+    def is_suspended(self):
+        return self.suspended
+
+    def end(self):
+        self.code = -9
+        self.link.close()
+
+
+def why_unanswered(model="demo"):
+    """What the server of this environment says in the place of an answer."""
+    with pytest.raises(UnansweredError) as found:
+        client.answered(LoadOptions(model), Ask(SENTENCE), SILENT)
+    return str(found.value)

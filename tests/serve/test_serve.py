@@ -8,14 +8,11 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
-from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 import torch
@@ -34,12 +31,11 @@ from attnscope.serve import client, identity, place, reader, wire
 from attnscope.serve import server as serving_module
 from attnscope.serve.wire import UnansweredError
 from attnscope.serve.worker import CancelledError, cancellable
-from attnscope.telling import SILENT
 from attnscope.text.prompt import _read, from_text
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call
 from helpers.folders import rewrite
 from helpers.forks import until
-from helpers.serving import runtime, serving
+from helpers.serving import Stub, serving, why_unanswered
 
 pytestmark = pytest.mark.skipif(not place.supported(), reason="this system has no sockets that say who asks")
 STORY = "examples/story.txt"
@@ -284,69 +280,6 @@ def test_changed_files_are_not_answered(tmp_path):
 def test_other_code_is_not_answered(server, monkeypatch):
     monkeypatch.setattr("attnscope.serve.identity.code", lambda: "other")
     assert "the server runs other code" in server.call("heads", SENTENCE, "--verbose").ok().err
-
-
-class Stub(serving_module.Worker):
-    """A worker in a thread of this process, which runs no model: it answers each question with its own number."""
-
-    made: ClassVar[list] = []
-
-    def __init__(self):
-        self.made.append(self)
-        self.link, self.theirs = socket.socketpair()
-        self.lock, self.said, self.code = threading.Lock(), [], None
-        self.process = SimpleNamespace(pid=os.getpid(), poll=lambda: self.code)
-        threading.Thread(target=self.work, args=(len(self.made),), daemon=True).start()
-
-    def work(self, number):
-        with suppress(wire.WireError, OSError):
-            while frame := wire.receive(self.theirs):
-                self.said.append(frame.header)
-                if frame.header["what"] == "load":
-                    self.loading(frame.header["options"]["model"])
-                    wire.send(self.theirs, ["loaded", {"device": "cpu", "dtype": "float32", "bytes": 2048}], last=True)
-                elif frame.header["what"] == "question" and self.code is None:
-                    wire.send(self.theirs, ["no", f"answered by {number}"], last=True)
-
-    def loading(self, model):
-        """What happens while a model is loaded."""
-
-    def killed(self):
-        """As a process that was killed."""
-        self.code = -9
-        self.theirs.shutdown(socket.SHUT_RDWR)
-
-    def end(self):
-        self.link.close()
-
-
-@pytest.fixture
-def stubbed(monkeypatch, tmp_path):
-    """What begins a server in this process whose workers are stubs."""
-    monkeypatch.setattr(serving_module, "Worker", Stub)
-    monkeypatch.setattr(Stub, "made", [])
-    with tempfile.TemporaryDirectory() as short:
-        for name, value in runtime(tmp_path / "run", Path(short)).items():
-            monkeypatch.setenv(name, value)
-
-        @contextmanager
-        def begun(**how):
-            with serving_module.Server(**how) as server:
-                server.hold(LoadOptions())
-                thread = threading.Thread(target=server.serve, daemon=True)
-                thread.start()
-                yield server, thread
-                server.stop()
-                thread.join(HANGS)
-
-        yield begun
-
-
-def why_unanswered(model="demo"):
-    """What the server of this environment says in the place of an answer."""
-    with pytest.raises(UnansweredError) as found:
-        client.answered(LoadOptions(model), Ask(SENTENCE), SILENT)
-    return str(found.value)
 
 
 def test_a_worker_that_ended_is_started_again_with_its_models(stubbed):
