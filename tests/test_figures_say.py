@@ -2,12 +2,16 @@
 
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm, to_rgba
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 import attnscope
@@ -317,18 +321,123 @@ def test_turns_of_a_chat_are_thin_lines() -> None:
     assert [line.get_xdata()[0] for line in masked.turns[1::2]] == [2, 5]
 
 
-def test_a_character_without_a_font_is_drawn_as_its_number(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fonts.font_manager, "findSystemFonts", list)
-    monkeypatch.setattr(fonts, "_missing", set())
-    fonts._cover.cache_clear()
+@pytest.mark.usefixtures("no_other_font")
+def test_a_character_without_a_font_is_drawn_as_its_number(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "attnscope"):
         found = fonts.fonts_for(["\U0001f469"])
-    fonts._cover.cache_clear()
     assert found.missing == {"\U0001f469"}
     assert shown_label("\U0001f469") == "⟨1F469⟩"
     assert "drawn as ⟨1F469⟩; install one that has them, such as Symbola" in caplog.text
+
+
+FSI, PDI = "\u2068", "\u2069"
+
+
+@pytest.fixture
+def no_other_font(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The font that comes with matplotlib, and no other."""
+    monkeypatch.setattr(fonts.font_manager, "findSystemFonts", list)
+    monkeypatch.setattr(fonts, "_missing", set())
+    fonts._cover.cache_clear()
+    yield
+    fonts._cover.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("4 ·bank", "4 ·bank"),
+        ("4 ·ل·2/2", f"4 ·{FSI}ل{PDI}·2/2"),
+        ("ל/bank, שלום (2)", f"{FSI}ל{PDI}/bank, {FSI}שלום{PDI} (2)"),
+        ("שלום, בנק 85", f"{FSI}שלום, בנק{PDI} 85"),
+        ("ב\u05b0·1/2", f"{FSI}ב\u05b0{PDI}·1/2"),  # a vowel sign goes with its letter
+        ("demo, “البنك المالي”, 56 tokens", f"demo, “{FSI}البنك المالي{PDI}”, 56 tokens"),
+        ("demo, “the בנק on 5”, 9 tokens", f"demo, “{FSI}the בנק on 5{PDI}”, 9 tokens"),
+        ("“the bank” − “שלום”", f"“the bank” − “{FSI}שלום{PDI}”"),
+    ],
+)
+def test_what_runs_from_right_to_left_is_isolated_in_a_line(
+    line: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fonts, "BIDIRECTIONAL", True)
+    assert fonts.isolated(line) == fonts.isolated(expected) == expected
+    monkeypatch.setattr(fonts, "BIDIRECTIONAL", False)  # an earlier matplotlib draws format characters as boxes
+    assert fonts.isolated(line) == line
+
+
+@pytest.mark.skipif(not fonts.BIDIRECTIONAL, reason="matplotlib 3.10 lays out no text from right to left")
+@pytest.mark.parametrize("image", ["png", "svg", "pdf"])
+def test_the_number_of_a_token_keeps_its_side(tmp_path: Path, image: str) -> None:
+    labels = ("<s>", "ش·1/2", "ש·2/2", "·bank")
+    style = Style(image=image, about=replace(ABOUT, line="demo, “البنك”, 4 tokens"))
+    figure = shown(Maps(0, (0,), causal(1, 4), labels, labels), style)
+    ticks = words(figure.ax.get_xticklabels())
+    assert ticks == ["<s>", f"{FSI}ش{PDI}·1/2", f"{FSI}ש{PDI}·2/2", "·bank"]
+    assert figure.words.foot.get_text().startswith(f"demo, “{FSI}البنك{PDI}”, 4 tokens\n")
+    with drawing(Fonts()):
+        save_figure(figure.figure, tmp_path / f"a.{image}", style)
+        outlined = {text.get_text() for text in figure.figure.findobj(Text) if text.get_path_effects()}
+    formatted = {text.get_text() for text in figure.figure.findobj(Text) if FSI in text.get_text()}
+    assert len(formatted) == 3
+    assert outlined == (formatted if image == "pdf" else set())
+    if image == "svg":
+        assert f">{FSI}ש{PDI}·2/2<" in (tmp_path / "a.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(not fonts.BIDIRECTIONAL, reason="matplotlib 3.10 lays out no text from right to left")
+def test_an_isolated_label_ends_with_its_number() -> None:
+    def ink(text: str) -> np.ndarray:
+        with drawing(Fonts()):
+            figure = Figure(figsize=(1, 0.3), dpi=100)
+            FigureCanvasAgg(figure)
+            figure.text(0.98, 0.3, text, ha="right")
+            return plain_drawing(figure)[:, 75:]
+
+    number = ink("x2/2")
+    assert (ink(fonts.isolated("ל2/2")) == number).all()
+    assert (ink("ל2/2") != number).any()
+
+
+@pytest.mark.parametrize(
+    ("text", "drawn", "label"),
+    [
+        ("银行", "“⟨CJK⟩”", "7"),
+        ("银·1/3", "“⟨CJK⟩·1/3”", "7"),
+        ("·bank/银行", "“·bank/⟨CJK⟩”", "·bank/⟨CJK⟩"),
+        ("the 银行 位于 bank", "“the ⟨CJK⟩ bank”", "the ⟨CJK⟩ bank"),
+        ("とても 本", "“⟨CJK, Hiragana⟩”", "7"),
+        ("मत", "“⟨Devanagari⟩”", "7"),
+        ("\U0001f9a5 bank", "“⟨1F9A5⟩ bank”", "⟨1F9A5⟩ bank"),
+        ("the bank", "“the bank”", "the bank"),
+    ],
+)
+@pytest.mark.usefixtures("no_other_font")
+def test_a_script_without_a_font_is_named_and_its_tokens_are_numbers(text: str, drawn: str, label: str) -> None:
+    fonts.fonts_for([text])
+    assert fonts.tick_label(text, 7) == label
+    assert fonts.shown_text(f"“{text}”") == drawn
+    said = f"text in a script without a font ({drawn[2:].partition('⟩')[0]})" if label == "7" else drawn
+    assert fonts.caption(f"demo, “{text}”, 9 tokens") == f"demo, {said}, 9 tokens"
+
+
+@pytest.mark.usefixtures("no_other_font")
+def test_a_figure_of_a_script_without_a_font_says_what_its_numbers_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    labels = ("<s>", "银·1/3", "银·2/3", "银·3/3", "·bank")
+    maps, style = Maps(0, (0,), causal(1, 5), labels, labels), Style(about=replace(ABOUT, line="demo, “银”, 5 tokens"))
+    with caplog.at_level(logging.WARNING, "attnscope"):
+        save_head_maps([(tmp_path / "a.png", maps, 0)], style)
+    assert "(CJK): their tokens are labelled by position; install one" in caplog.text
+    assert "such as Noto Sans CJK (fonts-noto-cjk in Debian" in caplog.text
+    figure = shown(maps, style)
+    assert words(figure.ax.get_xticklabels()) == ["<s>", "1", "2", "3", "·bank"]
+    foot = figure.words.foot.get_text().replace("\n", " ")
+    assert foot.startswith("demo, text in a script without a font (CJK), 5 tokens")
+    assert "a number alone: the position of a token without a font" in foot
+    assert "a number alone" not in shown(bank_maps(), style).words.foot.get_text()
+    layer = layer_figure(maps, style)
+    assert {"1", "2", "3"} <= {tick for ax in layer.figure.axes for tick in words(ax.get_yticklabels())}
 
 
 def test_the_figure_of_explain_keeps_its_words_apart() -> None:

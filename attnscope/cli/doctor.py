@@ -171,7 +171,7 @@ def _sheet(facts: dict[str, Any]) -> RichTable:
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """A line for a person of each fact."""
     cache, threads = facts["cache"], facts["threads"]
-    fonts = {script: font or "none, drawn by number" for script, font in facts["fonts"].items()}
+    fonts = {script: font or "none, labelled by position" for script, font in facts["fonts"].items()}
     return [
         ("python", f"{facts['python']}, {facts['system']}"),
         *facts["versions"].items(),

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from attnscope.figures import layout
 from attnscope.figures.colours import DARK_INK
-from attnscope.figures.fonts import fonts_for
+from attnscope.figures.fonts import fonts_for, shown_text
 from attnscope.figures.intervals import drawn_ends
 from attnscope.figures.prose import RAMP
 from attnscope.figures.style import DPI, PRINT_SIZES, Style
@@ -122,8 +122,8 @@ def tokens_figure(tokens: ColouredTokens, style: Style, title: str, note: str) -
     size = PRINT_SIZES[1] if style.in_print else TOKEN_SIZE
     placed, x, line, widest = [], float(MARGIN_PX), 0, 0.0
     for place, plain in enumerate(tokens.plain):
-        said = plain.replace("\n", "↵").replace("\t", " ").replace("$", r"\$")
-        text = figure.text(0, 0, said.strip() or "·", fontsize=size)
+        said = plain.replace("\n", "↵").replace("\t", " ")
+        text = figure.text(0, 0, shown_text(said.strip()) or "·", fontsize=size)
         width = text.get_window_extent(renderer).width * DPI / figure.dpi
         if x + width > wide - MARGIN_PX and x > MARGIN_PX:
             x, line = float(MARGIN_PX), line + 1

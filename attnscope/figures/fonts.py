@@ -1,13 +1,19 @@
-"""Which installed fonts have the characters of a text, and token labels as they are drawn."""
+"""Which installed fonts have the characters of a text, and token labels and captions as they are drawn.
+
+A stretch of letters that no installed font has is written as the name of its script, `⟨CJK⟩`; a token of nothing else
+by its position. Where a line runs from left to right, a stretch from right to left is isolated in it: what follows it,
+as the number of a token, keeps its side.
+"""
 
 import logging
+import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
-from matplotlib import font_manager, get_data_path
+from matplotlib import font_manager, ft2font, get_data_path
 from matplotlib.ft2font import FT2Font
 
 from attnscope.apart import without_stderr
@@ -22,7 +28,24 @@ NAMED_IN_WARNING = 8
 CONTROLS = {chr(code): chr(0x2400 + code) for code in range(0x20)}
 SIGNS = {**CONTROLS, **BLANKS, "\n": "↵", "\t": "⇥", "\r": "␍"}  # of a text that is drawn in one line
 
-INSTALL = {"emoji or symbol": "Symbola", "CJK": "Noto Sans CJK", "HANGUL": "Noto Sans CJK", "HIRAGANA": "Noto Sans CJK"}
+NOTO, NOTO_CJK, SYMBOLA = (  # each with its package
+    f"{name} ({package} in Debian and Ubuntu)"
+    for name, package in (
+        ("Noto Sans", "fonts-noto-core"),
+        ("Noto Sans CJK", "fonts-noto-cjk"),
+        ("Symbola", "fonts-symbola"),
+    )
+)
+INSTALL = {"emoji or symbol": SYMBOLA, **dict.fromkeys(("CJK", "HANGUL", "HIRAGANA", "KATAKANA"), NOTO_CJK)}
+
+# From 3.11 on, matplotlib lays out a line by Unicode's bidirectional algorithm; before, letter after letter.
+BIDIRECTIONAL = hasattr(ft2font, "__libraqm_version__")
+ISOLATE, END = "\u2068", "\u2069"
+QUOTED = re.compile("“([^“”]*)”")
+SCRIPT_STRETCH = re.compile("x(?:[x ]*x)?")  # see `_named`
+RIGHT_TO_LEFT_STRETCH = re.compile("R(?:[.M]*R|M)*")  # see `_isolated_stretches`
+DIRECTIONS = {"R": "R", "AL": "R", "AN": "R", "NSM": "M", "L": "L", "EN": "L"}
+SYMBOLS = ("So", "Sk", "Cn", "Co")  # categories without a script
 
 _missing: set[str] = set()  # of all texts so far: characters that no installed font has
 
@@ -49,10 +72,85 @@ def shown_label(token: str) -> str:
     return text[:cut] + "…"
 
 
+def tick_label(token: str, position: int) -> str:
+    """A token beside a row or below a column: as `shown_label`, its position alone where no font has its letters."""
+    return isolated(str(position) if undrawable(token) else shown_label(token))
+
+
 def shown_text(text: str) -> str:
-    """A text as it is drawn: what steers or has no shape made visible, and as numbers what no installed font has."""
-    drawn = "".join(char for char in text if char not in VARIATION_SELECTORS)
-    return "".join(numbered(char) if char in _missing else char for char in visible(drawn, SIGNS, _written))
+    """A text as it is drawn: `legible`, and what no installed font has named as in `caption`."""
+    return _named(legible(text))
+
+
+def legible(text: str) -> str:
+    """A text in one line, in which what steers or has no shape is made visible."""
+    return visible("".join(char for char in text if char not in VARIATION_SELECTORS), SIGNS, _written)
+
+
+def caption(text: str) -> str:
+    """Words beside a figure, in which what no installed font has is named.
+
+    Letters by their script, ⟨CJK⟩, other characters by their number, ⟨1F469⟩; a quoted text of such letters in words.
+    """
+    words = "text in a script without a font"
+    return _named(QUOTED.sub(lambda one: f"{words} ({_scripts(one[1])})" if undrawable(one[1]) else one[0], text))
+
+
+def undrawable(text: str) -> bool:
+    """Whether a text has letters that no installed font has, and no other letter."""
+    letters = {char for char in text if char.isalpha()}
+    return bool(letters) and letters <= _missing
+
+
+def isolated(line: str) -> str:
+    """A line whose stretches from right to left, and quoted texts with one, are isolated, where matplotlib heeds that.
+
+    >>> isolated("ل·2/2") == "\u2068ل\u2069·2/2"
+    True
+    """
+    line = line.replace(ISOLATE, "").replace(END, "")
+    if not BIDIRECTIONAL or not any(DIRECTIONS.get(unicodedata.bidirectional(char)) == "R" for char in line):
+        return line
+    parts, end = [], 0
+    for quoted in QUOTED.finditer(line):
+        whole = _isolated_stretches(quoted[1]) != quoted[1]
+        parts += [_isolated_stretches(line[end : quoted.start()])]
+        parts += [f"“{ISOLATE}{quoted[1]}{END}”" if whole else quoted[0]]
+        end = quoted.end()
+    return "".join([*parts, _isolated_stretches(line[end:])])
+
+
+def _isolated_stretches(text: str) -> str:
+    """A text whose stretches from right to left are isolated, each with the blanks and signs within it."""
+    kinds = "".join(DIRECTIONS.get(unicodedata.bidirectional(char), ".") for char in text)
+    return _replaced(text, RIGHT_TO_LEFT_STRETCH, kinds, lambda stretch: f"{ISOLATE}{stretch}{END}")
+
+
+def _named(text: str) -> str:
+    """A text whose stretches that no font has are named, each with the blanks within it."""
+    if not _missing & set(text):
+        return text
+    kinds = "".join(
+        " " if char.isspace() else "x" if char in _missing and unicodedata.category(char) not in SYMBOLS else "."
+        for char in text
+    )
+    text = _replaced(text, SCRIPT_STRETCH, kinds, lambda one: f"⟨{name}⟩" if (name := _scripts(one)) else one)
+    return "".join(numbered(char) if char in _missing else char for char in text)
+
+
+def _replaced(text: str, stretch: re.Pattern[str], kinds: str, by: Callable[[str], str]) -> str:
+    """A text with other words for each stretch; kinds: a sign for each character, in which stretches are found."""
+    parts, end = [], 0
+    for found in stretch.finditer(kinds):
+        parts += [text[end : found.start()], by(text[found.start() : found.end()])]
+        end = found.end()
+    return "".join([*parts, text[end:]])
+
+
+def _scripts(text: str) -> str:
+    """The scripts of the letters that no font has: `CJK, Hiragana`."""
+    names = {_script(char) for char in text if char in _missing and char.isalpha()}
+    return ", ".join(sorted(name if name == "CJK" else name.capitalize() for name in names))
 
 
 def _written(char: str) -> str:
@@ -63,7 +161,7 @@ def _written(char: str) -> str:
 def fonts_for(texts: Iterable[str]) -> Fonts:
     """Fonts that together have every character that any installed font has.
 
-    Logs one warning per process for each character that none has, and from then on `shown_label` writes its number.
+    Logs one warning per process for each character that none has, and from then on `shown_text` writes other words.
 
         fonts_for(["bank", "銀行"]).families
         ("DejaVu Sans", "Noto Sans CJK SC")
@@ -135,16 +233,17 @@ def _warn_once(missing: frozenset[str]) -> None:
     _missing.update(new)
     scripts = sorted({_script(char) for char in new})
     named = " ".join(new[:NAMED_IN_WARNING]) + (" …" if len(new) > NAMED_IN_WARNING else "")
+    drawn = "their tokens are labelled by position" if any(map(str.isalpha, new)) else f"drawn as {numbered(new[0])}"
     log.warning(
-        "no installed font has %s (%s): drawn as ⟨%04X⟩; install one that has them, such as %s",
+        "no installed font has %s (%s): %s; install one that has them, such as %s",
         named,
         ", ".join(scripts),
-        ord(new[0]),
-        " and ".join(sorted({INSTALL.get(script, "Noto Sans") for script in scripts})),
+        drawn,
+        " and ".join(sorted({INSTALL.get(script, NOTO) for script in scripts})),
     )
 
 
 def _script(char: str) -> str:
-    if unicodedata.category(char) in ("So", "Sk", "Cn", "Co"):
+    if unicodedata.category(char) in SYMBOLS:
         return "emoji or symbol"
     return unicodedata.name(char, "unnamed").split(" ")[0]

@@ -12,7 +12,7 @@ import numpy as np
 
 from attnscope.cells import printed
 from attnscope.figures.colours import Limits, find_limits, seen
-from attnscope.figures.fonts import shown_label
+from attnscope.figures.fonts import shown_label, undrawable
 from attnscope.figures.style import (
     OPEN,
     Axis,
@@ -104,6 +104,8 @@ def foot(maps: Maps, style: Style, *, tokens: bool = True) -> tuple[str, ...]:
     signs = [f"grey: {later}"] if not np.isfinite(maps.values_HQK).all() else []
     if tokens and any("·" in label for label in (*maps.labels_Q, *maps.labels_K)):
         signs.append("“·”: a space")
+    if tokens and any(map(undrawable, {*maps.labels_Q, *maps.labels_K})):
+        signs.append("a number alone: the position of a token without a font")
     if maps.sinks and style.sink == "mask":
         signs.append("darker grey: the sink, taken out")
     if maps.kv_heads or maps.by_kv:
@@ -150,7 +152,7 @@ def sink_name(maps: Maps, index: int = 0) -> str:
     column = maps.column(key) or 0
     label, starts = maps.labels_K[column], maps.starts_K[column : column + 2]
     if maps.bin_size == 1 or starts == (key, key + 1):
-        return f"key {key} ({shown_label(label)})"
+        return f"key {key}" + (f" ({shown_label(label)})" if not undrawable(label) else "")
     if len(starts) == 2:
         return f"keys {starts[0]}–{starts[1] - 1}"
     return f"keys from {starts[0]}" if starts else f"keys {label}"

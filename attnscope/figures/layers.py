@@ -17,7 +17,7 @@ from matplotlib.text import Annotation, Text
 
 from attnscope.figures import layout
 from attnscope.figures.colours import Limits, find_limits, label_colourbar, quantity_name
-from attnscope.figures.fonts import fonts_for, shown_label
+from attnscope.figures.fonts import fonts_for, shown_label, undrawable
 from attnscope.figures.jobs import foot, sink_mean
 from attnscope.figures.mosaic import (
     HEAD_SIZE,
@@ -278,7 +278,8 @@ def _named(maps: Maps, head: int) -> str:
     column = maps.column(key)
     if not key or column is None:
         return ""
-    return f"key {key} " if maps.bin_size > 1 else f"{shown_label(maps.labels_K[column])}({key}) "
+    label = maps.labels_K[column]
+    return f"key {key} " if maps.bin_size > 1 or undrawable(label) else f"{shown_label(label)}({key}) "
 
 
 def _strip_note(maps: Maps) -> str:
@@ -293,15 +294,13 @@ def _token_ticks(ax: Axes, mosaic: Mosaic, maps: Maps, grid: tuple[int, int], ce
     size = layout.label_size(cell * min(mosaic.tall, mosaic.wide))
     step_Q, step_K = (layout.label_step(cell * longer, layout.line_px(size)) for longer in (mosaic.tall, mosaic.wide))
     rows, columns = grid
-    cells, labels = maps.axis_Q.marks(step_Q)
+    cells, shown = layout.tick_labels(maps.axis_Q, step_Q)
     tops = [mosaic.corner(row, 0)[0] for row in range(rows)]
-    shown = [shown_label(label) for label in labels]
     places = [top + (query + 0.5) * mosaic.tall for top in tops for query in cells]
     ax.set_yticks(places, shown * rows, fontsize=size)
-    cells, labels = maps.axis_K.marks(step_K)
+    cells, shown = layout.tick_labels(maps.axis_K, step_K)
     lowest = len(maps.heads) - (rows - 1) * columns
     lefts = [mosaic.corner(0, column)[1] for column in range(lowest)]
-    shown = [shown_label(label) for label in labels]
     places = [left + (key + 0.5) * mosaic.wide for left in lefts for key in cells]
     ax.set_xticks(places, shown * lowest, fontsize=size, rotation=90)
     ax.set_ylabel(maps.axis_Q.named(step_Q), fontsize=layout.NAME_SIZE)

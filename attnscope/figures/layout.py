@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from attnscope.figures.fonts import shown_label, shown_text
+from attnscope.figures.fonts import caption, isolated, legible, tick_label
 from attnscope.figures.style import DPI, PRINT_SIZES, Axis, Style
 from attnscope.figures.writer import px
 
@@ -98,10 +98,17 @@ def put_tokens(ax: Axes, side: str, tokens: Axis, cell: float) -> int:
     """Token labels along one side ("x" or "y") of a map; returns the step between labels."""
     size = label_size(cell)
     step = label_step(cell, line_px(size))
-    cells, labels = tokens.marks(step)
+    cells, labels = tick_labels(tokens, step)
     axis = ax.xaxis if side == "x" else ax.yaxis
-    axis.set_ticks([place + 0.5 for place in cells], list(map(shown_label, labels)), fontsize=size, rotation=0)
+    axis.set_ticks([place + 0.5 for place in cells], labels, fontsize=size, rotation=0)
     return step
+
+
+def tick_labels(tokens: Axis, step: int) -> tuple[list[int], list[str]]:
+    """The cells that are labelled, every `step`th, and what is drawn there."""
+    cells, labels = tokens.marks(step)
+    places = [tokens.starts[cell] if tokens.starts else cell for cell in cells]
+    return cells, list(map(tick_label, labels, places))
 
 
 def turn(texts: Sequence[Text], room: float) -> None:
@@ -186,7 +193,7 @@ class Words:
         self.title = figure.text(0, 0, title * self.titled, fontsize=size, va="top")
         self.note, self.foot = (
             figure.text(0, 0, text, fontsize=NOTE_SIZE, color=NOTE_COLOUR, va="top", linespacing=LINE)
-            for text in (note * self.captioned, "\n".join(shown_text(line) for line in foot if line))
+            for text in (note * self.captioned, "\n".join(legible(line) for line in foot if line))
         )
         signs = [((SIGN, colour), (name, NOTE_COLOUR)) for name, colour in legend]
         self.legend = [
@@ -256,9 +263,10 @@ def _width(texts: Sequence[Text]) -> float:
 
 
 def wrapped(text: str, room: float, points: float) -> str:
-    """A text in lines of so many pixels, by its letters; wide letters of East Asia count twice."""
+    """Words as they are drawn, `caption` and `isolated`, in lines of so many pixels by their letters; wide letters of
+    East Asia count twice."""
     letters = room / (LETTER * points / px(1))
-    return "\n".join(part for line in text.split("\n") for part in _broken(line, letters))
+    return "\n".join(isolated(part) for line in caption(text).split("\n") for part in _broken(line, letters))
 
 
 def _broken(line: str, letters: float) -> list[str]:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from attnscope.figures import layout
 from attnscope.figures.colours import DARK_INK, cell_number, cmap_of
-from attnscope.figures.fonts import fonts_for
+from attnscope.figures.fonts import fonts_for, isolated, shown_text
 from attnscope.figures.intervals import drawn_ends
 from attnscope.figures.style import DPI, Style
 from attnscope.figures.writer import drawing, px, save_figure
@@ -148,7 +148,7 @@ def _wide(figure: Figure) -> float:
 def _name_columns(ax: Axes, names: Sequence[str], middle: float) -> None:
     """Names below the columns, as many as have room."""
     step = 1 + (len(names) - 1) // MOST_NAMED
-    said = [name.replace("$", r"\$") for name in names[::step]]
+    said = [isolated(shown_text(name)) for name in names[::step]]
     ax.set_xticks(np.arange(0, len(names), step) + middle, said, fontsize=MARK_SIZE, rotation=90)
 
 

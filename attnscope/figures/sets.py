@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from attnscope.cells import printed
 from attnscope.figures import layout
 from attnscope.figures.colours import DARK_INK
-from attnscope.figures.fonts import fonts_for, shown_text
+from attnscope.figures.fonts import fonts_for, isolated, shown_text
 from attnscope.figures.intervals import drawn_ends
 from attnscope.figures.style import Style
 from attnscope.figures.writer import drawing, px, save_figure
@@ -103,7 +103,7 @@ def _draw(ax: Axes, row: int, one: SetCost) -> None:
 
 
 def _axes(ax: Axes, costs: Sequence[SetCost], unit: str) -> None:
-    ax.set_yticks(range(len(costs)), [shown_text(one.name) for one in costs], fontsize=NAME_SIZE)
+    ax.set_yticks(range(len(costs)), [isolated(shown_text(one.name)) for one in costs], fontsize=NAME_SIZE)
     ax.set_ylim(len(costs) - 0.5, -0.5)
     ax.axvline(0, color="#b0b0b0", linewidth=px(1), zorder=0.5)
     ax.set_xlabel(unit, fontsize=NAME_SIZE)

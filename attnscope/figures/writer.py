@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,11 +18,13 @@ from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.patheffects import Normal
+from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from PIL import Image
 
 from attnscope import files
-from attnscope.figures.fonts import Fonts, register
+from attnscope.figures.fonts import Fonts, caption, isolated, register
 from attnscope.figures.raster import Boxes, encode_png, press_images
 from attnscope.figures.style import DPI, About, Style
 
@@ -81,11 +84,25 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
 
 def save_figure(figure: Figure, path: Path, style: Style) -> Path:
     """A whole figure as png, svg or pdf; its images are painted by cells where those are whole pixels."""
+    spell(figure, style)
     if style.image == "png":
         figure.set_dpi(style.dpi)
         return save_pixels(_painted(figure), path, style)
     facts = {**_METADATA[style.image], **facts_of(style.about, style.image)}
     return write_whole(path, lambda temp: figure.savefig(temp, format=style.image, dpi=style.dpi, metadata=facts))
+
+
+def spell(figure: Figure, style: Style) -> None:
+    """The words of a figure as `caption` and `isolated` have them; ticks are written as they stand.
+
+    In a PDF words with format characters, such as those that isolate a direction, are outlines: matplotlib 3.11 moves
+    what follows such a character to the left there, by the width of a space.
+    """
+    for text in figure.findobj(Text):
+        if not (said := text.get_text()).isascii():
+            text.set_text(isolated(caption(said)))
+            if style.image == "pdf" and any(unicodedata.category(char) == "Cf" for char in text.get_text()):
+                text.set_path_effects([Normal()])
 
 
 def save_pixels(pixels: np.ndarray, path: Path, style: Style) -> Path:
