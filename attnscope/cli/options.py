@@ -263,7 +263,7 @@ class Selected:
     atlas: Annotated[
         Path | None,
         Option(
-            help="What `scan` wrote: the heads that @ROLE means (default: atlas/ in the model's folder).",
+            help="What `scan` wrote: the roles of heads, shown and in @ROLE (default: atlas/ in the model's folder).",
             metavar="DIR",
         ),
     ] = None

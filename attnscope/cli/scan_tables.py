@@ -114,9 +114,9 @@ def contrasts(atlas: Atlas, asked: str | None) -> list[Finding]:
 
 
 def _texts_sheet(atlas: Atlas, read: OnTexts, top: int | None) -> RichTable:
-    """What every head looks like on most of the texts that show it."""
+    """The role that every head has on most of the texts that show one."""
     sheet = output.sheet()
-    for title in ("head", "roles", "looks like"):
+    for title in ("head", "roles", "text role"):
         sheet.add_column(title, no_wrap=True)
     for head in atlas.heads[:top]:
         sheet.add_row(cells.head_name(*head), " ".join(atlas.roles[head]) or cells.MISSING, looked(read, head))

@@ -21,6 +21,6 @@ def texts_cost(prompts: Sequence[Prompt], layers: int) -> str:
 
 
 def looked(found: OnTexts, head: tuple[int, int]) -> str:
-    """`sink 82 %`: what a head looks like on most texts that show it."""
+    """`sink 82 %`: the role that a head has on most texts that show one."""
     shares = {look: share for look, share in found.shares.get(head, {}).items() if look != "-"}
     return next((f"{look} {cells.percent(100 * share)}" for look, share in shares.items()), cells.MISSING)

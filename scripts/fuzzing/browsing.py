@@ -57,7 +57,8 @@ def addresses(rng: random.Random, folder: Path) -> Try:
     if rng.random() < 0.5:
         role = '"' + rng.choice(words).replace('"', '""').replace("\ud800", "") + '"'
         first, *rows = table.read_text(encoding="utf-8").splitlines()
-        rows[0] = ",".join([*rows[0].split(",")[:3], role, *rows[0].split(",")[4:]])
+        cells, place = rows[0].split(","), rng.choice((3, 4, 5))  # role, text_role, atlas_roles
+        rows[0] = ",".join([*cells[:place], role, *cells[place + 1 :]])
         table.write_text("\n".join([first, *rows]), encoding="utf-8", newline="")
     said = [f"view={rng.choice(VIEWS)}"]
     for key in rng.sample(KEYS, 3):

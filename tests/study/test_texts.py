@@ -195,7 +195,7 @@ def test_the_command_writes_and_says_what_heads_look_like(tmp_path):
     result = call(*asked, columns=160).ok()
     assert "3 texts: " in result.err
     shown = result.out.decode()
-    assert "looks like" in shown
+    assert "text role" in shown
     assert "induction 33 %" in shown
     names = {path.name for path in out.iterdir()}
     assert {"head_js.png", "head_js.parquet", "looks_like.csv", "atlas.json"} <= names

@@ -83,11 +83,12 @@ def hand_made(demo, tmp_path):
     heads = tmp_path / "run" / "heads.csv"
     with heads.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {"role", "atlas_roles"} <= set(rows[0])  # the demo's own atlas names some
+    roles = ("role", "text_role", "atlas_roles")  # the demo's own atlas names some
+    assert set(roles) <= set(rows[0])
     with heads.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
-        writer.writerows({**row, "role": STEERING, "atlas_roles": STEERING} for row in rows)
+        writer.writerows(row | dict.fromkeys(roles, STEERING) for row in rows)
     return tmp_path / "run"
 
 
