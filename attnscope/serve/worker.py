@@ -107,7 +107,7 @@ class Link(Teller):
             heard = self._heard.wait_for(lambda: self._number in (self._gone, self._cancelled), GO_SECONDS)
         self.check()
         if not heard:
-            raise UnansweredError(f"no word to go on came within {GO_SECONDS:.0f} seconds")
+            raise UnansweredError(f"the command did not answer for {GO_SECONDS:.0f} seconds")
 
     def last(self, kind: str, value: Any, blobs: list[memoryview] | None = None) -> None:
         """End the answer."""
