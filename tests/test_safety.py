@@ -297,7 +297,7 @@ def test_pictures_of_a_hostile_text_and_model_can_be_opened(
             said = " ".join(ElementTree.parse(path).getroot().itertext())
             assert not steers(said)
             assert not set("\u202e\u200b\ufffe") & set(said)
-            titles = (f"{name}⟨001B⟩[2J" for name in (wide, wide.replace("\u56f3", "⟨CJK⟩")))  # with a font, without
+            titles = (f"{name}⟨001B⟩[2J" for name in (wide, "⟨CJK⟩ "))  # with a font of that script, and without
             assert path.parts[-2] == "explain" or any(one in said for one in titles)
         elif image == "pdf":
             assert path.read_bytes().endswith(b"%%EOF\n")

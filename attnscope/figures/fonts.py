@@ -135,7 +135,7 @@ def _named(text: str) -> str:
         for char in text
     )
     text = _replaced(text, SCRIPT_STRETCH, kinds, lambda one: f"⟨{name}⟩" if (name := _scripts(one)) else one)
-    return "".join(numbered(char) if char in _missing else char for char in text)
+    return "".join(char if char not in _missing else " " if char.isspace() else numbered(char) for char in text)
 
 
 def _replaced(text: str, stretch: re.Pattern[str], kinds: str, by: Callable[[str], str]) -> str:
