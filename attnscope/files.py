@@ -19,13 +19,17 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from attnscope.apart import seconds, within
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError, InputError, UsageError
 from attnscope.shown import brief
 
 if TYPE_CHECKING:
     from pyarrow import NativeFile
 
 SMALL_BYTES = 64 * 2**20  # of a file that is read whole; a manifest takes about 250 bytes per token
+
+LONGEST_TEXT = 1000  # letters of a name, or of words, in a document or table
+# What Python and libraries raise over a file that is none of ours.
+FOREIGN = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
 
 _unfinished: set[Path] = set()
 
@@ -114,6 +118,33 @@ def check_schema(
     """Raise an error for what another version of attnscope wrote."""
     if said["schema"] != expected:
         raise error(f"{where} has schema {brief(said['schema'])}, expected {brief(expected)}", hint)
+
+
+@contextmanager
+def damaged(message: str, hint: str) -> Iterator[None]:
+    """What a block raises over a file that anybody may have written is an InputError."""
+    try:
+        yield
+    except FOREIGN as error:
+        raise InputError(message, hint) from error
+
+
+def check_types(value: Any, expected: Any, name: str = "the document") -> None:
+    """Raise ValueError where a value of a document is of another type; name: of the value.
+
+    expected: a type, several, or {field: what it holds}. Texts have at most LONGEST_TEXT letters, since they are drawn.
+
+        >>> check_types(json.loads('{"task": {"name": "copy"}}'), {"task": {"name": str, "sequences": int}})
+    """
+    if isinstance(expected, Mapping):
+        check_types(value, dict, name)
+        for field, of_field in expected.items():
+            check_types(value.get(field), of_field, field)
+        return
+    if not isinstance(value, expected) or isinstance(value, bool):
+        raise ValueError(f"{name} is {brief(value)}, expected {expected}")
+    if isinstance(value, str) and len(value) > LONGEST_TEXT:
+        raise ValueError(f"{name} has {len(value)} letters")
 
 
 def sha256_of(path: Path) -> str:

@@ -239,8 +239,8 @@ def read_delimited(
 ) -> pa.Table:
     """A table of csv or tsv; types: of some of its columns. multiline: whether cells hold line ends, which is slower.
 
-    options: of `pyarrow.csv.ConvertOptions`. Raises ValueError for a header that no table has: for each of its columns
-    Arrow takes 8 KiB, and none needs more than a byte.
+    options: of `pyarrow.csv.ConvertOptions`. Raises ValueError for what is no such table, and for a header that none
+    has: for each of its columns Arrow takes 8 KiB, and none needs more than a byte.
     """
     from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
 
@@ -249,12 +249,15 @@ def read_delimited(
     names = next(csv.reader([line.decode("utf-8-sig")], delimiter=delimiter), [])
     if not end or not 0 < len(names) <= MOST_COLUMNS:
         raise ValueError(f"a header of {len(names):,} columns in {len(line):,} bytes")
-    return read_csv(
-        source,
-        ReadOptions(column_names=names, skip_rows=1, use_threads=threads(source)),
-        ParseOptions(delimiter=delimiter, newlines_in_values=multiline),
-        ConvertOptions(column_types=types, **options),
-    )
+    try:
+        return read_csv(
+            source,
+            ReadOptions(column_names=names, skip_rows=1, use_threads=threads(source)),
+            ParseOptions(delimiter=delimiter, newlines_in_values=multiline),
+            ConvertOptions(column_types=types, **options),
+        )
+    except pa.ArrowException as error:
+        raise ValueError(str(error)) from error
 
 
 def as_text(table: pa.Table) -> pa.Table:

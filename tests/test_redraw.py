@@ -1,13 +1,19 @@
 """`attnscope heatmap FOLDER`: pictures drawn again from tables, without a model, and what is refused."""
 
+import json
+import math
 import shutil
 from pathlib import Path
 
 import matplotlib.image
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from attnscope.errors import InputError
 from attnscope.model import loading
+from attnscope.show.again import redraw_study
 from helpers.command_line import SENTENCE, call
 
 
@@ -135,3 +141,36 @@ def test_a_damaged_folder_is_refused_in_one_line(finished, tmp_path, name, conte
     result = call("heatmap", str(tmp_path / study), "--out", str(tmp_path / "x"), "-q")
     assert (result.code in (2, 4), result.out, result.err.count("\n")) == (True, b"", 1), result.err
     assert "internal error" not in result.err
+
+
+WORD = "x" * 100_000  # a picture of it takes minutes
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("ablation/ablation.json", {"replacement": "nothing"}),
+        ("ablation/ablation.json", {"task": {"name": "copy", "sequences": math.inf}}),
+        ("ablation/ablation.json", {"task": {"name": WORD, "sequences": 4}}),
+        ("ablation/ablation.json", {"intact": True}),
+        ("ablation/ablation.json", {"measure": ["loss"]}),
+        ("comparison/compare.json", {"texts": math.inf}),
+        ("comparison/compare.json", {"asked": {"models": [{"name": WORD}]}}),
+        ("scan/atlas.json", {"model": {"name": ["demo"], "revision": None}}),
+        ("scan/atlas.parquet", {"probe": ["sink", "offset"]}),
+        ("scan/atlas.parquet", {"against": WORD}),
+        ("scan/texts/corpus.json", {"texts": "2"}),
+    ],
+    ids=lambda one: one if isinstance(one, str) else ", ".join(f"{key}: {value}"[:40] for key, value in one.items()),
+)
+def test_values_of_other_types_are_refused(finished, tmp_path, name, change):
+    study = name.partition("/")[0]
+    path = shutil.copytree(finished / study, tmp_path / study) / name.partition("/")[2]
+    if path.suffix == ".json":
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    else:
+        [(column, value)], table = change.items(), pq.read_table(path)
+        values = pa.array([value] * len(table))
+        pq.write_table(table.set_column(table.column_names.index(column), column, values), path)
+    with pytest.raises(InputError, match="holds no whole"):
+        redraw_study(tmp_path / study, tmp_path)

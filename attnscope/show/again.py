@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from attnscope.errors import InputError
 from attnscope.figures import About, Style
+from attnscope.files import damaged
 from attnscope.shown import visible
 from attnscope.study.ablation import effects
 from attnscope.study.atlas import atlas
@@ -59,11 +60,9 @@ def _scan(folder: Path, into: Path, style: Style) -> Redrawn:
 def _checkpoints(folder: Path, into: Path, style: Style) -> Redrawn:
     from attnscope.show.checkpoints import TABLE, draw_checkpoints, folder_of
 
-    try:
+    with damaged(f"{folder} holds no whole scans", "make them: attnscope scan MODEL --out DIR"):
         columns = atlas.columns_of(folder / TABLE, pa.schema([("revision", pa.string())]))
         revisions = list(dict.fromkeys(map(str, columns["revision"])))
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{folder} holds no whole scans", "make them: attnscope scan MODEL --out DIR") from error
     atlases = {visible(one): atlas.kept(folder_of(folder, one)) for one in revisions}
     for one in atlases.values():
         _check(folder, one.heads)
@@ -76,12 +75,10 @@ def _ablation(folder: Path, into: Path, style: Style) -> Redrawn:
     found = effects.kept_ablation(folder)
     heads = sorted({head for heads in found.effects for head in heads})
     _check(folder, heads)
-    try:
-        costs = costs_of(atlas.columns_of(folder / effects.TABLE, effects.STORED))
+    with damaged(f"{folder} holds no whole ablation", effects.AGAIN):
+        costs = costs_of(atlas.columns_of(folder / effects.TABLE, effects.STORED, lists="heads"))
         if not all(isfinite(one.value) for one in costs):
             raise ValueError("an effect is no number")
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{folder} holds no whole ablation", "make one: attnscope ablate MODEL --out DIR") from error
     paths = save_ablation(found, into, heads, style=style, costs=costs)
     return Redrawn(
         paths, ("heads in no set, and scores of an atlas, are not drawn: they are not in the tables; ablate again",)

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import InputError
-from attnscope.files import check_schema, jsonable, read_json, read_small, refuse_links
+from attnscope.files import check_schema, check_types, damaged, jsonable, read_json, read_small, refuse_links
 from attnscope.folder.claim import OVER, another, check, document
 from attnscope.folder.manifest import NAME as MANIFEST
 from attnscope.measure.metrics import METRICS
@@ -109,9 +109,12 @@ def kept_comparison(folder: Path) -> tuple[Comparison, str]:
     """
     from attnscope.study.comparison import Comparison
 
-    try:
+    with damaged(f"{folder} holds no whole comparison", "compare again: attnscope compare --out DIR"):
         said = read_json(folder / NAME)
         check_schema(said, SCHEMA, folder, "compare again", InputError)
+        check_types(said, {"asked": {"models": list}, "texts": int})
+        for model in said["asked"]["models"]:
+            check_types(model, {"name": str})
         columns = read_delimited(pa.BufferReader(read_small(folder / "heads.csv"))).to_pydict()
         rows = sorted(range(len(columns["stack"])), key=lambda at: (STACKS.index(columns["stack"][at]), at))
         stacks = tuple(str(columns["stack"][at]) for at in rows)
@@ -123,12 +126,10 @@ def kept_comparison(folder: Path) -> tuple[Comparison, str]:
         js_1N = of_heads("js")
         none_1N = np.zeros_like(js_1N)
         metrics = {name: (none_1N, of_heads(f"{name}_difference")) for name in METRICS}
-        names = [str(one["name"]) for one in said["asked"]["models"]]
-        line = f"{' compared with '.join(dict.fromkeys(names))}, {int(said['texts'])} texts"
+        names = [one["name"] for one in said["asked"]["models"][:2]]
+        line = f"{' compared with '.join(dict.fromkeys(names))}, {said['texts']} texts"
         line += "".join(f", {said_of}" for by, said_of in WORDS.items() if by in said.get("aligned", {}).values())
         return Comparison(heads, stacks, js_1N, none_1N, none_1N, none_1N, metrics, ()), line
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:  # anybody may have written it
-        raise InputError(f"{folder} holds no whole comparison", "compare again: attnscope compare --out DIR") from error
 
 
 def check_folder(folder: Path, asked: Mapping[str, Any], force: bool) -> None:

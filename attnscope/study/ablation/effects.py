@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import InputError
-from attnscope.files import check_schema, read_json, save_json
+from attnscope.files import check_schema, check_types, damaged, read_json, save_json
 from attnscope.folder.parts import Column, Parts, claim, with_weights
 from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.measure import LOSS, Measure
@@ -51,6 +51,14 @@ STORED = pa.schema(  # what a picture shows
         **dict.fromkeys(("direct", "effect", "low_all", "high_all", "random_low", "random_high"), pa.float64()),
     }
 )
+FACTS = {
+    "task": {"name": str, "sequences": int},
+    "intact": (int, float),
+    "replacement": str,
+    "measure": {"unit": str},
+    "model": {"name": str},
+}
+AGAIN = "make one: attnscope ablate MODEL --out DIR"
 COPY = HeadSet("intact copy", ())
 SHARED_FROM = 8  # sets from which sharing layers is worth its own check
 
@@ -215,10 +223,13 @@ def kept_ablation(folder: Path) -> Ablation:
 
     Raises InputError for a folder whose tables are not whole.
     """
-    try:
+    with damaged(f"{folder} holds no whole ablation", AGAIN):
         facts = read_json(folder / NAME)
         check_schema(facts, SCHEMA, folder, "ablate again", InputError)
-        columns = columns_of(folder / TABLE, STORED)
+        check_types(facts, FACTS)
+        if facts["replacement"] not in get_args(Replacement):
+            raise ValueError(f"{facts['replacement']} replaces no head")
+        columns = columns_of(folder / TABLE, STORED, lists="heads")
         rows = list(zip(*(columns[name] for name in ("set", "condition", "heads", "effect")), strict=True))
         heads = [_heads_of(spelled) for _, _, spelled, _ in rows]
         effects = {of: np.array([effect], np.float64) for of, (*_, effect) in zip(heads, rows, strict=True)}
@@ -228,13 +239,8 @@ def kept_ablation(folder: Path) -> Ablation:
         named = [HeadSet(name, of) for of, name in together]
         direct = zip(heads, columns.get("direct") or [None] * len(rows), strict=True)
         alone = {of[0]: float(value) for of, value in direct if len(of) == 1 and value is not None}
-        task = {"name": str(facts["task"]["name"]), "sequences": int(facts["task"]["sequences"])}
-        said: dict[str, Any] = {"intact": float(facts["intact"]), "replacement": str(facts["replacement"])}
-        said |= {"task": task, "measure": {"unit": str(facts["measure"]["unit"])}}
-        model = {"name": str(facts["model"]["name"])}
-        return Ablation(HeadSets(tuple(named), {}, {}), np.empty(0), effects, {**said, "model": model}, alone or None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # it is a file that anybody may write
-        raise InputError(f"{folder} holds no whole ablation", "make one: attnscope ablate MODEL --out DIR") from error
+        said = {name: facts[name] for name in FACTS}
+        return Ablation(HeadSets(tuple(named), {}, {}), np.empty(0), effects, said, alone or None)
 
 
 def _heads_of(spelled: str) -> tuple[HeadIndex, ...]:

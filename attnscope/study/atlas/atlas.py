@@ -9,11 +9,12 @@ atlas_of(loaded)            # what lies in atlas/ of the model's own folder, if 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import NoneType
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +22,17 @@ import pyarrow as pa
 
 from attnscope.cells import head_name
 from attnscope.errors import InputError, UsageError
-from attnscope.files import FileState, check_schema, read_json, read_small, save_json, state_of
+from attnscope.files import (
+    LONGEST_TEXT,
+    FileState,
+    check_schema,
+    check_types,
+    damaged,
+    read_json,
+    read_small,
+    save_json,
+    state_of,
+)
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.parquet import read_columns
 from attnscope.study.atlas.findings import Finding
@@ -148,32 +159,29 @@ def kept(folder: Path) -> Atlas:
 
 
 def _facts_of(folder: Path) -> dict[str, Any]:
-    """What atlas.json says. Raises what `_damage` makes an InputError of, and InputError for another version's."""
+    """What atlas.json says. Raises ValueError for a damaged one, InputError for one of another version."""
     facts: dict[str, Any] = read_json(folder / NAME)
     check_schema(facts, SCHEMA, folder, "scan the model again", InputError)
-    model, roles = facts["model"], facts["roles"]
-    if not (isinstance(model["name"], str) and isinstance(roles, dict)):
-        raise ValueError("no name, or no roles")
-    _ = model["revision"]
+    check_types(facts, {"model": {"name": str, "revision": (str, NoneType)}, "roles": dict})
     return facts
 
 
-@contextmanager
-def _damage(folder: Path) -> Iterator[None]:
-    """What a file that anybody may write raises is an InputError."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{folder} holds no whole atlas", "make one: attnscope scan MODEL --out DIR") from error
+def _damage(folder: Path) -> AbstractContextManager[None]:
+    return damaged(f"{folder} holds no whole atlas", "make one: attnscope scan MODEL --out DIR")
 
 
-def columns_of(path: Path, schema: pa.Schema) -> Mapping[str, list[Any]]:
+def columns_of(path: Path, schema: pa.Schema, lists: str = "") -> Mapping[str, list[Any]]:
     """The columns of a study's table, those of the schema that it has; None for null and NaN.
 
-    Raises OSError as `read_small`, ValueError as `read_columns`, and for more rows than any has.
+    lists: the column whose texts may have any length. Raises OSError as `read_small`, ValueError as `read_columns`, and
+    for more rows, or longer names, than any has.
     """
     table = read_columns(pa.BufferReader(read_small(path)), schema, MOST_ROWS)
-    return {name: [one for part in table[name].chunks for one in python_values(part)] for name in table.column_names}
+    columns = {name: [one for part in table[name].chunks for one in python_values(part)] for name in table.column_names}
+    for name, values in columns.items():
+        if name != lists and any(len(one) > LONGEST_TEXT for one in set(values) if isinstance(one, str)):
+            raise ValueError(f"{name} holds a long text")
+    return columns
 
 
 def _read(facts: dict[str, Any], columns: Mapping[str, list[Any]]) -> Atlas:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import InputError
-from attnscope.files import read_json
+from attnscope.files import check_types, damaged, read_json
 from attnscope.folder.parts import Column, Parts, claim, of_heads
 from attnscope.observe import Request, observe
 from attnscope.study.atlas.atlas import columns_of
@@ -88,8 +88,10 @@ def kept_texts(folder: Path) -> OnTexts | None:
     """
     if not (folder / DIVERGENCES).exists():
         return None
-    try:
-        columns, said = columns_of(folder / DIVERGENCES, STORED), read_json(folder / READINGS / f"{CORPUS}.json")
+    with damaged(f"{folder} holds no whole scan of texts", "scan the model again with {texts}"):
+        said = read_json(folder / READINGS / f"{CORPUS}.json")
+        check_types(said, {"texts": int})
+        columns = columns_of(folder / DIVERGENCES, STORED)
         ends = [list(zip(columns[f"{side}layer"], columns[f"{side}head"], strict=True)) for side in ("", "other_")]
         heads = tuple(dict.fromkeys([*ends[0], *ends[1]]))
         place = {head: at for at, head in enumerate(heads)}
@@ -97,8 +99,6 @@ def kept_texts(folder: Path) -> OnTexts | None:
         one, two = ([place[head] for head in of_side] for of_side in ends)
         js_NN[one, two] = js_NN[two, one] = np.array(columns["js"], np.float64)
         return OnTexts(heads, js_NN, np.empty((said["texts"], 0), "U1"))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:  # it is a file that anybody may write
-        raise InputError(f"{folder} holds no whole scan of texts", "scan the model again with {texts}") from error
 
 
 class _Part(NamedTuple):
