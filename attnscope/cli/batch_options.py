@@ -277,7 +277,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
         spelled = {"tables": ",".join(self.table_names), "figures": ",".join(self.figure_kinds)}
         return held(self) | spelled | {"metrics": asked, "weights": weights} | self.looks
 
-    def job(self, atlas: Atlas | None) -> Job:
+    def job(self, atlas: Atlas | None = None) -> Job:
         """What a worker needs to know."""
         from attnscope.calls.batch import BatchOptions, named_heads
         from attnscope.text.expressions import defined
