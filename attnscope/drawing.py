@@ -279,6 +279,21 @@ def _caption(head: Head, name: str) -> str:
     return ", ".join(filter(None, (" ".join((head.name, head.role)) if head.role != NONE else head.name, score)))
 
 
+def draw_alone(path: Path, draw: Callable[[Path], Sequence[Path | None]], hint: str) -> Path:
+    """A picture as a file of its own; draw: draws it into a folder, which goes away.
+
+    Raises UsageError, with the hint, where it draws none, or several.
+    """
+    with TemporaryDirectory(prefix="attnscope-") as folder:
+        drawn = [one for one in draw(Path(folder)) if one is not None]
+        if not drawn:
+            raise UsageError(f"there is no picture to write to {path}", hint)
+        if len(drawn) > 1:
+            names = ", ".join(one.relative_to(folder).as_posix() for one in drawn[:3]) + ", …" * (len(drawn) > 3)
+            raise UsageError(f"{path} is one picture, and {len(drawn)} are drawn: {names}", hint)
+        return write_whole(path, lambda temp: temp.write_bytes(drawn[0].read_bytes()))
+
+
 def check_kinds(kinds: Sequence[str], seen: Observation) -> None:
     """Raise UsageError for a figure that does not exist, or that an observation has nothing for."""
     for kind in kinds:

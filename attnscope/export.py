@@ -1,24 +1,25 @@
 """An observation -> a folder of tables, figures and a manifest.
 
     export(seen, "runs/bank")     # heads.csv, relations.csv, overview.png, layers/, metrics.png, manifest.json
+    export_file(seen, Path("overview.pdf"), Export(("overview",), style=Style(image="pdf")))     # that picture alone
 
 A path is made of layer and head numbers, never of text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from attnscope.drawing import FIGURES, Advance, check_kinds, drawings, save_rollout
+from attnscope.drawing import FIGURES, Advance, check_kinds, draw_alone, drawings, save_rollout
 from attnscope.figures import Style
 from attnscope.files import jsonable, refuse_links, save_json, sha256_of
 from attnscope.folder.manifest import NAME, TARGET, check, inner_folders, run_facts, taken, tokens_of
 from attnscope.looks import Mean, look_table
 from attnscope.model.libraries import versions
-from attnscope.tables import save
+from attnscope.tables import FORMATS, save
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from attnscope.observation import Observation
     from attnscope.text.tokens import Chosen, Found
 
+ONE = "choose a head with {select=L1H4}, or a figure with {figures=overview}"  # of which a file holds one
 MOST_HEADS = 20  # how many are drawn one by one where nobody says which
 
 
@@ -108,6 +110,36 @@ def export(seen: Observation, folder: str | Path, how: Export = Export()) -> lis
         hashes = {path.relative_to(made).as_posix(): sha256_of(path) for path in sorted(written)}
         files.update(hashes)
         return [*written, save_json({**said, "files": hashes}, made / NAME)]
+
+
+def export_file(seen: Observation, path: Path, how: Export = Export()) -> Path:
+    """Write the one table or the one picture of what an observation kept into a file, in the format of its suffix.
+
+    Raises UsageError where there is none to write, or several.
+    """
+    check_kinds(how.figures, seen)
+    how = replace(how, sort=how.sort or seen.ranked_by)
+    names = drawn_heads(seen, how.sort) if how.heads is None else list(how.heads)
+    return write_alone(
+        path,
+        lambda: next(table for _, table in _tables(seen, how)),
+        lambda folder: _drawn(seen, folder, how, names),
+        ONE,
+        how.spreadsheet,
+    )
+
+
+def write_alone(
+    path: Path,
+    table: Callable[[], pa.Table],
+    draw: Callable[[Path], Sequence[Path | None]],
+    hint: str = "name a folder",
+    spreadsheet: bool = False,
+) -> Path:
+    """Write a table, or what is drawn into a folder, to one file in the format of its suffix; see `draw_alone`."""
+    if path.suffix[1:].lower() in FORMATS:
+        return save(table(), path, spreadsheet=spreadsheet)
+    return draw_alone(path, draw, hint)
 
 
 def _asked(seen: Observation, how: Export, names: Sequence[str]) -> dict[str, Any]:

@@ -57,6 +57,20 @@ def select(
     return {layer: tuple(sorted(chosen[layer])) for layer in sorted(chosen) if chosen[layer]}
 
 
+def may_be_one_head(expression: str) -> bool:
+    """Whether an expression can name a single head: a role may, a layer, a range and a list do not.
+
+    >>> may_be_one_head("L1H4"), may_be_one_head("cross.1.4"), may_be_one_head("1"), may_be_one_head("0-3.1")
+    (True, True, False, False)
+    """
+    stack = _STACK.match(expression)
+    match = _PART.match(expression if stack is None else stack["rest"] or "*")
+    if match is None:
+        return "," not in _PAIR.sub("", expression)  # a role, or what `select` refuses
+    layer, head = match["layers"], match["heads"] or "*"
+    return layer != "*" and head != "*" and not any(one[1:].count("-") for one in (layer, head))
+
+
 def select_stacks(
     expression: str, heads: Mapping[str, Mapping[int, int]], plain: str, named: HeadsByRole | None = None
 ) -> dict[str, dict[int, tuple[int, ...]]]:

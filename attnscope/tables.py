@@ -109,7 +109,7 @@ def write(table: pa.Table, stream: IO[bytes], format: str) -> None:
 def save(table: pa.Table, path: Path, format: str | None = None, spreadsheet: bool = False) -> Path:
     """Write the table to a file, whole or not at all; the format is the suffix's unless given; cells as in `tamed`."""
     with whole_file(path) as stream:
-        write(tamed(table) if spreadsheet else table, stream, format or path.suffix.lstrip("."))
+        write(tamed(table) if spreadsheet else table, stream, format or path.suffix.lstrip(".").lower())
     return path
 
 

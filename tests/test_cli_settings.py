@@ -77,14 +77,15 @@ def test_a_setting_as_an_option_is_as_set_gives_it(tmp_path):
     assert call(*heads, "--ascending", "--set", "ascending=false").ok().out == call(*heads, "--ascending").ok().out
     (tmp_path / "run.yaml").write_text("dpi: 5\n")
     assert call(*heads, "--config", str(tmp_path / "run.yaml")).code == USAGE
-    assert call(*heads, "--config", str(tmp_path / "run.yaml"), "--dpi", "200").ok()
+    written = ("--config", str(tmp_path / "run.yaml"), "--dpi", "9", "--out", str(tmp_path / "o"))
+    assert "got 9" in refused(*heads, *written)
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("heads", "--dpi", "5", "a"), "dpi: expected pixels per inch from 10 to 1200, got 5"),
-        (("heatmap", "--width=wide", "a", "--show"), "width: expected column or page, or inches from 1 to 60"),
+        (("heads", "--dpi", "5", "a", "--out", "o"), "dpi: expected pixels per inch from 10 to 1200, got 5"),
+        (("heatmap", "--width=wide", "a", "--out", "o"), "width: expected column or page, or inches from 1 to 60"),
         (("heads", "a", "--title"), "Option '--title' requires an argument"),
         (("batch", "c.jsonl", "--out", "o", "--num-actors", "0"), "'--num-actors': Input should be greater than or"),
         (("scan", "demo", "--base", "gpt2"), "demo is no adapter"),

@@ -18,7 +18,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from attnscope.cli.explain import picture_path
+from attnscope.cli.explain import Telling
 from attnscope.cli.explain_tables import steps_sheet
 from attnscope.errors import ModelError, UsageError
 from attnscope.explain import attention, explain_head, explain_toy, steps, toy
@@ -607,10 +607,12 @@ def test_what_cannot_be_meant_is_refused(arguments: list[str]) -> None:
 
 
 def test_out_names_a_folder_or_a_file(tmp_path: Path) -> None:
-    assert picture_path(tmp_path / "runs", "toy", "svg") == tmp_path / "runs" / "toy.svg"
-    assert picture_path(tmp_path / "a.pdf", "toy", "png") == tmp_path / "a.pdf"
+    assert Telling(out=tmp_path / "runs", image="svg").place("toy") == tmp_path / "runs" / "toy.svg"
+    assert Telling(out=tmp_path / "a.pdf").place("toy") == tmp_path / "a.pdf"
     (tmp_path / "b.png").mkdir()
-    assert picture_path(tmp_path / "b.png", "toy", "png") == tmp_path / "b.png" / "toy.png"
+    assert Telling(out=tmp_path / "b.png").place("toy") == tmp_path / "b.png" / "toy.png"
+    with pytest.raises(UsageError, match=r"expected a folder, or a file in \.png, \.svg, \.pdf"):
+        Telling(out=tmp_path / "a.csv")
 
 
 @pytest.mark.parametrize("head", range(6))

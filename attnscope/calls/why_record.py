@@ -167,7 +167,7 @@ class Why(Record):
     def figure(self, style: Style = Style()) -> Picture:
         """The largest contrasts as bars."""
         style = replace(style, image="png")
-        return picture_of(self._title, lambda folder: self._draw(folder, style))
+        return picture_of(self._title, lambda folder: self.draw(folder, style))
 
     def _picture(self) -> Picture:
         return self.figure()
@@ -176,7 +176,8 @@ class Why(Record):
     def _title(self) -> str:
         return f"Why {self.head} looks at {self.token(self.parts.asked.key)}"
 
-    def _draw(self, folder: Path, style: Style) -> Path:
+    def draw(self, folder: Path, style: Style = Style()) -> Path:
+        """Draw the largest contrasts as bars into a folder; the path."""
         from attnscope.figures import SetCost, save_sets
 
         parts, shown = self.parts, self.order[:BARS]
@@ -193,7 +194,7 @@ class Why(Record):
         into.mkdir(parents=True, exist_ok=True)
         table = save(self.table(), into / TABLE)
         save_json(self.facts(), into / NAME)
-        return [table, into / NAME, self._draw(into, style)]
+        return [table, into / NAME, self.draw(into, style)]
 
     def check_folder(self, folder: Path, force: bool) -> None:
         """Raise UsageError for a folder that holds another logit, unless force says to write over it."""

@@ -11,6 +11,7 @@ from attnscope.cli import output
 from attnscope.cli.budgets_table import budget_notes, budgets_sheet
 from attnscope.cli.groups import command_line
 from attnscope.cli.knockout_options import field_of
+from attnscope.cli.place import write_file
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
@@ -52,12 +53,16 @@ def measure_budgets(
         return 0
     with unwinding():
         with output.progress("cutting", None, table.quiet) as advance:
-            found = budgeted(loaded, cases, plan, table.out, force=table.force, advance=advance)
+            found = budgeted(loaded, cases, plan, table.folder, force=table.force, advance=advance)
         if table.out is not None:
             from attnscope.show.budgets import save_budgets
 
-            with output.progress("drawing", None, table.quiet):
-                save_budgets(found, table.out, look.style(command_line("knockout", answered, edges, budgets, look)))
+            style = look.style(command_line("knockout", answered, edges, budgets, look))
+            if table.file is not None:
+                write_file(table.file, found.table, lambda folder: save_budgets(found, folder, style), table.quiet)
+            else:
+                with output.progress("drawing", None, table.quiet):
+                    save_budgets(found, table.out, style)
     output.emit_first(found.table(), compared, format, lambda: budgets_sheet(found, compared.shown), table.quiet)
     for line in budget_notes(found, loaded.geometry):
         output.talk(line, table.quiet)

@@ -16,6 +16,7 @@ from attnscope.cli.groups import command_line
 from attnscope.cli.heads_table import UNIFORM, Column
 from attnscope.cli.intervals import open_line
 from attnscope.cli.options import Results, Top
+from attnscope.cli.place import write_file
 from attnscope.errors import UsageError
 from attnscope.measure.metrics import KEPT_FIRST
 from attnscope.signals import unwinding
@@ -59,7 +60,8 @@ def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing:
     """Print the ranked heads of a dataset, and draw what is asked for; the exit code."""
     again = f"leave it out, or give it to attnscope batch: it is about each text of {folder}"
     refuse_others(context, PART, "ranking the heads of a dataset", again)
-    if (drawing.figures is None) != (printing.out is None):
+    figures = drawing.figures or (DEPTH if printing.file and printing.draws else None)
+    if (figures is not None) != printing.draws:
         raise UsageError("--out is for --figures depth of a dataset", "give both, or leave out both")
     format = output.wanted_format(printing.format)
     output.complain_through_talk(printing.quiet)
@@ -67,10 +69,19 @@ def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing:
     sort, places = asked.sort or found.ranked_by, _places(found, asked)
     order = found.order(sort, places)
     if printing.out is not None:
-        into, style = place_of_pictures(folder, printing.out), drawing.style(command_line("heads", drawing))
-        with unwinding():
-            paths = _drawn(dataset, found, places, asked, into, style, drawing.figures or "")
-        output.talk(f"wrote {', '.join(map(str, paths))}", printing.quiet)
+        style = drawing.style(command_line("heads", drawing))
+
+        def draw(into: Path) -> list[Path]:
+            return _drawn(dataset, found, places, asked, into, style, figures or "")
+
+        if printing.file is not None:
+            write_file(
+                printing.file, lambda: found.table(order), draw, printing.quiet, spreadsheet=printing.spreadsheet
+            )
+        else:
+            with unwinding():
+                paths = draw(place_of_pictures(folder, printing.out))
+            output.talk(f"wrote {', '.join(map(str, paths))}", printing.quiet)
     output.talk(_header(dataset, found, places), printing.quiet)
     shown = order[: asked.top.shown]
     columns = columns_of(found, shown, sort)

@@ -6,7 +6,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
@@ -15,9 +15,9 @@ from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import FIRST, command_line, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Config, Format, MayAsk, OneHead, PairedText, Query, Seed, Selected, Writing
+from attnscope.cli.place import PICTURES
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
-from attnscope.figures.style import ImageFormat
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
@@ -26,14 +26,12 @@ if TYPE_CHECKING:
 
     from attnscope.explain import Explanation
     from attnscope.explain.scaling import Spread
-    from attnscope.figures import Style
 
 EXAMPLES = (
     'attnscope explain --text "the cat sat on the mat" --head L2H3 --query last --out runs/cat.png',
     "attnscope explain --toy",
     "attnscope explain --scaling --out runs/scaling.png",
 )
-PICTURES = (".png", ".svg", ".pdf")
 
 
 @option_group
@@ -63,6 +61,7 @@ class Steps(OneHead, Query, Seed):
 class Telling(Look, Config, Format, Writing):
     """The steps to stdout, a figure to --out, which may also name the file itself."""
 
+    files = PICTURES
     out: Annotated[Path | None, Option(help="Draw into this folder or file.", metavar="DIR|FILE")] = None
     format: Annotated[
         Literal["table", "jsonl"] | None,
@@ -70,8 +69,8 @@ class Telling(Look, Config, Format, Writing):
     ] = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_picture(self.out)
+        Writing.__post_init__(self)
+        Look.__post_init__(self)
 
     @property
     def on_stdout(self) -> str:
@@ -80,12 +79,7 @@ class Telling(Look, Config, Format, Writing):
 
     def place(self, name: str) -> Path | None:
         """Where a figure of this name goes, if anywhere."""
-        return None if self.out is None else picture_path(self.out, name, self.image)
-
-    def drawn(self, place: Path, command: str) -> Style:
-        """How the figure is drawn, as the kind of file that it is written to."""
-        image = next(one for one in get_args(ImageFormat) if place.suffix == f".{one}")
-        return replace(self.style(command), image=image)
+        return self.file or (self.out and self.out / f"{name}.{self.image}")
 
 
 @takes(StepsText, Steps, Telling, file=GROUPS)
@@ -144,7 +138,7 @@ def run_scaling(telling: Telling, seed: int) -> int:
         ]
         note = f"points: measured on {SAMPLES} random pairs, seed {seed}; lines: √Var, {FORMULA}"
         with unwinding():
-            style = telling.drawn(place, command_line("explain", telling))
+            style = telling.style(command_line("explain", telling))
             save_scaling_curves(place, curves, note=note, style=style)
         output.talk(f"wrote {place}", telling.quiet)
     output.emit(spread_table(found), telling.on_stdout, lambda: spread_picture(found))
@@ -178,7 +172,7 @@ def draw(explanation: Explanation, place: Path, telling: Telling) -> Path:
     from attnscope.calls.explain_record import draw_scaling
 
     with unwinding():
-        return draw_scaling(explanation, place, telling.drawn(place, command_line("explain", telling)))
+        return draw_scaling(explanation, place, telling.style(command_line("explain", telling)))
 
 
 def read_query(text: str) -> int:
@@ -190,17 +184,6 @@ def read_query(text: str) -> int:
             f"--query: expected a position from 0, or last, got {text!r}", "write --query 5, or --query last"
         )
     return int(text)
-
-
-def check_picture(out: Path | None) -> None:
-    """UsageError where --out names a file that is no picture."""
-    if out is not None and out.suffix and not out.is_dir() and out.suffix not in PICTURES:
-        raise UsageError(f"cannot draw {out.name}", f"name a folder, or a file in {', '.join(PICTURES)}")
-
-
-def picture_path(out: Path, name: str, image: str) -> Path:
-    """The picture that --out names, or one of this name in the folder that it names."""
-    return out if out.suffix in PICTURES and not out.is_dir() else out / f"{name}.{image}"
 
 
 def spread_table(found: list[Spread]) -> pa.Table:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from attnscope.cli.groups import FIRST, HELD, SETTING, fill, option_group
+from attnscope.cli.groups import DRAWN, FIRST, HELD, SETTING, fill, option_group
 from attnscope.cli.options import Question
 from attnscope.errors import UsageError
 
@@ -25,7 +25,7 @@ class Image:
     """What kind of file a figure is."""
 
     panel = "Figures"
-    image: Annotated[Literal["png", "svg", "pdf"], Option(help="File format of figures."), HELD] = "png"
+    image: Annotated[Literal["png", "svg", "pdf"], Option(help="File format of figures."), HELD, DRAWN] = "png"
 
     def style(self, command: str = "") -> Style:
         """How figures are drawn; command: what the files say made them."""
@@ -38,13 +38,16 @@ class Image:
 class Look(Image):
     """How every figure looks."""
 
-    title: Annotated[str | None, Option(help="Placed before each figure's own title.", metavar="TITLE"), SETTING] = None
+    title: Annotated[
+        str | None, Option(help="Placed before each figure's own title.", metavar="TITLE"), DRAWN, SETTING
+    ] = None
     caption: Annotated[
         bool | None,
         Option(
             "--caption/--no-caption",
             help="The lines below title and panels (default: true, but false for column and page).",
         ),
+        DRAWN,
         SETTING,
     ] = None
     width: Annotated[
@@ -53,10 +56,11 @@ class Look(Image):
             help="column (3.25 in) or page (6.75): for a paper, with text of 7 to 8 points; or inches at most.",
             metavar="WIDTH",
         ),
+        DRAWN,
         SETTING,
     ] = None
     dpi: Annotated[
-        int | None, Option(help="Pixels per inch (default: 120, for a paper 300).", metavar="N"), SETTING
+        int | None, Option(help="Pixels per inch (default: 120, for a paper 300).", metavar="N"), DRAWN, SETTING
     ] = None
     cmap: Annotated[
         str | None,
@@ -147,6 +151,20 @@ class Kinds:
         if "mass" in found and question.key is None:
             raise UsageError("--figures mass shows the mass on named keys", "name them with --key")
         return found
+
+
+def kinds_of_file(kinds: tuple[str, ...] | None, select: str | None, file: Path) -> tuple[str, ...]:
+    """The one kind of figure that a file holds. Raises UsageError where several pictures are drawn."""
+    from attnscope.selection import may_be_one_head
+
+    heads = select is not None and may_be_one_head(select)
+    if kinds is None and heads:
+        return ("heads",)
+    if kinds is None or len(kinds) > 1 or (kinds == ("heads",) and not heads):
+        several = f"--select {select} names several heads" if select and not heads else "several are drawn"
+        hint = "choose a head, --select L1H4, or a figure, --figures overview; or name a folder"
+        raise UsageError(f"{file} is one picture, and {several}", hint)
+    return kinds
 
 
 @option_group

@@ -38,11 +38,12 @@ class Mark(Enum):
 
     FIRST = "one of the most used: in the first panel, the only one of a plain --help, whatever the panel of its group"
     HELD = "a run that resumes an output folder of batch must give the same value"
+    DRAWN = "it is about pictures in files: without any it has no part"
     UNRECORDED = "left out of manifests: it changes no number, or it is the text, which manifests only hash"
     SETTING = "few people change it: --help lists it with what --set NAME=VALUE or a key in --config gives"
 
 
-FIRST, HELD, UNRECORDED, SETTING = Mark.FIRST, Mark.HELD, Mark.UNRECORDED, Mark.SETTING
+FIRST, HELD, DRAWN, UNRECORDED, SETTING = Mark.FIRST, Mark.HELD, Mark.DRAWN, Mark.UNRECORDED, Mark.SETTING
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)

@@ -12,9 +12,10 @@ from typer import Context, Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import metrics as metric_names
-from attnscope.cli.figure_options import FIGURES, Drawing
+from attnscope.cli.figure_options import FIGURES, Drawing, kinds_of_file
 from attnscope.cli.groups import SETTING, build, command_line, option_group, recorded
 from attnscope.cli.options import Entries, Question, Relations, Results, TextRun, Top
+from attnscope.cli.place import PICTURES, TABLES
 from attnscope.cli.show import FEW, Show, draw, stream
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
@@ -131,7 +132,18 @@ class Ranking(Top):
         return f"-{sort.removeprefix('-')}" if self.ascending else sort
 
 
-GROUPS = (TextRun, MeasuredEntries, Question, Ranking, Results, Relations, Drawing, Show)
+@option_group
+class RankedHeads(Results):
+    """A table to stdout; tables, figures and a manifest to --out."""
+
+    files = (*PICTURES, *TABLES)
+    out: Annotated[
+        Path | None,
+        Option(help="Write tables and figures here; or the table, or one picture, to this file.", metavar="DIR|FILE"),
+    ] = None
+
+
+GROUPS = (TextRun, MeasuredEntries, Question, Ranking, RankedHeads, Relations, Drawing, Show)
 
 
 def over_texts(context: Context, folder: Path, given: dict[str, Any]) -> int:
@@ -142,7 +154,7 @@ def over_texts(context: Context, folder: Path, given: dict[str, Any]) -> int:
     sort = f"-{ranking.sort.removeprefix('-')}" if ranking.sort and ranking.ascending else ranking.sort
     spans = question.query, question.key
     asked = Ranked(sort, ranking, entries.select, entries.atlas, entries.named, spans)
-    return dataset_heads(context, folder, asked, build(Results, given), build(Drawing, given))
+    return dataset_heads(context, folder, asked, build(RankedHeads, given), build(Drawing, given))
 
 
 def is_dataset(folder: Path) -> bool:
@@ -158,7 +170,7 @@ def heads(
     entries: MeasuredEntries,
     question: Question,
     ranking: Ranking,
-    printing: Results,
+    printing: RankedHeads,
     relations: Relations,
     drawing: Drawing,
     showing: Show,
@@ -177,8 +189,10 @@ def heads(
     ranking.check(asked, entries)
     order, kinds = ranking.order(question), drawing.kinds(question)
     measured = entries.ids(order)
-    if kinds and not printing.out:
+    if kinds and not printing.draws:
         raise UsageError("--figures are files", "name a folder with --out DIR")
+    if printing.file is not None and printing.draws:
+        kinds = kinds_of_file(kinds, entries.select, printing.file)
     over = over_picture(asked, entries, question, drawing) and "picture" in (kinds or ())
     format = output.wanted_format(printing.format)
 
@@ -191,12 +205,12 @@ def heads(
     kept = Request(
         view=entries.view(),
         metrics=measured,
-        relations=printing.out is not None,
+        relations=printing.out is not None and printing.file is None,
         top_k=relations.keys_per_query,
         group=relations.group,
         per_token=over,
         **question.asks(),
-        **_maps(drawing, showing, style, written=bool(printing.out)),
+        **_maps(drawing, showing, style, written=printing.draws),
     )
     seen = observe_text(asked, entries, printing, options, kept)
     shown = seen.kept_heads(order)[: ranking.shown]
@@ -211,11 +225,11 @@ def heads(
             top=ranking.shown,
             min_weight=relations.min_weight,
             depth=entries.over_layers(order),
-            figures=kinds or FIGURES,
+            figures=(kinds or FIGURES) if printing.draws else (),
             style=style(),
             spreadsheet=printing.spreadsheet,
         )
-        if "heads" in (kinds or FIGURES) and len(drawn) < len(seen.heads):
+        if printing.folder and "heads" in (kinds or FIGURES) and len(drawn) < len(seen.heads):
             said = f"{len(drawn)} of {len(seen.heads)} heads drawn one by one; --top or --select draws others"
             output.talk(said, printing.quiet)
     _print(seen, order, ranking, printing, format)

@@ -11,11 +11,12 @@ from typing import Annotated, Any
 from typer import Argument, Context, Option
 
 from attnscope.cli import output
-from attnscope.cli.figure_options import DEPTH, FIGURES, Drawing
+from attnscope.cli.figure_options import DEPTH, FIGURES, Drawing, kinds_of_file
 from attnscope.cli.groups import SETTING, build, command_line, option_group, recorded
 from attnscope.cli.heads import GROUPS as OF_HEADS
 from attnscope.cli.heads import MeasuredEntries, Ranking, over_picture
 from attnscope.cli.options import Config, Exporting, Question, TextRun
+from attnscope.cli.place import PICTURES
 from attnscope.cli.show import Show, draw, first_heads, stream
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
@@ -36,7 +37,10 @@ EXAMPLES = (
 class Pictures(Config, Exporting):
     """Figures to --out, their paths to stdout."""
 
-    out: Annotated[Path | None, Option(help="Draw into this folder.")] = None
+    files = PICTURES
+    out: Annotated[
+        Path | None, Option(help="Draw into this folder, or one picture to this file.", metavar="DIR|FILE")
+    ] = None
 
 
 @option_group
@@ -100,7 +104,10 @@ def heatmap(
     entries.check(scale=drawing.scale)
     ranking.check(asked, entries)
     over = over_picture(asked, entries, question, drawing)
-    order, kinds = ranking.order(question), drawing.kinds(question) or (*FIGURES[:-1], *["picture"] * over)
+    order, kinds = ranking.order(question), drawing.kinds(question)
+    if pictures.file is not None:
+        kinds = kinds_of_file(kinds, entries.select, pictures.file)
+    kinds = kinds or (*FIGURES[:-1], *["picture"] * over)
 
     from attnscope.cli.single import export_text, observe_text, report_checks
     from attnscope.keep.request import MapFields, Request
@@ -129,8 +136,8 @@ def heatmap(
             style=style,
             tables=False,
         )
-        _print(written[:-1])  # without the manifest
-        named = entries.select is not None or "heads" not in kinds
+        _print(written if pictures.file else written[:-1])  # without the manifest
+        named = entries.select is not None or pictures.file is not None or "heads" not in kinds
         output.talk("heads are drawn one by one with --select", pictures.quiet or named)
     if showing.show:
         draw(seen, seen.kept_heads() if entries.select else first_heads(seen), style, to)

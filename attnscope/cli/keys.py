@@ -12,6 +12,7 @@ from attnscope.cli import output
 from attnscope.cli.groups import option_group, recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Results, TextRun, Top
+from attnscope.cli.place import TABLES
 from attnscope.cli.relations import relations_sheet
 from attnscope.cli.takes import takes
 from attnscope.measure.roles import RESTS
@@ -31,7 +32,11 @@ EXAMPLES = (
 class Listing(Results):
     """A table to stdout, the same to --out."""
 
-    out: Annotated[Path | None, Option(help="Write keys.csv and manifest.json here.")] = None
+    files = TABLES
+    out: Annotated[
+        Path | None,
+        Option(help="Write keys.csv and manifest.json here, or the table to this file.", metavar="DIR|FILE"),
+    ] = None
 
 
 LEGEND = (

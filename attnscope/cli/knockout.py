@@ -11,6 +11,7 @@ from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.knockout_options import Answered, CacheBudgets, Compared, Edges, Table, asked_texts, cut_asked
 from attnscope.cli.knockout_table import cautions, notes, shown
+from attnscope.cli.place import ONE_BY_ONE, write_file
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding
@@ -18,6 +19,7 @@ from attnscope.signals import unwinding
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from attnscope.figures import Style
     from attnscope.model.geometry import Geometry
     from attnscope.model.loaded import LoadedModel
     from attnscope.purposes.cut import KnockedModel
@@ -73,9 +75,10 @@ def knockout(
     said = command_line("knockout", answered, edges, compared, look)
     asked_as = (answered, edges, compared, text)
     again = Again(said, knockout_command(*asked_as), knockout_python(*asked_as))
-    if text is not None and table.out is None and not compared.dry_run:
+    style = look.style(said)
+    if text is not None and table.folder is None and not compared.dry_run:
         measured: KnockedModel = answer(answered, ask, purpose, table)
-        return _told(measured.found, measured.geometry, compared, table, again)
+        return _told(measured.found, measured.geometry, compared, table, again, style)
     loaded = load_model(answered, table)
     cases, plan = purpose.ready(loaded, ask, asked, output.Talk(table.quiet))
     if compared.dry_run:
@@ -86,14 +89,14 @@ def knockout(
 
     with unwinding():
         with output.progress("cutting", None, table.quiet) as advance:
-            found = knocked_out(loaded, cases, plan, table.out, force=table.force, advance=advance)
-        if table.out is not None:
+            found = knocked_out(loaded, cases, plan, table.folder, force=table.force, advance=advance)
+        if table.folder is not None:
             from attnscope.show.knockout import save_knockout
 
             with output.progress("drawing", None, table.quiet):
-                save_knockout(found, table.out, look.style(said))
-                _page(found, loaded.geometry, again).save(table.out / PAGE)
-    return _told(found, loaded.geometry, compared, table, again)
+                save_knockout(found, table.folder, style)
+                _page(found, loaded.geometry, again).save(table.folder / PAGE)
+    return _told(found, loaded.geometry, compared, table, again, style)
 
 
 def _page(found: Knocked, geometry: Geometry, again: Again) -> Page:
@@ -102,8 +105,14 @@ def _page(found: Knocked, geometry: Geometry, again: Again) -> Page:
     return cuts_page(found, geometry, cautions(found, geometry), again)
 
 
-def _told(found: Knocked, geometry: Geometry, compared: Compared, table: Table, again: Again) -> int:
-    """The page where one was asked for, the table on stdout, and what to know beside it."""
+def _told(found: Knocked, geometry: Geometry, compared: Compared, table: Table, again: Again, style: Style) -> int:
+    """The page or the file where one was asked for, the table on stdout, and what to know beside it."""
+    if table.file is not None:
+        from attnscope.show.knockout import save_knockout
+
+        write_file(
+            table.file, found.table, lambda folder: [save_knockout(found, folder, style)], table.quiet, ONE_BY_ONE
+        )
     if table.html is not None:
         with unwinding():
             _page(found, geometry, again).save(table.html)

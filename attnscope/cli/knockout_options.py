@@ -20,8 +20,8 @@ from attnscope.cli.options import (
     Seed,
     Selected,
     Top,
-    check_folder,
 )
+from attnscope.cli.place import PICTURES, TABLES, check_file
 from attnscope.cli.study_options import ManyTexts, Rehearsal, Sampled
 from attnscope.errors import UsageError
 from attnscope.study.knockout.asked import DRAWS
@@ -158,16 +158,20 @@ class Compared(Rehearsal, Sampled, Seed, Top):
 class Table(Config, Format, Exporting):
     """A table to stdout, table, facts, figures and a page to --out."""
 
+    files = (*PICTURES, *TABLES)
     out: Annotated[
         Path | None,
-        Option(help="Write table, facts, figures and knockout.html here; a stopped run resumes.", metavar="DIR"),
+        Option(
+            help="Write table, facts, figures and knockout.html here; a stopped run resumes. Or one of them to a file.",
+            metavar="DIR|FILE",
+        ),
     ] = None
     html: Annotated[Path | None, Option(help="Write the page alone, to this file.", metavar="FILE")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.html is not None:
-            check_folder(self.html.parent)
+            check_file(self.html, "knockout.html")
 
 
 def asked_texts(answered: Answered, edges: Edges, text: str | Sequence[int] | None, most: int) -> list[AskedText]:

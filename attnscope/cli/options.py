@@ -21,6 +21,7 @@ from typer import Argument, Option
 from attnscope.cli.completion import models
 from attnscope.cli.groups import FIRST, HELD, SETTING, UNRECORDED, option_group
 from attnscope.cli.load_options import Checkpoint, EngineChoice, Loading
+from attnscope.cli.place import TABLES, check_out, suffix_of
 from attnscope.errors import UsageError
 from attnscope.model.options import DEMO
 
@@ -500,11 +501,32 @@ class Noise(Verbose, Quiet):
 class Writing(Noise):
     """Where files go, and what is said on stderr."""
 
+    files = tuple[str, ...]()  # the suffixes of files that --out may name in a folder's place
+    of_folders = tuple[str, ...]()  # those that a folder's name may have, too
     out: Annotated[Path | None, Option("-o", help="Write tables and figures here.", metavar="DIR"), FIRST] = None
 
     def __post_init__(self) -> None:
         if self.out is not None:
-            check_folder(self.out)
+            check_out(self.out, self._suffix, self.files)
+
+    @property
+    def _suffix(self) -> str:
+        return suffix_of(self.out, self.of_folders)
+
+    @property
+    def file(self) -> Path | None:
+        """The file that --out names; None where it names a folder."""
+        return self.out if self._suffix else None
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that --out names; None where it names a file."""
+        return None if self._suffix else self.out
+
+    @property
+    def draws(self) -> bool:
+        """Whether pictures are written."""
+        return self.out is not None and self._suffix not in TABLES
 
 
 @option_group
@@ -568,12 +590,3 @@ class Results(Spreadsheet, Printing, Exporting):
         super().__post_init__()
         if self.spreadsheet and self.format not in (None, "table", "csv", "tsv"):
             raise UsageError("spreadsheet is about csv and tsv", "add --format csv")
-
-
-def check_folder(folder: Path) -> None:
-    """Raise UsageError for a folder that cannot be made or written, before a model is loaded; make nothing yet."""
-    there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-    if not there.is_dir():
-        raise UsageError(f"cannot write to {folder}: {there} is no folder", "name another folder with --out")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError(f"cannot write to {folder}: {there} is not writable", "name another folder with --out")

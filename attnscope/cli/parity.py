@@ -12,7 +12,8 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.groups import option_group
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import ModelTexts, Printing, Selected, Writing, check_folder
+from attnscope.cli.options import ModelTexts, Printing, Selected, Writing
+from attnscope.cli.place import check_file
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding
@@ -59,10 +60,8 @@ class Certified(Printing):
     out: Annotated[Path | None, Option(help="Write the certificate here.", metavar="FILE.json")] = None
 
     def __post_init__(self) -> None:
-        if self.out is not None and self.out.is_dir():
-            raise UsageError(f"{self.out} is a folder", "name a file with --out FILE.json")
         if self.out is not None:
-            check_folder(self.out.parent)
+            check_file(self.out, "certificate.json")
 
 
 @takes(ModelTexts, Selected, Tolerance, Certified, file=GROUPS)

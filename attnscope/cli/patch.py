@@ -10,10 +10,13 @@ from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.patch_options import BesideOthers, Paired, Patches, PatchTable, asked_of_options, patch_plan
 from attnscope.cli.patch_table import shown, to_know
+from attnscope.cli.place import ONE_BY_ONE, write_file
 from attnscope.cli.takes import takes
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from attnscope.study.patching.pairs import TextPair
 
 RIVER = '"the bank of the river, the bank of the" --corrupted "the bank of the field, the bank of the"'
@@ -67,12 +70,20 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTa
 
     with unwinding():
         with output.progress("patching", None, table.quiet) as advance:
-            found = patched(loaded, pairs, plan, table.out, force=table.force, advance=advance)
+            found = patched(loaded, pairs, plan, table.folder, force=table.force, advance=advance)
         if table.out is not None:
             from attnscope.show.patching import save_patching
 
-            with output.progress("drawing", None, table.quiet):
-                save_patching(found, table.out, look.style(command_line("patch", paired, patches, beside, look)))
+            style = look.style(command_line("patch", paired, patches, beside, look))
+            if table.file is not None:
+
+                def draw(folder: Path) -> list[Path | None]:
+                    return [save_patching(found, folder, style)]
+
+                write_file(table.file, found.table, draw, table.quiet, ONE_BY_ONE)
+            else:
+                with output.progress("drawing", None, table.quiet):
+                    save_patching(found, table.out, style)
     output.emit_first(found.table(), beside, format, lambda: shown(found, beside.shown), table.quiet)
     for line in to_know(found):
         output.talk(line, table.quiet)

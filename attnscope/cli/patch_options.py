@@ -11,6 +11,7 @@ from typer import Option
 from attnscope.cli.groups import FIRST, UNRECORDED, option_group
 from attnscope.cli.knockout_options import Answered, Compared, field_of
 from attnscope.cli.options import Config, Exporting, Format, Named, Selected
+from attnscope.cli.place import PICTURES, TABLES
 from attnscope.errors import UsageError
 from attnscope.intervene.what import What
 from attnscope.study.patching.over import Method, Over
@@ -98,8 +99,13 @@ class BesideOthers(Compared):
 class PatchTable(Config, Format, Exporting):
     """A table to stdout, table, facts and a figure to --out."""
 
+    files = (*PICTURES, *TABLES)
     out: Annotated[
-        Path | None, Option(help="Write table, facts and a figure here; a stopped run resumes.", metavar="DIR")
+        Path | None,
+        Option(
+            help="Write table, facts and a figure here; a stopped run resumes. Or one of them to a file.",
+            metavar="DIR|FILE",
+        ),
     ] = None
 
 

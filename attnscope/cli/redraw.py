@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.cli import output
 from attnscope.cli.config import refuse_others
-from attnscope.cli.figure_options import DEPTH, FIGURES, Drawing, names, place_of_pictures
+from attnscope.cli.figure_options import DEPTH, FIGURES, Drawing, kinds_of_file, names, place_of_pictures
 from attnscope.cli.groups import command_line, parameters
 from attnscope.cli.options import Exporting
 from attnscope.errors import UsageError
@@ -42,15 +42,22 @@ def redraw(
     drawing = {"given", "select", "set", *over_layers, *parameters(type(pictures), type(looks))}
     again = f"leave it out, or read the text again: attnscope heatmap --from {folder}"
     refuse_others(context, drawing, f"drawing {folder} again", again)
-    into = place_of_pictures(folder, pictures.out)
+    into = pictures.file or place_of_pictures(folder, pictures.out)
     style = looks.style(command_line("heatmap", pictures, looks))
 
+    from attnscope.drawing import draw_alone
     from attnscope.show.again import STUDIES, Redrawn, redraw_study
 
     output.complain_through_talk(pictures.quiet)
-    if (looks.figures or select) and any((folder / name).exists() for name in STUDIES):
+    study = any((folder / name).exists() for name in STUDIES)
+    if (looks.figures or select) and study:
         raise UsageError(f"{folder} is no run of a text", "leave out --figures and --select")
-    with unwinding():
+    kinds = names(looks.figures, (*FIGURES, DEPTH), "--figures")
+    if pictures.file is not None and not (study or is_dataset(folder)):
+        kinds = kinds_of_file(kinds or None, select, pictures.file)
+    notes: list[str] = []
+
+    def draw(into: Path) -> list[Path]:
         if is_dataset(folder):
             from attnscope.cli.dataset import Ranked, draw_dataset
 
@@ -58,14 +65,22 @@ def redraw(
             found = Redrawn(draw_dataset(folder, asked, into, style, looks.figures or DEPTH, pictures.quiet))
         else:
             over = [one for one in (sort, *metrics) if one]
-            found = redraw_study(folder, into, style) or _run(folder, into, style, looks, select, over)
-    for note in found.notes:
+            found = redraw_study(folder, into, style) or _run(folder, into, style, kinds or FIGURES, select, over)
+        notes.extend(found.notes)
+        return found.paths
+
+    with unwinding():
+        paths = [draw_alone(pictures.file, draw, "name a folder")] if pictures.file else draw(into)
+    for note in notes:
         output.talk(note, pictures.quiet)
-    output.talk(f"wrote {len(found.paths)} file{'s' * (len(found.paths) > 1)} to {into}", pictures.quiet)
-    return found.paths
+    said = "wrote" if pictures.file else f"wrote {len(paths)} file{'s' * (len(paths) > 1)} to"
+    output.talk(f"{said} {into}", pictures.quiet)
+    return paths
 
 
-def _run(folder: Path, into: Path, style: Style, looks: Drawing, select: str | None, over: Sequence[str]) -> Redrawn:
+def _run(
+    folder: Path, into: Path, style: Style, kinds: Sequence[str], select: str | None, over: Sequence[str]
+) -> Redrawn:
     """The pictures of a run of a text: its maps where a table lists every weight, and its metrics.
 
     over: the metrics that are drawn over the layers, without them what heads are sorted by.
@@ -82,7 +97,6 @@ def _run(folder: Path, into: Path, style: Style, looks: Drawing, select: str | N
             f"TEXT is the name of a folder, {folder}, in which no run lies, and no scan, ablation or comparison",
             f"name the folder of one, or --text {folder} reads the name",
         )
-    kinds = names(looks.figures, (*FIGURES, DEPTH), "--figures") or FIGURES
     seen = kept_run(folder, sink_apart=style.sink == "mask")
     chosen: list[str] = []
     if select is not None:

@@ -13,6 +13,7 @@ from attnscope.cli import output
 from attnscope.cli.groups import FIRST, HELD, option_group, recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Question, Relations, Results, TextRun, Top
+from attnscope.cli.place import TABLES
 from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
@@ -60,7 +61,11 @@ class Related(Heads):
 class Listing(Results):
     """A table to stdout, the same to --out."""
 
-    out: Annotated[Path | None, Option(help="Write relations.csv and manifest.json here.")] = None
+    files = TABLES
+    out: Annotated[
+        Path | None,
+        Option(help="Write relations.csv and manifest.json here, or the table to this file.", metavar="DIR|FILE"),
+    ] = None
 
 
 class Shown(TypedDict):

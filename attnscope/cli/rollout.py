@@ -13,6 +13,7 @@ from attnscope.cli.figure_options import Map
 from attnscope.cli.groups import FIRST, command_line, option_group, recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Relations, Results, Selected, TextRun, Top
+from attnscope.cli.place import PICTURES, TABLES
 from attnscope.cli.relations import relations_sheet
 from attnscope.cli.takes import takes
 
@@ -41,7 +42,14 @@ class Units(Relations):
 class Rolled(Results):
     """A table to stdout, the same and its heatmap to --out."""
 
-    out: Annotated[Path | None, Option(help="Write rollout.csv, its heatmap and manifest.json here.")] = None
+    files = (*PICTURES, *TABLES)
+    out: Annotated[
+        Path | None,
+        Option(
+            help="Write rollout.csv, its heatmap and manifest.json here; or one of both to this file.",
+            metavar="DIR|FILE",
+        ),
+    ] = None
 
 
 @takes(TextRun, Top, Rolled, Units, Map, file=GROUPS)

@@ -51,7 +51,7 @@ def observe_text(
     from attnscope.purposes.observe import Observe
 
     ask = asked.ask(read_run(asked, writing), selected, keep)
-    if writing.out is not None and keep.maps:
+    if writing.draws and keep.maps:
         from attnscope.figures.drawing_process import begin
 
         begin("attnscope.drawing")
@@ -61,7 +61,7 @@ def observe_text(
         Observe(),
         writing,
         check=partial(check_out, writing=writing, options=options),
-        beside=_load_drawing if writing.out is not None and keep.rollout else nothing,
+        beside=_load_drawing if writing.draws and keep.rollout else nothing,
     )
     return found
 
@@ -122,12 +122,12 @@ def served(
 
 def check_out(found: Prepared, writing: Exporting, options: Mapping[str, Any]) -> None:
     """Refuse a folder with another run in it, before the forward pass."""
-    if writing.out is not None:
+    if writing.folder is not None:
         from attnscope.folder.manifest import check, run_facts
 
         model = {"name": found.name, "revision": found.revision}
         facts = {"model": model, "device": found.device, "dtype": found.dtype}
-        check(writing.out, run_facts(found.text, facts, options), writing.force)
+        check(writing.folder, run_facts(found.text, facts, options), writing.force)
 
 
 def read_run(asked: TextRun, writing: Writing) -> Text:
@@ -201,12 +201,17 @@ def say(lines: Iterable[str], quiet: bool) -> None:
 
 
 def export_text(seen: Observation, writing: Exporting, **how: Unpack[Ways]) -> list[Path]:
-    """Write what was seen into --out, with a bar while pictures are drawn; says how many files were written."""
+    """Write what was seen into --out, with a bar while pictures are drawn; says what was written."""
     from attnscope.drawing import drawings
-    from attnscope.export import Export, export
+    from attnscope.export import Export, export, export_file
 
     assert writing.out is not None
     asked = replace(Export(**how), force=writing.force, workers=None)
+    if writing.file is not None:
+        with unwinding(), output.progress("drawing", None, writing.quiet):
+            export_file(seen, writing.file, asked)
+        output.talk(f"wrote {writing.file}", writing.quiet)
+        return [writing.file]
     steps = sum(one.pictures(asked.figures) for one in drawings(seen, asked.heads or ()).values())
     with unwinding(), output.progress("drawing", steps or None, writing.quiet, "pictures") as advance:
         written = export(seen, writing.out, replace(asked, advance=advance))

@@ -10,8 +10,9 @@ from typing import Any
 
 import typer
 
-from attnscope.cli.config import configured, keys_of, typed_settings
+from attnscope.cli.config import configured, flagged, keys_of, typed_settings
 from attnscope.cli.groups import build, for_typer
+from attnscope.cli.place import settle_figures
 from attnscope.cli.settings import Settings, settings_of, signed
 
 CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -48,6 +49,8 @@ def takes(
             if given.get("config") is not None:
                 given |= configured(context, groups, keys)
             given |= settings
+            typed = settings.keys() | {name for name in given if flagged(context, name)}
+            given |= settle_figures(groups, given, typed)
             if of_folder and folder:
                 return of_folder(context, folder, given | {"given": None})
             return run(*(build(group, given) for group in groups))

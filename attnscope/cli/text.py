@@ -13,6 +13,7 @@ from attnscope.cli.figure_options import Scale
 from attnscope.cli.groups import FIRST, fill, option_group, recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Question, Results, TextRun
+from attnscope.cli.place import TABLES
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 
@@ -32,7 +33,11 @@ EXAMPLES = (
 class ColouredText(Results):
     """The text to a terminal, its numbers to a pipe and to --out."""
 
-    out: Annotated[Path | None, Option(help="Write text.csv and manifest.json here.")] = None
+    files = TABLES
+    out: Annotated[
+        Path | None,
+        Option(help="Write text.csv and manifest.json here, or the numbers to this file.", metavar="DIR|FILE"),
+    ] = None
 
 
 @option_group

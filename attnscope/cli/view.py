@@ -14,7 +14,8 @@ from attnscope.cli import output
 from attnscope.cli.copied import copied
 from attnscope.cli.groups import FIRST, command_line, option_group
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Config, OtherSide, Question, Selected, TextRun, Writing, check_folder
+from attnscope.cli.options import Config, OtherSide, Question, Selected, TextRun, Writing
+from attnscope.cli.place import check_file
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.purposes.page import ShowPage
@@ -55,15 +56,13 @@ class Pages(Config, OtherSide, Writing):
             raise UsageError("nowhere to write the page", "name a file with --out FILE, or - for stdout")
         if self.out == STDOUT and sys.stdout.isatty():
             raise UsageError("a page cannot be printed on a terminal", "redirect it to a file: > page.html")
-        if self.out != STDOUT and (self.out.is_dir() or not self.out.suffix):
-            raise UsageError(f"{self.out} is not the name of a file", f"name one: {self.out / 'page.html'}")
+        if self.out != STDOUT:
+            check_file(self.out, "page.html")
         if self.precision not in (8, 16):
             raise UsageError(f"--precision: expected 8 or 16 bits, got {self.precision}", "leave it out, or write 16")
         if self.why is not None and self.from_tables:
             raise UsageError("a run's tables hold no logits to take apart", "leave out --from-tables")
         self.check_other_side()
-        if self.out != STDOUT:
-            check_folder(self.out.parent)
 
 
 @takes(TextRun, Selected, Question, Pages, file=GROUPS)

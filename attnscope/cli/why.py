@@ -9,6 +9,7 @@ from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Top
+from attnscope.cli.place import write_file
 from attnscope.cli.takes import takes
 from attnscope.cli.why_options import Logit, LogitText, WhyTable
 from attnscope.cli.why_table import logit_sheet, to_know
@@ -50,8 +51,12 @@ def why(asked: LogitText, logit: Logit, top: Top, table: WhyTable, look: Look) -
 
     found: Why = answer(asked, ask_of(text, options), TakeApart.of(head, options), table)
     if table.out is not None:
-        with unwinding(), output.progress("drawing", None, table.quiet):
-            found.export(table.out, style=look.style(command_line("why", asked, logit, look)), force=table.force)
+        style = look.style(command_line("why", asked, logit, look))
+        if table.file is not None:
+            write_file(table.file, found.table, lambda folder: [found.draw(folder, style)], table.quiet)
+        else:
+            with unwinding(), output.progress("drawing", None, table.quiet):
+                found.export(table.out, style=style, force=table.force)
     output.emit_first(found.table(), top, format, lambda: logit_sheet(found, top.shown), table.quiet)
     for line in to_know(found):
         output.talk(line, table.quiet)

@@ -9,6 +9,7 @@ from typer import Option
 
 from attnscope.cli.groups import FIRST, option_group
 from attnscope.cli.options import Config, Exporting, Format, Generated, MayAsk, ModelTexts, OneHead, Question
+from attnscope.cli.place import PICTURES, TABLES
 
 if TYPE_CHECKING:
     from attnscope.calls.why_options import WhyOptions
@@ -73,4 +74,8 @@ class Logit(OneHead, Question):
 class WhyTable(Config, Format, Exporting):
     """A table to stdout, table, facts and a figure to --out."""
 
-    out: Annotated[Path | None, Option(help="Write table, facts and a figure here.", metavar="DIR")] = None
+    files = (*PICTURES, *TABLES)
+    out: Annotated[
+        Path | None,
+        Option(help="Write table, facts and a figure here; or table or figure to this file.", metavar="DIR|FILE"),
+    ] = None

@@ -1,0 +1,110 @@
+"""What --out names: a folder, or, where a command makes one table or one picture, a file of that format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope.cli import output
+from attnscope.cli.groups import DRAWN, parameters
+from attnscope.errors import UsageError
+from attnscope.signals import unwinding
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PICTURES = (".png", ".svg", ".pdf")
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
+OTHERS = (".json", ".html", ".htm", ".txt", ".md", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".eps", ".xlsx")
+MOST_MADE = 3  # folders, one in the other, that --out makes
+
+ONE_BY_ONE = "take heads or layers one by one with {over=heads}"  # of which a study has a picture
+
+
+def suffix_of(out: Path | None, of_folders: Sequence[str] = ()) -> str:
+    """The suffix of a path that is the name of a file, in small letters; "" for what is a folder, or to be one.
+
+    of_folders: suffixes that a folder's name may have, too.
+    """
+    suffix = "" if out is None else out.suffix.lower()
+    known = suffix in (*PICTURES, *TABLES, *OTHERS) and suffix not in of_folders
+    return suffix if out and known and not out.is_dir() else ""
+
+
+def check_out(out: Path, suffix: str, files: Sequence[str]) -> None:
+    """Raise UsageError for a path that cannot be written, before a model is loaded; make nothing yet.
+
+    suffix: see `suffix_of`. files: the suffixes of files that may stand in a folder's place.
+    """
+    if suffix and suffix not in files:
+        others = f", or a file in {', '.join(files)}" * bool(files)
+        more = f" --image {suffix[1:]}" * (suffix in PICTURES and not files)
+        more += f", or send the table there: > {out}" * (suffix in TABLES and not files)
+        raise UsageError(f"--out {out}: expected a folder{others}", f"write --out {out.with_suffix('')}{more}")
+    check_folder(out.parent if suffix else out)
+
+
+def check_file(path: Path, example: str) -> None:
+    """Raise UsageError for a path that cannot be a file such as the example, `page.html`, before a model is loaded."""
+    suffix = suffix_of(path)
+    if path.is_dir() or not path.suffix:
+        raise UsageError(f"{path} is not the name of a file", f"name one: {path / example}")
+    if suffix and suffix != Path(example).suffix:
+        expected = Path(example).suffix
+        raise UsageError(f"{path}: expected a file in {expected}", f"name one: {path.with_suffix(expected)}")
+    check_folder(path.parent)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UsageError for a folder that cannot be made or written, before a model is loaded; make nothing yet.
+
+    A mistyped path is no place: at most three levels are made, and none at the root.
+    """
+    levels = (folder, *folder.absolute().parents)
+    missing, there = next((count, path) for count, path in enumerate(levels) if os.path.lexists(path))
+    if not there.is_dir():
+        raise UsageError(f"cannot write to {folder}: {there} is no folder", "name another folder with --out")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write to {folder}: {there} is not writable", "name another folder with --out")
+    if missing > MOST_MADE or (missing and there == Path(there.anchor)):
+        above = folder if missing == 1 else folder.parent
+        raise UsageError(f"there is no folder {above}", f"check the path, or make it: mkdir -p {above}")
+
+
+def write_file(
+    file: Path,
+    table: Callable[[], pa.Table],
+    draw: Callable[[Path], Sequence[Path | None]],
+    quiet: bool,
+    hint: str = "name a folder",
+    spreadsheet: bool = False,
+) -> None:
+    """Write the table to the file that --out names, or the picture that is drawn into a folder, and say so."""
+    from attnscope.export import write_alone
+
+    with unwinding(), output.progress("drawing", None, quiet):
+        write_alone(file, table, draw, hint, spreadsheet)
+    output.talk(f"wrote {file}", quiet)
+
+
+def settle_figures(groups: tuple[type, ...], given: Mapping[str, Any], typed: Collection[str]) -> dict[str, str]:
+    """The format of pictures, by field, where --out names a picture.
+
+    given: the options, by field; typed: those that the command line gives. Raises UsageError for another --image, and
+    for options of pictures where none is written.
+    """
+    out, options = given.get("out"), parameters(*groups)
+    of_folders = next((group.of_folders for group in groups if hasattr(group, "of_folders")), ())
+    suffix, idle = (
+        suffix_of(out, of_folders),
+        [one for name, one in options.items() if DRAWN in one.extra and name in typed],
+    )
+    if idle and "out" in options and (out is None or suffix in TABLES):
+        raise UsageError(f"--{idle[0].spelled} is about pictures, and none is written", "name a folder with --out DIR")
+    if suffix not in PICTURES or "image" not in options:
+        return {}
+    if "image" in typed and f".{given['image']}" != suffix:
+        raise UsageError(f"--out {out} and --image {given['image']} name two formats", "leave out --image")
+    return {"image": suffix[1:]}

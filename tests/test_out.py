@@ -1,0 +1,185 @@
+"""What --out names: a folder, or one file of the format that its suffix says; where folders are made."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from attnscope.cli import place
+from attnscope.cli.groups import DRAWN, parameters
+from attnscope.cli.options import Writing
+from attnscope.cli.place import PICTURES, TABLES, check_folder, settle_figures
+from attnscope.errors import UsageError
+from attnscope.figures.style import ImageFormat
+from attnscope.selection import may_be_one_head
+from attnscope.tables import FORMATS
+from helpers.command_line import SENTENCE, call
+from helpers.commands import COMMANDS
+
+SUFFIXES = (*PICTURES, *TABLES, *place.OTHERS)
+RIVER = "the bank of the river, the bank of the"
+BEGINS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".parquet": b"PAR1", ".arrow": b"ARROW1"}
+WRITING = {  # the group of each command that says where files go
+    command: group
+    for command, (run, _) in COMMANDS.items()
+    for group in run.groups
+    if issubclass(group, Writing) and "out" in parameters(*run.groups)
+}
+HEATMAP = ("heatmap", SENTENCE, "-q", "--select", "L1H4")
+WHY = ("why", RIVER, "--head", "L3H0", "--key", "river", "-q")
+KNOCKOUT = ("knockout", RIVER, "--key", "river", "--random", "0", "-q", "--over", "layers")
+PATCH = ("patch", RIVER, "--corrupted", RIVER.replace("river", "field"), "--random", "0", "-q", "--over", "layers")
+
+
+def test_the_suffixes_are_those_that_are_written():
+    assert {name.removeprefix(".") for name in TABLES} == set(FORMATS)
+    assert {name.removeprefix(".") for name in PICTURES} == set(get_args(ImageFormat))
+
+
+def test_every_command_that_writes_says_where():
+    assert {"heads", "heatmap", "relations", "batch", "scan", "knockout", "parity", "view"} <= set(WRITING)
+
+
+@pytest.mark.parametrize("command", WRITING)
+def test_the_name_of_a_file_is_never_a_folder(command, tmp_path):
+    group = WRITING[command]
+    more = {"sources": ["corpus.txt"]} if command == "batch" else {}
+    assert command == "batch" or not group.of_folders
+    allowed = {"view": (".html",), "parity": (".json",)}.get(command, group.files)
+    for suffix in SUFFIXES:
+        out = tmp_path / f"a{suffix}"
+        if suffix in group.of_folders:
+            assert group(out=out, **more).folder == out
+            continue
+        if suffix in allowed:
+            assert (group(out=out, **more).file, group(out=out, **more).folder) == (out, None)
+            continue
+        with pytest.raises(UsageError) as refused:
+            group(out=out, **more)
+        assert str(out.with_suffix("")) in refused.value.hint
+        assert "--image" not in refused.value.hint or "image" in parameters(*COMMANDS[command][0].groups)
+
+
+def test_a_folder_may_be_called_so(tmp_path):
+    (tmp_path / "a.png").mkdir()
+    for out in (tmp_path / "a.png", tmp_path / "v1.5", tmp_path / "model.gguf"):
+        written = WRITING["scan"](out=out)
+        assert (written.folder, written.file) == (out, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (HEATMAP, "fig.pdf"),
+        ((*HEATMAP[:3], "--figures", "metrics"), "made/METRICS.PNG"),
+        (("rollout", SENTENCE, "-q"), "rolled.svg"),
+        (WHY, "why.svg"),
+        pytest.param((*HEATMAP, "--figures", "layers"), "fig.svg", marks=pytest.mark.e2e),
+        pytest.param(("heads", SENTENCE, "-q", "--select", "1.4"), "fig.png", marks=pytest.mark.e2e),
+        pytest.param(KNOCKOUT, "fig.pdf", marks=pytest.mark.e2e),
+        pytest.param(PATCH, "fig.pdf", marks=pytest.mark.e2e),
+        pytest.param(
+            ("knockout", RIVER, "--keep", "stream:1+4", "-q", "--over", "layers"), "b.png", marks=pytest.mark.e2e
+        ),
+    ],
+)
+def test_one_picture_is_one_file_of_that_format(arguments, name, tmp_path):
+    out = tmp_path / name
+    call(*arguments, "--out", str(out)).ok()
+    assert out.read_bytes().startswith(BEGINS[out.suffix.lower()])
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [out]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("heads", SENTENCE, "-q", "--sort", "sink"),
+        ("keys", SENTENCE, "-q"),
+        pytest.param(("relations", SENTENCE, "-q", "--over", "heads"), marks=pytest.mark.e2e),
+        pytest.param(("text", SENTENCE, "-q", "--query", "last"), marks=pytest.mark.e2e),
+        pytest.param(("rollout", SENTENCE, "-q"), marks=pytest.mark.e2e),
+        pytest.param(WHY, marks=pytest.mark.e2e),
+        pytest.param(KNOCKOUT, marks=pytest.mark.e2e),
+        pytest.param(PATCH, marks=pytest.mark.e2e),
+    ],
+)
+def test_one_table_is_what_a_pipe_gets(arguments, tmp_path):
+    out = tmp_path / "table.csv"
+    printed = call(*arguments, "--out", str(out)).ok().out
+    assert out.read_bytes() == printed
+    out.write_text("of before")
+    call(*arguments, "--format", "jsonl", "--out", str(tmp_path / "table.jsonl")).ok()
+    assert (tmp_path / "table.jsonl").read_bytes() == call(*arguments, "--format", "jsonl").ok().out
+
+
+@pytest.mark.e2e
+def test_a_run_is_drawn_again_into_one_file(tmp_path):
+    run = tmp_path / "run"
+    call("heads", SENTENCE, "-q", "--top-k", "all", "--figures", "overview", "--out", str(run)).ok()
+    again = ("heatmap", str(run), "-q", "--out", str(tmp_path / "fig.pdf"))
+    call(*again, "--figures", "overview").ok()
+    assert (tmp_path / "fig.pdf").read_bytes().startswith(b"%PDF")
+    assert "several are drawn; choose a head, --select L1H4" in call(*again).refusal
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((*HEATMAP[:3],), "fig.pdf is one picture, and several are drawn; choose a head, --select L1H4, or a figure"),
+        ((*HEATMAP[:3], "--select", "3"), "--select 3 names several heads"),
+        ((*HEATMAP, "--figures", "overview,heads"), "several are drawn"),
+        (("heads", SENTENCE, "--figures", "heads"), "several are drawn"),
+        ((*HEATMAP, "--image", "svg"), "--out fig.pdf and --image svg name two formats; leave out --image"),
+        (("scan", "demo"), "--out fig.pdf: expected a folder; write --out fig --image pdf"),
+        (("keys", SENTENCE), "a file in .csv, .tsv, .jsonl, .parquet, .arrow; write --out fig"),
+        (KNOCKOUT[:-2], "there is no picture to write to fig.pdf; take heads or layers one by one with --over heads"),
+    ],
+)
+def test_what_is_no_one_picture_is_refused(arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert says in call(*arguments, "--out", "fig.pdf").refusal
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("one", ["L1H4", "1.4", "last.0", "L-1H0", "cross.1.4", "@induction", "(3, 1)"])
+def test_expressions_that_may_name_one_head(one):
+    assert may_be_one_head(one)
+
+
+@pytest.mark.parametrize("several", ["3", "*.0", "0-3.1", "1.0-2", "L1H4,L2H1", "enc", "cross.1", "L1H*"])
+def test_expressions_that_name_several_heads(several):
+    assert not may_be_one_head(several)
+
+
+@pytest.mark.parametrize(
+    "command", [name for name, (run, _) in COMMANDS.items() if "out" in parameters(*run.groups) and name in WRITING]
+)
+def test_an_option_of_pictures_needs_a_picture(command):
+    groups = COMMANDS[command][0].groups
+    for name, one in parameters(*groups).items():
+        if DRAWN in one.extra:
+            for out in (None, *[Path("a.csv")] * (command != "batch")):  # batch may call a folder so
+                with pytest.raises(UsageError, match=f"--{one.spelled} is about pictures, and none is written"):
+                    settle_figures(groups, {"out": out, name: "pdf"}, {name})
+            assert settle_figures(groups, {"out": None, name: "pdf"}, ()) == {}  # of a manifest or a file
+
+
+def test_image_without_out_is_refused():
+    assert "--image is about pictures, and none is written" in call("heads", SENTENCE, "--image", "pdf").refusal
+
+
+def test_at_most_three_levels_of_folders_are_made_and_none_at_the_root(tmp_path):
+    for folder in (tmp_path, tmp_path / "runs", tmp_path / "runs" / "a" / "b"):
+        check_folder(folder)
+    with pytest.raises(UsageError, match=r"there is no folder .*such; check the path, or make it: mkdir -p"):
+        check_folder(tmp_path / "with" / "no" / "such" / "dir")
+    root = Path(tmp_path.anchor)
+    for folder in (root / "no-such-folder", root / "no-such-folder" / "runs"):
+        with pytest.raises(UsageError, match=r"there is no folder .*no-such-folder; check|not writable"):
+            check_folder(folder)
+
+
+def test_a_mistyped_page_makes_nothing(tmp_path):
+    said = call("view", SENTENCE, "--out", str(tmp_path / "with" / "no" / "such" / "dir" / "page.html")).refusal
+    assert f"there is no folder {tmp_path / 'with' / 'no' / 'such'}" in said
+    assert not list(tmp_path.iterdir())
