@@ -1,6 +1,7 @@
 """Pages of docs/: made as they say, their commands run, their pictures and the pages that they name are there."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,25 @@ def test_the_commands_that_are_said_to_run_do():
     named = set(re.findall(r"\| `attnscope (\w+)", page))
     assert named <= {line.split()[1] for line in LINES} | {"batch", "capture"}
     assert len(LINES) > 20
+
+
+def folders_of(page: Path) -> Iterator[tuple[str, str]]:
+    """The folders that the commands of a page's blocks write into, and the command of each, its words in order.
+
+    What is drawn again adds files, as texts are added to a scan; and a file is replaced.
+    """
+    for line in page.read_text("utf-8").splitlines():
+        for command in re.split(r" (?:&&|\|\|?|;) ", line) if re.match(r"    \S|attnscope ", line) else ():
+            out = re.search(r"attnscope .* (?:--out|-o) (\S+?)(?: |$)", command)
+            if out and not Path(out[1]).suffix and not re.match(r"attnscope heatmap \S+/", command.strip()):
+                plain = re.sub(r"(attnscope scan .*) --texts \S+", r"\1", command)
+                yield out[1], " ".join(sorted(plain[plain.index("attnscope") :].split()))
+
+
+def test_no_two_commands_write_into_one_folder():
+    """README, the gallery and the docs run in one folder, in any order."""
+    first: dict[str, str] = {}
+    for page in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
+        for folder, command in folders_of(page):
+            assert first.setdefault(folder, command) == command, f"{page.name}: {folder}"
+    assert len(first) > 20

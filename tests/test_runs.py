@@ -83,11 +83,12 @@ def of_story(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("heads", "--text", CAT), f"text was {STORY[:39]!r}… (".replace("'…", "…")),
-        (("heads", "--text", STORY, "--top", "1"), "top was '2', now '1'"),
-        (("heads", "--text", STORY, "--top", "2", "--select", "1"), "select was None, now '1'"),
-        (("relations", "--text", STORY), "ascending was False, now None"),
-        (("heatmap", "--text", STORY, "--scale", "log"), "scale was 'auto', now 'log'"),
+        (("heads", "--text", CAT), f"another run: text was {STORY[:39]!r}… (".replace("'…", "…")),
+        (("heads", "--text", STORY, "--top", "1"), "another run: top was '2', now '1'; name"),
+        (("heads", "--text", STORY, "--top", "2", "--select", "1"), "another run: select was not given, now '1'; name"),
+        (("relations", "--text", STORY), "a run of `heads --top 2`; name"),
+        (("heatmap", "--text", STORY, "--scale", "log"), "a run of `heads --top 2`; name"),
+        (("keys", "--text", "the bank"), f"a run of `heads --top 2`, of the text {STORY[:39]!r}… (".replace("'…", "…")),
         (("heads", "--ids", "{ids}", "--top", "2"), "tokens), now '<s>the' (2 tokens)"),
     ],
 )
@@ -99,7 +100,7 @@ def test_another_run_is_refused_before_the_forward_pass(tmp_path, of_story, argu
     monkeypatch.setattr("attnscope.run.observe", None)
     result = call(*arguments, "--out", str(out))
     assert (result.code, result.out, result.err.count("\n")) == (2, b"", 1)
-    assert f"{out} holds another run: " in result.err
+    assert f"{out} holds a" in result.err
     assert says in result.err
     assert result.err.endswith("name another folder, or write over it with --force\n")
     assert files_of(out) == before

@@ -176,6 +176,13 @@ def command_line(command: str, *groups: Any) -> str:
     return visible(shlex.join(words))
 
 
+def of_run(command: str, *groups: Any) -> dict[str, Any]:
+    """What a manifest says was asked for, and by which command line."""
+    from attnscope.folder.manifest import COMMAND
+
+    return recorded(*groups) | {COMMAND: command_line(command, *groups).removeprefix("attnscope ")}
+
+
 def default_of(group: type, name: str) -> Any:
     """What an option is where nobody gives it."""
     return next(field.default for field in fields(group) if field.name == name)

@@ -13,7 +13,7 @@ from typer import Context, Option
 from attnscope.cli import output
 from attnscope.cli.completion import metrics as metric_names
 from attnscope.cli.figure_options import FIGURES, Drawing, kinds_of_file
-from attnscope.cli.groups import SETTING, build, command_line, option_group, recorded
+from attnscope.cli.groups import SETTING, build, command_line, of_run, option_group
 from attnscope.cli.options import Entries, Question, Relations, Results, TextRun, Top
 from attnscope.cli.place import PICTURES, TABLES
 from attnscope.cli.show import FEW, Show, draw, stream
@@ -199,8 +199,8 @@ def heads(
     from attnscope.cli.single import export_text, observe_text, report_checks
     from attnscope.keep.request import Request
 
-    options = recorded(asked, entries, question, ranking, printing, relations, drawing) | {"sort": ranking.by(question)}
     groups = (asked, entries, question, ranking.as_given(question), printing, relations, drawing)
+    options = of_run("heads", *groups) | {"sort": ranking.by(question)}
     style = partial(drawing.style, command_line("heads", *groups))
     kept = Request(
         view=entries.view(),

@@ -12,7 +12,7 @@ from typer import Argument, Context, Option
 
 from attnscope.cli import output
 from attnscope.cli.figure_options import DEPTH, FIGURES, Drawing, kinds_of_file
-from attnscope.cli.groups import SETTING, build, command_line, option_group, recorded
+from attnscope.cli.groups import SETTING, build, command_line, of_run, option_group
 from attnscope.cli.heads import GROUPS as OF_HEADS
 from attnscope.cli.heads import MeasuredEntries, Ranking, over_picture
 from attnscope.cli.options import Config, Exporting, Question, TextRun
@@ -114,7 +114,7 @@ def heatmap(
 
     groups = (asked, entries, question, ranking.as_given(question), pictures, drawing)
     drawn = pictures.out is not None
-    options = recorded(*groups) | {"sort": ranking.by(question)}
+    options = of_run("heatmap", *groups) | {"sort": ranking.by(question)}
     style, to = drawing.style(command_line("heatmap", *groups)), stream(only=not drawn)
     measured = not drawn or bool({"overview", "metrics", "top", DEPTH} & set(kinds))
     maps: MapFields = {"maps": "all"} if drawn else showing.maps(style, to)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.groups import option_group, recorded
+from attnscope.cli.groups import of_run, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Results, TextRun, Top
 from attnscope.cli.place import TABLES
@@ -66,7 +66,7 @@ def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
     from attnscope.cli.single import export_text, observe_text, report_checks
     from attnscope.keep.request import Request
 
-    options = recorded(asked, chosen, top, printing)
+    options = of_run("keys", asked, chosen, top, printing)
     entries = Entries(select=chosen.select, atlas=chosen.atlas, by=chosen.by)
     seen = observe_text(asked, entries, printing, options, Request(view=entries.view(), metrics=()))
     table = seen.key_table()

@@ -10,7 +10,7 @@ from typer import Option
 
 from attnscope import cells
 from attnscope.cli import output
-from attnscope.cli.groups import FIRST, HELD, option_group, recorded
+from attnscope.cli.groups import FIRST, HELD, of_run, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Question, Relations, Results, TextRun, Top
 from attnscope.cli.place import TABLES
@@ -128,7 +128,7 @@ def relations(asked: TextRun, entries: Related, question: Question, top: Top, pr
         group=listed.group,
         **question.asks(),
     )
-    options = recorded(asked, entries, question, top, printing, listed)
+    options = of_run("relations", asked, entries, question, top, printing, listed)
     seen = observe_text(asked, entries, printing, options, keep)
     if printing.out:
         export_text(seen, printing, options=options, figures=(), spreadsheet=printing.spreadsheet, **listed.written())

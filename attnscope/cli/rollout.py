@@ -10,7 +10,7 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.figure_options import Map
-from attnscope.cli.groups import FIRST, command_line, option_group, recorded
+from attnscope.cli.groups import FIRST, command_line, of_run, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Relations, Results, Selected, TextRun, Top
 from attnscope.cli.place import PICTURES, TABLES
@@ -66,7 +66,7 @@ def rollout(asked: TextRun, top: Top, printing: Rolled, units: Units, drawing: M
     from attnscope.cli.single import export_text, observe_text, report_checks
     from attnscope.keep.request import Request
 
-    options = recorded(asked, top, printing, units, drawing)
+    options = of_run("rollout", asked, top, printing, units, drawing)
     seen = observe_text(asked, Selected(), printing, options, Request(metrics=(), rollout=units.group or "bins"))
     table = seen.rollout_table(units.keys_per_query, units.min_weight)
     if printing.out:

@@ -10,7 +10,7 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.figure_options import Scale
-from attnscope.cli.groups import FIRST, fill, option_group, recorded
+from attnscope.cli.groups import FIRST, fill, of_run, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Question, Results, TextRun
 from attnscope.cli.place import TABLES
@@ -82,7 +82,7 @@ def text(
     from attnscope.keep.request import Request
     from attnscope.looks import look_table, looks
 
-    options = recorded(asked, chosen, question, mean, printing, colours)
+    options = of_run("text", asked, chosen, question, mean, printing, colours)
     entries = Entries(select=chosen.select, atlas=chosen.atlas, by=chosen.by)
     keep = Request(view=entries.view(), metrics=(), per_token=True, **question.asks())
     seen = observe_text(asked, entries, printing, options, keep)

@@ -20,12 +20,14 @@ from typing import Any
 from attnscope.errors import UsageError
 from attnscope.files import check_schema, jsonable, read_json, save_json
 from attnscope.folder.claim import OVER, another, changes, writable
+from attnscope.shown import visible
 from attnscope.stacks import STACKS
 from attnscope.text.prompt import Medium, Prompt, Span
 
 SCHEMA = "run/4"  # of a folder; goes up when a file or a column is renamed, or means something else
 BEFORE = "run/3"  # whose heads.csv has the text's role alone, as `role`: what reads it knows that
 NAME, MARK = "manifest.json", "unfinished.json"
+COMMAND = "command"  # which command line made it; of Python there is none
 PROMPT, TARGET = "prompt", "target_prompt"  # where a manifest says the tokens of a text, and of its target
 # Options that say where a run comes from, where it goes and what it may do; the rest says what it is.
 AROUND = frozenset(
@@ -42,7 +44,12 @@ MOST_SAID, LONGEST_SAID = 4, 40
 
 
 def run_facts(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a manifest by which runs are told apart; facts: the model, its device and dtype, and more."""
+    """The part of a manifest by which runs are told apart; facts: the model, its device and dtype, and more.
+
+    options: what was asked for, and under COMMAND by which command line.
+    """
+    facts = {**facts, COMMAND: options[COMMAND]} if COMMAND in options else facts
+    options = {name: value for name, value in options.items() if name != COMMAND}
     text = {"sha256": prompt.sha256, "tokens": len(prompt), "removed_tokens": prompt.removed}
     said: dict[str, Any] = jsonable({"text": text, "options": options, "prompt": tokens_of(prompt)})
     return {"schema": SCHEMA, **facts, **said}
@@ -107,11 +114,11 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def check(folder: Path, now: Mapping[str, Any], force: bool) -> None:
-    """Raise UsageError, which says what differs, where another run lies in the folder; force lets it be written over.
+    """Raise UsageError, which says which run lies in the folder where it is another; force lets it be written over.
 
     What a run left that was stopped may be taken over by any other.
     """
-    path, found = folder / NAME, list[str]()
+    path, found, before = folder / NAME, list[str](), dict[str, Any]()
     if not force and path.exists():
         before = _of_any_version(path)
         check_schema(before, SCHEMA, folder, OVER)
@@ -119,6 +126,9 @@ def check(folder: Path, now: Mapping[str, Any], force: bool) -> None:
     elif not force and not (folder / MARK).exists():
         found = [f"{name}, which no manifest lists" for name in sorted(_ours(folder))[:1]]
     if found:
+        made, text = _command(before), f", of the text {_shown(before)}" * (not _same_text(before, now))
+        if made.split(" ")[:1] != _command(now).split(" ")[:1] and made:
+            raise UsageError(f"{folder} holds a run of `{_cut(made)}`{text}", OVER)
         more = f"; {len(found) - MOST_SAID} more" * (len(found) > MOST_SAID)
         raise another(folder, "run", f": {'; '.join(found[:MOST_SAID])}{more}")
 
@@ -215,9 +225,18 @@ def _shown(said: Mapping[str, Any]) -> str:
     return f"{_short(prompt.get('text'))} ({_short(tokens)} tokens{answer})"
 
 
+def _command(said: Mapping[str, Any]) -> str:
+    """The command line that a manifest names, "" where it names none."""
+    command = said.get(COMMAND)
+    return visible(command[: LONGEST_SAID + 1]) if isinstance(command, str) else ""
+
+
 def _short(value: Any) -> str:
     """A value for a message: on one line, in letters that show."""
-    text = repr(value[: LONGEST_SAID + 1] if isinstance(value, str) else value)
+    return "not given" if value is None else _cut(repr(value[: LONGEST_SAID + 1] if isinstance(value, str) else value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= LONGEST_SAID else f"{text[:LONGEST_SAID]}…"
 
 

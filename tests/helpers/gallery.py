@@ -42,8 +42,8 @@ FILES = (
         "overview",
         "All heads",
         "Every head of every layer as a thumbnail, framed by its role, on a passage that occurs twice.",
-        f"attnscope heatmap {STORY} --out runs/story",
-        "runs/story/overview.png",
+        f"attnscope heatmap {STORY} --out runs/overview",
+        "runs/overview/overview.png",
     ),
     Entry(
         "layer",
