@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from attnscope.ask import Ask, How
 from attnscope.calls.texts import read_texts
-from attnscope.errors import UnknownOptionError, UsageError, hints_of
+from attnscope.errors import UnknownOptionError, UsageError, hints_of, nearest
 from attnscope.face import Capture
 from attnscope.keep.view import View
 from attnscope.media.sound import sound_of
@@ -151,7 +150,7 @@ def _instead(name: str, value: object) -> str:
         return f"ask for request=Request({given})"
     if name in loading:
         return f"give it to attnscope.load(MODEL, {given})"
-    alike = next(iter(get_close_matches(name, [*own, *view, *request, *loading], 1, cutoff=0.7)), None)
+    alike = nearest(name, [*own, *view, *request, *loading])
     return f"it has {', '.join(own)}" if alike is None or alike in own else _instead(alike, value)
 
 

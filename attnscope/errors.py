@@ -4,7 +4,7 @@ The library raises these; the command line prints each as one line and leaves wi
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import wraps
 from inspect import get_annotations, signature
 from typing import ParamSpec, TypeVar
@@ -15,6 +15,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _OPTION = re.compile(r"\{(\w+)(?:=([^{}]*))?\}")
+NEAR = 0.66  # of difflib's ratio: one of three letters may be wrong (dpy, dpi), and `font_size` is not `quantize`
 _OR = re.compile(r"(; |,? or )(?!\{)")  # before a step that may be taken instead; `use {x} or {y}` is one
 
 
@@ -106,6 +107,17 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     text = (" ".join(lines[:2]) if lines[0].endswith(":") else lines[0]).rstrip(".")
     return text if len(text) <= 200 else text[:197] + "..."
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that somebody probably meant who wrote another; None where none is near.
+
+    >>> nearest("focsu", ["focus", "entropy"])
+    'focus'
+    """
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word, list(known), n=1, cutoff=NEAR)), None)
 
 
 def is_panic(error: BaseException) -> bool:

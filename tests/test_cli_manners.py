@@ -618,6 +618,18 @@ def test_a_disk_that_fills_up_while_writing(monkeypatch, tmp_path):
     assert [name for name, _ in tree(tmp_path)] == ["runs"]
 
 
+def test_a_folder_that_was_removed_is_named_and_help_is_not_refused(tmp_path, monkeypatch):
+    """Whatever the command: it said that standard output cannot be written, or PyTorch ended the process."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for words in (("heads", "the bank"), ("scan", "demo", "--dry-run"), ("doctor",)):
+        assert call(*words).refusal == (
+            "attnscope: the folder that this shell is in was removed; change to another, for example: cd ~"
+        )
+    assert call("heads", "--help").code == 0
+
+
 def test_a_folder_whose_name_is_not_utf8(tmp_path):
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
     result = call("heatmap", "--text", "a bank", "-q", "--out", folder).ok()

@@ -1,4 +1,4 @@
-"""Settings: what `--set NAME=VALUE` takes, and settings that are typed as options."""
+"""Settings: what `--set NAME=VALUE` takes, and settings that are typed as options; words that a command lacks."""
 
 import re
 from functools import partial
@@ -9,6 +9,8 @@ from attnscope.cli import run
 from attnscope.cli.app import made
 from attnscope.cli.groups import parameters
 from attnscope.cli.heads import Ranking
+from attnscope.cli.refusals import meant
+from attnscope.cli.synonyms import SYNONYMS, by_key
 from attnscope.errors import UsageError
 from helpers.command_line import SENTENCE, call
 from helpers.commands import COMMANDS
@@ -75,24 +77,25 @@ def test_a_setting_as_an_option_is_as_set_gives_it(tmp_path):
     heads = ("heads", SENTENCE, "-q", "--sort", "entropy")
     assert call(*heads, "--ascending").ok().out == call(*heads, "--set", "ascending=true").ok().out
     assert call(*heads, "--ascending", "--set", "ascending=false").ok().out == call(*heads, "--ascending").ok().out
-    (tmp_path / "run.yaml").write_text("dpi: 5\n")
+    (tmp_path / "run.yaml").write_text("width: wide\n")
     assert call(*heads, "--config", str(tmp_path / "run.yaml")).code == USAGE
-    written = ("--config", str(tmp_path / "run.yaml"), "--dpi", "9", "--out", str(tmp_path / "o"))
-    assert "got 9" in refused(*heads, *written)
+    out = ("--out", str(tmp_path / "o"))
+    assert call(*heads, "--config", str(tmp_path / "run.yaml"), *out).code == USAGE
+    assert call(*heads, "--config", str(tmp_path / "run.yaml"), "--width", "page", *out).ok()
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("heads", "--dpi", "5", "a", "--out", "o"), "dpi: expected pixels per inch from 10 to 1200, got 5"),
+        (("heads", "--dpi", "5", "a", "--out", "o"), "--dpi: expected a whole number from 10 to 1,200, got '5'"),
         (("heatmap", "--width=wide", "a", "--out", "o"), "width: expected column or page, or inches from 1 to 60"),
-        (("heads", "a", "--title"), "Option '--title' requires an argument"),
-        (("batch", "c.jsonl", "--out", "o", "--num-actors", "0"), "'--num-actors': Input should be greater than or"),
+        (("heads", "a", "--title"), "--title: its value is missing; write --title TITLE"),
+        (("batch", "c.jsonl", "--out", "o", "--num-actors", "0"), "--num-actors: expected a whole number from 1 to"),
         (("scan", "demo", "--base", "gpt2"), "demo is no adapter"),
         (("heatmap", ".", "--out", "o", "--listen"), "--listen has no part in drawing . again"),
-        (("heads", "--dpy", "200"), "No such option: --dpy. Did you mean --dpi?"),
-        (("heads", "--tpo", "3"), "No such option: --tpo. Did you mean --top?"),
-        (("heads", "--zzzz"), "No such option: --zzzz; `attnscope heads --help all` lists what there is"),
+        (("heads", "--dpy", "200"), "No such option: --dpy; did you mean --dpi?"),
+        (("heads", "--tpo", "3"), "No such option: --tpo; did you mean --top?"),
+        (("heads", "--zzzz"), "No such option: --zzzz; `attnscope heads --help all` lists all options"),
     ],
 )
 def test_what_is_said_of_a_setting_as_an_option(arguments, says):
@@ -106,15 +109,15 @@ def test_help_is_the_same_where_a_setting_was_typed():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("dpy=200", "--set: there is no setting 'dpy'; did you mean 'dpi'?"),
+        ("dpy=200", "--set: there is no setting 'dpy'; did you mean --dpi?"),
         ("config=x", "--set: there is no setting 'config'"),
         ("given=x", "--set: there is no setting 'given'"),
-        ("=3", "--set: there is no setting ''; `attnscope heads --help all` lists them"),
+        ("=3", "--set: there is no setting ''; the settings are base, task,"),
         ("dpi", "--set dpi: expected NAME=VALUE, got 'dpi'; write --set dpi=VALUE"),
-        ("dpi=wide", "--set dpi: Input should be a valid integer, unable to parse string as an integer, got 'wide'"),
-        ("scale=cubic", "--set scale: 'cubic' is not one of 'auto', 'linear', 'sqrt', 'log'; correct the value"),
+        ("dpi=wide", "--set dpi: expected a whole number from 10 to 1,200, got 'wide'"),
+        ("scale=cubic", "--set scale: expected auto, linear, sqrt or log, got 'cubic'; correct the value"),
         ("top=many", "--set top: expected a number from 1, or all, got 'many'; correct the value"),
-        ("listen=maybe", "--set listen: Input should be a valid boolean"),
+        ("listen=maybe", "--set listen: expected true or false, got 'maybe'"),
     ],
 )
 def test_what_set_does_not_take(given, says):
@@ -122,12 +125,12 @@ def test_what_set_does_not_take(given, says):
 
 
 def test_hyphens_are_taken_for_underscores():
-    assert "per_head_scale: Input should be" in refused("heads", SENTENCE, "--set", "per-head-scale=maybe")
+    assert "per_head_scale: expected true or false" in refused("heads", SENTENCE, "--set", "per-head-scale=maybe")
 
 
 def test_a_range_holds_for_a_setting():
     refusal = refused("batch", "c.jsonl", "--out", "o", "--set", "num_actors=0")
-    assert "--set num_actors: Input should be greater than or equal to 1, got '0'" in refusal
+    assert "--set num_actors: expected a whole number from 1 to 10,000, got '0'" in refusal
 
 
 def test_errors_name_a_setting_as_the_command_takes_it():
@@ -146,7 +149,7 @@ HINTS = [  # what `explain` says of each, whose options they mostly are not
     ("leave out {max_tokens} and {truncate}", "leave out --max-tokens and --truncate, which `attnscope batch` takes"),
     ("use {truncate=left} or {truncate=right}", "use --truncate left or --truncate right"),
     ("leave out {max_mb}, or {why}", "leave out --max-mb, or --why, which `attnscope view` takes"),
-    ("leave out {change}", "`attnscope explain --help all` lists what there is"),  # of Python alone
+    ("leave out {change}", "`attnscope explain --help all` lists all options"),  # of Python alone
     ("choose another", "choose another"),
 ]
 
@@ -172,7 +175,7 @@ def test_no_hint_of_the_source_names_an_option_that_a_command_lacks(monkeypatch,
         for name in COMMANDS:
             run([name])
             said = capsys.readouterr().err.removeprefix("attnscope: no; ").rstrip("\n")
-            if said.endswith("lists what there is"):
+            if said.endswith("lists all options"):
                 continue
             other = re.search(r", which `attnscope (\w+)` takes$", said)
             named = set(re.findall(r"--set \w+|(?<![\w`-])--(?!set)[a-z-]+", said)) - own_words(hint)
@@ -191,3 +194,50 @@ def raised(error, *given):
 
 def test_a_group_is_made_without_its_settings():
     assert Ranking(top="3").ascending is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("keys", "a", "--query", "last"), "No such option: --query; it is an option of text, relations, "),
+        (("relations", "a", "--sort", "weight"), "No such option: --sort; it is an option of heads, heatmap; `attn"),
+        (("info", "--shard-size", "3"), "No such option: --shard-size; it is an option of batch; `attnscope info"),
+        (("heads", "a", "--layer", "3"), "--layer; did you mean --select (Layers and heads: 27, 27.3, L27H3"),
+        (("heads", "a", "-layers", "3"), "-layers; did you mean --select ("),
+        (("why", "a", "--heads", "1"), "--heads; did you mean --head?"),
+        (("info", "--layer", "3"), "--layer; --select is an option of "),
+        (("heads", "a", "-n", "3"), "-n; did you mean --top (Heads printed"),
+        (("heads", "a", "--json"), "--json; did you mean --format jsonl?"),
+        (("info", "--json"), "--json; did you mean --format json?"),
+        (("heads", "a", "--steps"), "--steps; `attnscope explain` does that; "),
+        (("view", "a", "--html", "x"), "--html; did you mean --out (Write the page"),
+        (
+            ("--quiet", "heads", "a"),
+            "--quiet comes before the command; write it after the command: attnscope heads --quiet",
+        ),
+        (("--verison",), "No such option: --verison; did you mean --version?"),
+        (("heads", "a", "-m"), "-m: its value is missing; write -m NAME\n"),
+        (("knockout", "a", "--how", "mas"), "--how: expected mask or zero, got 'mas'; did you mean mask?"),
+        (("heads", "a", "--set", "layer=3"), "--set: there is no setting 'layer'; did you mean --select ("),
+        (("heads", "a", "--set", "font=quantize"), "there is no setting 'font'; the settings are base, task, "),
+    ],
+)
+def test_a_word_that_is_not_there_names_what_was_meant(arguments, says):
+    assert says in refused(*arguments)
+
+
+def test_synonyms_are_of_options_and_commands_and_their_values_are_taken():
+    declared = [(key, one) for name in COMMANDS for key, one in by_key(made(name).groups).items()]
+    for key, _, value in (row.partition("=") for row in SYNONYMS):
+        taken = [one.choices for name, one in declared if name == key]
+        assert taken or key in COMMANDS, key
+        assert not value or any(not some or value in some for some in taken), (key, value)
+
+
+def test_an_option_of_another_command_is_named_with_it():
+    """Whatever one command has and another has not."""
+    own = {name: by_key(made(name).groups) for name in COMMANDS}
+    for name in ("keys", "info"):
+        for key in {key for others in own.values() for key in others} - own[name].keys():
+            guess = meant(key, own[name], name)
+            assert re.search("did you mean|does that|it is an option of", guess)

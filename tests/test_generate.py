@@ -730,9 +730,9 @@ def test_a_page_generates_for_both_its_sides_and_knows_their_answers(tmp_path: P
 
 LONG = "the" + " bank" * 505
 REFUSED = [
-    (("--generate", "0"), 2, "expected a number of new tokens from 1, got 0; use --generate 8"),
-    (("--generate", "-3"), 2, "expected a number of new tokens from 1"),
-    (("--generate", "many"), 2, "Invalid value for '--generate': "),
+    (("--generate", "0"), 2, "--generate: expected a whole number from 1 to 1,000,000,000, got '0'"),
+    (("--generate", "-3"), 2, "--generate: expected a whole number from 1"),
+    (("--generate", "many"), 2, "--generate: expected a whole number"),
     (("--generate", "2", "--answer", " x"), 2, "either generated or given; leave out --generate or --answer"),
     (("--answer", " "), 4, "the answer is empty; give an answer with at least one word, or use --generate 8"),
     (("--generate", "2", "--truncate", "left"), 2, "an answer follows the whole text"),

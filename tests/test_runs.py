@@ -434,7 +434,7 @@ HOSTILE = [
     ({"options": {"top": -1}}, 2, "top: expected a number from 1, or all, got '-1'"),
     ({"options": {"top_k": "²"}}, 2, "--top-k: expected a number from 1, or all, got '²'"),
     ({"options": {"device": {"a": 1}}}, 2, "device: expected text, got {'a': 1}"),
-    ({"options": {"annotate": "si"}}, 2, "annotate: Input should be a valid boolean"),
+    ({"options": {"annotate": "si"}}, 2, "annotate: expected true or false"),
     ({"options": {"sort": "no"}}, 2, "no metric is called 'no'"),
     ({"options": {"model": "./no"}}, 3, "there is no folder ./no"),
     ({"model": None}, 2, "the model or the options"),

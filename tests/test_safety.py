@@ -358,8 +358,8 @@ HUGE = "1" + "0" * 400
     [
         (("heads", *TEXT, "--set", "memory=1e999GB"), 2, "expected a size of memory, got '1e999GB'"),
         (("heads", *TEXT, "--set", "memory=" + "9" * 5000), 2, "expected a size of memory"),
-        (("heads", *TEXT, "--set", f"positions={HUGE}"), 2, "expected positions from 1 to"),
-        (("heads", *TEXT, "--set", "positions=0"), 2, "expected positions from 1 to"),
+        (("heads", *TEXT, "--set", f"positions={HUGE}"), 2, "--set positions: expected a whole number from 1 to"),
+        (("heads", *TEXT, "--set", "positions=0"), 2, "--set positions: expected a whole number from 1 to"),
         (("heads", *TEXT, "--device", "cuda:" + "9" * 5000), 2, "expected a device"),
         (("heads", *TEXT, "--device", "cuda:²"), 2, "expected a device"),
         (("heads", *TEXT, "--model", "a/b..c"), 3, "is neither a folder nor a Hub id"),

@@ -20,6 +20,7 @@ from attnscope.ask import Ask
 from attnscope.batch.items import Item, printable
 from attnscope.batch.job import Job
 from attnscope.batch.records import as_text
+from attnscope.batch.spans import ranges_of
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.inputs.given import reading
 from attnscope.inputs.made import reading_targets
@@ -151,11 +152,17 @@ def _said(item: Item, field: str) -> str:
     return value
 
 
-def _expression(item: Item, field: str) -> str:
-    """What a field of the item's record says of its tokens. Raises InputError where it says nothing."""
+def _expression(item: Item, field: str) -> str | None:
+    """What a field of the item's record says of its tokens; None of ranges, which need the text's tokens.
+
+    Raises InputError where it says nothing.
+    """
     value = item.says(field)
+    if ranges_of(value) is not None:
+        return None
     if type(value) not in (str, int):
-        raise InputError(f"field {field!r}: expected an expression for tokens, got {type(value).__name__}")
+        what = 'tokens, such as "bank" or "3-7", or ranges of characters, such as [[5, 9]]'
+        raise InputError(f"field {field!r}: expected {what}, got {brief(value)}")
     return str(value)
 
 

@@ -1,4 +1,4 @@
-"""The spans that a record gives of its text: `"spans": {"subject": [[5, 9]]}`, as ranges of characters."""
+"""What a record says of its text as ranges of characters: `"spans": {"subject": [[5, 9]]}`, `"key": [[5, 9]]`."""
 
 from __future__ import annotations
 
@@ -23,32 +23,66 @@ def given_spans(item: Item, prompt: Prompt, names: Sequence[str], chat: bool = F
     A cell of csv holds them as JSON; null is as if nothing stood there. Raises InputError for what are no ranges of
     characters of the text.
     """
-    given: Any = item.fields.get(FIELD)
-    if isinstance(given, str):
-        with suppress(ValueError, RecursionError):
-            given = json.loads(given or "null")
+    given: Any = _unpacked(item.fields.get(FIELD))
     if given is None:
         return {}
     if not isinstance(given, Mapping):
         raise InputError(f'field {FIELD!r}: expected {{"subject": [[5, 9]]}}, got {brief(given)}')
-    ranges = {name: given[name] for name in names if given.get(name) is not None}
-    if prompt.medium.sha256 and ranges:
-        raise InputError(f"field {FIELD!r} counts characters of a text that is read alone: name tokens instead")
-    if chat and ranges:
-        raise InputError(f"field {FIELD!r} counts characters of a text, and the chat template writes another")
-    return {name: _found(prompt, name, one) for name, one in ranges.items()}
+    named = {name: given[name] for name in names if given.get(name) is not None}
+    found = dict[str, Found | None]()
+    for name, value in named.items():
+        ranges = ranges_of(value)
+        if ranges is None:
+            raise InputError(f"span {name!r}: expected ranges like [[5, 9]], got {brief(value)}")
+        places = _found(prompt, f"span {name!r}", ranges, chat)
+        found[name] = None if places is None else Found(name, places)
+    return found
 
 
-def _found(prompt: Prompt, name: str, ranges: Any) -> Found | None:
-    if not (isinstance(ranges, list) and all(map(_is_pair, ranges))):
-        raise InputError(f"span {name!r}: expected ranges like [[5, 9]], got {brief(ranges)}")
+def given_tokens(item: Item, prompt: Prompt, field: str, chat: bool = False) -> Found | None:
+    """The tokens of the ranges in a field of the item's record; None where it names tokens by an expression.
+
+    Raises InputError for what are no ranges of characters of the text, and where no token is left of them.
+    """
+    ranges = ranges_of(item.says(field))
+    if ranges is None:
+        return None
+    places = _found(prompt, f"field {field!r}", ranges, chat)
+    if places is None:
+        raise InputError(f"field {field!r}: no token is left of the characters {ranges}")
+    return Found(json.dumps(ranges), places)
+
+
+def ranges_of(value: object) -> list[list[int]] | None:
+    """The ranges of characters that a value gives, a list of them or one; None for what is neither.
+
+    >>> ranges_of([[5, 9]]), ranges_of("[5, 9]"), ranges_of("Mary")
+    ([[5, 9]], [[5, 9]], None)
+    """
+    value = _unpacked(value)
+    ranges = [value] if _is_pair(value) else value
+    return ranges if isinstance(ranges, list) and all(map(_is_pair, ranges)) else None
+
+
+def _unpacked(value: Any) -> Any:
+    """A value of a record; of a cell of csv, what its JSON says, if it is that."""
+    if isinstance(value, str):
+        with suppress(ValueError, RecursionError):
+            return json.loads(value or "null")
+    return value
+
+
+def _found(prompt: Prompt, where: str, ranges: list[list[int]], chat: bool) -> tuple[int, ...] | None:
+    """The tokens that hold one of the characters, or a part of one; None where there is none. where: says which."""
+    if prompt.medium.sha256:
+        raise InputError(f"{where} counts characters of a text that is read alone: name tokens instead")
+    if chat:
+        raise InputError(f"{where} counts characters of a text, and the chat template writes another")
     for start, stop in ranges:
         if not 0 <= start < stop <= len(prompt.text):
-            raise InputError(
-                f"span {name!r}: {[start, stop]} is not a range of the text's {len(prompt.text)} characters"
-            )
-    positions = {at for place in touched(prompt.characters, ranges) for at in place}
-    return Found(name, tuple(sorted(positions))) if positions else None
+            raise InputError(f"{where}: {[start, stop]} is not a range of the text's {len(prompt.text)} characters")
+    places = touched(prompt.characters, [(start, stop) for start, stop in ranges])
+    return tuple(sorted({at for place in places for at in place})) or None
 
 
 def _is_pair(one: Any) -> bool:

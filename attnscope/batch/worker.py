@@ -15,7 +15,7 @@ from attnscope.batch.journal import Failure
 from attnscope.batch.replicas import Replicas
 from attnscope.batch.rows import Measured
 from attnscope.batch.shards import Shard
-from attnscope.batch.spans import given_spans
+from attnscope.batch.spans import given_spans, given_tokens
 from attnscope.errors import AttnscopeError, ForwardError, InputError, ModelError, UsageError
 from attnscope.memory import is_out_of_memory, keep_freed_memory
 from attnscope.model.geometry import with_tower
@@ -30,7 +30,7 @@ from attnscope.seam.generation import check_generates, say_ignored, translation
 from attnscope.selection import select_stacks
 from attnscope.stacks import SEQ2SEQ
 from attnscope.text.prompt import Prompt, from_ids
-from attnscope.text.tokens import Chosen, Found
+from attnscope.text.tokens import NOWHERE, Chosen, Found, naming
 
 KERNEL = "numba"
 KERNEL_TOKENS = 2  # times a batch's tokens: it makes no matrices, and what a batch costs in Python is paid less often
@@ -196,6 +196,12 @@ class Worker:
         asked, prompt = text.asked, text.prompt
         given = given_spans(text.item, prompt, asked.spans, self.job.chat) if asked.spans else {}
         left = [name for name in asked.spans if name not in given]
+        fields = {"query": self.job.query_field, "key": self.job.key_field}
+        ranges = {
+            name: found
+            for name, field in fields.items()
+            if field is not None and (found := given_tokens(text.item, prompt, field, self.job.chat))
+        }
 
         def spanned(chosen: Chosen, given: Mapping[str, Found | None]) -> Chosen:
             """With the spans that the record gives, which are of its text."""
@@ -204,9 +210,11 @@ class Worker:
         try:
             wanted = replace(asked, spans=left) if given else asked
             if text.target is None:
-                return spanned(wanted.chosen(prompt), given)
+                return naming(prompt, spanned(wanted.chosen(prompt), given), ranges)
             chosen = wanted.chosen(text.target, prompt)
-            return replace(spanned(chosen, {}), source=spanned(chosen.source or chosen, given))
+            source = naming(prompt, spanned(chosen.source or chosen, given), ranges)
+            target = naming(text.target, spanned(chosen, {}), dict.fromkeys(ranges, NOWHERE))
+            return replace(target, source=source)
         except UsageError as error:  # what a record says, or a pattern that takes too long on this text
             raise InputError(error.message) from error
 

@@ -78,7 +78,7 @@ def _dispatch(arguments: list[str]) -> int:
     except SystemExit as left:  # completion
         return int(left.code or 0)
     except typer.TyperException as error:
-        return _refuse(error)
+        return _refuse(error, arguments)
 
 
 def _in_words(error: AttnscopeError, arguments: Sequence[str]) -> str:
@@ -98,7 +98,7 @@ def _in_words(error: AttnscopeError, arguments: Sequence[str]) -> str:
             hint += f", which `attnscope {name}` takes" * (name != called)
             settings = {one.key for one in options.values() if one.is_setting}
             return AttnscopeError(error.message, hint).for_shell(settings)
-    return AttnscopeError(error.message, f"`attnscope {called} --help all` lists what there is").for_shell()
+    return AttnscopeError(error.message, f"`attnscope {called} --help all` lists all options").for_shell()
 
 
 def _options(command: str) -> Mapping[str, Parameter]:
@@ -109,23 +109,11 @@ def _options(command: str) -> Mapping[str, Parameter]:
     return parameters(*getattr(module_of(command), command).groups)
 
 
-def _refuse(error: typer.TyperException) -> int:
+def _refuse(error: typer.TyperException, arguments: Sequence[str]) -> int:
     """What typer itself refuses, in one line."""
-    from attnscope.cli.config import plainly
-    from attnscope.cli.help import whole_help
+    from attnscope.cli.refusals import refusal
 
-    context = getattr(error, "ctx", None)
-    message = plainly(error.format_message())
-    near = getattr(error, "possibilities", None)
-    if context is not None and near is not None:  # an option that does not exist
-        message = f"{error.message}. Did you mean {near[0]}?" if near else message
-    if context is None:
-        return _say(f"{message}; `attnscope --help` lists what there is", error.exit_code)
-    takes_text = any(one.name == "given" for one in context.command.params)
-    if takes_text and message.startswith("Got unexpected extra argument"):
-        quoted = "put a text of several words in quotes"
-        return _say(f"{message}; {quoted}, and see `{context.command_path} --help`", error.exit_code)
-    return _say(f"{message}; `{whole_help(context)}` lists what there is", error.exit_code)
+    return _say(refusal(error, arguments), error.exit_code)
 
 
 def _stopped(number: int, kept: str = "") -> int:
@@ -141,7 +129,8 @@ def _internal(error: Exception, arguments: Sequence[str]) -> int:
     if is_out_of_memory(error):
         return _say("out of memory; give a shorter text, or a smaller model or dtype", OUT_OF_MEMORY)
     if isinstance(error, OSError) and error.strerror:
-        where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "standard output"
+        named = isinstance(error.filename, str | bytes)
+        where = os.fsdecode(error.filename) if named else "standard output, or a file that the system does not name"
         return _say(f"cannot read or write {where}: {error.strerror}; check the path, and the room there", USAGE)
     _trace(error, arguments)
     first = (str(error).splitlines() or [""])[0]

@@ -9,7 +9,7 @@ from typer import Option
 
 from attnscope.cli.groups import FIRST, option_group
 from attnscope.cli.options import Config, Exporting, Format, Heads, Seed, Top
-from attnscope.cli.study_options import Sequences
+from attnscope.cli.study_options import MOST_SEQUENCES, MOST_SETS, Sequences
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ class Taken(Heads):
         Option(help="What replaces a head: its mean over other sequences; zero; another sequence's, which misinforms."),
         FIRST,
     ] = "mean"
-    random: Annotated[int, Option(min=0, help="Random sets of as many heads to hold each against.", metavar="N")] = 100
+    random: Annotated[
+        int, Option(min=0, max=MOST_SETS, help="Random sets of as many heads to hold each against.", metavar="N")
+    ] = 100
     controls: Annotated[
         Literal["unnamed", "all"],
         Option(help="Draw random sets from the heads that no set names, or from all heads."),
@@ -67,7 +69,9 @@ class On(Sequences, Seed, Top):
         FIRST,
     ] = None
     texts: Annotated[str | None, Option(help="A corpus: the loss of every next token.", metavar="FILE")] = None
-    sequences: Annotated[int, Option(min=2, help="Sequences or texts at most; intervals need 32.", metavar="N")] = 64
+    sequences: Annotated[
+        int, Option(min=2, max=MOST_SEQUENCES, help="Sequences or texts at most; intervals need 32.", metavar="N")
+    ] = 64
     top: Annotated[
         str | None,
         Option(

@@ -12,7 +12,7 @@ from attnscope.cli.batch_ray import address
 from attnscope.cli.figure_options import FIGURES, Drawing, names
 from attnscope.cli.groups import FIRST, HELD, SETTING, command_line, default_of, fill, held, option_group, parameters
 from attnscope.cli.heads import MeasuredEntries
-from attnscope.cli.load_options import EngineName, Loading
+from attnscope.cli.load_options import MOST_TOKENS, EngineName, Loading
 from attnscope.cli.options import GlobalTokens, Printing, Question, Relations, Spreadsheet, Tokens
 from attnscope.cli.place import TABLES as TABLE_FILES
 from attnscope.cli.study_options import Rehearsal
@@ -69,7 +69,7 @@ class Sources(GlobalTokens, Tokens):
     whole: Annotated[bool, Option(help="A .txt file is one text, not one text per line."), HELD, SETTING] = False
     max_tokens: Annotated[
         int | None,
-        Option(min=1, help="Cut texts to N tokens, on the right by default.", metavar="N"),
+        Option(min=1, max=MOST_TOKENS, help="Cut texts to N tokens, on the right by default.", metavar="N"),
         HELD,
     ] = None
 
@@ -167,7 +167,9 @@ class Dataset(Drawing, MeasuredEntries, Relations, Spreadsheet, Printing):
     to_stdout: Annotated[Literal["jsonl"] | None, Option(help="Print one JSON object per text instead."), FIRST] = None
     matrices: Annotated[bool, Option(help="Whole matrices too, float16 safetensors."), HELD] = False
     summary: Annotated[bool, Option(help="The corpus's own table too: means over the texts, with intervals.")] = False
-    shard_size: Annotated[int, Option(min=1, help="MiB per shard, about.", metavar="MIB"), HELD, SETTING] = 64
+    shard_size: Annotated[int, Option(min=1, max=2**20, help="MiB per shard, about.", metavar="MIB"), HELD, SETTING] = (
+        64
+    )
 
     def __post_init__(self) -> None:
         Relations.__post_init__(self)
@@ -207,7 +209,7 @@ class Work(Rehearsal):
     panel = "Dataset"
     batch_tokens: Annotated[
         int | None,
-        Option(min=1, help="Tokens per batch (default: by memory).", metavar="N"),
+        Option(min=1, max=MOST_TOKENS, help="Tokens per batch (default: by memory).", metavar="N"),
         SETTING,
     ] = None
     strict: Annotated[bool, Option(help="Stop at the first item that fails."), SETTING] = False
@@ -225,8 +227,12 @@ class Ray:
             metavar="[ADDRESS]",
         ),
     ] = None
-    num_actors: Annotated[int, Option(min=1, help="With --ray: models side by side.", metavar="N"), SETTING] = 1
-    num_gpus_per_actor: Annotated[float, Option(min=0, help="With --ray: GPUs of each.", metavar="N"), SETTING] = 0
+    num_actors: Annotated[
+        int, Option(min=1, max=10_000, help="With --ray: models side by side.", metavar="N"), SETTING
+    ] = 1
+    num_gpus_per_actor: Annotated[
+        float, Option(min=0, max=1_000, help="With --ray: GPUs of each.", metavar="N"), SETTING
+    ] = 0
 
     def cluster(self) -> Cluster | None:
         """Where the run goes when --ray was given."""

@@ -28,10 +28,18 @@ def as_typed(parameters: list[Any], ctx: Any) -> list[Any]:
 
 
 def _converted(one: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
-    """The value of a parameter, as Typer converts it where it has to be."""
+    """The value of a parameter, as Typer converts it where it has to be; an error of Typer's has it as `value`."""
+    from typer import BadParameter
+
     if value is None:
         return () if one.multiple or one.nargs == -1 else None
-    return value if _is_as_meant(one, value) else convert(ctx, value)
+    if _is_as_meant(one, value):
+        return value
+    try:
+        return convert(ctx, value)
+    except BadParameter as error:
+        error.value = value  # type: ignore[attr-defined]
+        raise
 
 
 def _is_as_meant(one: Any, value: Any) -> bool:

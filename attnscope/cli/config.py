@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli.figure_options import Drawing
 from attnscope.cli.groups import parameters
 from attnscope.cli.settings import AS_OPTIONS, converters, settings_of
-from attnscope.errors import UsageError
+from attnscope.cli.synonyms import alike, by_key, synonyms_of
+from attnscope.errors import UsageError, nearest
 from attnscope.shown import brief
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ def typed_settings(context: typer.Context, groups: tuple[type, ...], given: Sequ
         name, equals, value = one.partition("=")
         key = name.strip().replace("-", "_")
         if key not in keys:
-            hint = _nearest(key, keys) or f"`{context.command_path} --help all` lists them"
+            own = by_key(groups)
+            settings = ", ".join(key for key, one in own.items() if one.is_setting)
+            hint = alike(key, own) or f"the settings are {settings}"
             raise UsageError(f"--set: there is no setting {brief(name)}", hint)
         if not equals:
             raise UsageError(f"--set {key}: expected NAME=VALUE, got {brief(one)}", f"write --set {key}=VALUE")
@@ -87,24 +89,18 @@ def typed(context: typer.Context, groups: tuple[type, ...], where: str, name: st
     option = _option(context, groups, name)
     text = str(value) if isinstance(value, bool | int | float) else value
     parts = text if option.multiple else [text]
+    if not isinstance(parts, list) or not all(map(_can_be_typed, parts)):
+        kind = "a list of texts" if option.multiple else "text"
+        raise UsageError(f"{where}: expected {kind}, got {brief(text)}", "correct the value")
     try:
-        if not isinstance(parts, list) or not all(map(_can_be_typed, parts)):
-            raise BadParameter("expected a list of texts" if option.multiple else "expected text")
         return option.process_value(context, text)
     except BadParameter as error:
-        message = plainly(error.message)
-        got = "" if ", got " in message or brief(text) in message else f", got {brief(text)}"
-        raise UsageError(f"{where}: {message}{got}", "correct the value") from None
+        raise parameters(*groups)[name].refusal(where, text, error.message, "correct the value") from None
 
 
 def _option(context: typer.Context, groups: tuple[type, ...], name: str) -> Any:
     """The option or setting of a field, which converts its values."""
     return {**{one.name: one for one in context.command.params}, **converters(groups)}[name]
-
-
-def plainly(message: str) -> str:
-    """What Typer or pydantic says of a value, as one of our messages."""
-    return " ".join(message.replace("Value error, ", "").split()).rstrip(".")
 
 
 def _can_be_typed(value: object) -> bool:
@@ -229,10 +225,7 @@ def _strict() -> type:
 
 def _check_key(path: Path | str, name: object, keys: Mapping[str, str]) -> None:
     if name not in keys:
-        hint = _nearest(name, keys) or f"the keys are {', '.join(keys)}"
+        word = str(name).replace("-", "_")
+        near = next((key for key, _ in synonyms_of(word) if key in keys), nearest(word, keys))
+        hint = f"did you mean {near!r}?" if near else f"the keys are {', '.join(keys)}"
         raise UsageError(f"{path}: unknown key {brief(name)}", hint)
-
-
-def _nearest(name: object, keys: Mapping[str, str]) -> str:
-    close = get_close_matches(brief(name).strip("'").replace("-", "_"), keys, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else ""

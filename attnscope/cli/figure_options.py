@@ -60,7 +60,10 @@ class Look(Image):
         SETTING,
     ] = None
     dpi: Annotated[
-        int | None, Option(help="Pixels per inch (default: 120, for a paper 300).", metavar="N"), DRAWN, SETTING
+        int | None,
+        Option(min=10, max=1200, help="Pixels per inch (default: 120, for a paper 300).", metavar="N"),
+        DRAWN,
+        SETTING,
     ] = None
     cmap: Annotated[
         str | None,
@@ -96,7 +99,9 @@ class Scale:
     ] = "auto"
     floor: Annotated[
         float | None,
-        Option(help="Where a log scale begins, e.g. 0.001 (default: the least weight).", metavar="WEIGHT"),
+        Option(
+            min=0, max=1, help="Where a log scale begins, e.g. 0.001 (default: the least weight).", metavar="WEIGHT"
+        ),
         SETTING,
     ] = None
     sink: Annotated[

@@ -27,7 +27,8 @@ from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_ar
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from attnscope.shown import visible
+from attnscope.errors import UsageError, nearest
+from attnscope.shown import brief, visible
 
 T = TypeVar("T")
 UNSET = vars(typer.Option())
@@ -104,6 +105,24 @@ class Parameter:
         """The words that may be given; empty where others may be, too."""
         words = [one for one in (self.hint, *get_args(self.hint)) if get_origin(one) is Literal]
         return get_args(words[0]) if words else ()
+
+    @property
+    def expected(self) -> str:
+        """What may be given, as messages say it: `a whole number from 1`, `kv or none`; empty of a text."""
+        if self.choices:
+            return " or ".join(filter(None, (", ".join(self.choices[:-1]), self.choices[-1])))
+        kinds = {bool: "true or false", int: "a whole number", float: "a number"}
+        kind = next((words for kind, words in kinds.items() if kind in (self.hint, *get_args(self.hint))), "")
+        ends = zip(("from", "to"), (self.info.min, self.info.max), strict=True)
+        return " ".join([kind, *(f"{word} {end:,.15g}" for word, end in ends if end is not None)])
+
+    def refusal(self, where: str, value: Any, why: str, otherwise: str) -> UsageError:
+        """What is said of a value that it does not take. why: what its parser says. otherwise: the next step."""
+        own = why.removeprefix("Value error, ").rstrip(".")
+        expected = f"expected {self.expected}" if self.expected and not self.info.parser else own
+        near = nearest(value, self.choices) if isinstance(value, str) else None
+        got = "" if ", got " in expected else f", got {brief(value)}"
+        return UsageError(f"{where}: {expected}{got}", f"did you mean {near}?" if near else otherwise)
 
     def for_typer(self, default: Any) -> inspect.Parameter:
         """The parameter of a function as typer reads it; MISSING is no default."""

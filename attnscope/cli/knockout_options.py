@@ -22,7 +22,7 @@ from attnscope.cli.options import (
     Top,
 )
 from attnscope.cli.place import PICTURES, TABLES, check_file
-from attnscope.cli.study_options import ManyTexts, Rehearsal, Sampled
+from attnscope.cli.study_options import MOST_SEQUENCES, MOST_SETS, ManyTexts, Rehearsal, Sampled
 from attnscope.errors import UsageError
 from attnscope.study.knockout.asked import DRAWS
 
@@ -117,9 +117,9 @@ class CacheBudgets(Generated):
         int | None,
         Option(help="Measure up to N tokens that the model itself puts after the text.", rich_help_panel=panel),
     ] = None
-    below: Annotated[float, Option(help="List the heads that lose less than this, for --select.", metavar="NATS")] = (
-        0.01
-    )
+    below: Annotated[
+        float, Option(min=0, max=1e6, help="List the heads that lose less than this, for --select.", metavar="NATS")
+    ] = 0.01
 
     def check(self, answered: Answered, edges: Edges) -> None:
         """Raise UsageError for what has no meaning with a budget, or without one."""
@@ -146,11 +146,18 @@ class Compared(Rehearsal, Sampled, Seed, Top):
     panel = "Corpus"
     dry_run: Annotated[bool, Option(rich_help_panel=panel)] = False
     random: Annotated[
-        int, Option(min=0, help="Draws to compare with: the same weights on other keys, and other heads.", metavar="N")
+        int,
+        Option(
+            min=0,
+            max=MOST_SETS,
+            help="Draws to compare with: the same weights on other keys, and other heads.",
+            metavar="N",
+        ),
     ] = DRAWS
     seed: Annotated[int, Option(help="Seed of the draws.", rich_help_panel=panel)] = 0
     sequences: Annotated[
-        int, Option(min=1, help="Texts at most; intervals need 32.", metavar="N", rich_help_panel=panel)
+        int,
+        Option(min=1, max=MOST_SEQUENCES, help="Texts at most; intervals need 32.", metavar="N", rich_help_panel=panel),
     ] = 64
 
 
@@ -199,10 +206,14 @@ def asked_texts(answered: Answered, edges: Edges, text: str | Sequence[int] | No
 def field_of(item: Item, name: str) -> str:
     """A field of a record as text. Raises InputError for what is none."""
     from attnscope.errors import InputError
+    from attnscope.shown import brief
 
     value = item.fields[name]
     if not isinstance(value, str | int) or isinstance(value, bool):
-        raise InputError(f"{item.id}: field {name!r}: expected text, got {type(value).__name__}", "write it in quotes")
+        example = "bank#2" if name in ("query", "key", "at") else "some words"
+        raise InputError(
+            f"{item.id}: field {name!r}: expected text, got {brief(value)}", f'write "{name}": "{example}"'
+        )
     return str(value)
 
 

@@ -8,6 +8,7 @@ from typer import BadParameter, Option
 
 from attnscope.cli.completion import models, offer
 from attnscope.cli.groups import FIRST, HELD, SETTING, fill, option_group
+from attnscope.shown import brief
 
 if TYPE_CHECKING:
     from attnscope.model.options import LoadOptions
@@ -88,6 +89,7 @@ class Loading(Checkpoint):
     allow_pickle: Annotated[bool, Option(help="Read weights that are not safetensors."), SETTING] = False
 
 
+MOST_TOKENS = 10**9  # of a text, a batch, an answer
 ENGINE_WORDS = ("auto", "eager", "fused")  # that --help lists; others are one way of these
 
 
@@ -97,7 +99,7 @@ def engine_word(text: str) -> str:
         from attnscope.seam.engines import ENGINES
 
         if text not in ENGINES:
-            raise BadParameter(f"{text!r} is not one of {', '.join(map(repr, ENGINE_WORDS))}.")
+            raise BadParameter(f"expected {', '.join(ENGINE_WORDS[:-1])} or {ENGINE_WORDS[-1]}, got {brief(text)}")
     return text
 
 
@@ -138,6 +140,13 @@ class EngineChoice(Memory):
 
     listen: Annotated[bool, Option(help="Fused: keep the model's own attention call, too."), SETTING] = False
     positions: Annotated[
-        int | None, Option(help="Extend the model to so many positions, by linear rope scaling.", metavar="N"), SETTING
+        int | None,
+        Option(
+            min=1,
+            max=MOST_TOKENS,
+            help="Extend the model to so many positions, by linear rope scaling.",
+            metavar="N",
+        ),
+        SETTING,
     ] = None
     verify: Annotated[bool, Option(help="Check every layer against the oracle, as `parity` does.")] = False

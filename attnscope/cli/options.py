@@ -9,7 +9,6 @@ marked SETTING: `--set NAME=VALUE` gives them.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from dataclasses import replace
@@ -20,7 +19,7 @@ from typer import Argument, Option
 
 from attnscope.cli.completion import models
 from attnscope.cli.groups import FIRST, HELD, SETTING, UNRECORDED, option_group
-from attnscope.cli.load_options import Checkpoint, EngineChoice, Loading
+from attnscope.cli.load_options import MOST_TOKENS, Checkpoint, EngineChoice, Loading
 from attnscope.cli.place import TABLES, check_out, suffix_of
 from attnscope.errors import UsageError
 from attnscope.model.options import DEMO
@@ -197,7 +196,13 @@ class Generated:
 
     panel = "Text"
     generate: Annotated[
-        int | None, Option(help="Let the model continue for up to N tokens, greedily, and read them too.", metavar="N")
+        int | None,
+        Option(
+            min=1,
+            max=MOST_TOKENS,
+            help="Let the model continue for up to N tokens, greedily, and read them too.",
+            metavar="N",
+        ),
     ] = None
 
 
@@ -257,7 +262,9 @@ class Selected:
     panel = "Attention"
     select: Annotated[
         str | None,
-        Option("-s", help="Heads: 27, 27.3, L27H3, 0-3.*, last (layer), *.0, @ROLE; by commas.", metavar="HEADS"),
+        Option(
+            "-s", help="Layers and heads: 27, 27.3, L27H3, 0-3.*, last (layer), *.0, @ROLE; by commas.", metavar="HEADS"
+        ),
         FIRST,
         HELD,
     ] = None
@@ -455,7 +462,9 @@ class Relations:
         Option(help="Keys that are kept of every query, strongest first: a number, or all.", metavar="N|all"),
         HELD,
     ] = "5"
-    min_weight: Annotated[float | None, Option(help="Leave out smaller entries.", metavar="WEIGHT"), HELD] = None
+    min_weight: Annotated[
+        float | None, Option(min=-1e6, max=1e6, help="Leave out smaller entries.", metavar="WEIGHT"), HELD
+    ] = None
     group: Annotated[
         Literal["words", "sentences"] | None,
         Option(help="Relations of words or sentences: sum over keys, mean over queries."),
@@ -464,8 +473,6 @@ class Relations:
 
     def __post_init__(self) -> None:
         _ = self.keys_per_query
-        if self.min_weight is not None and math.isnan(self.min_weight):
-            raise UsageError("--min-weight: expected a number, got nan", "write --min-weight 0.1")
 
     @property
     def keys_per_query(self) -> int | None:

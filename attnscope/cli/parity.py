@@ -38,7 +38,10 @@ class Tolerance:
     """What the model is held to."""
 
     atol: Annotated[
-        float, Option(help="What weights, and outputs relative to their norm, may differ by.", metavar="SIZE")
+        float,
+        Option(
+            min=0, max=1000, help="What weights, and outputs relative to their norm, may differ by.", metavar="SIZE"
+        ),
     ] = 1e-5
     whole: Annotated[
         bool,
@@ -47,10 +50,6 @@ class Tolerance:
             "files. Takes the memory of two models."
         ),
     ] = False
-
-    def __post_init__(self) -> None:
-        if not self.atol >= 0:
-            raise UsageError(f"--atol: expected a size from 0, got {self.atol}", "leave it out for 1e-5")
 
 
 @option_group

@@ -12,6 +12,7 @@ from attnscope.cli.groups import FIRST, UNRECORDED, option_group
 from attnscope.cli.knockout_options import Answered, Compared, field_of
 from attnscope.cli.options import Config, Exporting, Format, Named, Selected
 from attnscope.cli.place import PICTURES, TABLES
+from attnscope.cli.study_options import MOST_SEQUENCES, MOST_SETS
 from attnscope.errors import UsageError
 from attnscope.intervene.what import What
 from attnscope.study.patching.over import Method, Over
@@ -86,12 +87,14 @@ class BesideOthers(Compared):
 
     panel = "Corpus"
     random: Annotated[
-        int, Option(min=0, help="Sets of as many other heads to compare with, of --over none.", metavar="N")
+        int,
+        Option(min=0, max=MOST_SETS, help="Sets of as many other heads to compare with, of --over none.", metavar="N"),
     ] = 100
     seed: Annotated[int, Option(help="Seed of the sets.", rich_help_panel=panel)] = 0
     dry_run: Annotated[bool, Option(rich_help_panel=panel)] = False
     sequences: Annotated[
-        int, Option(min=1, help="Pairs at most; intervals need 32.", metavar="N", rich_help_panel=panel)
+        int,
+        Option(min=1, max=MOST_SEQUENCES, help="Pairs at most; intervals need 32.", metavar="N", rich_help_panel=panel),
     ] = 64
 
 

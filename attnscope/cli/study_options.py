@@ -9,6 +9,8 @@ from typer import Option
 from attnscope.cli.groups import FIRST, option_group
 
 FEW = 2  # sequences of a rehearsal: as many as a mean over others takes
+MOST_SEQUENCES = 1_000_000
+MOST_SETS = 100_000  # that are drawn to compare with
 
 
 @option_group
@@ -24,7 +26,9 @@ class Sampled:
     """How many sequences stand behind a number."""
 
     panel = "Corpus"
-    sequences: Annotated[int, Option(min=2, help="Sequences per probe; intervals need 32.", metavar="N"), FIRST] = 64
+    sequences: Annotated[
+        int, Option(min=2, max=MOST_SEQUENCES, help="Sequences per probe; intervals need 32.", metavar="N"), FIRST
+    ] = 64
 
 
 @option_group

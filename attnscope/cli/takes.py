@@ -14,8 +14,18 @@ from attnscope.cli.config import configured, flagged, keys_of, typed_settings
 from attnscope.cli.groups import build, for_typer
 from attnscope.cli.place import settle_figures
 from attnscope.cli.settings import Settings, settings_of, signed
+from attnscope.errors import UsageError
 
 CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+
+
+def check_place() -> None:
+    """Raise UsageError where the folder that a command runs in was removed: no path can be read from there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        hint = "change to another, for example: cd ~"
+        raise UsageError("the folder that this shell is in was removed", hint) from None
 
 
 def takes(
@@ -38,6 +48,7 @@ def takes(
 
     def give(run: Callable[..., int]) -> Callable[..., int]:
         def command(context: typer.Context, **given: Any) -> int:
+            check_place()
             settings = typed_settings(context, groups, given.pop("set", None))
             folder = given.get("given") if of_folder else None
             folder = Path(folder) if folder and os.path.isdir(folder) and folders(Path(folder)) else None

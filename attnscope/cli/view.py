@@ -46,9 +46,10 @@ class Pages(Config, OtherSide, Writing):
         str | None,
         Option(help="Take the logits of these heads apart, for the queries of --query or all.", metavar="HEADS"),
     ] = None
-    precision: Annotated[int, Option(help="Bits per weight.", metavar="8|16")] = 8
+    precision: Annotated[int, Option(min=8, max=16, help="Bits per weight.", metavar="8|16")] = 8
     max_mb: Annotated[
-        float, Option(help="Bin long maps over so many MB; heads of --select stay whole.", metavar="MB", min=0.1)
+        float,
+        Option(help="Bin long maps over so many MB; heads of --select stay whole.", metavar="MB", min=0.1, max=1e6),
     ] = 20.0
 
     def __post_init__(self) -> None:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import matplotlib as mpl
@@ -13,7 +12,7 @@ from matplotlib.colors import Colormap, ListedColormap, LogNorm, Normalize, Powe
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from attnscope import cells
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, nearest
 from attnscope.figures.style import OPEN, SIGNED, TAKEN, Quantity, Style
 
 BLANK = "#efefef"  # a key the query cannot see: light, so that it is never mistaken for a small weight
@@ -133,8 +132,8 @@ def cmap_of(style: Style, quantity: Quantity) -> Colormap:
 def find_cmap(name: str) -> Colormap:
     """The colour map of that name, blank cells transparent; UsageError with the nearest name when there is none."""
     if name not in mpl.colormaps:
-        near = get_close_matches(name, list(mpl.colormaps), n=1)
-        raise UsageError(f"no colour map {name!r}", f"did you mean {near[0]}?" if near else "viridis is the default")
+        near = nearest(name, mpl.colormaps)
+        raise UsageError(f"no colour map {name!r}", f"did you mean {near}?" if near else "viridis is the default")
     return mpl.colormaps[name].with_extremes(bad=(0, 0, 0, 0))
 
 

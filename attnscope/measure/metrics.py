@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.attention import questions as ask
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, nearest
 from attnscope.measure.definition import Metric
 from attnscope.measure.texts import Texts
 from attnscope.stacks import CAUSAL, ENCODER, GLOBAL, VISION, is_causal
@@ -482,12 +482,10 @@ def order_of(sort: str) -> tuple[str, bool]:
 
 
 def _named(name: str, shorts: Mapping[str, str]) -> str:
-    import difflib
-
     ids = {name.replace(" ", "_"): id for id, short in shorts.items() for name in (short, id)}
     found = ids.get(name.replace(" ", "_"))
     if found is None:
-        near = difflib.get_close_matches(name, ids, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "`attnscope metrics` lists them"
+        near = nearest(name, ids)
+        hint = f"did you mean {near!r}?" if near else "`attnscope metrics` lists them"
         raise UsageError(f"no metric is called {name!r}", hint)
     return found

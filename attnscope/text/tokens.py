@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
 from attnscope import shown
-from attnscope.errors import InputError, UsageError
+from attnscope.errors import InputError, UsageError, nearest
 from attnscope.stacks import OF_TWO_TEXTS, sides
 from attnscope.text.characters import touched
 from attnscope.text.expressions import KEYWORDS, Part, check_expression, compiled, defined, parse
@@ -111,6 +110,12 @@ def choose(
 
     named = {name: _span(prompt, name, defined, parts) for name in spans}
     return Chosen(_asking(prompt, found(query)), found(key), named)
+
+
+def naming(prompt: Prompt, chosen: Chosen, tokens: Mapping[str, Found]) -> Chosen:
+    """The same with these tokens of the text as its query or key. Raises as `choose`."""
+    query, key = tokens.get("query", chosen.query), tokens.get("key", chosen.key)
+    return replace(chosen, query=_asking(prompt, query), key=key)
 
 
 def _asking(prompt: Prompt, found: Found | None) -> Found | None:
@@ -370,8 +375,8 @@ def _near(prompt: Prompt, wanted: str) -> int:
     words: dict[str, int] = {}
     for word in prompt.words:
         words.setdefault(word.name.casefold()[:LONG], word.start)
-    like = get_close_matches(wanted.casefold()[:LONG], list(words)[:MOST_COMPARED], 1)
-    return words[like[0]] if like else 0
+    like = nearest(wanted.casefold()[:LONG], list(words)[:MOST_COMPARED])
+    return words[like] if like else 0
 
 
 def _listed(prompt: Prompt, near: int) -> str:

@@ -45,7 +45,12 @@ def test_a_record_says_what_is_its_own(folder: Path) -> None:
     [
         (Job(target_field="t"), {"t": 3}, "field 't': expected text, got int"),
         (Job(target_field="t"), {"a": ""}, "no field 't'; there are 'a'"),
-        (Job(query_field="q"), {"q": ["last"]}, "field 'q': expected an expression for tokens, got list"),
+        (
+            Job(query_field="q"),
+            {"q": ["last"]},
+            r"""field 'q': expected tokens, such as "bank" or "3-7", or .* \[\[5, 9\]\], got \['last'\]""",
+        ),
+        (Job(key_field="k"), {"k": [5, 9.5]}, r"or ranges of characters, such as \[\[5, 9\]\], got \[5, 9.5\]"),
         (Job(audio_field="s"), {"s": ["cat.png", "cat.png"]}, "field 's' names 2 files, and one sound is read"),
         (Job(picture_field="p"), {"p": "dog.png"}, "there is no file"),
     ],

@@ -155,13 +155,13 @@ def test_what_a_batch_file_cannot_say(tmp_path: Path, text: str, says: str) -> N
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("batch_tokens: 0", "batch_tokens: Input should be greater than or equal to 1, got '0'"),
-        ("num_actors: true", "num_actors: Input should be a valid integer, unable to parse string as an integer"),
-        ("num_gpus_per_actor: -1", "num_gpus_per_actor: Input should be greater than or equal to 0, got '-1'"),
-        ("num_gpus_per_actor: .nan", "num_gpus_per_actor: Input should be a valid number"),
-        ("num_gpus_per_actor: nan", "num_gpus_per_actor: Input should be greater than or equal to 0, got 'nan'"),
-        ("format: arrow", "format: 'arrow' is not one of 'parquet', 'csv', 'jsonl'"),
-        ("matrices: softmax", "matrices: Input should be a valid boolean, unable to interpret input, got 'softmax'"),
+        ("batch_tokens: 0", "batch_tokens: expected a whole number from 1 to 1,000,000,000, got '0'"),
+        ("num_actors: true", "num_actors: expected a whole number from 1 to 10,000, got 'true'"),
+        ("num_gpus_per_actor: -1", "num_gpus_per_actor: expected a number from 0 to 1,000, got '-1'"),
+        ("num_gpus_per_actor: .nan", "num_gpus_per_actor: expected a number from 0"),
+        ("num_gpus_per_actor: nan", "num_gpus_per_actor: expected a number from 0 to 1,000, got 'nan'"),
+        ("format: arrow", "format: expected parquet, csv or jsonl, got 'arrow'"),
+        ("matrices: softmax", "matrices: expected true or false, got 'softmax'"),
     ],
 )
 def test_a_value_of_a_batch_file_is_what_the_option_takes(
@@ -185,11 +185,11 @@ WRONG = [
         2,
         "another/run.json is not written by attnscope batch, or is damaged; name another",
     ),
-    ("corpus.jsonl --out o --set batch_tokens=0", 2, "--set batch_tokens: Input should be greater than or equal to 1"),
+    ("corpus.jsonl --out o --set batch_tokens=0", 2, "--set batch_tokens: expected a whole number from 1"),
     (
         "corpus.jsonl --out o --ray --set num_actors=0",
         2,
-        "--set num_actors: Input should be greater than or equal to 1",
+        "--set num_actors: expected a whole number from 1",
     ),
     ("corpus.jsonl --out o --top-k 0", 2, "--top-k: expected a number from 1, or all"),
     ("corpus.jsonl --out o --tables head", 2, "--tables: expected one of heads, relations, got 'head'"),

@@ -26,7 +26,7 @@ FIELDS = ("--query-field", "asks", "--key-field", "of")
 FAILURES = {
     "c": "'bank' is not in the text",
     "e": "no field 'of'; there are 'asks'",
-    "f": "field 'of': expected an expression for tokens, got list",
+    "f": "field 'of': expected tokens, such as",
     "g": "/(/ is not a regular expression",
 }
 

@@ -152,7 +152,7 @@ def test_texts_without_a_span_are_counted(tmp_path: Path, tiny_folder: Path, cor
     [
         ([[0, 4]], "field 'spans': expected {\"subject\": [[5, 9]]}, got [[0, 4]]"),
         ("subject", "field 'spans': expected {\"subject\": [[5, 9]]}, got 'subject'"),
-        ({"subject": [0, 4]}, "span 'subject': expected ranges like [[5, 9]], got [0, 4]"),
+        ({"subject": [0, "4"]}, "span 'subject': expected ranges like [[5, 9]], got [0, '4']"),
         ({"subject": "Mary"}, "span 'subject': expected ranges like [[5, 9]], got 'Mary'"),
         ({"subject": [[0, 4.0]]}, "span 'subject': expected ranges like [[5, 9]], got [[0, 4.0]]"),
         ({"subject": [[False, True]]}, "span 'subject': expected ranges like [[5, 9]], got [[False, True]]"),
@@ -197,6 +197,36 @@ def test_spans_in_csv_and_parquet(tmp_path: Path, tiny_folder: Path) -> None:
         assert found == ["2", "1", None]
 
 
+def test_the_fields_of_query_and_key_take_ranges_as_spans_do(tmp_path: Path, tiny_folder: Path, corpus: Path) -> None:
+    """One range, or several, or an expression, each record as it likes; the same tokens have the same numbers."""
+    text = "Mary saw the river bank and John saw Mary"
+    asks = [("last", "river,bank"), ([[37, 41]], [13, 23]), ("[37, 41]", "[[13, 18], [19, 23]]"), (-1, [[14, 21]])]
+    given = [{"text": text, "asks": query, "of": key} for query, key in asks]
+    fields = ("--query-field", "asks", "--key-field", "of")
+    batch(written(corpus, given), tiny_folder, tmp_path / "out", *HEADS, *fields).ok()
+    first, *others = ([row["key"], row["query"]] for row in rows(tmp_path / "out", "texts"))
+    assert first == ["7-8", "18"]
+    assert others == [["7-8", "17-18"], ["7-8", "17-18"], ["7-8", "18"]]
+    masses = [row["mass"] for row in rows(tmp_path / "out", "heads")]
+    assert masses[:16] == pytest.approx(masses[48:], abs=1e-6)
+    assert masses[16:32] == pytest.approx(masses[32:48], abs=1e-6)
+    assert masses[:16] != pytest.approx(masses[16:32], abs=1e-3)
+
+
+def test_ranges_of_query_and_key_fail_their_texts_alone(tmp_path: Path, tiny_folder: Path, corpus: Path) -> None:
+    keys = [[[0, 99]], [[16, 21]], [], [[0, 3]]]
+    flags = ("--key-field", "of", "--max-tokens", "3")
+    given = [{"text": "the bank of the river", "of": key} for key in keys]
+    assert batch(written(corpus, given), tiny_folder, tmp_path / "out", *HEADS, *flags).code == 1
+    failures = json_lines((tmp_path / "out" / "failures.jsonl").read_bytes())
+    assert [one["reason"] for one in failures] == [
+        "field 'of': [0, 99] is not a range of the text's 21 characters",
+        "field 'of': no token is left of the characters [[16, 21]]",
+        "field 'of': no token is left of the characters []",
+    ]
+    assert [row["key"] for row in rows(tmp_path / "out", "texts")] == ["1"]
+
+
 def test_what_was_cut_off_is_not_there(tmp_path: Path, tiny_folder: Path, corpus: Path) -> None:
     records = [{"text": "the bank of the river", "spans": {"head": [[0, 12]], "tail": [[16, 21]]}}]
     flags = ("--spans", "head,tail", "--max-tokens", "3")
@@ -233,7 +263,7 @@ def test_every_text_is_cut(
         (("--spans", ""), "a span is a name, or a name and what it means, got ''"),
         (("--spans", "bad=/(/"), "is not a regular expression"),
         (("--spans", "a=Mary", "--define", "a=John"), "the group 'a' is defined twice"),
-        (("--max-tokens", "0"), "Invalid value for '--max-tokens'"),
+        (("--max-tokens", "0"), "--max-tokens: expected a whole number from 1 to 1,000,000,000, got '0'"),
         (("--max-tokens", "513"), "texts of 513 tokens are too long: the model reads at most 512"),
     ],
 )

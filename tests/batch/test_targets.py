@@ -91,6 +91,21 @@ def test_every_text_has_the_rows_that_it_has_alone(models: dict[str, str], given
     assert {one["id"]: one["reason"] for one in failures} == FAILURES
 
 
+def test_ranges_are_of_the_text_and_not_of_the_target(models: dict[str, str], tmp_path: Path) -> None:
+    record = {"text": "the new bank", "said": "river", "of": [[8, 12]]}
+    flags = ("--target-field", "said", "--tables", "heads", "--key-field")
+    keys = {}
+    for name, of in (("ranges", [8, 12]), ("words", "bank")):
+        corpus = written(tmp_path / f"{name}.jsonl", [{**record, "of": of}])
+        batch(corpus, models["t5"], tmp_path / name, *flags, "of").ok()
+        [row] = rows(tmp_path / name, "texts")
+        masses = [one["mass"] or 0 for one in rows(tmp_path / name, "heads")]
+        keys[name] = (json.loads(row["key"]), masses)
+    assert keys["ranges"][0] == keys["words"][0]
+    assert keys["ranges"][0]["decoder"] is None
+    assert keys["ranges"][1] == pytest.approx(keys["words"][1])
+
+
 def test_the_relations_are_the_models_own_weights(models: dict[str, str], corpus: str, tmp_path: Path) -> None:
     """A second spelling: the model loaded by transformers, read by its own attentions; the first stands in no batch."""
     batch(corpus, models["bart"], tmp_path / "out", "--target-field", "said", "--top-k", "all", "--select", "cross,dec")

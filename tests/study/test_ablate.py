@@ -317,9 +317,13 @@ def test_what_it_would_take_is_said_before_anything_is_run(tmp_path):
         (["--select", "3.0", "--on", "copy", "--texts", "a.txt"], 2, "--texts was given, and --on copy"),
         (["--select", "3.0", "--on", "nowhere.jsonl"], 4, "there is no file nowhere.jsonl; check the path\n"),
         (["--select", "3.0", "--texts", "nowhere.txt"], 2, "there is no file nowhere.txt"),
-        (["--select", "3.0", "--replace", "noise"], 2, "'noise' is not one of 'mean', 'zero', 'resample'"),
-        (["--select", "3.0", "--sequences", "1"], 2, "Invalid value for '--sequences'"),
-        (["--select", "3.0", "--random", "-1"], 2, "Invalid value for '--random'"),
+        (["--select", "3.0", "--replace", "noise"], 2, "expected mean, zero or resample, got 'noise'"),
+        (
+            ["--select", "3.0", "--sequences", "1"],
+            2,
+            "--sequences: expected a whole number from 2 to 1,000,000, got '1'",
+        ),
+        (["--select", "3.0", "--random", "-1"], 2, "--random: expected a whole number from 0 to 100,000, got '-1'"),
     ],
 )
 def test_bad_inputs_in_one_line(arguments, code, said):

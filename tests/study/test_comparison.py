@@ -406,8 +406,8 @@ def small(tmp_path_factory):
         ),
         (("--text", "the bank", "--compare-text", "a", "--select", "9"), 2, "names layer 9"),
         (("--text", "the bank", "--compare-text", "a", "--set", "memory=much"), 2, "expected a size of memory"),
-        (("--text", "a", "--compare-text", "b", "--format", "json5"), 2, "'json5' is not one of"),
-        (("--text", "a", "--compare-text", "b", "--align", "words"), 2, "'words' is not one of"),
+        (("--text", "a", "--compare-text", "b", "--format", "json5"), 2, "got 'json5'"),
+        (("--text", "a", "--compare-text", "b", "--align", "words"), 2, "expected position or text, got 'words'"),
         (
             ("--text", "the bank", "--compare-text", "the old bank", "--align", "position"),
             4,

@@ -77,7 +77,7 @@ def test_texts_with_fields(tmp_path):
         assert float(both["effect"]) == pytest.approx(sum(float(one["effect"]) for one in each) / 2, abs=1e-4)
     path.write_text(json.dumps({"text": BANK, "key": ["river"]}))
     wrong = call("knockout", "--texts", str(path))
-    assert re.search("field 'key': .* list", wrong.err)
+    assert "field 'key': expected text, got ['river']; write \"key\": \"bank#2\"" in wrong.err
 
 
 def test_a_rehearsal_says_what_would_be_done():

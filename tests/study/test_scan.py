@@ -391,7 +391,7 @@ def test_whatever_is_named_is_said_with_its_condition(kept, two):
     ("arguments", "said"),
     [
         (["--probe", "inducton"], "there is no probe 'inducton'; the probes are induction p10"),
-        (["--sequences", "1"], "Invalid value for '--sequences'"),
+        (["--sequences", "1"], "--sequences: expected a whole number from 2 to 1,000,000, got '1'"),
         (["--pool", "nowhere.txt"], "there is no file nowhere.txt"),
     ],
 )

@@ -20,7 +20,7 @@ from attnscope.model.geometry import Geometry
 from attnscope.selection import HeadsByRole, pairs, select
 from attnscope.text.reading import parsed_line, read_text
 
-CONTROLS = 100
+CONTROLS, MOST_SETS = 100, 100_000
 DrawnFrom = Literal["unnamed", "all"]  # the heads that random sets are drawn from: those that no set names, or all
 
 
@@ -112,6 +112,8 @@ def controls_of(
 
     by_kv: of whole kv groups. All combinations where there are no more; none where a layer has too few other heads.
     """
+    if count > MOST_SETS:
+        raise UsageError(f"expected at most {MOST_SETS:,} random sets, got {count:,}", "use {random=100}")
     taken, shared = {head for other in named for head in other.heads}, _shared(geometry, by_kv)
     free = {layer: _free(layer, heads, shared[layer], taken) for layer, heads in geometry.heads_by_layer.items()}
     wanted = {layer: heads // shared[layer] for layer, heads in one.per_layer.items()}

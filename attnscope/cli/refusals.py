@@ -1,0 +1,105 @@
+"""What Typer refuses, said in our words: a value that an option does not take, a word that a command does not have.
+
+What there is, is read off the commands' groups; `synonyms` has the words of other tools.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from attnscope.cli.app import COMMANDS, module_of
+from attnscope.cli.groups import Parameter, parameters
+from attnscope.cli.help import whole_help
+from attnscope.cli.synonyms import alike, by_key, synonyms_of
+from attnscope.errors import nearest
+from attnscope.shown import listed
+
+if TYPE_CHECKING:
+    import typer
+
+MANY = 4  # commands that a message names
+ALL_COMMANDS = "`attnscope --help` lists all commands"
+
+
+def refusal(error: typer.TyperException, arguments: Sequence[str]) -> str:
+    """What Typer refuses, in one line with the next step. arguments: the words behind `attnscope`."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    context, typed = getattr(error, "ctx", None), getattr(error, "option_name", "")
+    if context is None:
+        return _without_value(typed, arguments) or f"{message}; {ALL_COMMANDS}"
+    groups = getattr(context.command, "groups", None)
+    if groups is None:
+        return _before_a_command(context, typed, arguments) or f"{message}; {ALL_COMMANDS}"
+    listing = f"`{whole_help(context)}` lists all options"
+    if hasattr(error, "possibilities"):  # which only an option has that does not exist
+        return f"{instead(typed, str(context.command.name), groups, arguments)}; {listing}"
+    one = parameters(*groups).get(getattr(getattr(error, "param", None), "name", ""))
+    if one is not None and hasattr(error, "value"):
+        return one.refusal(f"--{one.spelled}", error.value, error.message, listing).for_shell()
+    if message.startswith("Got unexpected extra argument") and "given" in parameters(*groups):
+        return f"{message}; put a text of several words in quotes, and see `{context.command_path} --help`"
+    return f"{message}; {listing}"
+
+
+def instead(option: str, command: str, groups: Sequence[type], arguments: Sequence[str]) -> str:
+    """What to say of an option that a command does not have: what was probably meant, and where it is.
+
+    >>> instead("--limit", "keys", groups, ["keys", "--limit", "3"])
+    'No such option: --limit; did you mean --top (Rows printed on a terminal: a number, or all)?'
+    """
+    long = re.compile(re.escape(option) + "[a-z_-]{2,}")  # of `-layer`, Typer names -l
+    typed = next(filter(long.fullmatch, arguments), option) if len(option) == 2 else option
+    guess = meant(typed.lstrip("-").replace("-", "_"), by_key(groups), command)
+    return f"No such option: {typed}; {guess}" if guess else f"No such option: {option}"
+
+
+def meant(word: str, own: Mapping[str, Parameter], command: str) -> str:
+    """What a word probably means that a command does not know; empty where nothing is near.
+
+    own: the command's options and settings, by key.
+    """
+    synonyms = [key for key, _ in synonyms_of(word)]
+    if not own.keys() & set(synonyms):
+        for key in synonyms:
+            if key in COMMANDS and key != command:
+                return f"`attnscope {key}` does that"
+        if others := _elsewhere(word, own):
+            return f"it is {others}"
+    if guess := alike(word, own):
+        return guess
+    found = [(key, others) for key in synonyms if (others := _elsewhere(key, own))]
+    return "".join(f"--{key.replace('_', '-')} is {others}" for key, others in found[:1])
+
+
+def _groups(command: str) -> tuple[type, ...]:
+    groups: tuple[type, ...] = getattr(module_of(command), command).groups
+    return groups
+
+
+def _without_value(option: str, arguments: Sequence[str]) -> str:
+    """What to say of an option whose value is missing, of which Typer does not say whose it is; empty of another."""
+    own = parameters(*_groups(arguments[0])).values() if arguments and arguments[0] in COMMANDS else ()
+    one = next((one for one in own if option in (f"--{one.spelled}", *(one.info.param_decls or ()))), None)
+    return f"{option}: its value is missing; write {option} {one.metavar or 'VALUE'}" if one else ""
+
+
+def _before_a_command(context: typer.Context, option: str, arguments: Sequence[str]) -> str:
+    """What to say of an option before the name of the command; empty where nothing is near."""
+    called = next((one for one in arguments if one in COMMANDS), None)
+    if option and called:
+        return f"{option} comes before the command; write it after the command: attnscope {called} {option}"
+    near = nearest(option, [name for one in context.command.params for name in one.opts]) if option else None
+    return f"No such option: {option}; did you mean {near}?; {ALL_COMMANDS}" if near else ""
+
+
+def _elsewhere(key: str, own: Mapping[str, Parameter]) -> str:
+    """`an option of relations, text and 7 more`: the commands that have it, the one most like this command first."""
+    found = {name: by_key(_groups(name)) for name in COMMANDS}
+
+    def likeness(name: str) -> float:
+        return len(found[name].keys() & own) / len(found[name].keys() | own)
+
+    alike = sorted((name for name in found if key in found[name]), key=likeness, reverse=True)
+    return f"an option of {listed(alike, MANY)}" if alike else ""
