@@ -15,7 +15,6 @@ from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import ModelTexts, Printing, Selected, Writing
 from attnscope.cli.place import check_file
 from attnscope.cli.takes import takes
-from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 from attnscope.stacks import DECODER, prefix
 
