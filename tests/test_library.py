@@ -350,6 +350,7 @@ def test_an_export_is_what_the_command_writes(seen, tmp_path: Path, figures) -> 
     assert {str(path.relative_to(ours)) for path in written} == files.keys() == expected.keys()
     manifest, told = (json.loads(found.pop("manifest.json")) for found in (files, expected))
     assert (manifest.pop("options"), told.pop("options")["top"]) == ({}, "2")
+    assert told.pop("command").startswith("heads --top 2")
     assert manifest.pop("files").keys() == told.pop("files").keys()  # pictures name the command
     ask, asked = manifest.pop("ask"), told.pop("ask")
     assert ask.pop("keep") | {"weights": False, "maps": "all"} == asked.pop("keep")  # Python keeps whole matrices

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli.groups import FIRST, option_group
-from attnscope.cli.options import Config, Exporting, Format, Heads, Seed, Top
+from attnscope.cli.options import Config, Exporting, Format, Heads, Seed
 from attnscope.cli.study_options import MOST_SEQUENCES, MOST_SETS, Sequences
+from attnscope.cli.top import Top
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:

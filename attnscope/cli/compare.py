@@ -16,9 +16,10 @@ from attnscope.cli.groups import FIRST, UNRECORDED, command_line, fill, option_g
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.intervals import open_line
 from attnscope.cli.load_options import Memory
-from attnscope.cli.options import ModelTexts, OtherSide, Results, Selected, Top
+from attnscope.cli.options import ModelTexts, OtherSide, Results, Selected
 from attnscope.cli.study_options import ManyTexts
 from attnscope.cli.takes import takes
+from attnscope.cli.top import Top
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 from attnscope.stacks import SEQ2SEQ

@@ -15,8 +15,9 @@ from attnscope.cli.figure_options import DEPTH, Drawing, place_of_pictures
 from attnscope.cli.groups import command_line
 from attnscope.cli.heads_table import UNIFORM, Column
 from attnscope.cli.intervals import open_line
-from attnscope.cli.options import Results, Top
+from attnscope.cli.options import Results
 from attnscope.cli.place import write_file
+from attnscope.cli.top import Top
 from attnscope.errors import UsageError
 from attnscope.measure.metrics import KEPT_FIRST
 from attnscope.signals import unwinding

@@ -21,6 +21,7 @@ from attnscope.cli.completion import models
 from attnscope.cli.groups import FIRST, HELD, SETTING, UNRECORDED, option_group
 from attnscope.cli.load_options import MOST_TOKENS, Checkpoint, EngineChoice, Loading
 from attnscope.cli.place import TABLES, check_out, suffix_of
+from attnscope.cli.top import count, counted
 from attnscope.errors import UsageError
 from attnscope.model.options import DEMO
 
@@ -371,49 +372,6 @@ class Entries(Heads):
             raise UsageError(
                 f"logits can be negative and have no {scale} scale", "use {scale=linear} with --weights scores"
             )
-
-
-def count(text: str | int) -> str:
-    """What was given to an option `N|all`. Raises ValueError for what is neither."""
-    if text != "all" and not re.fullmatch(r"0*[1-9][0-9]{0,8}", str(text)):
-        raise ValueError(f"expected a number from 1, or all, got {str(text)[:20]!r}")
-    return str(text)
-
-
-def counted(text: str) -> int | None:
-    """The number behind what `count` takes, None for all."""
-    return None if text == "all" else int(text)
-
-
-@option_group
-class Top:
-    """How much of a table is printed."""
-
-    FEW = 40  # rows of a terminal's table where nobody says how many
-
-    top: Annotated[
-        str | None,
-        Option(
-            help="Rows printed, the first ones: a number, or all (default: 40 on a terminal, all in a pipe). Files in "
-            "--out have all.",
-            metavar="N|all",
-            parser=count,
-        ),
-    ] = None
-
-    @property
-    def shown(self) -> int | None:
-        """How many a person sees, None for all: as many as were asked for, else FEW."""
-        return self.FEW if self.top is None else counted(self.top)
-
-    def limit(self, format: str) -> int | None:
-        """How many are printed in a format, None for all: a table for a person has FEW where nobody says how many."""
-        return None if self.top is None and format != "table" else self.shown
-
-    def rest(self, count: int, of: int, what: str = "rows") -> list[str]:
-        """A line of how many are printed, where that is not all of them."""
-        more = "; --top N shows more, a pipe gets all" if self.top is None else "; --top all shows all"
-        return [f"{count:,} of {of:,} {what}{more}"] * (count < of)
 
 
 @option_group

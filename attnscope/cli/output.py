@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    from attnscope.cli.options import Top
+    from attnscope.cli.top import Top
 
 DATA_LINES = {**LINES, "\t": "\t"}
 STAGES, STAGE_SECONDS = "ATTNSCOPE_STAGES", 0.1  # json: stages are lines on stderr, at most so often

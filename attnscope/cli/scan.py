@@ -16,10 +16,11 @@ from attnscope.cli.groups import FIRST, command_line, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.info import Named
 from attnscope.cli.load_options import Loading
-from attnscope.cli.options import Config, Exporting, Format, Seed, Top
+from attnscope.cli.options import Config, Exporting, Format, Seed
 from attnscope.cli.scan_tables import contrasts, left_out, probe_names, scanned_sheet
 from attnscope.cli.study_options import Sequences
 from attnscope.cli.takes import takes
+from attnscope.cli.top import Top
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 

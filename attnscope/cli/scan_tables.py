@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table as RichTable
 
-    from attnscope.cli.options import Top
+    from attnscope.cli.top import Top
     from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.atlas.findings import Finding
     from attnscope.study.atlas.texts import OnTexts

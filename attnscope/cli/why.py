@@ -8,9 +8,9 @@ from attnscope.cli import output
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Top
 from attnscope.cli.place import write_file
 from attnscope.cli.takes import takes
+from attnscope.cli.top import Top
 from attnscope.cli.why_options import Logit, LogitText, WhyTable
 from attnscope.cli.why_table import logit_sheet, to_know
 from attnscope.signals import unwinding

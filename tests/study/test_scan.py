@@ -13,8 +13,8 @@ import pytest
 
 import attnscope
 from attnscope.cli import output
-from attnscope.cli.options import Top
 from attnscope.cli.scan_tables import contrasts, left_out, named_sheet, probe_sheet
+from attnscope.cli.top import Top
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.show.atlas import probe_panel, probes_note, save_probes

@@ -222,7 +222,7 @@ def test_what_is_left_out_is_said_on_stderr_and_in_the_page(tmp_path):
         ((SENTENCE, "-o", "{folder}/page"), "/page is not the name"),
         ((SENTENCE, "-o", "/dev/null/page.html"), "cannot write to /dev/null"),
         ((SENTENCE, "-o", "x.html", "--precision", "12"), "--precision: expected 8 or 16"),
-        ((SENTENCE, "-o", "x.html", "--max-mb", "0"), "'--max-mb'"),
+        ((SENTENCE, "-o", "x.html", "--max-mb", "0"), "--max-mb: expected a number from 0.1"),
         ((SENTENCE, "-o", "x.html", "--max-mb", "nan"), "--max-mb"),
         ((SENTENCE, "-o", "x.html", "--select", "9"), "'9' names layer 9"),
         ((SENTENCE, "-o", "x.html", "--compare-text", "a", "--compare-model", "demo"), "were both given"),
