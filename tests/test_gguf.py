@@ -258,6 +258,11 @@ def test_a_file_with_tensors_of_fewer_layers_than_it_states_is_refused_before_it
     assert "it states 900 layers, and has tensors of 2; convert the model again" in said
 
 
+def test_more_experts_than_any_model_has_are_refused_before_the_model_is_made(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", "qwen3moe", tiny("qwen3moe"), expert_count=2**31 - 1)
+    assert "'num_experts' is 2147483647, and no model has more than 1,000,000" in refusal(path)
+
+
 @pytest.mark.parametrize("key", ["block_count", "embedding_length"])
 def test_a_file_without_a_size_is_refused(tmp_path: Path, llama: torch.nn.Module, key: str) -> None:
     """transformers takes that of Llama 7B then."""

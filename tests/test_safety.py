@@ -11,12 +11,13 @@ import shutil
 import threading
 import unicodedata
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 from PIL import Image
 from safetensors.torch import load_file
+from transformers import CONFIG_MAPPING
 
 import attnscope
 from attnscope.batch.journal import Journal
@@ -24,7 +25,7 @@ from attnscope.cli import output
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.inputs.notes import _has_two_types
 from attnscope.model import hub
-from attnscope.model.checkpoint import check_tokenizer
+from attnscope.model.checkpoint import check_config, check_counts, check_tokenizer
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
 from attnscope.shown import LINE, LINES, MESSAGE, brief, in_a_line, visible
@@ -397,6 +398,51 @@ def test_a_top_beyond_any_integer_of_a_machine_is_refused() -> None:
 def test_a_model_type_of_another_type(folder: Path, value: object) -> None:
     edit_config(folder, model_type=value)
     assert "model_type" in refused("--model", str(folder))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_labels": 10**9},
+        {"text_config": {"num_hidden_layers": 10**9}},
+        {"vision_config": {"depths": [2, 10**9]}},
+        {"layers": [{"n_routed_experts": 10**6 + 1}]},
+        {"first_k_dense_replace": 10**9},
+        {"attention_heads": 10**9},
+    ],
+    ids=str,
+)
+def test_a_count_that_no_model_has_is_refused_before_transformers_makes_a_list_of_it(
+    folder: Path, changes: dict[str, object]
+) -> None:
+    edit_config(folder, **changes)
+    with pytest.raises(ModelError, match=r"config.json says that '\w+' is .*, and no model has more than 1,000,000"):
+        check_config(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_position_embeddings": 10**7, "n_positions": 10**7, "num_position_embeddings": 10**7, "rope_theta": 10**9},
+        {"num_labels": 10**6, "eos_token_id": 2**24, "ngram_vocab_size_base": 20_000_000, "n_ctx": 2**24},
+    ],
+    ids=str,
+)
+def test_positions_tokens_and_bases_may_be_large(folder: Path, changes: dict[str, object]) -> None:
+    edit_config(folder, **changes)
+    assert check_config(folder).items() >= changes.items()
+
+
+@pytest.mark.families
+def test_no_config_of_transformers_counts_more() -> None:
+    configs = {name: CONFIG_MAPPING[name] for name in CONFIG_MAPPING}
+    made = {}
+    for name, kind in configs.items():
+        with suppress(Exception):  # some need parts of their own
+            made[name] = kind().to_dict()
+    assert len(made) > 0.9 * len(configs)
+    for name, config in made.items():
+        check_counts(config, Path(name))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePath
@@ -23,6 +23,12 @@ from attnscope.shown import brief
 
 SMALL, TOKENIZER_BYTES = files.SMALL_BYTES, 2**30
 CHARSMAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]+)"')
+MOST_PARTS = 10**6
+# Keys of a config that count what a list or modules are made of: not positions, tokens or sizes, which may be larger.
+COUNT = re.compile(
+    r"(?:^|_)(?:num|n|nb)_(?!.*(?:position|ctx|token|embedding|vocab|sample|step))"
+    r"|(?:^|_)(?:layer|head|expert|label|block|stage|level|depth|kernel_size|replace)s?$"
+)
 DOCUMENTS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja")  # that transformers reads whole
 VOCABULARY_FILES = ("tokenizer.json", "*.model", "vocab*", "merges.txt", "tekken.json", "*.tiktoken", "dict.txt")
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
@@ -96,8 +102,26 @@ def check_config(folder: Path) -> dict[str, Any]:
     for key, kind, name in (("model_type", str, "a text"), ("auto_map", dict, "an object")):
         if not isinstance(config.get(key) or kind(), kind):
             raise ModelError(f"{path}: expected {name} as {key}, got {brief(config[key])}", "download the file again")
+    check_counts(config, path)
     check_has_attention(config.get("model_type"))
     return config
+
+
+def check_counts(config: Mapping[str, Any], path: Path) -> None:
+    """Raise for a count of parts that no model has, in a config or in one that it holds.
+
+    transformers makes a list, a dictionary or modules of such a length before it looks at anything else.
+    """
+    inside = [config]
+    while inside:
+        for key, value in inside.pop().items():
+            values = value if isinstance(value, list) else [value]
+            inside += [one for one in values if isinstance(one, dict)]
+            if COUNT.search(str(key)) and any(isinstance(one, int) and one > MOST_PARTS for one in values):
+                raise ModelError(
+                    f"{path} says that {brief(key)} is {brief(value)}, and no model has more than {MOST_PARTS:,}",
+                    "download the file again",
+                )
 
 
 def _models_below(folder: Path) -> list[str]:

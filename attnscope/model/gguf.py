@@ -24,6 +24,7 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, ModelError
 from attnscope.files import FileState, state_of
+from attnscope.model.checkpoint import check_counts
 from attnscope.model.geometry import MOST_LAYERS, empty_model
 from attnscope.model.libraries import needed
 from attnscope.model.permits import Permits, unread
@@ -271,6 +272,7 @@ def _statement(path: Path, permits: Permits, state: FileState) -> Statement:
             raw["model_type"] = "llama"  # that is what a file named "mistral" is; transformers cannot name its tensors
     except Exception as error:  # any architecture, with any keys
         raise unread(f"the config of {path}", error, "choose a file of another architecture") from error
+    check_counts(raw, path)
     if raw["model_type"] not in CONFIG_MAPPING:
         raise ModelError(
             f"{path} is of the architecture {header.architecture}, of which transformers has no model",
