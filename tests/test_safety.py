@@ -613,6 +613,36 @@ def test_a_normalizer_that_says_of_more_than_it_has_is_refused_before_it_is_buil
             check_tokenizer(folder)
 
 
+@pytest.mark.parametrize(
+    ("key", "held"),
+    [
+        (r"\u0070recompiled_charsmap", False),
+        (r"precompiled\u005Fcharsma\u0070", False),
+        ("".join(rf"\u{ord(letter):04x}" for letter in "precompiled_charsmap"), False),
+        (r"\\u0070recompiled_charsmap", True),  # a backslash, and no letter
+        (r"\u0050recompiled_charsmap", True),  # another letter
+    ],
+)
+def test_a_normalizer_s_key_may_be_spelled_in_any_way(folder: Path, key: str, held: bool) -> None:
+    path, damaged = folder / "tokenizer.json", base64.b64encode(b"abc").decode()
+    written = json.loads(path.read_text()) | {"normalizer": {"type": "Precompiled", "KEY": damaged}}
+    path.write_text(json.dumps(written, indent=1).replace("KEY", key))
+    assert ("precompiled_charsmap" in json.loads(path.read_text())["normalizer"]) is not held
+    with nullcontext() if held else pytest.raises(ModelError, match="damaged normalizer"):
+        check_tokenizer(folder)
+
+
+def test_a_normalizer_s_content_may_be_spelled_in_any_way(folder: Path) -> None:
+    path, whole = folder / "tokenizer.json", base64.b64encode((8).to_bytes(4, "little") + b"\xff" * 8).decode()
+    assert "/" in whole
+    for content in (whole, whole.replace("/", r"\/"), whole.replace("/", r"\u002f").replace("C", r"\u0043")):
+        path.write_text(json.dumps({"normalizer": {"precompiled_charsmap": "CONTENT"}}).replace("CONTENT", content))
+        check_tokenizer(folder)
+    path.write_text('{"precompiled_charsmap": ""}')
+    with pytest.raises(ModelError, match="damaged normalizer"):
+        check_tokenizer(folder)
+
+
 def test_a_panic_of_the_tokenizer_is_one_line(folder: Path) -> None:
     with_pattern(folder, "(?:x+x+)+y")
     result = spawn("heads", "-q", "--model", str(folder), "--text", "x" * 2000)
