@@ -7,7 +7,6 @@ server every second, so that it can tell work from silence.
 
 from __future__ import annotations
 
-import os
 import selectors
 import socket
 import subprocess
@@ -16,13 +15,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from attnscope.serve.wire import Passing, WireError, framed, receive, send
 
 HERE_SECONDS = 1.0  # between two words of a server that is there
 STALLED_SECONDS = 10.0  # who took nothing of its answer for so long has gone
-STOPPED_SECONDS = 4.0  # a worker that was suspended for so long is ended
+STOPPED_SECONDS = 2.0  # a worker that was suspended for so long is ended
 MOST_KEPT = 2**25  # bytes
 MOST_WORD = 2**10  # bytes of the word to go on
 
@@ -36,7 +36,7 @@ class Worker:
         command = [sys.executable, "-P", "-m", "attnscope.serve.worker", str(theirs.fileno())]
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
-        self._suspended = 0.0
+        self._unseen = self._suspended = 0.0  # seconds since the last look at its state; in which it was suspended
 
     def send(self, header: Any, blobs: Sequence[bytes] = ()) -> None:
         """Send one frame to it. Raises WireError where it has ended, or takes nothing."""
@@ -46,15 +46,15 @@ class Worker:
             raise WireError("the worker takes nothing") from error
 
     def is_suspended(self) -> bool:
-        """Whether somebody stopped the process, so that it neither works nor ends; False where no system says."""
-        with suppress(ChildProcessError, AttributeError):
-            flags = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-            return os.waitid(os.P_PID, self.process.pid, flags) is not None
-        return False
+        """Whether somebody stopped the process, so that it neither works nor ends."""
+        return is_suspended(self.process.pid)
 
     def check(self, passed: float) -> None:
         """Raise WireError where the process has been suspended for too long. passed: seconds since the last look."""
-        self._suspended = self._suspended + passed if self.is_suspended() else 0.0
+        self._unseen += passed
+        if self._unseen >= HERE_SECONDS:
+            self._suspended = self._suspended + self._unseen if self.is_suspended() else 0.0
+            self._unseen = 0.0
         if self._suspended >= STOPPED_SECONDS:
             raise WireError("the worker was suspended")
 
@@ -138,6 +138,14 @@ class Asker:
                 if selector.select(HERE_SECONDS):
                     self.push()
                 self.check(clock.passed())
+
+
+def is_suspended(process: int | None) -> bool:
+    """Whether a process was stopped by a signal or a debugger; False where the system does not say."""
+    try:
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False
 
 
 class Clock:

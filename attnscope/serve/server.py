@@ -24,7 +24,7 @@ from attnscope.model.loading import locate
 from attnscope.model.options import DEMO, LoadOptions
 from attnscope.model.sources import Source
 from attnscope.serve import identity, place, wire
-from attnscope.serve.relay import HERE_SECONDS, Asker, Clock, Worker, relay
+from attnscope.serve.relay import HERE_SECONDS, Asker, Clock, Worker, is_suspended, relay
 from attnscope.serve.status import HeldModel, Status
 from attnscope.serve.wire import UnansweredError, WireError, framed, is_readable, receive, send
 from attnscope.typed import plain, typed
@@ -213,6 +213,8 @@ class Server:
                 if asker.has_gone:
                     return
         try:
+            if index is None and is_suspended(place.process_of(asker.link)):
+                return  # it waited, and its command begins again by itself when it is continued
             if self._worker.process.poll() is not None:
                 self._again(asker)
             if index is None or self._worker is not worker:

@@ -94,7 +94,8 @@ class Stub(relay.Worker):
     def __init__(self):
         self.made.append(self)
         self.link, self.theirs = socket.socketpair()
-        self.said, self.code, self.suspended, self._suspended = [], None, False, 0.0
+        self.said, self.code, self.suspended = [], None, False
+        self._unseen = self._suspended = 0.0
         self.process = SimpleNamespace(pid=os.getpid(), poll=lambda: self.code)
         threading.Thread(target=self.work, args=(len(self.made),), daemon=True).start()
 
