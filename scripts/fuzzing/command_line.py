@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from fuzzing.cache import compiled, made_of
+from fuzzing.made import shallow
 from fuzzing.trying import Ended, Try, heads, kind
 from fuzzing.words import NASTY, NUMBERS, REGEXES, TEXT, word
 
 NUMBERED = (
     "memory=", "positions=", "--top", "--top-k", "--min-weight", "--device", "--select", "--query", "--seed",
     "--tokens", "--atol", "shard_size=", "batch_tokens=", "num_actors=", "num_gpus_per_actor=",
-    "--generate",
+    "--generate", "--sequences", "--random",
 )  # fmt: skip
 
 NAMED = (
@@ -54,6 +55,11 @@ def numbers(rng: random.Random, folder: Path) -> Try:
         return Try(["info", "demo", "--tokens", value])
     if option == "--atol":
         return Try(["parity", "-q", "--atol", value, "--select", "0"])
+    if option == "--sequences":
+        return Try([rng.choice(("scan", "ablate")), str(shallow()), "-q", "--dry-run", option, value])
+    if option == "--random":
+        asked = rng.choice((["knockout", "--key", "0"], ["patch", "--corrupted", "the bank"]))
+        return Try([*asked, "-q", "--model", str(shallow()), "--text", "the river", option, value])
     if option in ("shard_size=", "batch_tokens=", "num_actors=", "num_gpus_per_actor="):
         return Try(["batch", "-", "--to-stdout", "jsonl", "-q", "--set", option + value], TEXT.encode())
     if option == "--top" and rng.random() < 0.5:
@@ -118,6 +124,31 @@ def standard_input(rng: random.Random, folder: Path) -> Try:
         (["heads", "-q", "--text", "-"], ["heads", "-q", "--file", "-"], ["batch", "-q", "-", "--to-stdout", "jsonl"])
     )
     return Try(arguments, stdin, terminal=rng.random() < 0.5)
+
+
+WHOLE = (  # commands that need no standard input
+    ["heads", "-q", "--out", "runs", "--figures", "top"], ["view", "-q", "--out", "page.html"], ["tokens", "-q"],
+    ["keys", "-q"], ["why", "-q", "--head", "0.0"], ["explain", "-q", "--head", "0.0"],
+)  # fmt: skip
+READS = (  # and those that read it
+    ["serve", "--run", "-"], ["heads", "-q", "--text", "-"], ["view", "-q", "--file", "-"],
+    ["heads", "-q", "--ids", "-"], ["tokens", "-q", "--file", "-"], ["batch", "-q", "-", "--to-stdout", "jsonl"],
+    ["patch", "-q", "--texts", "-"], ["knockout", "-q", "--texts", "-"], ["heads", "-q", "--chat", "--file", "-"],
+)  # fmt: skip
+
+
+@kind
+def closed_streams(rng: random.Random, folder: Path) -> Try:
+    """Standard streams that were closed before the command began: what writes files writes them all the same."""
+    closed = rng.choice(((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)))
+    if rng.random() < 0.5:
+        return Try([*rng.choice(READS)], None if 0 in closed else b"\n", closed=closed)
+
+    def after(ended: Ended) -> Iterable[str]:
+        return [] if ended.code == 0 else [f"left with {ended.code} where its streams are closed"]
+
+    asked = [*rng.choice(WHOLE), "--model", str(shallow()), "--text", TEXT]
+    return Try(asked, None, closed=closed, after=after)
 
 
 FAR = [f"--define=g{n}=g{n + 1}" for n in range(300)]  # of each other, without an end in sight

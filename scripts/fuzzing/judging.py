@@ -74,7 +74,7 @@ def _of_its_words(one: Try, ended: Ended) -> list[str]:
         found.append("a traceback or an internal error")
     if steering := steers(err) or (steers(_on_screen(one, ended)) if one.terminal else []):
         found.append(f"sent {', '.join(steering)}")
-    if ended.code in ERRORS and (len(lines) != 1 or not err.startswith("attnscope: ")):
+    if ended.code in ERRORS and 2 not in one.closed and (len(lines) != 1 or not err.startswith("attnscope: ")):
         found.append(f"{len(lines)} lines of error")
     if ended.code == 0 and lines and "-q" in one.arguments:
         found.append("talk under -q")

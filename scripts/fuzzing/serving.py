@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -19,7 +22,7 @@ from attnscope.purposes.named import PURPOSES
 from attnscope.serve import wire
 from attnscope.typed import typed
 from fuzzing.made import shallow
-from fuzzing.trying import Try, kind
+from fuzzing.trying import Ended, Try, kind
 from fuzzing.words import JSONS, NASTY, TEXT
 
 KINDS_OF_PARTS = ("said", "warned", "stage", "step", "over", "prepared", "answer", "error", "no", "?")
@@ -57,6 +60,84 @@ def command_files(rng: random.Random, folder: Path) -> Try:
     path = folder / "commands.txt"
     path.write_bytes("\n".join(rows).encode(errors="surrogatepass"))
     return Try(["serve", "--run", str(path)])
+
+
+@kind
+def long_lines(rng: random.Random, folder: Path) -> Try:
+    """A file of commands has a line that is longer than any command, whose end would be one if it were a line."""
+    path, hidden = folder / "commands.txt", "metrics focus"
+    begin, letter = rng.choice(
+        (("#", "x"), ("metrics ", "x"), ("metrics '", "x"), ('metrics "', "\\\\"), ("metrics ", "''"))
+    )
+    size = rng.choice((2**19, 2**20, 2**22, 2**23, 2**24)) + rng.choice((-1, 0, 0, 1))
+    path.write_text(
+        (begin + letter * (size // len(letter)))[:size] + rng.choice((hidden, f"{letter}\n")), encoding="utf-8"
+    )
+
+    def after(ended: Ended) -> Iterable[str]:
+        return ["a part of a line was run"] if b"focus" in ended.out else []
+
+    return Try(["serve", "--run", str(path)], after=after)
+
+
+@kind
+def page_port(rng: random.Random, folder: Path) -> Try:
+    """Questions that come together at the port of the live page, amid bytes of others; none of them is on stderr."""
+    questions, others = rng.choice((5, 18, 25)), [_of_a_stranger(rng) for _ in range(rng.choice((0, 5)))]
+
+    def after(ended: Ended) -> Iterable[str]:
+        return ["a line about strangers"] if ended.err else []
+
+    return Try(["metrics", "focus"], before=lambda: _asked_together(questions, others), after=after)
+
+
+METHODS = ("GET", "POST", "GE\0T")
+
+
+def _of_a_stranger(rng: random.Random) -> str:
+    host = rng.choice(
+        ("HOST", "HOST, evil.com", "HOST/evil.com", "localhost", "evil.com", "[::1", "HOST\r\nHost: HOST")
+    )
+    more = rng.choice(("", "Connection: upgrade\r\nUpgrade: websocket\r\n", "Authorization: Bearer x\r\n", "\0"))
+    path = rng.choice(("/", "/models", "/ask", "//", "x", "/%ff", "/" + "a" * 99_999))
+    return f"{rng.choice(METHODS)} {path} HTTP/1.1\r\nHost: {host}\r\n{more}\r\n"
+
+
+# Connects, says all at once, and prints the codes that come back; `nobody` asks the network in the process of the page.
+CLIENT = """
+import json, socket, sys
+port, messages = json.load(sys.stdin)
+links = [socket.create_connection(("127.0.0.1", port), timeout=50) for _ in messages]
+for link, message in zip(links, messages):
+    link.sendall(message.encode("latin-1"))
+codes = []
+for link in links:
+    try:
+        codes.append(link.recv(12)[-3:].decode("latin-1"))
+    except OSError:
+        codes.append("")
+print(json.dumps(codes))
+"""
+
+
+def _asked_together(questions: int, others: list[str]) -> None:
+    """Ask a page in this process, and look at how many were taken. Raises AssertionError for other codes."""
+    from attnscope.live import app, asking
+
+    asking.COMMAND = (sys.executable, "-ISc", "import time; time.sleep(600)")
+    with app.LivePage(lambda: [LoadOptions()]) as address:
+        host, _, token = address.removeprefix("http://").partition("/#")
+        body = json.dumps({"command": "view", "model": "demo", "text": TEXT})
+        head = f"POST /ask HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n"
+        messages = [one.replace("HOST", host) for one in others]
+        messages += [f"{head}Content-Length: {len(body)}\r\n\r\n{body}"] * questions
+        said = json.dumps([int(host.partition(":")[2]), messages])
+        done = subprocess.run(
+            [sys.executable, "-ISc", CLIENT], input=said, capture_output=True, text=True, check=True, timeout=50
+        )
+        codes = json.loads(done.stdout)[len(others) :]
+    most = app.MOST_AT_ONCE + app.MOST_WAITING
+    assert sorted(codes) == ["200"] * min(questions, most) + ["503"] * max(questions - most, 0), codes
 
 
 @kind

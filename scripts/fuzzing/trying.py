@@ -63,12 +63,14 @@ def no_faults(ended: Ended) -> Iterable[str]:
 class Try:
     """One command: its arguments, its standard input (None: closed), whether its stdout is a terminal.
 
-    before: what is done in its process first. after: what is wrong with it that only its kind can know.
+    closed: the numbers of streams that are closed. before: what is done in its process first. after: what is wrong with
+    it that only its kind can know.
     """
 
     arguments: list[str]
     stdin: bytes | Path | None = YES
     terminal: bool = False
+    closed: tuple[int, ...] = ()
     environment: Mapping[str, str | None] = field(default_factory=dict)
     before: Callable[[], Any] = nothing
     after: Callable[[Ended], Iterable[str]] = no_faults
@@ -199,6 +201,9 @@ def _run(one: Try, folder: Path, streams: list[int]) -> None:
         out, err = (io.BufferedWriter(io.FileIO(number, "w", closefd=False)) for number in (1, 2))
         sys.stdout = io.TextIOWrapper(out, encoding="utf-8")
         sys.stderr = io.TextIOWrapper(err, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        for number in one.closed:
+            os.close(number)
+            setattr(sys, ("stdin", "stdout", "stderr")[number], None)
         one.before()
         main(one.arguments)
     except SystemExit as left:
