@@ -11,6 +11,8 @@ const { find } = await source("search");
 const { leastOf, sliderOf } = await source("filters");
 const { css, diverging, inkOn, intensity, luminance, sequential, srgb } = await source("colours");
 const { pool } = await source("thumbs");
+const { isolated } = await source("shown");
+const { numbers } = await source("views/numbers");
 const { inOrder, kindOf, namedTokens, plus } = await source("views/cuts");
 const { scaleOf } = await source("views/curve");
 
@@ -394,6 +396,24 @@ test("cuts are sorted by effect, those that no query sees last; layers keep the 
 test("an effect has its sign, and what is too small for three decimals none that is wrong", () => {
   const said = [1.734, -0.0214, 0, 0.0004, -0.0004, 0.0005, 23.1, null].map(plus);
   assert.deepEqual(said, ["+1.73", "−0.021", "0", "<0.001", ">−0.001", "+0.001", "+23.1", "–"]);
+});
+
+test("what runs from right to left keeps its place in a line, as in a picture", () => {
+  const [FSI, PDI] = ["\u2068", "\u2069"];
+  for (const [line, expected] of [
+    ["4 ·bank", "4 ·bank"],
+    ["4 ·ل·2/2", `4 ·${FSI}ل${PDI}·2/2`],
+    ["ל/bank, שלום (2)", `${FSI}ל${PDI}/bank, ${FSI}שלום${PDI} (2)`],
+    ["שלום, בנק 85", `${FSI}שלום, בנק${PDI} 85`],
+    ["ב\u05b0·1/2", `${FSI}ב\u05b0${PDI}·1/2`],
+    ["demo: “the בנק on 5” | “the bank”", `demo: “${FSI}the בנק on 5${PDI}” | “the bank”`],
+  ])
+    assert.equal(isolated(line), expected);
+});
+
+test("the numbers of a vector are as wide as one another, with a blank between", () => {
+  const rows = [[-2.289, 1.3007, -12.5], [0.3945, -1.2475, 3]].map((row) => numbers(Float64Array.from(row), 3));
+  assert.deepEqual(rows, ["−2.2890\u2007\u20071.3007\u2007−12.5000", "\u20070.3945\u2007−1.2475\u2007\u2007\u2007\u2007\u2007\u2007\u20073"]);
 });
 
 test("tokens are named with their positions, many by their number", () => {

@@ -202,6 +202,8 @@ def test_a_word_is_compared_with_all_pieces_of_its_partner(browser, path, weight
         note = visit.view("compare").locator(".note").first.inner_text()
         assert note.startswith("9 shared tokens. ")
         assert "Only in" not in note
+        facts = visit.page.locator("header .facts").last.inner_text()
+        assert " ".join(facts.split()) == "A 9 tokens B 12 tokens"
         for plot, row, column in ((2, BANK[0], WORD), (1, BANK[1], PIECES[1])):
             visit.page.mouse.move(*visit.cell(row, column, plot=plot))
             np.testing.assert_allclose(told(visit, "3 ·bank"), [a, b, b - a], atol=slack)

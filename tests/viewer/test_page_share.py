@@ -130,3 +130,20 @@ def test_what_is_seen_is_saved(browser, path, tmp_path, view):
     with Image.open(files["png"]) as image:
         assert image.size == (2 * int(drawing.get("width")), 2 * int(drawing.get("height")))
         assert len(image.convert("RGB").getcolors(1 << 20)) > 20
+
+
+def test_an_axis_names_tokens_where_not_all_have_room_and_their_numbers_keep_their_side(browser, tmp_path):
+    page = tmp_path / "page.html"
+    text = "שלום bank " + " ".join(["the old boat lies by the river bank"] * 8)
+    call("view", "--text", text, "-o", str(page)).ok()
+    labels = [f"{place} {label}" for place, label in enumerate(read(page).said["sides"][0]["tokens"]["label"])]
+    with visiting(browser, page, "view=matrix&at=1&head=4&query=20&key=2") as visit:
+        visit.view("matrix").locator("canvas[data-cells]").wait_for()
+        chosen = visit.page.locator(".status .token.key").inner_text()
+        visit.page.keyboard.press("s")
+        with visit.page.expect_download() as download:
+            visit.page.locator("[data-save=svg]").click()
+        download.value.save_as(tmp_path / "a.svg")
+    texts = {one.text or "" for one in ElementTree.parse(tmp_path / "a.svg").iter(f"{SVG}text")}
+    assert any(set(labels[20::step]) <= texts for step in (2, 5, 10))  # before them labels are isolated
+    assert chosen == "2 \u2068ש\u2069·2/2"

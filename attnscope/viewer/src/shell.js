@@ -3,6 +3,7 @@ import { make, tooltip } from "./canvas.js";
 import { Filters, inLayer } from "./filters.js";
 import { HelpDialog, SearchDialog } from "./dialogs.js";
 import { ShareDialog } from "./share.js";
+import { isolated } from "./shown.js";
 import { Status } from "./status.js";
 import { alone, greyed } from "./tabs.js";
 import { excerpt } from "./views/parts.js";
@@ -63,7 +64,7 @@ export class Shell {
     return make(
       "header",
       { class: "top" },
-      make("div", { class: "titled" }, make("h1", {}, title), ...this.#facts()),
+      make("div", { class: "titled" }, make("h1", {}, isolated(title)), ...this.#facts()),
       make("div", { class: "tools" }, share, theme, help),
       ...this.page.sides
         .map((side) => excerpt(side, QUOTED))
@@ -77,11 +78,12 @@ export class Shell {
   #facts() {
     const sides = this.page.sides.map(facts);
     const common = sides[0].filter((part) => sides.every((parts) => parts.includes(part)));
-    const line = (/** @type {string[]} */ parts, letter = "") =>
-      parts.length > 0 &&
-      make("div", { class: "facts" }, letter && make("b", {}, letter), ...parts.map((part) => make("span", {}, part)));
-    const own = sides.map((parts, side) => line(parts.filter((part) => !common.includes(part)), this.page.letter(side)));
-    return [line(common), ...own].filter(Boolean);
+    const spans = (/** @type {string[]} */ parts) => parts.map((part) => make("span", {}, part));
+    const own = sides.flatMap((parts, side) => {
+      const alone = spans(parts.filter((part) => !common.includes(part)));
+      return alone.length ? [make("b", {}, this.page.letter(side)), ...alone] : [];
+    });
+    return [spans(common), own].filter(({ length }) => length).map((line) => make("div", { class: "facts" }, ...line));
   }
 
   /** @param {Tab} tab @param {number} place */

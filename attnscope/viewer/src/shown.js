@@ -10,6 +10,23 @@ export function visible(text) {
   return text.replace(HIDDEN, (one) => `⟨${(one.codePointAt(0) ?? 0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
 
+const RIGHT_TO_LEFT = "[\\u0590-\\u08ff\\ufb1d-\\ufdff\\ufe70-\\ufefc\\u{10800}-\\u{10fff}\\u{1e800}-\\u{1efff}]"; // blocks of such scripts
+const TURNED = new RegExp(`“([^“”]*)”|${RIGHT_TO_LEFT}(?:[^\\p{L}\\p{Nd}]*${RIGHT_TO_LEFT})*`, "gu");
+const SOME = new RegExp(RIGHT_TO_LEFT, "u");
+
+/**
+ * A line that runs from left to right, as a token with its position, in which what runs from right to left keeps its
+ * place: each stretch of it, and each quoted text with some, is isolated, as in attnscope/figures/fonts.py.
+ *
+ * @param {string} line
+ */
+export function isolated(line) {
+  return line.replace(TURNED, (stretch, /** @type {string|undefined} */ quoted) => {
+    if (!SOME.test(stretch)) return stretch;
+    return quoted === undefined ? `\u2068${stretch}\u2069` : `“\u2068${quoted}\u2069”`;
+  });
+}
+
 /**
  * The page's data with all its words visible. What each token is, `plain`, stays: whoever shows that takes `visible`.
  *

@@ -3,6 +3,7 @@ import { latest, make } from "./canvas.js";
 import { exactly, massOn, said } from "./data.js";
 import { Live } from "./live.js";
 import { Stepper } from "./stepper.js";
+import { short } from "./views/parts.js";
 
 /**
  * @typedef {import("./types.js").State} State
@@ -92,7 +93,7 @@ export function namedRanges(side, tokens) {
   );
   const [start, stop] = tokens[0];
   const text = side.tokens.label.slice(start, Math.min(stop, start + LONGEST)).join("");
-  return `${positions.join(", ")} ${text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text}`;
+  return `${positions.join(", ")} ${short(text, LONGEST)}`;
 }
 
 /**

@@ -1,5 +1,6 @@
 /** A line of tokens to pick a query or a key from; of a long text, those about the chosen one. */
 import { make } from "./canvas.js";
+import { short } from "./views/parts.js";
 
 /**
  * @typedef {import("./types.js").Side} Side
@@ -50,7 +51,7 @@ export class Strip {
       const token = from + place;
       const what = { "data-token": token, "data-axis": this.axis, title: `${side.number(token)}` };
       const made = answer !== null && token >= answer ? (token === answer ? " made first" : " made") : "";
-      return make("button", { type: "button", class: `token${made}`, ...what }, label.slice(0, LONGEST) || " ");
+      return make("button", { type: "button", class: `token${made}`, ...what }, short(label, LONGEST) || " ");
     });
     this.tokens.replaceChildren(...buttons);
   }

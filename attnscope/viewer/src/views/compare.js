@@ -15,6 +15,7 @@ import { latest, make, onResize, tooltip } from "../canvas.js";
 import { css, diverging, intensity, pixel, sequential } from "../colours.js";
 import { said } from "../data.js";
 import { colourScale, digits, divergence, fixed, gradient } from "../scales.js";
+import { isolated } from "../shown.js";
 import { compared, ranked } from "./difference.js";
 import { excerpt, named, unitOf } from "./parts.js";
 import { Plot } from "./plot.js";
@@ -66,7 +67,7 @@ class CompareView {
       make(
         "figure",
         { "data-side": place === DIFFERENCE ? "diff" : String(place) },
-        make("figcaption", {}, make("b", { class: "title" }, titles[place]), this.scales[place]),
+        make("figcaption", {}, make("b", { class: "title" }, isolated(titles[place])), this.scales[place]),
         plot.element,
       ),
     );

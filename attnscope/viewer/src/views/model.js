@@ -10,6 +10,7 @@ import { once } from "../side.js";
 import { thumb } from "../thumbs.js";
 import { digits } from "../scales.js";
 import { Enlarged } from "./enlarged.js";
+import { short } from "./parts.js";
 
 /**
  * @typedef {import("../types.js").State} State
@@ -213,7 +214,7 @@ class ModelView {
     if (place >= 0 && scores[place].score !== null) lines.push([scores[place].short, digits(scores[place].score ?? 0)]);
     if (one.top_key !== null)
       lines.push([
-        `most mass: ${one.top_key} ${side.tokens.label[one.top_key].slice(0, 24)}`,
+        `most mass: ${one.top_key} ${short(side.tokens.label[one.top_key], 24)}`,
         digits(one.top_key_mass ?? 0),
       ]);
     if (one.near_uniform) lines.push("near uniform");

@@ -7,7 +7,7 @@ export const total = (values) => values.reduce((sum, value) => sum + value, 0);
 
 /** @param {Float64Array} values @param {number} first @returns {string} its first numbers, with four decimals */
 export const numbers = (values, first) =>
-  [...values.subarray(0, first)].map((value) => number(value).padStart(8, FIGURE_SPACE)).join("");
+  [...values.subarray(0, first)].map((value) => number(value).padStart(7, FIGURE_SPACE)).join(FIGURE_SPACE);
 
 /** Whole numbers as they are, others with four decimals, hidden logits as −∞. @param {number} value */
 export function number(value) {

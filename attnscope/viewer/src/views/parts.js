@@ -10,12 +10,15 @@
 import { make } from "../canvas.js";
 import { css, inkOn, sequential } from "../colours.js";
 import { exactly, said } from "../data.js";
-import { visible } from "../shown.js";
+import { isolated, visible } from "../shown.js";
 
 const LONGEST = 32; // characters of a label
 
-/** @param {string} label @param {number} [most] */
-export function short(label, most = LONGEST) {
+/** @param {string} label @param {number} [most] @returns {string} no longer than that, and in its place in a line */
+export const short = (label, most = LONGEST) => isolated(cut(label, most));
+
+/** @param {string} label @param {number} most */
+function cut(label, most) {
   if (label.length <= most) return label;
   const characters = [...label.slice(0, 2 * most)];
   return characters.length <= most && label.length <= 2 * most ? label : `${characters.slice(0, most - 1).join("")}…`;
@@ -25,7 +28,7 @@ export function short(label, most = LONGEST) {
 export function excerpt({ tokens: { plain, special }, origins }, most) {
   const texts = origins.map((start, place) => {
     const text = plain.slice(start, origins[place + 1]).filter((_, token) => !special[start + token]);
-    return short(visible(text.slice(0, most).join("").replace(/\s+/g, " ").trim()), most);
+    return cut(visible(text.slice(0, most).join("").replace(/\s+/g, " ").trim()), most);
   });
   return texts.filter(Boolean).join(" → ");
 }

@@ -23,7 +23,7 @@ import { ink, inkOnPixel } from "../colours.js";
 import { paintedBy } from "../picture.js";
 import { fixed } from "../scales.js";
 import { hatched, line, picture, ticks } from "./cells.js";
-import { short } from "./parts.js";
+import { named, short } from "./parts.js";
 
 const GUTTER = { left: 104, top: 92, right: 2, bottom: 2 };
 const LEAST = 240; // height of a map, where the window is low
@@ -289,12 +289,15 @@ export class Plot {
     const grid = /** @type {Drawn} */ (this.drawn).grid;
     const { rows, columns } = this.inSight();
     const cell = this.cell * this.transform.k;
-    const every = cell >= LEGIBLE ? 1 : ticks((LEGIBLE * 4) / cell);
+    const every = cell >= LEGIBLE ? 1 : ticks((2 * LEGIBLE) / cell);
     context.font = `${FONT}px ${ink("mono")}`;
     context.fillStyle = ink("muted");
     context.textBaseline = "middle";
     /** @param {import("../units.js").Units} units @param {number} unit */
-    const said = (units, unit) => (every === 1 ? short(units.label[unit], LABEL) : String(units.number(unit)));
+    const said = (units, unit) => {
+      if (every === 1) return short(units.label[unit], LABEL);
+      return grid.bin > 1 ? String(units.number(unit)) : named(units, unit, LABEL - 4);
+    };
     for (let row = Math.ceil(rows[0] / every) * every; row < rows[1]; row += every)
       this.#rowLabel(context, row, said(grid.rowUnits, row));
     for (let column = Math.ceil(columns[0] / every) * every; column < columns[1]; column += every)

@@ -13,6 +13,7 @@
  * @property {string} title
  * @property {(key: number) => string} cell
  * @property {string} [sum]
+ * @property {boolean} [vector] whether its cells are numbers of a vector, which are below one another
  */
 import { latest, make, spoken } from "../canvas.js";
 import { said } from "../data.js";
@@ -128,6 +129,7 @@ class Explained {
           {
             title: `k (first ${Math.min(IN_COLUMN, head.dim)} of ${head.dim})`,
             cell: (key) => numbers(k(key), IN_COLUMN),
+            vector: true,
           },
           { title: "q · k", cell: (key) => number(steps.raw[key]) },
         ]),
@@ -230,10 +232,11 @@ class Explained {
       body: [
         this.#table([
           { title: "weight", cell: (key) => number(weights[key]), sum: number(total(weights)) },
-          { title: `v (first ${first} of ${head.value_dim})`, cell: (key) => numbers(v(key), IN_COLUMN) },
+          { title: `v (first ${first} of ${head.value_dim})`, cell: (key) => numbers(v(key), IN_COLUMN), vector: true },
           {
             title: `weight × v (first ${first})`,
             cell: (key) => numbers(weighed(key), IN_COLUMN),
+            vector: true,
             sum: numbers(output, IN_COLUMN),
           },
         ]),
@@ -279,7 +282,7 @@ class Explained {
         { class: classes, "data-token": key, "data-axis": "key" },
         make("td", {}, String(key)),
         make("td", { class: "words" }, make("span", { class: "token key" }, short(units.label[key], 16))),
-        ...columns.map(({ cell }) => make("td", {}, cell(key))),
+        ...columns.map(({ cell, vector }) => make("td", { class: vector ? "vector" : "" }, cell(key))),
         bars && make("td", { class: "share-cell" }, bar),
       );
     });
@@ -300,7 +303,7 @@ class Explained {
           { class: "sum" },
           make("td", {}),
           make("td", { class: "words" }, "sum"),
-          ...columns.map(({ sum }) => make("td", {}, sum ?? "")),
+          ...columns.map(({ sum, vector }) => make("td", { class: vector ? "vector" : "" }, sum ?? "")),
           bars && make("td", {}),
         ),
       );
