@@ -255,7 +255,7 @@ def batch(
     folder = Path(held.name if held else str(out))
     load, atlas = model.options or LoadOptions(model=model.name), atlas_of(model, asked.atlas)
     named = f"{model.name} ({model.revision})" if model.revision else model.name
-    about = {"model": named, **asked.held, "roles": named_heads(atlas)}
+    about = {"model": named, **asked.held, "atlas": named_heads(atlas)}
     job = asked.job(load, about, atlas=atlas)
     journal, tally = run_folder(job, corpus, folder, {**about, "sources": list(corpus.sources)}, loaded=model)
     if asked.summary:

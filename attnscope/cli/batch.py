@@ -79,7 +79,7 @@ def _to_folder(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, no
         replace(job, load=load),  # just the checkpoint that the folder is held to
         corpus,
         asked.out,
-        asked.held() | {"roles": job.output.about["roles"], "model": f"{asked.model} ({identity})"},
+        asked.held() | {"atlas": job.output.about["atlas"], "model": f"{asked.model} ({identity})"},
         cluster=asked.cluster(),
         workers=drawing_processes() if asked.figure_kinds else 0,
         stop=stop,

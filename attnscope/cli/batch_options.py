@@ -290,7 +290,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
         from attnscope.calls.batch import BatchOptions, named_heads
         from attnscope.text.expressions import defined
 
-        about = {key: value for key, value in self.held().items() if key != "sources"} | {"roles": named_heads(atlas)}
+        about = {key: value for key, value in self.held().items() if key != "sources"} | {"atlas": named_heads(atlas)}
         pictures = None
         if self.figure_kinds:
             from attnscope.drawing import Pictures

@@ -273,7 +273,7 @@ def test_a_dataset_calls_a_head_as_its_atlas_does_on_every_text(demo, folder):
     ]
     assert [row["text_role"] for row in rows] == ["local", "induction", "induction", "-", "-", "-"]
     said = json.loads((found.folder / "run.json").read_text())["options"]
-    assert said["roles"] == {"induction": "L3H0,L3H1", "previous-token": "L1H5", "sink": "L3H0"}
+    assert said["atlas"] == {"induction": "L3H0,L3H1", "previous-token": "L1H5", "sink": "L3H0"}
     plain = (
         attnscope.batch(wrap(demo.model, demo.tokenizer, "mine"), [TEXT], tables=["heads"]).rows("heads").to_pylist()
     )
@@ -346,4 +346,4 @@ def test_a_dataset_is_held_to_the_heads_that_were_meant(folder, tmp_path):
     again = call(*asked, "--select", "@induction,0.1", "--set", f"atlas={tmp_path / 'again'}")
     assert again.code == 2
     assert "select was 'L3H0,L3H1,0.1', now 'L3H0,0.1'" in again.err
-    assert "roles was {" in call(*asked, "--select", "L3H0,L3H1,0.1").err, "the demo's own atlas"
+    assert "atlas was {" in call(*asked, "--select", "L3H0,L3H1,0.1").err, "the demo's own atlas"
