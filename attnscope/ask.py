@@ -94,7 +94,9 @@ class Ask:
         if self.pair is None:
             return
         if not (isinstance(self.text, str) and isinstance(self.pair, str)):
-            raise UsageError("a pair is two texts, and one of these is none", "give both as text, or leave out {pair}")
+            raise UsageError(
+                "a pair needs two texts, and one of these is not text", "give both as text, or leave out {pair}"
+            )
         for name in ("chat", "picture", "answer"):
             if getattr(self, name):
                 raise UsageError(f"a pair of texts is read alone, and there is {WHAT[name]}", f"leave out {{{name}}}")

@@ -34,7 +34,7 @@ from attnscope.seam.engines import Engine
 from attnscope.seam.forward import arguments, bare_model
 from attnscope.seam.inputs import GLOBAL
 from attnscope.selection import HeadsByRole, select_stacks
-from attnscope.stacks import CROSS, ENCODER, ENCODER_ONLY, SEQ2SEQ, VISION, VISION_ONLY
+from attnscope.stacks import CROSS, ENCODER, ENCODER_ONLY, NAMES, SEQ2SEQ, VISION, VISION_ONLY
 from attnscope.study.ablation.by_key import asked_of_answer, directions_of_answer
 from attnscope.study.atlas.atlas import Atlas, atlas_of
 from attnscope.text import answer as answers
@@ -175,7 +175,10 @@ def ask_of(path: Path) -> Ask:
     said = read_manifest(path)
     prompt, target = prompt_of(said, path), prompt_of(said, path, TARGET).ids if TARGET in said else None
     if prompt.medium.sha256 is not None:
-        raise UsageError(f"the run of {path} read more than its tokens say", "give {picture} or {audio} again")
+        raise UsageError(
+            f"the run of {path} read pictures or a sound too, which its tokens do not hold",
+            "give {picture} or {audio} again",
+        )
     return replace(Ask.of_json(said.get("ask")), text=prompt, target=target)
 
 
@@ -289,9 +292,8 @@ def _check_task(geometry: Geometry, generate: int | None, answer: str | Sequence
     """Raise UsageError for what is asked of a model of another task."""
     task = geometry.task
     if task != SEQ2SEQ and target is not None:
-        raise UsageError(
-            f"a target is what an encoder-decoder's decoder reads, and this is a {task}", "leave out {target}"
-        )
+        what = f"a target is for an encoder-decoder, such as T5 or BART, and this model is {NAMES[task]}"
+        raise UsageError(what, "leave out {target}")
     if answer is not None or (generate is not None and task in (ENCODER_ONLY, VISION_ONLY)):
         answers.check_has_answer(task, "use {target=TEXT}", geometry.both_ways)
 

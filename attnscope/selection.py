@@ -135,7 +135,7 @@ def _pieces(expression: str) -> list[str]:
 def _of_role(role: str, named: HeadsByRole | None) -> str:
     if named is None:
         raise UsageError(
-            f"no atlas says which heads are meant by @{role}",
+            f"@{role} needs an atlas, and there is none",
             "make one: attnscope scan MODEL --out DIR, and name it with {atlas=DIR}",
         )
     if role not in named:
@@ -160,6 +160,24 @@ def spelled(numbers: Sequence[int]) -> str:
     """Numbers as a selection writes them: [0, 1, 2, 5] -> `0-2,5`."""
     runs = [list(run) for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return ",".join(f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else str(run[0][1]) for run in runs)
+
+
+def check_one_head(text: str) -> None:
+    """Raise UsageError for what names more than one head in any model: a role, or two layers where `2.3` was meant."""
+    if "@" in text:
+        raise UsageError(f"head {text} names a role, expected one head", "write it as L2H3 or 2.3")
+    if two := re.fullmatch(r"\s*([0-9]+)\s*,\s*([0-9]+)\s*", text):
+        raise UsageError(
+            f"head {text} names two layers, expected one head", f"write L{two[1]}H{two[2]} or {two[1]}.{two[2]}"
+        )
+
+
+def only_head(text: str, found: Sequence[HeadIndex]) -> HeadIndex:
+    """The one head that a text names. Raises UsageError unless it is exactly one."""
+    if len(found) != 1:
+        ends = " to ".join(head_name(*one) for one in dict.fromkeys((*found[:1], *found[-1:]))) or "L2H3"
+        raise UsageError(f"head {text} names {len(found)} heads, expected one", f"write one of them: {ends}")
+    return found[0]
 
 
 def written_heads(heads: Iterable[HeadIndex], heads_by_layer: Mapping[int, int]) -> str:

@@ -111,6 +111,16 @@ CASES = [
     (("heads", "--chat", "--text", '["hi"]', "--model", "demo"), INPUT),
     (("heads", "--chat", "--text", '[{{"role": "user"}}]', "--model", "demo"), INPUT),
     (("heads", "--chat", "--file", "{files}/latin1.txt", "--model", "demo"), INPUT),
+    # what one model, or one text, cannot have
+    (("patch", "{files}/pairs.jsonl"), USAGE),
+    (("heads", "--ids", "0 1 2"), INPUT),
+    (("heads", *TEXT, "--target", "le chat"), USAGE),
+    (("heads", *TEXT, "--picture", "{files}/good.txt"), MODEL),
+    (("patch", *TEXT, "--corrupted", "the wide river bank", "--what", "pattern", "-q"), INPUT),
+    (("patch", *TEXT, "--corrupted", "the wide river bank", "--what", "key", "-q"), INPUT),
+    (("why", *TEXT, "--head", "1", "-q"), USAGE),
+    (("explain", *TEXT, "--head", "1,4", "-q"), USAGE),
+    (("knockout", *TEXT, "--key", "river", "--over", "head"), USAGE),
     # where to write
     (("heads", *TEXT, "--out", "{files}/good.txt"), USAGE),
     (("heads", *TEXT, "--out", "{files}/good.txt/runs"), USAGE),
@@ -176,6 +186,7 @@ def _files(folder: Path) -> None:
         "range.yaml": b"top: 0",
         "no_text.yaml": b"top: 3",
         "clash.yaml": b"group: words\nweights: scores",
+        "pairs.jsonl": b'{"text": "a river", "corrupted": "a field"}\n',
     }
     for name, content in contents.items():
         (folder / name).write_bytes(content)

@@ -92,7 +92,7 @@ def test_a_setting_as_an_option_is_as_set_gives_it(tmp_path):
         (("heads", "a", "--title"), "--title: its value is missing; write --title TITLE"),
         (("batch", "c.jsonl", "--out", "o", "--num-actors", "0"), "--num-actors: expected a whole number from 1 to"),
         (("scan", "demo", "--base", "gpt2"), "demo is no adapter"),
-        (("heatmap", ".", "--out", "o", "--listen"), "--listen has no part in drawing . again"),
+        (("heatmap", ".", "--out", "o", "--listen"), "--listen does not apply to it"),
         (("heads", "--dpy", "200"), "No such option: --dpy; did you mean --dpi?"),
         (("heads", "--tpo", "3"), "No such option: --tpo; did you mean --top?"),
         (("heads", "--zzzz"), "No such option: --zzzz; `attnscope heads --help all` lists all options"),

@@ -733,9 +733,13 @@ REFUSED = [
     (("--generate", "0"), 2, "--generate: expected a whole number from 1 to 1,000,000,000, got '0'"),
     (("--generate", "-3"), 2, "--generate: expected a whole number from 1"),
     (("--generate", "many"), 2, "--generate: expected a whole number"),
-    (("--generate", "2", "--answer", " x"), 2, "either generated or given; leave out --generate or --answer"),
+    (
+        ("--generate", "2", "--answer", " x"),
+        2,
+        "an answer was given, and one is to be generated; leave out --generate or --answer",
+    ),
     (("--answer", " "), 4, "the answer is empty; give an answer with at least one word, or use --generate 8"),
-    (("--generate", "2", "--truncate", "left"), 2, "an answer follows the whole text"),
+    (("--generate", "2", "--truncate", "left"), 2, "an answer needs the whole text"),
     (("--answer", " x", "--truncate", "right"), 2, "leave out --truncate"),
     (
         ("--text", LONG, "--generate", "8"),
@@ -744,15 +748,15 @@ REFUSED = [
     ),
     (("--text", LONG, "--generate", "8"), 4, "; ask for at most 5"),
     (("--text", LONG, "--answer", " bank" * 8), 4, "text and answer have 515 tokens, the model reads at most 512"),
-    (("--ids", "-", "--answer", " x"), 2, "--answer follows a text, and --ids gives tokens"),
+    (("--ids", "-", "--answer", " x"), 2, "--answer needs a text, and --ids gives token ids"),
     (
         ("{}", "--generate", "4"),
         2,
-        "the tokens of a run are read as they are; leave out --generate or --answer, or add",
+        "a run is repeated with its own tokens, and no answer after them; leave out --generate or --answer, or add",
     ),
-    (("--from", "{}", "--answer", " x"), 2, "the tokens of a run are read as they are"),
-    (("--text", TEXT, "--sort", "lookback"), 2, "--sort lookback is about an answer; add --generate N, or --answer"),
-    (("--text", TEXT, "--metrics", "lookback"), 2, "--metrics lookback is about an answer; add --generate N"),
+    (("--from", "{}", "--answer", " x"), 2, "a run is repeated with its own tokens, and no answer after them"),
+    (("--text", TEXT, "--sort", "lookback"), 2, "--sort lookback needs an answer; add --generate N, or --answer"),
+    (("--text", TEXT, "--metrics", "lookback"), 2, "--metrics lookback needs an answer; add --generate N"),
     (("--text", TEXT, "--query", "answer"), 4, "'answer' is not in the text; the tokens are 0 <s>"),
 ]
 
@@ -782,7 +786,7 @@ def test_what_cannot_be_answered_is_said_in_a_line(
     [
         ({"generate": 0}, UsageError, "use generate=8"),
         ({"generate": "8"}, UsageError, "got '8'"),
-        ({"generate": 2, "answer": " x"}, UsageError, "either generated or given"),
+        ({"generate": 2, "answer": " x"}, UsageError, "an answer was given, and one is to be generated"),
         ({"answer": ""}, InputError, "the answer is empty"),
         ({"answer": [5]}, UsageError, "give both as text, or both as token ids"),
         ({"generate": 600}, InputError, "the text has 7 tokens and 600 more were asked for"),

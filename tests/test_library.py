@@ -242,14 +242,17 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], object], str]] = {
         r'use weights="softmax" with group$',
     ),
     "bare": (lambda model, seen: attnscope.capture(model.model, SENTENCE), r"attnscope\.wrap one of a model"),
-    "wrap": (lambda model, seen: attnscope.wrap("gpt2", None), r"expected a model of transformers, got str; pass"),
+    "wrap": (
+        lambda model, seen: attnscope.wrap("gpt2", None),
+        r"expected a model of transformers \(PreTrainedModel\), got str, which holds none; pass",
+    ),
     "envoy": (
         lambda model, seen: attnscope.wrap(Envoy(), None),
-        r"expected a model of transformers, got Envoy; pass the model inside it",
+        r"expected a model of transformers \(PreTrainedModel\), got Envoy, ",
     ),
     "two models": (
         lambda model, seen: attnscope.wrap(Holder(model.model, tiny_model("llama")), None),
-        r"got Holder that holds 2; pass the model inside it",
+        r"got Holder that holds 2; pass one of them",
     ),
     "map": (lambda model, seen: seen.heatmap(0, 6), r"there is no map of L0H6"),
     "style": (lambda model, seen: seen.heatmap(0, 0, colour="red"), r"has no 'colour'; it has annotate, caption, cmap"),

@@ -307,7 +307,7 @@ def test_it_says_so_where_no_query_sees_a_key() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--sort", "mass"), "--sort mass is about the mass on named keys; name them with --key"),
+        (("--sort", "mass"), "--sort mass needs keys; name them with --key"),
         (("--query", "Bob"), "Bob"),
         (("--key", "/(/"), "is not a regular expression"),
         (("--define", "Mary"), "a group is a name and what it means"),

@@ -100,14 +100,17 @@ def test_a_study_is_drawn_again_with_other_looks(finished, tmp_path, study, name
     [
         (
             ("whole", "--model", "demo", "--out", "x"),
-            "--model has no part in drawing whole again; leave it out, or read",
+            "whole is drawn again from its tables: --model does not apply to it; leave it out, or read",
         ),
-        (("whole", "--show"), "--show has no part in drawing whole again"),
+        (("whole", "--show"), "--show does not apply to it"),
         (("whole",), "nowhere to draw; name a folder with --out DIR"),
         (("whole", "--out", "scan"), "scan holds a finished run; name another folder for the pictures of whole"),
-        (("scan", "--figures", "overview", "--out", "x"), "scan is no run of a text; leave out --figures and --select"),
+        (
+            ("scan", "--figures", "overview", "--out", "x"),
+            "scan holds no run of a text; leave out --figures and --select",
+        ),
         (("whole", "--select", "9", "--out", "x"), "'9' names layer 9"),
-        ((".", "--out", "x"), "in which no run lies, and no scan, ablation or comparison"),
+        ((".", "--out", "x"), "is a folder without results of attnscope"),
     ],
 )
 def test_what_is_not_drawn_again(finished, monkeypatch, arguments, says):

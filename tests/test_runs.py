@@ -611,7 +611,7 @@ def test_wrong_ids_are_one_line(ids, says):
 
 
 def test_ids_go_with_no_text_and_no_template(tmp_path):
-    for other, says in ((("--text", "a"), "--text and --ids were both given"), (("--chat",), "--chat is about a text")):
+    for other, says in ((("--text", "a"), "--text and --ids were both given"), (("--chat",), "--chat needs a text")):
         result = call("heads", "--ids", "-", *other)
         assert (result.code, says in result.err) == (2, True)
     (tmp_path / "run.yaml").write_text("text: the bank\n")

@@ -420,7 +420,7 @@ def test_what_is_of_one_text_reads_the_encoder_alone(command, folder, wav, tmp_p
         (("--audio", "{nan}"), 4, "not numbers"),
         (("--audio", "{long}"), 4, "the model reads at most 1"),
         (("--audio", "{wav}", "--text", "a"), 2, "--text and --audio were both given"),
-        (("--audio", "{wav}", "--chat"), 2, "--chat is about a text"),
+        (("--audio", "{wav}", "--chat"), 2, "--chat needs a text"),
         (("--audio", "{wav}", "-m", "demo"), 3, "choose a model that reads sound"),
         (("--text", "a"), 3, "give it a recording with --audio FILE"),
         (("--ids", "{ids}"), 3, "give it a recording with --audio FILE"),

@@ -320,7 +320,7 @@ def test_the_seam_says_of_which_stack_a_call_is(bart):
     ("how", "error", "says"),
     [
         ({"target": " "}, InputError, "the target is empty"),
-        ({"target": TARGET, "generate": 3}, UsageError, "either generated or given"),
+        ({"target": TARGET, "generate": 3}, UsageError, "an answer was given, and one is to be generated"),
         ({"answer": "yes"}, UsageError, "only a causal model has an answer after"),
         ({"keep": Request(query="zebra")}, InputError, "is not in the text"),
         ({"target": "the " * 2000}, InputError, "the decoder reads at most"),
@@ -353,7 +353,7 @@ def test_a_stack_of_which_nothing_is_kept_is_named(demo):
 
 
 def test_a_target_for_a_causal_model(demo):
-    with pytest.raises(UsageError, match="an encoder-decoder's decoder reads"):
+    with pytest.raises(UsageError, match="a target is for an encoder-decoder"):
         prepare(demo, Ask(SOURCE, target=TARGET))
 
 

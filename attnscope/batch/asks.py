@@ -43,7 +43,7 @@ def check_fields(job: Job, loaded: LoadedModel) -> None:
     """
     if loaded.geometry.task == VISION_ONLY:
         raise ModelError(
-            f"a corpus is of texts, and {loaded.name} reads pictures alone",
+            f"batch reads texts, and {loaded.name} reads pictures alone",
             "read one picture at a time, with attnscope heads",
         )
     if job.answered:
@@ -52,7 +52,7 @@ def check_fields(job: Job, loaded: LoadedModel) -> None:
         loaded.check_logits("an answer")
     if reads_sound(loaded.model) and job.audio_field is None:
         raise ModelError(
-            f"{loaded.name} reads sound, and a corpus is of texts",
+            f"{loaded.name} reads sound, and this corpus has texts",
             "name the field of each record that holds a sound's file with {audio_field=NAME}",
         )
     if job.audio_field is not None:

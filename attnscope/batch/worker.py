@@ -28,7 +28,7 @@ from attnscope.observe.choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.generation import check_generates, say_ignored, translation
 from attnscope.selection import select_stacks
-from attnscope.stacks import SEQ2SEQ
+from attnscope.stacks import NAMES, SEQ2SEQ
 from attnscope.text.prompt import Prompt, from_ids
 from attnscope.text.tokens import NOWHERE, Chosen, Found, naming
 
@@ -183,10 +183,9 @@ class Worker:
         """Raise UsageError where targets are given to a model that reads none, ModelError for one that makes none."""
         loaded, given = self.loaded, self.job.target_field is not None
         if given and not self.of_two:
-            raise UsageError(
-                f"a target is what an encoder-decoder's decoder reads, and this is a {loaded.geometry.task}",
-                "leave out {target_field}",
-            )
+            own = NAMES[loaded.geometry.task]
+            what = f"a target is for an encoder-decoder, such as T5 or BART, and {loaded.name} is {own}"
+            raise UsageError(what, "leave out {target_field}")
         if self.of_two and not given:
             check_generates(loaded, "give the targets with {target_field=NAME}")
             say_ignored(loaded)

@@ -12,7 +12,7 @@ from attnscope.explain import explain_head
 from attnscope.keep.request import Request
 from attnscope.model.options import LoadOptions
 from attnscope.run import prepare
-from attnscope.selection import pairs, select
+from attnscope.selection import check_one_head, only_head, pairs, select
 from attnscope.text.tokens import described
 from attnscope.typed import check_names
 
@@ -78,12 +78,8 @@ def followed(run: Run, head: str) -> Explained:
 
 def one_head(text: str, heads: dict[int, int]) -> tuple[int, int]:
     """The layer and head that `L2H3` or `2.3` names; UsageError unless it is exactly one."""
-    if "@" in text:
-        raise UsageError(f"head {text} names a role, expected one head", "write it as L2H3 or 2.3")
-    found = pairs(select(text, heads))
-    if len(found) != 1:
-        raise UsageError(f"head {text} names {len(found)} heads, expected one", "write it as L2H3 or 2.3")
-    return found[0]
+    check_one_head(text)
+    return only_head(text, pairs(select(text, heads)))
 
 
 def one_token(run: Run) -> int:

@@ -11,7 +11,7 @@ from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.run import prepare
 from attnscope.seam.inputs import given_of
-from attnscope.selection import pairs, select_stacks
+from attnscope.selection import check_one_head, only_head, pairs, select_stacks
 from attnscope.stacks import OF_TWO_TEXTS, TEXT_TASKS
 from attnscope.study.why.parts import parts_of
 from attnscope.study.why.records import AskedLogit
@@ -78,12 +78,10 @@ def taken_apart(run: Run, head: str, asked: WhyOptions) -> Why:
 
 def one_head(text: str, geometry: Geometry) -> tuple[str, int, int]:
     """The stack, layer and head that `L2H3`, `2.3` or `cross L2H3` names; UsageError unless it is exactly one."""
-    if "@" in text:
-        raise UsageError(f"head {text} names a role, expected one head", "write it as L2H3 or 2.3")
+    check_one_head(text)
     chosen = select_stacks(text, geometry.heads_of_stacks, geometry.stack)
     found = [(stack, layer, head) for stack, heads in chosen.items() for layer, head in pairs(heads)]
-    if len(found) != 1:
-        raise UsageError(f"head {text} names {len(found)} heads, expected one", "write it as L2H3 or 2.3")
+    only_head(text, [(layer, head) for _, layer, head in found])
     if found[0][0] not in OF_TWO_TEXTS:
         raise ModelError(f"{text} is in layers that do not read the tokens of a text", "choose another layer")
     return found[0]

@@ -69,9 +69,9 @@ class WhyOptions:
             if value not in known:
                 raise UsageError(f"expected {name} {', '.join(known)}, got {value!r}", f"use {{{name}={known[0]}}}")
         if self.side == "both" and (self.by == "tokens" or self.verify):
-            raise UsageError("pairs of components are neither split by tokens nor replaced", "use {side=key}")
+            raise UsageError("side=both goes neither with by=tokens nor with verify", "use {side=key}")
         if self.by == "tokens" and self.verify:
-            raise UsageError("what is split by tokens is not replaced", "leave out {by=tokens}")
+            raise UsageError("by=tokens does not go with verify", "leave out {by=tokens}")
         for expression in (self.query, self.key, self.against):
             if expression is not None and expression != MEAN:
                 check_expression(str(expression), self.define or {})

@@ -92,7 +92,7 @@ class Sources(GlobalTokens, Tokens):
             raise UsageError("each record gives its answer, and one of all texts was given", "leave out {answer}")
         if self.answered and (self.truncate or self.max_tokens):
             raise UsageError(
-                "an answer follows the whole text, not what was left of it", "leave out {truncate} and {max_tokens}"
+                "an answer needs the whole text, and the text would be cut", "leave out {truncate} and {max_tokens}"
             )
         if self.answer is not None and not self.answer.strip():
             raise UsageError("the answer is empty", "give one with at least one word")
@@ -177,9 +177,11 @@ class Dataset(Drawing, MeasuredEntries, Relations, Spreadsheet, Printing):
         Drawing.__post_init__(self)
         self.check(self.group, self.scale)
         if self.matrices and self.weights != "softmax":
-            raise UsageError("--matrices are weights", f"leave out --weights {self.weights}, or --matrices")
+            raise UsageError(
+                "--matrices writes softmax weights alone", f"leave out --weights {self.weights}, or --matrices"
+            )
         if self.spreadsheet and self.format != "csv":
-            raise UsageError("spreadsheet is about csv", "add --format csv")
+            raise UsageError("--spreadsheet is for csv alone", "add --format csv")
         if self.summary and self.to_stdout:
             raise UsageError("--summary is of a whole corpus, and --to-stdout prints text by text", "give --out DIR")
         _ = self.table_names, self.figure_kinds

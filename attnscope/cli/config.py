@@ -118,10 +118,10 @@ def flagged(context: typer.Context, name: str) -> bool:
 
 
 def refuse_others(context: typer.Context, names: Container[str], what: str, otherwise: str) -> None:
-    """Raise UsageError for an option of the command line that is none of these."""
+    """Raise UsageError for an option of the command line that is none of these. what: is read in place of a text."""
     for one in context.command.get_params(context):
         if one.name not in names and flagged(context, str(one.name)):
-            raise UsageError(f"{max(one.opts, key=len)} has no part in {what}", otherwise)
+            raise UsageError(f"{what}: {max(one.opts, key=len)} does not apply to it", otherwise)
 
 
 def read_config(path: Path | str, keys: Mapping[str, str]) -> dict[str, Any]:

@@ -53,17 +53,22 @@ class Ranked:
         """The two spans. Raises UsageError where one alone was named."""
         query, key = self.spans
         if (query is None) != (key is None):
-            raise UsageError("--query and --key of a dataset name two of its spans", "give both, or leave out both")
+            raise UsageError(
+                "--query and --key name two spans of a dataset, and one of them was given",
+                "give both, or leave out both",
+            )
         return None if query is None or key is None else (query, key)
 
 
 def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing: Results, drawing: Drawing) -> int:
     """Print the ranked heads of a dataset, and draw what is asked for; the exit code."""
-    again = f"leave it out, or give it to attnscope batch: it is about each text of {folder}"
-    refuse_others(context, PART, "ranking the heads of a dataset", again)
+    refuse_others(context, PART, f"{folder} is a finished dataset", "leave it out, or give it to attnscope batch")
     figures = drawing.figures or (DEPTH if printing.file and printing.draws else None)
     if (figures is not None) != printing.draws:
-        raise UsageError("--out is for --figures depth of a dataset", "give both, or leave out both")
+        raise UsageError(
+            "a dataset is drawn with --out and --figures depth, and one of them was given",
+            "give both, or leave out both",
+        )
     format = output.wanted_format(printing.format)
     output.complain_through_talk(printing.quiet)
     dataset, found = _read(folder, asked, printing.quiet)

@@ -66,7 +66,7 @@ class MeasuredEntries(Entries):
 
         for name in self.named:
             if name in LOOKBACKS:
-                raise UsageError(f"--metrics {name} is about an answer", otherwise)
+                raise UsageError(f"--metrics {name} needs an answer", otherwise)
 
     def over_layers(self, order: str) -> list[str]:
         """The metrics of the figure of depth: those that were named, behind the one that sorts where it is one."""
@@ -111,7 +111,7 @@ class Ranking(Top):
         if asked.answered or (asked.from_ is not None and not asked.has_text):
             return
         if self.sort and order_of(self.sort)[0] in LOOKBACKS:
-            raise UsageError(f"--sort {self.sort} is about an answer", ANSWER)
+            raise UsageError(f"--sort {self.sort} needs an answer", ANSWER)
         entries.check_answered(ANSWER)
 
     def by(self, question: Question) -> str:
@@ -120,7 +120,7 @@ class Ranking(Top):
 
         sort = self.sort or ("focus" if question.key is None else MASS.id)
         if order_of(sort)[0] == MASS.id and question.key is None:
-            raise UsageError("--sort mass is about the mass on named keys", "name them with --key")
+            raise UsageError("--sort mass needs keys", "name them with --key")
         return sort
 
     def as_given(self, question: Question) -> Ranking:

@@ -56,7 +56,7 @@ def knockout(
         from attnscope.cli.budgets import measure_budgets
 
         if table.html is not None:
-            raise UsageError("cache budgets have no page", "leave out --html")
+            raise UsageError("there is no page of cache budgets", "leave out --html")
         return measure_budgets(answered, edges, budgets, compared, table, look)
     output.wanted_format(table.format)  # what it refuses is refused before the work
     text = None

@@ -52,9 +52,9 @@ class Answered(MayAsk, ModelText, ManyTexts):
         for given in (self.answer, self.foil):
             check_answer(None, given, self.truncate)
         if self.texts is not None and self.has_text:
-            raise UsageError("one text was given, and --texts", "give one of them")
+            raise UsageError("a text and --texts were both given", "give one of them")
         if self.ids is not None and (self.answer is not None or self.foil is not None):
-            raise UsageError("--answer follows a text, and --ids gives tokens", "leave out one of them")
+            raise UsageError("--answer needs a text, and --ids gives token ids", "leave out one of them")
 
 
 @option_group

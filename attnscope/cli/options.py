@@ -36,6 +36,7 @@ PANELS = (
     *("Options", "Corpus", "Text", "Question", "Budget", "Page", "Attention", "Relations", "Dataset", "Files"),
     *("Figures", "Engine", "Model", "Ray", "Messages", "Settings"),
 )
+OF_RECORDS = (".jsonl", ".csv", ".tsv", ".parquet")  # suffixes of corpora
 FILE_NAME = re.compile(r"[^\s\"'<>]+\.(txt|md|json|jsonl|csv|tsv|html?|ya?ml|log|pdf)")
 
 
@@ -64,12 +65,11 @@ class OneText(Tokens):
         if len(named) > 1:
             raise UsageError(f"{named[0]} and {named[1]} were both given", "give one of them")
         if self.ids is not None and self.chat:
-            raise UsageError("--chat is about a text, and --ids gives tokens", "leave out one of them")
+            raise UsageError("--chat needs a text, and --ids gives token ids", "leave out one of them")
         if self.given and os.path.isfile(self.given):
-            raise UsageError(
-                f"TEXT is the name of a file, {self.given}",
-                f"--file {self.given} reads it, --text {self.given} reads the name",
-            )
+            records = f"{{texts={self.given}}} reads its records; " * (Path(self.given).suffix in OF_RECORDS)
+            reads = f"{{file={self.given}}} reads it as one text; {{text={self.given}}} reads the name"
+            raise UsageError(f"TEXT is the name of a file, {self.given}", records + reads)
         if self.given and os.path.isdir(self.given):
             raise UsageError(f"TEXT is the name of a folder, {self.given}", f"--text {self.given} reads the name")
         if self.given and FILE_NAME.fullmatch(self.given):
@@ -175,7 +175,7 @@ class ModelTexts(PairedText):
         if self.picture and (self.ids is not None or self.audio is not None):
             raise UsageError("--picture needs a text, and another source was given", "leave out one of them")
         if self.audio is not None and self.chat:
-            raise UsageError("--chat is about a text, and --audio gives a sound", "leave out one of them")
+            raise UsageError("--chat needs a text, and --audio gives a sound", "leave out one of them")
 
     @property
     def _places(self) -> dict[str, str | None]:
@@ -239,10 +239,11 @@ class TextRun(EngineChoice, Answer, MayAsk, ModelTexts):
 
         check_answer(self.generate, self.answer, self.truncate if self.audio is None else None)
         if self.answer is not None and self.ids is not None:
-            raise UsageError("--answer follows a text, and --ids gives tokens", "leave out one of them")
+            raise UsageError("--answer needs a text, and --ids gives token ids", "leave out one of them")
         if self.answered and self.from_ is not None and not self.has_text:
             raise UsageError(
-                "the tokens of a run are read as they are", "leave out --generate or --answer, or add --text"
+                "a run is repeated with its own tokens, and no answer after them",
+                "leave out --generate or --answer, or add --text",
             )
 
     @property
@@ -405,7 +406,7 @@ class OtherSide:
     def check_other_side(self) -> None:
         """Raise UsageError where both were given, or --align without either."""
         if self.align is not None and self.compare_text is None and self.compare_model is None:
-            raise UsageError("--align pairs two texts, and there is one", "give --compare-text TEXT, or leave it out")
+            raise UsageError("--align needs two texts, got one", "give --compare-text TEXT, or leave it out")
         if self.compare_text is not None and self.compare_model is not None:
             raise UsageError("--compare-text and --compare-model were both given", "give one of them")
 
@@ -554,4 +555,4 @@ class Results(Spreadsheet, Printing, Exporting):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.spreadsheet and self.format not in (None, "table", "csv", "tsv"):
-            raise UsageError("spreadsheet is about csv and tsv", "add --format csv")
+            raise UsageError("--spreadsheet is for csv and tsv alone", "add --format csv")

@@ -41,7 +41,7 @@ def redraw(
     over_layers = {"sort", "metrics"} if is_dataset(folder) or DEPTH in (looks.figures or "") else set()
     drawing = {"given", "select", "set", *over_layers, *parameters(type(pictures), type(looks))}
     again = f"leave it out, or read the text again: attnscope heatmap --from {folder}"
-    refuse_others(context, drawing, f"drawing {folder} again", again)
+    refuse_others(context, drawing, f"{folder} is drawn again from its tables", again)
     into = pictures.file or place_of_pictures(folder, pictures.out)
     style = looks.style(command_line("heatmap", pictures, looks))
 
@@ -51,7 +51,7 @@ def redraw(
     output.complain_through_talk(pictures.quiet)
     study = any((folder / name).exists() for name in STUDIES)
     if (looks.figures or select) and study:
-        raise UsageError(f"{folder} is no run of a text", "leave out --figures and --select")
+        raise UsageError(f"{folder} holds no run of a text", "leave out --figures and --select")
     kinds = names(looks.figures, (*FIGURES, DEPTH), "--figures")
     if pictures.file is not None and not (study or is_dataset(folder)):
         kinds = kinds_of_file(kinds or None, select, pictures.file)
@@ -94,8 +94,8 @@ def _run(
 
     if not (folder / NAME).exists():
         raise UsageError(
-            f"TEXT is the name of a folder, {folder}, in which no run lies, and no scan, ablation or comparison",
-            f"name the folder of one, or --text {folder} reads the name",
+            f"{folder} is a folder without results of attnscope",
+            f"name the folder of a run, scan, ablation or comparison; --text {folder} reads the name",
         )
     seen = kept_run(folder, sink_apart=style.sink == "mask")
     chosen: list[str] = []

@@ -94,7 +94,8 @@ def tokens_of(path: Path) -> Prompt | Sound:
     prompt, file = prompt_of(said, path), said.get("options", {}).get("audio")
     if file is None and prompt.medium.sha256 is not None:
         raise UsageError(
-            f"the run of {path} read more than its tokens say", "add --text TEXT, and --picture FILE as then"
+            f"the run of {path} read pictures or a sound too, which its tokens do not hold",
+            "add --text TEXT, and --picture FILE as then",
         )
     if file is None:
         return prompt

@@ -135,9 +135,9 @@ def read_run(asked: TextRun, writing: Writing) -> Text:
     if asked.from_ is None or asked.has_text:
         return read_given(asked, writing)
     if asked.picture:
-        raise UsageError("a picture needs a text, and a run gives tokens", "add --text TEXT")
+        raise UsageError("a picture needs a text, and the run has token ids", "add --text TEXT")
     if asked.pair is not None:
-        raise UsageError("a pair is two texts, and a run gives tokens", "add --text TEXT")
+        raise UsageError("a pair needs two texts, and the run has token ids", "add --text TEXT")
     from attnscope.cli.repeat import tokens_of
 
     output.complain_through_talk(writing.quiet)

@@ -73,7 +73,9 @@ def text(
     --select; in a pipe its numbers as csv, a row per token.
     """
     if colours.sink == "mask" and question.key is not None and question.query is None:
-        raise UsageError("sink is about keys, and --key alone colours queries", "leave out {sink}, or add --query")
+        raise UsageError(
+            "--sink needs a query: with --key alone, queries are coloured", "leave out {sink}, or add --query"
+        )
     format = output.wanted_format(printing.format)
 
     from attnscope.cli.options import Entries

@@ -147,7 +147,9 @@ def page_of_tables(asked: TextRun, pages: Pages, command: str) -> int:
     from attnscope.viewer.plan import Plan
 
     if asked.from_ is None:
-        raise UsageError("--from-tables is about a run", "name its folder: attnscope view runs/bank --from-tables")
+        raise UsageError(
+            "--from-tables needs the folder of a run", "name its folder: attnscope view runs/bank --from-tables"
+        )
     side = KeptSide(asked.from_.parent)
     write_page(page_of([side], Plan(pages.max_mb, 16), About(command, side.open)), pages)
     return 0

@@ -85,9 +85,7 @@ class PictureInput:
             def read(ask: Ask) -> Prompt:
                 pictures, answer = all_opened(ask.picture), ask.answer
                 if not isinstance(ask.text, str):
-                    raise UsageError(
-                        "a picture needs a text, and these are tokens", "give {text}, or leave out {picture}"
-                    )
+                    raise UsageError("a picture needs a text, got token ids", "give {text}, or leave out {picture}")
                 if not ask.text.strip():
                     raise InputError(
                         "the text is empty, and this model reads pictures with one",
@@ -163,7 +161,7 @@ class TextInput:
                     raise InputError("the text is empty", "give a text with at least one word")
                 if not isinstance(answer, str | None):
                     raise UsageError(
-                        "the text is text, and its answer is not", "give both as text, or both as token ids"
+                        "the text is words, and its answer is token ids", "give both as text, or both as token ids"
                     )
                 limit = most if answer is None else None
                 prompt = tokenised(text, ask.chat, limit, ask.truncate, answer, ask.pair)
@@ -194,7 +192,7 @@ class TokenInput:
                 text = from_ids(loaded.tokenizer, own, max_tokens=room, truncate=ask.truncate)
             if answer and isinstance(answer, str):
                 raise UsageError(
-                    "the text is token ids, and its answer is not", "give both as text, or both as token ids"
+                    "the text is token ids, and its answer is words", "give both as text, or both as token ids"
                 )
             return _answered(loaded, _behind_virtual(loaded, text), answer)
 

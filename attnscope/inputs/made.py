@@ -52,7 +52,7 @@ def target(
         prompt = from_ids(loaded.tokenizer, [*made.start, *made.ids])
         how = {"asked": ask.generate, "made": len(made.ids), "stopped_by": made.stopped_by} | _ignored(loaded)
     elif ask.generate is not None:
-        raise UsageError("a target is either generated or given", "leave out {generate} or {target}")
+        raise UsageError("a target was given, and one is to be generated", "leave out {generate} or {target}")
     else:
         with reading_targets(loaded, place(loaded.tokenizer, loaded.brought, False)) as read:
             prompt = read(ask)

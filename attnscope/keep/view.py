@@ -39,7 +39,7 @@ class View:
 
     def __post_init__(self) -> None:
         if self.foil is not None and self.weights != "logit":
-            raise UsageError("a foil is of the answer's logit", "add {weights=logit}, or leave out {foil}")
+            raise UsageError("a foil needs effects on a logit", "add {weights=logit}, or leave out {foil}")
 
     @property
     def by_size(self) -> bool:

@@ -36,7 +36,10 @@ def processor_of(loaded: LoadedModel) -> Any:
 
     config = loaded.model.config
     if getattr(config, "vision_config", None) is None:
-        raise ModelError(f"{loaded.name} ({config.model_type}) is given no pictures", "choose a vision-language model")
+        raise ModelError(
+            f"{loaded.name} ({config.model_type}) reads no pictures",
+            "leave out {picture}, or choose a vision-language model",
+        )
     made_of = PROCESSOR_MAPPING.get(type(config), None)
     if made_of is None:
         raise ModelError(f"transformers has no processor for {config.model_type}", "choose another model")

@@ -31,10 +31,13 @@ def model_inside(given: Any) -> PreTrainedModel:
         return models[0]
     if isinstance(given, nn.Module) and hasattr(given, "config"):
         return given  # somebody's own code, of the same kind
-    holds = f" that holds {len(models)}" if models else ""
+    name = type(given).__name__
+    if models:
+        raise UsageError(f"expected one model of transformers, got {name} that holds {len(models)}", "pass one of them")
+    kind = "a torch module of other code" if isinstance(given, nn.Module) else "which holds none"
     raise UsageError(
-        f"expected a model of transformers, got {type(given).__name__}{holds}",
-        "pass the model inside it that is to be read",
+        f"expected a model of transformers (PreTrainedModel), got {name}, {kind}",
+        "pass a PreTrainedModel, or an object that holds one",
     )
 
 

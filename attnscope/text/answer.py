@@ -13,13 +13,13 @@ from attnscope.text.prompt import Prompt, Side, Span, from_ids
 def check_answer(generate: int | None, answer: str | Sequence[int] | None, truncate: Side | None) -> None:
     """Raise UsageError or InputError for an answer that cannot be meant."""
     if generate is not None and answer is not None:
-        raise UsageError("an answer is either generated or given", "leave out {generate} or {answer}")
+        raise UsageError("an answer was given, and one is to be generated", "leave out {generate} or {answer}")
     if generate is not None and not (isinstance(generate, int) and generate is not True and generate >= 1):
         raise UsageError(f"expected a number of new tokens from 1, got {generate!r}", "use {generate=8}")
     if answer is not None and not (answer.strip() if isinstance(answer, str) else len(answer)):
         raise InputError("the answer is empty", "give an answer with at least one word, or use {generate=8}")
     if truncate and (generate, answer) != (None, None):
-        raise UsageError("an answer follows the whole text, not what was left of it", "leave out {truncate}")
+        raise UsageError("an answer needs the whole text, and the text would be cut", "leave out {truncate}")
 
 
 def check_has_answer(task: str, otherwise: str, both_ways: str = "") -> None:

@@ -440,7 +440,9 @@ def _kept(tokenizer: Any, ids: Sequence[int], most: int | None, truncate: Side |
     """The places of the tokens that stay."""
     count = len(ids)
     if truncate not in (None, "left", "right"):
-        raise UsageError(f"truncate is left or right, not {truncate!r}", "use {truncate=left} or {truncate=right}")
+        raise UsageError(
+            f"truncate: expected left or right, got {truncate!r}", "use {truncate=left} or {truncate=right}"
+        )
     if most is not None and most < 1:
         raise UsageError(f"at most {most} tokens leave nothing to read", "allow at least 1")
     if most is None or count <= most:

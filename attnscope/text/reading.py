@@ -15,6 +15,7 @@ MOST_BYTES = 64 * 2**20  # of what is read as one text
 ID = re.compile(r"-?[0-9]{1,18}")
 
 
+IDS_THEMSELVES = re.compile(r"\[?\s*[0-9]+(\s*[,\s]\s*[0-9]+)*\s*\]?")  # where the name of a file belongs
 IDS = "give whole numbers, between spaces or commas or as a JSON list"
 
 
@@ -79,6 +80,11 @@ def read_ids(file: str) -> list[int]:
     [1, 265, 903]
     """
     source = "standard input" if file == "-" else file
+    if IDS_THEMSELVES.fullmatch(file) and not os.path.exists(file):
+        numbers = ", ".join(re.findall("[0-9]+", file))
+        raise InputError(
+            f"expected a file of token ids, got {file!r}", f"pipe the ids: echo '[{numbers}]' | attnscope ... {{ids=-}}"
+        )
     text = decode_utf8(_read_stdin() if file == "-" else _read_file(file), source, IDS).strip()
     inside = re.fullmatch(r"\[(.*)\]", text, re.DOTALL)
     parts = re.split(r"\s*,\s*|\s+", (inside[1] if inside else text).strip())

@@ -151,13 +151,13 @@ def test_a_folder_of_before_these_options_is_resumed(plain: Path, tmp_path: Path
         (("--answer-field", "answer", "--set", "answer=x"), "each record gives its answer"),
         (
             ("--answer-field", "answer", "--max-tokens", "5"),
-            "an answer follows the whole text, not what was left of it",
+            "an answer needs the whole text, and the text would be cut",
         ),
-        (("--set", "answer=x", "--truncate", "left"), "an answer follows the whole text"),
+        (("--set", "answer=x", "--truncate", "left"), "an answer needs the whole text"),
         (("--set", "answer= "), "the answer is empty"),
-        (("--metrics", "lookback"), "--metrics lookback is about an answer; give it with --answer-field NAME"),
+        (("--metrics", "lookback"), "--metrics lookback needs an answer; give it with --answer-field NAME"),
         (("--metrics", "mass"), "mass is measured where keys are named"),
-        (("--weights", "scores", "--matrices"), "--matrices are weights; leave out --weights scores"),
+        (("--weights", "scores", "--matrices"), "--matrices writes softmax weights alone; leave out --weights scores"),
         (("--weights", "value", "--group", "words"), "norms of several keys cannot be summed into one"),
     ],
 )

@@ -198,7 +198,7 @@ WRONG = [
     ("corpus.jsonl --out o --config c.yaml", 2, "c.yaml cannot be read: No such file or directory"),
     ("corpus.jsonl --out o --ray=here", 2, "--ray: expected auto, local, ray://HOST:PORT or HOST:PORT, got 'here'"),
     ("corpus.jsonl --to-stdout jsonl --ray", 2, "--to-stdout prints rows alone"),
-    ("corpus.jsonl --out o --set spreadsheet=true", 2, "spreadsheet is about csv; add --format csv"),
+    ("corpus.jsonl --out o --set spreadsheet=true", 2, "--spreadsheet is for csv alone; add --format csv"),
     ("corpus.odd --out o", 2, "corpus.odd: its suffix does not say what it is; name a file that ends in .txt"),
     ("corpus.jsonl --out o --model ./no", 3, "there is no folder ./no; check the path"),
     ("void.txt --out o", 4, "there is no text in void.txt; give a corpus"),

@@ -172,7 +172,7 @@ def test_a_model_that_does_not_read_them_is_refused_in_a_line(
 ) -> None:
     for how, said in (
         ({"audio_field": "sound"}, "reads text, and 'sound' names sounds"),
-        ({"picture_field": "seen"}, "is given no pictures"),
+        ({"picture_field": "seen"}, "reads no pictures"),
     ):
         with pytest.raises(ModelError, match=said):
             Worker(Job(**how), attnscope.load("demo"))

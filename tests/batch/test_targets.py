@@ -244,5 +244,5 @@ def test_a_model_of_sound_is_given_no_corpus_of_texts() -> None:
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
     config = WhisperConfig(**sizes, **heads, vocab_size=2000, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     loaded = attnscope.wrap(WhisperForConditionalGeneration(config).eval(), attnscope.load("demo").tokenizer)
-    with pytest.raises(ModelError, match="reads sound, and a corpus is of texts"):
+    with pytest.raises(ModelError, match="reads sound, and this corpus has texts"):
         Worker(Job(), loaded)

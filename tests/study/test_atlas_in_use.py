@@ -79,7 +79,7 @@ def test_roles_stand_for_their_heads(expression, found):
 @pytest.mark.parametrize(
     ("expression", "named", "error", "says"),
     [
-        ("@induction", None, UsageError, r"no atlas says .* @induction; make one: attnscope scan MODEL --out DIR"),
+        ("@induction", None, UsageError, r"@induction needs an atlas, .*; make one: attnscope scan MODEL --out DIR"),
         ("@inducton", NAMED, UsageError, "no role 'inducton'; the roles are induction, previous-token, self"),
         ("last,@", NAMED, UsageError, "no role ''"),
         ("last,@self", NAMED, InputError, "names no self head; it names @induction, @previous-token"),
@@ -310,7 +310,7 @@ def test_pages_pictures_keys_and_certificates_take_roles_too(folder, tmp_path):
         (
             ["--select", "@induction", "--model", "{bare}"],
             2,
-            "no atlas says which heads are meant by @induction; make one: attnscope scan",
+            "@induction needs an atlas, and there is none; make one: attnscope scan",
         ),
         (["--select", "@inducton", "--atlas", "{atlas}"], 2, "there is no role 'inducton'; the roles are induction"),
         (["--select", "@self", "--atlas", "{atlas}"], 4, "the atlas names no self head; it names @induction"),

@@ -261,9 +261,9 @@ def test_half_precision_counts_the_effects_below_what_intact_rows_differ_by():
     ("asked", "message"),
     [
         ({"keep": "window:4"}, "expected a budget stream:A"),
-        ({"keep": "top:4", "key": "river"}, "no key is named"),
-        ({"keep": "top:4", "query": "bank"}, "no query is named"),
-        ({"keep": "top:4", "how": "zero"}, "given to the rest of the row"),
+        ({"keep": "top:4", "key": "river"}, "key does not apply to a budget"),
+        ({"keep": "top:4", "query": "bank"}, "query does not apply to a budget"),
+        ({"keep": "top:4", "how": "zero"}, "gives the weight of lost keys to the rest of the row"),
         ({"keep": "top:4", "over": "keys"}, "expected a budget over none, layers, kv or heads, got 'keys'"),
         (
             {"keep": "received:4"},
@@ -275,10 +275,10 @@ def test_half_precision_counts_the_effects_below_what_intact_rows_differ_by():
         ({"keep": "received:4", "at": "moon"}, "moon"),
         ({"keep": "top:4", "foil": " bank"}, "a foil is compared with an answer"),
         ({"keep": "top:4", "answer": " a", "foil": " a"}, "begin with the same token"),
-        ({"keep": "top:4", "answer": " a", "generate": 3}, "either generated or given"),
+        ({"keep": "top:4", "answer": " a", "generate": 3}, "an answer was given, and one is to be generated"),
         ({"keep": "top:4", "generate": 10**6}, "the model reads at most"),
-        ({"at": 3, "key": "river"}, "a knockout without a budget has no at"),
-        ({"generate": 3, "key": "river"}, "a knockout without a budget has no generate"),
+        ({"at": 3, "key": "river"}, "at needs a budget"),
+        ({"generate": 3, "key": "river"}, "generate needs a budget"),
     ],
 )
 def test_what_cannot_be_meant(demo, asked, message):

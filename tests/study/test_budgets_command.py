@@ -78,15 +78,24 @@ def test_a_rehearsal_says_what_would_be_done():
     ("asked", "said"),
     [
         (("--keep", "stream:4"), "expected a budget stream:A+N, top:N, h2o:N, received:N or snap:N@W, got 'stream:4'"),
-        (("--keep", "top:4", "--key", "river"), "no key is named; leave out --key or --keep"),
-        (("--keep", "top:4", "--query", "last"), "no query is named; leave out --query or --keep"),
-        (("--keep", "top:4", "--how", "zero"), "given to the rest of the row; leave out --how zero or --keep"),
+        (
+            ("--keep", "top:4", "--key", "river"),
+            "key does not apply to a budget, which chooses its keys itself; leave out --key or --keep",
+        ),
+        (
+            ("--keep", "top:4", "--query", "last"),
+            "query does not apply to a budget, which chooses its keys itself; leave out --query or --keep",
+        ),
+        (
+            ("--keep", "top:4", "--how", "zero"),
+            "lost keys to the rest of the row; leave out --how zero or --keep",
+        ),
         (("--keep", "top:4", "--over", "window:2"), "write --over heads"),
         (("--keep", "snap:4@8"), "the window of 8 keys is always kept, and the budget is 4; write --keep snap:8@8"),
         (("--keep", "received:4"), "give --answer of several tokens, --generate 32, or --at TOKEN"),
         (("--keep", "top:4", "--below", "0"), "expected a limit above 0"),
         (("--keep", "top:4", "--generate", "0"), "--generate: expected a whole number from 1"),
-        (("--at", "river", "--key", "river"), "a knockout without a budget has no at; leave out --at, or add --keep"),
+        (("--at", "river", "--key", "river"), "at needs a budget; leave out --at, or add --keep"),
         (("--keep", "top:4", "--select", "9"), "names layer 9"),
         (("--keep", "top:4", "--at", "moon"), "moon"),
     ],

@@ -146,7 +146,7 @@ def test_the_command_ranks_what_writes_the_answer(engine):
     ("options", "said"),
     [
         (["--weights", "logit"], "there is none; add --answer TEXT"),
-        (["--foil", " bank"], "a foil is of the answer's logit; add --weights logit, or leave out --foil"),
+        (["--foil", " bank"], "a foil needs effects on a logit; add --weights logit, or leave out --foil"),
         (["--weights", "logit", "--answer", " river", "--foil", " river"], "begin with the same token"),
         (["--weights", "logit", "--answer", " river", "--foil", ""], "the foil is empty; give one"),
         (

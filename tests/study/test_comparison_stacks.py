@@ -273,7 +273,7 @@ def test_two_models_of_sound_on_one_recording(tmp_path):
             2,
             "shows encoder and decoder and cross layers",
         ),
-        (("--compare-text", "b", "--text", "a", "--select", "@induction"), 2, "no atlas says which heads"),
+        (("--compare-text", "b", "--text", "a", "--select", "@induction"), 2, "@induction needs an atlas"),
         (("--compare-text", "b", "--text", "a", "--target", ""), 4, "the target is empty"),
         (("--compare-model", "{t5}", "--texts", "x", "--target", "a"), 2, "--target is of one text"),
         (("--compare-text", "b", "--audio", "x.wav"), 2, "--audio replaces the text"),

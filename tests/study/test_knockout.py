@@ -520,7 +520,7 @@ def test_half_precision_moves_an_effect_by_more_than_two_intact_rows_differ(demo
         ({"key": "river", "query": 40}, "there is no token 40 of 11"),
         ({"key": "moon"}, "moon"),
         ({}, "no key was named"),
-        ({"key": "river", "over": "sides"}, "expected to cut over none, heads, layers"),
+        ({"key": "river", "over": "sides"}, "over: expected none, heads, layers"),
         ({"key": "river", "answer": [5]}, None),
     ],
 )

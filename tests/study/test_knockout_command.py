@@ -95,14 +95,14 @@ def test_a_rehearsal_says_what_would_be_done():
         (
             (BANK, "--key", "river", "--over", "window:0"),
             2,
-            "expected to cut over none, heads, layers, window:N, keys or kv",
+            "over: expected none, heads, layers, window:N, keys or kv",
         ),
         ((BANK, "--key", "last", "--query", "3"), 4, "no query sees the key last"),
         ((BANK, "--key", "river", "--query", "99"), 4, "there is no token 99 of 11"),
-        ((BANK, "--key", "river", "--texts", "facts.jsonl"), 2, "one text was given, and --texts; give one of them"),
+        ((BANK, "--key", "river", "--texts", "facts.jsonl"), 2, "a text and --texts were both given; give one of them"),
         ((BANK, "--key", "river", "--select", "9"), 2, "names layer 9"),
         ((BANK, "--key", "river", "--foil", " moon", "--answer", " moon"), 4, "begin with the same token"),
-        ((BANK, "--key", "river", "--answer", " a", "--truncate", "left"), 2, "an answer follows the whole text"),
+        ((BANK, "--key", "river", "--answer", " a", "--truncate", "left"), 2, "an answer needs the whole text"),
         (("--texts", "nowhere.jsonl", "--key", "river"), 2, "nowhere.jsonl"),
     ],
 )

@@ -204,9 +204,9 @@ def test_texts_of_two_lengths_are_aligned_by_what_they_share(demo):
     assert rows_of(found)["the(10)"]["normalised"] == pytest.approx(1, abs=1e-4)
     with pytest.raises(InputError, match=r"river\(5\) has no partner in the corrupted text"):
         attnscope.patch(demo, RIVER, longer, at="river")
-    with pytest.raises(InputError, match="a pattern is of as many keys: expected a corrupted text of 11 tokens, got"):
+    with pytest.raises(InputError, match="patterns are patched between texts of equal length, got 11 and "):
         attnscope.patch(demo, RIVER, longer, what="pattern")
-    with pytest.raises(InputError, match=r"a key carries its position, and the\(10\) is token 13 of the other text"):
+    with pytest.raises(InputError, match=r"keys are patched at equal positions: the\(10\) is token 13 there"):
         attnscope.patch(demo, RIVER, longer, at="last", what="key")
     attnscope.patch(demo, RIVER, longer, at="last", what="value", random=0)
 
@@ -357,7 +357,7 @@ def test_a_picture_is_drawn(demo, over, method, tmp_path):
         ({"over": "window:2"}, "over: expected one of none, heads, kv"),
         ({"method": "guess"}, "method: expected one of measure, gradient"),
         ({"at": "99"}, "there is no token 99 of 11"),
-        ({"corrupted": [1, 2, 3]}, "the text is token ids, and its answer is not"),
+        ({"corrupted": [1, 2, 3]}, "the text is token ids, and its answer is words"),
     ],
 )
 def test_what_is_no_pair_is_refused(demo, asked, said):

@@ -146,7 +146,7 @@ def written(layer):
     ("asked", "said"),
     [
         ((RIVER,), "no head was named; name one with --head L2H3"),
-        ((RIVER, "--head", "L3"), "head L3 names 6 heads, expected one"),
+        ((RIVER, "--head", "L3"), "head L3 names 6 heads, expected one; write one of them: L3H0 to L3H5"),
         ((RIVER, "--head", "L9H0"), "L9H0"),
         ((RIVER, "--head", "L3H0", "--query", "the"), "query the means"),
         ((RIVER, "--head", "L3H0", "--key", "bank"), "key bank means"),
@@ -156,8 +156,11 @@ def written(layer):
         ((RIVER, "--head", "L3H0", "--query", "3", "--key", "8"), "query 3 does not see key 8 in this head"),
         ((RIVER, "--head", "L3H0", "--side", "value"), "--side"),
         ((RIVER, "--head", "L3H0", "--by", "kv"), "--by"),
-        ((RIVER, "--head", "L3H0", "--side", "both", "--verify"), "neither split by tokens nor replaced"),
-        ((RIVER, "--head", "L3H0", "--by", "tokens", "--verify"), "what is split by tokens is not replaced"),
+        (
+            (RIVER, "--head", "L3H0", "--side", "both", "--verify"),
+            "side=both goes neither with by=tokens nor with verify",
+        ),
+        ((RIVER, "--head", "L3H0", "--by", "tokens", "--verify"), "by=tokens does not go with verify"),
         ((RIVER, "--head", "L3H0", "--dtype", "bfloat16"), "in bfloat16"),
     ],
 )

@@ -63,7 +63,7 @@ def test_the_page_says_how_tokens_are_paired(tmp_path, align):
     assert f"--align {align}" in said["command"]
     assert (said["units"]["tokens"] == one_to_one) == (align == "position")
     alone = call("view", *swapped[:2], *swapped[4:], "-o", str(page))
-    assert (alone.code, "pairs two texts" in alone.err) == (2, True)
+    assert (alone.code, "--align needs two texts, got one" in alone.err) == (2, True)
 
 
 @pytest.fixture(scope="module")

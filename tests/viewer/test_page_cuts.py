@@ -249,4 +249,4 @@ def test_the_page_alone(tmp_path):
     assert (tmp_path / "cuts.html").read_bytes() == (tmp_path / "one" / "knockout.html").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cuts.html", "one"]
     refused = call("knockout", BANK, "--keep", "stream:2+4", "--html", str(tmp_path / "cuts.html"))
-    assert (refused.code, "cache budgets have no page" in refused.err) == (2, True)
+    assert (refused.code, "there is no page of cache budgets" in refused.err) == (2, True)

@@ -226,7 +226,7 @@ def test_what_is_left_out_is_said_on_stderr_and_in_the_page(tmp_path):
         ((SENTENCE, "-o", "x.html", "--max-mb", "nan"), "--max-mb"),
         ((SENTENCE, "-o", "x.html", "--select", "9"), "'9' names layer 9"),
         ((SENTENCE, "-o", "x.html", "--compare-text", "a", "--compare-model", "demo"), "were both given"),
-        ((SENTENCE, "-o", "x.html", "--from-tables"), "--from-tables is about a run"),
+        ((SENTENCE, "-o", "x.html", "--from-tables"), "--from-tables needs the folder of a run"),
         (("-o", "x.html", "--from", "{folder}/manifest.json"), "cannot be read"),
         ((SENTENCE, "-o", "x.html", "--key", "zebra"), "zebra"),
     ],

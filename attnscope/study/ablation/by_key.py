@@ -60,9 +60,11 @@ def asked_of_answer(request: Request, prompt: Prompt) -> Request:
     Raises UsageError where there is no answer, or the prompt is not one of token ids alone.
     """
     if prompt.answer is None:
-        raise UsageError("effects on a logit are on the answer's, and there is none", "add {answer=TEXT}")
+        raise UsageError("effects on a logit need an answer", "add {answer=TEXT}")
     if prompt.medium.inputs or prompt.medium.patches:
-        raise UsageError("effects on a logit are read of texts alone", "leave out the picture or the sound")
+        raise UsageError(
+            "effects on a logit are read of texts, not of pictures or sounds", "leave out the picture or the sound"
+        )
     if request.query is not None:
         return request
     return replace(request, query="made" if request.view.foil is None else str(prompt.answer - 1))

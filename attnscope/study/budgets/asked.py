@@ -17,11 +17,11 @@ def check_budgets(
     for name, given in (("query", query), ("key", key)):
         if given is not None:
             raise UsageError(
-                f"a budget chooses its keys itself: no {name} is named", f"leave out {{{name}}} or {{keep}}"
+                f"{name} does not apply to a budget, which chooses its keys itself", f"leave out {{{name}}} or {{keep}}"
             )
     if how != "mask":
         raise UsageError(
-            "the weight of keys that a cache lost is given to the rest of the row",
+            "a budget gives the weight of lost keys to the rest of the row",
             f"leave out {{how={how}}} or {{keep}}",
         )
     if over not in OVER:
@@ -34,9 +34,7 @@ def check_no_budget(at: str | int | None, generate: int | None) -> None:
     """Raise UsageError where there is no budget, for what only a budget is asked."""
     for name, given in (("at", at), ("generate", generate)):
         if given is not None:
-            raise UsageError(
-                f"a knockout without a budget has no {name}", f"leave out {{{name}}}, or add {{keep=top:64}}"
-            )
+            raise UsageError(f"{name} needs a budget", f"leave out {{{name}}}, or add {{keep=top:64}}")
 
 
 def check_below(below: float) -> None:

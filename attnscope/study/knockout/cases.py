@@ -90,7 +90,9 @@ class CaseReader:
             self.loaded.check_ids(answer)
             return tuple(answer)
         if not isinstance(question.text, str):
-            raise UsageError("the text is token ids, and its answer is not", "give both as text, or both as token ids")
+            raise UsageError(
+                "the text is token ids, and its answer is words", "give both as text, or both as token ids"
+            )
         whole = self.tokenised(question.text, question.chat, None, None, answer)
         assert whole.answer is not None
         check_room(whole, None, self.loaded.geometry.max_positions)

@@ -2,7 +2,7 @@
 
 import re
 
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, nearest
 
 OVER = "none, heads, layers, window:N, keys or kv"
 WINDOW = re.compile(r"window:([1-9][0-9]{0,3})")
@@ -11,7 +11,8 @@ WINDOW = re.compile(r"window:([1-9][0-9]{0,3})")
 def check_over(over: str) -> None:
     """Raise UsageError for what nothing can be cut over."""
     if over not in ("none", "heads", "layers", "keys", "kv") and not WINDOW.fullmatch(over):
-        raise UsageError(f"expected to cut over {OVER}, got {over[:20]!r}", "write {over=window:5}, or {over=heads}")
+        near = nearest(over, ("none", "heads", "layers", "window:5", "keys")) or "heads"
+        raise UsageError(f"over: expected {OVER}, got {over[:20]!r}", f"use {{over={near}}}")
 
 
 def window_of(over: str) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
 
 FIELDS = ("corrupted", "at", "answer", "foil")
-AS_MANY = "use texts of as many tokens"
+AS_MANY = "use texts with the same number of tokens"
 
 
 @dataclass(frozen=True)
@@ -148,14 +148,14 @@ def _check_places(pair: TextPair, what: What) -> None:
     lengths = len(pair.clean.prompt), len(pair.corrupted.prompt)
     if what == "pattern" and lengths[0] != lengths[1]:
         raise InputError(
-            f"a pattern is of as many keys: expected a corrupted text of {lengths[0]} tokens, got {lengths[1]}",
-            f"{AS_MANY}, or patch the output",
+            f"patterns are patched between texts of equal length, got {lengths[0]} and {lengths[1]} tokens",
+            f"{AS_MANY}, or {{what=output}}",
         )
     moved = next((both for both in zip(pair.at, pair.partners, strict=True) if both[0] != both[1]), None)
     if what == "key" and moved is not None:
         raise InputError(
-            f"a key carries its position, and {key_name(pair.clean, moved[0])} is token {moved[1]} of the other text",
-            f"{AS_MANY}, or patch the value",
+            f"keys are patched at equal positions: {key_name(pair.clean, moved[0])} is token {moved[1]} there",
+            f"{AS_MANY}, or {{what=value}}",
         )
 
 
