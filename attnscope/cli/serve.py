@@ -152,10 +152,14 @@ def ask_server(what: str, quiet: bool) -> int:
     """Say what the server that runs holds, or end it; 1 without one, and for its status while it loads its models."""
     from attnscope.memory import human_bytes
     from attnscope.serve.client import asked
-    from attnscope.serve.wire import UnansweredError
+    from attnscope.serve.wire import SilentServerError, UnansweredError
 
     try:
         found = asked(what)
+    except SilentServerError as why:
+        step = f"kill -CONT {why.process} continues one that was stopped, kill -KILL {why.process} ends it"
+        output.talk(f"attnscope: {why}" + f"; {step}" * bool(why.process), quiet=False)
+        return 1
     except UnansweredError as why:
         output.talk(f"attnscope: {why}; start one: attnscope serve", quiet=False)
         return 1

@@ -23,10 +23,10 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.model.options import DEMO
 from attnscope.purposes.observe import Observe
 from attnscope.purposes.purpose import Purpose
-from attnscope.serve import identity, place
+from attnscope.serve import identity, place, wire
 from attnscope.serve.records import packed, type_of, unpacked
 from attnscope.serve.status import Status
-from attnscope.serve.wire import Frame, UnansweredError, WireError, is_readable, receive, send
+from attnscope.serve.wire import Frame, SilentServerError, UnansweredError, WireError, is_readable, receive, send
 from attnscope.telling import Prepared, Teller
 from attnscope.text.prompt import Prompt
 from attnscope.typed import plain, typed
@@ -97,14 +97,13 @@ def connected() -> socket.socket:
 
 
 def asked(what: str) -> Status:
-    """What a server answers to `status` or `stop`. Raises UnansweredError without a server."""
+    """What a server answers to `status` or `stop`. UnansweredError: there is none. SilentServerError: it is silent."""
     with connected() as link:
         try:
-            link.settimeout(CONNECT_SECONDS)
             send(link, {"what": what})
-            found: Status = typed(Status, receive(link).header, "status")
+            found: Status = typed(Status, receive(link, wire.REQUEST_BYTES, CONNECT_SECONDS).header, "status")
         except (OSError, WireError, UsageError) as error:
-            raise UnansweredError(f"the server does not answer ({error})") from error
+            raise SilentServerError(f"the server does not answer ({error})", place.process_of(link)) from error
         return found
 
 

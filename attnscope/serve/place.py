@@ -58,13 +58,18 @@ def _check(place: Path) -> None:
 
 def is_own(link: socket.socket) -> bool:
     """Whether a process of this user is at the other end."""
-    return _peer(link) == os.getuid()
+    return _peer(link)[1] == os.getuid()
 
 
-def _peer(link: socket.socket) -> int:
+def process_of(link: socket.socket) -> int | None:
+    """The number of the process at the other end; None where the system does not say."""
+    return _peer(link)[0]
+
+
+def _peer(link: socket.socket) -> tuple[int | None, int]:
     if hasattr(socket, "SO_PEERCRED"):
         size = struct.calcsize("3i")
-        _, uid, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-        return int(uid)
+        pid, uid, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        return int(pid), int(uid)
     _, uid = struct.unpack("2I", link.getsockopt(0, LOCAL_PEERCRED, 76)[:8])
-    return int(uid)
+    return None, int(uid)

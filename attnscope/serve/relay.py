@@ -168,9 +168,9 @@ def relay(
     question: with its `number`. finish: called before the end of the answer is sent. Raises WireError where the worker
     has ended, was suspended, or says what is no answer.
     """
-    worker.send(question, blobs)
     answer, clock, listens = Passing(), Clock(), True
     with selectors.DefaultSelector() as selector:
+        worker.send(question, blobs)
         while not answer.ended:
             _watch(selector, worker.link, selectors.EVENT_READ if asker.kept < MOST_KEPT else 0)
             wanted = selectors.EVENT_READ * listens | selectors.EVENT_WRITE * bool(asker.kept)

@@ -161,15 +161,23 @@ class Server:
         assert self._socket is not None
         self._socket.settimeout(POLL_SECONDS)
         while not self._stop.is_set():
-            with suppress(OSError):
+            try:
                 self._begin(self._socket.accept()[0])
+            except TimeoutError:
+                pass
+            except OSError:  # no file is left, for a while
+                self._stop.wait(POLL_SECONDS)
 
     def _begin(self, link: socket.socket) -> None:
         if not self._links.acquire(blocking=False):
             with link, suppress(OSError):
                 send(link, ["no", f"{MOST_LINKS} questions wait already"], last=True)
             return
-        threading.Thread(target=self._talk, args=(link,), daemon=True).start()
+        try:
+            threading.Thread(target=self._talk, args=(link,), daemon=True).start()
+        except RuntimeError:  # the system has no more
+            link.close()
+            self._links.release()
 
     def _talk(self, link: socket.socket) -> None:
         """One connection: a question, and its answer."""
@@ -222,11 +230,13 @@ class Server:
             self._number += 1
             question = said | {"model": str(index), "number": self._number}
             relay(asker, self._worker, question, blobs, self._count)
-        except WireError:
-            self._worker.end()  # what it says next would be of this answer
+        except UnansweredError:
             raise
         except StoppedError:
             raise UnansweredError("the server was stopped") from None
+        except BaseException:
+            self._worker.end()  # what it says next would be of this answer
+            raise
         finally:
             self._turn.release()
         self.used = time.monotonic()

@@ -28,6 +28,14 @@ class UnansweredError(Exception):
     """A question is for a process of its own, or no server is there: the reason."""
 
 
+class SilentServerError(UnansweredError):
+    """A server is there, and says nothing; process: its number, where the system tells."""
+
+    def __init__(self, message: str, process: int | None) -> None:
+        super().__init__(message)
+        self.process = process
+
+
 class Frame(NamedTuple):
     """One message: its header, the bytes behind it, and whether an answer ends with it."""
 

@@ -215,6 +215,25 @@ def test_beside_a_socket_that_says_nothing_a_command_is_as_alone(silent):
     assert beside == call("heads", SENTENCE, ATTNSCOPE_NO_SERVER="1").ok()
 
 
+def test_the_status_of_a_server_that_says_nothing_names_its_process(silent, monkeypatch):
+    monkeypatch.setattr(client, "CONNECT_SECONDS", 0.05)
+    found = call("serve", "--status")
+    assert found.code == 1
+    assert f"kill -CONT {os.getpid()}" in found.err.replace("\n", " ")
+
+
+def test_a_question_for_which_no_file_is_left_leaves_the_worker_in_order(stubbed, monkeypatch):
+    class NoFiles:
+        def __init__(self):
+            raise OSError(24, "Too many open files")
+
+    with stubbed():
+        with monkeypatch.context() as for_now:
+            for_now.setattr(relay.selectors, "DefaultSelector", NoFiles)
+            assert "ended amid the answer" in why_unanswered()
+        assert why_unanswered() == "answered by 2"
+
+
 def test_who_waits_hears_that_the_server_is_there(stubbed, monkeypatch):
     for module in (relay, serving_module):
         monkeypatch.setattr(module, "HERE_SECONDS", 0.01)
