@@ -147,6 +147,19 @@ def check_types(value: Any, expected: Any, name: str = "the document") -> None:
         raise ValueError(f"{name} has {len(value)} letters")
 
 
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of 7 bits a byte, the least first, and where it ends, as Thrift and Protocol Buffers write it.
+
+    Raises IndexError where the data ends before it, ValueError for one of more than 70 bits.
+    """
+    value = shift = 0
+    while (byte := data[at]) & 128:
+        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
+        if shift > 63:
+            raise ValueError("a number of too many bytes")
+    return value | byte << shift, at + 1
+
+
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a file's bytes."""
     with open(path, "rb") as stream:

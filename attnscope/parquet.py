@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from attnscope.files import varint
+
 if TYPE_CHECKING:
     from pyarrow.parquet import ColumnChunkMetaData, FileMetaData, ParquetFile
 
@@ -217,7 +219,7 @@ def _struct(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
         if kind == STRUCT:
             fields[number], at = _struct(data, at, depth + 1)
         elif kind == BINARY:
-            length, at = _varint(data, at)
+            length, at = varint(data, at)
             fields[number], at = None, at + length
         elif kind in (INT16, INT32, INT64):
             value, at = _zigzag(data, at)
@@ -229,17 +231,8 @@ def _struct(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
     return fields, at + 1
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while (byte := data[at]) & 128:
-        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
-        if shift > 63:
-            raise ValueError("a page with a damaged header")
-    return value | byte << shift, at + 1
-
-
 def _zigzag(data: bytes, at: int) -> tuple[int, int]:
-    value, at = _varint(data, at)
+    value, at = varint(data, at)
     return value >> 1 ^ -(value & 1), at
 
 

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "callable_room": "",
     "selection": "cells errors stacks",
     "files": "apart errors shown",
-    "parquet": "",
+    "parquet": "files",
     "tables": "files parquet",
     "text": "apart errors shown stacks",
     "media": "apart errors model text",

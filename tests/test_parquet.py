@@ -163,7 +163,7 @@ def test_lists_are_no_column() -> None:
     ],
 )
 def test_a_header_that_two_readers_may_read_differently_is_damage(header: str) -> None:
-    with pytest.raises(ValueError, match="damaged header"):
+    with pytest.raises(ValueError, match=r"damaged header|too many bytes"):
         parquet._struct(bytes.fromhex(header), 0)
 
 

@@ -632,6 +632,28 @@ def test_a_normalizer_s_key_may_be_spelled_in_any_way(folder: Path, key: str, he
         check_tokenizer(folder)
 
 
+def test_a_normalizer_of_sentencepiece_is_held_to_its_size_too(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    path, whole = folder / "tokenizer.model", (8).to_bytes(4, "little") + bytes(8)
+
+    def field(number: int, content: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(content)]) + content
+
+    piece, other = field(1, field(1, b"the") + b"\x15" + bytes(4)), b"\x98\x01\x07\x23\x24"  # a varint, and a group
+    for content, held in ((b"abc", False), (whole[:-1], False), (whole, True), (b"", True)):
+        spec = field(1, b"nmt_nfkc") + field(2, content)
+        for message in (
+            piece + other + field(3, spec),
+            field(3, spec) + piece,
+            field(3, field(2, whole)) + field(3, spec),
+        ):
+            path.write_bytes(message)
+            with nullcontext() if held else pytest.raises(ModelError, match="damaged normalizer"):
+                check_tokenizer(folder)
+    path.write_bytes("tekken".encode("utf-16"))  # no message
+    check_tokenizer(folder)
+
+
 def test_a_normalizer_s_content_may_be_spelled_in_any_way(folder: Path) -> None:
     path, whole = folder / "tokenizer.json", base64.b64encode((8).to_bytes(4, "little") + b"\xff" * 8).decode()
     assert "/" in whole

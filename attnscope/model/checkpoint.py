@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePath
@@ -173,30 +174,67 @@ def check_tokenizer(folder: Path, trust_remote_code: bool = False) -> None:
             f"{folder} has no tokenizer (no tokenizer.json, tokenizer.model or vocabulary)",
             "copy the tokenizer files of the model into it",
         )
-    if (path := folder / "tokenizer.json").is_file():
+    # What sentencepiece wrote is converted where there is no other
+    whole = [path] if (path := folder / "tokenizer.json").is_file() else sorted(folder.glob("*.model"))
+    for path in whole:
         _check_charsmaps(path)
 
 
 def _check_charsmaps(path: Path) -> None:
     """Raise for a precompiled normalizer that is shorter than it says: tokenizers takes as much memory, or aborts.
 
-    Its first four bytes are the size of what follows them (sentencepiece's normalizer.cc). JSON has several ways to
-    write its key, letter by letter; a document that uses them is spelled plainly first. It is not parsed: that would
-    take twenty times its size, and half a second of each command.
+    Its first four bytes are the size of what follows them (sentencepiece's normalizer.cc).
     """
     try:
         document = files.read_small(path, TOKENIZER_BYTES)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error}", "check the file") from None
+    for content in _charsmaps(document) if path.suffix == ".json" else _charsmaps_of_sentencepiece(document):
+        if len(content) < 4 or int.from_bytes(content[:4], "little") > len(content) - 4:
+            raise ModelError(f"{path} has a damaged normalizer (precompiled_charsmap)", "download the model again")
+
+
+def _charsmaps(document: bytes) -> Iterator[bytes]:
+    """The precompiled normalizers of a tokenizer.json; empty where one is no base64.
+
+    JSON has several ways to write its key, letter by letter; a document that uses them is spelled plainly first. It is
+    not parsed: that would take twenty times its size, and half a second of each command.
+    """
     if ESCAPED_LETTER.search(document):
         document = ESCAPE.sub(_plainly, document)
     for written in CHARSMAP.findall(document):
         try:
-            content = base64.b64decode(json.loads(written), validate=True)
+            yield base64.b64decode(json.loads(written), validate=True)
         except ValueError:
-            content = b""
-        if len(content) < 4 or int.from_bytes(content[:4], "little") > len(content) - 4:
-            raise ModelError(f"{path} has a damaged normalizer (precompiled_charsmap)", "download the model again")
+            yield b""
+
+
+def _charsmaps_of_sentencepiece(document: bytes) -> Iterator[bytes]:
+    """The precompiled normalizers of sentencepiece_model.proto; none of a file that is no such message.
+
+    ModelProto has its normalizer_spec as field 3, and that has precompiled_charsmap as field 2.
+    """
+    specs = [content for number, content in _fields(document) if number == 3]
+    yield from (content for spec in specs for number, content in _fields(spec) if number == 2 and content)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """The number and content of each field of bytes in a message of Protocol Buffers, up to what is none."""
+    at = 0
+    with suppress(IndexError, ValueError):
+        while at < len(message):
+            tag, at = files.varint(message, at)
+            number, wire = tag >> 3, tag & 7
+            if wire == 0:
+                _, at = files.varint(message, at)
+            elif wire == 2:
+                length, at = files.varint(message, at)
+                yield number, message[at : at + length]
+                at += length
+            elif wire in (1, 5):
+                at += 8 if wire == 1 else 4
+            elif wire > 5:  # 3 and 4 begin and end a group, and have no content
+                return
 
 
 def _plainly(escape: re.Match[bytes]) -> bytes:
