@@ -85,6 +85,7 @@ CASES = [
     (("heads", "{files}/good.txt"), USAGE),
     (("heads", "absent.txt"), USAGE),
     (("text", "notes/absent.md"), USAGE),
+    (("heads", "absent/run1"), USAGE),
     (("heads", "demo"), USAGE),
     (("heads", ""), INPUT),
     (("heads", "-"), INPUT),

@@ -62,7 +62,8 @@ class CorpusFile:
 def find_files(corpus: Corpus) -> list[CorpusFile]:
     """The files of a corpus in a fixed order: as given, folders and globs sorted.
 
-    Raises UsageError for a path that is not there, and for a file whose format nobody said.
+    Raises UsageError for a path that is not there, for a file whose format nobody said, and where a field was named
+    and no file has records.
 
         >>> find_files(Corpus(("corpus/", "more.jsonl.gz")))
     """
@@ -71,6 +72,10 @@ def find_files(corpus: Corpus) -> list[CorpusFile]:
     files = [CorpusFile(path, _format(path, corpus)) for name in corpus.sources for path in _expand(name)]
     if not files:
         raise UsageError("there is nothing to read", "name a file, a folder, a glob, or - for standard input")
+    named = [name for name in ("text_field", "id_field") if getattr(corpus, name) is not None]
+    if named and all(one.format == "txt" for one in files):
+        records = "say that it holds records with {input_format=jsonl}, or " * (files[0].path == STDIN)
+        raise UsageError(f"{files[0].name} is plain text, which has no fields", f"{records}leave out {{{named[0]}}}")
     return files
 
 

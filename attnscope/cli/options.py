@@ -37,7 +37,8 @@ PANELS = (
     *("Figures", "Engine", "Model", "Ray", "Messages", "Settings"),
 )
 OF_RECORDS = (".jsonl", ".csv", ".tsv", ".parquet")  # suffixes of corpora
-FILE_NAME = re.compile(r"[^\s\"'<>]+\.(txt|md|json|jsonl|csv|tsv|html?|ya?ml|log|pdf)")
+ENDS = r"txt|md|json|jsonl|csv|tsv|html?|ya?ml|log|pdf"
+FILE_NAME = re.compile(rf"[^\s\"'<>]*/[^\s\"'<>]*|[^\s\"'<>]+\.({ENDS})")  # one word: what else has a slash is a text
 
 
 @option_group
@@ -73,7 +74,9 @@ class OneText(Tokens):
         if self.given and os.path.isdir(self.given):
             raise UsageError(f"TEXT is the name of a folder, {self.given}", f"--text {self.given} reads the name")
         if self.given and FILE_NAME.fullmatch(self.given):
-            raise UsageError(f"there is no file {self.given}", f"check the path; --text {self.given} reads the name")
+            raise UsageError(
+                f"there is no file or folder {self.given}", f"check the path; --text {self.given} reads the name"
+            )
         if self.given == DEMO:
             raise UsageError("TEXT is demo, the name of a model", 'give a text: "..." --model demo')
 

@@ -363,3 +363,13 @@ def test_a_corpus_that_changed_is_refused_and_one_that_grew_is_gone_on_with(tmp_
     corpus.write_text("one\ntwo\n")
     with pytest.raises(InputError, match="item 2 was read before, and now it ends earlier"):
         run_folder(job, reading, out, {}, loaded=tiny)
+
+
+def test_a_field_of_plain_text_is_refused(tmp_path):
+    plain, records = tmp_path / "c.txt", tmp_path / "c.jsonl"
+    plain.write_text("the bank")
+    records.write_text('{"body": "the bank"}')
+    for name in ("text_field", "id_field"):
+        with pytest.raises(UsageError, match=f"c.txt is plain text, which has no fields; leave out {name}"):
+            read(plain, **{name: "body"})
+    assert [item.text for item in read(plain, records, text_field="body")] == ["the bank", "the bank"]
