@@ -6,7 +6,7 @@ and no number is printed as -0.00.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 MISSING = "-"
 DASH, MINUS = "–", "−"  # a missing value and a sign, as pictures print them
@@ -119,6 +119,13 @@ def head_name(layer: int, head: int, by_kv: bool = False) -> str:
 def head_names(heads: Iterable[tuple[int, int]]) -> str:
     """`L3H1 L3H2`."""
     return " ".join(head_name(layer, head) for layer, head in heads)
+
+
+def counted(numbers: Sequence[int]) -> str:
+    """Numbers of layers or heads, in order: `0 to 3`, `only 0`, `1, 3`."""
+    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"only {numbers[0]}"
+    return ", ".join(map(str, numbers))
 
 
 def shortened(text: str, most: int) -> str:

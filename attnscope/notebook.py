@@ -38,7 +38,7 @@ INK = "31, 119, 180"  # of the coloured text, as red, green, blue
 def place_of(seen: Observation, name: str) -> tuple[LayerKey, int]:
     """The layer and the number of a head that is named as `L1H4`, `1.4` or `cross L1H4`.
 
-    Raises UsageError for what names no head of the model.
+    Raises UsageError for what names no head of the model, UnknownLayerError for one of a layer without attention.
     """
     found = NAME.fullmatch(name.strip())
     if found is None:
@@ -47,11 +47,9 @@ def place_of(seen: Observation, name: str) -> tuple[LayerKey, int]:
     if stack not in STACKS or stack not in seen.stacks:
         raise UsageError(f"this model has no {found[1]} layers", f"it has {', '.join(seen.stacks)}")
     key, number = LayerKey(int(found[2]), stack), int(found[3])
-    heads, _ = seen.of(stack).kv_of.get(key, (0, 0))
+    heads, _ = seen.of(stack).kv_of[key]
     if number >= heads:
-        layers = [one.layer for one in seen.of(stack).kv_of]
-        which = f"its heads are 0 to {heads - 1}" if heads else f"its layers are {', '.join(map(str, layers))}"
-        raise UsageError(f"there is no head {name}", which)
+        raise UsageError(f"there is no head {name}", f"the heads of layer {key.layer} are 0 to {heads - 1}")
     return key, number
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from attnscope.cells import shortened
 from attnscope.errors import UsageError
 from attnscope.keep.columns import Head, HeadColumns, Relation, with_others
-from attnscope.keep.layers import LayerKey, PerLayer, codes
+from attnscope.keep.layers import LayerKey, ModelLayers, PerLayer, codes
 from attnscope.measure.metrics import MASS
 from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
 from attnscope.seam.report import failures
@@ -98,6 +98,13 @@ class Observation:
     within: Mapping[int, str] = field(default_factory=dict)
     other_stacks: Mapping[str, Observation] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        layers = ModelLayers([key.layer for key in self.kv_of], self.without)
+        maps = (self.maps.values, self.maps.heads) if self.maps else ()
+        for part in (self.support, self.visible, self.kv_of, *self.kept.values(), *maps):
+            if isinstance(part, PerLayer):
+                part.model = layers  # what the refusal of a layer without attention says
+
     @property
     def maps(self) -> LayerMaps | None:
         """What can be drawn, where that was asked for."""
@@ -106,12 +113,12 @@ class Observation:
     @cached_property
     def weights(self) -> PerLayer[torch.Tensor]:
         """{layer: (H, Q, K) fp32 on the CPU}, where they were asked for."""
-        return PerLayer({key: one.weights for key, one in self.kept.get("weights", {}).items()})
+        return PerLayer({key: one.weights for key, one in self.kept.get("weights", {}).items()}, self.kv_of.model)
 
     @cached_property
     def weight_heads(self) -> PerLayer[Sequence[int]]:
         """{layer: the numbers of the heads whose `weights` were kept}."""
-        return PerLayer({key: one.heads for key, one in self.kept.get("weights", {}).items()})
+        return PerLayer({key: one.heads for key, one in self.kept.get("weights", {}).items()}, self.kv_of.model)
 
     @property
     def operands(self) -> PerLayer[KeptOperands]:
@@ -224,9 +231,9 @@ class Observation:
         role is one word: the first role that the atlas names, where there is one (`-`: none), else text_role, the one
         that the head has on this text. atlas_roles: all that it names, joined by blanks, empty for none; null without
         an atlas, and for the mean over a kv head's group. Where keys were chosen mass and uniform follow the metrics,
-        what uniform attention would give them. Then stack, the stack of the layer. Where no heads were chosen, a layer
-        without attention is a row of nulls with what it is in a last column, type, and so is what a layer computes
-        beside attention: at its place in the model's order, else behind the heads.
+        what uniform attention would give them. Then stack, the stack of the layer, and type, null of a head. Where no
+        heads were chosen, a layer without attention is a row of nulls with what it is as its type, and so is what a
+        layer computes beside attention: at its place in the model's order, else behind the heads.
         """
         columns, order = self.every, self.every.order(sort)[:top]
         top_key = self.place("keys", codes(columns.stack), columns.top_key)
@@ -287,8 +294,9 @@ class Observation:
         return RESTS if asked is None or len(asked.positions) >= NEEDED_ROWS else math.inf
 
     def uniform(self, layer: int | tuple[int, str]) -> dict[str, float]:
-        """What uniform attention would score in a layer, by metric."""
+        """What uniform attention would score in a layer, by metric. Raises UnknownLayerError as `weights` does."""
         key = LayerKey(*layer) if isinstance(layer, tuple) else LayerKey(layer, self.stack)
+        _ = self.of(key.stack).kv_of[key]
         place = int(np.flatnonzero((self.every.layer == key.layer) & (self.every.stack == key.stack))[0])
         return {name: float(score.null[place]) for name, score in self.every.scores.items()}
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 
-from attnscope.cells import head_name
+from attnscope.cells import counted, head_name
 from attnscope.errors import InputError, UsageError
 from attnscope.stacks import STACKS
 
@@ -21,19 +21,21 @@ _STACK = re.compile(rf"^(?P<stack>{_STACKS})(?:[. ]+(?P<rest>.*))?$", re.IGNOREC
 GRAMMAR = (
     "a layer `27`, a head `27.3` or `L27H3`, ranges `0-3.*`, `last` or `L-1`, `*.0`, `@role`, `cross.3.2`, by commas"
 )
+MODEL = "this model"
 HeadIndex = tuple[int, int]  # layer, head
 HeadsByLayer = Mapping[int, Sequence[int]]
 HeadsByRole = Mapping[str, HeadsByLayer]  # of an atlas
 
 
 def select(
-    expression: str, heads_by_layer: Mapping[int, int], named: HeadsByRole | None = None
+    expression: str, heads_by_layer: Mapping[int, int], named: HeadsByRole | None = None, of: str = MODEL
 ) -> dict[int, tuple[int, ...]]:
     """The heads that an expression names, by layer.
 
-    heads_by_layer: {layer index: number of heads} of the layers with attention. named: see `resolved`. Returns {layer:
-    heads}, both sorted. Raises UsageError for a part that cannot be read, or that names a layer or head that is not
-    there, and what `resolved` raises.
+    heads_by_layer: {layer index: number of heads} of the layers with attention. named: see `resolved`. of: what has
+    these heads; other than a model, it may lack layers that have attention. Returns {layer: heads}, both sorted. Raises
+    UsageError for a part that cannot be read, or that names a layer or head that is not there, and what `resolved`
+    raises.
 
         >>> select("last.0-1,L0H3", {0: 4, 1: 4})
         {0: (3,), 1: (0, 1)}
@@ -45,7 +47,7 @@ def select(
         if not match:
             raise UsageError(f"cannot read the selection {part!r}", f"write {GRAMMAR}")
         every_layer = match["layers"] == "*"
-        for layer in _numbers(match["layers"], layers, "layer", part):
+        for layer in _numbers(match["layers"], layers, "layer", part, of):
             heads = range(heads_by_layer[layer])
             if every_layer and match["heads"] and match["heads"][0].isdigit():  # layers may differ in width
                 heads_here = [h for h in _digits(match["heads"], part) if h in heads]
@@ -72,7 +74,11 @@ def may_be_one_head(expression: str) -> bool:
 
 
 def select_stacks(
-    expression: str, heads: Mapping[str, Mapping[int, int]], plain: str, named: HeadsByRole | None = None
+    expression: str,
+    heads: Mapping[str, Mapping[int, int]],
+    plain: str,
+    named: HeadsByRole | None = None,
+    of: str = MODEL,
 ) -> dict[str, dict[int, tuple[int, ...]]]:
     """The heads that an expression names, by stack: `cross.3.2`, `enc.0-3.*`, `dec`; of the plain stack without a name.
 
@@ -91,7 +97,7 @@ def select_stacks(
                 f"{part!r} names {stack} layers, and this model shows {' and '.join(shown)} layers", f"write {GRAMMAR}"
             )
         parts.setdefault(stack, []).append(part if match is None else match["rest"] or "*")
-    return {stack: select(",".join(parts[stack]), heads[stack]) for stack in heads if stack in parts}
+    return {stack: select(",".join(parts[stack]), heads[stack], of=of) for stack in heads if stack in parts}
 
 
 def resolved(expression: str, named: HeadsByRole | None) -> str:
@@ -205,7 +211,7 @@ def _digits(text: str, part: str) -> list[int]:
     return list(range(low, high + 1))
 
 
-def _numbers(text: str, present: Sequence[int], what: str, part: str, where: str = "this model") -> list[int]:
+def _numbers(text: str, present: Sequence[int], what: str, part: str, where: str) -> list[int]:
     if text == "*":
         return list(present)
     if text.lower() == "last":
@@ -215,12 +221,21 @@ def _numbers(text: str, present: Sequence[int], what: str, part: str, where: str
     wanted = _digits(text, part)
     missing = [number for number in wanted if number not in present]
     if missing:
-        gaps = "" if list(present) == list(range(present[0], present[-1] + 1)) else " with attention"
-        raise UsageError(
-            f"{part!r} names {what} {missing[0]}, but {where} has {what}s{gaps} {_spell(present)}",
-            "counting starts at 0",
-        )
+        raise _missing(missing[0], present, what, part, where)
     return wanted
+
+
+def _missing(number: int, present: Sequence[int], what: str, part: str, where: str) -> UsageError:
+    """Why there is no such layer or head: a model's layer before its last one that attends has no attention."""
+    if where == MODEL and number < present[-1]:
+        return UsageError(
+            f"{part!r} names layer {number}, which has no attention over the text",
+            f"layers with attention: {counted(present)}",
+        )
+    gaps = " with attention" * (where == MODEL and list(present) != list(range(present[-1] + 1)))
+    return UsageError(
+        f"{part!r} names {what} {number}, but {where} has {what}s{gaps} {counted(present)}", "counting starts at 0"
+    )
 
 
 def _from_the_end(number: int, present: Sequence[int], what: str, part: str, where: str) -> int:
@@ -229,9 +244,3 @@ def _from_the_end(number: int, present: Sequence[int], what: str, part: str, whe
             f"{part!r} names {what} {number}, but {where} has {len(present)} {what}s", "-1 is the last of them"
         )
     return present[number]
-
-
-def _spell(numbers: Sequence[int]) -> str:
-    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"only {numbers[0]}"
-    return ", ".join(map(str, numbers))

@@ -241,7 +241,7 @@ def test_heads_by_name_and_a_coloured_text(demo) -> None:
     np.testing.assert_allclose(seen.text().table()["weight"].to_pylist(), means, atol=1e-6)
     assert shown._repr_html_().count("<span") == len(seen.prompt)
     assert "&lt;s&gt;" in shown._repr_html_()
-    for wrong, said in {"L9H1": "L9H1.* 0, 1, 2, 3", "x": "L1H4"}.items():
+    for wrong, said in {"L9H1": "no layer 9; .* 0 to 3", "x": "L1H4"}.items():
         with pytest.raises(attnscope.AttnscopeError, match=said):
             seen.head(wrong)
     with pytest.raises(attnscope.AttnscopeError, match=r"by layer; write weights\[1\]\[4\]"):

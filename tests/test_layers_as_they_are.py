@@ -1,8 +1,10 @@
 """Layers as they are: those without attention have their place in tables and pictures, windows draw their edge."""
 
 import json
+import operator
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +13,10 @@ import torch
 import transformers
 
 import attnscope
+from attnscope.cells import counted
 from attnscope.cli.heads_legend import without_attention
 from attnscope.drawing import Drawing, layer_maps, rows_of
+from attnscope.errors import UsageError
 from attnscope.export import manifest
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.heatmap import HeadFigure
@@ -88,12 +92,41 @@ def test_the_layers_with_attention_are_the_models_own(hybrid):
 
 def test_a_layer_without_attention_has_no_weights_and_the_refusal_names_those_that_have(hybrid):
     seen, _, without = hybrid
-    assert seen.weights.get(min(without)) is None
-    assert min(without) not in seen.weights
-    with pytest.raises(KeyError) as refused:
-        seen.weights[min(without)]
-    assert isinstance(refused.value, attnscope.AttnscopeError)
-    assert str(refused.value).endswith(f"take {', '.join(str(key.layer) for key in seen.kv_of)}")
+    layer, attending = min(without), [key.layer for key in seen.kv_of]
+    assert seen.weights.get(layer) is None
+    assert layer not in seen.weights
+    said = f"layer {layer} has no attention over the text, its type is {without[layer]}; layers with attention: "
+    by_layer = (seen.weights, seen.weight_heads, seen.kept_keys, seen.maps.values)
+    asked = [partial(operator.getitem, found, layer) for found in by_layer]
+    asked += [partial(name, f"L{layer}H0") for name in (seen.head, seen.matrix, seen.heatmap)]
+    for ask in (*asked, lambda: seen.uniform(layer)):
+        with pytest.raises(KeyError) as refused:
+            ask()
+        assert isinstance(refused.value, attnscope.AttnscopeError)
+        assert str(refused.value) == said + counted(attending)
+    with pytest.raises(KeyError, match="there is no layer 99; layers with attention: "):
+        seen.weights[99]
+
+
+def test_of_selected_heads_other_layers_were_not_asked_for(demo):
+    seen = attnscope.capture(demo, TEXT, select="last")
+    with pytest.raises(KeyError, match="nothing of layer 0 was kept: it was not asked for; take 3"):
+        seen.weights[0]
+
+
+@pytest.mark.parametrize("command", [attnscope.capture, attnscope.knockout, attnscope.explain, attnscope.why])
+def test_every_call_that_takes_heads_says_that_a_layer_has_no_attention(demo, command):
+    model = wrap(roused_model("lfm2", vocab_size=2000, **CONV).eval(), demo.tokenizer, "lfm2")
+    named = {"select": "0"} if command in (attnscope.capture, attnscope.knockout) else {"head": "L0H0"}
+    with pytest.raises(UsageError, match="names layer 0, which has no attention over the text; layers with"):
+        command(model, TEXT, **named, **({"key": "bank"} if command is attnscope.knockout else {}))
+
+
+def test_the_table_has_the_same_columns_for_every_model(hybrid, demo):
+    seen, plain = hybrid[0], attnscope.capture(demo, TEXT, request=EVERY).table()
+    assert plain.column_names == seen.table().column_names
+    assert plain.schema.field("type") == seen.table().schema.field("type")
+    assert plain["type"].null_count == len(plain)
 
 
 def test_layers_that_attend_although_they_are_called_something_else_are_read_and_named(demo, monkeypatch):

@@ -364,7 +364,17 @@ def test_a_batch_gives_what_one_by_one_gives(demo, seen_by) -> None:
         alone = seen_by(wanted, text)
         expected, found = seen.table(), alone.table()
         for name in found.column_names:
-            if name in (*ROLES, "layer", "head", "kv_head", "near_uniform", "top_key", "top_key_token", "stack"):
+            if name in (
+                *ROLES,
+                "layer",
+                "head",
+                "kv_head",
+                "near_uniform",
+                "top_key",
+                "top_key_token",
+                "stack",
+                "type",
+            ):
                 assert found[name].to_pylist() == expected[name].to_pylist()
             else:
                 np.testing.assert_allclose(found[name].to_numpy(), expected[name].to_numpy(), atol=1e-5, rtol=1e-5)

@@ -68,7 +68,9 @@ def test_layers_of_different_width() -> None:
         ("[[3,1]", MODEL, "cannot read"),
         ("a3", MODEL, "cannot read"),
         ("0-99999999999", MODEL, "longer than any model"),
-        ("0", HYBRID, "layer 0, but this model has layers with attention 1, 3"),
+        ("0", HYBRID, "layer 0, which has no attention over the text; layers with attention: 1, 3"),
+        ("0.1", {1: 4, 2: 4}, "layer 0, which has no attention over the text; layers with attention: 1 to 2"),
+        ("4", HYBRID, "layer 4, but this model has layers with attention 1, 3"),
     ],
 )
 def test_what_cannot_be_meant(expression: str, layers: dict, message: str) -> None:

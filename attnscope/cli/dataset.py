@@ -127,7 +127,7 @@ def _places(found: CorpusHeads, asked: Ranked) -> np.ndarray:
         from attnscope.study.atlas.atlas import kept
 
         named = kept(asked.atlas).by_role()
-    places = found.places(select_stacks(asked.select, found.counts, found.plain, named))
+    places = found.places(select_stacks(asked.select, found.counts, found.plain, named, "this dataset"))
     if not len(places):
         raise UsageError(f"the dataset has no head of --select {asked.select}", "attnscope heads DATASET lists them")
     return places

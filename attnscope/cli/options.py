@@ -21,7 +21,7 @@ from attnscope.cli.completion import models
 from attnscope.cli.groups import FIRST, HELD, SETTING, UNRECORDED, option_group
 from attnscope.cli.load_options import MOST_TOKENS, Checkpoint, EngineChoice, Loading
 from attnscope.cli.place import TABLES, check_out, suffix_of
-from attnscope.cli.top import count, counted
+from attnscope.cli.top import count_of, count_or_all
 from attnscope.errors import UsageError
 from attnscope.model.options import DEMO
 
@@ -440,7 +440,7 @@ class Relations:
     def keys_per_query(self) -> int | None:
         """The number behind --top-k, None for all."""
         try:
-            return counted(count(self.top_k))
+            return count_of(count_or_all(self.top_k))
         except ValueError as error:
             raise UsageError(f"--top-k: {error}", "write --top-k 5, or --top-k all") from None
 

@@ -101,7 +101,7 @@ def _run(
     chosen: list[str] = []
     if select is not None:
         heads_by_layer = {key.layer: heads for key, (heads, _) in seen.kv_of.items()}
-        wanted = set(pairs(selected(select, heads_by_layer)))
+        wanted = set(pairs(selected(select, heads_by_layer, of="this run")))
         chosen = [head.name for head in seen.kept_heads() if (head.layer, head.head) in wanted]
     [drawing] = drawings(seen, chosen, depth=over).values()
     lacking = [kind for kind in MAPS if kind in kinds and seen.maps is None and (kind != "heads" or chosen)]

@@ -10,15 +10,15 @@ from typer import Option
 from attnscope.cli.groups import option_group
 
 
-def count(text: str | int) -> str:
+def count_or_all(text: str | int) -> str:
     """What was given to an option `N|all`. Raises ValueError for what is neither."""
     if text != "all" and not re.fullmatch(r"0*[1-9][0-9]{0,8}", str(text)):
         raise ValueError(f"expected a number from 1, or all, got {str(text)[:20]!r}")
     return str(text)
 
 
-def counted(text: str) -> int | None:
-    """The number behind what `count` takes, None for all."""
+def count_of(text: str) -> int | None:
+    """The number behind what `count_or_all` takes, None for all."""
     return None if text == "all" else int(text)
 
 
@@ -34,14 +34,14 @@ class Top:
             help="Rows printed, the first ones: a number, or all (default: 40 on a terminal, all in a pipe). Files in "
             "--out have all.",
             metavar="N|all",
-            parser=count,
+            parser=count_or_all,
         ),
     ] = None
 
     @property
     def shown(self) -> int | None:
         """How many a person sees, None for all: as many as were asked for, else FEW."""
-        return self.FEW if self.top is None else counted(self.top)
+        return self.FEW if self.top is None else count_of(self.top)
 
     def limit(self, format: str) -> int | None:
         """How many are printed in a format, None for all: a table for a person has FEW where nobody says how many."""

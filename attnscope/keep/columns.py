@@ -148,9 +148,10 @@ def ranked(
 
 
 def with_others(listed: pa.Table, others: Sequence[tuple[str, int, str]], sort: str | None) -> pa.Table:
-    """A table of heads with a row of nulls for each (stack, layer, type) that is no softmax attention."""
+    """A table of heads with a last column `type`, and a row of nulls for each (stack, layer, type) that is no softmax
+    attention."""
     if not others:
-        return listed
+        return listed.append_column("type", texts_at([""], np.zeros(len(listed), np.int32), np.ones(len(listed), bool)))
     stacks, layers, types = zip(*others, strict=True)
     place = np.arange(len(listed) + len(types), dtype=np.int32)
     layer = np.concatenate([listed["layer"].to_numpy(), np.array(layers, np.int32)])

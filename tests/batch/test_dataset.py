@@ -77,6 +77,7 @@ def test_one_text_through_the_single_commands_or_batch_gives_identical_rows(
     heads = without_item(rows(out, "heads"))
     ranked = single("heads", tiny_folder, text, *[flag for flag in flags if "min" not in flag and flag != "0.1"])
     order = sorted(ranked, key=lambda row: (row["layer"], row["kv_head"], row["head"] or 0))
+    assert {row.pop("type") for row in order} == {None}  # a dataset has no rows of layers without attention
     assert in_float32(heads) == in_float32(order)
 
 
