@@ -6,7 +6,8 @@ and no number is printed as -0.00.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 MISSING = "-"
 DASH, MINUS = "–", "−"  # a missing value and a sign, as pictures print them
@@ -39,8 +40,13 @@ def model_name(name: str) -> str:
 
 
 def effect(value: float | None) -> str:
-    """`+0.25`; 0.00 has no sign, since an effect that is too small to be printed has no direction."""
-    return "0.00" if value is not None and abs(value) < 0.005 else signed(value)
+    """`+0.250`; 0.000 has no sign, since an effect that is too small to be printed has no direction."""
+    return "0.000" if value is not None and abs(value) < 0.0005 else signed(value, 3)
+
+
+def interval(low: float | None, high: float | None, of: Callable[[Any], str] = effect) -> str:
+    """`[0.200, 0.300]`, an open end a dash; of: how the number is printed whose interval it is."""
+    return f"[{of(low).lstrip('+')}, {of(high).lstrip('+')}]"
 
 
 def score(value: float | None) -> str:

@@ -8,13 +8,13 @@ import pytest
 from attnscope import cells
 
 NUMBERS = [
-    (0.25, "0.25", "+0.25", "+0.25", "0.25"),
-    (-0.25, "-0.25", "-0.25", "-0.25", "−0.25"),
-    (0.0, "0.00", "+0.00", "0.00", "0.00"),
-    (-0.0, "0.00", "+0.00", "0.00", "0.00"),
-    (-0.004, "0.00", "+0.00", "0.00", "0.00"),
-    (-0.006, "-0.01", "-0.01", "-0.01", "−0.01"),
-    (123.456, "123.46", "+123.46", "+123.46", "123.46"),
+    (0.25, "0.25", "+0.25", "+0.250", "0.25"),
+    (-0.25, "-0.25", "-0.25", "-0.250", "−0.25"),
+    (0.0, "0.00", "+0.00", "0.000", "0.00"),
+    (-0.0, "0.00", "+0.00", "0.000", "0.00"),
+    (-0.0004, "0.00", "+0.00", "0.000", "0.00"),
+    (-0.006, "-0.01", "-0.01", "-0.006", "−0.01"),
+    (123.456, "123.46", "+123.46", "+123.456", "123.46"),
 ]
 
 
@@ -23,6 +23,12 @@ def test_numbers(value: float, number: str, signed: str, effect: str, printed: s
     for one in (value, np.float64(value), np.float32(value)):
         assert (cells.number(one), cells.signed(one)) == (number, signed)
         assert (cells.effect(one), cells.printed(one)) == (effect, printed)
+
+
+def test_an_interval_has_the_digits_of_its_number_and_an_open_end_is_a_dash() -> None:
+    assert cells.interval(-0.0301, 0.25) == "[-0.030, 0.250]"
+    assert cells.interval(0.2, None) == "[0.200, -]"
+    assert cells.interval(math.nan, 1.2e-5, cells.divergence) == "[-, 1.2e-05]"
 
 
 def test_decimals() -> None:

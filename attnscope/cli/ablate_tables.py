@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope import cells
 from attnscope.cli import output
-from attnscope.cli.intervals import interval_notes
+from attnscope.cli.intervals import interval_notes, with_interval
 from attnscope.cli.rounding import rounding_notes
 from attnscope.study.statistics import largest_first
 
@@ -78,10 +78,10 @@ def sets_sheet(found: Ablation, top: int | None) -> RichTable:
         row, count = together.get(name), found.facts["random_sets"].get(name, 0)
         if row and name == row["heads"] and alone:  # one head, which its own name says
             row, alone = row | {"direct": alone[0]["direct"]}, []
-        _add(sheet, name, row, found.has_intervals)
+        _add(sheet, name, row)
         shown = _costliest(alone)
         for one in shown:
-            _add(sheet, f"  {one['heads']}", one, found.has_intervals)
+            _add(sheet, f"  {one['heads']}", one)
         if rest := [one["effect"] for one in alone if one not in shown]:
             sheet.add_row(f"  … {len(rest)} more heads", "", _range(rest))
         if row and count:
@@ -90,16 +90,16 @@ def sets_sheet(found: Ablation, top: int | None) -> RichTable:
     return sheet
 
 
-def _add(sheet: RichTable, name: str, row: dict[str, Any] | None, intervals: bool) -> None:
+def _add(sheet: RichTable, name: str, row: dict[str, Any] | None) -> None:
     """What a set costs, or a head alone, with its interval, an open end of it a dash; the name alone of what has no
     row."""
     if row is None:
         sheet.add_row(output.one_line(name))
         return
     direct = "" if row["direct"] is None else cells.effect(row["direct"])
-    ends = f" [{cells.number(row['low_all'])}, {cells.number(row['high_all'])}]" * intervals
-    effect = cells.effect(row["effect"]) + ends
-    sheet.add_row(output.one_line(name), direct, effect, cells.p_value(row["p"]), cells.percentage(row["positive"]))
+    sheet.add_row(
+        output.one_line(name), direct, with_interval(row), cells.p_value(row["p"]), cells.percentage(row["positive"])
+    )
 
 
 def _costliest(alone: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -137,11 +137,10 @@ def pairs_sheet(pairs: Pairs, top: int | None) -> RichTable:
     count, found = len(pairs.pairs), pairs.statistics
     sheet = _sheet("heads", "pair", "sum", f"synergy [95 %, all {count}]", "p", "positive")
     for place in largest_first(found["effect"])[:top]:
-        low, high, p = (found[name][place] for name in ("low_all", "high_all", "p"))
-        synergy = f"{signed(found['effect'][place])} [{nats(low)}, {nats(high)}]"
-        costs = signed(pairs.pair_SN[:, place].mean()), signed(pairs.sum_SN[:, place].mean())
-        positive = cells.percentage(found["positive"][place])
-        sheet.add_row(cells.head_names(pairs.pairs[place]), *costs, synergy, cells.p_value(p), positive)
+        row = {name: values[place] for name, values in found.items()}
+        costs = (cells.effect(of_SN[:, place].mean()) for of_SN in (pairs.pair_SN, pairs.sum_SN))
+        shown = cells.p_value(row["p"]), cells.percentage(row["positive"])
+        sheet.add_row(cells.head_names(pairs.pairs[place]), *costs, with_interval(row), *shown)
     return sheet
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope import cells
 from attnscope.cli import output
-from attnscope.cli.intervals import interval_notes
+from attnscope.cli.intervals import interval_notes, with_interval
 from attnscope.cli.rounding import rounding_notes
 from attnscope.selection import written_heads
 from attnscope.study.statistics import FEWEST
@@ -64,9 +64,9 @@ def bearable_lines(found: BudgetCosts) -> list[str]:
         said = f"{kind}: {len(heads)} of {len(every)} heads, {alone}, lose less than {below:g} {found.unit}{on} ({by})"
         lines.append(said + f": --select {written_heads(heads, found.widths)}" * bool(heads))
         if kind in chosen:
-            together, worst = _effect(rows[chosen[kind]]), float(found.effect_SN[first:, chosen[kind]].max())
+            together, worst = with_interval(rows[chosen[kind]]), float(found.effect_SN[first:, chosen[kind]].max())
             said = f"{kind}: together these lose {together} on the other {texts - first} texts"
-            lines.append(f"{said}, {cells.signed(worst, 3)} in the worst of them")
+            lines.append(f"{said}, {cells.effect(worst)} in the worst of them")
     if not first:
         lines.append(f"what they lose together is another question: from {2 * FEWEST} texts on, half of them answer it")
     return lines
@@ -83,11 +83,11 @@ def budgets_sheet(found: BudgetCosts, top: int | None) -> RichTable:
     heads = {one.budget.keep: one.budget.heads for one in found.asked if one.condition == "bearable"}
     for row in rows[:top]:
         chosen = f"{len(heads[row['keep']])} bearable" if row["condition"] == "bearable" else ""
-        cell: list[Any] = [row["keep"], chosen or output.one_line(row["set"]), cells.share(row["kept"]), _effect(row)]
+        cell: list[Any] = [
+            row["keep"],
+            chosen or output.one_line(row["set"]),
+            cells.share(row["kept"]),
+            with_interval(row),
+        ]
         sheet.add_row(*cell, *[cells.p_value(row["p"]), cells.percentage(row["positive"])] * intervals)
     return sheet
-
-
-def _effect(row: dict[str, Any]) -> str:
-    ends = ", ".join(cells.number(row[name], 3) for name in ("low_all", "high_all"))
-    return cells.signed(row["effect"], 3) + f" [{ends}]" * (row["n"] >= FEWEST)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.heads_table import Column
+from attnscope.cli.intervals import with_interval
 from attnscope.measure.metrics import METRICS
 from attnscope.study.statistics import FEWEST
 
@@ -34,10 +35,9 @@ def differences_sheet(found: Comparison, places: Sequence[int]) -> RichTable:
 
 
 def _columns(found: Comparison, places: Sequence[int]) -> list[Column]:
-    js, interval = found.js, found.texts >= FEWEST
-    bits = [[cells.divergence(part[place]) for part in (js.effect, js.low, js.high)] for place in places]
-    said = [effect + f" [{low}, {high}]" * interval for effect, low, high in bits]
-    columns = [Column("JS bits" + " [95 %]" * interval, said)]
+    rows = ({name: values[place] for name, values in vars(found.js).items()} for place in places)
+    said = [with_interval(row, ("effect", "low", "high"), cells.divergence) for row in rows]
+    columns = [Column("JS bits" + " [95 %]" * (found.texts >= FEWEST), said)]
     if found.lost_SN.any() or found.other_lost_SN.any():
         for title, lost_SN in (("lost", found.lost_SN), ("lost, other", found.other_lost_SN)):
             columns.append(Column(title, [cells.number(lost_SN[:, place].mean()) for place in places]))

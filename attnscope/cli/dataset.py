@@ -241,7 +241,7 @@ def _name(found: CorpusHeads, place: int) -> str:
 
 def _interval(low: float, high: float) -> str:
     """`[0.25, 0.31]`."""
-    return cells.MISSING if low != low and high != high else f"[{cells.score(low)}, {cells.score(high)}]"
+    return cells.MISSING if low != low and high != high else cells.interval(low, high, cells.score)
 
 
 def open_ends(found: CorpusHeads, shown: np.ndarray, sort: str) -> list[str]:

@@ -1,14 +1,30 @@
-"""Lines under a table of effects with intervals: which ends are open, and why p may be missing."""
+"""Effects with intervals in a table, and lines under it: which ends are open, and why p may be missing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from attnscope.cells import MISSING
+from attnscope import cells
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+Names = tuple[str, str, str]
+EFFECT: Names = ("effect", "low_all", "high_all")
+
+
+def with_interval(row: Mapping[str, Any], names: Names = EFFECT, of: Callable[[Any], str] = cells.effect) -> str:
+    """`+0.250 [0.200, 0.300]`: a mean and its interval, of as many digits; the mean alone of too few texts.
+
+    row: of a study's table. names: its columns of the mean and of both ends. of: how the mean is printed: nats and
+    logits with three decimals, masses and shares with two.
+    """
+    from attnscope.study.statistics import FEWEST
+
+    value, low, high = map(row.__getitem__, names)
+    return f"{of(value)} {cells.interval(low, high, of)}" if row["n"] >= FEWEST else of(value)
 
 
 def interval_notes(statistics: Mapping[str, np.ndarray], units: str = "texts") -> list[str]:
@@ -36,4 +52,4 @@ def interval_notes(statistics: Mapping[str, np.ndarray], units: str = "texts") -
 def open_line(opened: int, rows: str, units: str = "texts") -> str:
     """How many of some rows, as `24 effects`, have an interval with an open end, and why."""
     have = "has an open end" if opened == 1 else "have an open end"
-    return f"{opened} of {rows} {have} ({MISSING}): too few {units} carry the spread to bound the mean there"
+    return f"{opened} of {rows} {have} ({cells.MISSING}): too few {units} carry the spread to bound the mean there"

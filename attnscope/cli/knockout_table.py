@@ -9,7 +9,7 @@ import numpy as np
 
 from attnscope import cells
 from attnscope.cli import output
-from attnscope.cli.intervals import interval_notes
+from attnscope.cli.intervals import interval_notes, with_interval
 from attnscope.cli.rehearsal import number_of
 from attnscope.cli.rounding import rounding_notes
 
@@ -103,7 +103,7 @@ def cuts_sheet(found: Knocked, top: int | None) -> RichTable:
     for title in titles:
         sheet.add_column(title, justify="left" if title == "cut" or "[" in title else "right", no_wrap=True)
     for row in rows[:top]:
-        cell: list[Any] = [output.one_line(row["set"]), cells.number(row["mass"], 3), _effect(row)]
+        cell: list[Any] = [output.one_line(row["set"]), cells.number(row["mass"], 3), with_interval(row)]
         cell += [cells.p_value(row["p"]), cells.percent(_times(100, row["positive"]))] * intervals
         sheet.add_row(*cell, *[_null(row, kind, intervals) for kind in kinds])
     return sheet
@@ -116,22 +116,16 @@ def has_intervals(found: Knocked) -> bool:
     return bool((found.statistics["n"] >= FEWEST).any())
 
 
-def _effect(row: dict[str, Any]) -> str:
-    ends = [row["low_all"], row["high_all"]]
-    interval = f" [{', '.join(map(cells.number, ends))}]" if ends != [None, None] else ""
-    return cells.signed(row["effect"], 3) + interval
-
-
 def _times(factor: float, value: float | None) -> float | None:
     return None if value is None else factor * value
 
 
 def _null(row: dict[str, Any], kind: str, narrow: bool) -> str:
-    """`[-0.02, +0.01] .047`; p alone where there is no room, and of other heads, whose p is of effects per weight."""
+    """`[-0.020, 0.010] .047`; p alone where there is no room, and of other heads, whose p is of effects per weight."""
     p = cells.p_value(row[f"p_{kind}"])
     if narrow or kind == "heads" or row[f"null_{kind}"] is None:
         return p
-    return f"[{cells.effect(row[f'low_{kind}'])}, {cells.effect(row[f'high_{kind}'])}] {p}"
+    return f"{cells.interval(row[f'low_{kind}'], row[f'high_{kind}'])} {p}"
 
 
 def coloured(found: Knocked) -> Prose:

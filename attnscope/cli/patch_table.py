@@ -8,7 +8,7 @@ import numpy as np
 
 from attnscope import cells
 from attnscope.cli import output
-from attnscope.cli.intervals import interval_notes
+from attnscope.cli.intervals import interval_notes, with_interval
 from attnscope.cli.rounding import rounding_notes
 from attnscope.intervene.what import SHARED
 
@@ -24,6 +24,8 @@ AT_ONCE = "intervals of effects and p hold for all patches at once, those of sha
 POSITIVE = "positive: in how many pairs the effect is above 0"
 RANDOM = "(1 + those that cost as much) / (1 + all)"
 GROUPS = "the heads of a kv group share keys and values, and are patched together"
+SHARES = ("normalised", "normalised_low", "normalised_high")
+BACK = ("restored", "restored_low_all", "restored_high_all")
 ESTIMATE = "estimate: to first order, from one backward pass"
 
 
@@ -70,19 +72,14 @@ def shown(found: PatchedPairs, top: int | None) -> RichTable:
         titles += [*["positive"] * intervals, "restored" + all_patches]
     for title in [*titles, *["estimate"] * estimates]:
         sheet.add_column(title, justify="left" if title == "patch" or "[" in title else "right", no_wrap=True)
-    digits = 2 if intervals else 3
     for row in rows[:top]:
-        effect, restored = (cells.signed(row[name], digits) for name in ("effect", "restored"))
-        cell: list[Any] = [output.one_line(row["set"]), _with_ends(effect, row["low_all"], row["high_all"])]
-        cell += [cells.p_value(row["p"])] * intervals
+        cell: list[Any] = [output.one_line(row["set"]), with_interval(row), *[cells.p_value(row["p"])] * intervals]
         if shares:
-            ends = (None, None) if estimates else (row["normalised_low"], row["normalised_high"])
-            share = _with_ends(cells.number(row["normalised"]), *ends)
-            cell += [share, restored, cells.number(row["restored_normalised"])]
+            share = cells.number(row["normalised"]) if estimates else with_interval(row, SHARES, cells.number)
+            cell += [share, cells.effect(row["restored"]), cells.number(row["restored_normalised"])]
         else:
-            cell += [cells.percentage(row["positive"])] * intervals
-            cell.append(_with_ends(restored, row["restored_low_all"], row["restored_high_all"]))
-        sheet.add_row(*cell, *[cells.signed(row["estimate"], 3)] * estimates)
+            cell += [*[cells.percentage(row["positive"])] * intervals, with_interval(row, BACK)]
+        sheet.add_row(*cell, *[cells.effect(row["estimate"])] * estimates)
     return sheet
 
 
@@ -90,8 +87,3 @@ def has_intervals(found: PatchedPairs) -> bool:
     """Whether an effect has an end of an interval."""
     ends = np.stack([found.statistics[name] for name in ("low_all", "high_all")])
     return not bool(np.isnan(ends).all())
-
-
-def _with_ends(value: str, low: float | None, high: float | None) -> str:
-    """`+0.25 [0.20, 0.30]`; a dash for an open end, and no brackets without either."""
-    return value if low is None and high is None else f"{value} [{cells.number(low)}, {cells.number(high)}]"

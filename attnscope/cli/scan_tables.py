@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attnscope import cells
 from attnscope.cli import output
-from attnscope.cli.intervals import interval_notes
+from attnscope.cli.intervals import interval_notes, with_interval
 from attnscope.cli.scan_texts import looked
 
 if TYPE_CHECKING:
@@ -129,9 +129,7 @@ def _effect_of(atlas: Atlas) -> str:
 
 def _interval(one: Finding, place: int) -> str:
     """The effect, and its interval for all heads at once."""
-    effects = one.effects
-    low, high = cells.number(effects.low_all[place]), cells.number(effects.high_all[place])
-    return f"{cells.signed(effects.effect[place])} [{low}, {high}]"
+    return with_interval({name: values[place] for name, values in vars(one.effects).items()}, of=cells.signed)
 
 
 def _named(atlas: Atlas) -> list[int]:

@@ -427,7 +427,7 @@ def test_texts_have_intervals_from_32_on_and_each_its_own_tokens(demo, tmp_path)
     assert (last["p"] < 0.01, last["positive"]) == (True, 1.0)
     sheet = io.StringIO()
     Console(file=sheet, width=80).print(cuts_sheet(found, None))
-    row = f"+{last['effect']:.3f} [{last['low_all']:.2f}, {last['high_all']:.2f}]"
+    row = f"+{last['effect']:.3f} [{last['low_all']:.3f}, {last['high_all']:.3f}]"
     for words in (row, "positive", "100 %", "keys: p"):
         assert words in sheet.getvalue()
     assert AT_ONCE in cautions(found, demo.geometry)

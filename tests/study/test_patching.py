@@ -254,7 +254,7 @@ def test_pairs_have_intervals_from_32_on(demo, tmp_path):
     assert induction["restored_median_low"] < induction["restored_median"] < induction["restored_median_high"]
     assert induction["restored_normalised_low"] < induction["restored_normalised"]
     low, high = induction["low_all"], induction["high_all"]
-    assert found.line.endswith(f"[{low:.2f}, {high:.2f}] logits (95 %, all 2)")
+    assert found.line.endswith(f"[{low:.3f}, {high:.3f}] logits (95 %, all 2)")
     few = attnscope.patch(demo, records[:4], over="heads", select="3", random=0)
     rows = rows_of(few)
     assert {row["low"] for row in rows.values()} == {row["p"] for row in rows.values()} == {None}
@@ -268,7 +268,7 @@ def test_pairs_have_intervals_from_32_on(demo, tmp_path):
     low, high = undecided.gap_ends
     assert low < 0 < high
     assert undecided.gap is None
-    assert f"may be 0, its interval is [{low:.2f}, {high:.2f}]" in undecided.no_share
+    assert f"may be 0, its interval is [{low:.3f}, {high:.3f}]" in undecided.no_share
     assert undecided.table()["normalised"][0].as_py() is None
     by_place = attnscope.patch(demo, records[:4], at="10,last", over="positions", random=0)
     assert list(rows_of(by_place)) == ["token 0", "token 1"]
@@ -284,10 +284,10 @@ def test_a_terminal_shows_effects_of_all_at_once_and_shares_with_an_interval(dem
     for title in ("effect [95 %, all 3]", "share [95 %]", "restored"):
         assert title in head
     row = rows_of(found)["L3H0 L3H1"]
-    assert f"{row['effect']:+.2f} [{row['low_all']:.2f}, {row['high_all']:.2f}]" in first
+    assert f"{row['effect']:+.3f} [{row['low_all']:.3f}, {row['high_all']:.3f}]" in first
     assert f"{row['normalised']:.2f} [{row['normalised_low']:.2f}, {row['normalised_high']:.2f}]" in first
-    assert f"{row['restored']:+.2f}" in first
-    assert len(first) < 80
+    assert f"{row['restored']:+.3f}" in first
+    assert len(first.rstrip()) < 80
     assert "…" not in first
     assert any("p hold for all patches at once" in line for line in to_know(found))
 

@@ -103,10 +103,9 @@ class PatchedPairs(TableRecord):
         said = [] if np.isnan(share) else [f"{share:.2f} of the gap"]
         low, high = self.statistics["low_all"][best], self.statistics["high_all"][best]
         if self.estimates is None and not (np.isnan(low) and np.isnan(high)):
-            ends = f"[{cells.number(low)}, {cells.number(high)}]"
             at_once = f", all {len(self.asked)}" * (len(self.asked) > 1)
-            said.append(f"{values[best]:+.2f} {ends} {unit} (95 %{at_once})")
-        said = said or [f"{values[best]:+.3f} {unit}"]
+            said.append(f"{cells.effect(values[best])} {cells.interval(low, high)} {unit} (95 %{at_once})")
+        said = said or [f"{cells.effect(values[best])} {unit}"]
         count = f"{len(self.pairs)} pair{'s' * (len(self.pairs) > 1)}"
         what = f"{len(self.asked)} patches of the {self.facts['what']}"
         return f"{what}, {count}: largest {self.asked[best].patch.name}, {', '.join(said)}"
@@ -154,7 +153,7 @@ class PatchedPairs(TableRecord):
         low, high = self.gap_ends
         if len(self.pairs) < FEWEST or low > 0 or high < 0:
             return ""
-        return f"the mean gap of {gap:.3g} {unit} may be 0, its interval is [{cells.number(low)}, {cells.number(high)}]"
+        return f"the mean gap of {gap:.3g} {unit} may be 0, its interval is {cells.interval(low, high)}"
 
     @cached_property
     def statistics(self) -> Mapping[str, np.ndarray]:
