@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import count
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +21,7 @@ from attnscope.errors import InputError, UsageError
 from attnscope.shown import in_a_line
 
 if TYPE_CHECKING:
-    from attnscope.serve.server import Server
+    from attnscope.model.options import LoadOptions
 
 EXAMPLES = (
     "attnscope serve -m demo --idle 30m & until attnscope serve --status; do sleep 1; done; attnscope serve --stop",
@@ -34,7 +34,6 @@ PART = re.compile(  # of a line of commands, as a shell reads it
     | \\(?P<escaped>[^\n]) | (?P<plain>[^ \t\r\n'"\\]+)""",
     re.VERBOSE | re.DOTALL,
 )
-EXTRA = "pip install 'attnscope[serve]'"
 
 
 @option_group
@@ -95,7 +94,8 @@ def serve(served: Served, session: Session, noise: Quiet) -> int:
     environment. Their output is the same. It listens on a socket that this user alone can open, and on no network.
 
     --page prints an address for a browser of this machine. The page there has a field for a text, and shows what `view`
-    writes of it. The address holds a token, which is what keeps other users of the machine out.
+    writes of it. The address holds a token, which is what keeps other users of the machine out. Where a server runs
+    already, the page asks that one, and ends with it.
 
     --run needs no server: it runs the commands of a file in one process, which loads each model once. It exits with the
     code of the first command that failed.
@@ -104,11 +104,28 @@ def serve(served: Served, session: Session, noise: Quiet) -> int:
         return ask_server("stop" if session.stop else "status", noise.quiet)
     if session.run is not None:
         return run_lines(session.run)
+    if session.page:
+        from attnscope.cli.serve_page import join, running
+
+        status = running()
+        if status is not None:
+            if session.idle is not None:
+                raise UsageError("--idle is that of the server, which runs already", "leave it out")
+            return join(_wanted(served), session.port, status, noise.quiet)
     return hold(served, session, noise.quiet)
+
+
+def _wanted(served: Served) -> list[LoadOptions]:
+    """The models that were asked for; none where no option was given."""
+    from attnscope.model.options import DEMO, LoadOptions
+
+    models = [fill(LoadOptions, served, model=name) for name in served.model or [DEMO]]
+    return models if served.model or models != [LoadOptions()] else []
 
 
 def hold(served: Served, session: Session, quiet: bool) -> int:
     """Load the models and answer until the end."""
+    from attnscope.cli.serve_page import live_page
     from attnscope.model.options import LoadOptions
     from attnscope.serve import place
 
@@ -118,7 +135,7 @@ def hold(served: Served, session: Session, quiet: bool) -> int:
     from attnscope.serve.server import Server
     from attnscope.signals import GracefulStop
 
-    page = live_page(session)
+    page = live_page(session.port) if session.page else lambda server: nullcontext("")
     with Server(idle, lambda line: output.talk(line, quiet)) as server, GracefulStop(lambda: server.stop()) as stopped:
         for name in dict.fromkeys(served.model or ["demo"]):
             with output.progress(f"loading {name}", None, quiet):
@@ -132,20 +149,6 @@ def hold(served: Served, session: Session, quiet: bool) -> int:
             server.serve()
     output.talk(f"answered {server.answered} questions", quiet)
     return 0
-
-
-def live_page(session: Session) -> Callable[[Server], AbstractContextManager[str]]:
-    """What makes the page of a server and yields its address, empty where none was asked for.
-
-    Raises UsageError where its libraries are not installed.
-    """
-    if not session.page:
-        return lambda server: nullcontext("")
-    try:
-        from attnscope.live.app import LivePage
-    except ImportError as error:
-        raise UsageError(f"--page needs {error.name}, which is not installed", EXTRA) from None
-    return lambda server: LivePage(lambda: server.options, session.port or 0)
 
 
 def ask_server(what: str, quiet: bool) -> int:
@@ -168,7 +171,8 @@ def ask_server(what: str, quiet: bool) -> int:
         sys.stdout.write(f"{in_a_line(model.name)}  {in_a_line(model.device)}  {in_a_line(model.dtype)}{size}\n")
     memory = "" if found.memory_bytes is None else f", {human_bytes(found.memory_bytes)} of memory"
     age, busy = output.clock(found.seconds), ", busy" * (found.busy and not found.loading)
-    output.talk(f"process {found.pid}, {age} old, {found.answered} answered{busy}{memory}", quiet)
+    pages = f", {found.pages} {'page' if found.pages == 1 else 'pages'}" if found.pages else ""
+    output.talk(f"process {found.pid}, {age} old, {found.answered} answered{busy}{pages}{memory}", quiet)
     if found.ready:
         return 0
     if found.loading:

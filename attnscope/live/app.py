@@ -48,10 +48,14 @@ HEADERS = {
 
 
 class LivePage:
-    """A port of this machine's own, answered by a thread. held: the options of the models, as they are now."""
+    """A port of this machine's own, answered by a thread.
 
-    def __init__(self, held: Callable[[], Sequence[LoadOptions]], port: int = 0) -> None:
-        self.held, self.token = held, secrets.token_urlsafe(32)
+    held: the options of the models, as they are now. folder: where its commands run, if not here; names of models may
+    be paths from there.
+    """
+
+    def __init__(self, held: Callable[[], Sequence[LoadOptions]], port: int = 0, folder: str | None = None) -> None:
+        self.held, self.folder, self.token = held, folder, secrets.token_urlsafe(32)
         self._socket = _listening(port)
         self.port = int(self._socket.getsockname()[1])
         strangers = Strangers()
@@ -116,7 +120,7 @@ class LivePage:
         return StreamingResponse(self._answer(question), media_type="application/octet-stream", headers=HEADERS)
 
     async def _answer(self, question: LiveQuestion) -> AsyncGenerator[bytes, None]:
-        async with self._turn, aclosing(answer(question, self.held())) as parts:
+        async with self._turn, aclosing(answer(question, self.held(), self.folder)) as parts:
             async for part in parts:
                 yield part
 

@@ -31,15 +31,18 @@ GOING_SECONDS = 3.0  # from Ctrl-C to the end
 SAID = {"ATTNSCOPE_STAGES": "json", "NO_COLOR": "1"}
 
 
-async def answer(question: LiveQuestion, held: Sequence[LoadOptions]) -> AsyncGenerator[bytes, None]:
+async def answer(
+    question: LiveQuestion, held: Sequence[LoadOptions], where: str | None = None
+) -> AsyncGenerator[bytes, None]:
     """Lines of JSON: `said`, or `stage`; the last is `failed`, or `page` with so many bytes, which follow.
 
-    No line names the folder of the question, which is gone with the answer.
+    where: the folder that its command runs in, if not this one. No line names the folder of the question, which is gone
+    with the answer.
     """
     with TemporaryDirectory(prefix="attnscope-page-") as place:
         folder = Path(place)
         try:
-            process = await _begun(question.arguments(held, folder))
+            process = await _begun(question.arguments(held, folder), where)
         except (AttnscopeError, OSError) as error:
             yield _line(failed=str(error))
             return
@@ -69,13 +72,14 @@ async def answer(question: LiveQuestion, held: Sequence[LoadOptions]) -> AsyncGe
         yield data
 
 
-async def _begun(words: Sequence[str]) -> asyncio.subprocess.Process:
+async def _begun(words: Sequence[str], where: str | None) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *COMMAND,
         *words,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
+        cwd=where,
         env=os.environ | SAID,
         limit=MOST_LINE,
     )

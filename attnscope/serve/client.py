@@ -25,7 +25,7 @@ from attnscope.purposes.observe import Observe
 from attnscope.purposes.purpose import Purpose
 from attnscope.serve import identity, place, wire
 from attnscope.serve.records import packed, type_of, unpacked
-from attnscope.serve.status import Status
+from attnscope.serve.status import Holdings, Status
 from attnscope.serve.wire import Frame, SilentServerError, UnansweredError, WireError, is_readable, receive, send
 from attnscope.telling import Prepared, Teller
 from attnscope.text.prompt import Prompt
@@ -105,6 +105,27 @@ def asked(what: str) -> Status:
         except (OSError, WireError, UsageError) as error:
             raise SilentServerError(f"the server does not answer ({error})", place.process_of(link)) from error
         return found
+
+
+def joined() -> tuple[socket.socket, Holdings]:
+    """What a server holds, for a page of this process, and a link on which it says nothing more until it ends.
+
+    Raises UnansweredError without a server, and for one that runs other code or in another environment.
+    """
+    link = connected()
+    try:
+        send(link, {"what": "page", "code": identity.code(), "environment": identity.environment()})
+        header = receive(link).header
+        if isinstance(header, list):
+            raise UnansweredError(_said(Frame(header, []))[1])
+        holdings: Holdings = typed(Holdings, header, "holdings")
+    except (OSError, WireError, UsageError) as error:
+        link.close()
+        raise UnansweredError(f"the server does not answer ({error})") from error
+    except UnansweredError:
+        link.close()
+        raise
+    return link, holdings
 
 
 def _question(options: LoadOptions, ask: Ask, purpose: Purpose = OBSERVE) -> tuple[dict[str, Any], list[memoryview]]:

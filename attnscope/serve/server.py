@@ -11,8 +11,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -25,7 +25,7 @@ from attnscope.model.options import DEMO, LoadOptions
 from attnscope.model.sources import Source
 from attnscope.serve import identity, place, wire
 from attnscope.serve.relay import HERE_SECONDS, Asker, Clock, Worker, is_suspended, relay
-from attnscope.serve.status import HeldModel, Status
+from attnscope.serve.status import HeldModel, Holdings, Status
 from attnscope.serve.wire import UnansweredError, WireError, framed, is_readable, receive, send
 from attnscope.typed import plain, typed
 
@@ -67,10 +67,12 @@ class Server:
         self.models: list[Model] = []
         self.started = self.used = time.monotonic()
         self.answered = 0
+        self.pages = 0
         self.ready = False
         self.loading: Loading | None = None
         self._number = 0
         self._turn = threading.Lock()  # of the worker
+        self._counting = threading.Lock()  # of pages
         self._links = threading.BoundedSemaphore(MOST_LINKS)
         self._stop = threading.Event()
         self._lock: IO[bytes] | None = None
@@ -197,6 +199,8 @@ class Server:
         elif said.get("what") == "stop":
             send(link, plain(self.status()), last=True)
             self._stop.set()
+        elif said.get("what") == "page":
+            self._keep_page(link, said)
         elif said.get("what") == "question":
             asker = Asker(link)
             try:
@@ -206,6 +210,29 @@ class Server:
             asker.flush()
         else:
             raise WireError("expected a question, got another thing")
+
+    def _keep_page(self, link: socket.socket, said: dict[str, Any]) -> None:
+        """Say what is held to a page of another process, and keep its link until one of both ends."""
+        try:
+            self._check_same(said)
+        except UnansweredError as why:
+            send(link, ["no", str(why)], last=True)
+            return
+        send(link, plain(Holdings(os.getcwd(), tuple(self.options))))
+        with self.page():
+            while not self._stop.is_set() and not is_readable(link, POLL_SECONDS):
+                pass
+
+    @contextmanager
+    def page(self) -> Iterator[None]:
+        """A block in which a page asks this server, which `status` counts."""
+        with self._counting:
+            self.pages += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self.pages -= 1
 
     def _answer_question(self, asker: Asker, said: dict[str, Any], blobs: Sequence[bytes]) -> None:
         """Have a question answered when its turn comes. Raises UnansweredError where this server cannot."""
@@ -352,6 +379,7 @@ class Server:
             self.ready,
             loading.name if loading else "",
             round(now - loading.began) if loading else 0,
+            self.pages,
         )
 
 

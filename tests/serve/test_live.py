@@ -4,10 +4,13 @@ import base64
 import contextlib
 import http.client
 import json
+import os
 import random
 import resource
 import socket
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,11 +18,13 @@ import yaml
 
 from attnscope.errors import AttnscopeError
 from attnscope.model.options import LoadOptions
+from attnscope.serve import identity
 from attnscope.typed import typed
-from helpers.command_line import SENTENCE, call
+from helpers.command_line import ATTNSCOPE, SENTENCE, call
 from helpers.folders import with_tokenizer
 from helpers.forks import HANGS, shim, until
 from helpers.picture_models import picture, saved
+from helpers.serving import serving
 from helpers.stack_families import tiny
 
 pytest.importorskip("starlette", reason="pip install 'attnscope[serve]'")
@@ -350,8 +355,8 @@ def begun(monkeypatch):
     """The commands that were begun."""
     found, original = [], asking._begun
 
-    async def noted(words):
-        found.append(await original(words))
+    async def noted(*given):
+        found.append(await original(*given))
         return found[-1]
 
     monkeypatch.setattr(asking, "_begun", noted)
@@ -448,6 +453,88 @@ def test_the_command_line_says_what_is_missing(monkeypatch):
     assert done.code == 2
     assert "--page needs uvicorn" in done.err
     assert "attnscope[serve]" in done.err
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """The address of the next page: its port and its token are known before it is begun."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setattr(app.secrets, "token_urlsafe", lambda size: "t" * size)
+    return f"http://127.0.0.1:{port}/#{'t' * 32}"
+
+
+def test_a_page_joins_the_server_that_runs_and_ends_with_it(stubbed, known):
+    models = []
+    with stubbed() as (server, _), ThreadPoolExecutor(1) as other:
+        server.hold(LoadOptions("tests/../attnscope/demo"))
+
+        def look():
+            until(lambda: server.pages == 1)
+            models.append(json.loads(Asking(None, known).get()[1])["models"])
+            models.append(call("serve", "--status").ok().err)
+            call("serve", "--stop").ok()
+
+        looking = other.submit(look)
+        port = known.partition("/#")[0].rpartition(":")[2]
+        done = call("serve", "--page", "--port", port, "-m", os.path.abspath("attnscope/demo")).ok()
+        looking.result()
+    assert done.out.decode().strip() == known
+    assert "which answers for demo, tests/../attnscope/demo" in done.err
+    assert done.err.splitlines()[-1] == "the server has ended, and the page with it"
+    assert models[0] == ["demo", "tests/../attnscope/demo"]
+    assert ", 1 page, " in models[1]
+    assert server.pages == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "why"),
+    [
+        (["-m", "runs/other"], 2, "does not hold runs/other as it is asked for"),
+        (["--dtype", "bfloat16"], 2, "does not hold demo as it is asked for"),
+        (["--idle", "5m"], 2, "--idle is that of the server"),
+    ],
+)
+def test_a_page_asks_for_what_the_server_that_runs_cannot_give(stubbed, more, code, why):
+    with stubbed() as (server, _):
+        done = call("serve", "--page", *more)
+        until(lambda: server.pages == 0)
+    assert (done.code, done.out) == (code, b"")
+    assert why in done.refusal
+
+
+def test_a_page_of_another_environment_joins_no_server(stubbed, monkeypatch):
+    with stubbed():
+        monkeypatch.setattr(identity, "environment", lambda: "another")
+        assert "runs in another environment; end it: attnscope serve --stop" in call("serve", "--page").refusal
+
+
+def test_the_commands_of_a_page_run_where_its_server_does(begun, monkeypatch, tmp_path):
+    monkeypatch.setattr(question.LiveQuestion, "arguments", lambda *_: [])
+    monkeypatch.setattr(
+        asking, "COMMAND", (sys.executable, "-ISc", "import os, sys; print(os.getcwd(), file=sys.stderr)")
+    )
+    with app.LivePage(lambda: [LoadOptions()], folder=str(tmp_path)) as address:
+        lines, _ = Asking(None, address).ask()
+    assert lines[0] == {"said": os.path.realpath(tmp_path)}
+
+
+@pytest.mark.e2e
+def test_a_page_of_another_process_is_answered_by_the_server(tmp_path):
+    """Though it was begun in another folder, from which the path of the model leads nowhere."""
+    with serving(tmp_path / "run", "--model", "attnscope/demo") as server:
+        page = subprocess.Popen(
+            [*ATTNSCOPE, "serve", "--page", "-q"],
+            env=os.environ | server.environment,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+        )
+        lines, _ = Asking(None, page.stdout.readline().decode().strip()).ask(model="attnscope/demo")
+        assert lines[-1].get("code") == 0, lines
+        assert (server.status["answered"], server.status["pages"]) == (1, 1)
+        server.call("serve", "--stop").ok()
+        assert page.wait(HANGS) == 0
+        page.stdout.close()
 
 
 def test_port_goes_with_page():
