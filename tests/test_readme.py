@@ -51,6 +51,17 @@ def test_what_is_said_of_the_overview_holds(made):
     assert [role[name] for name in said.groups()] == ["previous-token"] * 2 + ["induction"] * 2
 
 
+def test_what_is_said_of_the_first_picture_holds():
+    said = re.search(r"followed the first one\? (L\dH\d), with nearly all of its attention, and (L\dH\d)\.", README)
+    story = ("heads", "--file", str(ROOT / "examples" / "story.txt"), "--format", "csv")
+    result = call(*story, "--query", "80", "--key", "20").ok()
+    assert "query 80: se(80)" in result.err
+    assert "key 20: es(20)" in result.err
+    mass = {f"L{row['layer']}H{row['head']}": float(row["mass"]) for row in result.rows}
+    assert mass[said[1]] > 0.99
+    assert {name for name, value in mass.items() if value > 0.1} == set(said.groups())
+
+
 def test_what_the_demo_configuration_says_of_itself_holds(tmp_path):
     text, file = (ROOT / "configs" / "demo.yaml").read_text(), tmp_path / "demo.yaml"
     file.write_text(text.replace("out: runs/demo\n", ""))  # pictures, which say no more

@@ -175,7 +175,7 @@ PAGE = (
         "Token",
         "Layers x heads: the mass of one query on a key or span.",
         VIEWED,
-        "story.html#view=token&query=80&key=20",
+        "story.html#view=token&at=3&head=0&query=80&key=20",
     ),
     Entry(
         "page-steps",
