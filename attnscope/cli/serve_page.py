@@ -57,7 +57,8 @@ def running() -> Status | None:
 def join(wanted: Sequence[LoadOptions], port: int | None, status: Status, quiet: bool) -> int:
     """A page that asks a server which runs already, in a process of its own; it ends with that server.
 
-    wanted: models that it has to hold. Raises UsageError where it does not, or runs other code or in another environment.
+    wanted: models that it has to hold. Raises UsageError where it does not, or runs other code or in another
+    environment.
     """
     from attnscope.serve import client
     from attnscope.serve.wire import UnansweredError, is_readable
