@@ -224,7 +224,7 @@ def test_a_separator_of_a_model_without_token_types_is_not_said(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("how", "error", "says"),
     [
-        ({"text": [2, 3], "pair": "a"}, UsageError, "a pair is two texts"),
+        ({"text": [2, 3], "pair": "a"}, UsageError, "a pair needs two texts"),
         ({"text": "a", "pair": "a", "chat": True}, UsageError, "there is a chat"),
         ({"text": "a", "pair": "a", "answer": "b"}, UsageError, "there is an answer"),
         ({"text": "a", "pair": " "}, InputError, "the second text of the pair is empty"),

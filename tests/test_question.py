@@ -185,7 +185,7 @@ def test_heads_rank_by_how_far_mass_is_above_uniform() -> None:
     above = [head.mass - head.uniform for head in seen.kept_heads("mass")]
     assert above == sorted(above, reverse=True)
     assert seen.kept_heads("-mass") == seen.kept_heads("mass")[::-1]
-    assert seen.table("mass").column_names[-3:] == ["mass", "uniform", "stack"]
+    assert seen.table("mass").column_names[-4:] == ["mass", "uniform", "stack", "type"]
 
 
 def test_texts_of_one_pass_have_the_mass_that_they_have_alone() -> None:
@@ -334,7 +334,7 @@ def test_a_run_writes_down_what_was_meant(tmp_path: Path) -> None:
         "key": {"expression": "Mary", "positions": MARY, "notes": []},
     }
     header = (tmp_path / "heads.csv").read_text().splitlines()[0]
-    assert header.endswith(",focus,mass,uniform,stack")
+    assert header.endswith(",focus,mass,uniform,stack,type")
 
 
 def test_a_folder_of_another_question_is_refused_in_python_too(demo, tmp_path: Path) -> None:

@@ -320,7 +320,7 @@ def test_the_seam_says_of_which_stack_a_call_is(bart):
     ("how", "error", "says"),
     [
         ({"target": " "}, InputError, "the target is empty"),
-        ({"target": TARGET, "generate": 3}, UsageError, "an answer was given, and one is to be generated"),
+        ({"target": TARGET, "generate": 3}, UsageError, "a target was given, and one is to be generated"),
         ({"answer": "yes"}, UsageError, "only a causal model has an answer after"),
         ({"keep": Request(query="zebra")}, InputError, "is not in the text"),
         ({"target": "the " * 2000}, InputError, "the decoder reads at most"),

@@ -90,7 +90,7 @@ def test_heads_of_an_encoder(folders: dict[str, str]) -> None:
 @pytest.mark.parametrize("family", ["t5", "bart"])
 def test_heads_of_an_encoder_decoder(family: str, folders: dict[str, str]) -> None:
     found = table("heads", folders[family], "--target", TARGET)
-    assert list(found[0])[-1] == "stack"
+    assert list(found[0])[-2:] == ["stack", "type"]
     counts = {kind: sum(row["stack"] == kind for row in found) for kind in ALL}
     assert counts == {ENCODER: 16, DECODER: 16, CROSS: 16}
 

@@ -62,7 +62,9 @@ def given(models: dict[str, str], corpus: str, tmp_path_factory: pytest.TempPath
 
 
 def alone(command: str, model: str, record: dict[str, Any], *flags: str) -> list[dict[str, Any]]:
-    return call(command, "-m", model, "-t", record["text"], "-q", "--format", "jsonl", *flags).ok().records
+    """The rows of a text alone, without what only a row of a layer without attention has."""
+    found = call(command, "-m", model, "-t", record["text"], "-q", "--format", "jsonl", *flags).ok().records
+    return [{name: value for name, value in row.items() if name != "type"} for row in found]
 
 
 def in_order(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

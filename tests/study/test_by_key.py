@@ -145,7 +145,7 @@ def test_the_command_ranks_what_writes_the_answer(engine):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--weights", "logit"], "there is none; add --answer TEXT"),
+        (["--weights", "logit"], "effects on a logit need an answer; add --answer TEXT"),
         (["--foil", " bank"], "a foil needs effects on a logit; add --weights logit, or leave out --foil"),
         (["--weights", "logit", "--answer", " river", "--foil", " river"], "begin with the same token"),
         (["--weights", "logit", "--answer", " river", "--foil", ""], "the foil is empty; give one"),
