@@ -1,4 +1,5 @@
-"""Columns -> Arrow tables -> csv, tsv, jsonl, parquet, arrow: exact numbers, exact text, nulls for what is missing.
+"""Columns -> Arrow tables -> csv, tsv, jsonl, parquet, arrow: exact text, nulls for what is missing; numbers are exact
+in parquet and arrow, and have seven digits or more in the others.
 
 A format is a row of FORMATS, for the tables of runs and of corpora. `TableRecord` is what was found with a table, as
 Python and notebooks show it.
@@ -99,6 +100,19 @@ def rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
     """Python values, row by row: None for null and NaN; 32-bit floats keep their shortest exact spelling."""
     for batch in table.to_batches(max_chunksize=CHUNK):
         yield from zip(*map(python_values, batch.columns), strict=True)
+
+
+def in_seven_digits(table: pa.Table) -> pa.Table:
+    """The table as text formats spell it: 64-bit floats with seven significant digits, about as many as 32-bit ones."""
+    arrays = [_in_seven_digits(column) for column in table.itercolumns()]
+    return pa.table(arrays, names=table.column_names)
+
+
+def _in_seven_digits(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    if not pa.types.is_float64(column.type):
+        return column
+    values = [value for chunk in column.chunks for value in python_values(chunk)]
+    return numbers(np.array([np.nan if value is None else float(f"{value:.7g}") for value in values], np.float64))
 
 
 def write(table: pa.Table, stream: IO[bytes], format: str) -> None:
@@ -216,7 +230,7 @@ def _delimited(delimiter: str) -> Format:
         # Not a TextIOWrapper: that one closes the stream when a write fails.
         writer = csv.writer(_Lines(codecs.getwriter("utf-8")(stream)), delimiter=delimiter, lineterminator="\r\n")
         writer.writerow(table.column_names)
-        writer.writerows(rows(table))
+        writer.writerows(rows(in_seven_digits(table)))
 
     def pieces(stream: IO[bytes], schema: pa.Schema, about: Mapping[str, str]) -> Pieces:
         from pyarrow.csv import CSVWriter, WriteOptions
@@ -305,7 +319,7 @@ def _json_strings(strings: pa.Array) -> pa.Array:
 
 def _write_jsonl(table: pa.Table, stream: IO[bytes]) -> None:
     names = table.column_names
-    for row in rows(table):
+    for row in rows(in_seven_digits(table)):
         stream.write(json_line(dict(zip(names, map(jsonable, row), strict=True))))
 
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 from pathlib import Path
 
 import duckdb
@@ -69,6 +70,21 @@ def written(table: pa.Table, form: str) -> bytes:
 @pytest.mark.parametrize(("form", "expected"), [("csv", CSV), ("tsv", TSV), ("jsonl", JSONL)])
 def test_the_bytes_of_the_text_formats(form: str, expected: str) -> None:
     assert written(TABLE, form) == expected.encode()
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl"])
+def test_text_formats_have_seven_digits_and_the_others_all(form: str) -> None:
+    values = [0.0030040203788470167, 123456789.123, -1 / 3, 1e-300, 5.0, np.nan]
+    table = as_table({"effect": np.array(values), "weight": np.array(values, np.float32)})
+    stream = io.BytesIO()
+    write(table, stream, form)
+    lines = stream.getvalue().decode().splitlines()
+    spelled = ["0.00300402", "123456800.0", "-0.3333333", "1e-300", "5.0"]
+    for one, line in zip(spelled, lines[form != "jsonl" :], strict=False):
+        assert re.search(rf"(^|[\s:]){re.escape(one)}[,\s]", line), line
+    exact = io.BytesIO()
+    write(table, exact, "parquet")
+    assert pq.read_table(exact)["effect"].to_pylist()[:5] == values[:5]
 
 
 def test_the_types_of_the_columns() -> None:
