@@ -118,6 +118,8 @@ def answer_lines(run: Run) -> Iterator[str]:
     count, said = len(made["ids"]), "".join(prompt.plain[prompt.answer :]).strip()
     places = f"{prompt.answer}-{len(prompt) - 1}" if count > 1 else prompt.answer
     yield f"generated {_count_words(count, made, 'the last the end token')}: {said}({places})"
+    if made["stopped_by"] == END and count < (made["asked"] or 0):
+        yield f"the model ended its answer after {count} tokens; --answer TEXT reads a longer one that you give"
 
 
 def sound_lines(run: Run) -> Iterator[str]:

@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from matplotlib.colors import PowerNorm, to_hex
+from matplotlib.colors import PowerNorm, to_hex, to_rgb
 from matplotlib.text import Text
 from PIL import Image
 
@@ -16,10 +17,11 @@ from attnscope.cli.app import made
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import parameters
+from attnscope.errors import UsageError
 from attnscope.figures import About, Maps, Panel, Patches, PatchSheet, SetCost, Style
 from attnscope.figures.budgets import BudgetLine, budget_lines_figure
 from attnscope.figures.checkpoints import Course, courses_figure
-from attnscope.figures.colours import greys_of
+from attnscope.figures.colours import find_cmap, greys_of
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.heads import prepare_heads
 from attnscope.figures.heatmap import HeadFigure
@@ -138,6 +140,40 @@ def test_every_other_figure_of_a_paper_has_its_sizes_and_its_width(style: Style)
         assert min(reach.x0, reach.y0) >= -0.01, "and nothing is cut off"
         assert reach.x1 <= wide + 0.01
         assert reach.y1 <= high + 0.01
+
+
+@pytest.mark.parametrize("style", [Style(font_size=14), replace(COLUMN, font_size=5)])
+def test_every_text_has_the_size_that_is_asked_for(style: Style) -> None:
+    layers = [replace(bank_maps(heads=6), layer=layer) for layer in range(2)]
+    panels = [Panel("metric", np.random.default_rng(0).random((4, 6)), 0, 1, "share")]
+    with drawing(Fonts()):
+        figures = [
+            head_figure(many(60), style.of(SAID)).figure,
+            layer_figure(layers[0], style),
+            overview_figure(layers, style),
+            metrics_figure(panels, style, ["0", "1", "2", "3"]),
+        ]
+        for figure in figures:
+            figure.canvas.draw()
+            assert points(figure) == {style.font_size}
+        labels = [text.get_window_extent() for text in figures[0].axes[0].get_yticklabels() if text.get_text()]
+    assert len(labels) < 60
+    assert all(one.y0 >= other.y1 - 1 or one.y1 <= other.y0 + 1 for one, other in pairwise(labels)), "none on another"
+
+
+def test_a_size_or_a_colour_that_does_not_exist_is_refused() -> None:
+    for given in ({"font_size": 3}, {"font_size": math.nan}):
+        with pytest.raises(UsageError, match="font_size: expected points from 4 to 24"):
+            Style(**given)
+    with pytest.raises(UsageError, match="'blau' is not a colour; write names or #rrggbb"):
+        head_figure(many(5), Style(cmap="white,blau"))
+
+
+def test_colours_by_commas_are_a_map() -> None:
+    cmap = find_cmap("white,#0072b2, black")
+    assert [to_hex(cmap(at)) for at in (0.0, 1.0)] == ["#ffffff", "#000000"]
+    assert cmap(0.5)[:3] == pytest.approx(to_rgb("#0072b2"), abs=0.01)
+    assert cmap(np.ma.masked_invalid([np.nan]))[0][3] == 0, "what no query sees stays blank"
 
 
 # Scales and labels

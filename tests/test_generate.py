@@ -667,7 +667,9 @@ def said(folder: Path) -> dict:
 def test_a_run_says_what_was_generated_and_is_repeated_with_it(tmp_path: Path) -> None:
     made, again, ranked = tmp_path / "a", tmp_path / "b", ("--sort", "lookback", "--select", "1.*")
     done = call("relations", TEXT, "--generate", "8", "--query", "answer", "--select", "1.4", "-o", str(made)).ok()
-    assert "generated 5 of 8 tokens, the last the end token: the new castle.</s>(7-11)" in done.err.splitlines()
+    generated, how_to_go_on = done.err.splitlines()[1:3]
+    assert generated == "generated 5 of 8 tokens, the last the end token: the new castle.</s>(7-11)"
+    assert how_to_go_on == "the model ended its answer after 5 tokens; --answer TEXT reads a longer one that you give"
     assert "query answer: the new castle.</s>(7-11)" in done.err.splitlines()
     manifest = said(made)
     assert manifest["generated"] == {"asked": 8, "ids": [265, 586, 1501, 16, 1], "stopped_by": "end token"}

@@ -59,6 +59,11 @@ class Look(Image):
         DRAWN,
         SETTING,
     ] = None
+    font_size: Annotated[
+        float | None,
+        Option(min=4, max=24, help="Points of every text (default: by its room; in a paper 7 to 8).", metavar="POINTS"),
+        SETTING,
+    ] = None
     dpi: Annotated[
         int | None,
         Option(min=10, max=1200, help="Pixels per inch (default: 120, for a paper 300).", metavar="N"),
@@ -67,7 +72,10 @@ class Look(Image):
     ] = None
     cmap: Annotated[
         str | None,
-        Option(help="A colour map of matplotlib (default: viridis; of scores, differences: RdBu_r).", metavar="NAME"),
+        Option(
+            help="A colour map of matplotlib, or colours by commas (default: viridis; of scores, differences: RdBu_r).",
+            metavar="NAME",
+        ),
         SETTING,
     ] = None
 

@@ -74,7 +74,7 @@ def courses_figure(
         _draw(ax, course, looks)
         name, unit = (course.name, TITLE_SIZE, 22, DARK_INK), (course.unit, MARK_SIZE, 7, layout.NOTE_COLOUR)
         layout.say_above(ax, (name, unit))
-        _ticks(ax, revisions, wide)
+        _ticks(ax, revisions, wide, style)
         _label(ax, course, [(head, heads[head], looks[head][0]) for head in course.named], high)
     layout.in_print(figure, style)
     below = layout.extent(panels[0][0].get_xticklabels())[1] + MARK_ROOM
@@ -106,9 +106,9 @@ def _draw(ax: Axes, course: Course, looks: dict[int, tuple[str, str]]) -> None:
     ax.set_ylim(min(-0.02, low), 1.02)
 
 
-def _ticks(ax: Axes, revisions: Sequence[str], wide: float) -> None:
+def _ticks(ax: Axes, revisions: Sequence[str], wide: float, style: Style) -> None:
     """Every revision is named where there is room, slanted where names are long."""
-    step = layout.label_step(wide / max(1, len(revisions) - 1), layout.line_px(MARK_SIZE) * 1.4)
+    step = layout.label_step(wide / max(1, len(revisions) - 1), layout.line_px(layout.sized(MARK_SIZE, style)) * 1.4)
     places = range(0, len(revisions), step)
     ax.set_xticks(list(places), [revisions[place] for place in places], fontsize=MARK_SIZE)
     ax.set_xlim(-0.15, len(revisions) - 1 + 0.15)

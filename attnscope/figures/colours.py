@@ -8,7 +8,15 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.colorbar import Colorbar
-from matplotlib.colors import Colormap, ListedColormap, LogNorm, Normalize, PowerNorm
+from matplotlib.colors import (
+    Colormap,
+    LinearSegmentedColormap,
+    ListedColormap,
+    LogNorm,
+    Normalize,
+    PowerNorm,
+    is_color_like,
+)
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from attnscope import cells
@@ -130,7 +138,19 @@ def cmap_of(style: Style, quantity: Quantity) -> Colormap:
 
 
 def find_cmap(name: str) -> Colormap:
-    """The colour map of that name, blank cells transparent; UsageError with the nearest name when there is none."""
+    """The colour map of that name, or through these colours, by commas; blank cells are transparent.
+
+    Raises UsageError with the nearest name where there is none.
+
+    >>> find_cmap("white,#0072b2").N
+    256
+    """
+    if "," in name:
+        colours = [part.strip() for part in name.split(",")]
+        wrong = next((one for one in colours if not is_color_like(one)), None)
+        if wrong is not None:
+            raise UsageError(f"{wrong!r} is not a colour", "write names or #rrggbb, as in white,#0072b2")
+        return LinearSegmentedColormap.from_list(name, colours).with_extremes(bad=(0, 0, 0, 0))
     if name not in mpl.colormaps:
         near = nearest(name, mpl.colormaps)
         raise UsageError(f"no colour map {name!r}", f"did you mean {near}?" if near else "viridis is the default")

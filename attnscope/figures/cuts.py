@@ -19,7 +19,7 @@ from attnscope.figures.colours import DARK_INK
 from attnscope.figures.fonts import fonts_for, shown_text
 from attnscope.figures.intervals import drawn_ends
 from attnscope.figures.prose import RAMP
-from attnscope.figures.style import DPI, PRINT_SIZES, Style
+from attnscope.figures.style import DPI, Style
 from attnscope.figures.writer import drawing, save_figure
 
 WIDE_PX, HIGH_PX, STEP_PX = 560, 300, 22
@@ -119,7 +119,7 @@ def tokens_figure(tokens: ColouredTokens, style: Style, title: str, note: str) -
     figure.set_size_inches(wide / DPI, 1)
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     most = max(float(np.nanmax(np.abs(tokens.effect_T))), 1e-9)
-    size = PRINT_SIZES[1] if style.in_print else TOKEN_SIZE
+    size = style.points[1] if style.points else TOKEN_SIZE
     placed, x, line, widest = [], float(MARGIN_PX), 0, 0.0
     for place, plain in enumerate(tokens.plain):
         said = plain.replace("\n", "↵").replace("\t", " ")

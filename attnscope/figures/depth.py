@@ -48,7 +48,7 @@ def depth_figure(depths: Sequence[Depth], style: Style, note: str, room: float) 
     for (ax, beside_ax), depth in zip(panels, depths, strict=True):
         beside_ax.set_axis_off()
         _draw(ax, depth)
-        _axes(ax, depth, wide)
+        _axes(ax, depth, wide, style)
     layout.in_print(figure, style)
     frame = layout.Frame(
         left=EDGE + NAME_ROOM,
@@ -92,11 +92,11 @@ def _draw(ax: Axes, depth: Depth) -> None:
         ax.vlines(layers, *drawn_ends(mean, low, high), color=DARK_INK, linewidth=2.2, zorder=3)
 
 
-def _axes(ax: Axes, depth: Depth, wide: float) -> None:
+def _axes(ax: Axes, depth: Depth, wide: float, style: Style) -> None:
     """Every layer is numbered where there is room; the scale has the metric's zero."""
     layers = np.unique(depth.layer_N)
     first, last = (int(layers[0]), int(layers[-1])) if len(layers) else (0, 0)
-    step = layout.label_step(wide / max(1, last - first), layout.line_px(MARK_SIZE) * 1.4)
+    step = layout.label_step(wide / max(1, last - first), layout.line_px(layout.sized(MARK_SIZE, style)) * 1.4)
     ax.set_xticks(range(first, last + 1, step))
     ax.set_xlim(first - 0.3, last + 0.3)
     least, high = float(np.nanmin(depth.value_N)), ax.get_ylim()[1]

@@ -211,10 +211,10 @@ def _label(axes: Sequence[Axes], labels: Sequence[str], cell: float, style: Styl
     """Queries at the left panels, keys below the lower ones; returns the step between labels."""
     tokens = Axis("query", tuple(labels), tuple(range(len(labels))))
     for ax in axes[::2]:
-        step = layout.put_tokens(ax, "y", tokens, cell)
+        step = layout.put_tokens(ax, "y", tokens, cell, style)
         ax.set_ylabel("query", fontsize=NAME_SIZE)
     for ax in axes[2:]:
-        layout.put_tokens(ax, "x", tokens, cell)
+        layout.put_tokens(ax, "x", tokens, cell, style)
         layout.in_print(cast(Figure, ax.get_figure()), style)
         layout.turn(ax.get_xticklabels(), cell * step)
         ax.set_xlabel("key", fontsize=NAME_SIZE)

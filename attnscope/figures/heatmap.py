@@ -162,10 +162,10 @@ class HeadFigure:
         """Measure the labels once and give every part whole pixels."""
         wide, high = self.cell
         left_ax = self.strip.ax if self.strip else self.ax
-        step_Q = layout.put_tokens(left_ax, "y", head.axis_Q, high)
-        step_K = layout.put_tokens(self.ax, "x", head.axis_K, wide)
+        step_Q = layout.put_tokens(left_ax, "y", head.axis_Q, high, self.style)
+        step_K = layout.put_tokens(self.ax, "x", head.axis_K, wide, self.style)
         if self.strip and (step_K == 1 or head.axis_sink.name):  # elsewhere the first key's label has its room
-            layout.put_tokens(self.strip.ax, "x", head.axis_sink, wide)
+            layout.put_tokens(self.strip.ax, "x", head.axis_sink, wide, self.style)
         self.ax.set_xlabel(head.axis_K.named(step_K), fontsize=layout.NAME_SIZE)
         left_ax.set_ylabel(head.axis_Q.named(step_Q), fontsize=layout.NAME_SIZE)
         layout.in_print(self.figure, self.style)

@@ -161,7 +161,7 @@ class LayerFigure:
         self.gaps = draw_gaps(self.ax, self.mosaic, self.grid, rest, cell)
         self.edges = draw_edges(self.ax, self.mosaic, self.grid, rest, cell)
         self.titles = [self._title(head, title) for head, title in enumerate(layer.titles)]
-        _token_ticks(self.ax, self.mosaic, rest, self.grid, cell)
+        _token_ticks(self.ax, self.mosaic, rest, self.grid, cell, style)
         self.bar = add_bar(bar_ax, self.image, layer.limits, style, maps.quantity)
         texts = (style.headed(_picture_name(maps)), layer.notes, layer.foot(style))
         self.words = layout.Words(self.figure, texts, TITLE_SIZE, style)
@@ -289,9 +289,9 @@ def _strip_note(maps: Maps) -> str:
     return f"{what} taken out: grey strips from 0 to 1, its mean mass next to each title"
 
 
-def _token_ticks(ax: Axes, mosaic: Mosaic, maps: Maps, grid: tuple[int, int], cell: float) -> None:
+def _token_ticks(ax: Axes, mosaic: Mosaic, maps: Maps, grid: tuple[int, int], cell: float, style: Style) -> None:
     """Token labels at the left of each row of maps and below the maps of the lowest row."""
-    size = layout.label_size(cell * min(mosaic.tall, mosaic.wide))
+    size = layout.label_size(cell * min(mosaic.tall, mosaic.wide), style)
     step_Q, step_K = (layout.label_step(cell * longer, layout.line_px(size)) for longer in (mosaic.tall, mosaic.wide))
     rows, columns = grid
     cells, shown = layout.tick_labels(maps.axis_Q, step_Q)

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from attnscope.figures.fonts import caption, isolated, legible, tick_label
-from attnscope.figures.style import DPI, PRINT_SIZES, Axis, Style
+from attnscope.figures.style import DPI, Axis, Style
 from attnscope.figures.writer import px
 
 NAME_SIZE, NOTE_SIZE, NOTE_COLOUR = 10.0, 9.0, "#555555"  # of an axis' name; of the lines beside a title
@@ -53,32 +53,35 @@ def _cell(count: int, room: float) -> int:
 
 
 def in_print(figure: Figure, style: Style) -> None:
-    """Every text of a paper's figure at 7 to 8 points, but the numbers in cells; to be called before it is measured."""
-    if not style.in_print:
+    """Every text at the points that the style asks for, but numbers in cells; to be called before it is measured."""
+    if style.points is None:
         return
+    least, most = style.points
+
+    def within(points: float) -> float:
+        return min(most, max(least, points))
+
     for axis in (axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)):
-        axis.set_tick_params(
-            labelsize=_in_print(max((float(t.get_fontsize()) for t in axis.get_ticklabels()), default=0))
-        )
+        axis.set_tick_params(labelsize=within(max((float(t.get_fontsize()) for t in axis.get_ticklabels()), default=0)))
     for text in figure.findobj(Text):
         if text.get_label() != NUMBER:
-            text.set_fontsize(_in_print(float(text.get_fontsize())))
+            text.set_fontsize(within(float(text.get_fontsize())))
 
 
-def _in_print(points: float) -> float:
-    least, most = PRINT_SIZES
-    return min(most, max(least, points))
+def label_size(cell: float, style: Style) -> float:
+    """Points that fit a cell of so many pixels; those that were asked for where some were."""
+    return sized(max(SMALLEST_LABEL, min(LARGEST_LABEL, px(0.85 * cell))), style)
 
 
-def label_size(cell: float) -> float:
-    """Points that fit a cell of so many pixels."""
-    return max(SMALLEST_LABEL, min(LARGEST_LABEL, px(0.85 * cell)))
+def sized(points: float, style: Style) -> float:
+    """The size of a text that has so many points where nobody asks for others."""
+    return points if style.font_size is None else style.font_size
 
 
 def number_size(cell: float, style: Style) -> float:
     """Points at which "0.53" fits into a cell of so many pixels; 0 in a paper, where it would be too small."""
-    if style.in_print:
-        points = min(PRINT_SIZES[1], px(0.85 * cell) / (4 * NUMBER_LETTER))
+    if style.points is not None:
+        points = min(style.points[1], px(0.85 * cell) / (4 * NUMBER_LETTER))
         return points if points >= LEAST_NUMBER else 0.0
     return max(3.0, min(10.0, 10 * (cell - 6) / 44))
 
@@ -94,9 +97,9 @@ def line_px(points: float) -> float:
     return points / px(1) * 1.15
 
 
-def put_tokens(ax: Axes, side: str, tokens: Axis, cell: float) -> int:
+def put_tokens(ax: Axes, side: str, tokens: Axis, cell: float, style: Style) -> int:
     """Token labels along one side ("x" or "y") of a map; returns the step between labels."""
-    size = label_size(cell)
+    size = label_size(cell, style)
     step = label_step(cell, line_px(size))
     cells, labels = tick_labels(tokens, step)
     axis = ax.xaxis if side == "x" else ax.yaxis

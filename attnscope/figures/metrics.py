@@ -104,7 +104,7 @@ class Sheet:
         self.figure = layout.new_figure()
         self.pairs = [layout.new_panel(self.figure) for _ in self.shown[: 1 if in_turn else None]]
         for ax, _ in self.pairs:
-            _ticks(ax, labels, heads, self.step)
+            _ticks(ax, labels, heads, self.step, style)
         self.bars = [self._fill(*pair, panel) for pair, panel in zip(self.pairs, self.shown, strict=False)]
 
     def _fill(self, ax: Axes, bar_ax: Axes, panel: Panel, bar: Colorbar | None = None) -> Colorbar:
@@ -283,10 +283,11 @@ def _head(ax: Axes, panel: Panel) -> None:
     layout.say_above(ax, ((panel.name, TITLE_SIZE, 36, DARK_INK), *small))
 
 
-def _ticks(ax: Axes, labels: Sequence[str], heads: int, cell: tuple[float, float]) -> None:
+def _ticks(ax: Axes, labels: Sequence[str], heads: int, cell: tuple[float, float], style: Style) -> None:
     """Every head and layer is numbered where there is room, else every 2nd, 5th, ..."""
-    across = layout.label_step(cell[0], layout.line_px(MARK_SIZE) * (0.8 + 0.4 * len(str(heads - 1))))
-    down = layout.label_step(cell[1], layout.line_px(MARK_SIZE))
+    line = layout.line_px(layout.sized(MARK_SIZE, style))
+    across = layout.label_step(cell[0], line * (0.8 + 0.4 * len(str(heads - 1))))
+    down = layout.label_step(cell[1], line)
     ax.set_xticks(range(0, heads, across), [str(head) for head in range(0, heads, across)], fontsize=MARK_SIZE)
     ax.set_yticks(range(0, len(labels), down), labels[::down], fontsize=MARK_SIZE)
     ax.set_xlabel("head", fontsize=MARK_SIZE + 1, labelpad=2)

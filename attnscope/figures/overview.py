@@ -102,7 +102,7 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
     if pool == (1, 1):
         draw_gaps(ax, mosaic, grid, split[0][0], cell)
     roles = _frames(ax, mosaic, layers, numbers, cell)
-    _number_ticks(ax, mosaic, layers, numbers, cell)
+    _number_ticks(ax, mosaic, layers, numbers, cell, style)
     squares = f"each cell the greatest of {pool[0]} x {pool[1]}" if max(pool) > 1 else ""
     without = "grey rows: layers without attention" * (len(drawn) < len(layers))
     framed = f"frames: roles by {drawn[0].roles_by}" * bool(roles and drawn[0].roles_by)
@@ -200,13 +200,15 @@ def pooled(values_HQK: np.ndarray, queries: int, keys: int) -> np.ndarray:
     return np.where(np.isfinite(greatest), greatest, np.nan)
 
 
-def _number_ticks(ax: Axes, mosaic: Mosaic, layers: Sequence[Maps], numbers: Sequence[int], cell: float) -> None:
+def _number_ticks(
+    ax: Axes, mosaic: Mosaic, layers: Sequence[Maps], numbers: Sequence[int], cell: float, style: Style
+) -> None:
     """Layer numbers at the left, head numbers above; on all sides of a picture that no screen holds."""
     high, wide = mosaic.shape
     middles = [mosaic.corner(row, 0)[0] + high / 2 for row in range(len(layers))]
     ax.set_yticks(middles, [layer_name(maps.layer, maps.parallel) for maps in layers], fontsize=HEAD_SIZE)
     centres = [mosaic.corner(0, column)[1] + wide / 2 for column in range(len(numbers))]
-    step = layout.label_step(wide * cell, layout.line_px(HEAD_SIZE) * 0.6 * len(str(numbers[-1])))
+    step = layout.label_step(wide * cell, layout.line_px(layout.sized(HEAD_SIZE, style)) * 0.6 * len(str(numbers[-1])))
     ax.set_xticks(centres[::step], [str(head) for head in numbers[::step]], fontsize=HEAD_SIZE)
     large = max(mosaic.pixels(len(layers), len(numbers), cell)) > SCREEN_PX
     ax.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=large, labelright=large)

@@ -71,7 +71,7 @@ def pairs_figure(pairs: Pairs, style: Style, said: tuple[str, str, str], room: f
     bar = figure.colorbar(image, cax=bar_ax)
     label_colourbar(bar, Limits(0.0, 1.0), Style(), unit)
     bar_ax.tick_params(labelsize=BAR_SIZE)
-    step = _ticks(ax, [pairs.labels[leaf] for leaf in order], side / count)
+    step = _ticks(ax, [pairs.labels[leaf] for leaf in order], side / count, style)
     _strip(ax, [pairs.colours[leaf] for leaf in order], STRIP_PX / side * count)
     _tree(tree_ax, pairs)
     layout.in_print(figure, style)
@@ -94,9 +94,9 @@ def pairs_figure(pairs: Pairs, style: Style, said: tuple[str, str, str], room: f
     return figure
 
 
-def _ticks(ax: Axes, labels: Sequence[str], cell: float) -> int:
+def _ticks(ax: Axes, labels: Sequence[str], cell: float, style: Style) -> int:
     """Names heads, every how many there is room for; the strip of colours stands between names and map."""
-    size = layout.label_size(cell)
+    size = layout.label_size(cell, style)
     step = layout.label_step(cell, layout.line_px(size))
     places = range(0, len(labels), step)
     for axis, pad in ((ax.yaxis, STRIP_PX + 2 * STRIP_GAP), (ax.xaxis, STRIP_GAP)):

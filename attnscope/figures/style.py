@@ -45,6 +45,7 @@ ROLE_COLOURS = {  # of both vocabularies: what a text shows, and what a scan nam
 }
 WIDTHS = {"column": 3.25, "page": 6.75}  # inches: a column, and both, of the two-column styles of most venues
 PRINT_SIZES = 7.0, 8.0  # points of every text in a paper's figure
+FONT_SIZES = 4.0, 24.0  # that may be asked for
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # of lines, which hue alone does not tell apart
 LEAST_WIDTH, MOST_WIDTH = 1.0, 60.0
 
@@ -79,6 +80,7 @@ class StyleFields(TypedDict, total=False):
     title: str
     caption: bool | None
     width: float | str | None
+    font_size: float | None
     dpi: int
 
 
@@ -93,7 +95,8 @@ class Style:
     begins. `cmap`: default viridis, for logits and differences a map that diverges around 0, light there.
     `annotate=None` writes numbers into the cells when there are at most 12 tokens. `title` is put before each figure's
     own. `width`: inches, or `column` or `page` of a paper; there text has 7 to 8 points, and title and caption are
-    drawn only where they are asked for. `caption`: the lines below title and panels; `dpi`: pixels per inch.
+    drawn only where they are asked for. `font_size`: points of every text, but the numbers in cells that are too small
+    for it. `caption`: the lines below title and panels; `dpi`: pixels per inch. `cmap` may be colours, by commas.
 
     Raises UsageError for a choice that does not exist.
 
@@ -111,6 +114,7 @@ class Style:
     title: str = ""
     caption: bool | None = None
     width: float | str | None = None
+    font_size: float | None = None
     dpi: int = DPI
     about: About = About()
 
@@ -126,6 +130,9 @@ class Style:
                 f"{'linear' if self.scale == 'auto' else self.scale} scale",
                 "write scale log and floor 0.001",
             )
+        if self.font_size is not None and not FONT_SIZES[0] <= self.font_size <= FONT_SIZES[1]:
+            expected = f"points from {FONT_SIZES[0]:g} to {FONT_SIZES[1]:g}"
+            raise UsageError(f"font_size: expected {expected}, got {self.font_size}")
         if not 10 <= self.dpi <= HIGHEST_DPI:
             raise UsageError(f"dpi: expected pixels per inch from 10 to {HIGHEST_DPI}, got {self.dpi}")
         _ = self.inches
@@ -157,6 +164,13 @@ class Style:
     def in_print(self) -> bool:
         """Whether the figure is for a paper, which has its own title and caption."""
         return str(self.width) in WIDTHS
+
+    @property
+    def points(self) -> tuple[float, float] | None:
+        """The smallest and the largest size of a text, where the figure is for a paper or a size was asked for."""
+        if self.font_size is not None:
+            return self.font_size, self.font_size
+        return PRINT_SIZES if self.in_print else None
 
     @property
     def titled(self) -> bool:
