@@ -78,13 +78,13 @@ def open_regular(path: Path, mode: str = "rb", buffering: int = -1, *, follow: b
 
 
 @contextmanager
-def open_native(path: Path) -> Iterator[NativeFile]:
-    """A regular file as Arrow reads it. Raises OSError as `open_regular`."""
+def open_native(path: Path, mapped: bool = False) -> Iterator[NativeFile]:
+    """A regular file as Arrow reads it; mapped: into memory. Raises OSError as `open_regular`."""
     import pyarrow as pa
 
     with open_regular(path):
         pass
-    with pa.OSFile(str(path)) as stream:
+    with pa.memory_map(str(path)) if mapped else pa.OSFile(str(path)) as stream:
         yield stream
 
 

@@ -34,6 +34,10 @@ TEXT_BYTES, TEXT_BYTES_PER_ROW, TEXT_BYTES_PER_BYTE = 1 << 26, 64, 16
 HEADER_BYTES = (1 << 10, 1 << 16)  # of a page's header: those of most, and of one with long statistics
 PADDING = 100  # bytes by which some old writers understate a column, and readers read on
 
+ROWS, ROOM = 64, 1 << 28  # of a corpus that are read at a time, and bytes for them
+RATIO = 1000  # of a page's bytes, unpacked and packed: text shrinks to a tenth, and its repetition to a hundredth
+MOST_VALUES = 1 << 27  # of a column of lists in a group of rows
+
 DATA, INDEX, DICTIONARY, DATA_V2 = range(4)  # of PageType
 VALUES = {DATA: 5, DICTIONARY: 7, DATA_V2: 8}  # the field of a page's header that holds its number of values
 PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY, DELTA_LENGTH, DELTA_TEXT, RLE_DICTIONARY, SPLIT = 0, 2, 3, 5, 6, 7, 8, 9
@@ -50,10 +54,11 @@ STORED = {  # the physical types of what Arrow calls by these names
 
 
 class Page(NamedTuple):
-    """What the header of a page says: its PageType, bytes unpacked, values (0 of an index) and Encoding."""
+    """What the header of a page says: its PageType, bytes unpacked and packed, values (0 of an index) and Encoding."""
 
     kind: int
     unpacked: int
+    packed: int
     values: int
     encoding: int
 
@@ -113,6 +118,58 @@ def read_columns(source: pa.NativeFile, schema: pa.Schema | None = None, most_ro
         raise ValueError(str(error)) from error
 
 
+def row_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
+    """The rows of a file of any columns, ROWS at a time or fewer; texts that may be long stay in dictionaries.
+
+    Those that unpack to more than ROOM come one by one, since a row may take any room. Raises ValueError for a file
+    that takes far more memory than its bytes, whatever its size, and for what is no Parquet.
+    """
+    import pyarrow.parquet as pq
+
+    meta = open_parquet(source).metadata
+    for group in range(meta.num_row_groups):
+        rows, coded = ROWS, list[str]()
+        for place in range(meta.num_columns):
+            column = meta.schema.column(place)
+            pages = list(pages_of(source, meta.row_group(group).column(place)))
+            values = sum(page.values for page in pages if page.kind != DICTIONARY)
+            nested = column.max_repetition_level > 0  # a row may have all values of its group
+            too_large = any(page.unpacked > max(PAGE_BYTES, RATIO * page.packed) for page in pages)
+            if too_large or (nested and values > MOST_VALUES):
+                raise ValueError(f"{column.path} takes far more memory than its bytes: write smaller row groups")
+            texts = [page for page in pages if column.physical_type.endswith("BYTE_ARRAY")]
+            repeated = max((page.unpacked for page in texts if page.kind == DICTIONARY), default=0)
+            prefixed = max((page.unpacked for page in texts if page.encoding == DELTA_TEXT), default=0)
+            count = values if nested else ROWS
+            if repeated * count > ROOM and column.physical_type == "BYTE_ARRAY":
+                coded.append(column.path)
+                repeated = 0
+            if nested and (repeated + prefixed) * count > ROOM:
+                raise ValueError(f"{column.path} repeats long texts in lists: write it without an encoding")
+            rows = min(rows, max(1, ROOM // max(1, repeated + prefixed)))
+        file = pq.ParquetFile(source, metadata=meta, read_dictionary=coded)
+        for batch in file.iter_batches(batch_size=rows, row_groups=[group], use_threads=False):
+            alone = coded and sum(map(unpacked_bytes, batch.columns)) > ROOM
+            yield from (batch.slice(row, 1) for row in range(len(batch))) if alone else [batch]
+
+
+def unpacked_bytes(array: pa.Array) -> int:
+    """The bytes of an array's values, a text as often as it occurs.
+
+    >>> unpacked_bytes(pa.array(["ab", "ab"]).dictionary_encode())
+    4
+    """
+    if pa.types.is_dictionary(array.type):
+        return _text_bytes(array)
+    if pa.types.is_map(array.type):  # which Arrow does not flatten
+        first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        return sum(unpacked_bytes(inner.slice(first, last - first)) for inner in (array.keys, array.items))
+    if pa.types.is_nested(array.type):
+        inner = array.flatten()
+        return sum(map(unpacked_bytes, inner if isinstance(inner, list) else [inner]))
+    return int(array.nbytes)
+
+
 def threads(source: pa.NativeFile) -> bool:
     """Whether Arrow may read it with threads of its own: not bytes of Python's.
 
@@ -165,16 +222,16 @@ def pages_of(source: pa.NativeFile, chunk: ColumnChunkMetaData) -> Iterator[Page
     while read < chunk.num_values:
         if not 0 <= at < stop:
             raise ValueError(f"its pages hold {read:,} of {chunk.num_values:,} values")
-        page, start, packed = _page(source, at, stop)
+        page, start = _page(source, at, stop)
         if page.kind == DICTIONARY and page.values * LEAST_BYTES.get(chunk.physical_type, 1) > page.unpacked:
             raise ValueError(f"a dictionary of {page.values:,} values in {page.unpacked:,} bytes")
         read += page.values * (page.kind in (DATA, DATA_V2))
-        at = start + packed
+        at = start + page.packed
         yield page
 
 
-def _page(source: pa.NativeFile, at: int, stop: int) -> tuple[Page, int, int]:
-    """The page whose header begins there, where what it heads begins, and the bytes of that."""
+def _page(source: pa.NativeFile, at: int, stop: int) -> tuple[Page, int]:
+    """The page whose header begins there, and where what it heads begins."""
     for most in HEADER_BYTES:
         data = source.read_at(min(most, stop - at), at)
         try:
@@ -186,7 +243,7 @@ def _page(source: pa.NativeFile, at: int, stop: int) -> tuple[Page, int, int]:
         if not isinstance(of_kind, dict):
             raise ValueError("a page without a header of its kind")
         encoding = of_kind.get(4 if kind == DATA_V2 else 2, (INT32, PLAIN))
-        return Page(kind, unpacked, _int(of_kind, 1), encoding[1]), at + end, packed
+        return Page(kind, unpacked, packed, _int(of_kind, 1), encoding[1]), at + end
     raise ValueError("the header of a page is cut short")
 
 
@@ -265,6 +322,11 @@ def _text_bytes(array: pa.DictionaryArray) -> int:
     texts, codes = array.dictionary, array.indices
     if not len(texts):
         return 0
-    ends = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    code = np.frombuffer(codes.buffers()[1], codes.type.to_pandas_dtype())[codes.offset : codes.offset + len(codes)]
-    return int(np.diff(ends)[np.clip(code, 0, len(texts) - 1)].sum(dtype=np.int64))  # under a null any number may stand
+    wide = np.int64 if str(texts.type).startswith("large") else np.int32
+    ends = np.frombuffer(texts.buffers()[1], wide)[texts.offset : texts.offset + len(texts) + 1]
+    present, data = codes.buffers()
+    part = slice(codes.offset, codes.offset + len(codes))
+    code = np.frombuffer(data, codes.type.to_pandas_dtype())[part]
+    if present is not None:
+        code = code[np.unpackbits(np.frombuffer(present, np.uint8), bitorder="little")[part] == 1]
+    return int(np.diff(ends)[code].sum(dtype=np.int64))

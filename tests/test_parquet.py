@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from attnscope import parquet
-from attnscope.parquet import as_plain, open_parquet, pages_of, read_columns
+from attnscope.parquet import as_plain, open_parquet, pages_of, read_columns, row_batches, unpacked_bytes
 from attnscope.tables import FORMATS
 
 SCHEMA = pa.schema([("layer", pa.int32()), ("probe", pa.string()), ("score", pa.float64())])
@@ -136,7 +136,7 @@ def test_pages_are_judged_before_they_are_decoded(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pq.ParquetFile, "read", decoded)
     with pytest.raises(AssertionError, match="decoded"):
         read(packed(made(9, ["ab"])))
-    for name in ("a page of many bytes", "many pages", "more rows than bytes", "a dictionary of more"):
+    for name in ("more rows than bytes", "a dictionary of more", "prefixes of texts"):
         with pytest.raises(ValueError):
             read(BOMBS[name][0]())
 
@@ -177,3 +177,80 @@ def test_the_headers_of_pages_are_those_that_arrow_counts() -> None:
         assert sum(page.values for page in pages if page.kind != parquet.DICTIONARY) == 5000
         assert 0 < sum(page.unpacked for page in pages) <= chunk.total_uncompressed_size
     assert len(pages) > 10
+
+
+# A corpus: of any columns, some rows at a time
+
+
+def corpus_rows(data: bytes) -> list[dict[str, object]]:
+    return [row for batch in row_batches(pa.BufferReader(data)) for row in batch.to_pylist()]
+
+
+CHATS = pa.table(
+    {
+        "id": list(range(300)),
+        "text": [f"{number} bank" * (number % 7) for number in range(300)],
+        "messages": [[{"role": "user", "content": f"hi {number}"}] * (number % 3) for number in range(300)],
+        "tags": pa.array([[("a", number)] for number in range(300)], pa.map_(pa.string(), pa.int64())),
+        "ids": [None if number % 5 == 0 else [number] * number for number in range(300)],
+    }
+)
+
+
+PREFIXES: dict[str, object] = {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}}
+
+
+@pytest.mark.parametrize("room", [1 << 28, 1000, 1])
+@pytest.mark.parametrize("options", [{}, {"row_group_size": 70}, PREFIXES], ids=str)
+def test_a_corpus_has_the_rows_that_arrow_reads(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, object], room: int
+) -> None:
+    monkeypatch.setattr(parquet, "ROOM", room)
+    data = packed(CHATS, **options, write_batch_size=20)
+    assert corpus_rows(data) == CHATS.to_pylist()
+
+
+def test_of_a_corpus_few_rows_with_long_texts_are_held_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "ROOM", 2**20)
+    prefixes = packed(made(200, ["x" * 2**15]), use_dictionary=False, column_encoding={"probe": "DELTA_BYTE_ARRAY"})
+    assert max(map(len, row_batches(pa.BufferReader(prefixes)))) < 64
+    repeated = list(row_batches(pa.BufferReader(packed(made(200, ["x" * 2**15])))))
+    assert [len(batch) for batch in repeated] == [1] * 192 + [8]
+    assert max(batch.nbytes for batch in repeated) < 2**16
+    assert unpacked_bytes(repeated[0]["probe"]) == 2**15
+    few = list(row_batches(pa.BufferReader(packed(made(20, ["x" * 2**15])))))
+    assert [len(batch) for batch in few] == [20]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: packed(made(1, ["x" * 2**21])), "probe takes far more memory than its bytes"),
+        (lambda: packed(pa.table({"ids": [[0] * 2000]})), "ids.list.element takes far more memory"),
+        (
+            lambda: packed(
+                pa.table({"a": [["x" * 2**15] * 300]}),
+                use_dictionary=False,
+                column_encoding={"a.list.element": "DELTA_BYTE_ARRAY"},
+            ),
+            "a.list.element repeats long texts",
+        ),
+    ],
+    ids=["a page", "a list", "prefixes in a list"],
+)
+def test_a_corpus_that_takes_far_more_memory_than_its_bytes_is_refused(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], bytes], says: str
+) -> None:
+    for name, bound in {"MOST_VALUES": 1000, "ROOM": 2**20, "PAGE_BYTES": 2**20}.items():
+        monkeypatch.setattr(parquet, name, bound)
+    with pytest.raises(ValueError, match=says):
+        corpus_rows(make())
+
+
+def test_the_bytes_of_an_array_are_those_that_it_unpacks_to() -> None:
+    coded = pa.array(["ab", None, "ab", ""]).dictionary_encode()
+    assert unpacked_bytes(coded) == 4
+    assert unpacked_bytes(coded.slice(2)) == 2
+    assert unpacked_bytes(pa.StructArray.from_arrays([coded, coded], ["a", "b"])) == 8
+    assert unpacked_bytes(pa.ListArray.from_arrays([0, 1, 3], coded)) == 4
+    assert unpacked_bytes(pa.array(["ab", "ab"], pa.large_string()).dictionary_encode()) == 4

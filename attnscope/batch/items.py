@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from attnscope.batch.corpus import GIVEN, STDIN, Corpus, CorpusFile, find_files
@@ -323,14 +324,17 @@ def _csv_record(line: int, header: Sequence[str], row: Sequence[str]) -> Raw:
 
 
 def _parquet_rows(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
-    import pyarrow.parquet as pq
+    from attnscope.files import open_native
+    from attnscope.parquet import open_parquet, row_batches, unpacked_bytes
 
-    with pq.ParquetFile(file.path, memory_map=True) as table:
-        number, rows = 0, max(1, table.metadata.num_rows)
-        for batch in table.iter_batches(batch_size=64):
-            for record in batch.to_pylist():
-                number += 1
-                yield Raw(number, record)
+    with open_native(Path(file.path), mapped=True) as source:
+        number, rows = 0, max(1, open_parquet(source).metadata.num_rows)
+        for batch in row_batches(source):
+            first, number = number + 1, number + len(batch)
+            if len(batch) == 1 and sum(map(unpacked_bytes, batch.columns)) > ITEM_BYTES:
+                yield _too_long(number)
+            else:
+                yield from map(Raw, range(first, number + 1), batch.to_pylist())
             read.count += (file.size or 0) * batch.num_rows // rows
 
 

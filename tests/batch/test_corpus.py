@@ -296,6 +296,18 @@ def bad_files(folder: Path) -> dict[tuple[str, int | None], str]:
     return expected
 
 
+def test_a_row_of_a_list_that_repeats_a_long_text_fails_alone(tmp_path: Path) -> None:
+    """A file of 20 KB whose second row has 400 MB."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 400, pa.int32()), pa.array(["x" * 2**20]))
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 399, 400], pa.int32()), texts)
+    pq.write_table(pa.table({"text": ["a", "b", "c"], "more": lists}), tmp_path / "c.parquet", compression="zstd")
+    assert (tmp_path / "c.parquet").stat().st_size < 2**15
+    corpus = Corpus((str(tmp_path / "c.parquet"),))
+    items = list(read_items(corpus, find_files(corpus)))
+    assert [(item.text, item.line) for item in items] == [("a", 1), ("", 2), ("c", 3)]
+    assert [item.problem for item in items] == [None, "too long: over 67108864 bytes", None]
+
+
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load the model with NaN where % is embedded."""
     from attnscope.batch import worker
