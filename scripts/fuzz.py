@@ -24,6 +24,7 @@ from fuzzing import (  # noqa: F401
     command_line,
     drawing,
     folders,
+    holding,
     media,
     models,
     pages,

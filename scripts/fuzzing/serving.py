@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import fields
@@ -48,7 +49,7 @@ def answers(rng: random.Random, folder: Path) -> Try:
     arguments = [*command, "--model", str(shallow()), "--text", TEXT]
     if rng.random() < 0.2:
         arguments = ["serve", rng.choice(("--status", "--stop"))]
-    return Try(arguments, environment=environment, before=_listening(folder / "run" / "attnscope", parts))
+    return Try(arguments, environment=environment, before=listening(folder / "run" / "attnscope", parts))
 
 
 @kind
@@ -160,19 +161,26 @@ def page_questions(rng: random.Random, folder: Path) -> Try:
 def _part(rng: random.Random) -> bytes:
     """A frame of an answer, or what is none."""
     said: Any = [rng.choice(KINDS_OF_PARTS), rng.choice((*JSONS, *NASTY, *RECORDS, ["UsageError", *NASTY[:2]]))]
-    left, right = socket.socketpair()
-    with left, right:
-        with suppress(TypeError, ValueError):
-            wire.send(left, rng.choice((said, said, said, rng.choice(JSONS))), last=rng.random() < 0.3)
-        left.shutdown(socket.SHUT_WR)
-        whole = b"".join(iter(lambda: right.recv(2**16), b""))
+    whole = framed(rng.choice((said, said, said, rng.choice(JSONS))), last=rng.random() < 0.3)
     if rng.random() < 0.3:
         place = rng.randrange(max(len(whole), 1))
         whole = whole[:place] + rng.randbytes(rng.choice((0, 1, 40))) + whole[place + 1 :]
     return whole[: 2**16]
 
 
-def _listening(folder: Path, parts: list[bytes]) -> Callable[[], None]:
+def framed(said: Any, last: bool = False) -> bytes:
+    """A frame without blobs; nothing for what has no form in JSON."""
+    left, right = socket.socketpair()
+    with left, right:
+        with suppress(TypeError, ValueError):
+            wire.send(left, said, last=last)
+        left.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: right.recv(2**16), b""))
+
+
+def listening(folder: Path, parts: list[bytes], seconds: float = 0.0) -> Callable[[], None]:
+    """What listens in a folder, and says these parts to who asks; seconds: how long it keeps the link then."""
+
     def listen() -> None:
         os.makedirs(folder, mode=0o700)
         heard = socket.socket(socket.AF_UNIX)
@@ -185,5 +193,6 @@ def _listening(folder: Path, parts: list[bytes]) -> Callable[[], None]:
         with link, suppress(OSError, wire.WireError):
             wire.receive(link)
             link.sendall(b"".join(parts))
+            time.sleep(seconds)
 
     return listen
