@@ -21,6 +21,7 @@ import attnscope
 from attnscope import signals
 from attnscope.cli import output
 from attnscope.cli.groups import parameters
+from attnscope.model.loading import DEMO_FOLDER
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call, on_terminal, spawn, start, tree
 from helpers.commands import COMMANDS
 from helpers.forks import Forked, forked, shim
@@ -267,6 +268,12 @@ def test_a_real_terminal_has_a_table_and_progress_bars_that_go_away(fork):
     assert re.search(r"forward pass over \d+ tokens .* 4/4 layers ", CODES.sub("", shown))
     assert "\x1b[2K" in shown
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") > 0
+
+
+def test_a_stage_calls_a_model_by_its_folder_which_fits_a_terminal():
+    done = call("heads", "--model", str(DEMO_FOLDER), "--text", SENTENCE, ATTNSCOPE_STAGES="json").ok()
+    stages = {json.loads(line)["stage"] for line in done.err.splitlines() if line.startswith("{")}
+    assert f"loading {DEMO_FOLDER.name}" in stages
 
 
 def test_a_quiet_terminal_has_no_bars_and_one_without_colour_no_colours():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.ablate_options import Measured, On, Taken
 from attnscope.cli.ablate_other import Otherwise, ask_otherwise
@@ -112,7 +113,7 @@ def _loaded(studied: Studied, measured: Measured) -> LoadedModel:
 
     output.complain_through_talk(measured.quiet)
     silence_libraries(measured.verbose)
-    with output.progress(f"loading {studied.asked}", None, measured.quiet):
+    with output.progress(f"loading {cells.model_name(studied.asked)}", None, measured.quiet):
         loaded = load(studied.load_options())
     output.talk(f"{loaded.name}  {loaded.device}  {loaded.precision}  {loaded.geometry.in_words}", measured.quiet)
     return loaded

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from typer import Option
 
+from attnscope import cells
 from attnscope.cli import output, scan_texts
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import FIRST, command_line, option_group
@@ -167,7 +168,7 @@ def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kep
     """Load one model and scan it; None where its cost is all that was asked for."""
     from attnscope.model.loading import load
 
-    with output.progress(f"loading {options.model}", None, kept.quiet):
+    with output.progress(f"loading {cells.model_name(str(options.model))}", None, kept.quiet):
         loaded = load(options)
 
     from attnscope.calls.scan import ScanOptions, ScanPlan

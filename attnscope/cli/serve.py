@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.completion import models
 from attnscope.cli.groups import FIRST, fill, option_group
@@ -138,7 +139,7 @@ def hold(served: Served, session: Session, quiet: bool) -> int:
     page = live_page(session.port) if session.page else lambda server: nullcontext("")
     with Server(idle, lambda line: output.talk(line, quiet)) as server, GracefulStop(lambda: server.stop()) as stopped:
         for name in dict.fromkeys(served.model or ["demo"]):
-            with output.progress(f"loading {name}", None, quiet):
+            with output.progress(f"loading {cells.model_name(name)}", None, quiet):
                 if not server.hold(fill(LoadOptions, served, model=name)):
                     return 0
         output.talk(f"answering for {', '.join(server.names)}; attnscope serve --stop ends it", quiet)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.load_options import Checkpoint
 from attnscope.cli.options import (
@@ -177,7 +178,7 @@ def load_model(asked: Checkpoint, writing: Writing) -> LoadedModel:
     from attnscope.model.loading import load
 
     silence_libraries(writing.verbose)
-    with output.progress(f"loading {asked.model}", None, writing.quiet):
+    with output.progress(f"loading {cells.model_name(str(asked.model))}", None, writing.quiet):
         return (load if KEPT is None else KEPT.load)(asked.load_options())
 
 
