@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from attnscope.cells import decimal_bytes
 from attnscope.errors import InputError, UsageError
+from attnscope.model.loading import DEMO_FOLDER
 from attnscope.observe import Request
 from attnscope.observe.choice import choose
 from attnscope.seam.engines import ENGINES
@@ -142,4 +144,6 @@ def test_info_says_what_every_engine_takes_and_the_weights():
     assert facts["costs"][1]["engines"]["eager"] == 2048**2 * (6 * (2 + 4 + 4) + 2)
     shown = " ".join(call("info", "demo", columns=120).out.decode().split())
     assert all(f"{what}: one layer" in re.sub(r"\x1b\[[0-9;]*m", "", shown) for what in ("eager", "fused"))
-    assert "2.0 M parameters (8.03 MB)" in shown
+    on_disk = sum(path.stat().st_size for path in DEMO_FOLDER.glob("*.safetensors"))
+    assert (facts["disk_bytes"], facts["dtype"]) == (on_disk, "bfloat16")
+    assert f"2.0 M parameters ({decimal_bytes(on_disk)} on disk, 8.03 MB in float32)" in shown

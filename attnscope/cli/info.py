@@ -82,7 +82,14 @@ def info(named: Named, costs: Costs, noise: Noise) -> int:
 
     from attnscope.model.geometry import geometry_of, with_tower
     from attnscope.model.libraries import silence_libraries
-    from attnscope.model.loading import bytes_in_memory, chosen_device, has_lm_head, load_config
+    from attnscope.model.loading import (
+        bytes_in_memory,
+        bytes_on_disk,
+        chosen_device,
+        dtype_on,
+        has_lm_head,
+        load_config,
+    )
     from attnscope.model.quantised import method_of
     from attnscope.model.task import chosen_task
 
@@ -94,6 +101,8 @@ def info(named: Named, costs: Costs, noise: Noise) -> int:
     device = chosen_device(options) if options.device == "auto" else options.device  # which need not be here
     room = bytes_in_memory(options, config, device), _free(options, device)
     facts = describe(named.asked, geometry, lengths, (device, named.dtype), room)
+    facts["dtype"] = dtype_on(options, device)
+    facts["disk_bytes"] = bytes_on_disk(options)
     facts["lm_head"] = has_lm_head(options, config)
     facts["quantised"] = method_of(config) or ("bitsandbytes" if options.quantize else None)
     output.tell(facts, costs.format, lambda: _sheet(facts))
@@ -210,7 +219,10 @@ def _sheet(facts: dict[str, Any]) -> Group:
         costs.add_row(str(cost["tokens"]), *taken, cells.decimal_bytes(cost["all_matrices_bytes"]), *automatic)
     known = "parameters not counted"
     if facts["parameters"] and facts["weights_bytes"]:
-        known = f"{facts['parameters'] / 1e6:,.1f} M parameters ({cells.decimal_bytes(facts['weights_bytes'])})"
+        memory = "memory" if facts["quantised"] or facts["dtype"] == "auto" else facts["dtype"]
+        sizes = [f"{cells.decimal_bytes(facts['disk_bytes'])} on disk"] if facts["disk_bytes"] else []
+        sizes.append(f"{cells.decimal_bytes(facts['weights_bytes'])} in {memory}")
+        known = f"{facts['parameters'] / 1e6:,.1f} M parameters ({', '.join(sizes)})"
     positions = f"{facts['positions'] or 'any number of'} positions"
     where = [f"on {facts['device']}"] + [f"looks both ways ({said})" for said in [facts["both_ways"]] if said]
     decodes = any(layer["stack"] == DECODER for layer in facts["attention_layers"])

@@ -231,14 +231,22 @@ def bytes_in_memory(options: LoadOptions, config: Any, device: str) -> int | Non
     return _bytes(options, config, device, files)
 
 
+def bytes_on_disk(options: LoadOptions) -> int | None:
+    """What the files of a model's weights take, of the adapter too; None where they are not here."""
+    with suppress(ModelError, OSError):
+        files = sources.weight_files(locate(options), options)
+        return sum((source.folder / name).stat().st_size for source, names in files.items() for name in names)
+    return None
+
+
 def _bytes(options: LoadOptions, config: Any, device: str, files: Sequence[Path]) -> int | None:
     """The same of the files of its weights."""
-    dtype = _dtype(options, device)
+    dtype = dtype_on(options, device)
     packed = packed_bytes(config, checkpoint.stored_tensors(files), number_bytes(config, dtype), device)
     return weight_bytes(config, options.quantize or dtype) if packed is None else packed
 
 
-def _dtype(options: LoadOptions, device: str) -> str:
+def dtype_on(options: LoadOptions, device: str) -> str:
     """The name of the dtype that a model is loaded in on a device, or `auto` for its own."""
     return "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
 
@@ -436,7 +444,7 @@ def _model(
     Every weight that it needs was in the checkpoint, and holds the numbers that the checkpoint stores.
     """
     place = options.device_map or (None if device == "cpu" else {"": device})
-    dtype = _dtype(options, device)
+    dtype = dtype_on(options, device)
     files = [source.folder / name for name in sources.weight_files(source, options)[source]]
     room = human_bytes(free_memory(device))  # asked before: what was loaded when memory ran out may still be held
 
