@@ -84,6 +84,15 @@ def demo_without_atlas(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(shutil.copytree(DEMO_FOLDER, folder, ignore=shutil.ignore_patterns("atlas")))
 
 
+@pytest.fixture(scope="session")
+def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a reader of README and the docs works in, one folder for all their commands: what a clone has for them."""
+    folder = tmp_path_factory.mktemp("reader")
+    for name in ("examples", "configs", "README.md"):
+        (folder / name).symlink_to(Path(__file__).parents[1] / name)
+    return folder
+
+
 @pytest.fixture(params=ORACLES)
 def real_model_folder(request: pytest.FixtureRequest) -> Path:
     """A folder of real pretrained weights with an independent oracle; skips where they are not at hand."""

@@ -45,20 +45,14 @@ def test_what_a_page_links_to_is_there(page):
     assert [name for name in local if not ((ROOT / page).parent / name).exists()] == []
 
 
-@pytest.fixture
-def beside_examples(tmp_path):
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    return tmp_path
-
-
 @pytest.mark.parametrize("line", first_of_each(quick(LINES)))
-def test_a_quick_command_runs_in_this_process(line, beside_examples):
-    runs_here(line, beside_examples)
+def test_a_quick_command_runs_in_this_process(line, readers_folder):
+    runs_here(line, readers_folder)
 
 
 @pytest.mark.parametrize("line", in_a_shell(LINES))
-def test_a_command_runs(line, beside_examples):
-    runs(line, beside_examples)
+def test_a_command_runs(line, readers_folder):
+    runs(line, readers_folder)
 
 
 def test_the_commands_that_are_said_to_run_do():

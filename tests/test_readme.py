@@ -75,13 +75,6 @@ def roles(rows):
     return {f"L{row['layer']}H{row['head']}": row["role"] for row in rows}
 
 
-@pytest.fixture
-def clone(tmp_path):
-    for name in ("examples", "configs", "README.md"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    return tmp_path
-
-
 def made_before(line):
     """The line whose folder this one reads."""
     found = re.match(r"attnscope \w+ (runs/\S+)", line)
@@ -89,16 +82,16 @@ def made_before(line):
 
 
 @pytest.mark.parametrize("line", [line for line in quick(LINES) if set(made_before(line)) <= set(quick(LINES))])
-def test_a_quick_command_runs_in_this_process(line, clone):
+def test_a_quick_command_runs_in_this_process(line, readers_folder):
     for one in (*made_before(line), line):
-        runs_here(one, clone)
+        runs_here(one, readers_folder)
 
 
 @pytest.mark.parametrize("line", in_a_shell(LINES))
-def test_a_command_runs_in_the_clone(line, clone):
+def test_a_command_runs_in_the_clone(line, readers_folder):
     if "jq" in line and not shutil.which("jq"):
         pytest.skip("jq is not installed")
-    runs(" && ".join([*made_before(line), line]), clone)
+    runs(" && ".join([*made_before(line), line]), readers_folder)
 
 
 def test_there_is_a_line_for_every_command():
