@@ -79,7 +79,7 @@ def open_parquet(source: pa.NativeFile) -> ParquetFile:
         raise ValueError(f"a footer of {footer:,} bytes in a file of {size:,}")
     try:
         return pq.ParquetFile(source)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
         raise ValueError(str(error)) from error
 
 
@@ -97,7 +97,7 @@ def read_columns(source: pa.NativeFile, schema: pa.Schema | None = None, most_ro
     meta, most = file.metadata, max(FEW_ROWS, ROWS_PER_BYTE * source.size())
     if meta.num_rows > (most if most_rows is None else min(most, most_rows)):
         raise ValueError(f"{meta.num_rows:,} rows")
-    places = {name: place for place, name in enumerate(_paths(meta))}
+    places = {path: place for place, path in enumerate(_paths(file))}
     room = TEXT_BYTES + TEXT_BYTES_PER_ROW * meta.num_rows + TEXT_BYTES_PER_BYTE * source.size()
     found, coded = [field for field in schema or file.schema_arrow if field.name in places], list[str]()
     for field in found:
@@ -178,10 +178,11 @@ def threads(source: pa.NativeFile) -> bool:
     return not isinstance(source, pa.BufferReader)
 
 
-def _paths(meta: FileMetaData) -> list[str]:
-    """The path of each column. Raises ValueError where two have one."""
+def _paths(file: ParquetFile) -> list[str]:
+    """The path of each column. Raises ValueError where two have one, or one name: Arrow reads all of a name."""
+    meta, names = file.metadata, file.schema_arrow.names
     paths = [meta.schema.column(place).path for place in range(meta.num_columns)]
-    if len(set(paths)) < len(paths):
+    if len(set(paths)) < len(paths) or len(set(names)) < len(names):
         raise ValueError("two columns of one name")
     return paths
 

@@ -95,6 +95,11 @@ def more_values_in_a_page() -> bytes:
     return doctored(data, at + 8, 64)
 
 
+def without_its_schema(data: bytes) -> bytes:
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    return data[:footer] + b"\xff" * 9 + data[footer + 9 :]
+
+
 BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     "a long text in many rows": (lambda: packed(made(2**14, ["x" * 2**20])), "texts that are too long"),
     "a page of many bytes": (lambda: packed(made(1, ["x" * (2**26 + 1)])), "a page of 67,10"),
@@ -114,6 +119,11 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     "bytes in place of texts": (lambda: packed(made(1, ["a"], probe=pa.array([b"x"]))), "probe is BYTE_ARRAY"),
     "numbers beyond the type": (lambda: packed(made(1, ["a"], layer=pa.array([2**40]))), "not in range"),
     "two of one name": (lambda: packed(pa.table([[1], [2]], names=["layer", "layer"])), "two columns"),
+    "a text and a struct of one name": (
+        lambda: packed(pa.table([["a"], [{"x": "a long text in many rows"}]], names=["probe", "probe"])),
+        "two columns",
+    ),
+    "a footer of other bytes": (lambda: without_its_schema(packed(made(9, ["a"]))), "deserialize"),
     "cut": (lambda: packed(made(9, ["a"]))[:100], "no Parquet"),
     "empty": (lambda: b"", "no Parquet"),
     "a name alone": (lambda: b"PAR1", "no Parquet"),
