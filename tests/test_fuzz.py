@@ -28,6 +28,7 @@ AFTER_A_COMMAND = {  # which damage what a command has left
     "studies",
     "stopped_studies",
     "atlases",
+    "foreign_tables",
     "folders",
     "manifests",
     "links",

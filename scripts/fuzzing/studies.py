@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,40 @@ def many_rows() -> bytes:
         for _ in range(MANY // len(block)):
             writer.write_table(block)
     return path.read_bytes()
+
+
+@kind
+def foreign_tables(rng: random.Random, folder: Path) -> Try:
+    """A table of few bytes, beside a model or in a study, in which one text stands for gigabytes."""
+    rows, size = rng.choice(((2**14, 2**20), (2**19, 2**16), (2**10, 2**20)))
+    if rng.random() < 0.5:
+        model = copied(shallow(), folder)
+        shutil.rmtree(model / "atlas")  # which is that of the whole model
+        copied(left("scan"), model, "atlas")
+        table, one = model / "atlas" / "atlas.parquet", heads("--model", str(model))
+    else:
+        runs = copied(left(rng.choice(("scan", "ablate"))), folder, "runs")
+        table, one = rng.choice(sorted(runs.rglob("*.parquet"))), Try(["heatmap", "-q", str(runs), "--out", "pictures"])
+    table.write_bytes(one_text(table, rows, size))
+    return one
+
+
+def one_text(path: Path, rows: int, size: int) -> bytes:
+    """The table with its first row so many times, each text of it of that size, once in a dictionary."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    row = parquet.read_table(path).slice(0, 1).combine_chunks()
+    numbers = pa.array([0] * rows, pa.int32())
+
+    def repeated(column: pa.ChunkedArray) -> pa.Array:
+        if pa.types.is_string(column.type):
+            return pa.DictionaryArray.from_arrays(numbers, pa.array(["x" * size]))
+        return column.take(numbers)
+
+    table = pa.table({name: repeated(row[name]) for name in row.column_names})
+    parquet.write_table(table, sink := pa.BufferOutputStream(), compression="zstd")
+    return sink.getvalue().to_pybytes()
 
 
 @kind
