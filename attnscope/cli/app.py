@@ -42,6 +42,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": (LOOK_UP, "Versions, devices, fonts and caches: what a bug report needs."),
 }
 PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
+# Of each command too, not inherited alone: a command keeps the --help of the first context that it is called in.
+HELP: dict[str, Any] = {"help_option_names": ["--help", "-h"], "max_content_width": sys.maxsize}
 
 
 class Later(TyperCommand):
@@ -89,7 +91,7 @@ def made(name: str) -> Any:
     epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in module.EXAMPLES)
     epilog += getattr(module, "MORE_HELP", "")
     run = getattr(module, name)
-    alone.command(name, cls=getattr(module, "COMMAND", PanelCommand), epilog=epilog)(run)
+    alone.command(name, cls=getattr(module, "COMMAND", PanelCommand), epilog=epilog, context_settings=HELP)(run)
     command: Any = get_command(alone)
     command.groups = run.groups
     command.examples = module.EXAMPLES
@@ -99,7 +101,7 @@ def made(name: str) -> Any:
 app = typer.Typer(
     name="attnscope",
     cls=CommandList,
-    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": sys.maxsize},
+    context_settings=HELP,
     epilog="\b\nStart with:\n  attnscope heads 'the financial bank is located on river bank' --out runs/bank",
     **PLAIN,
 )
