@@ -116,6 +116,12 @@ def test_no_source_makes_elements_of_text():
         assert not re.search(forbidden, path.read_text()), path
 
 
+def test_no_text_of_the_page_has_a_command_in_backticks():
+    """They are code in Markdown, and backticks on a page."""
+    lines = [line.strip() for path in (VIEWER / "src").rglob("*.js") for line in path.read_text().splitlines()]
+    assert [one for one in lines if re.search(r"`attnscope \w+`", one) and not one.startswith(("*", "/*", "//"))] == []
+
+
 def sources() -> str:
     """The hash that a bundle's first line names: of name, length and text of every source, then of the lock."""
     found = hashlib.sha256()

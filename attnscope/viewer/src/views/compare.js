@@ -28,7 +28,7 @@ const BREATH = 40; // ms of listing before the page draws again
 const NAMED = 8; // tokens without a partner
 const CUT = "What the two texts cut differently counts as one token: its weights are summed over keys and averaged over queries.";
 const RANKED =
-  "The Jensen-Shannon divergence of their weights on shared tokens before any filter, as `attnscope compare` has it.";
+  "The Jensen-Shannon divergence of their weights on shared tokens before any filter, as attnscope compare has it.";
 
 /** @type {Mount} */
 export function mount(element, page, store) {
