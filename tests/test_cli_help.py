@@ -137,4 +137,4 @@ def test_a_command_has_both_names_of_help_wherever_it_is_first_called():
     """It keeps the option of the first context, which may have no list of commands above it."""
     command = app.made.__wrapped__("info")
     alone = command.make_context("info", [], resilient_parsing=True)
-    assert command.get_help_option(alone).opts == ["--help", "-h"]
+    assert sorted(command.get_help_option(alone).opts) == ["--help", "-h"]

@@ -76,7 +76,7 @@ def long_lines(rng: random.Random, folder: Path) -> Try:
     )
 
     def after(ended: Ended) -> Iterable[str]:
-        return ["a part of a line was run"] if b"focus" in ended.out else []
+        return ["a part of a line was run"] if size >= 2**20 and b"focus" in ended.out else []  # a shorter one is run
 
     return Try(["serve", "--run", str(path)], after=after)
 
