@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from attnscope.drawing import FIGURES, Advance, check_kinds, draw_alone, drawings, save_rollout
+from attnscope.errors import UsageError
 from attnscope.figures import Style
 from attnscope.files import jsonable, refuse_links, save_json, sha256_of
 from attnscope.folder.manifest import NAME, TARGET, check, inner_folders, run_facts, taken, tokens_of
+from attnscope.folder.suffix import PICTURES, TABLES, suffix_of
 from attnscope.looks import Mean, look_table
 from attnscope.model.libraries import versions
 from attnscope.tables import FORMATS, save
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from attnscope.observation import Observation
     from attnscope.text.tokens import Chosen, Found
 
-ONE = "choose a head with {select=L1H4}, or a figure with {figures=overview}"  # of which a file holds one
+ONE_PICTURE = 'choose a head with heads=["L1H4"], or a figure with figures=["overview"]; or name a folder'
 MOST_HEADS = 20  # how many are drawn one by one where nobody says which
 
 
@@ -93,10 +95,13 @@ class Export:
 def export(seen: Observation, folder: str | Path, how: Export = Export()) -> list[Path]:
     """Write what an observation kept: tables, figures, and last manifest.json; returns the paths.
 
-    Raises UsageError for a folder that cannot be written, or that holds another run.
+    A path that ends in the format of a picture or table is one file, see `export_file`. Raises UsageError for a folder
+    that cannot be written, that holds another run, or that has the name of another file.
 
         >>> export(seen, "runs/bank", Export(figures=("overview",), style=Style(scale="log")))
     """
+    if suffix_of(Path(folder)) in (*PICTURES, *TABLES):
+        return [export_file(seen, Path(folder), how)]
     check_kinds(how.figures, seen)
     how = replace(how, sort=how.sort or seen.ranked_by)
     names = drawn_heads(seen, how.sort) if how.heads is None else list(how.heads)
@@ -112,21 +117,31 @@ def export(seen: Observation, folder: str | Path, how: Export = Export()) -> lis
         return [*written, save_json({**said, "files": hashes}, made / NAME)]
 
 
-def export_file(seen: Observation, path: Path, how: Export = Export()) -> Path:
-    """Write the one table or the one picture of what an observation kept into a file, in the format of its suffix.
+def export_file(seen: Observation, path: Path, how: Export = Export(), hint: str = ONE_PICTURE) -> Path:
+    """Write the first table or the one picture of what an observation kept into a file, in the format of its suffix.
 
-    Raises UsageError where there is none to write, or several.
+    Raises UsageError, with the hint, where there is none to write, or several pictures.
     """
+    suffix: Any = suffix_of(path)
+    if suffix in PICTURES:
+        how = replace(how, style=replace(how.style, image=suffix[1:]))
     check_kinds(how.figures, seen)
     how = replace(how, sort=how.sort or seen.ranked_by)
     names = drawn_heads(seen, how.sort) if how.heads is None else list(how.heads)
     return write_alone(
         path,
-        lambda: next(table for _, table in _tables(seen, how)),
+        lambda: _first_table(seen, path, how, hint),
         lambda folder: _drawn(seen, folder, how, names),
-        ONE,
+        hint,
         how.spreadsheet,
     )
+
+
+def _first_table(seen: Observation, path: Path, how: Export, hint: str) -> pa.Table:
+    table = next((table for _, table in _tables(seen, how)), None)
+    if table is None:
+        raise UsageError(f"there is no table to write to {path}", hint)
+    return table
 
 
 def write_alone(

@@ -142,7 +142,9 @@ class Capture(Observation):
     def export(self, folder: str | Path, **how: Unpack[Ways]) -> list[Path]:
         """Write tables, figures and manifest.json into a folder; the paths. how: fields of `attnscope.export.Export`.
 
-        Raises UsageError for a folder that holds another run (force=True writes over it) and for what does not exist.
+        A path that ends in the format of a picture (png, svg, pdf) or of a table (csv, tsv, jsonl, parquet, arrow) is
+        one file: `seen.export("maps.pdf", figures=["overview"])`. Raises UsageError for a folder that holds another run
+        (force=True writes over it), for what does not exist, and for a file of several pictures.
         """
         from attnscope.export import Export, export
 

@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "panels": "cells figures measure observation shown",
     "drawing": "cells errors figures files keep measure observation panels stacks text",
     "looks": "errors keep observation tables stacks text",
-    "export": "drawing figures files looks folder model observation stacks tables text",
+    "export": "drawing errors figures files looks folder model observation stacks tables text",
     "viewer": "_version cells errors files keep folder measure memory observation selection shown stacks tables text",
     "notebook": "cells errors keep measure observation stacks tables text",
     "face": "drawing errors export figures keep looks notebook observation selection typed viewer",

@@ -5,18 +5,20 @@ from typing import get_args
 
 import pytest
 
-from attnscope.cli import place
+import attnscope
 from attnscope.cli.groups import DRAWN, parameters
 from attnscope.cli.options import Writing
-from attnscope.cli.place import PICTURES, TABLES, check_folder, settle_figures
+from attnscope.cli.place import check_folder, settle_figures
 from attnscope.errors import UsageError
 from attnscope.figures.style import ImageFormat
+from attnscope.folder.claim import check
+from attnscope.folder.suffix import OTHERS, PICTURES, TABLES
 from attnscope.selection import may_be_one_head
 from attnscope.tables import FORMATS
 from helpers.command_line import SENTENCE, call
 from helpers.commands import COMMANDS
 
-SUFFIXES = (*PICTURES, *TABLES, *place.OTHERS)
+SUFFIXES = (*PICTURES, *TABLES, *OTHERS)
 RIVER = "the bank of the river, the bank of the"
 BEGINS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".parquet": b"PAR1", ".arrow": b"ARROW1"}
 WRITING = {  # the group of each command that says where files go
@@ -45,7 +47,7 @@ def test_the_name_of_a_file_is_never_a_folder(command, tmp_path):
     group = WRITING[command]
     more = {"sources": ["corpus.txt"]} if command == "batch" else {}
     assert command == "batch" or not group.of_folders
-    allowed = {"view": (".html",), "parity": (".json",)}.get(command, group.files)
+    allowed = {"view": (".html", ".htm"), "parity": (".json",)}.get(command, group.files)
     for suffix in SUFFIXES:
         out = tmp_path / f"a{suffix}"
         if suffix in group.of_folders:
@@ -58,6 +60,24 @@ def test_the_name_of_a_file_is_never_a_folder(command, tmp_path):
             group(out=out, **more)
         assert str(out.with_suffix("")) in refused.value.hint
         assert "--image" not in refused.value.hint or "image" in parameters(*COMMANDS[command][0].groups)
+
+
+def test_in_python_the_name_of_a_file_is_no_folder_either(demo, tmp_path):
+    seen = attnscope.capture(demo, SENTENCE)
+    picture, table = tmp_path / "maps.pdf", tmp_path / "heads.tsv"
+    assert [*seen.export(picture, figures=["overview"]), *seen.export(table)] == [picture, table]
+    assert (picture.read_bytes()[:4], table.read_text()[:5]) == (b"%PDF", "layer")
+    for name, how, says in [
+        ("a.png", {"figures": ["overview", "metrics"]}, r"2 are drawn.*figures=\["),
+        ("a.csv", {"tables": False}, "there is no table to write to"),
+        ("a.html", {}, "expected a folder; name one: .*a$"),
+    ]:
+        with pytest.raises(UsageError, match=says):
+            seen.export(tmp_path / name, **how)
+    for study in ("a.png", "a.csv"):
+        with pytest.raises(UsageError, match="expected a folder"):
+            check(tmp_path / study, "scan", None, {}, force=True)
+    assert sorted(tmp_path.iterdir()) == [table, picture]
 
 
 def test_a_folder_may_be_called_so(tmp_path):

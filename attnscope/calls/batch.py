@@ -24,6 +24,7 @@ from attnscope.cells import head_name
 from attnscope.errors import UsageError, hints_of
 from attnscope.figures import About, Style, save_depth
 from attnscope.files import open_native
+from attnscope.folder.suffix import CORPORA, refuse_file_name
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.measure.metrics import LENGTHS, with_asked
@@ -335,6 +336,7 @@ class Batch(Record):
         Raises UsageError for a folder that is not empty.
         """
         into = Path(folder)
+        refuse_file_name(into, CORPORA)
         if into.exists() and any(into.iterdir()):
             raise UsageError(f"{into} is not empty", "name a new folder")
         return Path(shutil.copytree(self.folder, into, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*")))

@@ -12,6 +12,7 @@ from attnscope.explain.jsonl import json_lines
 from attnscope.explain.records import divisor
 from attnscope.figures import Style
 from attnscope.files import write_whole
+from attnscope.folder.suffix import refuse_file_name
 from attnscope.shown import visible
 from attnscope.tables import as_table, words
 
@@ -85,6 +86,7 @@ class Explained(Record):
     def export(self, folder: str | Path, *, style: Style = Style()) -> list[Path]:
         """Write the steps as explain-L2H3.jsonl and their figure as explain-L2H3.png; the paths."""
         into, name = Path(folder), f"explain-{self.explanation.head}"
+        refuse_file_name(into)
         into.mkdir(parents=True, exist_ok=True)
         text = "".join(f"{line}\n" for line in self.lines())
         written = write_whole(into / f"{name}.jsonl", lambda temp: temp.write_text(text, encoding="utf-8"))

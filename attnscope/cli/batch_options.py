@@ -14,9 +14,9 @@ from attnscope.cli.groups import FIRST, HELD, SETTING, command_line, default_of,
 from attnscope.cli.heads import MeasuredEntries
 from attnscope.cli.load_options import MOST_TOKENS, EngineName, Loading
 from attnscope.cli.options import GlobalTokens, Printing, Question, Relations, Spreadsheet, Tokens
-from attnscope.cli.place import TABLES as TABLE_FILES
 from attnscope.cli.study_options import Rehearsal
 from attnscope.errors import UsageError
+from attnscope.folder.suffix import CORPORA
 
 if TYPE_CHECKING:
     from attnscope.batch.cluster import Cluster
@@ -149,7 +149,7 @@ class Dataset(Drawing, MeasuredEntries, Relations, Spreadsheet, Printing):
     """What is written of every text."""
 
     panel = "Dataset"
-    of_folders = (*TABLE_FILES, ".json", ".txt")  # as the corpus is called
+    of_folders = CORPORA
     tables: Annotated[
         str,
         Option(help="heads, relations; joined by commas.", metavar="TABLES"),

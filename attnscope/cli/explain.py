@@ -15,9 +15,9 @@ from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import FIRST, command_line, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Config, Format, MayAsk, OneHead, PairedText, Query, Seed, Selected, Writing
-from attnscope.cli.place import PICTURES
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from attnscope.folder.suffix import PICTURES
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:

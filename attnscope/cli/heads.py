@@ -15,11 +15,11 @@ from attnscope.cli.completion import metrics as metric_names
 from attnscope.cli.figure_options import FIGURES, Drawing, kinds_of_file
 from attnscope.cli.groups import SETTING, build, command_line, of_run, option_group
 from attnscope.cli.options import Entries, Question, Relations, Results, TextRun
-from attnscope.cli.place import PICTURES, TABLES
 from attnscope.cli.show import FEW, Show, draw, stream
 from attnscope.cli.takes import takes
 from attnscope.cli.top import Top
 from attnscope.errors import UsageError
+from attnscope.folder.suffix import PICTURES, TABLES
 
 if TYPE_CHECKING:
     from attnscope.figures import Style

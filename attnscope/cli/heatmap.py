@@ -16,10 +16,10 @@ from attnscope.cli.groups import SETTING, build, command_line, of_run, option_gr
 from attnscope.cli.heads import GROUPS as OF_HEADS
 from attnscope.cli.heads import MeasuredEntries, Ranking, over_picture
 from attnscope.cli.options import Config, Exporting, Question, TextRun
-from attnscope.cli.place import PICTURES
 from attnscope.cli.show import Show, draw, first_heads, stream
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from attnscope.folder.suffix import PICTURES
 from attnscope.shown import visible
 
 EXAMPLES = (

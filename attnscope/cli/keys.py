@@ -12,10 +12,10 @@ from attnscope.cli import output
 from attnscope.cli.groups import of_run, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Results, TextRun
-from attnscope.cli.place import TABLES
 from attnscope.cli.relations import relations_sheet
 from attnscope.cli.takes import takes
 from attnscope.cli.top import Top
+from attnscope.folder.suffix import TABLES
 from attnscope.measure.roles import RESTS
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from typer import Option
 
 from attnscope.cli.groups import FIRST, option_group
 from attnscope.cli.options import Config, Exporting, Format, Generated, MayAsk, ModelText, Question, Seed, Selected
-from attnscope.cli.place import PICTURES, TABLES, check_file
+from attnscope.cli.place import check_file
 from attnscope.cli.study_options import MOST_SEQUENCES, MOST_SETS, ManyTexts, Rehearsal, Sampled
 from attnscope.cli.top import Top
 from attnscope.errors import UsageError
+from attnscope.folder.suffix import PICTURES, TABLES
 from attnscope.study.knockout.asked import DRAWS
 
 if TYPE_CHECKING:

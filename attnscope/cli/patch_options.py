@@ -11,9 +11,9 @@ from typer import Option
 from attnscope.cli.groups import FIRST, UNRECORDED, option_group
 from attnscope.cli.knockout_options import Answered, Compared, field_of
 from attnscope.cli.options import Config, Exporting, Format, Named, Selected
-from attnscope.cli.place import PICTURES, TABLES
 from attnscope.cli.study_options import MOST_SEQUENCES, MOST_SETS
 from attnscope.errors import UsageError
+from attnscope.folder.suffix import PICTURES, TABLES
 from attnscope.intervene.what import What
 from attnscope.study.patching.over import Method, Over
 

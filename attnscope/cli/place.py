@@ -10,27 +10,17 @@ from typing import TYPE_CHECKING, Any
 from attnscope.cli import output
 from attnscope.cli.groups import DRAWN, parameters
 from attnscope.errors import UsageError
+from attnscope.folder.suffix import PICTURES, TABLES, suffix_of
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PICTURES = (".png", ".svg", ".pdf")
-TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
-OTHERS = (".json", ".html", ".htm", ".txt", ".md", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".eps", ".xlsx")
 MOST_MADE = 3  # folders, one in the other, that --out makes
 
-ONE_BY_ONE = "take heads or layers one by one with {over=heads}"  # of which a study has a picture
-
-
-def suffix_of(out: Path | None, of_folders: Sequence[str] = ()) -> str:
-    """The suffix of a path that is the name of a file, in small letters; "" for what is a folder, or to be one.
-
-    of_folders: suffixes that a folder's name may have, too.
-    """
-    suffix = "" if out is None else out.suffix.lower()
-    known = suffix in (*PICTURES, *TABLES, *OTHERS) and suffix not in of_folders
-    return suffix if out and known and not out.is_dir() else ""
+# Of what one picture is: of a text, and of a study.
+ONE_PICTURE = "choose a head with {select=L1H4}, or a figure with {figures=overview}"
+ONE_BY_ONE = "take heads or layers one by one with {over=heads}"
 
 
 def check_out(out: Path, suffix: str, files: Sequence[str]) -> None:
@@ -48,11 +38,11 @@ def check_out(out: Path, suffix: str, files: Sequence[str]) -> None:
 
 def check_file(path: Path, example: str) -> None:
     """Raise UsageError for a path that cannot be a file such as the example, `page.html`, before a model is loaded."""
-    suffix = suffix_of(path)
+    expected = Path(example).suffix
+    suffixes = (expected, ".htm") if expected == ".html" else (expected,)
     if path.is_dir() or not path.suffix:
         raise UsageError(f"{path} is not the name of a file", f"name one: {path / example}")
-    if suffix and suffix != Path(example).suffix:
-        expected = Path(example).suffix
+    if suffix_of(path) not in ("", *suffixes):
         raise UsageError(f"{path}: expected a file in {expected}", f"name one: {path.with_suffix(expected)}")
     check_folder(path.parent)
 

@@ -13,9 +13,9 @@ from attnscope.cli import output
 from attnscope.cli.groups import FIRST, HELD, of_run, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Question, Relations, Results, TextRun
-from attnscope.cli.place import TABLES
 from attnscope.cli.takes import takes
 from attnscope.cli.top import Top
+from attnscope.folder.suffix import TABLES
 
 if TYPE_CHECKING:
     import pyarrow as pa

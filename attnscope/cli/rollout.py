@@ -13,10 +13,10 @@ from attnscope.cli.figure_options import Map
 from attnscope.cli.groups import FIRST, command_line, of_run, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Relations, Results, Selected, TextRun
-from attnscope.cli.place import PICTURES, TABLES
 from attnscope.cli.relations import relations_sheet
 from attnscope.cli.takes import takes
 from attnscope.cli.top import Top
+from attnscope.folder.suffix import PICTURES, TABLES
 
 if TYPE_CHECKING:
     from attnscope.observation import Observation

@@ -23,6 +23,7 @@ from attnscope.cli.options import (
     TextRun,
     Writing,
 )
+from attnscope.cli.place import ONE_PICTURE
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 
@@ -210,7 +211,7 @@ def export_text(seen: Observation, writing: Exporting, **how: Unpack[Ways]) -> l
     asked = replace(Export(**how), force=writing.force, workers=None)
     if writing.file is not None:
         with unwinding(), output.progress("drawing", None, writing.quiet):
-            export_file(seen, writing.file, asked)
+            export_file(seen, writing.file, asked, ONE_PICTURE)
         output.talk(f"wrote {writing.file}", writing.quiet)
         return [writing.file]
     steps = sum(one.pictures(asked.figures) for one in drawings(seen, asked.heads or ()).values())

@@ -13,9 +13,9 @@ from attnscope.cli.figure_options import Scale
 from attnscope.cli.groups import FIRST, fill, of_run, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Question, Results, TextRun
-from attnscope.cli.place import TABLES
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from attnscope.folder.suffix import TABLES
 
 if TYPE_CHECKING:
     from attnscope.figures import Style

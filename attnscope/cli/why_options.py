@@ -9,7 +9,7 @@ from typer import Option
 
 from attnscope.cli.groups import FIRST, option_group
 from attnscope.cli.options import Config, Exporting, Format, Generated, MayAsk, ModelTexts, OneHead, Question
-from attnscope.cli.place import PICTURES, TABLES
+from attnscope.folder.suffix import PICTURES, TABLES
 
 if TYPE_CHECKING:
     from attnscope.calls.why_options import WhyOptions

@@ -18,6 +18,7 @@ from typing import Any
 
 from attnscope.errors import UsageError
 from attnscope.files import open_regular, read_json
+from attnscope.folder.suffix import refuse_file_name
 from attnscope.shown import brief
 
 OVER = "name another folder, or write over it with {force=True}"
@@ -54,6 +55,7 @@ def document(
 
 def check(folder: Path, what: str, before: Mapping[str, Any] | None, now: Mapping[str, Any], force: bool) -> None:
     """Raise UsageError, which names what differs, where `before` fills the folder and is another than `now`."""
+    refuse_file_name(folder)
     names = [] if before is None else [name for name in now if before.get(name) != now[name]]
     if names and not force:
         raise another(folder, what, f": {', '.join(names)} differ")

@@ -20,6 +20,7 @@ from typing import Any
 from attnscope.errors import UsageError
 from attnscope.files import check_schema, jsonable, read_json, save_json
 from attnscope.folder.claim import OVER, another, changes, writable
+from attnscope.folder.suffix import refuse_file_name
 from attnscope.shown import visible
 from attnscope.stacks import STACKS
 from attnscope.text.prompt import Medium, Prompt, Span
@@ -118,6 +119,7 @@ def check(folder: Path, now: Mapping[str, Any], force: bool) -> None:
 
     What a run left that was stopped may be taken over by any other.
     """
+    refuse_file_name(folder)
     path, found, before = folder / NAME, list[str](), dict[str, Any]()
     if not force and path.exists():
         before = _of_any_version(path)
