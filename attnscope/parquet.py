@@ -20,7 +20,7 @@ import pyarrow as pa
 from attnscope.files import varint
 
 if TYPE_CHECKING:
-    from pyarrow.parquet import ColumnChunkMetaData, FileMetaData, ParquetFile
+    from pyarrow.parquet import FileMetaData, ParquetFile
 
 MAGIC = b"PAR1"
 FOOTER_BYTES, LARGEST_FOOTER = 1 << 18, 1 << 24  # pyarrow takes up to 240 bytes of memory for each byte of a footer
@@ -63,6 +63,20 @@ class Page(NamedTuple):
     encoding: int
 
 
+class Chunk(NamedTuple):
+    """A column in a group of rows, as the footer has it: its physical type, values, bytes and where its pages begin.
+
+    dictionary: where that begins, 0 where there is none.
+    """
+
+    physical_type: str
+    rows: int
+    values: int
+    packed: int
+    data: int
+    dictionary: int
+
+
 def open_parquet(source: pa.NativeFile) -> ParquetFile:
     """The file, nothing of it decoded but a footer that is no larger than those of such files.
 
@@ -98,13 +112,12 @@ def read_columns(source: pa.NativeFile, schema: pa.Schema | None = None, most_ro
     if meta.num_rows > (most if most_rows is None else min(most, most_rows)):
         raise ValueError(f"{meta.num_rows:,} rows")
     places = {path: place for place, path in enumerate(_paths(file))}
+    groups = chunks_of(meta)
     room = TEXT_BYTES + TEXT_BYTES_PER_ROW * meta.num_rows + TEXT_BYTES_PER_BYTE * source.size()
     found, coded = [field for field in schema or file.schema_arrow if field.name in places], list[str]()
     for field in found:
         _check_type(meta, places[field.name], field)
-        pages = [
-            page for group in range(meta.num_row_groups) for page in _pages(source, meta, group, places[field.name])
-        ]
+        pages = [page for chunks in groups for page in _pages(source, chunks[places[field.name]])]
         unpacked = sum(page.unpacked for page in pages)
         if unpacked > room:
             raise ValueError(f"{field.name} takes {unpacked:,} bytes for {meta.num_rows:,} rows")
@@ -127,11 +140,11 @@ def row_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
     import pyarrow.parquet as pq
 
     meta = open_parquet(source).metadata
-    for group in range(meta.num_row_groups):
+    for group, chunks in enumerate(chunks_of(meta)):
         rows, coded = ROWS, list[str]()
-        for place in range(meta.num_columns):
+        for place, chunk in enumerate(chunks):
             column = meta.schema.column(place)
-            pages = list(pages_of(source, meta.row_group(group).column(place)))
+            pages = list(pages_of(source, chunk))
             values = sum(page.values for page in pages if page.kind != DICTIONARY)
             nested = column.max_repetition_level > 0  # a row may have all values of its group
             too_large = any(page.unpacked > max(PAGE_BYTES, RATIO * page.packed) for page in pages)
@@ -197,32 +210,53 @@ def _check_type(meta: FileMetaData, place: int, field: pa.Field) -> None:
         raise ValueError(f"{field.name} is {column.physical_type} {column.logical_type}, expected {field.type}")
 
 
-def _pages(source: pa.NativeFile, meta: FileMetaData, group: int, place: int) -> list[Page]:
+def chunks_of(meta: FileMetaData) -> list[list[Chunk]]:
+    """The columns of each group of rows, read from the footer as Arrow writes what it has read of it.
+
+    Its own `RowGroupMetaData.column` ends the process over some footers: it lets exceptions of C++ through.
+    Raises ValueError for a group that lacks columns, or whose columns lack a count.
+    """
+    types = [meta.schema.column(place).physical_type for place in range(meta.num_columns)]
+    stream = pa.BufferOutputStream()
+    meta.write_metadata_file(stream)
+    data = stream.getvalue().to_pybytes()
+    try:
+        groups = _struct(data, len(data) - 8 - int.from_bytes(data[-8:-4], "little"), ours=True)[0][4]
+        columns = [(_int(group, 3, INT64), [column[3] for column in group[1]]) for group in groups]
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError("a damaged footer") from error
+    if any(len(of_group) != len(types) for _, of_group in columns):
+        raise ValueError("a group of rows lacks columns")
+    return [[_chunk(kind, rows, one) for kind, one in zip(types, chunks, strict=True)] for rows, chunks in columns]
+
+
+def _chunk(physical_type: str, rows: int, fields: dict[int, Any]) -> Chunk:
+    values, packed, data = (_int(fields, number, INT64) for number in (5, 7, 9))
+    return Chunk(physical_type, rows, values, packed, data, _int(fields, 11, INT64) if 11 in fields else 0)
+
+
+def _pages(source: pa.NativeFile, chunk: Chunk) -> list[Page]:
     """The pages of a column in a group of rows. Raises ValueError for those that no run writes."""
-    rows, chunk = meta.row_group(group).num_rows, meta.row_group(group).column(place)
     pages = list(pages_of(source, chunk))
     for page in pages:
         if page.unpacked > PAGE_BYTES or page.encoding not in PROPORTIONAL:
             raise ValueError(f"a page of {page.unpacked:,} bytes in encoding {page.encoding}")
     read = sum(page.values for page in pages if page.kind != DICTIONARY)
-    if not read == chunk.num_values == rows:
-        raise ValueError(f"{read:,} values of {rows:,} rows")
+    if not read == chunk.values == chunk.rows:
+        raise ValueError(f"{read:,} values of {chunk.rows:,} rows")
     return pages
 
 
-def pages_of(source: pa.NativeFile, chunk: ColumnChunkMetaData) -> Iterator[Page]:
+def pages_of(source: pa.NativeFile, chunk: Chunk) -> Iterator[Page]:
     """The pages that a reader decodes of a column of a group of rows. Raises ValueError for a header that is damaged.
 
     A dictionary that says of more values than its bytes may hold is damage: room is taken for them first.
     """
-    starts = [chunk.data_page_offset]
-    if chunk.has_dictionary_page and chunk.dictionary_page_offset > 0:
-        starts.append(chunk.dictionary_page_offset)
-    at, read = min(starts), 0
-    stop = min(at + chunk.total_compressed_size + PADDING, source.size())
-    while read < chunk.num_values:
+    at, read = min(chunk.data, chunk.dictionary or chunk.data), 0
+    stop = min(at + chunk.packed + PADDING, source.size())
+    while read < chunk.values:
         if not 0 <= at < stop:
-            raise ValueError(f"its pages hold {read:,} of {chunk.num_values:,} values")
+            raise ValueError(f"its pages hold {read:,} of {chunk.values:,} values")
         page, start = _page(source, at, stop)
         if page.kind == DICTIONARY and page.values * LEAST_BYTES.get(chunk.physical_type, 1) > page.unpacked:
             raise ValueError(f"a dictionary of {page.values:,} values in {page.unpacked:,} bytes")
@@ -243,27 +277,28 @@ def _page(source: pa.NativeFile, at: int, stop: int) -> tuple[Page, int]:
         of_kind = fields.get(VALUES[kind]) if kind in VALUES else {1: (INT32, 0)}
         if not isinstance(of_kind, dict):
             raise ValueError("a page without a header of its kind")
-        encoding = of_kind.get(4 if kind == DATA_V2 else 2, (INT32, PLAIN))
-        return Page(kind, unpacked, packed, _int(of_kind, 1), encoding[1]), at + end
+        encoding = _int({2: (INT32, PLAIN)} | of_kind, 4 if kind == DATA_V2 else 2)
+        return Page(kind, unpacked, packed, _int(of_kind, 1), encoding), at + end
     raise ValueError("the header of a page is cut short")
 
 
-TRUE, FALSE, BYTE, INT16, INT32, INT64, _, BINARY, _, _, _, STRUCT = range(1, 13)  # of Thrift's compact protocol
+TRUE, FALSE, BYTE, INT16, INT32, INT64, _, BINARY, LIST, _, _, STRUCT = range(1, 13)  # of Thrift's compact protocol
 DEEPEST = 4  # structs in each other
 
 
-def _int(fields: dict[int, Any], number: int) -> int:
-    """A count of 32 bits. Raises ValueError where it is none: a reader would take it for another."""
-    kind, value = fields.get(number, (INT32, -1))
-    if kind != INT32 or not 0 <= value < 1 << 31:
-        raise ValueError("a page whose header lacks a count")
+def _int(fields: dict[int, Any], number: int, expected: int = INT32) -> int:
+    """A count of this type. Raises ValueError where it is none: a reader would take it for another."""
+    kind, value = fields.get(number) or (expected, -1)
+    if kind != expected or not 0 <= value < 1 << (31 if expected == INT32 else 63):
+        raise ValueError("a header or footer that lacks a count")
     return int(value)
 
 
-def _struct(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """{field: (type, number), or a struct}, and where it ends. Raises IndexError where the data does before.
+def _struct(data: bytes, at: int, ours: bool = False, depth: int = 0) -> tuple[dict[int, Any], int]:
+    """{field: (type, number), a struct or a list}, and where it ends. Raises IndexError where the data does before.
 
-    Raises ValueError for what no header of a page has: a list, or a field that comes twice.
+    ours: Arrow wrote it in this process. Raises ValueError for what no header of a page has: a list, of whose types two
+    readers may think otherwise, or a field that comes twice.
     """
     fields, number = dict[int, Any](), 0
     while head := data[at]:
@@ -272,21 +307,40 @@ def _struct(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
             number += step
         else:
             number, at = _zigzag(data, at)
-        if number in fields or depth > DEEPEST:
+        if number in fields or (depth > DEEPEST and not ours):
             raise ValueError("a page with a damaged header")
-        if kind == STRUCT:
-            fields[number], at = _struct(data, at, depth + 1)
-        elif kind == BINARY:
-            length, at = varint(data, at)
-            fields[number], at = None, at + length
-        elif kind in (INT16, INT32, INT64):
-            value, at = _zigzag(data, at)
-            fields[number] = kind, value
-        elif kind in (TRUE, FALSE, BYTE):
-            fields[number], at = None, at + (kind == BYTE)
+        if kind in (TRUE, FALSE):
+            fields[number] = None
+        elif kind == LIST and ours:
+            fields[number], at = _list(data, at)
         else:
-            raise ValueError("a page with a damaged header")
+            fields[number], at = _value(data, at, kind, ours, depth)
     return fields, at + 1
+
+
+def _value(data: bytes, at: int, kind: int, ours: bool, depth: int) -> tuple[Any, int]:
+    """(type, number) of a whole number, a struct, else None; and where it ends."""
+    if kind == STRUCT:
+        return _struct(data, at, ours, depth + 1)
+    if kind == BINARY:
+        length, at = varint(data, at)
+        return None, at + length
+    if kind in (INT16, INT32, INT64):
+        value, at = _zigzag(data, at)
+        return (kind, value), at
+    if kind in (TRUE, FALSE, BYTE):  # a truth takes a byte in a list alone
+        return None, at + 1
+    raise ValueError("a page with a damaged header")
+
+
+def _list(data: bytes, at: int) -> tuple[list[Any], int]:
+    count, kind = data[at] >> 4, data[at] & 15
+    count, at = varint(data, at + 1) if count == 15 else (count, at + 1)
+    values = []
+    for _ in range(count):
+        value, at = _value(data, at, kind, True, 0)
+        values.append(value)
+    return values, at
 
 
 def _zigzag(data: bytes, at: int) -> tuple[int, int]:

@@ -9,7 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from attnscope import parquet
-from attnscope.parquet import as_plain, open_parquet, pages_of, read_columns, row_batches, unpacked_bytes
+from attnscope.parquet import (
+    as_plain,
+    chunks_of,
+    open_parquet,
+    pages_of,
+    read_columns,
+    row_batches,
+    unpacked_bytes,
+)
 from attnscope.tables import FORMATS
 
 SCHEMA = pa.schema([("layer", pa.int32()), ("probe", pa.string()), ("score", pa.float64())])
@@ -100,6 +108,15 @@ def without_its_schema(data: bytes) -> bytes:
     return data[:footer] + b"\xff" * 9 + data[footer + 9 :]
 
 
+def with_a_level_too_many() -> bytes:
+    """Its footer says how often a null or a value of `layer` occurs, in a list of 0 and 2; here of 0, 2 and 0."""
+    data = packed(pa.table({"layer": pa.array([1, 2], pa.int32())}), compression="none")
+    counts = bytes.fromhex("1926 0004")
+    assert data.count(counts) == 1
+    length = int.from_bytes(data[-8:-4], "little") + 1
+    return data.replace(counts, bytes.fromhex("1936 0004 00"))[:-8] + length.to_bytes(4, "little") + b"PAR1"
+
+
 BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     "a long text in many rows": (lambda: packed(made(2**14, ["x" * 2**20])), "texts that are too long"),
     "a page of many bytes": (lambda: packed(made(1, ["x" * (2**26 + 1)])), "a page of 67,10"),
@@ -151,6 +168,11 @@ def test_pages_are_judged_before_they_are_decoded(monkeypatch: pytest.MonkeyPatc
             read(BOMBS[name][0]())
 
 
+def test_a_footer_over_which_arrow_s_own_reader_ends_the_process_is_damage() -> None:
+    with pytest.raises(ValueError, match="histogram"):
+        read(with_a_level_too_many())
+
+
 def test_a_table_of_more_rows_than_were_allowed_is_refused() -> None:
     data = packed(made(9, ["ab"]))
     assert len(read(data, 9)) == 9
@@ -180,12 +202,11 @@ def test_a_header_that_two_readers_may_read_differently_is_damage(header: str) -
 def test_the_headers_of_pages_are_those_that_arrow_counts() -> None:
     data = packed(made(5000, ["ab", "c" * 5000]), data_page_size=64, write_batch_size=100)
     source = pa.BufferReader(data)
-    group = open_parquet(source).metadata.row_group(0)
-    for place in range(3):
-        chunk = group.column(place)
+    meta = open_parquet(source).metadata
+    for place, chunk in enumerate(chunks_of(meta)[0]):
         pages = list(pages_of(source, chunk))
         assert sum(page.values for page in pages if page.kind != parquet.DICTIONARY) == 5000
-        assert 0 < sum(page.unpacked for page in pages) <= chunk.total_uncompressed_size
+        assert 0 < sum(page.unpacked for page in pages) <= meta.row_group(0).column(place).total_uncompressed_size
     assert len(pages) > 10
 
 
