@@ -54,9 +54,9 @@ def answers(rng: random.Random, folder: Path) -> Try:
 
 @kind
 def command_files(rng: random.Random, folder: Path) -> Try:
-    """The lines of a file are run as commands."""
+    """The lines of a file are run as commands; at most one is wrong."""
     known = f"keys -q --model {shallow()} --text bank"
-    row = rng.choice((*NASTY, "serve --stop", "heads '", "--help", known))  # one, of which at most one is wrong
+    row = rng.choice((*(one for one in NASTY if "\n" not in one), "serve --stop", "heads '", "--help", known))
     rows = ["# a comment", rng.choice((known, "", "metrics focus")), row]
     path = folder / "commands.txt"
     path.write_bytes("\n".join(rows).encode(errors="surrogatepass"))
