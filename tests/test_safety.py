@@ -425,6 +425,7 @@ def test_a_count_that_no_model_has_is_refused_before_transformers_makes_a_list_o
     [
         {"max_position_embeddings": 10**7, "n_positions": 10**7, "num_position_embeddings": 10**7, "rope_theta": 10**9},
         {"num_labels": 10**6, "eos_token_id": 2**24, "ngram_vocab_size_base": 20_000_000, "n_ctx": 2**24},
+        {"num_parameters": 70 * 10**9, "n_params": 10**9, "n_words": 2 * 10**6, "num_hash_buckets": 3 * 10**6},
     ],
     ids=str,
 )

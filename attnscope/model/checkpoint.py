@@ -27,9 +27,9 @@ CHARSMAP = re.compile(rb'"precompiled_charsmap"\s*:\s*("[^"]*")')
 ESCAPED_LETTER = re.compile(rb"\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])")  # of a to z, and of the underscore
 ESCAPE = re.compile(rb"\\(?:u00([0-9a-fA-F]{2})|.)", re.DOTALL)  # one after the other: two backslashes are one of them
 MOST_PARTS = 10**6
-# Keys of a config that count what a list or modules are made of: not positions, tokens or sizes, which may be larger.
+# Keys of a config that count what a list or modules are made of: not positions, words or parameters, which may be more.
 COUNT = re.compile(
-    r"(?:^|_)(?:num|n|nb)_(?!.*(?:position|ctx|token|embedding|vocab|sample|step))"
+    r"(?:^|_)(?:num|n|nb)_(?!.*(?:position|ctx|token|embedding|vocab|sample|step|param|word|bucket))"
     r"|(?:^|_)(?:layer|head|expert|label|block|stage|level|depth|kernel_size|replace)s?$"
 )
 DOCUMENTS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja")  # that transformers reads whole
