@@ -302,6 +302,12 @@ def test_what_is_said_on_a_terminal_breaks_between_words(arguments):
     assert max(len(line.rpartition("\r")[2]) for line in lines) <= 44
 
 
+def test_what_is_said_on_a_terminal_of_no_size_is_one_line():
+    arguments = "heads", "--text", SENTENCE, "--sort", "inducton"
+    _, shown = on_terminal(arguments, 0, NO_COLOR="1")
+    assert call(*arguments).err.splitlines()[-1] in shown.splitlines()
+
+
 def test_the_noise_of_libraries_needs_verbose(tmp_path):
     """Two commands, forked from one process that has imported the libraries."""
     noisy = "import warnings, transformers.utils.logging as t; warnings.warn('noise'); t.get_logger().warning('noise')"

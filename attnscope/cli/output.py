@@ -46,6 +46,8 @@ def wrapped(message: str) -> str:
         columns = os.get_terminal_size(sys.stderr.fileno()).columns
     except (OSError, ValueError):  # no terminal
         return message
+    if not columns:  # a terminal of no size, as a container's or an editor's shell may be
+        return message
     return textwrap.fill(message, max(columns, 20), break_long_words=False, break_on_hyphens=False)
 
 
