@@ -51,6 +51,7 @@ STORED = {  # the physical types of what Arrow calls by these names
     "bool": ("BOOLEAN",),
     "string": ("BYTE_ARRAY",),
 }
+OTHER_TEXTS = ("large_string", "string_view", "null")  # Arrow's types of what other writers kept as texts
 
 
 class Page(NamedTuple):
@@ -201,12 +202,12 @@ def _paths(file: ParquetFile) -> list[str]:
 
 
 def _check_type(meta: FileMetaData, place: int, field: pa.Field) -> None:
-    """Raise ValueError for a column that holds lists, or something else than the field."""
+    """Raise ValueError for a column that holds lists, or something else than the field; nulls alone have no type."""
     column = meta.schema.column(place)
-    kind = str(field.type).rstrip("0123456789")
+    kind, logical = str(field.type).rstrip("0123456789"), str(column.logical_type)
     flat = column.max_repetition_level == 0 and column.max_definition_level <= 1
-    text = column.logical_type.type == "STRING" or kind != "string"
-    if not (flat and text and column.physical_type in STORED.get(kind, ())):
+    fits = column.physical_type in STORED.get(kind, ()) and (logical == "String" or kind != "string")
+    if not (flat and (fits or logical == "Null")):
         raise ValueError(f"{field.name} is {column.physical_type} {column.logical_type}, expected {field.type}")
 
 
@@ -361,10 +362,10 @@ def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _as_type(column: pa.ChunkedArray, expected: pa.DataType, room: int) -> pa.ChunkedArray:
     """The column as a type; texts stay dictionaries. Raises ValueError for texts that take more room."""
-    if not pa.types.is_string(expected):
-        return column if column.type == expected else column.cast(expected)
     if column.type == expected:
         return column
+    if not pa.types.is_string(expected) or str(column.type) in OTHER_TEXTS:
+        return column.cast(expected)
     if not (pa.types.is_dictionary(column.type) and column.type.value_type == expected):
         raise ValueError(f"{column.type}, expected texts")
     if sum(map(_text_bytes, column.chunks)) > room:

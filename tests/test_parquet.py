@@ -65,6 +65,21 @@ def test_what_arrow_writes_is_read_as_arrow_reads_it(options: dict[str, object])
     assert pa.types.is_dictionary(read(data)["probe"].type) == (options.get("use_dictionary") is not False)
 
 
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view()], ids=str)
+def test_texts_of_other_writers_are_texts(kind: pa.DataType) -> None:
+    table = made(9, ["ab", ""]).set_column(1, "probe", pa.array(["ab", None, ""] * 3, kind))
+    data = packed(table, use_dictionary=False, store_schema=True)
+    assert as_plain(read(data))["probe"].to_pylist() == ["ab", None, ""] * 3
+    assert as_plain(read(data)).schema.field("probe").type == pa.string()
+
+
+def test_a_column_of_nulls_alone_has_the_type_that_is_expected() -> None:
+    table = made(9, ["ab"]).set_column(1, "probe", pa.nulls(9)).set_column(2, "score", pa.nulls(9))
+    nulls = as_plain(read(packed(table)))
+    assert nulls.schema.equals(SCHEMA)
+    assert nulls["probe"].null_count == nulls["score"].null_count == 9
+
+
 def test_a_dataset_s_part_is_read_whole_with_long_texts(tmp_path: Path) -> None:
     texts = [f"{number} " * 3000 for number in range(40)]
     table = made(40, texts)
