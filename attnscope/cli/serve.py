@@ -221,7 +221,7 @@ def _lines(name: str) -> Iterator[str]:
             if not line:
                 return
             try:
-                text = line.decode()
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
                 raise InputError(f"line {number} of {name} is no text in UTF-8", "save the file as UTF-8") from None
             yield text

@@ -623,6 +623,13 @@ def test_a_line_is_split_as_a_shell_splits_it():
     assert words_of("heads a#1 'b'#2 '#3' # '") == ["heads", "a#1", "b#2", "#3"]  # for shlex a comment begins in a word
 
 
+def test_a_byte_order_mark_before_the_first_line_is_no_part_of_its_command(tmp_path):
+    lines = tmp_path / "lines"
+    lines.write_text("metrics focus\nmetrics focus\n", "utf-8-sig")
+    found = call("serve", "--run", str(lines))
+    assert (found.code, found.out) == (0, call("metrics", "focus").out * 2)
+
+
 def test_lines_from_a_standard_input_that_is_closed(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(InputError, match="standard input is closed"):
