@@ -234,6 +234,13 @@ def test_top_is_a_limit_in_a_pipe_too_and_rows_stand_as_on_a_terminal(command):
     assert [f" {name} " in f" {line} " for name, line in zip(names, lines[rule + 1 :], strict=False)] == [True, True]
 
 
+def test_a_pipe_with_top_all_has_the_relations_of_a_terminal():
+    every, most = (call("relations", SENTENCE, "-q", "--top", top).ok().rows for top in ("all", "99999"))
+    assert every == most
+    assert len(every) < len(call("relations", SENTENCE, "-q").ok().rows)
+    assert every[0] == call("relations", SENTENCE, "-q", "--top", "1").ok().rows[0]
+
+
 def test_every_command_with_top_is_among_them():
     having = {name for name, (command, _) in COMMANDS.items() if "top" in parameters(*command.groups)}
     assert having - {"heatmap"} == LISTING.keys()  # heatmap prints paths, and draws so many heads

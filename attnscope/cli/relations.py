@@ -133,7 +133,7 @@ def relations(asked: TextRun, entries: Related, question: Question, top: Top, pr
     seen = observe_text(asked, entries, printing, options, keep)
     if printing.out:
         export_text(seen, printing, options=options, figures=(), spreadsheet=printing.spreadsheet, **listed.written())
-    how = listed.written() if top.limit(format) is None and format != "table" else listed.shown()
+    how = listed.shown() if format == "table" or top.top is not None else listed.written()
     table = seen.relations(**how)
     sheet = partial(relations_sheet, table, top.shown)
     output.emit_first(table, top, format, sheet, printing.quiet, printing.spreadsheet)
