@@ -481,9 +481,13 @@ def unit_labels(prompt: Prompt, units: Sequence[Span], group: str) -> tuple[str,
 
 
 def head_picture(seen: Observation, layer: int, head: int, **style: Unpack[StyleFields]) -> Picture:
-    """One head's labelled heatmap; style: fields of `Style`. Raises UsageError for a head whose map was not kept."""
+    """One head's labelled heatmap; style: fields of `Style`.
+
+    Raises UsageError for a head whose map was not kept, UnknownLayerError for a layer without attention.
+    """
     name, look, maps = head_name(layer, head, seen.view.by_kv), _style(style), layer_maps(seen)
     if not head_jobs(Path(), maps, [name], look):
+        _ = seen.kv_of[layer]  # a layer without attention is refused with those that have it
         raise UsageError(f"there is no map of {name}", "the observation keeps the maps that its Request asks for")
     look = replace(look, about=about(seen))
     return _picture(lambda folder: figures.save_head_maps(head_jobs(folder, maps, [name], look), look)[0], name)

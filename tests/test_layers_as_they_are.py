@@ -99,6 +99,7 @@ def test_a_layer_without_attention_has_no_weights_and_the_refusal_names_those_th
     by_layer = (seen.weights, seen.weight_heads, seen.kept_keys, seen.maps.values)
     asked = [partial(operator.getitem, found, layer) for found in by_layer]
     asked += [partial(name, f"L{layer}H0") for name in (seen.head, seen.matrix, seen.heatmap)]
+    asked.append(partial(seen.heatmap, layer, 0))
     for ask in (*asked, lambda: seen.uniform(layer)):
         with pytest.raises(KeyError) as refused:
             ask()
