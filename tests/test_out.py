@@ -184,6 +184,11 @@ def test_an_option_of_pictures_needs_a_picture(command):
             assert settle_figures(groups, {"out": None, name: "pdf"}, ()) == {}  # of a manifest or a file
 
 
+def test_a_table_is_sent_to_a_file_in_the_format_of_its_name():
+    refusal = call("compare", "a", "--compare-text", "b", "--out", "x.parquet").refusal
+    assert "write --out x, or send the table there: --format parquet > x.parquet" in refusal
+
+
 def test_image_without_out_is_refused():
     assert "--image is about pictures, and none is written" in call("heads", SENTENCE, "--image", "pdf").refusal
 

@@ -31,7 +31,7 @@ def check_out(out: Path, suffix: str, files: Sequence[str]) -> None:
     if suffix and suffix not in files:
         others = f", or a file in {', '.join(files)}" * bool(files)
         more = f" --image {suffix[1:]}" * (suffix in PICTURES and not files)
-        more += f", or send the table there: > {out}" * (suffix in TABLES and not files)
+        more += f", or send the table there: --format {suffix[1:]} > {out}" * (suffix in TABLES and not files)
         raise UsageError(f"--out {out}: expected a folder{others}", f"write --out {out.with_suffix('')}{more}")
     check_folder(out.parent if suffix else out)
 
