@@ -11,10 +11,10 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from attnscope.errors import UsageError
 from attnscope.files import open_regular, read_json
@@ -26,6 +26,8 @@ LOCK = ".lock"
 LEFT_SECONDS, HOLDER_LETTERS = 2.0, 300
 HOLDER = re.compile(r"process (?P<process>[1-9]\d{0,8}) on (?P<host>\S+), since ")  # as `locked` writes it
 LOCKED_BYTE = 2**30  # on Windows, where no other process can read a locked byte: after all that the file holds
+HASH = "sha256"  # how the name of a hash ends
+MOST_SAID = 4  # differences that a message names
 PLAIN = re.compile(r"[\w-]{1,40}")  # a name that a message shows as it is
 
 
@@ -56,14 +58,55 @@ def document(
 def check(folder: Path, what: str, before: Mapping[str, Any] | None, now: Mapping[str, Any], force: bool) -> None:
     """Raise UsageError, which names what differs, where `before` fills the folder and is another than `now`."""
     refuse_file_name(folder)
-    names = [] if before is None else [name for name in now if before.get(name) != now[name]]
-    if names and not force:
-        raise another(folder, what, f": {', '.join(names)} differ")
+    changed = [] if before is None or force else differences(before, now)
+    if changed:
+        more = f"; {len(changed) - MOST_SAID} more" * (len(changed) > MOST_SAID)
+        raise another(folder, what, f": {'; '.join(changed[:MOST_SAID])}{more}")
 
 
 def another(folder: Path, what: str, how: str = "") -> UsageError:
     """The refusal of a folder that another run, scan or comparison fills."""
     return UsageError(f"{folder} holds another {what}{how}", OVER)
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What the fields of `now` say otherwise than `before`, in words, each name once.
+
+    Hashes follow from values that a person gave: they are named where no value beside them differs.
+
+    >>> differences({"seed": 0, "ids_sha256": "ab"}, {"seed": 1, "ids_sha256": "cd"})
+    ['seed was 0, now 1']
+    >>> differences({"seed": 0, "ids_sha256": "ab"}, {"seed": 0, "ids_sha256": "cd"})
+    ['other ids']
+    """
+    return list(_differing(before, now, tuple(now)).values())
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any], names: Sequence[str], of: str = "") -> dict[str, str]:
+    """What differs, in words by name; of: the field that both are of."""
+    values, hashes = dict[str, str](), dict[str, str]()
+    for name in (name for name in names if before.get(name) != now.get(name)):
+        old, new = before.get(name), now.get(name)
+        if name.endswith(HASH):
+            label = name.removesuffix(HASH).rstrip("_") or "text"
+            hashes[label] = f"other {label}"
+        elif isinstance(old, Mapping) and isinstance(new, Mapping):
+            values |= _differing(old, new, tuple({**new, **old}), name)
+        elif _are_records(old) and _are_records(new) and len(old) == len(new):
+            for one, other in zip(old, new, strict=True):
+                values |= _differing(one, other, tuple(other))
+        else:
+            label = of if name == "name" else name if PLAIN.fullmatch(name) else brief(name)
+            values[label] = f"{label} was {_given(old)}, now {_given(new)}"
+    return values or hashes
+
+
+def _are_records(value: Any) -> TypeGuard[list[Mapping[str, Any]]]:
+    return isinstance(value, list) and all(isinstance(one, Mapping) for one in value)
+
+
+def _given(value: object) -> str:
+    return "not given" if value is None else brief(value)
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], shown: Callable[[object], str] = brief) -> list[str]:

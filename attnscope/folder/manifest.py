@@ -19,7 +19,7 @@ from typing import Any
 
 from attnscope.errors import UsageError
 from attnscope.files import check_schema, jsonable, read_json, save_json
-from attnscope.folder.claim import OVER, another, changes, writable
+from attnscope.folder.claim import MOST_SAID, OVER, another, changes, writable
 from attnscope.folder.suffix import refuse_file_name
 from attnscope.shown import visible
 from attnscope.stacks import STACKS
@@ -41,7 +41,7 @@ OURS = re.compile(
     re.ASCII,
 )
 HALF = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}")  # what `whole_path` calls a file that is not whole yet
-MOST_SAID, LONGEST_SAID = 4, 40
+LONGEST_SAID = 40
 
 
 def run_facts(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -121,14 +121,14 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(demo, tmp_path, monkey
 
 def test_another_run_is_not_mixed_in(demo, studied):
     *_, folder = studied
-    with pytest.raises(UsageError, match=": replacement "):
+    with pytest.raises(UsageError, match=": replacement was "):
         attnscope.ablate(demo, named(SETS), sequences=4, random=3, replace="zero", out=folder)
 
 
 def test_other_weights_of_the_same_name_are_not_mixed_in(demo, studied, monkeypatch):
     *_, folder = studied
     monkeypatch.setattr("attnscope.folder.parts.weights_sha256", lambda *folders: {"model.safetensors": "0"})
-    with pytest.raises(UsageError, match=": model "):
+    with pytest.raises(UsageError, match=": other weights;"):
         attnscope.ablate(demo, named(SETS), sequences=4, random=3, out=folder)
 
 

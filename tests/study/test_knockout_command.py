@@ -57,7 +57,7 @@ def test_a_folder_has_table_facts_and_picture_and_is_not_written_over(tmp_path):
     assert facts["model"]["name"] == "demo"
     refused = call(*asked, "--how", "zero")
     assert (refused.code, refused.err.count("\n") > 0) == (2, True)
-    assert ": intervention, how " in refused.err
+    assert "flow holds another knockout: how was 'mask', now 'zero'; name another folder" in refused.err
     call(*asked, "--how", "zero", "--force").ok()
 
 

@@ -202,7 +202,7 @@ def test_a_scan_that_was_stopped_goes_on_and_ends_the_same(demo, some, tmp_path,
 
 
 def test_another_scan_is_not_mixed_in(demo, some):
-    with pytest.raises(UsageError, match=": seed, ids_sha256 "):
+    with pytest.raises(UsageError, match="another scan: seed was 0, now 1;"):
         scan_heads(demo, plan(demo, seed=1), some[2])
 
 

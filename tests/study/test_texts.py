@@ -112,7 +112,7 @@ def test_what_was_read_is_not_read_again(demo, found, tmp_path, monkeypatch):
     monkeypatch.setattr(texts_room, "_read", lambda loaded, prompt: now.append(prompt) or _real(loaded, prompt))
     on_texts(demo, prompts, folder)
     assert now == prompts[:2]
-    with pytest.raises(UsageError, match=": texts, ids_sha256 "):
+    with pytest.raises(UsageError, match=": texts was 3, now 2;"):
         on_texts(demo, prompts[:2], folder)
     forced = on_texts(demo, prompts[:2], folder, force=True)
     assert forced.looks_SN.shape == (2, 24)
