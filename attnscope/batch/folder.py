@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from attnscope.batch.corpus import STDIN
 from attnscope.batch.journal import FAILURES, JOURNAL, PARTIAL, Journal, Record
 from attnscope.errors import UsageError
 from attnscope.files import check_schema, read_json, refuse_links, save_json
@@ -52,6 +54,22 @@ def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, 
             f"{folder} was started with other options: {'; '.join(changed)}",
             f"give the same options to resume, or {ANOTHER}",
         )
+
+
+def begun_sources(folder: Path, sources: Sequence[str]) -> tuple[str, ...]:
+    """The sources as the folder was begun with them, where these are the same paths spelled another way.
+
+    The rows name their files as the sources do, so that those of a resumed run have the names of the first.
+    """
+    begun = (_options(folder / OPTIONS) or {}).get("sources")
+    if not isinstance(begun, list) or not all(isinstance(name, str) for name in begun):
+        return tuple(sources)
+    return tuple(begun if list(map(_resolved, begun)) == list(map(_resolved, sources)) else sources)
+
+
+def _resolved(name: str) -> str:
+    """A source as a path from the root, links followed; standard input, and what no path can be, as it is."""
+    return name if name == STDIN or "\0" in name else os.path.realpath(name)
 
 
 def say_who_answered(folder: Path, records: Iterable[Record]) -> None:

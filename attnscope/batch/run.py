@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.batch.corpus import Corpus, find_files
-from attnscope.batch.folder import opened, say_who_answered
+from attnscope.batch.folder import begun_sources, opened, say_who_answered
 from attnscope.batch.items import read_items
 from attnscope.batch.job import Job
 from attnscope.batch.journal import Journal
@@ -43,6 +44,9 @@ def run_folder(
 
         >>> journal, tally = run_folder(Job(), Corpus(("corpus.jsonl",)), Path("runs/corpus"), {"model": "demo"})
     """
+    if "sources" in options and corpus.sources:
+        corpus = replace(corpus, sources=begun_sources(folder, corpus.sources))
+        options = {**options, "sources": list(corpus.sources)}
     files = find_files(corpus)
     with opened(folder, options) as journal:
         run = Run(job, corpus, files, folder, journal, stop, note)

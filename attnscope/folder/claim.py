@@ -112,11 +112,15 @@ def _given(value: object) -> str:
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], shown: Callable[[object], str] = brief) -> list[str]:
     """What two records say differently, in words, in the order of the names.
 
-    >>> changes({"top": 5}, {"top": 6})
-    ['top was 5, now 6']
+    >>> changes({"top": 5, "query": None}, {"top": 6, "query": "last"})
+    ["query was not given, now 'last'", 'top was 5, now 6']
     """
+
+    def said(value: object) -> str:
+        return "not given" if value is None else shown(value)
+
     return [
-        f"{name if PLAIN.fullmatch(name) else shown(name)} was {shown(before.get(name))}, now {shown(now.get(name))}"
+        f"{name if PLAIN.fullmatch(name) else shown(name)} was {said(before.get(name))}, now {said(now.get(name))}"
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     ]

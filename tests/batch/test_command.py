@@ -357,6 +357,18 @@ def test_a_checkpoint_that_changed_under_its_name_is_refused(
     assert said.count("was '") == said.count("\n") == 1
 
 
+def test_a_corpus_by_another_path_resumes_with_the_names_that_it_began_with(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole = str(place / "corpus.jsonl")
+    assert run(["batch", whole, "--out", "out", "-q"]) == 0
+    kept = (place / "out" / "journal.jsonl").read_bytes()
+    assert run(["batch", "corpus.jsonl", "--out", "out", "-q"]) == 0
+    assert (place / "out" / "journal.jsonl").read_bytes() == kept
+    assert run(["batch", "corpus.jsonl", "--out", "out", "-q", "--query", "last"]) == 2
+    assert "out was started with other options: query was not given, now 'last';" in capfd.readouterr().err
+
+
 def test_more_training_shows_in_the_digest_of_a_large_file_that_is_not_read_whole(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file

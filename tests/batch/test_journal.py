@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.batch.folder import check_options, check_ours
+from attnscope.batch.folder import begun_sources, check_options, check_ours
 from attnscope.batch.journal import Failure, Journal, Record
 from attnscope.errors import InputError, UsageError
 
@@ -119,8 +119,20 @@ def test_a_folder_that_is_still_written_to_is_swept_all_the_same(
 def test_changed_options_are_named(tmp_path: Path) -> None:
     check_options(tmp_path, {"model": "a", "top-k": 5, "by": None}, {})
     check_options(tmp_path, {"model": "a", "top-k": 5, "by": None}, {})
-    with pytest.raises(UsageError, match="started with other options: model was 'a', now 'b'; top-k was 5, now 6;"):
-        check_options(tmp_path, {"model": "b", "top-k": 6, "by": None}, {})
+    match = "started with other options: by was not given, now 'x'; model was 'a', now 'b'; top-k was 5, now 6;"
+    with pytest.raises(UsageError, match=match):
+        check_options(tmp_path, {"model": "b", "top-k": 6, "by": "x"}, {})
+
+
+def test_the_same_sources_spelled_another_way_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert begun_sources(tmp_path / "out", ["c.jsonl"]) == ("c.jsonl",)  # a new folder
+    check_options(tmp_path, {"sources": [str(tmp_path / "c.jsonl"), "-"]}, {})
+    for again in ("c.jsonl", "link/./c.jsonl"):
+        assert begun_sources(tmp_path, [again, "-"]) == (str(tmp_path / "c.jsonl"), "-")
+    for other in (["d.jsonl", "-"], ["-", "c.jsonl"], ["c.jsonl"]):
+        assert begun_sources(tmp_path, other) == tuple(other)
 
 
 OPTIONS = {"model": "a", "top-k": 5}
