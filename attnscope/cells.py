@@ -127,7 +127,7 @@ def head_names(heads: Iterable[tuple[int, int]]) -> str:
     return " ".join(head_name(layer, head) for layer, head in heads)
 
 
-def counted(numbers: Sequence[int]) -> str:
+def number_list(numbers: Sequence[int]) -> str:
     """Numbers of layers or heads, in order: `0 to 3`, `only 0`, `1, 3`."""
     if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"only {numbers[0]}"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 
-from attnscope.cells import counted, head_name
+from attnscope.cells import head_name, number_list
 from attnscope.errors import InputError, UsageError
 from attnscope.stacks import STACKS
 
@@ -230,11 +230,11 @@ def _missing(number: int, present: Sequence[int], what: str, part: str, where: s
     if where == MODEL and number < present[-1]:
         return UsageError(
             f"{part!r} names layer {number}, which has no attention over the text",
-            f"layers with attention: {counted(present)}",
+            f"layers with attention: {number_list(present)}",
         )
     gaps = " with attention" * (where == MODEL and list(present) != list(range(present[-1] + 1)))
     return UsageError(
-        f"{part!r} names {what} {number}, but {where} has {what}s{gaps} {counted(present)}", "counting starts at 0"
+        f"{part!r} names {what} {number}, but {where} has {what}s{gaps} {number_list(present)}", "counting starts at 0"
     )
 
 

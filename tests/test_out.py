@@ -8,7 +8,7 @@ import pytest
 import attnscope
 from attnscope.cli.groups import DRAWN, parameters
 from attnscope.cli.options import Writing
-from attnscope.cli.place import check_folder, settle_figures
+from attnscope.cli.place import check_writable, settle_figures
 from attnscope.errors import UsageError
 from attnscope.figures.style import ImageFormat
 from attnscope.folder.claim import check
@@ -195,13 +195,13 @@ def test_image_without_out_is_refused():
 
 def test_at_most_three_levels_of_folders_are_made_and_none_at_the_root(tmp_path):
     for folder in (tmp_path, tmp_path / "runs", tmp_path / "runs" / "a" / "b"):
-        check_folder(folder)
+        check_writable(folder)
     with pytest.raises(UsageError, match=r"there is no folder .*such; check the path, or make it: mkdir -p"):
-        check_folder(tmp_path / "with" / "no" / "such" / "dir")
+        check_writable(tmp_path / "with" / "no" / "such" / "dir")
     root = Path(tmp_path.anchor)
     for folder in (root / "no-such-folder", root / "no-such-folder" / "runs"):
         with pytest.raises(UsageError, match=r"there is no folder .*no-such-folder; check|not writable"):
-            check_folder(folder)
+            check_writable(folder)
 
 
 def test_a_mistyped_page_makes_nothing(tmp_path):

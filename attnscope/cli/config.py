@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.cli.figure_options import Drawing
 from attnscope.cli.groups import parameters
 from attnscope.cli.settings import AS_OPTIONS, converters, settings_of
-from attnscope.cli.synonyms import alike, by_key, synonyms_of
+from attnscope.cli.synonyms import by_key, suggestion, synonyms_of
 from attnscope.errors import UsageError, nearest
 from attnscope.shown import brief
 
@@ -66,7 +66,7 @@ def typed_settings(context: typer.Context, groups: tuple[type, ...], given: Sequ
         if key not in keys:
             own = by_key(groups)
             settings = ", ".join(key for key, one in own.items() if one.is_setting)
-            hint = alike(key, own) or f"the settings are {settings}"
+            hint = suggestion(key, own) or f"the settings are {settings}"
             raise UsageError(f"--set: there is no setting {brief(name)}", hint)
         if not equals:
             raise UsageError(f"--set {key}: expected NAME=VALUE, got {brief(one)}", f"write --set {key}=VALUE")

@@ -33,7 +33,7 @@ def check_out(out: Path, suffix: str, files: Sequence[str]) -> None:
         more = f" --image {suffix[1:]}" * (suffix in PICTURES and not files)
         more += f", or send the table there: --format {suffix[1:]} > {out}" * (suffix in TABLES and not files)
         raise UsageError(f"--out {out}: expected a folder{others}", f"write --out {out.with_suffix('')}{more}")
-    check_folder(out.parent if suffix else out)
+    check_writable(out.parent if suffix else out)
 
 
 def check_file(path: Path, example: str) -> None:
@@ -44,10 +44,10 @@ def check_file(path: Path, example: str) -> None:
         raise UsageError(f"{path} is not the name of a file", f"name one: {path / example}")
     if suffix_of(path) not in ("", *suffixes):
         raise UsageError(f"{path}: expected a file in {expected}", f"name one: {path.with_suffix(expected)}")
-    check_folder(path.parent)
+    check_writable(path.parent)
 
 
-def check_folder(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """Raise UsageError for a folder that cannot be made or written, before a model is loaded; make nothing yet.
 
     A mistyped path is no place: at most three levels are made, and none at the root.
@@ -87,10 +87,8 @@ def settle_figures(groups: tuple[type, ...], given: Mapping[str, Any], typed: Co
     """
     out, options = given.get("out"), parameters(*groups)
     of_folders = next((group.of_folders for group in groups if hasattr(group, "of_folders")), ())
-    suffix, idle = (
-        suffix_of(out, of_folders),
-        [one for name, one in options.items() if DRAWN in one.extra and name in typed],
-    )
+    suffix = suffix_of(out, of_folders)
+    idle = [one for name, one in options.items() if DRAWN in one.extra and name in typed]
     if idle and "out" in options and (out is None or suffix in TABLES):
         raise UsageError(f"--{idle[0].spelled} is about pictures, and none is written", "name a folder with --out DIR")
     if suffix not in PICTURES or "image" not in options:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from attnscope.cli.app import COMMANDS, module_of
 from attnscope.cli.groups import Parameter, parameters
 from attnscope.cli.help import whole_help
-from attnscope.cli.synonyms import alike, by_key, synonyms_of
+from attnscope.cli.synonyms import by_key, suggestion, synonyms_of
 from attnscope.errors import nearest
 from attnscope.shown import listed
 
@@ -67,7 +67,7 @@ def meant(word: str, own: Mapping[str, Parameter], command: str) -> str:
                 return f"`attnscope {key}` does that"
         if others := _elsewhere(word, own):
             return f"it is {others}"
-    if guess := alike(word, own):
+    if guess := suggestion(word, own):
         return guess
     found = [(key, others) for key in synonyms if (others := _elsewhere(key, own))]
     return "".join(f"--{key.replace('_', '-')} is {others}" for key, others in found[:1])

@@ -106,9 +106,9 @@ def serve(served: Served, session: Session, noise: Quiet) -> int:
     if session.run is not None:
         return run_lines(session.run)
     if session.page:
-        from attnscope.cli.serve_page import join, running
+        from attnscope.cli.serve_page import join, running_server
 
-        status = running()
+        status = running_server()
         if status is not None:
             if session.idle is not None:
                 raise UsageError("--idle is that of the server, which runs already", "leave it out")

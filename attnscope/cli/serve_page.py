@@ -43,7 +43,7 @@ def page_class() -> type[LivePage]:
     return LivePage
 
 
-def running() -> Status | None:
+def running_server() -> Status | None:
     """What the server of this user says of itself; None where there is none."""
     from attnscope.serve.client import asked
     from attnscope.serve.wire import UnansweredError

@@ -95,7 +95,7 @@ def by_key(groups: Sequence[type]) -> dict[str, Parameter]:
     return {one.key: one for one in parameters(*groups).values() if not one.is_argument}
 
 
-def alike(word: str, own: Mapping[str, Parameter]) -> str:
+def suggestion(word: str, own: Mapping[str, Parameter]) -> str:
     """The option of a command that a word probably means, as `did you mean --top?`; empty where none is near.
 
     own: the command's options and settings, by key.

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from attnscope.cells import counted
+from attnscope.cells import number_list
 from attnscope.errors import UnknownLayerError, UsageError
 from attnscope.stacks import DECODER, STACKS, prefix
 
@@ -68,7 +68,7 @@ class PerLayer(Mapping[LayerKey, T]):
                 if kind is None
                 else f"{named} has no attention over the text, its type is {kind}"
             )
-            return UnknownLayerError(message, f"layers with attention: {counted(self.model.attending)}")
+            return UnknownLayerError(message, f"layers with attention: {number_list(self.model.attending)}")
         if not self._found:
             return UnknownLayerError("nothing was kept of any layer: it was not asked for", "name it in the Request")
         known = ", ".join(f"{prefix(key.stack)}{key.layer}" for key in self._found)
