@@ -21,6 +21,7 @@ from attnscope.figures.style import ImageFormat
 from attnscope.folder.manifest import OURS, prompt_of
 from attnscope.parity import check_parity
 from attnscope.run import ask_of, prepare, read
+from attnscope.study.differences import check_folder
 from attnscope.tables import FORMULA_STARTS, as_table, save, tamed, write
 from attnscope.text.prompt import Prompt
 from helpers.command_line import call
@@ -78,6 +79,11 @@ def of_story(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("story") / "runs"
     call("heads", "--text", STORY, "--top", "2", "--out", str(out), "-q").ok()
     return out
+
+
+def test_a_comparison_in_the_folder_of_a_run_is_refused_with_its_command(of_story):
+    with pytest.raises(UsageError, match="runs holds a run of `heads --top 2`; name another folder"):
+        check_folder(of_story, {}, force=False)
 
 
 @pytest.mark.parametrize(

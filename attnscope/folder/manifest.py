@@ -135,6 +135,12 @@ def check(folder: Path, now: Mapping[str, Any], force: bool) -> None:
         raise another(folder, "run", f": {'; '.join(found[:MOST_SAID])}{more}")
 
 
+def run_there(folder: Path) -> UsageError:
+    """The refusal of a folder that a run fills, for what is no run of one text: it names the command that made it."""
+    command = _command(_of_any_version(folder / NAME))
+    return UsageError(f"{folder} holds a run of `{_cut(command)}`", OVER) if command else another(folder, "run")
+
+
 @contextmanager
 def taken(folder: Path, now: Mapping[str, Any]) -> Iterator[set[str]]:
     """The folder for a run to write into, made if need be; gives the set that the block adds the names of its files to.

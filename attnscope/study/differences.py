@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from attnscope.errors import InputError
 from attnscope.files import check_schema, check_types, damaged, jsonable, read_json, read_small, refuse_links
-from attnscope.folder.claim import OVER, another, check, document
+from attnscope.folder.claim import OVER, check, document
 from attnscope.folder.manifest import NAME as MANIFEST
+from attnscope.folder.manifest import run_there
 from attnscope.measure.metrics import METRICS
 from attnscope.stacks import SOFTMAX, STACKS
 from attnscope.tables import as_table, numbers, read_delimited, words
@@ -138,7 +139,7 @@ def check_folder(folder: Path, asked: Mapping[str, Any], force: bool) -> None:
     if before is not None and not force:
         check_schema(before, SCHEMA, folder, OVER)
     if before is None and (folder / MANIFEST).exists() and not force:
-        raise another(folder, "run")
+        raise run_there(folder)
     check(folder, "comparison", before and before.get("asked", {}), asked, force)
 
 
