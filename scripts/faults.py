@@ -303,6 +303,8 @@ def found_alone(fault: Fault, place: Place, *arguments: str) -> str:
     while True:
         with planted(fault, place.copy):
             code, cases = place.pytest("-n", "0", "-x", *arguments, *(f"--deselect={case}" for case in unsound))
+        if not cases and code == 1:  # as of failed cases, and none failed: Python ended without pytest
+            raise RuntimeError("pytest did not run in the copy: is it in the environment of this one?")
         if not cases:
             return f"pytest left with {code}" if code not in (0, 5) else ""
         if place.pytest("-n", "0", "-m", "", cases[0])[0] == 0:
