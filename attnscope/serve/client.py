@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,8 +100,12 @@ def asked(what: str) -> Status:
     """What a server answers to `status` or `stop`. UnansweredError: there is none. SilentServerError: it is silent."""
     with connected() as link:
         try:
-            send(link, {"what": what})
-            found: Status = typed(Status, receive(link, wire.REQUEST_BYTES, CONNECT_SECONDS).header, "status")
+            with suppress(ConnectionError):  # it has refused this link, and said why
+                send(link, {"what": what})
+            header = receive(link, wire.REQUEST_BYTES, CONNECT_SECONDS).header
+            if isinstance(header, list):  # no link is left
+                raise SilentServerError(f"the server has no time: {_said(Frame(header, []))[1]}; ask again", None)
+            found: Status = typed(Status, header, "status")
         except (OSError, WireError, UsageError) as error:
             raise SilentServerError(f"the server does not answer ({error})", place.process_of(link)) from error
         return found

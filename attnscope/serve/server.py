@@ -30,8 +30,11 @@ from attnscope.serve.wire import UnansweredError, WireError, framed, is_readable
 from attnscope.typed import plain, typed
 
 MOST_LINKS = 64  # at once: asked, or waiting for their turn
+SPARE_LINKS = 8  # beyond those, for `--status` and `--stop`
+SPARE_SECONDS = 1.0  # as ASKING_SECONDS, of a spare link
 ASKING_SECONDS = 10.0  # from the first byte of a question to its last
 POLL_SECONDS = 0.5
+FULL = ["no", f"{MOST_LINKS} questions wait already"]
 
 
 @dataclass
@@ -73,7 +76,7 @@ class Server:
         self._number = 0
         self._turn = threading.Lock()  # of the worker
         self._counting = threading.Lock()  # of pages
-        self._links = threading.BoundedSemaphore(MOST_LINKS)
+        self._links, self._spare = threading.BoundedSemaphore(MOST_LINKS), threading.BoundedSemaphore(SPARE_LINKS)
         self._stop = threading.Event()
         self._lock: IO[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -171,34 +174,39 @@ class Server:
                 self._stop.wait(POLL_SECONDS)
 
     def _begin(self, link: socket.socket) -> None:
-        if not self._links.acquire(blocking=False):
+        links = next((one for one in (self._links, self._spare) if one.acquire(blocking=False)), None)
+        if links is None:
             with link, suppress(OSError):
-                send(link, ["no", f"{MOST_LINKS} questions wait already"], last=True)
+                send(link, FULL, last=True)
             return
         try:
-            threading.Thread(target=self._talk, args=(link,), daemon=True).start()
+            threading.Thread(target=self._talk, args=(link, links), daemon=True).start()
         except RuntimeError:  # the system has no more
             link.close()
-            self._links.release()
+            links.release()
 
-    def _talk(self, link: socket.socket) -> None:
-        """One connection: a question, and its answer."""
+    def _talk(self, link: socket.socket, links: threading.Semaphore) -> None:
+        """One connection: a question, and its answer. links: those that it is one of."""
+        spare = links is self._spare
         try:
             with link:
                 if place.is_own(link):
-                    self._answer(link, receive(link, wire.REQUEST_BYTES, ASKING_SECONDS))
+                    frame = receive(link, wire.REQUEST_BYTES, SPARE_SECONDS if spare else ASKING_SECONDS)
+                    self._answer(link, frame, spare)
         except (WireError, OSError):
             pass  # who asked has gone, or said nothing that is a question; or the worker has ended
         finally:
-            self._links.release()
+            links.release()
 
-    def _answer(self, link: socket.socket, frame: wire.Frame) -> None:
+    def _answer(self, link: socket.socket, frame: wire.Frame, spare: bool) -> None:
         said = frame.header if isinstance(frame.header, dict) else {}
         if said.get("what") == "status":
             send(link, plain(self.status()), last=True)
         elif said.get("what") == "stop":
             send(link, plain(self.status()), last=True)
             self._stop.set()
+        elif spare:
+            send(link, FULL, last=True)
         elif said.get("what") == "page":
             self._keep_page(link, said)
         elif said.get("what") == "question":

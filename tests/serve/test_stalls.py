@@ -6,7 +6,7 @@ import socket
 import stat
 import subprocess
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import Pipe
 
 import pytest
@@ -213,6 +213,26 @@ def test_a_server_that_says_nothing_is_waited_for_with_a_word_and_then_not(silen
 def test_beside_a_socket_that_says_nothing_a_command_is_as_alone(silent):
     beside = call("heads", SENTENCE)
     assert beside == call("heads", SENTENCE, ATTNSCOPE_NO_SERVER="1").ok()
+
+
+def test_a_server_whose_links_are_taken_answers_its_status_and_is_stopped(stubbed, monkeypatch):
+    monkeypatch.setattr(serving_module, "SPARE_LINKS", 1)
+    with stubbed() as (server, thread), ExitStack() as links:
+        for _ in range(serving_module.MOST_LINKS):
+            links.enter_context(client.connected())
+        until(lambda: server._links._value == 0)
+        assert client.asked("status").ready
+        assert why_unanswered() == "64 questions wait already"
+        with client.connected():  # the spare one too
+            until(lambda: server._spare._value == 0)
+            found = call("serve", "--status")
+            assert found.code == 1
+            assert "64 questions wait already; ask again" in found.err.replace("\n", " ")
+            assert "kill" not in found.err
+        until(lambda: server._spare._value == 1)
+        assert call("serve", "--stop").code == 0
+        thread.join(HANGS)
+        assert not thread.is_alive()
 
 
 def test_the_status_of_a_server_that_says_nothing_names_its_process(silent, monkeypatch):
