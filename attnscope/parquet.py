@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"PAR1"
 FOOTER_BYTES, LARGEST_FOOTER = 1 << 18, 1 << 24  # pyarrow takes up to 240 bytes of memory for each byte of a footer
+CORPUS_FOOTER_BYTES = 5 << 18  # of rows that others wrote, some to a group: 300 MiB of memory
 FOOTER_SHARE = 4  # of a file of ours, a footer beyond FOOTER_BYTES is less than this part
 PAGE_BYTES = 1 << 26  # of a page, unpacked; a page of ours has 1 MiB
 ROWS_PER_BYTE = 64  # of a file beyond FEW_ROWS rows; a row of ours takes some bytes
@@ -78,10 +79,11 @@ class Chunk(NamedTuple):
     dictionary: int
 
 
-def open_parquet(source: pa.NativeFile) -> ParquetFile:
+def open_parquet(source: pa.NativeFile, footer_bytes: int | None = None) -> ParquetFile:
     """The file, nothing of it decoded but a footer that is no larger than those of such files.
 
-    Raises ValueError for one that is larger, and for what is no Parquet.
+    footer_bytes: of a file of any size (default: FOOTER_BYTES). Raises ValueError for one that is larger, and for what
+    is no Parquet.
     """
     import pyarrow.parquet as pq
 
@@ -90,8 +92,8 @@ def open_parquet(source: pa.NativeFile) -> ParquetFile:
     if end[4:] != MAGIC:
         raise ValueError("no Parquet file")
     footer = int.from_bytes(end[:4], "little")
-    if footer > min(LARGEST_FOOTER, max(FOOTER_BYTES, size // FOOTER_SHARE)):
-        raise ValueError(f"a footer of {footer:,} bytes in a file of {size:,}")
+    if footer > min(LARGEST_FOOTER, max(footer_bytes or FOOTER_BYTES, size // FOOTER_SHARE)):
+        raise ValueError(f"a footer of {footer:,} bytes in a file of {size:,}: write larger row groups")
     try:
         return pq.ParquetFile(source)
     except (pa.ArrowException, OSError) as error:
@@ -140,7 +142,7 @@ def row_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
     """
     import pyarrow.parquet as pq
 
-    meta = open_parquet(source).metadata
+    meta = open_parquet(source, CORPUS_FOOTER_BYTES).metadata
     for group, chunks in enumerate(chunks_of(meta)):
         rows, coded = ROWS, list[str]()
         for place, chunk in enumerate(chunks):

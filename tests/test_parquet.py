@@ -246,6 +246,17 @@ CHATS = pa.table(
 PREFIXES: dict[str, object] = {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}}
 
 
+def test_a_corpus_may_have_a_larger_footer_than_a_file_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "FOOTER_BYTES", 1000)
+    monkeypatch.setattr(parquet, "CORPUS_FOOTER_BYTES", 5000)
+    rows = CHATS.select(["text"])
+    assert corpus_rows(packed(rows, row_group_size=15)) == rows.to_pylist()
+    with pytest.raises(ValueError, match="write larger row groups"):
+        corpus_rows(packed(rows, row_group_size=1))
+    with pytest.raises(ValueError, match="a footer of"):
+        read_columns(pa.BufferReader(packed(rows, row_group_size=15)))
+
+
 @pytest.mark.parametrize("room", [1 << 28, 1000, 1])
 @pytest.mark.parametrize("options", [{}, {"row_group_size": 70}, PREFIXES], ids=str)
 def test_a_corpus_has_the_rows_that_arrow_reads(

@@ -325,10 +325,10 @@ def _csv_record(line: int, header: Sequence[str], row: Sequence[str]) -> Raw:
 
 def _parquet_rows(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
     from attnscope.files import open_native
-    from attnscope.parquet import open_parquet, row_batches, unpacked_bytes
+    from attnscope.parquet import CORPUS_FOOTER_BYTES, open_parquet, row_batches, unpacked_bytes
 
     with open_native(Path(file.path), mapped=True) as source:
-        number, rows = 0, max(1, open_parquet(source).metadata.num_rows)
+        number, rows = 0, max(1, open_parquet(source, CORPUS_FOOTER_BYTES).metadata.num_rows)
         for batch in row_batches(source):
             first, number = number + 1, number + len(batch)
             if len(batch) == 1 and sum(map(unpacked_bytes, batch.columns)) > ITEM_BYTES:
