@@ -149,7 +149,7 @@ EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
     "an option": {
         "cli/heads.py": (
             ("\n\nGROUPS = ", OPTION.rstrip("\n")),
-            ("    if printing.out:", "    shown = [head for head in shown if ranking.role in (None, head.role)]\n"),
+            ("    if printing.out:", "    shown = [head for head in shown if printing.role in (None, head.role)]\n"),
         )
     },
     "an engine": {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from attnscope.folder.suffix import PICTURES, TABLES
 
 if TYPE_CHECKING:
     from attnscope.figures import Style
+    from attnscope.keep.columns import Head
     from attnscope.keep.request import MapFields
     from attnscope.observation import Observation
 
@@ -233,7 +234,7 @@ def heads(
         if printing.folder and "heads" in (kinds or FIGURES) and len(drawn) < len(seen.heads):
             said = f"{len(drawn)} of {len(seen.heads)} heads drawn one by one; --top or --select draws others"
             output.talk(said, printing.quiet)
-    _print(seen, order, ranking, printing, format)
+    _print(seen, shown, order, ranking, printing, format)
     if showing.show:
         draw(seen, shown if entries.select else shown[:FEW], style(), stream(only=False))
     return report_checks(seen, printing.quiet)
@@ -249,8 +250,13 @@ def _maps(drawing: Drawing, showing: Show, style: Callable[[], Style], written: 
     return maps
 
 
-def _print(seen: Observation, order: str, ranking: Ranking, printing: Results, format: str) -> None:
-    """The table on stdout; on stderr what its columns mean, what it leaves out and what was not measured."""
+def _print(
+    seen: Observation, shown: Sequence[Head], order: str, ranking: Ranking, printing: Results, format: str
+) -> None:
+    """The table on stdout; on stderr what its columns mean, what it leaves out and what was not measured.
+
+    shown: the heads that a person sees.
+    """
     from attnscope.cli.heads_legend import legend, missing_support, without_attention
     from attnscope.cli.heads_table import ranked
 
@@ -258,7 +264,6 @@ def _print(seen: Observation, order: str, ranking: Ranking, printing: Results, f
     if format != "table":
         output.emit_data(seen.table(order, ranking.limit(format)), format, printing.spreadsheet)
     else:
-        shown = seen.kept_heads(order)[: ranking.shown]
         table = ranked(seen, shown, order)
         output.show(table.sheet())
         for line in legend(table, shown):
