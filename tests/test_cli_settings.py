@@ -199,14 +199,21 @@ def test_a_group_is_made_without_its_settings():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("keys", "a", "--query", "last"), "No such option: --query; it is an option of text, relations, "),
+        (
+            ("keys", "a", "--query", "last"),
+            "--query; it is an option of heads, relations, text, heatmap and ",
+        ),
         (("relations", "a", "--sort", "weight"), "No such option: --sort; it is an option of heads, heatmap; `attn"),
         (("info", "--shard-size", "3"), "No such option: --shard-size; it is an option of batch; `attnscope info"),
         (("heads", "a", "--layer", "3"), "--layer; did you mean --select (Layers and heads: 27, 27.3, L27H3"),
         (("heads", "a", "-layers", "3"), "-layers; did you mean --select ("),
         (("why", "a", "--heads", "1"), "--heads; did you mean --head?"),
         (("info", "--layer", "3"), "--layer; --select is an option of "),
-        (("heads", "a", "-n", "3"), "-n; did you mean --top (Heads printed"),
+        (
+            ("heads", "a", "-n", "3"),
+            "--top (Heads printed, and drawn one by one: a number, or all (default: 20, in a pipe all are printed))?",
+        ),
+        (("compare", "a", "b"), "(b); give the second text with --compare-text, and put a text of several words in"),
         (("heads", "a", "--json"), "--json; did you mean --format jsonl?"),
         (("info", "--json"), "--json; did you mean --format json?"),
         (("heads", "a", "--steps"), "--steps; `attnscope explain` does that; "),

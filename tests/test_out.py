@@ -189,6 +189,17 @@ def test_a_table_is_sent_to_a_file_in_the_format_of_its_name():
     assert "write --out x, or send the table there: --format parquet > x.parquet" in refusal
 
 
+@pytest.mark.parametrize(
+    ("command", "out", "instead"),
+    [
+        ("heatmap", "x.csv", "a table: attnscope heads TEXT --out x.csv"),
+        ("keys", "x.png", "a picture: attnscope heatmap TEXT --out x.png"),
+    ],
+)
+def test_a_file_that_another_command_makes_is_named_with_it(command, out, instead):
+    assert call(command, SENTENCE, "--out", out).refusal.endswith(f", or make {instead}")
+
+
 def test_image_without_out_is_refused():
     assert "--image is about pictures, and none is written" in call("heads", SENTENCE, "--image", "pdf").refusal
 

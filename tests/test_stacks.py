@@ -291,6 +291,10 @@ def test_layers_are_those_of_their_stack():
     assert found[2] == found[2, "cross"] == "kept"
     assert 2 in found
     assert (2, "decoder") not in found
+    with pytest.raises(UsageError, match=r"expected the number of a layer, got '2'; write \[2\]$"):
+        found["2"]
+    with pytest.raises(UsageError, match=r"expected the number of a layer, got 'L2H0'; .*matrix\('L1H4'\)$"):
+        found["L2H0"]
 
 
 def test_tasks_and_geometry():

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.config import refuse_others
-from attnscope.cli.figure_options import DEPTH, Drawing, place_of_pictures
-from attnscope.cli.groups import command_line
+from attnscope.cli.figure_options import DEPTH, Drawing, Look, place_of_pictures
+from attnscope.cli.groups import command_line, parameters
 from attnscope.cli.heads_table import UNIFORM, Column
 from attnscope.cli.intervals import open_line
 from attnscope.cli.options import Results
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LONGEST_ASKED = 80  # characters
 PART = {  # options that say something of a dataset
     *("given", "set", "config", "sort", "top", "select", "atlas", "query", "key", "metrics", "format"),
-    *("figures", "image", "out", "quiet", "verbose"),
+    *("figures", "out", "quiet", "verbose", *parameters(Look)),
 }
 
 
@@ -63,12 +63,9 @@ class Ranked:
 def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing: Results, drawing: Drawing) -> int:
     """Print the ranked heads of a dataset, and draw what is asked for; the exit code."""
     refuse_others(context, PART, f"{folder} is a finished dataset", "leave it out, or give it to attnscope batch")
-    figures = drawing.figures or (DEPTH if printing.file and printing.draws else None)
-    if (figures is not None) != printing.draws:
-        raise UsageError(
-            "a dataset is drawn with --out and --figures depth, and one of them was given",
-            "give both, or leave out both",
-        )
+    figures = drawing.figures or (DEPTH if printing.draws else None)
+    if figures is not None and not printing.draws:
+        raise UsageError("--figures are files", "name a folder with --out DIR")
     format = output.wanted_format(printing.format)
     output.complain_through_talk(printing.quiet)
     dataset, found = _read(folder, asked, printing.quiet)

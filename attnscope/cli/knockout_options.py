@@ -121,7 +121,7 @@ class CacheBudgets(Generated):
 
         if self.keep is None:
             check_no_budget(self.at, self.generate)
-            check_over(edges.over)
+            check_over(edges.over, "--over")
             return
         check_budgets(self.keep, edges.over, query=edges.query, key=edges.key, how=edges.how)
         check_answer(self.generate, answered.answer, answered.truncate)

@@ -39,7 +39,8 @@ def refusal(error: typer.TyperException, arguments: Sequence[str]) -> str:
     if one is not None and hasattr(error, "value"):
         return one.refusal(f"--{one.spelled}", error.value, error.message, listing).for_shell()
     if message.startswith("Got unexpected extra argument") and "given" in parameters(*groups):
-        return f"{message}; put a text of several words in quotes, and see `{context.command_path} --help`"
+        second = "give the second text with --compare-text, and " * ("compare_text" in parameters(*groups))
+        return f"{message}; {second}put a text of several words in quotes, and see `{context.command_path} --help`"
     return f"{message}; {listing}"
 
 
@@ -95,11 +96,6 @@ def _before_a_command(context: typer.Context, option: str, arguments: Sequence[s
 
 
 def _elsewhere(key: str, own: Mapping[str, Parameter]) -> str:
-    """`an option of relations, text and 7 more`: the commands that have it, the one most like this command first."""
-    found = {name: by_key(_groups(name)) for name in COMMANDS}
-
-    def likeness(name: str) -> float:
-        return len(found[name].keys() & own) / len(found[name].keys() | own)
-
-    alike = sorted((name for name in found if key in found[name]), key=likeness, reverse=True)
-    return f"an option of {listed(alike, MANY)}" if alike else ""
+    """`an option of heads, text and 7 more`: the commands that have it, in the order of `attnscope --help`."""
+    having = [name for name in COMMANDS if key in by_key(_groups(name))]
+    return f"an option of {listed(having, MANY)}" if having else ""

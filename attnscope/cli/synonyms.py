@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from attnscope.cli.groups import Parameter, parameters
@@ -84,6 +85,8 @@ SYNONYMS = {
     "dry_run": "n plan estimate",
 }
 
+SENTENCE_END = re.compile(r"(?<!e\.g)\.\s")
+
 
 def synonyms_of(word: str) -> list[tuple[str, str]]:
     """The options, each with its value or none, and the commands that others call so."""
@@ -108,7 +111,8 @@ def suggestion(word: str, own: Mapping[str, Parameter]) -> str:
 
 
 def _described(one: Parameter, value: str) -> str:
-    """An option with a value, of those that it takes, or with what its help says."""
+    """An option with a value, of those that it takes, or with the first sentence of its help."""
     if value and one.choices:
         value = next((choice for choice in one.choices if choice.startswith(value)), "")
-    return f"--{one.spelled} {value}" if value else f"--{one.spelled} ({(one.info.help or '').rstrip('.')})"
+    said = SENTENCE_END.split(one.info.help or "")[0].rstrip(".")
+    return f"--{one.spelled} {value}" if value else f"--{one.spelled} ({said})"

@@ -53,7 +53,8 @@ class PerLayer(Mapping[LayerKey, T]):
 
     def __getitem__(self, key: int | tuple[int, str]) -> T:
         if isinstance(key, str):
-            raise UsageError(f"{key!r} names a head, and this is by layer", "write weights[1][4], or matrix('L1H4')")
+            how = f"write [{int(key)}]" if key.isdecimal() else "write weights[1][4], or matrix('L1H4')"
+            raise UsageError(f"expected the number of a layer, got {key!r}", how)
         layer = LayerKey(*key) if isinstance(key, tuple) else LayerKey(key, self._stack)
         if layer not in self._found:
             raise self._unknown(layer)

@@ -208,7 +208,7 @@ def test_a_run_that_is_still_writing_is_read_as_far_as_it_has_come(place: Path, 
             "--query and --key name two spans of a dataset, and one of them was given; give both",
         ),
         (("spans", "--query", "end", "--key", "middle"), 2, "has these spans: end, start; name two of them"),
-        (("asked", "--out", "x"), 2, "a dataset is drawn with --out and --figures depth, and one of them was given"),
+        (("asked", "--figures", "depth"), 2, "--figures are files; name a folder with --out DIR"),
         (("asked", "--figures", "overview", "--out", "x"), 2, "--figures: expected depth of a dataset, got 'overview'"),
         ((".",), 2, "without manifest.json: .; name the folder of a run, or of a dataset of attnscope batch, or"),
     ],
@@ -308,6 +308,9 @@ def test_depth_is_drawn_of_a_dataset_and_again_from_heatmap(place: Path, tmp_pat
     done = call(*again, "--out", str(tmp_path / "b"), "-q").silent()
     assert done.out.decode() == f"{tmp_path / 'b' / 'depth.svg'}\n"
     assert (tmp_path / "b" / "depth.svg").is_file()
+    plain = call("heads", str(place / "asked"), "--out", str(tmp_path / "c"), "--dpi", "20", "-q")
+    assert (plain.code, plain.err) == (0, "")
+    assert (tmp_path / "c" / "depth.png").is_file()  # all that there is to draw of a dataset
 
 
 def test_the_intervals_are_of_the_means_of_each_text(place: Path) -> None:

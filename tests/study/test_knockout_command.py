@@ -95,7 +95,7 @@ def test_a_rehearsal_says_what_would_be_done():
         (
             (BANK, "--key", "river", "--over", "window:0"),
             2,
-            "over: expected none, heads, layers, window:N, keys or kv",
+            "attnscope: --over: expected none, heads, layers, window:N, keys or kv",
         ),
         ((BANK, "--key", "last", "--query", "3"), 4, "no query sees the key last"),
         ((BANK, "--key", "river", "--query", "99"), 4, "there is no token 99 of 11"),

@@ -8,11 +8,11 @@ OVER = "none, heads, layers, window:N, keys or kv"
 WINDOW = re.compile(r"window:([1-9][0-9]{0,3})")
 
 
-def check_over(over: str) -> None:
-    """Raise UsageError for what nothing can be cut over."""
+def check_over(over: str, option: str = "over") -> None:
+    """Raise UsageError for what nothing can be cut over; option: as it is called where it was given."""
     if over not in ("none", "heads", "layers", "keys", "kv") and not WINDOW.fullmatch(over):
         near = nearest(over, ("none", "heads", "layers", "window:5", "keys")) or "heads"
-        raise UsageError(f"over: expected {OVER}, got {over[:20]!r}", f"use {{over={near}}}")
+        raise UsageError(f"{option}: expected {OVER}, got {over[:20]!r}", f"use {{over={near}}}")
 
 
 def window_of(over: str) -> int:
