@@ -1,19 +1,31 @@
 """What --out names: a folder, or one file of the format that its suffix says; where folders are made."""
 
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 import attnscope
+from attnscope.calls import why_record
+from attnscope.calls.ablate_other import QUESTIONS
 from attnscope.cli.groups import DRAWN, parameters
 from attnscope.cli.options import Writing
 from attnscope.cli.place import check_writable, settle_figures
 from attnscope.errors import UsageError
 from attnscope.figures.style import ImageFormat
+from attnscope.folder import manifest
 from attnscope.folder.claim import check
+from attnscope.folder.kinds import KINDS
+from attnscope.folder.parts import claim
 from attnscope.folder.suffix import OTHERS, PICTURES, TABLES
 from attnscope.selection import may_be_one_head
+from attnscope.study import differences
+from attnscope.study.ablation import effects as ablation
+from attnscope.study.atlas import atlas
+from attnscope.study.budgets import effects as budgets
+from attnscope.study.knockout import records as knocked
+from attnscope.study.patching import effects as patching
 from attnscope.tables import FORMATS
 from helpers.command_line import SENTENCE, call
 from helpers.commands import COMMANDS
@@ -33,9 +45,40 @@ KNOCKOUT = ("knockout", RIVER, "--key", "river", "--random", "0", "-q", "--over"
 PATCH = ("patch", RIVER, "--corrupted", RIVER.replace("river", "field"), "--random", "0", "-q", "--over", "layers")
 
 
+KEEPERS = {  # by the file that says what fills a folder: what refuses one that another kind fills
+    manifest.NAME: partial(manifest.check, now={}),
+    differences.NAME: partial(differences.check_folder, asked={}),
+    **{
+        f"{readings}/{study}.json": partial(claim, readings=readings, study=study, facts={})
+        for readings, study in (
+            *((one, one) for one in ("knockout", "ablation", *QUESTIONS)),
+            *(("readings", "scan"), ("texts", "corpus"), ("budgets", "budget"), ("patching", "patch")),
+        )
+    },
+}
+
+
 def test_the_suffixes_are_those_that_are_written():
     assert {name.removeprefix(".") for name in TABLES} == set(FORMATS)
     assert {name.removeprefix(".") for name in PICTURES} == set(get_args(ImageFormat))
+
+
+@pytest.mark.parametrize("own", KEEPERS)
+def test_no_kind_of_result_is_written_into_the_folder_of_another(own, tmp_path):
+    refuses = KEEPERS[own]
+    for kind, name in ((kind, name) for kind, names in KINDS.items() for name in names if own not in names):
+        folder = tmp_path / name.replace("/", "-")
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("{}")
+        with pytest.raises(UsageError, match=f"holds {kind} \\({name}\\), and .* is another kind of result"):
+            refuses(folder, force=False)
+        refuses(folder, force=True)
+
+
+def test_every_study_says_in_its_folder_what_kind_it_is():
+    known = {name for names in KINDS.values() for name in names}
+    finished = (atlas, knocked, patching, budgets, ablation, differences, why_record)
+    assert {"manifest.json", "run.json", "checkpoints.parquet", *KEEPERS, *(one.NAME for one in finished)} <= known
 
 
 def test_every_command_that_writes_says_where():

@@ -104,7 +104,7 @@ def test_a_study_is_drawn_again_with_other_looks(finished, tmp_path, study, name
         ),
         (("whole", "--show"), "--show does not apply to it"),
         (("whole",), "nowhere to draw; name a folder with --out DIR"),
-        (("whole", "--out", "scan"), "scan holds a finished run; name another folder for the pictures of whole"),
+        (("whole", "--out", "scan"), "scan holds a scan; name another folder for the pictures of whole"),
         (
             ("scan", "--figures", "overview", "--out", "x"),
             "scan holds no run of a text; leave out --figures and --select",

@@ -16,6 +16,7 @@ from attnscope.cells import head_name, number, signed
 from attnscope.figures import About, Style
 from attnscope.files import save_json
 from attnscope.folder.claim import check, document
+from attnscope.folder.kinds import refuse_other_kind
 from attnscope.stacks import is_cross, prefix
 from attnscope.study.statistics import rank_correlation
 from attnscope.study.why.records import Component, LogitParts
@@ -198,6 +199,7 @@ class Why(Record):
 
     def check_folder(self, folder: Path, force: bool) -> None:
         """Raise UsageError for a folder that holds another logit, unless force says to write over it."""
+        refuse_other_kind(folder, NAME, force)
         before = document(folder / NAME, "damaged, or no logit of ours", "name another folder", force=force)
         check(folder, "logit", before, self._asked(), force)
 

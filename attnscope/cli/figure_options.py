@@ -194,14 +194,13 @@ class Drawing(Kinds, Map):
 
 def place_of_pictures(folder: Path, out: Path | None) -> Path:
     """The folder to draw into. Raises UsageError where that is none, or holds what was finished itself."""
-    from attnscope.batch.folder import is_dataset
     from attnscope.files import refuse_links
-    from attnscope.folder.manifest import NAME, inner_folders
-    from attnscope.show.again import STUDIES
+    from attnscope.folder.kinds import kinds_in
+    from attnscope.folder.manifest import inner_folders
 
     if out is None:
         raise UsageError("nowhere to draw", "name a folder with --out DIR")
-    if is_dataset(out) or any((out / name).exists() for name in (NAME, *STUDIES)):
-        raise UsageError(f"{out} holds a finished run", f"name another folder for the pictures of {folder}")
+    if kinds := list(kinds_in(out)):
+        raise UsageError(f"{out} holds {kinds[0]}", f"name another folder for the pictures of {folder}")
     refuse_links(inner_folders(out))
     return out

@@ -194,8 +194,11 @@ def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kep
 def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept, style: Style) -> int:
     """One scan per revision, each model gone before the next is loaded; then all of them side by side."""
     from attnscope.cli.scan_revisions import effects_at
-    from attnscope.show.checkpoints import folder_of, save_checkpoints, stacked
+    from attnscope.folder.kinds import refuse_other_kind
+    from attnscope.show.checkpoints import TABLE, folder_of, save_checkpoints, stacked
 
+    if kept.out is not None:
+        refuse_other_kind(kept.out, TABLE, kept.force)
     atlases: dict[str, Atlas] = {}
     for number, revision in enumerate(scanned.revisions, start=1):
         output.talk(f"revision {revision}, {number} of {len(scanned.revisions)}", kept.quiet)

@@ -20,6 +20,7 @@ from typing import Any
 from attnscope.errors import UsageError
 from attnscope.files import check_schema, jsonable, read_json, save_json
 from attnscope.folder.claim import MOST_SAID, OVER, another, changes, writable
+from attnscope.folder.kinds import refuse_other_kind
 from attnscope.folder.suffix import refuse_file_name
 from attnscope.shown import visible
 from attnscope.stacks import STACKS
@@ -120,6 +121,7 @@ def check(folder: Path, now: Mapping[str, Any], force: bool) -> None:
     What a run left that was stopped may be taken over by any other.
     """
     refuse_file_name(folder)
+    refuse_other_kind(folder, NAME, force)
     path, found, before = folder / NAME, list[str](), dict[str, Any]()
     if not force and path.exists():
         before = _of_any_version(path)
@@ -133,12 +135,6 @@ def check(folder: Path, now: Mapping[str, Any], force: bool) -> None:
             raise UsageError(f"{folder} holds a run of `{_cut(made)}`{text}", OVER)
         more = f"; {len(found) - MOST_SAID} more" * (len(found) > MOST_SAID)
         raise another(folder, "run", f": {'; '.join(found[:MOST_SAID])}{more}")
-
-
-def run_there(folder: Path) -> UsageError:
-    """The refusal of a folder that a run fills, for what is no run of one text: it names the command that made it."""
-    command = _command(_of_any_version(folder / NAME))
-    return UsageError(f"{folder} holds a run of `{_cut(command)}`", OVER) if command else another(folder, "run")
 
 
 @contextmanager

@@ -26,6 +26,7 @@ import numpy as np
 from attnscope.errors import UsageError, first_line
 from attnscope.files import read_small, refuse_links, save_json, whole_file
 from attnscope.folder.claim import OVER, check, document, writable
+from attnscope.folder.kinds import refuse_other_kind
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.geometry import Geometry
 from attnscope.selection import everything, pairs
@@ -162,6 +163,7 @@ def claim(folder: Path, readings: str, study: str, facts: Mapping[str, Any], for
     """
     path = folder / readings / f"{study}.json"
     refuse_links([path.parent])
+    refuse_other_kind(folder, f"{readings}/{study}.json", force)
     before = document(path, "damaged", OVER, force=force)
     check(folder, study, before, facts, force)
     if before != facts:

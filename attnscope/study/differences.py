@@ -19,8 +19,7 @@ import pyarrow as pa
 from attnscope.errors import InputError
 from attnscope.files import check_schema, check_types, damaged, jsonable, read_json, read_small, refuse_links
 from attnscope.folder.claim import OVER, check, document
-from attnscope.folder.manifest import NAME as MANIFEST
-from attnscope.folder.manifest import run_there
+from attnscope.folder.kinds import refuse_other_kind
 from attnscope.measure.metrics import METRICS
 from attnscope.stacks import SOFTMAX, STACKS
 from attnscope.tables import as_table, numbers, read_delimited, words
@@ -138,8 +137,7 @@ def check_folder(folder: Path, asked: Mapping[str, Any], force: bool) -> None:
     before = _before(folder)
     if before is not None and not force:
         check_schema(before, SCHEMA, folder, OVER)
-    if before is None and (folder / MANIFEST).exists() and not force:
-        raise run_there(folder)
+    refuse_other_kind(folder, NAME, force)
     check(folder, "comparison", before and before.get("asked", {}), asked, force)
 
 

@@ -1,0 +1,51 @@
+"""Which kind of result fills a folder, by the files that say so; no other kind is written beside it.
+
+refuse_other_kind(folder, "atlas.json", force=False)   # of a scan: refused where a run or a dataset lies
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from attnscope.errors import UsageError
+from attnscope.folder.claim import OVER
+
+# What each is called, and the files by which it is known: of a finished one, and of one that is begun.
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "a run": ("manifest.json", "unfinished.json"),
+    "a dataset": ("run.json", "journal.jsonl"),
+    "a scan": ("atlas.json", "checkpoints.parquet", "readings/scan.json", "texts/corpus.json"),
+    "an ablation": (
+        "ablation.json",
+        *(f"{name}/{name}.json" for name in ("ablation", "pairs", "prune", "gradient")),
+    ),
+    "a knockout": ("knockout.json", "knockout/knockout.json"),
+    "cache budgets": ("budgets.json", "budgets/budget.json"),
+    "patches": ("patching.json", "patching/patch.json"),
+    "a comparison": ("compare.json",),
+    "the parts of a logit": ("why.json",),
+}
+
+
+def kinds_in(folder: Path) -> dict[str, str]:
+    """What fills a folder: of each kind the first of its files that is there.
+
+    >>> kinds_in(Path("runs/ioi"))
+    {'a dataset': 'run.json'}
+    """
+    names = ((kind, name) for kind, own in KINDS.items() for name in reversed(own))
+    return {kind: name for kind, name in names if os.path.lexists(folder / name)}
+
+
+def refuse_other_kind(folder: Path, name: str, force: bool) -> None:
+    """Raise UsageError where another kind of result fills the folder than the one with a file of this name.
+
+    force lets it be written beside that.
+    """
+    (own,) = (kind for kind, names in KINDS.items() if name in names)
+    others = [(kind, file) for kind, file in kinds_in(folder).items() if kind != own]
+    if others and not force:
+        kind, file = others[0]
+        raise UsageError(f"{folder} holds {kind} ({file}), and {own} is another kind of result", OVER)
