@@ -81,11 +81,8 @@ def of_story(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_comparison_in_the_folder_of_a_run_is_refused(of_story):
-    with pytest.raises(
-        UsageError,
-        match=r"runs holds a run \(manifest.json\), and a comparison is another kind of result; name another folder",
-    ):
+def test_a_comparison_in_the_folder_of_a_run_is_refused_with_its_command(of_story):
+    with pytest.raises(UsageError, match="runs holds a run of `heads --top 2`; name another folder"):
         check_folder(of_story, {}, force=False)
 
 

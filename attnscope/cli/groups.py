@@ -197,7 +197,7 @@ def command_line(command: str, *groups: Any) -> str:
 
 def of_run(command: str, *groups: Any) -> dict[str, Any]:
     """What a manifest says was asked for, and by which command line."""
-    from attnscope.folder.manifest import COMMAND
+    from attnscope.folder.kinds import COMMAND
 
     return recorded(*groups) | {COMMAND: command_line(command, *groups).removeprefix("attnscope ")}
 

@@ -8,9 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from attnscope.errors import UsageError
+from attnscope.files import read_json
 from attnscope.folder.claim import OVER
+from attnscope.shown import visible
+
+COMMAND = "command"  # in a manifest: which command line made it; of Python there is none
+LONGEST_SAID = 40  # letters of a value in a message
 
 # What each is called, and the files by which it is known: of a finished one, and of one that is begun.
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -48,4 +54,25 @@ def refuse_other_kind(folder: Path, name: str, force: bool) -> None:
     others = [(kind, file) for kind, file in kinds_in(folder).items() if kind != own]
     if others and not force:
         kind, file = others[0]
-        raise UsageError(f"{folder} holds {kind} ({file}), and {own} is another kind of result", OVER)
+        raise UsageError(f"{folder} holds {kind} {_said(folder / file)}", OVER)
+
+
+def command_of(manifest: Mapping[str, Any]) -> str:
+    """The command line that a manifest names, in letters that show; "" where it names none."""
+    command = manifest.get(COMMAND)
+    return visible(command[: LONGEST_SAID + 1]) if isinstance(command, str) else ""
+
+
+def clipped(text: str) -> str:
+    """A text for a message, at most LONGEST_SAID letters of it."""
+    return text if len(text) <= LONGEST_SAID else f"{text[:LONGEST_SAID]}…"
+
+
+def _said(path: Path) -> str:
+    """By what a folder is filled: the command line that its file names, else the file."""
+    try:
+        content = read_json(path)
+    except (OSError, ValueError):
+        content = None
+    command = command_of(content) if isinstance(content, dict) else ""
+    return f"of `{clipped(command)}`" if command else f"({path.name})"

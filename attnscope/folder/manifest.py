@@ -20,16 +20,14 @@ from typing import Any
 from attnscope.errors import UsageError
 from attnscope.files import check_schema, jsonable, read_json, save_json
 from attnscope.folder.claim import MOST_SAID, OVER, another, changes, writable
-from attnscope.folder.kinds import refuse_other_kind
+from attnscope.folder.kinds import COMMAND, LONGEST_SAID, clipped, command_of, refuse_other_kind
 from attnscope.folder.suffix import refuse_file_name
-from attnscope.shown import visible
 from attnscope.stacks import STACKS
 from attnscope.text.prompt import Medium, Prompt, Span
 
 SCHEMA = "run/4"  # of a folder; goes up when a file or a column is renamed, or means something else
 BEFORE = "run/3"  # whose heads.csv has the text's role alone, as `role`: what reads it knows that
 NAME, MARK = "manifest.json", "unfinished.json"
-COMMAND = "command"  # which command line made it; of Python there is none
 PROMPT, TARGET = "prompt", "target_prompt"  # where a manifest says the tokens of a text, and of its target
 # Options that say where a run comes from, where it goes and what it may do; the rest says what it is.
 AROUND = frozenset(
@@ -42,7 +40,6 @@ OURS = re.compile(
     re.ASCII,
 )
 HALF = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}")  # what `whole_path` calls a file that is not whole yet
-LONGEST_SAID = 40
 
 
 def run_facts(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,9 +127,9 @@ def check(folder: Path, now: Mapping[str, Any], force: bool) -> None:
     elif not force and not (folder / MARK).exists():
         found = [f"{name}, which no manifest lists" for name in sorted(_ours(folder))[:1]]
     if found:
-        made, text = _command(before), f", of the text {_shown(before)}" * (not _same_text(before, now))
-        if made.split(" ")[:1] != _command(now).split(" ")[:1] and made:
-            raise UsageError(f"{folder} holds a run of `{_cut(made)}`{text}", OVER)
+        made, text = command_of(before), f", of the text {_shown(before)}" * (not _same_text(before, now))
+        if made.split(" ")[:1] != command_of(now).split(" ")[:1] and made:
+            raise UsageError(f"{folder} holds a run of `{clipped(made)}`{text}", OVER)
         more = f"; {len(found) - MOST_SAID} more" * (len(found) > MOST_SAID)
         raise another(folder, "run", f": {'; '.join(found[:MOST_SAID])}{more}")
 
@@ -229,19 +226,11 @@ def _shown(said: Mapping[str, Any]) -> str:
     return f"{_short(prompt.get('text'))} ({_short(tokens)} tokens{answer})"
 
 
-def _command(said: Mapping[str, Any]) -> str:
-    """The command line that a manifest names, "" where it names none."""
-    command = said.get(COMMAND)
-    return visible(command[: LONGEST_SAID + 1]) if isinstance(command, str) else ""
-
-
 def _short(value: Any) -> str:
     """A value for a message: on one line, in letters that show."""
-    return "not given" if value is None else _cut(repr(value[: LONGEST_SAID + 1] if isinstance(value, str) else value))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_SAID else f"{text[:LONGEST_SAID]}…"
+    if value is None:
+        return "not given"
+    return clipped(repr(value[: LONGEST_SAID + 1] if isinstance(value, str) else value))
 
 
 def _frozen(value: Any) -> Any:
