@@ -244,7 +244,7 @@ def test_heads_by_name_and_a_coloured_text(demo) -> None:
     for wrong, said in {"L9H1": "no layer 9; .* 0 to 3", "x": "L1H4"}.items():
         with pytest.raises(attnscope.AttnscopeError, match=said):
             seen.head(wrong)
-    with pytest.raises(attnscope.AttnscopeError, match=r"by layer; write weights\[1\]\[4\]"):
+    with pytest.raises(attnscope.AttnscopeError, match=r"the number of a layer, got 'L1H4'; write weights\[1\]\[4\]"):
         seen.weights["L1H4"]
     lean = attnscope.capture(demo, SENTENCE, request=attnscope.Request(relations=True))
     with pytest.raises(attnscope.AttnscopeError, match="no matrices were kept"):

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import attnscope
-from attnscope.cells import counted
+from attnscope.cells import number_list
 from attnscope.cli.heads_legend import without_attention
 from attnscope.drawing import Drawing, layer_maps, rows_of
 from attnscope.errors import UsageError
@@ -104,7 +104,7 @@ def test_a_layer_without_attention_has_no_weights_and_the_refusal_names_those_th
         with pytest.raises(KeyError) as refused:
             ask()
         assert isinstance(refused.value, attnscope.AttnscopeError)
-        assert str(refused.value) == said + counted(attending)
+        assert str(refused.value) == said + number_list(attending)
     with pytest.raises(KeyError, match="there is no layer 99; layers with attention: "):
         seen.weights[99]
 

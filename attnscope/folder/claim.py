@@ -97,12 +97,18 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any], names: Sequenc
                 values |= _differing(one, other, tuple(other))
         else:
             label = of if name == "name" else name if PLAIN.fullmatch(name) else brief(name)
-            values[label] = f"{label} was {_given(old)}, now {_given(new)}"
+            said = f"{label} was {_given(old)}, now {_given(new)}"
+            values[label] = f"other {label}" if any(map(_has_fields, (old, new))) else said
     return values or hashes
 
 
 def _are_records(value: Any) -> TypeGuard[list[Mapping[str, Any]]]:
     return isinstance(value, list) and all(isinstance(one, Mapping) for one in value)
+
+
+def _has_fields(value: object) -> bool:
+    """Whether it is a record or holds some, which a message does not spell out."""
+    return isinstance(value, Mapping) or (isinstance(value, list) and any(map(_has_fields, value)))
 
 
 def _given(value: object) -> str:

@@ -37,7 +37,8 @@ def batch(corpus: Path | str, model: Path | str, out: Path, *flags: str) -> Resu
 
 def differs(option: str, before: object, now: object) -> str:
     """How a dataset that was begun with another option is refused."""
-    return f"{option} was {before!r}, now {now!r}"
+    was, now_is = ("not given" if value is None else repr(value) for value in (before, now))
+    return f"{option} was {was}, now {now_is}"
 
 
 def rows(folder: Path, table: str) -> list[dict[str, Any]]:

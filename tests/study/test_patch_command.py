@@ -64,7 +64,7 @@ def test_a_folder_has_table_facts_and_picture_and_is_not_written_over(tmp_path):
     }
     refused = call(*asked, "--what", "value")
     assert refused.code == 2
-    assert ": intervention, what " in refused.err
+    assert "what was 'output', now 'value'" in refused.err
     call(*asked, "--what", "value", "--force").ok()
 
 

@@ -308,7 +308,7 @@ def test_a_folder_resumes_and_holds_to_what_was_asked(demo, tmp_path):
     assert kept
     again = attnscope.patch(demo, RIVER, FIELD, over="layers", out=tmp_path, **ASKED)
     assert again.table().equals(found.table())
-    with pytest.raises(UsageError, match=": intervention, what "):
+    with pytest.raises(UsageError, match="what was 'output', now 'value'"):
         attnscope.patch(demo, RIVER, FIELD, over="layers", what="value", out=tmp_path, **ASKED)
     attnscope.patch(demo, RIVER, FIELD, over="layers", what="value", out=tmp_path, force=True, **ASKED)
 
