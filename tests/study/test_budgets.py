@@ -243,7 +243,7 @@ def test_a_folder_has_table_and_facts_and_a_stopped_run_resumes(demo, tmp_path):
     assert [one["rows"] for one in facts["texts"]] == [[0, 14], [0, 17]]
     again = attnscope.knockout(demo, [{"text": BANK}, {"text": f"{BANK} of the river"}], **asked)
     assert again.table().equals(found.table())
-    with pytest.raises(UsageError, match="sequences was 2, now 1; .*other texts"):
+    with pytest.raises(UsageError, match=r"sequences was 2, now 1; .*other texts"):
         attnscope.knockout(demo, BANK, **asked)
 
 

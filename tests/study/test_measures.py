@@ -92,7 +92,7 @@ def test_parts_of_another_measure_are_not_taken(demo, task, difference, tmp_path
     asked = HeadSets.of([BOTH], demo.geometry, random=0)
     ablate_sets(demo, task, asked, "zero", tmp_path, measure=difference)
     for other in (LogitDifference(difference.foils, difference.answers), None):
-        with pytest.raises(UsageError, match=": (answers was|other measure|name was|measure was)"):
+        with pytest.raises(UsageError, match=r": (answers was|other measure|name was|measure was)"):
             ablate_sets(demo, task, asked, "zero", tmp_path, **({"measure": other} if other else {}))
     forced = ablate_sets(demo, task, asked, "zero", tmp_path, force=True)
     assert forced.intact_S == pytest.approx(measured(demo, task, [])[:, 0], abs=1e-9)
@@ -102,7 +102,7 @@ def test_parts_of_another_measure_are_not_taken(demo, task, difference, tmp_path
 def test_parts_of_other_hidden_keys_are_not_taken(demo, task, tmp_path):
     asked = HeadSets.of([BOTH], demo.geometry, random=0)
     ablate_sets(demo, task, asked, Hiding((60,), (1, 2)), tmp_path)
-    with pytest.raises(UsageError, match="keys was .1, 2., now .1, 3."):
+    with pytest.raises(UsageError, match=r"keys was .1, 2., now .1, 3."):
         ablate_sets(demo, task, asked, Hiding((60,), (1, 3)), tmp_path)
 
 
