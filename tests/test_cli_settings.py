@@ -79,9 +79,10 @@ def test_a_setting_as_an_option_is_as_set_gives_it(tmp_path):
     assert call(*heads, "--ascending", "--set", "ascending=false").ok().out == call(*heads, "--ascending").ok().out
     (tmp_path / "run.yaml").write_text("width: wide\n")
     assert call(*heads, "--config", str(tmp_path / "run.yaml")).code == USAGE
-    out = ("--out", str(tmp_path / "o"))
-    assert call(*heads, "--config", str(tmp_path / "run.yaml"), *out).code == USAGE
-    assert call(*heads, "--config", str(tmp_path / "run.yaml"), "--width", "page", *out).ok()
+    drawn = ("heatmap", SENTENCE, "-q", "--select", "L1H4", "--config", str(tmp_path / "run.yaml"))
+    out = ("--out", str(tmp_path / "head.png"))
+    assert call(*drawn, *out).code == USAGE
+    assert call(*drawn, "--width", "page", *out).ok()
 
 
 @pytest.mark.parametrize(
