@@ -2,7 +2,7 @@
 
     read_columns(pa.BufferReader(data), pa.schema([("layer", pa.int32()), ("probe", pa.string())]), 1 << 19)
 
-Few bytes may stand for any amount of memory: a page unpacks to two gigabytes, one run of a bit is a billion rows, a
+Few bytes may decode to any amount of memory: a page unpacks to two gigabytes, one run of a bit is a billion rows, a
 row repeats a text of a mebibyte by its number in a dictionary. The footer may lie about all of them, and the decoder
 goes by the header of each page; so those are what is read here. Texts stay numbers in a dictionary, as they are stored.
 
@@ -274,7 +274,7 @@ def _page(source: pa.NativeFile, at: int, stop: int) -> tuple[Page, int]:
         data = source.read_at(min(most, stop - at), at)
         try:
             fields, end = _struct(data, 0)
-        except IndexError:  # it goes on behind these bytes
+        except IndexError:  # it is longer than these bytes
             continue
         kind, unpacked, packed = (_int(fields, number) for number in (1, 2, 3))
         of_kind = fields.get(VALUES[kind]) if kind in VALUES else {1: (INT32, 0)}

@@ -62,7 +62,7 @@ class CorpusFile:
 def find_files(corpus: Corpus) -> list[CorpusFile]:
     """The files of a corpus in a fixed order: as given, folders and globs sorted.
 
-    Raises UsageError for a path that is not there, for a file whose format nobody said, and where a field was named
+    Raises UsageError for a path that is not there, for a file of unknown format, and where a field was named
     and no file has records.
 
         >>> find_files(Corpus(("corpus/", "more.jsonl.gz")))

@@ -56,7 +56,7 @@ def summarised(output: DatasetOutput) -> list[tuple[str, str]]:
 
 
 def write_summary(folder: Path, output: DatasetOutput, advance: Callable[[int], object] = lambda done: None) -> Path:
-    """Write the summary of a folder's committed shards beside them; the path. advance: told of every metric.
+    """Write the summary of a folder's committed shards beside them; the path. advance: called for every metric.
 
     Whatever the batches, shards and runs that made the rows, equal rows make an equal file. Raises UsageError for a
     folder that a run is writing to, InputError for a damaged one.
@@ -78,7 +78,7 @@ def write_summary(folder: Path, output: DatasetOutput, advance: Callable[[int], 
 def summary_table(
     folder: Path, shards: Sequence[Record], output: DatasetOutput, advance: Callable[[int], object] = lambda done: None
 ) -> pa.Table:
-    """The rows of the summary of some shards; advance: told of every metric. Raises InputError for damaged tables.
+    """The rows of the summary of some shards; advance: called for every metric. Raises InputError for damaged tables.
 
     >>> summary_table(dataset.folder, dataset.shards, dataset.output)["metric"]
     """

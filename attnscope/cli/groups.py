@@ -117,7 +117,7 @@ class Parameter:
         return " ".join([kind, *(f"{word} {end:,.15g}" for word, end in ends if end is not None)])
 
     def refusal(self, where: str, value: Any, why: str, otherwise: str) -> UsageError:
-        """What is said of a value that it does not take. why: what its parser says. otherwise: the next step."""
+        """The error for a value that it does not take. why: the reason its parser gives. otherwise: the next step."""
         own = why.removeprefix("Value error, ").rstrip(".")
         expected = f"expected {self.expected}" if self.expected and not self.info.parser else own
         near = nearest(value, self.choices) if isinstance(value, str) else None

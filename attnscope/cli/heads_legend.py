@@ -36,7 +36,9 @@ def legend(table: HeadsTable, shown: Sequence[Head]) -> list[str]:
     """What the table's words mean, and how many columns had no room."""
     lines = column_words(table.names)
     marked = "; unif ≈: nearly uniform" * any(head.near_uniform for head in shown)
-    uniform = f"uniform: the same numbers for attention spread uniformly{marked}{_role(table)}"
+    uniform = f"uniform: the same numbers for attention spread uniformly{marked}"
+    said = {"role": "; role -: this text cannot show it", "roles": "; roles: by a scan of the model"}
+    uniform += "".join(words for title, words in said.items() if title in table.names)
     lines += [*_mass(shown), uniform, *[TEXT_WORDS] * (TEXT_ROLE in table.names), RELATION]
     if table.hidden:
         count = f"{len(table.hidden)} more column{'s' * (len(table.hidden) > 1)}"
@@ -60,11 +62,6 @@ def _mass(shown: Sequence[Head]) -> list[str]:
     if masses and all(map(math.isnan, masses)):
         return [f"{MASS.short} -: no query sees one of the keys"]
     return [MASS_WORDS] * bool(masses)
-
-
-def _role(table: HeadsTable) -> str:
-    said = {"role": "; role -: this text cannot show it", "roles": "; roles: by a scan of the model"}
-    return "".join(words for title, words in said.items() if title in table.names)
 
 
 def without_attention(seen: Observation) -> list[str]:

@@ -52,7 +52,7 @@ class Drawn(MeasuredEntries):
 
 @option_group
 class Best(Ranking):
-    """In which order the heads of --figures top stand, and how many."""
+    """The order of the heads of --figures top, and how many."""
 
     top: Annotated[
         str | None, Option(help="Heads on the picture of --figures top: a number, or all (default: 20).")

@@ -22,7 +22,7 @@ UNBROKEN = "\xa0"  # a space where no line ends; printed as a plain one
 ARGUMENTS, MOST_USED, SETTINGS = "Arguments", PANELS[0], PANELS[-1]
 MOST = 14  # options of a plain --help; it shows all of a command that has no more
 ALL = "attnscope.help.all"  # in a context: whether `all` follows --help
-MORE = "attnscope.more"  # in a context: whether words stand there that are no listed option, but may be a setting
+MORE = "attnscope.more"  # in a context: whether words were typed that are no listed option, but may be a setting
 
 
 class PanelCommand(TyperCommand):

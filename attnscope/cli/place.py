@@ -26,7 +26,7 @@ ONE_BY_ONE = "take heads or layers one by one with {over=heads}"
 def check_out(out: Path, suffix: str, files: Sequence[str]) -> None:
     """Raise UsageError for a path that cannot be written, before a model is loaded; make nothing yet.
 
-    suffix: see `suffix_of`. files: the suffixes of files that may stand in a folder's place.
+    suffix: see `suffix_of`. files: the suffixes of files that may be given for a folder.
     """
     if suffix and suffix not in files:
         others = f", or a file in {', '.join(files)}" * bool(files)

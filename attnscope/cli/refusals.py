@@ -24,7 +24,7 @@ ALL_COMMANDS = "`attnscope --help` lists all commands"
 
 
 def refusal(error: typer.TyperException, arguments: Sequence[str]) -> str:
-    """What Typer refuses, in one line with the next step. arguments: the words behind `attnscope`."""
+    """What Typer refuses, in one line with the next step. arguments: the words after `attnscope`."""
     message = " ".join(error.format_message().split()).rstrip(".")
     context, typed = getattr(error, "ctx", None), getattr(error, "option_name", "")
     if context is None:

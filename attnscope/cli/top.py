@@ -18,7 +18,7 @@ def count_or_all(text: str | int) -> str:
 
 
 def count_of(text: str) -> int | None:
-    """The number behind what `count_or_all` takes, None for all."""
+    """The number that `count_or_all` has checked, None for all."""
     return None if text == "all" else int(text)
 
 
@@ -26,7 +26,7 @@ def count_of(text: str) -> int | None:
 class Top:
     """How much of a table is printed."""
 
-    FEW = 40  # rows of a terminal's table where nobody says how many
+    FEW = 40  # rows of a terminal's table by default
 
     top: Annotated[
         str | None,
@@ -44,7 +44,7 @@ class Top:
         return self.FEW if self.top is None else count_of(self.top)
 
     def limit(self, format: str) -> int | None:
-        """How many are printed in a format, None for all: a table for a person has FEW where nobody says how many."""
+        """How many are printed in a format, None for all: a terminal's table has FEW by default."""
         return None if self.top is None and format != "table" else self.shown
 
     def rest(self, count: int, of: int, what: str = "rows") -> list[str]:

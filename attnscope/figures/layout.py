@@ -74,7 +74,7 @@ def label_size(cell: float, style: Style) -> float:
 
 
 def sized(points: float, style: Style) -> float:
-    """The size of a text that has so many points where nobody asks for others."""
+    """The size of a text that has so many points by default."""
     return points if style.font_size is None else style.font_size
 
 

@@ -111,8 +111,8 @@ def _has_fields(value: object) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, list) and any(map(_has_fields, value)))
 
 
-def _given(value: object) -> str:
-    return "not given" if value is None else brief(value)
+def _given(value: object, shown: Callable[[object], str] = brief) -> str:
+    return "not given" if value is None else shown(value)
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], shown: Callable[[object], str] = brief) -> list[str]:
@@ -121,12 +121,9 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], shown: Callable[[
     >>> changes({"top": 5, "query": None}, {"top": 6, "query": "last"})
     ["query was not given, now 'last'", 'top was 5, now 6']
     """
-
-    def said(value: object) -> str:
-        return "not given" if value is None else shown(value)
-
     return [
-        f"{name if PLAIN.fullmatch(name) else shown(name)} was {said(before.get(name))}, now {said(now.get(name))}"
+        f"{name if PLAIN.fullmatch(name) else shown(name)} was "
+        f"{_given(before.get(name), shown)}, now {_given(now.get(name), shown)}"
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     ]

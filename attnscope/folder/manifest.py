@@ -43,7 +43,7 @@ HALF = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}")  # what `whole_path` calls a f
 
 
 def run_facts(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a manifest by which runs are told apart; facts: the model, its device and dtype, and more.
+    """The part of a manifest by which runs differ; facts: the model, its device and dtype, and more.
 
     options: what was asked for, and under COMMAND by which command line.
     """

@@ -41,7 +41,7 @@ logger = logging.getLogger("attnscope")
 VARIABLE = "ATTNSCOPE_NO_SERVER"
 CONNECT_SECONDS = 2.0
 SILENT_SECONDS = 5.0  # a server that is there says something every second
-WORD_SECONDS = 2.0  # of waiting, until a person is told
+WORD_SECONDS = 2.0  # of waiting, until a stage is shown
 WAITING = "waiting for attnscope serve"
 OBSERVE = Observe()
 
@@ -199,7 +199,7 @@ class _Answer:
         return self._last(frame)
 
     def _next(self) -> Frame:
-        """The next frame; a person is told where it is long in coming."""
+        """The next frame; a stage is shown where it takes long."""
         if not is_readable(self.link, WORD_SECONDS):
             self._wait(WAITING)
             if not is_readable(self.link, SILENT_SECONDS - WORD_SECONDS):

@@ -80,7 +80,7 @@ class Asker:
         self._stalled = self._quiet = 0.0
 
     def put(self, data: bytes) -> None:
-        """Send this behind what waits."""
+        """Send this after what waits."""
         if not self.has_gone:
             self._parts.append(memoryview(data))
             self.kept += len(data)

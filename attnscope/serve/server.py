@@ -57,7 +57,7 @@ class Loading:
 
 
 class StoppedError(Exception):
-    """The server was told to stop while it loaded a model."""
+    """The server was asked to stop while it loaded a model."""
 
 
 class Server:

@@ -45,7 +45,7 @@ class Frame(NamedTuple):
 
 
 def framed(header: Any, blobs: Sequence[bytes | memoryview] = (), last: bool = False) -> bytes:
-    """The beginning of a frame, behind which its blobs are sent."""
+    """The beginning of a frame; its blobs follow."""
     said = json.dumps({"said": header, "sizes": [len(one) for one in blobs]}).encode()
     return FORM.pack(MAGIC, last, len(said), sum(map(len, blobs))) + said
 
@@ -125,7 +125,7 @@ class Passing:
 
 
 def _sizes(form: bytes, most: int) -> tuple[bool, int, int]:
-    """Of a frame: whether an answer ends with it, the bytes of its header, and those behind it."""
+    """Of a frame: whether an answer ends with it, the bytes of its header, and those of its blobs."""
     magic, last, header, behind = FORM.unpack(form)
     if magic != MAGIC or last > 1:
         raise WireError("expected a frame, got another thing")
