@@ -1,4 +1,4 @@
-"""Which tokens of two texts belong together: those at the same position, or those that stand for the same characters.
+"""Which tokens of two texts belong together: those at the same position, or those that cover the same characters.
 
     by = alignment(a, b)            # "position" for a minimal pair
     units(a, b, by).size            # how many tokens they share
@@ -27,7 +27,7 @@ Align = Literal["position", "text"]
 WORDS: Mapping[Align, str] = {"position": "aligned by position", "text": "aligned by characters"}
 
 
-def alignment(a: Sequence[str], b: Sequence[str], asked: Align | None = None) -> Align:
+def alignment(a: Sequence[str], b: Sequence[str], by: Align | None = None) -> Align:
     """How the tokens of two texts are paired: as asked, else by position where different texts have as many tokens.
 
     One text that two tokenizers cut differently is paired by text, also into as many tokens. Raises InputError where
@@ -36,13 +36,13 @@ def alignment(a: Sequence[str], b: Sequence[str], asked: Align | None = None) ->
     >>> alignment(["Mary", " saw"], ["John", " saw"]), alignment(["un", "likely"], ["unlike", "ly"])
     ('position', 'text')
     """
-    if asked == "position" and len(a) != len(b):
+    if by == "position" and len(a) != len(b):
         raise InputError(
             f"by position the two texts need as many tokens, expected {len(a)}, got {len(b)}",
             "use {align=text}, or change the words",
         )
-    if asked is not None:
-        return asked
+    if by is not None:
+        return by
     return "position" if len(a) == len(b) and "".join(a) != "".join(b) else "text"
 
 
@@ -52,7 +52,7 @@ def paired(a: Sequence[str], b: Sequence[str], by: Align) -> list[tuple[int, int
 
 
 def aligned(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
-    """Pairs of token numbers, sorted: a token of the one text and one of the other that stand for the same.
+    """Pairs of token numbers, sorted: a token of the one text and one of the other that cover the same characters.
 
     a, b: what each token shows, as `Prompt.plain`; a token that shows nothing goes with the character before it. A
     token may be in several pairs, or in none.
@@ -73,7 +73,7 @@ def aligned(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
 class Units(NamedTuple):
     """What two texts share: the unit that each of their tokens belongs to, -1 for none, and how many units there are.
 
-    A unit is a token of either text, or the tokens of both that cannot be told apart where tokenizers cut differently.
+    A unit is a token of either text, or the tokens of both that cannot be separated where tokenizers cut differently.
     """
 
     of_a: tuple[int, ...]
@@ -83,17 +83,17 @@ class Units(NamedTuple):
     @property
     def members(self) -> tuple[list[list[int]], list[list[int]]]:
         """The tokens of every unit, of either text."""
-        found: tuple[list[list[int]], ...] = ([[] for _ in range(self.size)], [[] for _ in range(self.size)])
-        for places, of in zip(found, (self.of_a, self.of_b), strict=True):
+        members: tuple[list[list[int]], ...] = ([[] for _ in range(self.size)], [[] for _ in range(self.size)])
+        for places, of in zip(members, (self.of_a, self.of_b), strict=True):
             for token, unit in enumerate(of):
                 if unit >= 0:
                     places[unit].append(token)
-        return found[0], found[1]
+        return members[0], members[1]
 
     @property
     def moved(self) -> int:
         """How many units begin at another token in the other text."""
-        return sum(one[0] != other[0] for one, other in zip(*self.members, strict=True))
+        return sum(a[0] != b[0] for a, b in zip(*self.members, strict=True))
 
     @property
     def alone(self) -> tuple[list[int], list[int]]:
@@ -111,10 +111,10 @@ class Units(NamedTuple):
         """
         of_token = [[at for at, (start, stop) in enumerate(each) for _ in range(start, stop)] for each in groups]
         pairs = {
-            (of_token[0][one], of_token[1][other])
+            (of_token[0][token_a], of_token[1][token_b])
             for tokens_a, tokens_b in zip(*self.members, strict=True)
-            for one in tokens_a
-            for other in tokens_b
+            for token_a in tokens_a
+            for token_b in tokens_b
         }
         whole = _connected(sorted(pairs), *map(len, groups))
         of_a, of_b = (tuple(of[at] for at in each) for of, each in zip(whole[:2], of_token, strict=True))
@@ -133,10 +133,10 @@ def units(a: Sequence[str], b: Sequence[str], by: Align = "text") -> Units:
 def _connected(pairs: Sequence[tuple[int, int]], count_a: int, count_b: int) -> Units:
     """The connected parts of sorted pairs, in which neither side ever steps back."""
     of_a, of_b, count = [-1] * count_a, [-1] * count_b, 0
-    for one, other in pairs:  # in order: a token of a unit is met before the next unit begins
-        unit = max(of_a[one], of_b[other])
+    for token_a, token_b in pairs:  # in order: a token of a unit is met before the next unit begins
+        unit = max(of_a[token_a], of_b[token_b])
         unit = count if unit < 0 else unit
-        of_a[one] = of_b[other] = unit
+        of_a[token_a] = of_b[token_b] = unit
         count = max(count, unit + 1)
     return Units(tuple(of_a), tuple(of_b), count)
 
@@ -144,27 +144,28 @@ def _connected(pairs: Sequence[tuple[int, int]], count_a: int, count_b: int) -> 
 def _same(a: str, b: str) -> Iterator[tuple[CharacterRange, CharacterRange]]:
     """Runs of characters of both texts that belong together."""
     units_a, units_b = list(UNIT.finditer(a)), list(UNIT.finditer(b))
-    for alike, one, other in _pairs(units_a, units_b):
+    for alike, unit_a, unit_b in _pairs(units_a, units_b):
         if not alike:
-            yield one.span(), other.span()
+            yield unit_a.span(), unit_b.span()
             continue
-        for back in range(min(len(one[0]), len(other[0]))):  # from the end: blanks before a word may be fewer
-            yield (one.end() - back - 1, one.end() - back), (other.end() - back - 1, other.end() - back)
+        for back in range(min(len(unit_a[0]), len(unit_b[0]))):  # from the end: blanks before a word may be fewer
+            yield (unit_a.end() - back - 1, unit_a.end() - back), (unit_b.end() - back - 1, unit_b.end() - back)
 
 
 def _pairs(a: list[Unit], b: list[Unit]) -> Iterator[tuple[bool, Unit, Unit]]:
     """Units that belong together, and whether they are the same."""
     words_a, words_b = [unit[1] for unit in a], [unit[1] for unit in b]
     first = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(words_a, words_b, strict=False)))
-    yield from ((True, one, other) for one, other in zip(a[:first], b[:first], strict=True))  # the matcher is quadratic
+    # What both begin with is paired without the matcher, which is quadratic.
+    yield from ((True, unit_a, unit_b) for unit_a, unit_b in zip(a[:first], b[:first], strict=True))
     a, b, matcher = a[first:], b[first:], SequenceMatcher(None, words_a[first:], words_b[first:], autojunk=False)
-    for what, a0, a1, b0, b1 in matcher.get_opcodes():
+    for operation, a0, a1, b0, b1 in matcher.get_opcodes():
         if a1 - a0 == b1 - b0:
-            yield from ((what == "equal", *pair) for pair in zip(a[a0:a1], b[b0:b1], strict=True))
+            yield from ((operation == "equal", *pair) for pair in zip(a[a0:a1], b[b0:b1], strict=True))
 
 
 def _owners(plain: Sequence[str]) -> list[list[int]]:
-    """For each character the tokens that stand for it."""
+    """For each character the tokens that cover it."""
     stops = list(accumulate(map(len, plain)))
     owners: list[list[int]] = [[] for _ in range(stops[-1] if stops else 0)]
     for token, stop in enumerate(stops):

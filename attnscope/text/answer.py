@@ -1,4 +1,4 @@
-"""A prompt and its answer: what can be asked for, and the tokens of an answer behind those of a prompt."""
+"""A prompt and its answer: what can be asked for, and the tokens of an answer after those of a prompt."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,44 +37,41 @@ def check_room(prompt: Prompt, generate: int | None, most: int | None) -> None:
     count, more = len(prompt), generate or 0
     if prompt.answer is None or most is None or count + more <= most:
         return
-    said = (
+    problem = (
         f"the text has {count} tokens and {more} more were asked for"
         if more
         else f"text and answer have {count} tokens"
     )
     hint = f"ask for at most {most - count}" if count < most and more else "shorten the text"
-    raise InputError(f"{said}, the model reads at most {most}", hint)
+    raise InputError(f"{problem}, the model reads at most {most}", hint)
 
 
 def continued(tokenizer: Any, prompt: Prompt, ids: Sequence[int]) -> Prompt:
-    """The prompt with the tokens of an answer behind it; in a chat they belong to the assistant's turn.
+    """The prompt with the tokens of an answer after it; in a chat they belong to the assistant's turn.
 
     >>> continued(tokenizer, from_text(tokenizer, "the"), [903]).parts["answer"]
     range(2, 3)
     """
     at, whole = len(prompt), from_ids(tokenizer, [*prompt.ids, *ids])
     plain, tokens, before = whole.plain[at:], whole.tokens[at:], len(prompt.text)
-    said = "".join(plain)
-    characters = tuple((before + start, before + stop) for start, stop in located(plain, tokens, said))
+    answer = "".join(plain)
+    characters = tuple((before + start, before + stop) for start, stop in located(plain, tokens, answer))
+    turns = prompt.turns
+    if turns:  # the answer is the assistant's, whose turn the template may have opened already
+        opened = turns[-1].name == "assistant" and turns[-1].stop == at
+        start = turns[-1].start if opened else at
+        turns = (*turns[: len(turns) - opened], Span(start, len(whole), "assistant"))
     return replace(
         prompt,
-        text=prompt.text + said,
+        text=prompt.text + answer,
         ids=whole.ids,
         tokens=prompt.tokens + tokens,
         labels=prompt.labels + whole.labels[at:],
         special=prompt.special + whole.special[at:],
         plain=prompt.plain + plain,
-        turns=_turns(prompt.turns, at, len(whole)),
+        turns=turns,
         characters=prompt.characters + characters,
         answer=at,
         medium=prompt.medium.followed(at, len(ids)),
         types=(*prompt.types, *prompt.types[-1:] * len(ids)),
     )
-
-
-def _turns(turns: tuple[Span, ...], at: int, stop: int) -> tuple[Span, ...]:
-    """Those of a chat with the answer in the assistant's, which the template may have opened; else none."""
-    if not turns:
-        return ()
-    opened = turns[-1].name == "assistant" and turns[-1].stop == at
-    return (*turns[: len(turns) - opened], Span(turns[-1].start if opened else at, stop, "assistant"))

@@ -1,6 +1,6 @@
-"""Which characters of the text each token stands for, as [start, stop): in order, and both tokens of one that is split.
+"""Which characters of the text each token covers, as [start, stop): in order, and both tokens of one that is split.
 
-A token that no character belongs to, a begin token that the tokenizer adds, has none: [at, at) behind what came before.
+A token that no character belongs to, a begin token that the tokenizer adds, has none: [at, at) after those before it.
 """
 
 import re
@@ -16,17 +16,17 @@ REACH = 16  # characters of the text that no token may say before a token counts
 
 
 def in_order(spans: Sequence[tuple[int, int]]) -> Characters:
-    """What a tokenizer says, made to run forward: where it says (0, 0) of a token, that one stands behind the others.
+    """What a tokenizer says, made to run forward: where it says (0, 0) of a token, that one follows the others.
 
     >>> in_order([(0, 0), (0, 3), (3, 8), (0, 0)])
     ((0, 0), (0, 3), (3, 8), (8, 8))
     """
-    found: list[tuple[int, int]] = []
+    result: list[tuple[int, int]] = []
     first = reached = 0
     for start, stop in spans:
         first, reached = (max(start, first), max(stop, reached)) if start < stop else (reached, reached)
-        found.append((first, reached))
-    return tuple(found)
+        result.append((first, reached))
+    return tuple(result)
 
 
 def over_marks(spans: Sequence[tuple[int, int]], text: str) -> Sequence[tuple[int, int]]:
@@ -58,14 +58,14 @@ def located(plain: Sequence[str], tokens: Sequence[str], text: str) -> Character
     >>> located(["a", " 日", ""], ["a", " 日·1/2", "日·2/2"], "a 日")
     ((0, 1), (1, 3), (2, 3))
     """
-    found: list[tuple[int, int]] = []
+    result: list[tuple[int, int]] = []
     at = 0
-    for said, token in zip(plain, tokens, strict=True):
-        split = said != token and LATER_PIECE.match(token) and found and found[-1][0] < found[-1][1]
-        start, stop = _place(said, text, at) if said else (at, at)
-        found.append((found[-1][1] - 1 if split else start, stop))
+    for written, token in zip(plain, tokens, strict=True):
+        split = written != token and LATER_PIECE.match(token) and result and result[-1][0] < result[-1][1]
+        start, stop = _place(written, text, at) if written else (at, at)
+        result.append((result[-1][1] - 1 if split else start, stop))
         at = stop
-    return tuple(found)
+    return tuple(result)
 
 
 def touched(characters: Characters, spans: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
@@ -79,11 +79,11 @@ def touched(characters: Characters, spans: Iterable[tuple[int, int]]) -> list[tu
     return [tuple(at for at in places if starts[at] < stops[at]) for places in near]
 
 
-def _place(said: str, text: str, at: int) -> tuple[int, int]:
+def _place(written: str, text: str, at: int) -> tuple[int, int]:
     """Where a token's text comes next, with its own white space where the text has it; [at, at) where it doesn't."""
-    if text.startswith(said, at):
-        return at, at + len(said)
-    word, begin = said.strip(), at
+    if text.startswith(written, at):
+        return at, at + len(written)
+    word, begin = written.strip(), at
     while begin < len(text) and text[begin].isspace() and not text.startswith(word, begin):
         begin += 1
     start = text.find(word, begin, begin + len(word) + REACH) if word else -1

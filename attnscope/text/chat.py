@@ -1,4 +1,4 @@
-"""Chats: reading messages, and where each of them stands in the text that a template made of them."""
+"""Chats: reading messages, and where each of them is in the text that a template made of them."""
 
 import itertools
 import json
@@ -125,7 +125,7 @@ def _with_object(call: Any) -> Any:
 
 
 def turn_bounds(render: Render, messages: Sequence[Message], text: str) -> Bounds:
-    """The characters of each message in the rendered `text`, with its header where that can be told.
+    """The characters of each message in the rendered `text`, with its header where that can be found.
 
     The text rendered from the first messages alone tells where the next begins. Where a template renders a part
     otherwise than the whole, or folds messages together, a turn is the message's content, found by rendering marks
@@ -148,7 +148,7 @@ def _by_prefix(render: Render, messages: Sequence[Message], text: str) -> Bounds
     cuts[0] = _first_start(render, messages[0], text[: cuts[1]])
     bounds = [(start, stop, message["role"]) for start, stop, message in zip(cuts, cuts[1:], messages, strict=False)]
     for (start, stop, _), message in zip(bounds, messages, strict=True):
-        if start >= stop or not all(said.strip() in text[start:stop] for said in texts_of(message)):
+        if start >= stop or not all(content.strip() in text[start:stop] for content in texts_of(message)):
             return []
     return bounds
 
@@ -163,7 +163,7 @@ def _first_start(render: Render, message: Message, opening: str) -> int:
     if message["role"] != "user" or before is None or again is None or not again.startswith(before):
         return 0
     bare = again[len(before) :]
-    whole = opening.endswith(bare) and all(said.strip() in bare for said in texts_of(message))
+    whole = opening.endswith(bare) and all(content.strip() in bare for content in texts_of(message))
     return len(opening) - len(bare) if whole else 0
 
 

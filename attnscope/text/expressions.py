@@ -55,7 +55,7 @@ LONGEST, MOST_REPEATS = 1000, 10_000  # of a pattern: `regex` unrolls what is re
 
 @dataclass(frozen=True)
 class Part:
-    """One part of an expression: what it is, the word or text behind it, and which of its places is meant."""
+    """One part of an expression: what it is, the word or text in it, and which of its places is meant."""
 
     written: str
     kind: Kind
@@ -74,10 +74,10 @@ def parse(expression: str) -> tuple[Part, ...]:
     parts: list[Part] = []
     at, more = 0, True
     while more:
-        found = _PART.match(expression, at)
-        assert found is not None  # the plain word takes whatever stands there
-        parts.append(_part(found, expression))
-        at, more = found.end(), found["more"] == ","
+        match = _PART.match(expression, at)
+        assert match is not None  # the plain word takes whatever stands there
+        parts.append(_part(match, expression))
+        at, more = match.end(), match["more"] == ","
     return tuple(parts)
 
 
@@ -102,13 +102,14 @@ def defined(pairs: Sequence[str]) -> dict[str, str]:
     return groups
 
 
-def names_of_spans(given: Sequence[str]) -> tuple[str, ...]:
+def names_of_spans(options: Sequence[str]) -> tuple[str, ...]:
     """The names, each once, in what `--spans NAME=EXPRESSION` and `--spans NAME,NAME` give.
 
     >>> names_of_spans(["subject=Mary", "object,end"])
     ('subject', 'object', 'end')
     """
-    names = [name.strip() for one in given for name in (one.partition("=")[:1] if "=" in one else one.split(","))]
+    listed = (option.partition("=")[:1] if "=" in option else option.split(",") for option in options)
+    names = [name.strip() for part in listed for name in part]
     for name in names:
         if not _GROUP.fullmatch(name):
             raise UsageError(f"a span is a name, or a name and what it means, got {name!r}", "write {spans=end=last}")
@@ -160,17 +161,17 @@ def compiled(pattern: str) -> Any:
         raise UsageError(f"/{pattern}/ is not a regular expression: {error}", "write a text in quotes") from None
 
 
-def _part(found: re.Match[str], expression: str) -> Part:
-    written, place, away = found[0].rstrip(",").strip(), found["place"], bool(found["away"])
+def _part(match: re.Match[str], expression: str) -> Part:
+    written, place, away = match[0].rstrip(",").strip(), match["place"], bool(match["away"])
     number = None if place is None else int(place)
     if number == 0:
         raise UsageError(f"{written!r} asks for place 0", "the first place is #1, the last #-1")
-    if found["pattern"] is not None:
-        return Part(written, "pattern", found["pattern"], number, away)
-    if found["text"] is not None:
-        value = re.sub(r"\\(.)", lambda sign: _ESCAPES.get(sign[1], sign[0]), found["text"], flags=re.DOTALL)
+    if match["pattern"] is not None:
+        return Part(written, "pattern", match["pattern"], number, away)
+    if match["text"] is not None:
+        value = re.sub(r"\\(.)", lambda sign: _ESCAPES.get(sign[1], sign[0]), match["text"], flags=re.DOTALL)
         return Part(written, "text", _not_empty(value, written, expression), number, away)
-    word = _not_empty(found["name"].strip(), written, expression)
+    word = _not_empty(match["name"].strip(), written, expression)
     if word[0] == '"' or (word[0] == "/" and word.count("/") == 1):
         raise UsageError(f"{word!r} is not closed", f"end it with {word[0]}, or write it in quotes")
     kind = next((kind for kind, shape in _SHAPES.items() if shape.fullmatch(word)), None)
@@ -179,6 +180,6 @@ def _part(found: re.Match[str], expression: str) -> Part:
 
 def _not_empty(value: str, written: str, expression: str) -> str:
     if not value:
-        what = f"{written!r} names no text" if written else f"a part of {expression!r} is empty"
-        raise UsageError(what, 'write bank, 3 or last; in quotes, "#2", what looks like grammar')
+        problem = f"{written!r} names no text" if written else f"a part of {expression!r} is empty"
+        raise UsageError(problem, 'write bank, 3 or last; in quotes, "#2", what looks like grammar')
     return value

@@ -1,4 +1,4 @@
-"""Token pieces to readable text: what each token stands for and how it is drawn.
+"""Token pieces to readable text: what each token represents and how it is drawn.
 
 A tokenizer describes a token twice: by the characters of the text it covers (offsets) and by its piece of the
 vocabulary, in which spaces and bytes are written as `Ġ`, `▁` or `<0xE6>`. The offsets are what the text says, also
@@ -18,17 +18,28 @@ from attnscope import shown
 
 Style = Literal["byte", "latin1", "metaspace", "wordpiece", "suffix", "joiner", "plain"]
 
-Said = tuple[str, str, tuple[int, int] | None]  # exact, plain, and which characters of its run, where that is known
-
+Entry = tuple[str, str, tuple[int, int] | None]  # exact, plain, and which characters of its run, where that is known
+DECODERS: dict[str, Style] = {  # of the library tokenizers, by type
+    "ByteLevel": "byte",
+    "Metaspace": "metaspace",
+    "ByteFallback": "metaspace",
+    "WordPiece": "wordpiece",
+    "BPEDecoder": "suffix",
+}
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 NUMBERED = {chr(byte) for byte in range(256)}
 SIGNS = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "⇤"}
+# GPT-2's letters for the 256 bytes: printable Latin-1 as itself, the others from U+0100 on.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_HIDDEN = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + place): byte for place, byte in enumerate(_HIDDEN)}
+LETTERS = {byte: letter for letter, byte in BYTES.items()}
 
 
 class Piece(NamedTuple):
     """What the tokenizer says of one token.
 
-    `name` is the vocabulary's entry, `data` the bytes it stands for, `span` the characters of the text it covers
+    `name` is the vocabulary's entry, `data` the bytes it represents, `span` the characters of the text it covers
     (None where the tokenizer doesn't tell), `gap` whether the piece itself says that a space comes before it.
     """
 
@@ -41,10 +52,10 @@ class Piece(NamedTuple):
 
 
 class TokenReading(NamedTuple):
-    """What one token stands for.
+    """What one token represents.
 
     `exact` is for tables, `label` for pictures. `plain` joins up to the text: a character that is split over several
-    tokens stands at its first, and a space that no token holds stands before the next. `span` is the characters of the
+    tokens is in its first, and a space that no token holds comes before the next. `span` is the characters of the
     text that the token holds a part of, None where the tokenizer doesn't tell.
     """
 
@@ -54,19 +65,8 @@ class TokenReading(NamedTuple):
     span: tuple[int, int] | None = None
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's letters for the 256 bytes: printable Latin-1 as itself, the others from U+0100 on."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
-
-
-BYTES = _byte_alphabet()
-LETTERS = {byte: letter for letter, byte in BYTES.items()}
-
-
 def byte_name(data: bytes) -> str:
-    """Bytes in GPT-2's letters, for tokenizers whose vocabulary is of bytes."""
+    """Bytes in GPT-2's letters, for tokenizers with a vocabulary of bytes."""
     return "".join(LETTERS[byte] for byte in data)
 
 
@@ -82,47 +82,36 @@ def piece_style(tokenizer: Any) -> Style:
     if decoder is not None:
         rule = json.loads(decoder.__getstate__())
         for step in rule.get("decoders", [rule]):
-            if style := _style_of(step):
+            if step["type"] == "Replace" and "▁" in str(step.get("pattern")):
+                return "metaspace"
+            if style := DECODERS.get(step["type"]):
                 return style
     return _commonest_style(tokenizer.get_vocab())
-
-
-def _style_of(step: dict[str, Any]) -> Style | None:
-    named: dict[str, Style] = {
-        "ByteLevel": "byte",
-        "Metaspace": "metaspace",
-        "ByteFallback": "metaspace",
-        "WordPiece": "wordpiece",
-        "BPEDecoder": "suffix",
-    }
-    if step["type"] == "Replace" and "▁" in str(step.get("pattern")):
-        return "metaspace"
-    return named.get(step["type"])
 
 
 def _commonest_style(vocabulary: dict[str | bytes, int]) -> Style:
     """The style whose mark most entries carry; plain text where none does.
 
-    Where the single characters are 256, each stands for a byte: in GPT-2's letters, or of its number, as in ByT5.
+    Where the single characters are 256, each represents a byte: in GPT-2's letters, or of its number, as in ByT5.
     """
     single = {name for name in vocabulary if len(name) == 1}
     if single in (NUMBERED, BYTES.keys()):
         return "latin1" if single == NUMBERED else "byte"
-    found: Counter[Style] = Counter()
+    counts: Counter[Style] = Counter()
     for name in vocabulary:
         name = byte_name(name) if isinstance(name, bytes) else name
-        found["byte"] += name.startswith("Ġ") and len(name) > 1
-        found["metaspace"] += name.startswith("▁") and len(name) > 1
-        found["wordpiece"] += name.startswith("##") and len(name) > 2
-        found["suffix"] += name.endswith("</w>") and len(name) > 4
-        found["joiner"] += name.endswith("@@") and len(name) > 2
-    style, count = max(found.items(), key=lambda item: item[1], default=("plain", 0))
+        counts["byte"] += name.startswith("Ġ") and len(name) > 1
+        counts["metaspace"] += name.startswith("▁") and len(name) > 1
+        counts["wordpiece"] += name.startswith("##") and len(name) > 2
+        counts["suffix"] += name.endswith("</w>") and len(name) > 4
+        counts["joiner"] += name.endswith("@@") and len(name) > 2
+    style, count = max(counts.items(), key=lambda item: item[1], default=("plain", 0))
     return style if count else "plain"
 
 
 @lru_cache(maxsize=1 << 16)
 def piece_bytes(name: str, style: Style) -> bytes:
-    """The bytes one entry of the vocabulary stands for, in UTF-8.
+    """The bytes one entry of the vocabulary represents, in UTF-8.
 
     >>> piece_bytes("Ġthe", "byte"), piece_bytes("<0xE6>", "metaspace")
     (b' the', b'\\xe6')
@@ -152,7 +141,7 @@ def piece_gap(name: str, before: str | None, style: Style) -> bool:
 
 
 def read_pieces(pieces: Sequence[Piece], text: str = "") -> list[TokenReading]:
-    """What each token stands for, in order; `text` is what the spans count in. Time grows linearly.
+    """What each token represents, in order; `text` is what the spans count in. Time grows linearly.
 
     A span that no other token shares is read from the text; tokens that share a character are read from their
     bytes, and the pieces of one character are numbered. Bytes that make no character are written `<0xE6>`.
@@ -174,29 +163,36 @@ def read_pieces(pieces: Sequence[Piece], text: str = "") -> list[TokenReading]:
 
 
 def _read_alone(piece: Piece, span: tuple[int, int], text: str, reached: int) -> TokenReading:
-    """What a token with characters of its own stands for: nearly every one, and so without what a run needs."""
+    """What a token with characters of its own represents: nearly every one, and so without what a run needs."""
     start, stop = span
     lead = _lead(piece.data)
     before = text[max(0, start - len(lead)) : start] if lead else ""
     gap = piece.gap or (start > reached and _space_between(text, reached, span))
-    return TokenReading(*_said_alone(piece.name, lead, before, text[start:stop], gap, piece.unknown), span)
+    return TokenReading(*_texts_alone(piece.name, lead, before, text[start:stop], gap, piece.unknown), span)
 
 
 @lru_cache(maxsize=1 << 14)
-def _said_alone(name: str, lead: str, before: str, under: str, gap: bool, unknown: bool) -> tuple[str, str, str]:
-    """Exact text, label and plain text of such a token; under: the text of its span; before: that before it."""
-    exact = _with_lead(lead, before, under)
+def _texts_alone(name: str, lead: str, before: str, under: str, gap: bool, unknown: bool) -> tuple[str, str, str]:
+    """Exact text, label and plain text of such a token.
+
+    lead: the white space that the piece begins with. under: the text of its span; before: as many characters before it.
+    """
+    # SentencePiece puts a space before the text that isn't there; RoBERTa trims spaces from its spans. What the piece
+    # holds and its span leaves out is put back, from the text where that has it.
+    left_out = "" if under[:1].isspace() or under.startswith("▁") else lead
+    exact = (before if left_out and before.isspace() else left_out) + under
     label = visible_blanks(exact) + (shown.visible(name) if unknown else "")
     return exact, label, " " + exact if gap and not exact[:1].isspace() else exact
 
 
 def _read_together(run: Sequence[Piece], text: str, reached: int, readings: list[TokenReading]) -> int:
-    """Add what the tokens of a run stand for; the characters of the text that are reached then."""
+    """Add what the tokens of a run represent; the characters of the text that are reached then."""
     ends = [piece.span for piece in run if piece.span and piece.span[0] < piece.span[1]]
     first, last = (min(a for a, _ in ends), max(b for _, b in ends)) if ends else (reached, reached)
-    read = _read_run(run, text[first:last])
+    name = run[0].name
+    entries: list[Entry] = [(name, name, None)] if run[0].special else _read_bytes(run, text[first:last])
     space = _space_between(text, reached, (first, last))
-    for place, (piece, (exact, plain, part)) in enumerate(zip(run, read, strict=True)):
+    for place, (piece, (exact, plain, part)) in enumerate(zip(run, entries, strict=True)):
         gap = (piece.gap or (space and place == 0)) and not plain[:1].isspace()
         span = (first + part[0], first + part[1]) if piece.span and part else piece.span
         readings.append(TokenReading(exact, _label(piece, exact), " " + plain if gap else plain, span))
@@ -206,7 +202,7 @@ def _read_together(run: Sequence[Piece], text: str, reached: int, readings: list
 
 
 def _space_between(text: str, reached: int, span: tuple[int, int] | None) -> bool:
-    """Whether white space stands between what is reached and a span."""
+    """Whether white space is between what is reached and a span."""
     return span is not None and span[0] > reached and any(map(str.isspace, text[reached : span[0]]))
 
 
@@ -232,45 +228,29 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
     return pairwise([*cuts, len(pieces)]) if pieces else iter(())
 
 
-def _read_run(run: Sequence[Piece], source: str) -> list[Said]:
-    """What each token of a run says; `source` is the part of the text that the run covers."""
-    if run[0].special:
-        return [(run[0].name, run[0].name, None)]
-    return _read_bytes([piece.data for piece in run], source)
-
-
-def _with_lead(lead: str, before: str, under: str) -> str:
-    """The text under a span, with the space that the piece holds but the span leaves out.
-
-    SentencePiece puts a space before the text that isn't there; RoBERTa trims spaces from its spans. lead: the white
-    space that the piece begins with. before: as many characters of the text before the span.
-    """
-    if not lead or under[:1].isspace() or under.startswith("▁"):
-        return under
-    return (before if before.isspace() else lead) + under
-
-
 @lru_cache(maxsize=1 << 16)
 def _lead(data: bytes) -> str:
     """The white space that a piece begins with."""
-    said = data.decode("utf-8", "ignore")
-    return said[: len(said) - len(said.lstrip())]
+    text = data.decode("utf-8", "ignore")
+    return text[: len(text) - len(text.lstrip())]
 
 
-def _read_bytes(datas: Sequence[bytes], source: str) -> list[Said]:
+def _read_bytes(run: Sequence[Piece], source: str) -> list[Entry]:
+    """What each token of a run says; `source` is the part of the text that the run covers."""
+    datas = [piece.data for piece in run]
     exact, plain = [""] * len(datas), [""] * len(datas)
     chars = list(_characters(datas))
     added = bool(chars) and chars[0][0] == " " and len(source) == len(chars) - 1
     source = " " * added + source
     # The bytes are the normalised text; where it has one character for each of the source's, the source is shown.
     aligned = len(source) == len(chars)
-    held: list[list[int]] = [[] for _ in datas]
+    held_places: list[list[int]] = [[] for _ in datas]
     for place, (char, (_, owners)) in enumerate(zip(source if aligned else [c for c, _ in chars], chars, strict=True)):
         plain[owners[0]] += char
         for number, owner in enumerate(owners, start=1):
             exact[owner] += char if len(owners) == 1 else f"{char}·{number}/{len(owners)}"
-            held[owner].append(place - added)
-    parts = [(max(places[0], 0), places[-1] + 1) if aligned and places else None for places in held]
+            held_places[owner].append(place - added)
+    parts = [(max(places[0], 0), places[-1] + 1) if aligned and places else None for places in held_places]
     return list(zip(exact, plain, parts, strict=True))
 
 

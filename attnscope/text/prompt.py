@@ -1,4 +1,4 @@
-"""Text or chat to token ids, with readable labels and the spans of words, sentences and chat turns beside them."""
+"""Text or chat to token ids, with readable labels and the spans of words, sentences and chat turns next to them."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,6 @@ from attnscope.text.chat import (
 from attnscope.text.labels import (
     BYTE_TOKEN,
     Piece,
-    TokenReading,
     byte_name,
     piece_bytes,
     piece_gap,
@@ -46,7 +45,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Patch:
-    """The part of a picture that a token stands for.
+    """The part of a picture that a token represents.
 
     picture: counted from 0. box: left, top, right and bottom edge, as shares of the picture's width and height; None
     where it is not known.
@@ -80,10 +79,10 @@ class Medium:
     @property
     def parts(self) -> dict[str, Sequence[int]]:
         """The tokens of each picture, "img", "img2", ..."""
-        found = dict[str, list[int]]()
+        tokens = dict[str, list[int]]()
         for place, patch in self.patches.items():
-            found.setdefault(picture_name(patch.picture), []).append(place)
-        return {**found}
+            tokens.setdefault(picture_name(patch.picture), []).append(place)
+        return {**tokens}
 
     def followed(self, tokens: int, more: int) -> "Medium":
         """The same of a prompt of so many tokens that an answer of so many follows."""
@@ -101,13 +100,13 @@ class Prompt:
 
     `text` is as given, or as the chat template rendered it. `tokens` hold the exact text of each token, for tables:
     joined they give the text back, except that the pieces of a character split over several tokens are numbered
-    (`日·1/3`), that SentencePiece's space before the text shows, and that special tokens stand as their names.
+    (`日·1/3`), that SentencePiece's space before the text shows, and that special tokens are written as their names.
     `labels` are the same for pictures, with visible spaces, and a token unknown to the model is marked (`日<unk>`).
     `words` and `sentences` cover every token once, cut by `plain`, the text that each token shows; `turns` are the
     messages of a chat, without the begin token and without a system prompt that the template adds of its own. `removed`
     tokens were cut off. `characters` are those of `text` that each token holds, or holds a part of, as [start, stop).
-    `answer` is where the tokens of an answer begin, None where there is none: what stands before them is the prompt.
-    `medium` is what is read with the text, or instead of it. Of a pair of texts `text` is both, the second behind
+    `answer` is where the tokens of an answer begin, None where there is none: what comes before them is the prompt.
+    `medium` is what is read with the text, or instead of it. Of a pair of texts `text` is both, the second after
     BETWEEN, and `segments` are the tokens of each, "text" and "pair", without special ones. `types` are the token types
     (segment ids) that the tokenizer gives the tokens; empty where it gives none, or 0 alone.
     """
@@ -128,8 +127,8 @@ class Prompt:
 
     def __post_init__(self) -> None:
         if not self.characters:  # of ids
-            found = located(self.plain, self.tokens[: len(self.plain)], self.text)
-            object.__setattr__(self, "characters", found)
+            characters = located(self.plain, self.tokens[: len(self.plain)], self.text)
+            object.__setattr__(self, "characters", characters)
 
     @cached_property
     def words(self) -> tuple[Span, ...]:
@@ -151,14 +150,14 @@ class Prompt:
         the first text, "text", and of the second, "pair".
         """
         at, count = self.answer, len(self)
-        own = self.medium.parts | {one.name: range(one.start, one.stop) for one in self.segments}
+        own = self.medium.parts | {span.name: range(span.start, span.stop) for span in self.segments}
         if at is None:
             return own
         return own | {"prompt": range(at), "answer": range(at, count), "made": range(at - 1, count - 1)}
 
     @property
     def ids_apart(self) -> tuple[int, ...]:
-        """The ids, but for patches, whose one id stands for many things: a number of its own for each."""
+        """The ids, but for patches, which share one id for many things: a number of its own for each."""
         return tuple(-2 - at if at in self.medium.patches else token for at, token in enumerate(self.ids))
 
     @property
@@ -178,13 +177,13 @@ def picture_name(number: int) -> str:
 Side = Literal["left", "right"]
 LONGEST_TEXT = 2**23  # characters of a text that is tokenised
 LONGEST_TOKEN = 100  # characters of a text per token that the model reads
-NEIGHBOURS = 8  # tokens beside a cut whose bytes may belong to the same character
+NEIGHBOURS = 8  # tokens next to a cut whose bytes may belong to the same character
 BETWEEN = "\n"  # between the two texts of a pair, where characters are counted through both
 Offsets = Sequence[tuple[int, int]]
 
 
 def place(tokenizer: Any, brought: bool, chat: bool) -> Where:
-    """Where one text is read: apart where the tokenizer came with a model, its template or its own Python not least."""
+    """Where one text is read: apart where a model brought the tokenizer, its template or its own Python not least."""
     holds = chat or not getattr(tokenizer, "is_fast", False)  # the interpreter, while it works
     return ("process" if holds else "thread") if brought else "here"
 
@@ -215,8 +214,8 @@ def _read(
     if pair is not None:
         both = from_pair(tokenizer, text, pair, max_tokens=max_tokens, truncate=truncate)
         return both if answer is None else replace(both, answer=len(both))  # one that is still to come
-    made = from_chat if chat else from_text
-    return made(tokenizer, text, max_tokens=max_tokens, truncate=truncate, answer=answer)
+    read = from_chat if chat else from_text
+    return read(tokenizer, text, max_tokens=max_tokens, truncate=truncate, answer=answer)
 
 
 def from_text(
@@ -236,11 +235,11 @@ def from_text(
     >>> from_text(tokenizer, "the bank").labels
     ('<s>', '·the', '·bank')
     """
-    said = text + (answer or "")
-    check_length(said, max_tokens, truncate)
-    encoded = _encode(tokenizer, said)
-    kept = _kept(tokenizer, encoded.ids, max_tokens, truncate)
-    return _answered(_prompt(tokenizer, said, encoded, kept, []), text, answer)
+    whole = text + (answer or "")
+    check_length(whole, max_tokens, truncate)
+    encoded = _encode(tokenizer, whole)
+    places = _places_left(tokenizer, encoded.ids, max_tokens, truncate)
+    return _answered(_prompt(tokenizer, whole, encoded, places, []), text, answer)
 
 
 def from_pair(
@@ -254,18 +253,18 @@ def from_pair(
     >>> from_pair(tokenizer, "a bank", "a river").parts["pair"]
     range(4, 6)
     """
-    said = text + BETWEEN + pair
-    check_length(said, max_tokens, truncate)
+    whole = text + BETWEEN + pair
+    check_length(whole, max_tokens, truncate)
     encoded = _encode(tokenizer, text, pair)
-    kept = _kept(tokenizer, encoded.ids, max_tokens, truncate)
-    segments = [[place for place, at in enumerate(kept) if encoded.texts[at] == number] for number in (0, 1)]
+    places_left = _places_left(tokenizer, encoded.ids, max_tokens, truncate)
+    segments = [[place for place, at in enumerate(places_left) if encoded.texts[at] == number] for number in (0, 1)]
     if not all(segments):
-        which, lost = ("first", "second")[bool(segments[0])], len(kept) < len(encoded.ids)
+        which, lost = ("first", "second")[bool(segments[0])], len(places_left) < len(encoded.ids)
         why = "is cut off whole" if lost else "has no tokens"
         raise InputError(f"the {which} text of the pair {why}", "shorten the other" if lost else "give it a word")
     named = zip(segments, ("text", "pair"), strict=True)
-    spans = tuple(sorted((Span(places[0], places[-1] + 1, name) for places, name in named), key=lambda one: one.start))
-    return replace(_prompt(tokenizer, said, encoded, kept, []), segments=spans)
+    spans = sorted((Span(places[0], places[-1] + 1, name) for places, name in named), key=lambda span: span.start)
+    return replace(_prompt(tokenizer, whole, encoded, places_left, []), segments=tuple(spans))
 
 
 def from_chat(
@@ -278,8 +277,8 @@ def from_chat(
 ) -> Prompt:
     """A chat through the tokenizer's template: plain text is one user turn, a JSON list of messages is as given.
 
-    The ids are those of `apply_chat_template(..., add_generation_prompt=False)`; with an answer, which stands where the
-    assistant's would, of `add_generation_prompt=True`. The template alone says whether there is a begin token, as the
+    The ids are those of `apply_chat_template(..., add_generation_prompt=False)`; with an answer, which is put where the
+    assistant's is, of `add_generation_prompt=True`. The template alone says whether there is a begin token, as the
     model was trained with it: the tokenizer adds none. UsageError without a template, InputError for messages that are
     none or that the template refuses; lengths and answers as in `from_text`.
 
@@ -292,6 +291,7 @@ def from_chat(
         raise UsageError(
             "this model's tokenizer has no chat template", "leave out {chat}, or use an instruct or chat model"
         ) from error
+    # The messages as this template takes them: one that writes no parts of a content is given their text.
     messages = read_messages(chat)
     if any(pictures_of(message) for message in messages):
         raise InputError("the chat has a picture, and a text alone is read", "give the picture with {picture}")
@@ -308,14 +308,16 @@ def from_chat(
         raise InputError(
             f"the model's chat template refused the messages: {first_line(error)}", "check the roles and their order"
         ) from error
+    # Turns are found in the messages alone; an answer is one more turn, with what the template opens it with.
     bounds = turn_bounds(_quiet(tokenizer), messages, text) if opened.startswith(text) else []
-    said = opened + (answer or "")
-    if bounds and len(said) > len(text):
-        bounds.append((len(text), len(said), "assistant"))
-    check_length(said, max_tokens, truncate)
-    encoded = _encode(tokenizer, said, add_special_tokens=False)
-    kept = _kept(tokenizer, encoded.ids, max_tokens, truncate)
-    return _answered(_prompt(tokenizer, said, encoded, kept, bounds), opened, answer)
+    whole = opened + (answer or "")
+    if bounds and len(whole) > len(text):
+        bounds.append((len(text), len(whole), "assistant"))
+    check_length(whole, max_tokens, truncate)
+    # Without the tokenizer's special tokens: the template has written those that the model was trained with.
+    encoded = _encode(tokenizer, whole, add_special_tokens=False)
+    places = _places_left(tokenizer, encoded.ids, max_tokens, truncate)
+    return _answered(_prompt(tokenizer, whole, encoded, places, bounds), opened, answer)
 
 
 def from_ids(
@@ -332,16 +334,16 @@ def from_ids(
     listed = [int(token) for token in ids]
     if not listed:
         raise InputError("there are no token ids", "give at least one")
-    kept = _kept(tokenizer, listed, max_tokens, truncate)
-    # Of millions only those that stay are named, and those beside them, which may hold parts of their characters.
-    near = sorted({at for place in kept for at in range(place - NEIGHBOURS, place + NEIGHBOURS + 1)})
+    places_left = _places_left(tokenizer, listed, max_tokens, truncate)
+    # Of millions only those that stay are named, and those next to them, which may hold parts of their characters.
+    near = sorted({at for place in places_left for at in range(place - NEIGHBOURS, place + NEIGHBOURS + 1)})
     places = {at: number for number, at in enumerate(at for at in near if 0 <= at < len(listed))}
-    prompt = _prompt(tokenizer, None, Encoded([listed[at] for at in places]), [places[at] for at in kept], [])
-    return replace(prompt, removed=len(listed) - len(kept))
+    prompt = _prompt(tokenizer, None, Encoded([listed[at] for at in places]), [places[at] for at in places_left], [])
+    return replace(prompt, removed=len(listed) - len(places_left))
 
 
 def _answered(prompt: Prompt, text: str, answer: str | None) -> Prompt:
-    """The prompt, told where its answer begins: with the first token that holds characters behind `text`.
+    """The prompt with the place where its answer begins: the first token that holds characters after `text`.
 
     White space that ends the text may be a part of that token.
     """
@@ -385,41 +387,39 @@ class Encoded(NamedTuple):
 
 
 def _encode(tokenizer: Any, text: str, pair: str | None = None, **how: Any) -> Encoded:
-    for one in (text, pair or ""):
-        _check_characters(one)
+    for part in (text, pair or ""):
+        try:  # a tokenizer would fail on it in its own way, or read something else
+            part.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"character {error.start} of the text is U+{ord(part[error.start]):04X}, half of a surrogate pair",
+                "write the character itself, or both halves",
+            ) from error
+    # Only the tokenizers in Rust tell where their tokens are in the text.
     fast = bool(getattr(tokenizer, "is_fast", False))
     encoded = tokenizer(text, pair, verbose=False, return_offsets_mapping=fast, **how)
     ids, types = list(encoded["input_ids"]), list(encoded.get("token_type_ids") or ())
     if not ids:
         raise InputError("the text has no tokens", "give a text with at least one word")
-    found = Encoded(ids, encoded["offset_mapping"] if fast else None, types if any(types) else ())
+    result = Encoded(ids, encoded["offset_mapping"] if fast else None, types if any(types) else ())
     if pair is None:
-        return found
+        return result
+    # A pair needs a token between its texts, or the model could not tell where the second begins.
     texts = encoded.sequence_ids(0) if fast else _texts_of(tokenizer, ids, (text, pair))
-    bounds = [at for at, (one, other) in enumerate(pairwise(texts)) if {one, other} == {0, 1}]
-    if bounds:
+    if any({before, after} == {0, 1} for before, after in pairwise(texts)):
         raise InputError(
             "this model's tokenizer puts nothing between two texts: it was made for one",
             "leave out {pair}, and write both as one text",
         )
-    before = len(text) + len(BETWEEN)
-    if found.offsets is not None:
+    # The tokenizer counts the characters of each text from 0, a Prompt those of both through.
+    first = len(text) + len(BETWEEN)
+    if result.offsets is not None:
         moved = [
-            (start + before, stop + before) if number == 1 else (start, stop)
-            for (start, stop), number in zip(found.offsets, texts, strict=True)
+            (start + first, stop + first) if number == 1 else (start, stop)
+            for (start, stop), number in zip(result.offsets, texts, strict=True)
         ]
-        found = found._replace(offsets=moved)
-    return found._replace(texts=texts)
-
-
-def _check_characters(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"character {error.start} of the text is U+{ord(text[error.start]):04X}, half of a surrogate pair",
-            "write the character itself, or both halves",
-        ) from error
+        result = result._replace(offsets=moved)
+    return result._replace(texts=texts)
 
 
 def _texts_of(tokenizer: Any, ids: Sequence[int], both: Sequence[str]) -> list[int | None]:
@@ -436,7 +436,7 @@ def _texts_of(tokenizer: Any, ids: Sequence[int], both: Sequence[str]) -> list[i
     return texts
 
 
-def _kept(tokenizer: Any, ids: Sequence[int], most: int | None, truncate: Side | None) -> list[int]:
+def _places_left(tokenizer: Any, ids: Sequence[int], most: int | None, truncate: Side | None) -> list[int]:
     """The places of the tokens that stay."""
     count = len(ids)
     if truncate not in (None, "left", "right"):
@@ -459,47 +459,39 @@ def _kept(tokenizer: Any, ids: Sequence[int], most: int | None, truncate: Side |
     return head + list(range(count - most + len(head), count))
 
 
-def _prompt(
-    tokenizer: Any,
-    text: str | None,
-    encoded: Encoded,
-    kept: Sequence[int],
-    bounds: Bounds,
-) -> Prompt:
+def _prompt(tokenizer: Any, text: str | None, encoded: Encoded, places: Sequence[int], bounds: Bounds) -> Prompt:
+    """The prompt of the tokens at these places; text: what they were read from, None for ids alone."""
     ids, offsets = encoded.ids, encoded.offsets
+    # All tokens are read, also those that are cut off: a character may be split over both sides of the cut.
     pieces = _pieces(tokenizer, ids, text or "", offsets and over_marks(offsets, text or ""))
     readings = read_pieces(pieces, text or "")
-    characters = _held(readings, text) if text else ()
-    turns = _turns(characters, bounds, kept, ids[0] == getattr(tokenizer, "bos_token_id", None)) if bounds else ()
-    stay = [readings[place] for place in kept]
-    exact, labels, plain, _ = zip(*stay, strict=True)
+    characters: Characters = ()
+    if text:
+        spans = [reading.span for reading in readings if reading.span is not None]
+        if len(spans) == len(readings):
+            characters = in_order(spans)
+        else:  # the tokenizer does not tell of all: what the tokens say is looked for in the text
+            characters = located([reading.plain for reading in readings], [reading.exact for reading in readings], text)
+    turns: tuple[Span, ...] = ()
+    if bounds:
+        numbers = token_turns(characters, bounds)
+        if ids[0] == getattr(tokenizer, "bos_token_id", None):  # the begin token is no one's turn
+            numbers[0] = None
+        ranges = turn_ranges([numbers[place] for place in places])
+        turns = tuple(Span(start, stop, bounds[number][2]) for start, stop, number in ranges)
+    exact, labels, plain, _ = zip(*[readings[place] for place in places], strict=True)
     return Prompt(
         text="".join(plain) if text is None else text,
-        ids=tuple([ids[place] for place in kept]),
+        ids=tuple([ids[place] for place in places]),
         tokens=exact,
         labels=labels,
-        special=tuple([pieces[place].special for place in kept]),
+        special=tuple([pieces[place].special for place in places]),
         plain=plain,
         turns=turns,
-        removed=len(ids) - len(kept),
-        characters=tuple([characters[place] for place in kept]) if text else (),
-        types=tuple([encoded.types[place] for place in kept]) if encoded.types else (),
+        removed=len(ids) - len(places),
+        characters=tuple([characters[place] for place in places]) if text else (),
+        types=tuple([encoded.types[place] for place in places]) if encoded.types else (),
     )
-
-
-def _turns(characters: Characters, bounds: Bounds, kept: Sequence[int], begins: bool) -> tuple[Span, ...]:
-    """The turns of a chat among the tokens that stay; begins: the first token is no one's."""
-    turns = token_turns(characters, bounds)
-    if begins:
-        turns[0] = None
-    return tuple(Span(start, stop, bounds[turn][2]) for start, stop, turn in turn_ranges([turns[i] for i in kept]))
-
-
-def _held(readings: Sequence[TokenReading], text: str) -> Characters:
-    spans = [reading.span for reading in readings if reading.span is not None]
-    if len(spans) == len(readings):
-        return in_order(spans)
-    return located([reading.plain for reading in readings], [reading.exact for reading in readings], text)
 
 
 def _named(ranges: Sequence[tuple[int, int]], plain: Sequence[str], exact: Sequence[str]) -> tuple[Span, ...]:
@@ -549,14 +541,14 @@ def bytes_of(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
 
 def _names(tokenizer: Any, ids: Sequence[int]) -> dict[int, str]:
     """The vocabulary's entry of each id."""
-    wanted = list(set(ids))
+    ids_once = list(set(ids))
     try:
-        names = tokenizer.convert_ids_to_tokens(wanted)
+        names = tokenizer.convert_ids_to_tokens(ids_once)
     except Exception:  # one of them has none, and which one tokenizers do not say
         names = []
-    if len(names) == len(wanted) and all(type(name) is str for name in names):
-        return dict(zip(wanted, names, strict=True))
-    return {token: _name(tokenizer, token) for token in wanted}
+    if len(names) == len(ids_once) and all(type(name) is str for name in names):
+        return dict(zip(ids_once, names, strict=True))
+    return {token: _name(tokenizer, token) for token in ids_once}
 
 
 def _name(tokenizer: Any, token: int) -> str:

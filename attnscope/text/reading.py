@@ -13,8 +13,6 @@ from attnscope.errors import InputError, UsageError
 
 MOST_BYTES = 64 * 2**20  # of what is read as one text
 ID = re.compile(r"-?[0-9]{1,18}")
-
-
 IDS_THEMSELVES = re.compile(r"\[?\s*[0-9]+(\s*[,\s]\s*[0-9]+)*\s*\]?")  # where the name of a file belongs
 IDS = "give whole numbers, between spaces or commas or as a JSON list"
 
@@ -40,7 +38,7 @@ def decode_utf8(data: bytes, source: str, otherwise: str = "give a text, or conv
 
 
 def piped_text() -> str:
-    """The text that is piped in, where nobody named a place to read it; "" where there is none."""
+    """The text that is piped in, where no one named a place to read it; "" where there is none."""
     return decode_utf8(_piped(), "standard input")
 
 
@@ -58,17 +56,17 @@ def read_text(text: str | None, file: str | None, unasked: bool = False) -> str:
     if not piped and (text is None) == (file is None):
         raise UsageError("expected one text", "give {text=TEXT}, {file=FILE}, or - for standard input")
     if piped:
-        found, source = decode_utf8(piped, "standard input"), "standard input"
+        result, source = decode_utf8(piped, "standard input"), "standard input"
     elif "-" in (text, file):
-        found, source = decode_utf8(_read_stdin(), "standard input"), "standard input"
+        result, source = decode_utf8(_read_stdin(), "standard input"), "standard input"
     elif file is not None:
-        found, source = decode_utf8(_read_file(file), file), file
+        result, source = decode_utf8(_read_file(file), file), file
     else:
         # Bytes of the command line that aren't UTF-8 arrive as escapes.
-        found, source = decode_utf8(os.fsencode(text or ""), "--text"), "--text"
-    if not found.strip():
+        result, source = decode_utf8(os.fsencode(text or ""), "--text"), "--text"
+    if not result.strip():
         raise InputError(f"{source} is empty", "give a text with at least one word")
-    return found
+    return result
 
 
 def read_ids(file: str) -> list[int]:
@@ -90,8 +88,8 @@ def read_ids(file: str) -> list[int]:
     parts = re.split(r"\s*,\s*|\s+", (inside[1] if inside else text).strip())
     wrong = next((part for part in parts if not ID.fullmatch(part)), None)
     if wrong is not None:
-        what = f"{wrong[:20]!r} in {source} is not a token id" if any(parts) else f"{source} holds no token ids"
-        raise InputError(what, IDS)
+        problem = f"{wrong[:20]!r} in {source} is not a token id" if any(parts) else f"{source} holds no token ids"
+        raise InputError(problem, IDS)
     return [int(part) for part in parts]
 
 

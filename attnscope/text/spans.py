@@ -1,8 +1,8 @@
 """Words and sentences over tokens: which token starts one, by short rules on what the tokens say.
 
-Each function takes the texts of the tokens (a character that is split over tokens stands at its first, the others are
+Each function takes the texts of the tokens (a character that is split over tokens is in its first, the others are
 empty) and which tokens are special. It returns half-open token ranges that cover every token once, in order.
-Special tokens are ranges of their own; white space alone belongs to what follows it, at the end to what came before.
+Special tokens are ranges of their own; white space alone belongs to what follows it, at the end to what precedes it.
 """
 
 import unicodedata
@@ -62,12 +62,12 @@ def sentence_ranges(texts: Sequence[str], special: Sequence[bool]) -> list[tuple
     [(0, 2), (2, 5)]
     """
     starts: list[int] = []
-    tail, said = "", False
+    tail, not_blank = "", False
     for place, text in enumerate(texts):
-        if _fresh(place, special) or (said and text and _ended(tail, text)):
+        if _fresh(place, special) or (not_blank and text and _ended(tail, text)):
             starts.append(place)
-            tail, said = "", False
-        tail, said = (tail + text)[-TAIL:], said or bool(text.strip())
+            tail, not_blank = "", False
+        tail, not_blank = (tail + text)[-TAIL:], not_blank or bool(text.strip())
     return _closed(starts, texts, special)
 
 
@@ -95,15 +95,15 @@ def _fresh(place: int, special: Sequence[bool]) -> bool:
 
 def _closed(starts: list[int], texts: Sequence[str], special: Sequence[bool]) -> list[tuple[int, int]]:
     """Ranges from their starts; white space that nothing follows goes to the range before it."""
-    kept: list[int] = []
+    left: list[int] = []
     stop = len(texts)
     for start in reversed(starts):
         blank = not special[start] and not "".join(texts[start:stop]).strip()
         stop = start
         if not (blank and start > 0 and not special[start - 1]):
-            kept.append(start)
-    kept.reverse()
-    return list(pairwise([*kept, len(texts)]))
+            left.append(start)
+    left.reverse()
+    return list(pairwise([*left, len(texts)]))
 
 
 def _new_word(word: str, before: str, text: str, following: str) -> bool:

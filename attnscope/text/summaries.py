@@ -1,4 +1,4 @@
-"""Keys that are not tokens, named by what they stand for: summaries behind a text's tokens, and patches of them."""
+"""Keys that are not tokens, named by what they represent: summaries after a text's tokens, and patches of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attnscope.text.prompt import Prompt
 
 
 def with_summaries(prompt: Prompt, rate: int, overlap: bool = False) -> Prompt:
-    """The tokens, and behind them a summary for every `rate` of them, with overlap of the `rate` before them too.
+    """The tokens, and after them a summary for every `rate` of them, with overlap of the `rate` before them too.
 
     >>> with_summaries(prompt, 4).tokens[-1]
     'summary 4-7'
@@ -33,7 +33,7 @@ def of_patches(prompt: Prompt, patches: Sequence[Sequence[int]], parts: int = 1)
     >>> of_patches(prompt, [[0], [1, 2, 3]], parts=2).tokens
     ('patch 0 1/2', 'patch 0 2/2', 'patch 1-3 1/2', 'patch 1-3 2/2')
     """
-    tokens = ["-".join(str(at) for at in sorted({*one[:1], *one[-1:]})) or "empty" for one in patches]
+    tokens = ["-".join(str(at) for at in sorted({*patch[:1], *patch[-1:]})) or "empty" for patch in patches]
     marks = [f" {part}/{parts}" for part in range(1, parts + 1)] if parts > 1 else [""]
     names = tuple(f"patch {of}{mark}" for of in tokens for mark in marks)
     none, count = ("",) * len(names), len(names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -30,7 +31,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True)
 class Found:
-    """The tokens that an expression means in one prompt, ascending, and what a person should be told of them."""
+    """The tokens that an expression means in one prompt, ascending, and what a person should know of them."""
 
     expression: str
     positions: tuple[int, ...]
@@ -56,7 +57,7 @@ class Chosen:
     @property
     def nothing(self) -> bool:
         """Whether tokens are asked about, and the text has none of them."""
-        return any(found is not None and not found.positions for found in (self.query, self.key))
+        return any(match is not None and not match.positions for match in (self.query, self.key))
 
     @property
     def keys_alone(self) -> bool:
@@ -74,7 +75,7 @@ class Chosen:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a person should know of how the expressions were read."""
-        return tuple(note for found in (self.query, self.key, *self.spans.values()) if found for note in found.notes)
+        return tuple(note for match in (self.query, self.key, *self.spans.values()) if match for note in match.notes)
 
 
 NOWHERE = Found("", ())
@@ -100,7 +101,7 @@ def choose(
     text are no tokens of it, and no error. parts: what names mean besides those of the prompt's own parts.
     """
 
-    def found(expression: str | None) -> Found | None:
+    def match(expression: str | None) -> Found | None:
         try:
             return None if expression is None else find(prompt, expression, defined, parts)
         except NotThereError:
@@ -108,8 +109,12 @@ def choose(
                 raise
             return Found(expression or "", ())
 
-    named = {name: _span(prompt, name, defined, parts) for name in spans}
-    return Chosen(_asking(prompt, found(query)), found(key), named)
+    named: dict[str, Found | None] = dict.fromkeys(spans)
+    for name in named:
+        if name in defined or name in prompt.parts:
+            with suppress(NotThereError):
+                named[name] = find(prompt, name, defined, parts)
+    return Chosen(_asking(prompt, match(query)), match(key), named)
 
 
 def naming(prompt: Prompt, chosen: Chosen, tokens: Mapping[str, Found]) -> Chosen:
@@ -118,49 +123,38 @@ def naming(prompt: Prompt, chosen: Chosen, tokens: Mapping[str, Found]) -> Chose
     return replace(chosen, query=_asking(prompt, query), key=key)
 
 
-def _asking(prompt: Prompt, found: Found | None) -> Found | None:
+def _asking(prompt: Prompt, match: Found | None) -> Found | None:
     """Those of the tokens that have queries. Raises NotThereError where none has."""
-    if found is None or not prompt.medium.unasked or not found.positions:
-        return found
-    positions = tuple(at for at in found.positions if at >= prompt.medium.unasked)
+    if match is None or not prompt.medium.unasked or not match.positions:
+        return match
+    positions = tuple(at for at in match.positions if at >= prompt.medium.unasked)
     if not positions:
         raise NotThereError(
-            f"{found.expression} names virtual tokens alone, which are keys and have no queries",
+            f"{match.expression} names virtual tokens alone, which are keys and have no queries",
             f"name tokens from {prompt.medium.unasked} on",
         )
-    return replace(found, positions=positions)
+    return replace(match, positions=positions)
 
 
-def choose_of_two(target: Prompt, source: Prompt, *asked: Any) -> Chosen:
-    """What expressions mean in the two texts of an encoder-decoder; asked: as for `choose`, behind the prompt.
+def choose_of_two(target: Prompt, source: Prompt, *options: Any) -> Chosen:
+    """What expressions mean in the two texts of an encoder-decoder; options: those of `choose` after the prompt.
 
     Raises as `choose`, and NotThereError where no stack has both queries and keys.
     """
-    made: dict[str, Sequence[int]] = {"made": range(len(target) - 1)}  # each row of a decoder predicts the next token
+    of_target: dict[str, Sequence[int]] = {"made": range(len(target) - 1)}  # each row predicts the next token
     of_source: dict[str, Sequence[int]] = {"made": ()}
-    both = ((target, made), (source, of_source))
-    chosen, beside = (choose(prompt, *asked, absent=True, parts=parts) for prompt, parts in both)
-    chosen = replace(chosen, source=beside)
+    both = ((target, of_target), (source, of_source))
+    chosen, in_source = (choose(prompt, *options, absent=True, parts=parts) for prompt, parts in both)
+    chosen = replace(chosen, source=in_source)
     if all(chosen.of(stack).nothing for stack in OF_TWO_TEXTS):
-        lacks = [_lacking(prompt, *asked, parts=parts) for prompt, parts in reversed(both)]
-        raise NotThereError("; of the target: ".join(filter(None, lacks)))
+        reasons = []  # of either text, where the expressions mean nothing in it
+        for prompt, parts in reversed(both):
+            try:
+                choose(prompt, *options, parts=parts)
+            except NotThereError as error:
+                reasons.append(error.message)
+        raise NotThereError("; of the target: ".join(reasons))
     return chosen
-
-
-def _lacking(prompt: Prompt, *asked: Any, parts: Mapping[str, Sequence[int]]) -> str:
-    """Why expressions mean nothing in a text; empty where they mean something."""
-    try:
-        choose(prompt, *asked, parts=parts)
-    except NotThereError as error:
-        return error.message
-    return ""
-
-
-def _span(prompt: Prompt, name: str, defined: Mapping[str, str], parts: Mapping[str, Sequence[int]]) -> Found | None:
-    try:
-        return find(prompt, name, defined, parts) if name in {*defined, *prompt.parts} else None
-    except NotThereError:
-        return None
 
 
 def find(
@@ -199,29 +193,27 @@ class _Search:
         named = [place for part in parts if not part.away for place in self.of(part)]
         if all(part.away for part in parts):
             named = self._each(range(len(self.prompt)))
-        kept = (tuple(at for at in place if at not in away) for place in named)
-        return [place for place in dict.fromkeys(kept) if place]  # each once: groups of groups would double them
+        left = (tuple(at for at in place if at not in away) for place in named)
+        return [place for place in dict.fromkeys(left) if place]  # each once: groups of groups would double them
 
     def of(self, part: Part) -> list[TokenPlace]:
         """The places of one part, all of them or the one that `#` asks for."""
-        found = self._all_of(part)
-        if not found and not (part.away and part.value == "special"):  # nothing to take away is as good
+        if part.kind == "text":
+            places = self._text(part.value)
+        elif part.kind == "pattern":
+            places = self._touched(self._spans(part.value))
+        elif part.kind == "name":
+            places = self._name(part)
+        else:
+            places = self._each(self._positions(part))
+        if not places and not (part.away and part.value == "special"):  # nothing to take away is as good
             raise self._unmatched(part)
         if part.place is None:
-            return found
-        if abs(part.place) > len(found):
-            many = f"are {len(found)} places" if len(found) > 1 else "is 1 place"
-            raise self.nothing(f"{part.written!r} asks for place {part.place}, and there {many}", found[-1][0])
-        return [found[part.place - (part.place > 0)]]
-
-    def _all_of(self, part: Part) -> list[TokenPlace]:
-        if part.kind == "text":
-            return self._text(part.value)
-        if part.kind == "pattern":
-            return self._matches(part.value)
-        if part.kind == "name":
-            return self._name(part)
-        return self._each(self._positions(part))
+            return places
+        if abs(part.place) > len(places):
+            many = f"are {len(places)} places" if len(places) > 1 else "is 1 place"
+            raise self.nothing(f"{part.written!r} asks for place {part.place}, and there {many}", places[-1][0])
+        return [places[part.place - (part.place > 0)]]
 
     def _positions(self, part: Part) -> Iterable[int]:
         every = range(len(self.prompt))
@@ -253,59 +245,46 @@ class _Search:
             return [tuple(range(turn.start, turn.stop)) for turn in prompt.turns if turn.name == word]
         if word in self.parts:
             return [tuple(self.parts[word])] if self.parts[word] else []
-        return self._glob(word) if "*" in word else self._text(word)
+        if "*" not in word:
+            return self._text(word)
+        return self._touched(self._spans(r"[\w\p{M}]*".join(map(re.escape, re.split(r"\*+", word)))), self._whole)
 
     def _text(self, text: str) -> list[TokenPlace]:
-        """Where the text stands as whole words; where it never does, parts of words. Special tokens by their names."""
-        spans, at = [], self.said.find(text)
+        """Where the text occurs as whole words; where it never does, parts of words. Special tokens by their names."""
+        prompt, spans, at = self.prompt, [], self.prompt.text.find(text)
         while at >= 0:  # also where two of them share letters
             spans.append((at, at + len(text)))
-            at = self.said.find(text, at + 1)
+            at = self.prompt.text.find(text, at + 1)
         if not (places := self._touched(spans, self._whole)) and (places := self._touched(spans)):
             self.notes.append(f"{shown.brief(text)} is not a whole word of the text: parts of words were taken")
-        return sorted(places + self._unwritten(text))
-
-    def _unwritten(self, name: str) -> list[TokenPlace]:
-        """The special tokens of a name that the tokenizer added, and no character stands for."""
-        prompt = self.prompt
-        return self._each(
+        unwritten = self._each(  # special tokens that the tokenizer added: the text has no characters of theirs
             at
             for at, (special, (start, stop)) in enumerate(zip(prompt.special, prompt.characters, strict=True))
-            if special and start == stop and prompt.tokens[at] == name
+            if special and start == stop and prompt.tokens[at] == text
         )
-
-    def _glob(self, word: str) -> list[TokenPlace]:
-        pattern = r"[\w\p{M}]*".join(map(re.escape, re.split(r"\*+", word)))
-        return self._touched(self._spans(pattern), self._whole)
-
-    def _matches(self, pattern: str) -> list[TokenPlace]:
-        return self._touched(self._spans(pattern))
+        return sorted(places + unwritten)
 
     def _spans(self, pattern: str) -> list[tuple[int, int]]:
         try:
-            return [found.span() for found in compiled(pattern).finditer(self.said, timeout=SECONDS)]
+            return [match.span() for match in compiled(pattern).finditer(self.prompt.text, timeout=SECONDS)]
         except (TimeoutError, MemoryError):
             raise InputError(f"/{pattern}/ takes too long on this text", "write one that repeats less") from None
 
-    @property
-    def said(self) -> str:
-        return self.prompt.text
-
     def _whole(self, start: int, stop: int) -> bool:
-        return ends_between(self.said, start) and ends_between(self.said, stop)
+        return ends_between(self.prompt.text, start) and ends_between(self.prompt.text, stop)
 
     def _touched(
-        self, spans: Iterable[tuple[int, int]], wanted: Callable[[int, int], bool] = lambda start, stop: True
+        self, spans: Iterable[tuple[int, int]], accept: Callable[[int, int], bool] = lambda start, stop: True
     ) -> list[TokenPlace]:
         """The tokens that characters touch; a special token only as a whole."""
         characters, special = self.prompt.characters, self.prompt.special
-        asked = [(start, stop) for start, stop in spans if start < stop and wanted(start, stop)]
+        runs = [(start, stop) for start, stop in spans if start < stop and accept(start, stop)]
 
         def cut(at: int, start: int, stop: int) -> bool:
             return special[at] and (characters[at][0] < start or characters[at][1] > stop)
 
-        found = zip(touched(characters, asked), asked, strict=True)
-        return list(dict.fromkeys(place for place, run in found if place and not any(cut(at, *run) for at in place)))
+        pairs = zip(touched(characters, runs), runs, strict=True)
+        return list(dict.fromkeys(place for place, run in pairs if place and not any(cut(at, *run) for at in place)))
 
     def _unmatched(self, part: Part) -> NotThereError:
         roles = list(dict.fromkeys(turn.name for turn in self.prompt.turns))
@@ -317,10 +296,10 @@ class _Search:
             return self.nothing(f"nothing is left of the group {part.value!r}")
         if part.kind == "name" and roles and part.value in ROLES:
             return self.nothing(f"the chat has turns of {', '.join(roles)}, and none of {part.value}")
-        if part.kind != "pattern" and self.prompt.removed and part.value in self.said:
+        if part.kind != "pattern" and self.prompt.removed and part.value in self.prompt.text:
             return self.nothing(f"{shown.brief(part.value)} occurs only in what was cut off")
-        wanted = f"/{part.value}/" if part.kind == "pattern" else shown.brief(part.value)
-        return self.nothing(f"{wanted} is not in the text", _near(self.prompt, part.value))
+        name = f"/{part.value}/" if part.kind == "pattern" else shown.brief(part.value)
+        return self.nothing(f"{name} is not in the text", _near(self.prompt, part.value))
 
     def nothing(self, message: str, near: int = 0) -> NotThereError:
         """The error that shows the tokens with their numbers, of a long text those around one."""
@@ -331,24 +310,24 @@ class _Search:
         return [(at,) for at in positions]
 
 
-def described(prompt: Prompt, found: Found) -> str:
+def described(prompt: Prompt, match: Found) -> str:
     """The tokens that were found, for a header: `bank(2), bank(8)`; neighbours together, `river bank(7-8)`.
 
     >>> described(prompt, find(prompt, "bank"))
     'bank(2), bank(8)'
     """
-    runs = [[found.positions[0]]]
-    for before, at in pairwise(found.positions):
+    runs = [[match.positions[0]]]
+    for before, at in pairwise(match.positions):
         if at == before + 1:
             runs[-1].append(at)
         else:
             runs.append([at])
-    said = [_run(prompt, run[0], run[-1]) for run in runs[:MOST]]
-    return ", ".join(said) + (f" and {len(runs) - MOST} more" if len(runs) > MOST else "")
+    words = [_run(prompt, run[0], run[-1]) for run in runs[:MOST]]
+    return ", ".join(words) + (f" and {len(runs) - MOST} more" if len(runs) > MOST else "")
 
 
 def chosen_lines(queries: Prompt, keys: Prompt, chosen: Chosen, stack: str = "") -> list[str]:
-    """Which tokens were meant, and how they were found; stack: whose queries and keys they are, where that is said.
+    """Which tokens were meant, and how they were found; stack: whose queries and keys they are, where it is printed.
 
     >>> chosen_lines(target, source, chosen, "cross: ")
     ['cross: query last: Bank(3)']
@@ -356,26 +335,26 @@ def chosen_lines(queries: Prompt, keys: Prompt, chosen: Chosen, stack: str = "")
     if chosen.nothing:
         return [f"{stack}not measured: its texts do not have what is named"]
     named = {"query": (queries, chosen.query), "key": (keys, chosen.key)}
-    said = [f"{name} {found.expression}: {described(text, found)}" for name, (text, found) in named.items() if found]
-    return [stack + line for line in (*said, *chosen.notes)]
+    lines = [f"{name} {match.expression}: {described(text, match)}" for name, (text, match) in named.items() if match]
+    return [stack + line for line in (*lines, *chosen.notes)]
 
 
 def _run(prompt: Prompt, first: int, last: int) -> str:
-    said = "".join(prompt.plain[first : last + 1]).strip()
+    words = "".join(prompt.plain[first : last + 1]).strip()
     number = f"({first})" if first == last else f"({first}-{last})"
-    return _short(shown.visible(said, SPACES) if said else visible_blanks(prompt.tokens[first])) + number
+    return _short(shown.visible(words, SPACES) if words else visible_blanks(prompt.tokens[first])) + number
 
 
 def _short(text: str) -> str:
     return text if len(text) <= LONG else f"{text[: LONG - 9]}…{text[-8:]}"
 
 
-def _near(prompt: Prompt, wanted: str) -> int:
-    """The token whose word is most like what was wanted; the first where none is."""
+def _near(prompt: Prompt, name: str) -> int:
+    """The token of the word that is most like what was wanted; the first where none is."""
     words: dict[str, int] = {}
     for word in prompt.words:
         words.setdefault(word.name.casefold()[:LONG], word.start)
-    like = nearest(wanted.casefold()[:LONG], list(words)[:MOST_COMPARED])
+    like = nearest(name.casefold()[:LONG], list(words)[:MOST_COMPARED])
     return words[like] if like else 0
 
 
@@ -387,5 +366,5 @@ def _listed(prompt: Prompt, near: int) -> str:
     stop, room = start, ROOM
     while stop < len(entries) and (room := room - len(entries[stop]) - 2) > 0:
         stop += 1
-    said = ", ".join(entries[start:stop])
-    return f"{'… ' * (start > 0)}{said}{' …' * (stop < len(entries))} ({len(entries)} tokens)"
+    listed = ", ".join(entries[start:stop])
+    return f"{'… ' * (start > 0)}{listed}{' …' * (stop < len(entries))} ({len(entries)} tokens)"

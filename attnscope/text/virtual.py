@@ -9,7 +9,7 @@ from attnscope.text.prompt import Medium, Prompt, Span
 
 
 def with_virtual(prompt: Prompt, ids: Sequence[int], keys_alone: bool = False) -> Prompt:
-    """The tokens with virtual ones before them, key 0 the first of these, unless they stand there already.
+    """The tokens with virtual ones before them, key 0 the first of these, unless they are there already.
 
     keys_alone: whether they have no queries, as prefix tuning's.
 
@@ -31,6 +31,6 @@ def with_virtual(prompt: Prompt, ids: Sequence[int], keys_alone: bool = False) -
         turns=tuple(Span(turn.start + count, turn.stop + count, turn.name) for turn in prompt.turns),
         characters=(*((0, 0),) * count, *prompt.characters),
         medium=medium,
-        segments=tuple(Span(one.start + count, one.stop + count, one.name) for one in prompt.segments),
+        segments=tuple(Span(span.start + count, span.stop + count, span.name) for span in prompt.segments),
         types=(*(0,) * count, *prompt.types) if prompt.types else (),
     )
