@@ -1,7 +1,7 @@
-"""Which part of which picture a token stands for, told by where it stands and by what the processor made.
+"""Which part of which picture a token represents, found by where it is and by what the processor made.
 
 A processor gives every picture a run of equal tokens, row by row. Some put a token between rows; some cut a picture
-into tiles, each with its run behind `<row_1_col_2>`, and end with a run for the whole picture in small. Tokens that
+into tiles, each with its run after `<row_1_col_2>`, and end with a run for the whole picture in small. Tokens that
 are arranged in another way are counted, and have no place in the picture.
 """
 
@@ -27,7 +27,7 @@ class Sight:
     """What a processor made of the pictures.
 
     boxes: the part of each picture that the model sees, as in a Patch. grids: rows and columns of each, where they are
-    said; else they are in proportion to shape, height and width of what the tower is given. tiled: whether it is given
+    given; else they are in proportion to shape, height and width of what the tower is given. tiled: whether it is given
     a picture in several parts.
     """
 
@@ -49,11 +49,11 @@ def patches_of(names: Sequence[str], image: Sequence[bool], sight: Sight) -> dic
     if any(tiles):
         return dict(_of_tiles(runs, [(int(tile[1]) - 1, int(tile[2]) - 1) if tile else None for tile in tiles], sight))
     every = [at for run in runs for at in run]
-    found = None if sight.tiled else _of_rows(runs, names, sight) or _of_runs(runs, sight)
-    if found is None:
+    grids = None if sight.tiled else _of_rows(runs, names, sight) or _of_runs(runs, sight)
+    if grids is None:
         return {at: (f"img {number}", Patch(0, None)) for number, at in enumerate(every)}
-    labelled = (one for picture, (grid, _) in enumerate(found) for one in cells(picture, grid, sight.boxes[picture]))
-    return dict(zip([at for _, places in found for at in places], labelled, strict=True))
+    labelled = (cell for picture, (grid, _) in enumerate(grids) for cell in cells(picture, grid, sight.boxes[picture]))
+    return dict(zip([at for _, places in grids for at in places], labelled, strict=True))
 
 
 def cells(
@@ -78,10 +78,10 @@ def windows(grid: Grid, merge: int, side: int) -> tuple[tuple[int, ...], ...]:
     >>> windows((1, 3), 1, 2)
     ((0, 1), (2,))
     """
-    found: dict[Grid, list[int]] = {}
+    places: dict[Grid, list[int]] = {}
     for place, (row, column) in enumerate(_walk(grid, merge)):
-        found.setdefault((row // side, column // side), []).append(place)
-    return tuple(tuple(found[window]) for window in sorted(found))
+        places.setdefault((row // side, column // side), []).append(place)
+    return tuple(tuple(places[window]) for window in sorted(places))
 
 
 def _walk(grid: Grid, merge: int) -> Iterator[Grid]:
@@ -103,9 +103,9 @@ def _of_runs(runs: Sequence[range], sight: Sight) -> list[tuple[Grid, Sequence[i
     each = [rows * columns for rows, columns in sight.grids] or [len(every) // pictures] * pictures
     starts = [sum(each[:picture]) for picture in range(pictures + 1)]
     places = runs if len(runs) == pictures else [every[start:stop] for start, stop in pairwise(starts)]
-    grids = sight.grids or [_grid(len(one), sight.shape) for one in places]
+    grids = sight.grids or [_grid(len(run), sight.shape) for run in places]
     fit = sum(map(len, places)) == len(every) and len(grids) == pictures
-    fit = fit and all(rows * columns == len(one) for (rows, columns), one in zip(grids, places, strict=True))
+    fit = fit and all(rows * columns == len(run) for (rows, columns), run in zip(grids, places, strict=True))
     return list(zip(grids, places, strict=True)) if fit else None
 
 
@@ -117,31 +117,31 @@ def _grid(count: int, shape: tuple[int, int]) -> Grid:
 
 def _of_rows(runs: Sequence[range], names: Sequence[str], sight: Sight) -> list[tuple[Grid, Sequence[int]]] | None:
     """The same where runs are the rows of a picture: as long as one another, with one token between two."""
-    found: list[list[range]] = []
+    pictures: list[list[range]] = []
     for run in runs:
-        rows = found[-1] if found else []
+        rows = pictures[-1] if pictures else []
         follows = rows and run.start == rows[-1].stop + 1 and len(run) == len(rows[0])
         if follows and names[run.start - 1] == names[rows[0].stop]:
             rows.append(run)
         else:
-            found.append([run])
-    if len(runs) == len(sight.boxes) or len(found) != len(sight.boxes):
+            pictures.append([run])
+    if len(runs) == len(sight.boxes) or len(pictures) != len(sight.boxes):
         return None
-    return [((len(rows), len(rows[0])), [at for row in rows for at in row]) for rows in found]
+    return [((len(rows), len(rows[0])), [at for row in rows for at in row]) for rows in pictures]
 
 
 def _of_tiles(runs: Sequence[range], tiles: Sequence[Grid | None], sight: Sight) -> Iterator[tuple[int, Labelled]]:
     """Tiles count the rows and columns of their whole picture, which follows them and is called `small`."""
     ends = [at + 1 for at, tile in enumerate(tiles) if tile is None]
     for picture, (start, stop) in enumerate(pairwise([0, *ends])):
-        there = [tile for tile in tiles[start:stop] if tile]
-        rows, columns = (max((tile[side] for tile in there), default=0) + 1 for side in (0, 1))
+        tiles_here = [tile for tile in tiles[start:stop] if tile]
+        rows, columns = (max((tile[side] for tile in tiles_here), default=0) + 1 for side in (0, 1))
         for run, tile in zip(runs[start:stop], tiles[start:stop], strict=True):
             side, box, name = isqrt(len(run)), sight.boxes[picture], picture_name(picture)
             if tile:
                 first = (tile[0] * side, tile[1] * side)
-                found = cells(picture, (side, side), part(box, (rows, columns), *tile), first=first)
+                labelled = cells(picture, (side, side), part(box, (rows, columns), *tile), first=first)
             else:
-                name += " small" * bool(there)
-                found = cells(picture, (side, side), box, name=name)
-            yield from zip(run, found, strict=True)
+                name += " small" * bool(tiles_here)
+                labelled = cells(picture, (side, side), box, name=name)
+            yield from zip(run, labelled, strict=True)

@@ -27,37 +27,37 @@ PictureSource = Any  # a file's name or path, or a picture of Pillow
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture in RGB, upright, and the SHA-256 of its file, or of its pixels where it came from none."""
+    """A picture in RGB, upright, and the SHA-256 of its file, or of its pixels where it is from none."""
 
     image: Image
     sha256: str
 
 
-def all_opened(given: PictureSource | Sequence[PictureSource]) -> tuple[Picture, ...]:
+def all_opened(sources: PictureSource | Sequence[PictureSource]) -> tuple[Picture, ...]:
     """One or several pictures. Raises InputError for what is none, and for too many."""
-    listed = list(given) if isinstance(given, list | tuple) else [given]
+    listed = list(sources) if isinstance(sources, list | tuple) else [sources]
     if not 1 <= len(listed) <= MOST_PICTURES:
         raise InputError(f"expected 1 to {MOST_PICTURES} pictures, got {len(listed)}", "give fewer with {picture}")
-    return tuple(open_picture(one) for one in listed)
+    return tuple(open_picture(source) for source in listed)
 
 
-def open_picture(given: PictureSource) -> Picture:
+def open_picture(source: PictureSource) -> Picture:
     """A picture in RGB: the first of an animation, turned as its camera says, on white where it is transparent.
 
     Raises InputError for a file that cannot be read, is no picture, or is larger than Pillow opens.
     """
-    if hasattr(given, "convert"):
-        image: Image = _shown(given, "the picture")
+    if hasattr(source, "convert"):
+        image: Image = _shown(source, "the picture")
         return Picture(image, hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest())
-    data = _bytes(Path(given))
-    return Picture(_decoded(data, str(given)), hashlib.sha256(data).hexdigest())
+    data = _bytes(Path(source))
+    return Picture(_decoded(data, str(source)), hashlib.sha256(data).hexdigest())
 
 
 def _bytes(path: Path) -> bytes:
     try:
         if not path.is_file():
-            what = "is a folder" if path.is_dir() else "is not a file" if path.exists() else "does not exist"
-            raise InputError(f"{path} {what}", "name the file of a picture with {picture=FILE}")
+            problem = "is a folder" if path.is_dir() else "is not a file" if path.exists() else "does not exist"
+            raise InputError(f"{path} {problem}", "name the file of a picture with {picture=FILE}")
         if path.stat().st_size > MOST_BYTES:
             raise InputError(f"{path} has more than {MOST_BYTES // 2**20} MiB", "make the picture smaller")
         return path.read_bytes()

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 LEFT_OUT = ("input_ids", "attention_mask", "labels")  # of what a processor makes: the model makes its own mask
 BEFORE_PATCHES = {"class_embedding": "[CLS]", "cls_token": "[CLS]", "register_tokens": "[REG]"}  # in a tower's weights
-
-
 REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -41,18 +39,18 @@ class PictureMedium(Medium):
         """With the values of every token, (1, T), made longer for the answer's: they are of no picture."""
         import torch
 
-        def longer(given: Any) -> Any:
-            if tuple(given.shape) != (1, tokens) or not self.patches:
-                return given
-            kind = 1 - int(given[0, next(iter(self.patches))])
-            return torch.cat([given, given.new_full((1, more), kind)], 1)
+        def longer(values: Any) -> Any:
+            if tuple(values.shape) != (1, tokens) or not self.patches:
+                return values
+            kind = 1 - int(values[0, next(iter(self.patches))])
+            return torch.cat([values, values.new_full((1, more), kind)], 1)
 
-        return replace(self, inputs={name: longer(one) for name, one in self.inputs.items()})
+        return replace(self, inputs={name: longer(values) for name, values in self.inputs.items()})
 
 
 @contextmanager
 def reading_with_pictures(loaded: LoadedModel) -> Iterator[Callable[[str, Sequence[Picture], bool, bool], Prompt]]:
-    """(text, pictures, chat, answered) -> the tokens of a text, pictures before it or where its placeholders stand.
+    """(text, pictures, chat, answered) -> the tokens of a text, pictures before it or where its placeholders are.
 
     chat: by the chat template, with the pictures at the head of the first message of the user; answered: an answer is
     to follow. Raises ModelError where the model is given no pictures or brings no processor that can be had here;
@@ -65,21 +63,26 @@ def reading_with_pictures(loaded: LoadedModel) -> Iterator[Callable[[str, Sequen
     ) -> tuple[Prompt, dict[str, np.ndarray], Sight]:
         messages = read_messages(text) if chat else []
         count = len(pictures)
-        said = rendered(processor, messages, count, answered) if chat else with_places(processor, text, count)
-        made = _made(processor, said, pictures, chat)
-        ids = made.pop("input_ids")[0].tolist()
-        plain, sight = from_ids(processor.tokenizer, ids), _sight(processor, pictures, made)
+        whole = rendered(processor, messages, count, answered) if chat else with_places(processor, text, count)
+        # A template may have written the begin token, which the tokenizer would then add a second time.
+        begin = processor.tokenizer.bos_token
+        how = {"add_special_tokens": False} if chat and begin is not None and whole.startswith(begin) else {}
+        images = [picture.image for picture in pictures]
+        inputs = _processed(lambda: processor(images=images, text=whole, return_tensors="np", **how))
+        ids = inputs.pop("input_ids")[0].tolist()
+        plain, sight = from_ids(processor.tokenizer, ids), _sight(processor, pictures, inputs)
         image = [token == loaded.model.config.image_token_id for token in ids]
         if not any(image):
             raise InputError("the processor made no tokens of the picture", "choose another model")
-        return _named(plain, patches_of(plain.tokens, image, sight), messages), made, sight
+        return _named(plain, patches_of(plain.tokens, image, sight), messages), inputs, sight
 
+    # Templates and processors are others' programs; what needs the model stays in this process.
     with Apart(make, place(loaded.tokenizer, loaded.brought, chat=True)) as making:
 
         def read(text: str, pictures: Sequence[Picture], chat: bool, answered: bool) -> Prompt:
-            prompt, made, sight = making(text, pictures, chat, answered)
+            prompt, inputs, sight = making(text, pictures, chat, answered)
             _check(loaded, prompt)
-            return _given(loaded, prompt, made, sight, pictures)
+            return _given(loaded, prompt, inputs, sight, pictures)
 
         yield read
 
@@ -100,7 +103,7 @@ class Pixels(NamedTuple):
         left, top, right, bottom = self.box
         across, down = (right - left) * grid[1] * side[1] / width, (bottom - top) * grid[0] * side[0] / height
         every = list(cells(0, grid, (left, top, left + across, top + down)))
-        labelled = [(one, None) if isinstance(one, str) else every[one] for one in tokens]
+        labelled = [(token, None) if isinstance(token, str) else every[token] for token in tokens]
         names, patches = zip(*labelled, strict=True)
         of_tokens = {at: patch for at, patch in enumerate(patches) if patch is not None}
         medium = PictureMedium(self.inputs, self.picture.sha256, None, of_tokens, (self.picture.image,))
@@ -113,53 +116,58 @@ def reading_pixels(loaded: LoadedModel) -> Iterator[Callable[[Picture], Pixels]]
 
     Raises ModelError where the model brings none; reading raises InputError where it refuses the picture.
     """
-    import torch
 
     processor = image_processor_of(loaded)
-    takes = inspect.signature(loaded.model.forward).parameters
+    parameters = inspect.signature(loaded.model.forward).parameters
 
     def make(picture: Picture) -> tuple[dict[str, np.ndarray], Box]:
-        made = _processed(lambda: processor(images=[picture.image], return_tensors="np"))
-        return {name: np.asarray(one) for name, one in made.items() if name in takes}, _seen(processor, picture)
+        inputs = _processed(lambda: processor(images=[picture.image], return_tensors="np"))
+        inputs = {name: np.asarray(values) for name, values in inputs.items() if name in parameters}
+        return inputs, _seen(processor, picture)
 
     with Apart(make, place(None, loaded.brought, chat=True)) as making:
 
         def read(picture: Picture) -> Pixels:
-            made, box = making(picture)
-            needed = (name for name, one in takes.items() if one.default is one.empty and one.kind not in REST)
-            lacking = next((name for name in needed if name not in made), None)
+            inputs, box = making(picture)
+            # What the processor made may lack an argument of the model, or hold a picture in several parts.
+            needed = (each for each in parameters.values() if each.default is each.empty and each.kind not in REST)
+
+            lacking = next((each.name for each in needed if each.name not in inputs), None)
             if lacking is not None:
                 raise ModelError(
                     f"{loaded.name} needs {lacking}, which its image processor does not make",
                     "read it within the model that it is a part of",
                 )
-            shape = made["pixel_values"].shape if "pixel_values" in made else ()
+            shape = inputs["pixel_values"].shape if "pixel_values" in inputs else ()
             if len(shape) != 4 or shape[0] != 1:
                 raise ModelError(
                     f"expected pixels (1, channels, height, width) of the processor of {loaded.name}, got {shape}",
                     "choose a model that is given a picture as one",
                 )
-            return Pixels(
-                {name: torch.from_numpy(np.ascontiguousarray(one)) for name, one in made.items()}, picture, box
-            )
+            return Pixels(_tensors(inputs), picture, box)
 
         yield read
 
 
 def _given(
-    loaded: LoadedModel, prompt: Prompt, made: Mapping[str, np.ndarray], sight: Sight, pictures: Sequence[Picture]
+    loaded: LoadedModel, prompt: Prompt, outputs: Mapping[str, np.ndarray], sight: Sight, pictures: Sequence[Picture]
 ) -> Prompt:
-    """The prompt with what the model is given beside its ids, and how its tower reads that."""
-    import torch
-
-    inputs = {name: torch.from_numpy(np.ascontiguousarray(one)) for name, one in made.items() if name not in LEFT_OUT}
+    """The prompt with what the model is given next to its ids, and how its tower reads that."""
+    inputs = _tensors({name: values for name, values in outputs.items() if name not in LEFT_OUT})
     tower = tuple(_tower(loaded, inputs, sight, prompt))
-    media, images = " ".join(one.sha256 for one in pictures), tuple(one.image for one in pictures)
+    media, images = " ".join(picture.sha256 for picture in pictures), tuple(picture.image for picture in pictures)
     return replace(prompt, medium=PictureMedium(inputs, media, None, prompt.medium.patches, images, tower))
 
 
+def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """What a processor made, as the model takes it."""
+    import torch
+
+    return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in arrays.items()}
+
+
 def _check(loaded: LoadedModel, prompt: Prompt) -> None:
-    """Raise for tokens that the model does not know; those of a picture may lie behind its vocabulary."""
+    """Raise for tokens that the model does not know; those of a picture may lie after its vocabulary."""
     loaded.check_ids([token for at, token in enumerate(prompt.ids) if at not in prompt.medium.patches])
     most, count = loaded.geometry.max_positions, len(prompt.medium.patches)
     if most is not None and len(prompt) > most:
@@ -168,14 +176,6 @@ def _check(loaded: LoadedModel, prompt: Prompt) -> None:
             f"{most}",
             "shorten the text, or give fewer or smaller pictures",
         )
-
-
-def _made(processor: Any, text: str, pictures: Sequence[Picture], chat: bool) -> dict[str, np.ndarray]:
-    """What the processor makes. Raises InputError where it refuses."""
-    begin = processor.tokenizer.bos_token
-    how = {"add_special_tokens": False} if chat and begin is not None and text.startswith(begin) else {}
-    images = [one.image for one in pictures]
-    return _processed(lambda: processor(images=images, text=text, return_tensors="np", **how))
 
 
 def _processed(call: Callable[[], Any]) -> dict[str, np.ndarray]:
@@ -188,10 +188,10 @@ def _processed(call: Callable[[], Any]) -> dict[str, np.ndarray]:
         ) from error
 
 
-def _sight(processor: Any, pictures: Sequence[Picture], made: Mapping[str, np.ndarray]) -> Sight:
+def _sight(processor: Any, pictures: Sequence[Picture], outputs: Mapping[str, np.ndarray]) -> Sight:
     """What the processor made of the pictures."""
-    images, boxes = processor.image_processor, tuple(_seen(processor.image_processor, one) for one in pictures)
-    grid, pixels = made.get("image_grid_thw"), made.get("pixel_values")
+    images, boxes = processor.image_processor, tuple(_seen(processor.image_processor, picture) for picture in pictures)
+    grid, pixels = outputs.get("image_grid_thw"), outputs.get("pixel_values")
     if grid is not None:
         side = int(getattr(images, "merge_size", 1))
         return Sight(boxes, tuple((int(rows) // side, int(columns) // side) for _, rows, columns in grid))
@@ -216,10 +216,10 @@ def _seen(images: Any, picture: Picture) -> Box:
 def _named(plain: Prompt, patches: Mapping[int, tuple[str, Patch]], messages: Sequence[Message]) -> Prompt:
     """The prompt with its image tokens called by their place, and the turns of its chat."""
 
-    def with_labels(said: Sequence[str]) -> tuple[str, ...]:
-        return tuple(patches[at][0] if at in patches else one for at, one in enumerate(said))
+    def with_labels(texts: Sequence[str]) -> tuple[str, ...]:
+        return tuple(patches[at][0] if at in patches else text for at, text in enumerate(texts))
 
-    words = tuple("" if at in patches else one for at, one in enumerate(plain.plain))
+    words = tuple("" if at in patches else text for at, text in enumerate(plain.plain))
     text, tokens = "".join(words), with_labels(plain.tokens)
     characters = located(words, tokens, text)
     bounds = _bounds(messages, text)
@@ -230,7 +230,7 @@ def _named(plain: Prompt, patches: Mapping[int, tuple[str, Patch]], messages: Se
         tokens=tokens,
         labels=with_labels(plain.labels),
         plain=words,
-        special=tuple(at in patches or one for at, one in enumerate(plain.special)),
+        special=tuple(at in patches or special for at, special in enumerate(plain.special)),
         characters=characters,
         turns=tuple(Span(start, stop, bounds[turn][2]) for start, stop, turn in turns),
         medium=PictureMedium(patches={at: patch for at, (_, patch) in patches.items()}),
@@ -239,19 +239,19 @@ def _named(plain: Prompt, patches: Mapping[int, tuple[str, Patch]], messages: Se
 
 def _bounds(messages: Sequence[Message], text: str) -> Bounds:
     """The characters of what each message says; none where one is not found, in its order."""
-    found: Bounds = []
+    bounds: Bounds = []
     for message in messages:
-        after = found[-1][1] if found else 0
+        after = bounds[-1][1] if bounds else 0
         start = stop = -1
-        for said in map(str.strip, texts_of(message)):
-            at = text.find(said, after)
+        for words in map(str.strip, texts_of(message)):
+            at = text.find(words, after)
             if at < 0:
                 return []
-            start, stop = at if start < 0 else start, at + len(said)
+            start, stop = at if start < 0 else start, at + len(words)
             after = stop
         if start >= 0:
-            found.append((start, stop, message["role"]))
-    return found
+            bounds.append((start, stop, message["role"]))
+    return bounds
 
 
 def _tower(loaded: LoadedModel, inputs: Mapping[str, Any], sight: Sight, prompt: Prompt) -> Iterator[Prompt]:
@@ -264,8 +264,8 @@ def _tower(loaded: LoadedModel, inputs: Mapping[str, Any], sight: Sight, prompt:
     merge = getattr(vision, "spatial_merge_size", None)
     if grids is not None and merge:
         _, rows, columns = grids[0].tolist()
-        found, window = cells(0, (rows, columns), sight.boxes[0], merge=merge), window_side(vision)
-        yield _of_patches(found, [], windows((rows, columns), merge, window) if window else ())
+        labelled, window = cells(0, (rows, columns), sight.boxes[0], merge=merge), window_side(vision)
+        yield _of_patches(labelled, [], windows((rows, columns), merge, window) if window else ())
     elif pixels is not None and pixels.ndim >= 4 and isinstance(side, int):
         grid, before = (pixels.shape[-2] // side, pixels.shape[-1] // side), list(_before(loaded.model))
         for picture, box in _parts(sight, prompt, pixels.shape[:-3].numel()):
@@ -275,10 +275,10 @@ def _tower(loaded: LoadedModel, inputs: Mapping[str, Any], sight: Sight, prompt:
 def _before(model: Any) -> Iterator[str]:
     """The tokens of a tower before its patches, by the weights that it has for them."""
     for name, weight in model.named_parameters():
-        said = BEFORE_PATCHES.get(name.rpartition(".")[2])
-        if said is not None:
+        mark = BEFORE_PATCHES.get(name.rpartition(".")[2])
+        if mark is not None:
             count = weight.shape[-2] if weight.ndim > 1 else 1
-            yield from ([said] if count == 1 else (f"{said[:-1]}{at}]" for at in range(count)))
+            yield from ([mark] if count == 1 else (f"{mark[:-1]}{at}]" for at in range(count)))
 
 
 def _parts(sight: Sight, prompt: Prompt, count: int) -> Iterator[tuple[int, Box]]:
@@ -286,27 +286,21 @@ def _parts(sight: Sight, prompt: Prompt, count: int) -> Iterator[tuple[int, Box]
     if not sight.tiled:
         yield from enumerate(sight.boxes)
         return
-    runs = _runs(prompt.medium.patches)
+    runs: list[list[Patch]] = []  # a tile's patches are tokens side by side
+    for at, patch in prompt.medium.patches.items():
+        if at - 1 not in prompt.medium.patches:
+            runs.append([])
+        runs[-1].append(patch)
     for run in runs if len(runs) == count else []:
         edges = list(zip(*(patch.box or WHOLE for patch in run), strict=True))
         yield run[0].picture, (min(edges[0]), min(edges[1]), max(edges[2]), max(edges[3]))
 
 
-def _runs(patches: Mapping[int, Patch]) -> list[list[Patch]]:
-    """The patches of tokens that stand side by side."""
-    runs: list[list[Patch]] = []
-    for at, patch in patches.items():
-        if at - 1 not in patches:
-            runs.append([])
-        runs[-1].append(patch)
-    return runs
-
-
 def _of_patches(
-    found: Iterator[tuple[str, Patch]], before: Sequence[str], in_windows: tuple[tuple[int, ...], ...] = ()
+    cells_of_grid: Iterator[tuple[str, Patch]], before: Sequence[str], in_windows: tuple[tuple[int, ...], ...] = ()
 ) -> Prompt:
-    """Patches as a prompt, behind the tokens that a tower puts before them."""
-    labelled = list(found)
+    """Patches as a prompt, after the tokens that a tower puts before them."""
+    labelled = list(cells_of_grid)
     names = (*before, *(label for label, _ in labelled))
     patches = {len(before) + at: patch for at, (_, patch) in enumerate(labelled)}
     return _nameless(names, PictureMedium(patches=patches, windows=in_windows))

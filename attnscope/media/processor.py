@@ -1,4 +1,4 @@
-"""The processor of a checkpoint: what makes ids and pixels of a text and pictures, and where a picture stands in it.
+"""The processor of a checkpoint: what makes ids and pixels of a text and pictures, and where a picture is in it.
 
 It is put together of its parts, because transformers loads all of them or none: a processor that knows videos too is
 had without what reads videos, which needs another package.
@@ -47,8 +47,11 @@ def processor_of(loaded: LoadedModel) -> Any:
     with _loading(loaded):
         parts = {"image_processor": AutoImageProcessor.from_pretrained(folder, **loaded.permits.given)}
         parts["tokenizer"] = copy.deepcopy(loaded.tokenizer)
-        said, _ = made_of.get_processor_dict(folder, **loaded.permits.given)
-        return _without_videos(made_of).from_args_and_dict([parts.get(n) for n in made_of.get_attributes()], said)
+        values, _ = made_of.get_processor_dict(folder, **loaded.permits.given)
+        # The same class, which takes None for a part: what reads videos needs a package that is not needed here.
+        unchecked = {"check_argument_for_proper_class": lambda self, name, part: None}
+        lenient: Any = type(made_of.__name__, (made_of,), unchecked)
+        return lenient.from_args_and_dict([parts.get(name) for name in made_of.get_attributes()], values)
 
 
 def image_processor_of(loaded: LoadedModel) -> Any:
@@ -91,14 +94,14 @@ def _loading(loaded: LoadedModel) -> Iterator[None]:
 
 def read_files(folder: Path) -> dict[Path, dict[str, Any]]:
     """What the files of a processor say, before transformers reads them. Raises ModelError where they are no JSON."""
-    there = [folder / name for name in (*FILES, f"{AUDIO}_config.json") if (folder / name).is_file()]
-    return {path: read_json(path) for path in there}
+    paths = [folder / name for name in (*FILES, f"{AUDIO}_config.json") if (folder / name).is_file()]
+    return {path: read_json(path) for path in paths}
 
 
 def check_files(folder: Path) -> None:
     """Raise ModelError for files of a processor that are no JSON, or that have another model loaded from elsewhere."""
-    said = read_files(folder)
-    wrong = next((path for path, values in said.items() if AUDIO in path.name or AUDIO in values), None)
+    files = read_files(folder)
+    wrong = next((path for path, values in files.items() if AUDIO in path.name or AUDIO in values), None)
     if wrong is not None:
         raise ModelError(
             f"{wrong} has an {AUDIO} loaded, which reads no picture",
@@ -106,21 +109,16 @@ def check_files(folder: Path) -> None:
         )
 
 
-def _without_videos(made_of: type) -> Any:
-    """The class of a processor that takes None for a part."""
-    return type(made_of.__name__, (made_of,), {"check_argument_for_proper_class": lambda self, name, part: None})
-
-
 def with_places(processor: Any, text: str, pictures: int) -> str:
     """A text with a place for every picture: before it, as the chat template writes one, where it has none."""
     token = _token(processor)
-    there = text.count(token)
-    if there not in (0, pictures):
+    count = text.count(token)
+    if count not in (0, pictures):
         raise InputError(
-            f"expected {pictures} of {token} in the text, one per picture, got {there}",
+            f"expected {pictures} of {token} in the text, one per picture, got {count}",
             "write one for each picture, or none: pictures are then put before the text",
         )
-    return text if there else _place(processor, token) * pictures + text
+    return text if count else _place(processor, token) * pictures + text
 
 
 def rendered(processor: Any, messages: Sequence[Message], pictures: int, answered: bool = False) -> str:
@@ -130,7 +128,7 @@ def rendered(processor: Any, messages: Sequence[Message], pictures: int, answere
     nowhere.
     """
     token, waiting, parts = _token(processor), pictures, []
-    if any(token in said for message in messages for said in texts_of(message)):
+    if any(token in words for message in messages for words in texts_of(message)):
         raise InputError(f"the chat says {token} itself", "leave it out: the template writes it")
     placed = sum(map(pictures_of, messages))
     if placed not in (0, pictures):
@@ -163,20 +161,20 @@ def _by_template(processor: Any, messages: Sequence[Any], answered: bool = False
 
 def _place(processor: Any, token: str) -> str:
     """What the template writes for a picture, `<|vision_start|><|image_pad|><|vision_end|>`; without one the token."""
-    said = {"type": "text", "text": MARK}
+    mark = {"type": "text", "text": MARK}
     try:
-        without, beside = (
+        without, with_picture = (
             _by_template(processor, [{"role": "user", "content": content}])
-            for content in ([said], [{"type": "image"}, said])
+            for content in ([mark], [{"type": "image"}, mark])
         )
     except AttnscopeError:
         return token
-    start = next((at for at, pair in enumerate(zip(without, beside, strict=False)) if pair[0] != pair[1]), 0)
-    behind = len(without) - start
-    place = beside[start : len(beside) - behind] if beside.endswith(without[start:]) else ""
+    start = next((at for at, pair in enumerate(zip(without, with_picture, strict=False)) if pair[0] != pair[1]), 0)
+    rest = without[start:]
+    place = with_picture[start : len(with_picture) - len(rest)] if with_picture.endswith(rest) else ""
     return place if place.count(token) == 1 and MARK not in place else token
 
 
 def _token(processor: Any) -> str:
-    """What stands for a picture in a text."""
+    """What represents a picture in a text."""
     return str(getattr(processor, "image_token", None) or "<image>")

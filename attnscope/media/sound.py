@@ -1,7 +1,7 @@
 """A sound -> the Prompt of an encoder that reads sound: a token per frame, named by its seconds, and the features.
 
     sound = read_sound("speech.wav")
-    prompt = heard(loaded, sound)       # of Whisper 1,500 frames of 0.02 s, silence behind the sound itself
+    prompt = heard(loaded, sound)       # of Whisper 1,500 frames of 0.02 s, silence after the sound itself
 
 WAV is read by Python's own `wave`; other files, and resampling, need the extra `audio`. The features are those of the
 checkpoint's own feature extractor.
@@ -74,7 +74,7 @@ class Sound:
         return hashlib.sha256(f"{self.rate} ".encode() + self.samples.astype("<f4").tobytes()).hexdigest()
 
 
-def sound_of(given: Any) -> Sound:
+def sound_of(source: Any) -> Sound:
     """A sound from Python: a path, a Sound, or (samples, rate) with samples (S,) or (S, C), whole numbers or not.
 
     Raises InputError and UsageError, as `read_sound` and `Sound` do.
@@ -82,11 +82,11 @@ def sound_of(given: Any) -> Sound:
     >>> sound_of((np.sin(np.arange(16_000) / 10), 16_000)).seconds
     1.0
     """
-    if isinstance(given, Sound):
-        return given
-    if not (isinstance(given, tuple) and len(given) == 2):
-        return read_sound(str(given))
-    samples, rate = np.asarray(given[0]), given[1]
+    if isinstance(source, Sound):
+        return source
+    if not (isinstance(source, tuple) and len(source) == 2):
+        return read_sound(str(source))
+    samples, rate = np.asarray(source[0]), source[1]
     if samples.ndim not in (1, 2) or samples.dtype.kind not in "iuf" or int(rate) != rate:
         raise UsageError("expected samples (S,) or (S, C) and how many a second", "give {audio=(samples, rate)}")
     return Sound(_mono(samples), int(rate))
@@ -106,11 +106,11 @@ def read_sound(file: str) -> Sound:
 
 
 def _wav(stream: BinaryIO) -> Sound:
-    with wave.open(stream) as said:
-        rate, count, channels, width = said.getframerate(), said.getnframes(), said.getnchannels(), said.getsampwidth()
+    with wave.open(stream) as recording:
+        channels, width, rate, count, *_ = recording.getparams()
         if width > 4:
             raise wave.Error(f"expected samples of 1 to 4 bytes, got {width}")
-        data = said.readframes(min(count, MOST_SECONDS * rate))
+        data = recording.readframes(min(count, MOST_SECONDS * rate))
     data = data[: len(data) // (width * channels) * width * channels]  # a recording that was cut off
     samples = _numbers(data, width).reshape(-1, channels)
     return Sound(_mono(samples), rate, count if count > MOST_SECONDS * rate else 0)
@@ -134,9 +134,9 @@ def _other(stream: BinaryIO, name: str) -> Sound:
     import soundfile
 
     try:
-        with without_stderr(), soundfile.SoundFile(stream) as said:  # where libmpg123 warns, and callbacks of ours fail
-            samples = said.read(MOST_SECONDS * said.samplerate, dtype="float32", always_2d=True)
-            return Sound(_mono(samples), said.samplerate, said.frames if said.frames > len(samples) else 0)
+        with without_stderr(), soundfile.SoundFile(stream) as file:  # where libmpg123 warns, and callbacks of ours fail
+            samples = file.read(MOST_SECONDS * file.samplerate, dtype="float32", always_2d=True)
+            return Sound(_mono(samples), file.samplerate, file.frames if file.frames > len(samples) else 0)
     except (soundfile.SoundFileError, TypeError, ValueError) as error:
         raise InputError(f"{name} is not a file of sound that can be read", "give wav, flac, ogg or mp3") from error
 
@@ -165,19 +165,26 @@ def heard(loaded: LoadedModel, sound: Sound, truncate: Side | None = None) -> Pr
     extractor = extractor_of(loaded)
     frames = _Frames(loaded, extractor)
     samples, removed = _cut(_resampled(sound, frames.rate), sound, frames, truncate)
-    values = _features(extractor, samples, loaded)
+    try:
+        features = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+        values = features[loaded.model.main_input_name]
+    except Exception as error:  # any family's code
+        message = f"the feature extractor of {loaded.name} failed: {first_line(error)}"
+        raise ModelError(message, MODEL_OF_SOUND) from error
+    # The extractor may pad a sound to the model's length: `own` positions are of the sound, the others of silence.
     count = frames.positions(frames.inputs_in(values, len(samples)))
     own = frames.positions(math.ceil(len(samples) / frames.hop))
     frames.check(values, count)
     if count < 1:
         raise InputError(f"the sound has {sound.seconds:g} s, which is less than a frame", "give a longer one")
+    # Positions are named by their time in the whole recording, also where its beginning was cut off.
     start = removed * frames.step if truncate == "left" else 0.0
     digits = 2 if math.isclose(round(frames.step, 2), frames.step) else 3
     times = [f"{start + place * frames.step:.{digits}f}" for place in range(count + 1)]
-    labels, said = tuple(f"{time}s" for time in times[:-1]), f"{sound.seconds:.2f} s of sound at {sound.rate} Hz: "
-    ends = list(accumulate((len(label) + 1 for label in labels), initial=len(said)))
+    labels, heading = tuple(f"{time}s" for time in times[:-1]), f"{sound.seconds:.2f} s of sound at {sound.rate} Hz: "
+    ends = list(accumulate((len(label) + 1 for label in labels), initial=len(heading)))
     return Prompt(
-        text=said + " ".join(labels),
+        text=heading + " ".join(labels),
         ids=tuple(range(count)),
         tokens=tuple(f"{first}-{last}s" for first, last in pairwise(times)),
         labels=labels,
@@ -230,11 +237,11 @@ class _Frames:
         import torch
 
         try:  # a name that transformers does not promise, and not every family has
-            made = int(self.loaded.model._get_feat_extract_output_lengths(torch.tensor(inputs)))
+            count = int(self.loaded.model._get_feat_extract_output_lengths(torch.tensor(inputs)))
         except (AttributeError, TypeError) as error:
             kind = self.loaded.geometry.model_type
             raise ModelError(f"{kind} does not say how many frames it makes of a sound", MODEL_OF_SOUND) from error
-        return made // getattr(self.loaded.model.config, "squeeze_factor", 1)  # SEW attends to several at once
+        return count // getattr(self.loaded.model.config, "squeeze_factor", 1)  # SEW attends to several at once
 
     def inputs_in(self, values: Any, samples: int) -> int:
         """Inputs that the extractor made of so many samples: in (B, S), (B, N, F) or (B, F, N)."""
@@ -261,30 +268,19 @@ def extractor_of(loaded: LoadedModel) -> Any:
     read_files(Path(folder))
     try:
         with loaded.permits.held(), without_stderr():
-            found = AutoFeatureExtractor.from_pretrained(folder, **loaded.permits.given)
+            extractor = AutoFeatureExtractor.from_pretrained(folder, **loaded.permits.given)
         most = dict.fromkeys(("sampling_rate", "hop_length", "stride"), RATES[-1])
         most |= {"n_samples": MOST_SECONDS * RATES[-1]}
-        numbers = {name: getattr(found, name, 1) for name in most} | {"sampling_rate": found.sampling_rate}
+        numbers = {name: getattr(extractor, name, 1) for name in most} | {"sampling_rate": extractor.sampling_rate}
         if not all(numbers[name] in range(1, size + 1) for name, size in most.items()):
             raise ValueError(f"expected numbers up to {most}")
-        return found
+        return extractor
     except Exception as error:  # any family's class, of any file
         if needs_code(error):
             raise ModelError(f"the feature extractor of {loaded.name} {RUNS_CODE}", TRUST) from error
         raise ModelError(
             f"{loaded.name} has no feature extractor that can be read (preprocessor_config.json)",
             "copy that file of the model into its folder",
-        ) from error
-
-
-def _features(extractor: Any, samples: np.ndarray, loaded: LoadedModel) -> Any:
-    """What the model is given of a sound, as a tensor of float32."""
-    try:
-        made = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt")
-        return made[loaded.model.main_input_name]
-    except Exception as error:  # any family's code
-        raise ModelError(
-            f"the feature extractor of {loaded.name} failed: {first_line(error)}", MODEL_OF_SOUND
         ) from error
 
 
@@ -298,8 +294,8 @@ def _resampled(sound: Sound, rate: int) -> np.ndarray:
         )
     import soxr
 
-    made: np.ndarray = soxr.resample(sound.samples, sound.rate, rate)
-    return made
+    samples: np.ndarray = soxr.resample(sound.samples, sound.rate, rate)
+    return samples
 
 
 def _cut(samples: np.ndarray, sound: Sound, frames: _Frames, truncate: Side | None) -> tuple[np.ndarray, int]:
@@ -314,5 +310,5 @@ def _cut(samples: np.ndarray, sound: Sound, frames: _Frames, truncate: Side | No
         )
     if truncate == "left" and whole > len(samples):
         raise InputError(f"of a sound over {MOST_SECONDS} s the end is not read", "cut it, or use {truncate=right}")
-    kept = samples[: frames.most] if truncate == "right" else samples[-frames.most :]
-    return kept, math.ceil((whole - frames.most) / frames.stride)
+    left = samples[: frames.most] if truncate == "right" else samples[-frames.most :]
+    return left, math.ceil((whole - frames.most) / frames.stride)
