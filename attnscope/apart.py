@@ -27,7 +27,7 @@ ROOM_BYTES = 4 * 2**30  # of addresses that one process may take beyond those it
 DEATH_OF_PARENT = 1  # of <sys/prctl.h>
 T = TypeVar("T")
 Where = Literal["here", "thread", "process"]
-_turn = threading.RLock()  # at stderr: two threads that put it aside would each give the other's back
+_turn = threading.RLock()  # at stderr: two threads that replace it would each give the other's back
 Answer = tuple[T | None, AttnscopeError | None]
 Elsewhere = Callable[[Callable[..., Any], tuple[Any, ...]], Answer[Any]]
 _elsewhere: list[Elsewhere] = []  # who is asked in place of a fork
@@ -40,14 +40,14 @@ def call_elsewhere(by: Elsewhere) -> None:
 
 def seconds() -> int:
     """How long one text may take: 30, or what the environment says. Raises UsageError where that is no number."""
-    said = os.environ.get(VARIABLE) or str(SECONDS)
-    if not (said.isascii() and said.isdecimal() and 0 < len(said) < 9 and int(said)):
-        raise UsageError(f"{VARIABLE} takes whole seconds from 1, got {said!r}", f"leave it out for {SECONDS}")
-    return int(said)
+    value = os.environ.get(VARIABLE) or str(SECONDS)
+    if not (value.isascii() and value.isdecimal() and 0 < len(value) < 9 and int(value)):
+        raise UsageError(f"{VARIABLE} takes whole seconds from 1, got {value!r}", f"leave it out for {SECONDS}")
+    return int(value)
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """The result of a call that lets other threads run, or TimeoutError; the call itself goes on, unheard."""
+    """The result of a call that lets other threads run, or TimeoutError; the call itself continues, unheard."""
     outcome: dict[str, Any] = {}
 
     def run() -> None:
@@ -70,13 +70,13 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 def without_stderr() -> Iterator[None]:
     """Nothing on stderr while the block runs, from libraries in C and Rust either, which know no `sys.stderr`."""
     with _turn:
-        kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 2)
         try:
             yield
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)
             os.close(nowhere)
 
 
@@ -113,12 +113,12 @@ class Apart(Generic[T]):
 
     def __call__(self, *arguments: Any) -> T:
         if self.where == "process":
-            made, error = _elsewhere[0](self.function, arguments) if _elsewhere else self._ask(arguments)
+            result, error = _elsewhere[0](self.function, arguments) if _elsewhere else self._ask(arguments)
         else:
-            made, error = answer_of(self._limited if self.where == "thread" else self.function, arguments)
+            result, error = answer_of(self._limited if self.where == "thread" else self.function, arguments)
         if error is not None:
             raise error
-        return made  # type: ignore[return-value]
+        return result  # type: ignore[return-value]
 
     def _limited(self, *arguments: Any) -> T:
         try:
@@ -128,10 +128,11 @@ class Apart(Generic[T]):
             raise self._too_long() from None
 
     def _ask(self, arguments: tuple[Any, ...]) -> Answer[T]:
-        pipe = self._pipe or self._fork()
+        if self._pipe is None:
+            self._pipe, self._child = forked(lambda pipe: _serve(pipe, self.function, self.seconds))
         try:
-            pipe.send(arguments)
-            return pipe.recv()
+            self._pipe.send(arguments)
+            return self._pipe.recv()
         except (EOFError, OSError):
             return None, self._ended()
 
@@ -143,10 +144,6 @@ class Apart(Generic[T]):
             with suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self._child, signal.SIGKILL)  # it may be at work, and knows nothing worth keeping
                 os.waitpid(self._child, 0)
-
-    def _fork(self) -> Connection:
-        self._pipe, self._child = forked(lambda pipe: _serve(pipe, self.function, self.seconds))
-        return self._pipe
 
     def _ended(self) -> ModelError:
         """Why the process ended without an answer."""
@@ -179,7 +176,7 @@ def forked(serve: Callable[[Connection], object]) -> tuple[Connection, int]:
         child = os.fork()
     if not child:
         try:
-            _become_nobody(theirs)
+            _keep_alone(theirs)
             serve(Connection(3))
         finally:  # the other end has gone
             os._exit(0)
@@ -198,16 +195,19 @@ def _serve(pipe: Connection, function: Callable[..., Any], seconds: int) -> None
         pipe.send(answer)
 
 
-def _become_nobody(pipe: Connection) -> None:
+def _keep_alone(pipe: Connection) -> None:
     """Keep the pipe alone, as file 3, and no signal: no lock, no terminal and no handler of ours is in the fork."""
     begin_helper()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    kept = os.dup(pipe.fileno())
+    copy = os.dup(pipe.fileno())
     for number in (0, 1, 2):
         os.dup2(nowhere, number)
-    os.dup2(kept, 3)
-    for number in _open_files():
+    os.dup2(copy, 3)
+    numbers: Iterable[int] = range(1 << 16)
+    with suppress(OSError):  # /proc is not mounted; where it is: a container may allow a billion, which take minutes
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    for number in numbers:
         if number > 3:
             with suppress(OSError):
                 os.close(number)
@@ -223,21 +223,14 @@ def _bound_memory() -> None:
 
     with suppress(OSError, ValueError):  # /proc is not mounted
         with open("/proc/self/statm", "rb") as stream:
-            taken = int(stream.read().split()[0]) * resource.getpagesize()
+            used = int(stream.read().split()[0]) * resource.getpagesize()
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-        bounds = [taken + ROOM_BYTES, *(one for one in (soft, hard) if one != resource.RLIM_INFINITY)]
+        bounds = [used + ROOM_BYTES, *(bound for bound in (soft, hard) if bound != resource.RLIM_INFINITY)]
         resource.setrlimit(resource.RLIMIT_AS, (min(bounds), hard))
 
 
-def _open_files() -> Iterable[int]:
-    """Numbers of the files that are open: a container may allow a billion, which take minutes to close."""
-    try:
-        return [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:  # /proc is not mounted
-        return range(1 << 16)
-
-
 def answer_of(function: Callable[..., T], arguments: tuple[Any, ...]) -> Answer[T]:
+    """What a call returns, or the AttnscopeError that it raises or that its own error becomes."""
     try:
         return function(*arguments), None
     except AttnscopeError as error:
@@ -245,12 +238,9 @@ def answer_of(function: Callable[..., T], arguments: tuple[Any, ...]) -> Answer[
     except BaseException as error:
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
-        refusal = ModelError(f"the model's tokenizer cannot read the text: {_why(error)}", "choose another model")
+        why = f"{type(error).__name__}: {first_line(error)}"
+        if isinstance(error, MemoryError):
+            why = "it asked for more memory than one text may take"
+        refusal = ModelError(f"the model's tokenizer cannot read the text: {why}", "choose another model")
         refusal.__cause__ = error
         return None, refusal
-
-
-def _why(error: BaseException) -> str:
-    if isinstance(error, MemoryError):
-        return "it asked for more memory than one text may take"
-    return f"{type(error).__name__}: {first_line(error)}"

@@ -1,4 +1,4 @@
-"""Rooms of the package that are functions too: `attnscope.batch(model, texts)` beside `attnscope.batch.job`.
+"""Rooms of the package that are functions too: `attnscope.batch(model, texts)` next to `attnscope.batch.job`.
 
 A function of a room's name would hide the room, or the room the function, by what was imported last. So the room, a
 module, is called itself, and says of itself what the function says.
@@ -21,8 +21,8 @@ class CallableRoom(ModuleType):
         name = self.__name__.rpartition(".")[2]
         return getattr(importlib.import_module(f"attnscope.calls.{name}"), name)
 
-    def __call__(self, *given: Any, **options: Any) -> Any:
-        return self._function(*given, **options)
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._function(*arguments, **options)
 
     @property
     def __doc__(self) -> str | None:  # type: ignore[override]

@@ -29,7 +29,7 @@ def signed(value: float | None, decimals: int = 2) -> str:
 
 
 def model_name(name: str) -> str:
-    """A model's name as a picture says it: of a path the folder's name alone.
+    """A model's name as a picture prints it: of a path the folder's name alone.
 
     >>> model_name("/home/me/models/stories260K-llama"), model_name("Qwen/Qwen3-0.6B")
     ('stories260K-llama', 'Qwen/Qwen3-0.6B')

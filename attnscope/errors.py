@@ -60,10 +60,10 @@ class AttnscopeError(Exception):
         >>> UsageError("it is too long", "shorten it, or use {truncate=left}").steps({"text"})
         'shorten it'
         """
-        first, *others = _OR.split(self.hint)
-        steps = [("", first), *zip(others[::2], others[1::2], strict=True)]
-        taken = [one for one in steps if all(option[1] in options for option in _OPTION.finditer(one[1]))]
-        return "".join(step if place == 0 else separator + step for place, (separator, step) in enumerate(taken))
+        first, *rest = _OR.split(self.hint)
+        steps = [("", first), *zip(rest[::2], rest[1::2], strict=True)]
+        left = [step for step in steps if all(option[1] in options for option in _OPTION.finditer(step[1]))]
+        return "".join(step if place == 0 else separator + step for place, (separator, step) in enumerate(left))
 
     def _line(self, hint: str, spell: Callable[[str, str | None], str]) -> str:
         hint = _OPTION.sub(lambda option: spell(option[1], option[2]), hint)
@@ -84,9 +84,9 @@ def hints_of(*records: type) -> Callable[[Callable[P, T]], Callable[P, T]]:
         options = {*signature(call).parameters, *(name for record in records for name in get_annotations(record))}
 
         @wraps(call)
-        def hinted(*given: P.args, **named: P.kwargs) -> T:
+        def hinted(*arguments: P.args, **named: P.kwargs) -> T:
             try:
-                return call(*given, **named)
+                return call(*arguments, **named)
             except AttnscopeError as error:
                 error.in_python = error.steps(options)
                 if error.hint and not error.in_python:
@@ -109,7 +109,7 @@ def first_line(error: BaseException) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
+def nearest(word: str, words: Iterable[str]) -> str | None:
     """The known word that somebody probably meant who wrote another; None where none is near.
 
     >>> nearest("focsu", ["focus", "entropy"])
@@ -117,7 +117,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """
     from difflib import get_close_matches
 
-    return next(iter(get_close_matches(word, list(known), n=1, cutoff=NEAR)), None)
+    return next(iter(get_close_matches(word, list(words), n=1, cutoff=NEAR)), None)
 
 
 def is_panic(error: BaseException) -> bool:

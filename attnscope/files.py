@@ -1,6 +1,6 @@
 """Files written whole or not at all, and small files read within bounds.
 
-A file is written under a hidden name beside its place, then moved there. What is read may be anybody's: it has to be a
+A file is written under a hidden name next to its place, then moved there. What is read may be anybody's: it has to be a
 regular file of bounded size, so that no pipe is waited for and no device fills the memory.
 """
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pyarrow import NativeFile
 
 SMALL_BYTES = 64 * 2**20  # of a file that is read whole; a manifest takes about 250 bytes per token
-
 LONGEST_TEXT = 1000  # letters of a name, or of words, in a document or table
 # What Python and libraries raise over a file that is none of ours.
 FOREIGN = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
@@ -38,7 +37,7 @@ class FileState(NamedTuple):
     """What the file system says of a file: where this is the same, the content is.
 
     written_ns: when it was last written, which anybody may set back (`touch -r`, `cp -p`, `rsync -t --inplace`).
-    changed_ns: when the file or this entry last changed, which nobody sets; chmod and links move it too.
+    changed_ns: when the file or this entry last changed, which no one sets; chmod and links move it too.
     """
 
     device: int
@@ -50,8 +49,8 @@ class FileState(NamedTuple):
 
 def state_of(path: Path | str) -> FileState:
     """The state of a file, that of its target where it is a link. Raises OSError where there is none."""
-    found = os.stat(path)
-    return FileState(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    status = os.stat(path)
+    return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def open_regular(path: Path, mode: str = "rb", buffering: int = -1, *, follow: bool = True) -> IO[Any]:
@@ -113,11 +112,11 @@ def read_json(path: Path, most: int = SMALL_BYTES) -> Any:
 
 
 def check_schema(
-    said: Mapping[str, Any], expected: object, where: Path, hint: str, error: type[AttnscopeError] = UsageError
+    document: Mapping[str, Any], expected: object, where: Path, hint: str, error: type[AttnscopeError] = UsageError
 ) -> None:
     """Raise an error for what another version of attnscope wrote."""
-    if said["schema"] != expected:
-        raise error(f"{where} has schema {brief(said['schema'])}, expected {brief(expected)}", hint)
+    if document["schema"] != expected:
+        raise error(f"{where} has schema {brief(document['schema'])}, expected {brief(expected)}", hint)
 
 
 @contextmanager
@@ -179,7 +178,7 @@ def refuse_links(paths: Iterable[Path]) -> None:
 def whole_path(path: Path) -> Iterator[Path]:
     """A path whose file becomes `path` when the block ends well, and vanishes when it does not."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temp = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # beside it: a rename does not cross file systems
+    temp = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # next to it: a rename does not cross file systems
     _unfinished.add(temp)
     try:
         yield temp
@@ -191,7 +190,7 @@ def whole_path(path: Path) -> Iterator[Path]:
 
 
 def remove_unfinished() -> None:
-    """Remove what a signal left behind: one that comes while a block of `whole_path` ends keeps it from cleaning up."""
+    """Remove what a signal left: one that comes while a block of `whole_path` ends keeps it from cleaning up."""
     for temp in list(_unfinished):
         with suppress(OSError):
             temp.unlink(missing_ok=True)

@@ -95,9 +95,9 @@ def keep_freed_memory() -> None:
 
 def read_size(text: str) -> int:
     """Bytes of "4GB", "512M", "1e9". Raises UsageError for anything else."""
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)i?b?\s*", text.lower())
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)i?b?\s*", text.lower())
     try:
-        size = float(found[1]) * UNITS[found[2]] if found else 0.0
+        size = float(match[1]) * UNITS[match[2]] if match else 0.0
     except ValueError:
         size = 0.0
     if not 1 <= size < math.inf:
@@ -120,8 +120,8 @@ def _free(device: str) -> int:
     if kind == "cuda":
         import torch
 
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + held  # what PyTorch keeps for the next tensors is free to us
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reserved  # what PyTorch keeps for the next tensors is free to us
     if kind == "mps":
         import torch
 

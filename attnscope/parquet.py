@@ -111,14 +111,16 @@ def read_columns(source: pa.NativeFile, schema: pa.Schema | None = None, most_ro
     import pyarrow.parquet as pq
 
     file = open_parquet(source)
+    # A row takes some bytes: a footer that tells of many more rows than bytes lies.
     meta, most = file.metadata, max(FEW_ROWS, ROWS_PER_BYTE * source.size())
     if meta.num_rows > (most if most_rows is None else min(most, most_rows)):
         raise ValueError(f"{meta.num_rows:,} rows")
+    # What the pages unpack to is known by their headers before any of them is decoded.
     places = {path: place for place, path in enumerate(_paths(file))}
     groups = chunks_of(meta)
     room = TEXT_BYTES + TEXT_BYTES_PER_ROW * meta.num_rows + TEXT_BYTES_PER_BYTE * source.size()
-    found, coded = [field for field in schema or file.schema_arrow if field.name in places], list[str]()
-    for field in found:
+    present, coded = [field for field in schema or file.schema_arrow if field.name in places], list[str]()
+    for field in present:
         _check_type(meta, places[field.name], field)
         pages = [page for chunks in groups for page in _pages(source, chunks[places[field.name]])]
         unpacked = sum(page.unpacked for page in pages)
@@ -126,10 +128,11 @@ def read_columns(source: pa.NativeFile, schema: pa.Schema | None = None, most_ro
             raise ValueError(f"{field.name} takes {unpacked:,} bytes for {meta.num_rows:,} rows")
         if pa.types.is_string(field.type) and any(page.kind == DICTIONARY for page in pages):
             coded.append(field.name)  # as whole texts they may take any room
-    names = [field.name for field in found]
+    # Texts in dictionaries are counted as they are read: each may be long, and in every row.
+    names = [field.name for field in present]
     try:
         table = pq.ParquetFile(source, metadata=meta, read_dictionary=coded).read(names, use_threads=threads(source))
-        return pa.table([_as_type(table[field.name], field.type, room) for field in found], names=names)
+        return pa.table([_as_type(table[field.name], field.type, room) for field in present], names=names)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(str(error)) from error
 
@@ -144,6 +147,7 @@ def row_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
 
     meta = open_parquet(source, CORPUS_FOOTER_BYTES).metadata
     for group, chunks in enumerate(chunks_of(meta)):
+        # How many rows may be decoded at a time is found by the headers of the group's pages.
         rows, coded = ROWS, list[str]()
         for place, chunk in enumerate(chunks):
             column = meta.schema.column(place)
@@ -153,16 +157,19 @@ def row_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
             too_large = any(page.unpacked > max(PAGE_BYTES, RATIO * page.packed) for page in pages)
             if too_large or (nested and values > MOST_VALUES):
                 raise ValueError(f"{column.path} takes far more memory than its bytes: write smaller row groups")
+            # A text of a dictionary, or one that begins as the last did, may be in every row and take few bytes.
             texts = [page for page in pages if column.physical_type.endswith("BYTE_ARRAY")]
             repeated = max((page.unpacked for page in texts if page.kind == DICTIONARY), default=0)
             prefixed = max((page.unpacked for page in texts if page.encoding == DELTA_TEXT), default=0)
             count = values if nested else ROWS
+            # As numbers in their dictionary such texts take no room; Arrow leaves them so where they are of any length.
             if repeated * count > ROOM and column.physical_type == "BYTE_ARRAY":
                 coded.append(column.path)
                 repeated = 0
             if nested and (repeated + prefixed) * count > ROOM:
                 raise ValueError(f"{column.path} repeats long texts in lists: write it without an encoding")
             rows = min(rows, max(1, ROOM // max(1, repeated + prefixed)))
+        # Numbers in a dictionary are decoded for whole batches; what they mean may need a batch for each row.
         file = pq.ParquetFile(source, metadata=meta, read_dictionary=coded)
         for batch in file.iter_batches(batch_size=rows, row_groups=[group], use_threads=False):
             alone = coded and sum(map(unpacked_bytes, batch.columns)) > ROOM
@@ -230,7 +237,9 @@ def chunks_of(meta: FileMetaData) -> list[list[Chunk]]:
         raise ValueError("a damaged footer") from error
     if any(len(of_group) != len(types) for _, of_group in columns):
         raise ValueError("a group of rows lacks columns")
-    return [[_chunk(kind, rows, one) for kind, one in zip(types, chunks, strict=True)] for rows, chunks in columns]
+    return [
+        [_chunk(kind, rows, fields) for kind, fields in zip(types, chunks, strict=True)] for rows, chunks in columns
+    ]
 
 
 def _chunk(physical_type: str, rows: int, fields: dict[int, Any]) -> Chunk:
@@ -337,6 +346,7 @@ def _value(data: bytes, at: int, kind: int, ours: bool, depth: int) -> tuple[Any
 
 
 def _list(data: bytes, at: int) -> tuple[list[Any], int]:
+    """The values of a list of ours, and where it ends."""
     count, kind = data[at] >> 4, data[at] & 15
     count, at = varint(data, at + 1) if count == 15 else (count, at + 1)
     values = []
@@ -347,6 +357,7 @@ def _list(data: bytes, at: int) -> tuple[list[Any], int]:
 
 
 def _zigzag(data: bytes, at: int) -> tuple[int, int]:
+    """A whole number with a sign, which is its lowest bit, and where it ends."""
     value, at = varint(data, at)
     return value >> 1 ^ -(value & 1), at
 

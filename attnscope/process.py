@@ -14,7 +14,7 @@ class ProcessWide(Generic[P]):
     """A change that holds while anyone needs it: the first who enters makes it, the last who leaves undoes it.
 
     Each thread that read the setting for itself and put back what it read would undo another's change, and leave its
-    own behind.
+    own in place.
 
     >>> @ProcessWide
     ... @contextmanager

@@ -70,7 +70,7 @@ def may_be_one_head(expression: str) -> bool:
     if match is None:
         return "," not in _PAIR.sub("", expression)  # a role, or what `select` refuses
     layer, head = match["layers"], match["heads"] or "*"
-    return layer != "*" and head != "*" and not any(one[1:].count("-") for one in (layer, head))
+    return layer != "*" and head != "*" and not any(count[1:].count("-") for count in (layer, head))
 
 
 def select_stacks(
@@ -88,13 +88,14 @@ def select_stacks(
         {'decoder': {1: (0, 1, 2, 3)}, 'cross': {0: (3,)}}
     """
     parts: dict[str, list[str]] = {}
-    shown = [stack for stack, layers in heads.items() if layers]  # Pegasus-X's encoder shows no head
+    with_heads = [stack for stack, layers in heads.items() if layers]  # Pegasus-X's encoder shows no head
     for part in resolved(expression, named).split(","):
         match = _STACK.match(part)
-        stack = next(one for one in STACKS if one.startswith(match["stack"].lower())) if match else plain
-        if stack not in shown:
+        stack = next(stack for stack in STACKS if stack.startswith(match["stack"].lower())) if match else plain
+        if stack not in with_heads:
             raise UsageError(
-                f"{part!r} names {stack} layers, and this model shows {' and '.join(shown)} layers", f"write {GRAMMAR}"
+                f"{part!r} names {stack} layers, and this model shows {' and '.join(with_heads)} layers",
+                f"write {GRAMMAR}",
             )
         parts.setdefault(stack, []).append(part if match is None else match["rest"] or "*")
     return {stack: select(",".join(parts[stack]), heads[stack], of=of) for stack in heads if stack in parts}
@@ -109,7 +110,24 @@ def resolved(expression: str, named: HeadsByRole | None) -> str:
         >>> resolved("@induction,last", {"induction": {3: (0, 1)}})
         'L3H0,L3H1,last'
     """
-    return ",".join(_of_role(part[1:], named) if part.startswith("@") else part for part in _pieces(expression))
+    parts: list[str] = []
+    for part in _pieces(expression):
+        role = part[1:]
+        if not part.startswith("@"):
+            parts.append(part)
+            continue
+        if named is None:
+            raise UsageError(
+                f"@{role} needs an atlas, and there is none",
+                "make one: attnscope scan MODEL --out DIR, and name it with {atlas=DIR}",
+            )
+        if role not in named:
+            raise UsageError(f"there is no role {role!r}", f"the roles are {', '.join(named)}")
+        if not named[role]:
+            roles = ", ".join(f"@{name}" for name, heads in named.items() if heads) or "no role at all"
+            raise InputError(f"the atlas names no {role} head", f"it names {roles}")
+        parts.append(",".join(head_name(*head) for head in pairs(named[role])))
+    return ",".join(parts)
 
 
 def _pieces(expression: str) -> list[str]:
@@ -129,27 +147,13 @@ def _pieces(expression: str) -> list[str]:
         expression = expression[1:-1]
     pieces = [_NODE.sub(r"L\1H\2", piece.strip().strip("\"'")) for piece in expression.split(",")]
     ranges = [piece for piece in pieces if _LAYERS.match(piece)]
-    for one, other in pairwise(ranges):
-        if int(one.split("-")[1]) >= int(other.split("-")[0]):
+    for before, after in pairwise(ranges):
+        if int(before.split("-")[1]) >= int(after.split("-")[0]):
             raise UsageError(
-                f"{one} and {other} are layers, and not one after the other",
+                f"{before} and {after} are layers, and not one after the other",
                 f"write heads {','.join(ranges[:9]).replace('-', '.')}, or layers in order",
             )
     return pieces
-
-
-def _of_role(role: str, named: HeadsByRole | None) -> str:
-    if named is None:
-        raise UsageError(
-            f"@{role} needs an atlas, and there is none",
-            "make one: attnscope scan MODEL --out DIR, and name it with {atlas=DIR}",
-        )
-    if role not in named:
-        raise UsageError(f"there is no role {role!r}", f"the roles are {', '.join(named)}")
-    if not named[role]:
-        there = ", ".join(f"@{one}" for one, heads in named.items() if heads) or "no role at all"
-        raise InputError(f"the atlas names no {role} head", f"it names {there}")
-    return ",".join(head_name(*head) for head in pairs(named[role]))
 
 
 def everything(heads_by_layer: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
@@ -178,12 +182,12 @@ def check_one_head(text: str) -> None:
         )
 
 
-def only_head(text: str, found: Sequence[HeadIndex]) -> HeadIndex:
+def only_head(text: str, heads: Sequence[HeadIndex]) -> HeadIndex:
     """The one head that a text names. Raises UsageError unless it is exactly one."""
-    if len(found) != 1:
-        ends = " to ".join(head_name(*one) for one in dict.fromkeys((*found[:1], *found[-1:]))) or "L2H3"
-        raise UsageError(f"head {text} names {len(found)} heads, expected one", f"write one of them: {ends}")
-    return found[0]
+    if len(heads) != 1:
+        ends = " to ".join(head_name(*head) for head in dict.fromkeys((*heads[:1], *heads[-1:]))) or "L2H3"
+        raise UsageError(f"head {text} names {len(heads)} heads, expected one", f"write one of them: {ends}")
+    return heads[0]
 
 
 def written_heads(heads: Iterable[HeadIndex], heads_by_layer: Mapping[int, int]) -> str:
@@ -192,9 +196,10 @@ def written_heads(heads: Iterable[HeadIndex], heads_by_layer: Mapping[int, int])
     >>> written_heads([(0, 0), (0, 1), (1, 0), (1, 1), (2, 1)], {0: 2, 1: 2, 2: 2})
     '0-1,2.1'
     """
-    chosen = {layer: [head for _, head in group] for layer, group in groupby(sorted(set(heads)), lambda one: one[0])}
-    whole = [layer for layer, found in chosen.items() if len(found) == heads_by_layer[layer]]
-    some = [f"{layer}.{run}" for layer in chosen if layer not in whole for run in spelled(chosen[layer]).split(",")]
+    groups = groupby(sorted(set(heads)), lambda head: head[0])
+    by_layer = {layer: [head for _, head in group] for layer, group in groups}
+    whole = [layer for layer, numbers in by_layer.items() if len(numbers) == heads_by_layer[layer]]
+    some = [f"{layer}.{run}" for layer in by_layer if layer not in whole for run in spelled(by_layer[layer]).split(",")]
     return ",".join([*filter(None, [spelled(whole)]), *some])
 
 
@@ -211,36 +216,30 @@ def _digits(text: str, part: str) -> list[int]:
     return list(range(low, high + 1))
 
 
-def _numbers(text: str, present: Sequence[int], what: str, part: str, where: str) -> list[int]:
+def _numbers(text: str, present: Sequence[int], unit: str, part: str, where: str) -> list[int]:
+    """The layers or heads that a count means. unit: "layer" or "head"; where: what has those that are present."""
     if text == "*":
         return list(present)
     if text.lower() == "last":
         return [present[-1]]
     if text.startswith("-"):
-        return [_from_the_end(int(text), present, what, part, where)]
-    wanted = _digits(text, part)
-    missing = [number for number in wanted if number not in present]
-    if missing:
-        raise _missing(missing[0], present, what, part, where)
-    return wanted
-
-
-def _missing(number: int, present: Sequence[int], what: str, part: str, where: str) -> UsageError:
-    """Why there is no such layer or head: a model's layer before its last one that attends has no attention."""
-    if where == MODEL and number < present[-1]:
-        return UsageError(
-            f"{part!r} names layer {number}, which has no attention over the text",
+        number = int(text)
+        if not 1 <= -number <= len(present):
+            raise UsageError(
+                f"{part!r} names {unit} {number}, but {where} has {len(present)} {unit}s", "-1 is the last of them"
+            )
+        return [present[number]]
+    numbers = _digits(text, part)
+    absent = next((number for number in numbers if number not in present), None)
+    if absent is None:
+        return numbers
+    # A model's layer before its last one that attends is there, but has no attention.
+    if where == MODEL and absent < present[-1]:
+        raise UsageError(
+            f"{part!r} names layer {absent}, which has no attention over the text",
             f"layers with attention: {number_list(present)}",
         )
     gaps = " with attention" * (where == MODEL and list(present) != list(range(present[-1] + 1)))
-    return UsageError(
-        f"{part!r} names {what} {number}, but {where} has {what}s{gaps} {number_list(present)}", "counting starts at 0"
+    raise UsageError(
+        f"{part!r} names {unit} {absent}, but {where} has {unit}s{gaps} {number_list(present)}", "counting starts at 0"
     )
-
-
-def _from_the_end(number: int, present: Sequence[int], what: str, part: str, where: str) -> int:
-    if not 1 <= -number <= len(present):
-        raise UsageError(
-            f"{part!r} names {what} {number}, but {where} has {len(present)} {what}s", "-1 is the last of them"
-        )
-    return present[number]

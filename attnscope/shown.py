@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 LINE = 120  # characters of one value
-MESSAGE = 6 * LINE  # characters of a message, whatever stands in it
+MESSAGE = 6 * LINE  # characters of a message, whatever it quotes
 LINES: Mapping[str, str] = {"\n": "\n"}  # signs of a text that stays in its lines
 # Of one whose blanks of any width stay, too, as in a title in Chinese.
 BLANKS: Mapping[str, str] = {
@@ -59,7 +59,7 @@ def numbered(char: str) -> str:
 
 
 def visible(text: str, signs: Mapping[str, str] | None = None, written: Callable[[str], str] = numbered) -> str:
-    """Text whose controls, directions and blanks without a shape are written as `⟨200B⟩`; signs: what stands for some.
+    """Text whose controls, directions and blanks without a shape are written as `⟨200B⟩`; signs: how some are drawn.
 
     A space stays, and so do a joiner between emoji, a variation selector after its base and the tags of a flag.
     written: how a hidden character is written otherwise.

@@ -198,16 +198,16 @@ def begin_worker() -> None:
     import socket
 
     begin_helper()
-    told, tells = socket.socketpair()
-    tells.setblocking(False)
-    signal.set_wakeup_fd(tells.fileno())
+    receiving, sending = socket.socketpair()
+    sending.setblocking(False)
+    signal.set_wakeup_fd(sending.fileno())
     signal.signal(signal.SIGTERM, lambda *_: None)  # a handler runs amid anything, also where this thread holds a lock
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, CODES)
-    threading.Thread(target=_end, args=(told, tells), daemon=True).start()
+    threading.Thread(target=_end, args=(receiving, sending), daemon=True).start()
 
 
-def _end(told: socket.socket, tells: socket.socket) -> None:
+def _end(receiving: socket.socket, sending: socket.socket) -> None:
     """End once a signal tells so, or the parent has ended: a worker would else wait for work for ever.
 
     tells: where signals write; kept open here.
@@ -216,7 +216,7 @@ def _end(told: socket.socket, tells: socket.socket) -> None:
     from multiprocessing.connection import wait
 
     parent = multiprocessing.parent_process()
-    wait([told] if parent is None else [told, parent.sentinel])
+    wait([receiving] if parent is None else [receiving, parent.sentinel])
     leaving.set()
     with busy:
         os._exit(1)

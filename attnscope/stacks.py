@@ -13,7 +13,7 @@ DECODER, ENCODER, CROSS, VISION = "decoder", "encoder", "cross", "vision"
 # Maps of their own that layers of a decoder may have: over tokens and summaries of several tokens (DeepSeek-V4's
 # compressed sparse and heavily compressed attention); the difference of two heads' weights (differential attention).
 CSA, HCA, DIFFERENCE = "csa", "hca", "difference"
-# Those of the Byte Latent Transformer beside its decoder over bytes: the model whose entropies cut patches; the local
+# Those of the Byte Latent Transformer next to its decoder over bytes: the model whose entropies cut patches; the local
 # encoder, over bytes; each patch over its bytes; patches over patches; bytes over patches.
 PATCHER, LOCAL, POOLING, GLOBAL, UNPOOLING = "patcher", "local", "pooling", "global", "unpooling"
 OVER_PATCHES = (POOLING, GLOBAL, UNPOOLING)
@@ -34,7 +34,7 @@ TEXT_TASKS = (CAUSAL_LM, ENCODER_ONLY, SEQ2SEQ)  # the tasks of models that read
 
 
 def main_stack(task: str) -> str:
-    """The stack that a layer's number means where nobody names one: of an encoder-decoder its decoder.
+    """The stack that a layer's number means where no one names one: of an encoder-decoder its decoder.
 
     >>> main_stack("seq2seq")
     'decoder'
@@ -43,12 +43,12 @@ def main_stack(task: str) -> str:
 
 
 def prefix(stack: str) -> str:
-    """What stands before a layer's number where a model has several stacks: `cross `, and nothing for the decoder's."""
+    """What precedes a layer's number where a model has several stacks: `cross `, and nothing for the decoder's."""
     return "" if stack == DECODER else f"{stack} "
 
 
 def is_causal(stack: str) -> bool:
-    """Whether its tokens see none behind them."""
+    """Whether its tokens see none after them."""
     return stack in CAUSAL
 
 
@@ -66,7 +66,7 @@ def heard_as(stack: str, ahead: float) -> str:
 
 
 def is_bidirectional(stack: str) -> bool:
-    """Whether its tokens are of a text, and see those behind them too."""
+    """Whether its tokens are of a text, and see those after them too."""
     return stack == ENCODER
 
 

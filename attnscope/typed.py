@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-def check_names(what: str, given: Iterable[str], record: type[DataclassInstance]) -> None:
+def check_names(function: str, keywords: Iterable[str], record: type[DataclassInstance]) -> None:
     """Raise UnknownOptionError for a keyword that names no field of a record; what: the function that was called."""
-    names = [one.name for one in fields(record)]
-    for name in given:
+    names = [field.name for field in fields(record)]
+    for name in keywords:
         if name not in names:
-            raise UnknownOptionError(f"{what} has no option {name!r}", f"it has {', '.join(names)}")
+            raise UnknownOptionError(f"{function} has no option {name!r}", f"it has {', '.join(names)}")
 
 
 def plain(record: Any) -> Any:
     """A record as JSON has it: mappings with names for keys, lists, and values."""
     if is_dataclass(record):
-        return {one.name: plain(getattr(record, one.name)) for one in fields(record)}
+        return {field.name: plain(getattr(record, field.name)) for field in fields(record)}
     if isinstance(record, Mapping):
         return {str(name): plain(value) for name, value in record.items()}
     if isinstance(record, Sequence) and not isinstance(record, str):
@@ -46,13 +46,21 @@ def typed(kind: Any, value: Any, name: str) -> Any:
     if is_dataclass(kind) and isinstance(value, Mapping):
         return _record(kind, value, name)
     if origin in (Union, types.UnionType):
-        return _one_of(inner, value, name)
-    if origin is Literal and any(value == one and type(value) is type(one) for one in inner):
+        hint = ""
+        for member in inner:
+            try:
+                return typed(member, value, name)
+            except UsageError as error:
+                hint = error.hint
+        raise UsageError(f"{name}: expected {' or '.join(map(_words, inner))}, got {brief(value)}", hint)
+    if origin is Literal and any(value == item and type(value) is type(item) for item in inner):
         return value
     if origin in (tuple, Sequence) and isinstance(value, list):
-        return tuple(typed(inner[0], one, f"{name}[{place}]") for place, one in enumerate(value))
+        return tuple(typed(inner[0], item, f"{name}[{place}]") for place, item in enumerate(value))
     if origin is Mapping and isinstance(value, Mapping):
-        return {_key(inner[0], key, name): typed(inner[1], one, f"{name}[{brief(key)}]") for key, one in value.items()}
+        return {
+            _key(inner[0], key, name): typed(inner[1], item, f"{name}[{brief(key)}]") for key, item in value.items()
+        }
     if kind in (bool, int, str, type(None)) and type(value) is kind:
         return value
     if kind is float and type(value) in (int, float):
@@ -61,23 +69,14 @@ def typed(kind: Any, value: Any, name: str) -> Any:
 
 
 def _record(kind: Any, value: Mapping[str, Any], name: str) -> Any:
-    hints, known = get_type_hints(kind), [one.name for one in fields(kind)]
-    for given in value:
-        if given not in known:
-            raise UsageError(f"{name} has no field {brief(given)}", f"it has {', '.join(known)}")
+    hints, names = get_type_hints(kind), [field.name for field in fields(kind)]
+    for key in value:
+        if key not in names:
+            raise UsageError(f"{name} has no field {brief(key)}", f"it has {', '.join(names)}")
     try:
-        return kind(**{one: typed(hints[one], value[one], f"{name}.{one}") for one in known if one in value})
+        return kind(**{key: typed(hints[key], value[key], f"{name}.{key}") for key in names if key in value})
     except TypeError as error:
-        raise UsageError(f"{name} lacks a field", f"it has {', '.join(known)}") from error
-
-
-def _one_of(kinds: Sequence[Any], value: Any, name: str) -> Any:
-    for kind in kinds:
-        try:
-            return typed(kind, value, name)
-        except UsageError as error:
-            found = error
-    raise UsageError(f"{name}: expected {' or '.join(map(_words, kinds))}, got {brief(value)}", found.hint)
+        raise UsageError(f"{name} lacks a field", f"it has {', '.join(names)}") from error
 
 
 def _key(kind: Any, key: str, name: str) -> Any:
@@ -88,7 +87,7 @@ def _key(kind: Any, key: str, name: str) -> Any:
 
 def _words(kind: Any) -> str:
     if get_origin(kind) is Literal:
-        return " or ".join(repr(one) for one in get_args(kind))
+        return " or ".join(repr(option) for option in get_args(kind))
     return {type(None): "null", bool: "true or false", int: "a whole number", str: "a text", float: "a number"}.get(
         kind, "a list" if get_origin(kind) in (tuple, Sequence) else "an object"
     )

@@ -131,7 +131,6 @@ def reading_pixels(loaded: LoadedModel) -> Iterator[Callable[[Picture], Pixels]]
             inputs, box = making(picture)
             # What the processor made may lack an argument of the model, or hold a picture in several parts.
             needed = (each for each in parameters.values() if each.default is each.empty and each.kind not in REST)
-
             lacking = next((each.name for each in needed if each.name not in inputs), None)
             if lacking is not None:
                 raise ModelError(
