@@ -40,9 +40,12 @@ def plain(record: Any) -> Any:
 def typed(kind: Any, value: Any, name: str) -> Any:
     """A value of JSON as an annotation has it. Raises UsageError that names the field where it is none.
 
-    kind: a dataclass, None, bool, int, float, str, a Literal, a tuple or Sequence or Mapping of these, or a union.
+    kind: a dataclass, None, bool, int, float, str, a Literal, a tuple or Sequence or list or Mapping of these, a union,
+    or Any, which is not checked.
     """
     origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
     if is_dataclass(kind) and isinstance(value, Mapping):
         return _record(kind, value, name)
     if origin in (Union, types.UnionType):
@@ -55,7 +58,11 @@ def typed(kind: Any, value: Any, name: str) -> Any:
         raise UsageError(f"{name}: expected {' or '.join(map(_words, inner))}, got {brief(value)}", hint)
     if origin is Literal and any(value == item and type(value) is type(item) for item in inner):
         return value
+    if origin is list and isinstance(value, list):
+        return [typed(inner[0], item, f"{name}[{place}]") for place, item in enumerate(value)]
     if origin in (tuple, Sequence) and isinstance(value, list):
+        if inner[0] in (bool, int, str) and all(type(item) is inner[0] for item in value):  # a long text's tokens
+            return tuple(value)
         return tuple(typed(inner[0], item, f"{name}[{place}]") for place, item in enumerate(value))
     if origin is Mapping and isinstance(value, Mapping):
         return {
@@ -89,5 +96,5 @@ def _words(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(repr(option) for option in get_args(kind))
     return {type(None): "null", bool: "true or false", int: "a whole number", str: "a text", float: "a number"}.get(
-        kind, "a list" if get_origin(kind) in (tuple, Sequence) else "an object"
+        kind, "a list" if get_origin(kind) in (tuple, Sequence, list) else "an object"
     )

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.batch.items import Item
+from attnscope.errors import UsageError
 from attnscope.files import json_line, open_regular, whole_file
 from attnscope.folder.journal import append, read_journal
 from attnscope.tables import FORMATS
+from attnscope.typed import typed
 
 JOURNAL, FAILURES, PARTIAL = "journal.jsonl", "failures.jsonl", ".partial"
 SUMMARY = "summary"  # of the texts of all shards, with the suffix of its format
@@ -74,8 +76,8 @@ class Record:
 
 def written(folder: Path) -> list[Record]:
     """The committed shards of a folder in order, those of a run that is still writing too; nothing is changed."""
-    found = {record.first: record for record in read_journal(folder / JOURNAL, _record, cut=False)}
-    return [found[first] for first in sorted(found)]
+    records = {record.first: record for record in read_journal(folder / JOURNAL, _record, cut=False)}
+    return [records[first] for first in sorted(records)]
 
 
 def digest(items: Iterable[Item]) -> str:
@@ -107,11 +109,8 @@ class Journal:
             (self.folder / f"{SUMMARY}.{format}").unlink(missing_ok=True)
         append(self.path, asdict(record))
         self.records[record.first] = record
-        self._list_failures(record.failures)
-
-    def _list_failures(self, failures: Iterable[Failure]) -> None:
         with open_regular(self.folder / FAILURES, "ab", follow=False) as stream:
-            stream.writelines(_failure_line(failure) for failure in failures)
+            stream.writelines(_failure_line(failure) for failure in record.failures)
 
     def rewrite_failures(self) -> None:
         """failures.jsonl as the journal has it, in the order of the items."""
@@ -127,7 +126,7 @@ class Journal:
     def sweep(self) -> None:
         """Remove what a run that was cut off left: half-made shards, and whole ones that were not yet committed.
 
-        What lies behind a link is not ours.
+        What a link leads to is not ours.
         """
         _remove(self.folder / PARTIAL)
         for path in self.folder.iterdir():
@@ -171,20 +170,10 @@ def _failure_line(failure: Failure) -> bytes:
 
 
 def _record(values: Mapping[str, Any]) -> Record | None:
-    """The record of a line; None where a field is not of its type."""
-    record = Record(**{**values, "failures": tuple(Failure(**one) for one in values["failures"])})
-    return record if _sound(record) else None
-
-
-def _sound(record: Record) -> bool:
-    """Whether its fields are of their types."""
-    numbers = (record.first, record.items, record.texts, record.tokens, *(one.item for one in record.failures))
-    return (
-        all(type(number) is int and number >= 0 for number in numbers)
-        and isinstance(record.digest, str)
-        and all(isinstance(one, dict) for one in (record.rows, record.files))
-        and all(type(count) is int and count >= 0 for one in (record.rows, record.files) for count in one.values())
-        and all(isinstance(one, dict) for one in (record.lacking, record.engines, record.answered_by, record.targets))
-        and isinstance(record.replaced, dict)
-        and all(isinstance(text, str) for one in record.failures for text in (one.file, one.id, one.reason))
-    )
+    """The record of a line; None where a field is not of its type, or a count is below 0."""
+    try:
+        record: Record = typed(Record, values, "record")
+    except UsageError:
+        return None
+    counts = (record.first, record.items, record.texts, record.tokens, *record.rows.values(), *record.files.values())
+    return record if min(*counts, *(failure.item for failure in record.failures)) >= 0 else None

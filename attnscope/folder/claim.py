@@ -35,7 +35,7 @@ def document(
     path: Path,
     otherwise: str,
     hint: str,
-    is_ours: Callable[[Mapping[str, Any]], bool] = lambda found: True,
+    is_ours: Callable[[Mapping[str, Any]], bool] = lambda content: True,
     force: bool = False,
 ) -> dict[str, Any] | None:
     """What says in a folder what fills it; None without one, and with force where it is not ours.
@@ -45,34 +45,34 @@ def document(
     if not path.exists():
         return None
     try:
-        found = read_json(path)
+        content = read_json(path)
     except (OSError, ValueError):
-        found = None
-    if isinstance(found, dict) and is_ours(found):
-        return found
+        content = None
+    if isinstance(content, dict) and is_ours(content):
+        return content
     if force:
         return None
     raise UsageError(f"{path} is {otherwise}", hint)
 
 
-def check(folder: Path, what: str, before: Mapping[str, Any] | None, now: Mapping[str, Any], force: bool) -> None:
+def check(folder: Path, kind: str, before: Mapping[str, Any] | None, now: Mapping[str, Any], force: bool) -> None:
     """Raise UsageError, which names what differs, where `before` fills the folder and is another than `now`."""
     refuse_file_name(folder)
     changed = [] if before is None or force else differences(before, now)
     if changed:
         more = f"; {len(changed) - MOST_SAID} more" * (len(changed) > MOST_SAID)
-        raise another(folder, what, f": {'; '.join(changed[:MOST_SAID])}{more}")
+        raise another(folder, kind, f": {'; '.join(changed[:MOST_SAID])}{more}")
 
 
-def another(folder: Path, what: str, how: str = "") -> UsageError:
+def another(folder: Path, kind: str, how: str = "") -> UsageError:
     """The refusal of a folder that another run, scan or comparison fills."""
-    return UsageError(f"{folder} holds another {what}{how}", OVER)
+    return UsageError(f"{folder} holds another {kind}{how}", OVER)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What the fields of `now` say otherwise than `before`, in words, each name once.
 
-    Hashes follow from values that a person gave: they are named where no value beside them differs.
+    Hashes follow from values that a person gave: they are named where no value next to them differs.
 
     >>> differences({"seed": 0, "ids_sha256": "ab"}, {"seed": 1, "ids_sha256": "cd"})
     ['seed was 0, now 1']
@@ -93,17 +93,17 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any], names: Sequenc
         elif isinstance(old, Mapping) and isinstance(new, Mapping):
             values |= _differing(old, new, tuple({**new, **old}), name)
         elif _are_records(old) and _are_records(new) and len(old) == len(new):
-            for one, other in zip(old, new, strict=True):
-                values |= _differing(one, other, tuple(other))
+            for old_record, new_record in zip(old, new, strict=True):
+                values |= _differing(old_record, new_record, tuple(new_record))
         else:
             label = of if name == "name" else name if PLAIN.fullmatch(name) else brief(name)
-            said = f"{label} was {_given(old)}, now {_given(new)}"
-            values[label] = f"other {label}" if any(map(_has_fields, (old, new))) else said
+            change = f"{label} was {_given(old)}, now {_given(new)}"
+            values[label] = f"other {label}" if any(map(_has_fields, (old, new))) else change
     return values or hashes
 
 
 def _are_records(value: Any) -> TypeGuard[list[Mapping[str, Any]]]:
-    return isinstance(value, list) and all(isinstance(one, Mapping) for one in value)
+    return isinstance(value, list) and all(isinstance(item, Mapping) for item in value)
 
 
 def _has_fields(value: object) -> bool:
@@ -144,8 +144,8 @@ def writable(folder: Path, hint: str = "name another folder") -> Iterator[None]:
 def locked(folder: Path) -> Iterator[None]:
     """Keep a second run out of the folder while this one writes. Raises UsageError that says who holds it.
 
-    A run that was killed may leave a fork behind, which holds the lock until it sees that it is alone: for that the
-    next run waits a moment.
+    A run that was killed may leave a fork, which holds the lock until it sees that it is alone: for that the next run
+    waits a moment.
     """
     with open_regular(folder / LOCK, "a+", follow=False) as stream:
         until = time.monotonic() + LEFT_SECONDS
@@ -170,11 +170,11 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _has_ended(holder: str) -> bool:
     """Whether the process that a lock names ran on this machine and is there no more."""
-    found = HOLDER.match(holder)
-    if found is None or found["host"] != socket.gethostname() or sys.platform == "win32":
+    match = HOLDER.match(holder)
+    if match is None or match["host"] != socket.gethostname() or sys.platform == "win32":
         return False
     try:
-        os.kill(int(found["process"]), 0)
+        os.kill(int(match["process"]), 0)
     except ProcessLookupError:
         return True
     except OSError:  # another user's
@@ -184,21 +184,17 @@ def _has_ended(holder: str) -> bool:
 
 def _take(handle: int) -> None:
     """Lock an open file until it is closed. Raises BlockingIOError where another process has the lock."""
-    if sys.platform == "win32":
-        _take_byte(handle)
+    if sys.platform != "win32":
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return
-    import fcntl
-
-    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _take_byte(handle: int) -> None:
     import msvcrt
 
     position = os.lseek(handle, 0, os.SEEK_CUR)
     os.lseek(handle, LOCKED_BYTE, os.SEEK_SET)
     try:
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
     except OSError as error:
         raise BlockingIOError(*error.args) from error
     finally:

@@ -24,10 +24,10 @@ LINE_BYTES = 2**28  # at most
 T = TypeVar("T")
 
 
-def read_journal(path: Path, parsed: Callable[[Mapping[str, Any]], T | None], *, cut: bool = True) -> Iterator[T]:
-    """What `parsed` makes of every line; the last one is dropped if it is not whole.
+def read_journal(path: Path, parse: Callable[[Mapping[str, Any]], T | None], *, cut: bool = True) -> Iterator[T]:
+    """What `parse` makes of every line; the last one is dropped if it is not whole.
 
-    parsed: None, ValueError, TypeError or KeyError for what is none of ours. cut: remove from the file the end of a
+    parse: None, ValueError, TypeError or KeyError for what is none of ours. cut: remove from the file the end of a
     line that a crash cut off; not while another run may be writing it. Raises InputError for a damaged line.
     """
     if not path.exists():
@@ -35,12 +35,12 @@ def read_journal(path: Path, parsed: Callable[[Mapping[str, Any]], T | None], *,
     with open_regular(path, "r+b" if cut else "rb", follow=False) as stream:
         whole, size = 0, os.fstat(stream.fileno()).st_size
         for number, line in enumerate(iter(partial(stream.readline, LINE_BYTES), b""), start=1):
-            found = _parsed(line, parsed)
-            if found is None and whole + len(line) < size:
+            value = _read_line(line, parse)
+            if value is None and whole + len(line) < size:
                 raise InputError(f"{path} is damaged in line {number}", "name another folder with {out}")
-            if found is None:  # the end of a line that a crash cut off
+            if value is None:  # the end of a line that a crash cut off
                 break
-            yield found
+            yield value
             whole += len(line)
         if cut and whole < size:
             stream.truncate(whole)
@@ -80,13 +80,13 @@ def sync(folder: Path) -> None:
         os.close(handle)
 
 
-def _parsed(line: bytes, parsed: Callable[[Mapping[str, Any]], T | None]) -> T | None:
+def _read_line(line: bytes, parse: Callable[[Mapping[str, Any]], T | None]) -> T | None:
     """What a line says; None where its checksum does not hold, and where it is none of ours."""
     checksum, _, body = line.rstrip(b"\n").partition(b" ")
     if not line.endswith(b"\n") or _checksum(body).encode() != checksum:
         return None
     try:
-        return parsed(json.loads(body))
+        return parse(json.loads(body))
     except (ValueError, TypeError, KeyError, RecursionError):  # whole, and not of ours
         return None
 

@@ -1,4 +1,4 @@
-"""Which kind of result fills a folder, by the files that say so; no other kind is written beside it.
+"""Which kind of result fills a folder, by the files that say so; no other kind is written next to it.
 
 refuse_other_kind(folder, "atlas.json", force=False)   # of a scan: refused where a run or a dataset lies
 """
@@ -18,7 +18,7 @@ from attnscope.shown import visible
 COMMAND = "command"  # in a manifest: which command line made it; of Python there is none
 LONGEST_SAID = 40  # letters of a value in a message
 
-# What each is called, and the files by which it is known: of a finished one, and of one that is begun.
+# What each is called, and the files by which it is known: of a finished one, and of one that was started.
 KINDS: Mapping[str, tuple[str, ...]] = {
     "a run": ("manifest.json", "unfinished.json"),
     "a dataset": ("run.json", "journal.jsonl"),
@@ -48,13 +48,20 @@ def kinds_in(folder: Path) -> dict[str, str]:
 def refuse_other_kind(folder: Path, name: str, force: bool) -> None:
     """Raise UsageError where another kind of result fills the folder than the one with a file of this name.
 
-    force lets it be written beside that.
+    force lets it be written next to that.
     """
     (own,) = (kind for kind, names in KINDS.items() if name in names)
     others = [(kind, file) for kind, file in kinds_in(folder).items() if kind != own]
-    if others and not force:
-        kind, file = others[0]
-        raise UsageError(f"{folder} holds {kind} {_said(folder / file)}", OVER)
+    if not others or force:
+        return
+    kind, file = others[0]
+    try:
+        content = read_json(folder / file)
+    except (OSError, ValueError):
+        content = None
+    command = command_of(content) if isinstance(content, dict) else ""
+    filled_by = f"of `{clipped(command)}`" if command else f"({file.rpartition('/')[2]})"
+    raise UsageError(f"{folder} holds {kind} {filled_by}", OVER)
 
 
 def command_of(manifest: Mapping[str, Any]) -> str:
@@ -66,13 +73,3 @@ def command_of(manifest: Mapping[str, Any]) -> str:
 def clipped(text: str) -> str:
     """A text for a message, at most LONGEST_SAID letters of it."""
     return text if len(text) <= LONGEST_SAID else f"{text[:LONGEST_SAID]}…"
-
-
-def _said(path: Path) -> str:
-    """By what a folder is filled: the command line that its file names, else the file."""
-    try:
-        content = read_json(path)
-    except (OSError, ValueError):
-        content = None
-    command = command_of(content) if isinstance(content, dict) else ""
-    return f"of `{clipped(command)}`" if command else f"({path.name})"

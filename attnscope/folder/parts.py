@@ -1,4 +1,4 @@
-"""Parts of a study that are kept in its folder, so that a study that was stopped goes on.
+"""Parts of a study that are kept in its folder, so that a study that was stopped resumes.
 
 parts = claim(folder, "readings", "scan", facts, force=False)
 loss_SK = parts.kept("some", {"loss_SK": Column((64, 3))}, lambda: {"loss_SK": measured()})["loss_SK"]
@@ -6,7 +6,7 @@ loss_SK = parts.kept("some", {"loss_SK": Column((64, 3))}, lambda: {"loss_SK": m
 Where a part is of many batches of sequences, each batch is a file until all are read; then the part is one file.
 
 A part is what somebody may have written: its columns are those that are expected, in names, shapes and types, before
-memory is taken for them. One that is damaged is read anew.
+memory is taken for them. One that is damaged is read again.
 """
 
 from __future__ import annotations
@@ -78,19 +78,19 @@ class Parts:
         try:
             yield
         except Stopped as stopped:
-            stopped.kept = self._said()
+            kept, total, unit = self.tally.kept, self.tally.total, self.tally.unit
+            if self.folder is None:
+                stopped.kept = "nothing is kept without a folder"
+            elif not kept:
+                stopped.kept = "the same command starts again"
+            else:
+                count = f"{kept:,} of {total:,} {unit} are kept in {self.folder.parent}; " if total else ""
+                stopped.kept = f"{count}the same command resumes from there"
             raise
 
     def expect(self, total: int, unit: str = "batches") -> None:
         """That the study has so many batches, or so many more of them."""
         self.tally.total, self.tally.unit = self.tally.total + total, unit
-
-    def _said(self) -> str:
-        if self.folder is None:
-            return "nothing is kept without a folder"
-        kept, total, unit = self.tally.kept, self.tally.total, self.tally.unit
-        count = f"{kept:,} of {total:,} {unit} are kept in {self.folder.parent}; " if total else ""
-        return f"{count}the same command resumes from there" if kept else "the same command starts again"
 
     def kept(
         self,
@@ -141,14 +141,15 @@ def _left(path: Path, expected: Mapping[str, Column], fits: Callable[[Columns], 
     if not path.exists():
         return None
     try:
-        data = read_small(path, 2**20 + 2 * sum(math.prod(one.shape) * one.item_bytes for one in expected.values()))
+        size = sum(math.prod(column.shape) * column.item_bytes for column in expected.values())
+        data = read_small(path, 2**20 + 2 * size)
         with zipfile.ZipFile(io.BytesIO(data)) as packed:
             if sorted(packed.namelist()) != sorted(f"{name}.npy" for name in expected):
                 raise ValueError("other columns than expected")
-            found = {name: _column(packed, name, one) for name, one in expected.items()}
-        if not fits(found):
+            columns = {name: _column(packed, name, column) for name, column in expected.items()}
+        if not fits(columns):
             raise ValueError("not of this study")
-        return found
+        return columns
     except UsageError:  # of the deadline's variable: the part may be whole
         raise
     except Exception as error:  # of zip, zlib and numpy, over any bytes
@@ -189,7 +190,7 @@ def of_heads(geometry: Geometry) -> tuple[Column, Callable[[Columns], bool]]:
 
 
 def _column(packed: zipfile.ZipFile, name: str, expected: Column) -> np.ndarray:
-    """One column, whose header is read before its numbers. Raises ValueError for another than is expected."""
+    """One column; its header is read before its numbers. Raises ValueError for another than is expected."""
     with packed.open(f"{name}.npy") as stream:
         np.lib.format.read_magic(stream)
         shape, _, dtype = np.lib.format.read_array_header_1_0(stream)

@@ -19,8 +19,8 @@ def suffix_of(path: Path | None, of_folders: Sequence[str] = ()) -> str:
     of_folders: suffixes that a folder's name may have, too.
     """
     suffix = "" if path is None else path.suffix.lower()
-    known = suffix in (*PICTURES, *TABLES, *OTHERS) and suffix not in of_folders
-    return suffix if path and known and not path.is_dir() else ""
+    is_file = suffix in (*PICTURES, *TABLES, *OTHERS) and suffix not in of_folders
+    return suffix if path and is_file and not path.is_dir() else ""
 
 
 def refuse_file_name(folder: Path, of_folders: Sequence[str] = ()) -> None:
