@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "explain": "callable_room cells errors model seam reference parity stacks text",
     "observation": "cells errors keep measure seam stacks tables text",
     "observe": "errors attention keep memory model observation seam measure text stacks",
-    "folder": "errors files model selection shown signals stacks text",
+    "folder": "errors files model selection shown signals stacks text typed",
     "figures": "cells apart errors files shown signals",
     "panels": "cells figures measure observation shown",
     "drawing": "cells errors figures files keep measure observation panels stacks text",
@@ -64,7 +64,7 @@ MAY_IMPORT = {
     "told": "ask model observation observe run seam telling text",
     "api": "ask calls errors face keep media model observe run text typed",
     "batch": "_version apart ask callable_room drawing errors figures files folder inputs keep measure media memory"
-    " model observation observe parquet process seam selection shown signals stacks study tables text",
+    " model observation observe parquet process seam selection shown signals stacks study tables text typed",
     "intervene": "cells errors attention model seam stacks",
     "study": "apart cells errors files folder attention intervene keep measure memory model observe parity parquet seam"
     " selection tables text stacks",

@@ -41,6 +41,7 @@ def check_fields(job: Job, loaded: LoadedModel) -> None:
 
     UsageError for answers after the text of a model that is not causal, and for triangles of a text with pictures.
     """
+    # Whatever the corpus holds: what each of its texts would fail with is said once, before any is read.
     if loaded.geometry.task == VISION_ONLY:
         raise ModelError(
             f"batch reads texts, and {loaded.name} reads pictures alone",
@@ -55,6 +56,7 @@ def check_fields(job: Job, loaded: LoadedModel) -> None:
             f"{loaded.name} reads sound, and this corpus has texts",
             "name the field of each record that holds a sound's file with {audio_field=NAME}",
         )
+    # What makes inputs of sounds and pictures is loaded here, so that a checkpoint without it is refused now.
     if job.audio_field is not None:
         if not reads_sound(loaded.model):
             raise ModelError(f"{loaded.name} reads text, and {job.audio_field!r} names sounds", MODEL_OF_SOUND)
@@ -74,19 +76,18 @@ def ask_for(job: Job, item: Item) -> Ask:
     """
     if item.problem is not None:
         raise InputError(item.problem)
+    # Each field that the job names is read of the record; what it does not name is as the job says, or is not there.
     text = item.text if job.audio_field is None else _sound(item, job.audio_field)
     picture = None if job.picture_field is None else _files(item, job.picture_field)
     target = None if job.target_field is None else _said(item, job.target_field)
     answer = job.answer if job.answer_field is None else _said(item, job.answer_field)
     check_answer(None, answer, None)
-    keep = job.request
-    if job.query_field is not None:
-        keep = replace(keep, query=_expression(item, job.query_field))
-    if job.key_field is not None:
-        keep = replace(keep, key=_expression(item, job.key_field))
+    # What a record says of the tokens to ask about stands in place of the job's own query and key.
+    fields = {"query": job.query_field, "key": job.key_field}
+    named = {name: _expression(item, field) for name, field in fields.items() if field is not None}
     return Ask(
         text,
-        keep,
+        replace(job.request, **named),  # type: ignore[arg-type]
         engine=job.engine,
         select=job.select,
         chat=job.chat,
@@ -105,11 +106,11 @@ def prompts(job: Job, loaded: LoadedModel) -> Iterator[Callable[[Ask], Prompt]]:
     with reading(loaded, _where(loaded), job.max_tokens or loaded.geometry.max_positions) as read:
         warned = set[str]()
 
-        def prompt(ask: Ask) -> Prompt:
+        def read_prompt(ask: Ask) -> Prompt:
             try:
-                made = read(ask)
-                check_room(made, None, loaded.geometry.max_positions)
-                notes = {*notes_of(loaded, made, "--pair-field NAME")} - warned
+                prompt = read(ask)
+                check_room(prompt, None, loaded.geometry.max_positions)
+                notes = {*notes_of(loaded, prompt, "--pair-field NAME")} - warned
             except ModelError as error:
                 raise InputError(error.message) from error
             except UsageError as error:
@@ -120,9 +121,9 @@ def prompts(job: Job, loaded: LoadedModel) -> Iterator[Callable[[Ask], Prompt]]:
                 logger.warning("%s: %s", loaded.name, note)
             warned.update(notes)
             # nothing is drawn over the pictures themselves, so that none is held until its text is measured
-            return replace(made, medium=replace(made.medium, images=())) if made.medium.images else made
+            return replace(prompt, medium=replace(prompt.medium, images=())) if prompt.medium.images else prompt
 
-        yield prompt
+        yield read_prompt
 
 
 @contextmanager
@@ -161,8 +162,8 @@ def _expression(item: Item, field: str) -> str | None:
     if ranges_of(value) is not None:
         return None
     if type(value) not in (str, int):
-        what = 'tokens, such as "bank" or "3-7", or ranges of characters, such as [[5, 9]]'
-        raise InputError(f"field {field!r}: expected {what}, got {brief(value)}")
+        expected = 'tokens, such as "bank" or "3-7", or ranges of characters, such as [[5, 9]]'
+        raise InputError(f"field {field!r}: expected {expected}, got {brief(value)}")
     return str(value)
 
 
@@ -181,15 +182,15 @@ def _files(item: Item, field: str) -> list[str]:
 
     A cell of csv holds several as JSON.
     """
-    given: Any = item.says(field)
-    if isinstance(given, str) and given.startswith("["):
+    value: Any = item.says(field)
+    if isinstance(value, str) and value.startswith("["):
         with suppress(ValueError, RecursionError):
-            given = json.loads(given)
-    named = given if isinstance(given, list) else [given]
-    if not named or not all(isinstance(one, str) and one for one in named):
-        raise InputError(f"field {field!r}: expected the name of a file, got {brief(given)}")
-    files = [os.path.join(os.path.dirname(item.file) or os.curdir, one) for one in named]
-    missing = next((one for one in files if not os.path.isfile(one)), None)
+            value = json.loads(value)
+    names = value if isinstance(value, list) else [value]
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise InputError(f"field {field!r}: expected the name of a file, got {brief(value)}")
+    files = [os.path.join(os.path.dirname(item.file) or os.curdir, name) for name in names]
+    missing = next((name for name in files if not os.path.isfile(name)), None)
     if missing is not None:  # nor a pipe, which would be waited for
         raise InputError(printable(f"there is no file {missing}"))
     return files

@@ -50,8 +50,8 @@ def batch_limit(loaded: LoadedModel) -> int:
     room = free_memory(loaded.devices) // 8
     room = room if loaded.device.startswith("cuda") else min(room, BATCH_BYTES)
     of_a_text = max(1, eager_bytes(loaded.geometry, 128, DTYPE_BYTES[loaded.dtype]))
-    wanted = max(128, min(65_536, 128 * room // of_a_text))
-    return 1 << (wanted.bit_length() - 1)  # a little more or less free memory is the same batches
+    tokens = max(128, min(65_536, 128 * room // of_a_text))
+    return 1 << (tokens.bit_length() - 1)  # a little more or less free memory is the same batches
 
 
 def kept_bytes(job: Job, heads: int, tokens: int) -> float:

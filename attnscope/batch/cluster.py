@@ -93,13 +93,10 @@ class ShardActor:
 
     def _record(self, packed: bytes) -> Record:
         shard: Shard = pickle.loads(packed).get()
-        records: list[Record] = []
-
-        def open_writer(shard: Shard) -> ShardWriter:
-            return ShardWriter(self.folder, shard, worker.output, self.pool)
-
-        worker = self.worker.get()
-        run_shards(worker, [shard], open_writer, records.append)
+        worker, records = self.worker.get(), list[Record]()
+        run_shards(
+            worker, [shard], lambda shard: ShardWriter(self.folder, shard, worker.output, self.pool), records.append
+        )
         return records[0]
 
 
@@ -126,14 +123,14 @@ def run_on_ray(run: Run, cluster: Cluster) -> Tally:
                 raise AttnscopeError(f"the Ray cluster fails: {why}", hint) from error
 
 
-def check_room(cluster: Cluster, there: Mapping[str, float]) -> None:
+def check_room(cluster: Cluster, resources: Mapping[str, float]) -> None:
     """Raise UsageError for more actors than the cluster has cores, or GPUs, for: they would wait for ever."""
-    for what, each in (("CPU", 0.0 if cluster.gpus_per_actor else 1.0), ("GPU", cluster.gpus_per_actor)):
-        most = int(there.get(what, 0.0) / each) if each else cluster.actors
+    for unit, each in (("CPU", 0.0 if cluster.gpus_per_actor else 1.0), ("GPU", cluster.gpus_per_actor)):
+        most = int(resources.get(unit, 0.0) / each) if each else cluster.actors
         if cluster.actors > most:
             raise UsageError(
-                f"{cluster.actors} actors take {cluster.actors * each:g} {what}s, and the cluster has "
-                f"{there.get(what, 0.0):g}",
+                f"{cluster.actors} actors take {cluster.actors * each:g} {unit}s, and the cluster has "
+                f"{resources.get(unit, 0.0):g}",
                 f"give {{num_actors={most}}}" if most else "give fewer GPUs per actor, or another cluster",
             )
 
@@ -161,11 +158,11 @@ def waiting_said(done: Callable[[], int], waits_for: Callable[[], str]) -> Itera
 
 def _waits_for(ray: Any, cluster: Cluster) -> str:
     """What a run on Ray has not got, in words: what its actors take is taken, or it is not."""
-    what, each = ("GPU", cluster.gpus_per_actor) if cluster.gpus_per_actor else ("CPU", 1.0)
-    there, free = (found.get(what, 0.0) for found in (ray.cluster_resources(), ray.available_resources()))
-    placed = min(cluster.actors, int((there - free) / each))
+    unit, each = ("GPU", cluster.gpus_per_actor) if cluster.gpus_per_actor else ("CPU", 1.0)
+    total, free = (resources.get(unit, 0.0) for resources in (ray.cluster_resources(), ray.available_resources()))
+    placed = min(cluster.actors, int((total - free) / each))
     doing = "which load the model or measure" if placed == cluster.actors else "others wait for room"
-    return f"{placed} of {cluster.actors} actors have their place, {doing}; {free:g} of {there:g} {what}s are free"
+    return f"{placed} of {cluster.actors} actors have their place, {doing}; {free:g} of {total:g} {unit}s are free"
 
 
 def _commit(rows: Iterable[Mapping[str, Any]], run: Run, tally: Tally) -> None:
@@ -183,7 +180,7 @@ def _commit(rows: Iterable[Mapping[str, Any]], run: Run, tally: Tally) -> None:
 
 def started(cluster: Cluster) -> Any:
     """Ray, connected to the cluster. Raises UsageError where it is not installed or there is no cluster."""
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ side else writes to stderr what it then mends
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ side else writes to stderr what it then repairs
     try:
         import ray
         import ray.data
@@ -241,18 +238,16 @@ def _corpus_source(run: Run) -> Any:
     from ray.data.block import BlockMetadata
     from ray.data.datasource import ReadTask
 
-    job, corpus, files, records = run.job, run.corpus, run.files, dict(run.journal.records)  # what travels to a node
+    # Only what a node needs may be a part of the closure that is pickled: not the run, which holds locks and files.
+    job, corpus, files, records = run.job, run.corpus, run.files, dict(run.journal.records)
     cost = item_cost(job, geometry_of(load_config(job.load), count=False))
 
-    def replies() -> Iterator[Reply[Shard]]:
-        try:
-            yield from map(Reply, unfinished(read_items(corpus, files), cost, job.shard_bytes, records))
-        except AttnscopeError as error:
-            yield Reply(error=error)
-
     def blocks() -> Iterator[pa.Table]:
-        for reply in replies():
-            yield pa.table({"shard": [pickle.dumps(reply)]})
+        try:
+            for shard in unfinished(read_items(corpus, files), cost, job.shard_bytes, records):
+                yield pa.table({"shard": [pickle.dumps(Reply(shard))]})
+        except AttnscopeError as error:  # Ray would wrap it in its own
+            yield pa.table({"shard": [pickle.dumps(Reply(error=error))]})
 
     class CorpusSource(Datasource):
         def estimate_inmemory_data_size(self) -> int | None:

@@ -73,32 +73,29 @@ def find_files(corpus: Corpus) -> list[CorpusFile]:
     if not files:
         raise UsageError("there is nothing to read", "name a file, a folder, a glob, or - for standard input")
     named = [name for name in ("text_field", "id_field") if getattr(corpus, name) is not None]
-    if named and all(one.format == "txt" for one in files):
+    if named and all(file.format == "txt" for file in files):
         records = "say that it holds records with {input_format=jsonl}, or " * (files[0].path == STDIN)
         raise UsageError(f"{files[0].name} is plain text, which has no fields", f"{records}leave out {{{named[0]}}}")
     return files
 
 
 def _expand(name: str) -> list[str]:
+    """The files that a source means: itself, those of a folder, or a glob's."""
     path = Path(name)
     if name == STDIN or path.is_file():
         return [name]
     if path.is_dir():
-        return _files_in(path)
+        # Files of a known format, also of folders in it, but for hidden ones; a .json next to others describes those.
+        files = [inner for inner in sorted(path.rglob("*")) if inner.is_file() and _suffix(inner.name) in FORMATS]
+        files = [inner for inner in files if _suffix(inner.name) != "json"] or files
+        names = [str(inner) for inner in files if not any(part[0] == "." for part in inner.relative_to(path).parts)]
+        if not names:
+            raise UsageError(f"{path} holds no file that ends in .{', .'.join(FORMATS)}", "name another folder or file")
+        return names
     matches = sorted(match for match in glob.glob(name, recursive=True) if Path(match).is_file())
     if not matches:
         raise UsageError(f"there is no file {name}", "check the path; quote a glob")
     return matches
-
-
-def _files_in(folder: Path) -> list[str]:
-    """Its files of a known format, also of folders in it, but for hidden ones, and .json beside others."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and _suffix(path.name) in FORMATS]
-    files = [path for path in files if _suffix(path.name) != "json"] or files  # there it says what the others are
-    seen = [str(path) for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-    if not seen:
-        raise UsageError(f"{folder} holds no file that ends in .{', .'.join(FORMATS)}", "name another folder or file")
-    return seen
 
 
 def _suffix(name: str) -> str:
@@ -107,6 +104,7 @@ def _suffix(name: str) -> str:
 
 
 def _format(path: str, corpus: Corpus) -> str:
+    """The format of a file. Raises UsageError for what cannot be read in it here."""
     suffix = _suffix(path) if path != STDIN else corpus.format or "txt"
     kind = suffix if suffix in FORMATS else corpus.format
     if kind is None:

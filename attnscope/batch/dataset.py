@@ -67,17 +67,17 @@ class CorpusHeads:
     @property
     def plain(self) -> str:
         """The stack whose heads have no other name: the decoder where there is one."""
-        there = [STACKS[stack] for stack in np.unique(self.stack).tolist()]
-        return DECODER if DECODER in there else there[0]
+        stacks = [STACKS[stack] for stack in np.unique(self.stack).tolist()]
+        return DECODER if DECODER in stacks else stacks[0]
 
     @property
     def counts(self) -> dict[str, dict[int, int]]:
         """{stack: {layer: heads}}; of means over kv heads how many of these."""
-        found = dict[str, dict[int, int]]()
+        counts = dict[str, dict[int, int]]()
         for stack, layer, head in self._named:
-            of_stack = found.setdefault(stack, {})
+            of_stack = counts.setdefault(stack, {})
             of_stack[layer] = max(of_stack.get(layer, 0), head + 1)
-        return found
+        return counts
 
     @property
     def _named(self) -> Iterator[tuple[str, int, int]]:
@@ -143,7 +143,7 @@ class Dataset:
     def heads(self, pair: Pair | None = None, advance: Callable[[int], object] = lambda done: None) -> CorpusHeads:
         """Every head over the texts, by the summary, which is made where there is none; pair: mass of two spans.
 
-        advance: told of every metric that is taken. Raises UsageError for a dataset without heads, or spans of these
+        advance: called for every metric that is taken. Raises UsageError for a dataset without heads, or spans of these
         names, InputError for a damaged one.
         """
         self._check(pair)
@@ -164,13 +164,13 @@ class Dataset:
         rows = WrittenRows(self.folder, self.shards, "heads" if pair is None else "spans", self.output)
         with damage(self.folder):
             key_N, values = rows.read([name])
-            kept_N, names = np.ones(len(key_N), bool), self.output.spans
+            chosen_N, names = np.ones(len(key_N), bool), self.output.spans
             if pair is not None:
                 key_N, pair_N = np.divmod(key_N, len(names) ** 2)
-                kept_N = pair_N == names.index(pair[0]) * len(names) + names.index(pair[1])
-            kept_N &= np.isin(key_N, heads)
-            which = {part: one[kept_N] for part, one in head_numbers(key_N).items()}
-            value_SN, within = values[name][:, kept_N], KNOWN[name].within
+                chosen_N = pair_N == names.index(pair[0]) * len(names) + names.index(pair[1])
+            chosen_N &= np.isin(key_N, heads)
+            which = {part: numbers[chosen_N] for part, numbers in head_numbers(key_N).items()}
+            value_SN, within = values[name][:, chosen_N], KNOWN[name].within
             return {
                 STACKS[stack]: _over_layers(value_SN[:, of], which["layer"][of], within)
                 for stack in np.unique(which["stack"]).tolist()
@@ -178,19 +178,19 @@ class Dataset:
             }
 
     def depths(
-        self, found: CorpusHeads, places: np.ndarray, names: Sequence[str], pair: Pair | None = None
+        self, heads: CorpusHeads, places: np.ndarray, names: Sequence[str], pair: Pair | None = None
     ) -> dict[str, list[Depth]]:
         """{stack: metrics over its layers}, of some heads of `heads`, with intervals. Raises as `heads`."""
         drawn = dict[str, list[Depth]]()
         for name in names:
-            if name not in found.scores:
-                raise UsageError(f"this dataset did not measure {name}", f"it has {', '.join(found.scores)}")
-            metric, score = KNOWN[name], found.scores[name]
-            for stack, (layers, mean) in self.layers(name, found.key[places], pair).items():
-                of = places[found.stack[places] == STACKS.index(stack)]
-                there = np.isfinite(mean.low) | np.isfinite(mean.high)
-                interval = (layers[there], mean.low[there], mean.high[there]) if there.any() else ()
-                depth = Depth(metric.title, metric.unit, found.layer[of], score.value[of], score.null[of], interval)
+            if name not in heads.scores:
+                raise UsageError(f"this dataset did not measure {name}", f"it has {', '.join(heads.scores)}")
+            metric, score = KNOWN[name], heads.scores[name]
+            for stack, (layers, mean) in self.layers(name, heads.key[places], pair).items():
+                of = places[heads.stack[places] == STACKS.index(stack)]
+                present = np.isfinite(mean.low) | np.isfinite(mean.high)
+                interval = (layers[present], mean.low[present], mean.high[present]) if present.any() else ()
+                depth = Depth(metric.title, metric.unit, heads.layer[of], score.value[of], score.null[of], interval)
                 if np.isfinite(depth.value_N).any():
                     drawn.setdefault(stack, []).append(depth)
         return drawn
@@ -211,7 +211,7 @@ class Dataset:
 
     def _check_room(self) -> None:
         """Raise MemoryLimitError where the machine has no room for one column of the largest table."""
-        rows = max(sum(one.rows.get(table, 0) for one in self.shards) for table in ("heads", "spans"))
+        rows = max(sum(shard.rows.get(table, 0) for shard in self.shards) for table in ("heads", "spans"))
         needed, room = ROW_BYTES * rows, free_memory("cpu")
         if needed > room:
             raise MemoryLimitError(
@@ -239,7 +239,7 @@ def read_dataset(folder: Path) -> Dataset:
         'mass'
     """
     options = kept_options(folder)
-    model = str(options.get("model") or "").partition(" (")[0]  # behind it stands which files
+    model = str(options.get("model") or "").partition(" (")[0]  # which files follow it
     with damage(folder):
         try:
             shards = written(folder)
@@ -252,13 +252,13 @@ def read_dataset(folder: Path) -> Dataset:
 
 def _asked(options: Mapping[str, Any]) -> str:
     """`queries last, keys of the field subject`; empty where no tokens were named."""
-    said = []
+    parts = []
     for side, name in (("queries", "query"), ("keys", "key")):
         if options.get(name):
-            said.append(f"{side} {options[name]}")
+            parts.append(f"{side} {options[name]}")
         elif options.get(f"{name}-field"):
-            said.append(f"{side} of the field {options[f'{name}-field']}")
-    return ", ".join(said)
+            parts.append(f"{side} of the field {options[f'{name}-field']}")
+    return ", ".join(parts)
 
 
 def _output(folder: Path, shards: Sequence[Record]) -> DatasetOutput:
@@ -273,11 +273,15 @@ def _output(folder: Path, shards: Sequence[Record]) -> DatasetOutput:
     if format not in get_args(DatasetFormat):
         raise ValueError(f"tables in {format}")
     columns = _columns(first["heads"], format) if "heads" in first else []
+    spans: list[str | None] = []
+    if "spans" in first:  # in the order in which every text has them
+        schema = pa.schema([("query_span", pa.string())])
+        spans = _read(first["spans"], format, ["query_span"], schema)["query_span"].unique().to_pylist()
     return DatasetOutput(
         tables=tuple(name for name in TABLES if name in first),
         format=format,
         chosen=("key",) if MASS.id in columns else (),
-        spans=tuple(_spans(first["spans"], format)) if "spans" in first else (),
+        spans=tuple(filter(None, spans)),
         metrics=tuple(name for name in (*LENGTHS, *LOOKBACKS) if name in columns),
     )
 
@@ -290,12 +294,6 @@ def _columns(path: Path, format: str) -> list[str]:
     with open_regular(path) as stream:
         line = stream.readline(FIRST_LINE_BYTES).decode()
     return next(csv.reader([line]), []) if format == "csv" else list(json.loads(line))
-
-
-def _spans(path: Path, format: str) -> list[str]:
-    """The names of the spans, in the order in which every text has them."""
-    schema = pa.schema([("query_span", pa.string())])
-    return [one for one in _read(path, format, ["query_span"], schema)["query_span"].unique().to_pylist() if one]
 
 
 def _check_rows(path: Path, expected: Container[int]) -> None:
@@ -313,7 +311,7 @@ def _read(path: Path, format: str, columns: Sequence[str], schema: pa.Schema) ->
 def _heads_of(summary: pa.Table, pair: Pair | None) -> CorpusHeads:
     """The rows of a summary as columns: those of metrics of heads, or of a pair of spans."""
     query, key = pair or ("", "")  # csv has no null in a column of text
-    of_pair = (pc.equal(summary[name].fill_null(""), one) for name, one in (("query_span", query), ("key_span", key)))
+    of_pair = (pc.equal(summary[name].fill_null(""), text) for name, text in (("query_span", query), ("key_span", key)))
     rows = summary.filter(pc.and_(*of_pair))
     key_N, place = np.unique(head_keys(rows), return_inverse=True)
     if not len(key_N):
@@ -323,13 +321,13 @@ def _heads_of(summary: pa.Table, pair: Pair | None) -> CorpusHeads:
     )
     count = rows["texts"].cast(pa.int64()).fill_null(0).to_numpy()
     scores, texts = dict[str, Score](), dict[str, np.ndarray]()
-    for name in [one for one in rows["metric"].unique().to_pylist() if one in KNOWN]:
+    for name in [text for text in rows["metric"].unique().to_pylist() if text in KNOWN]:
         of = pc.equal(rows["metric"], name).to_numpy()
 
         def spread(values: np.ndarray, none: float = np.nan, of: np.ndarray = of) -> np.ndarray:
-            found = np.full(len(key_N), none, values.dtype)
-            found[place[of]] = np.where(np.isfinite(values[of]), values[of], none)
-            return found
+            result = np.full(len(key_N), none, values.dtype)
+            result[place[of]] = np.where(np.isfinite(values[of]), values[of], none)
+            return result
 
         scores[name] = Score(spread(value), spread(uniform), spread(low), spread(high))
         texts[name] = spread(count, 0)

@@ -41,27 +41,21 @@ def estimate(job: Job, corpus: Corpus) -> Estimate:
     worker = Worker(job)
     loaded = worker.loaded
     cost = item_cost(job, loaded.geometry)
-    found = Estimate(loaded.name, loaded.device, loaded.dtype, worker.limit, len(files))
+    result = Estimate(loaded.name, loaded.device, loaded.dtype, worker.limit, len(files))
     sample: Window | None = None
     for shard in shards(read_items(corpus, files), cost, job.shard_bytes, {}):
-        found.shards += 1
-        found.output_bytes += sum(map(cost, shard.items))
+        result.shards += 1
+        result.output_bytes += sum(map(cost, shard.items))
         for window in worker.windows(shard):
-            _count(found, window)
+            result.items += window.items
+            result.texts += len(window.texts)
+            result.failed += len(window.failures)
+            result.tokens += sum(len(text.prompt) for text in window.texts)
             sample = sample or (replace(window, texts=window.texts[:SAMPLE_TEXTS]) if window.texts else None)
-    found.seconds = _seconds_per_token(worker, sample) * found.tokens if sample else 0.0
-    return found
-
-
-def _count(found: Estimate, window: Window) -> None:
-    found.items += window.items
-    found.texts += len(window.texts)
-    found.failed += len(window.failures)
-    found.tokens += sum(len(text.prompt) for text in window.texts)
-
-
-def _seconds_per_token(worker: Worker, window: Window) -> float:
-    worker.measure(replace(window, texts=window.texts[:1]))  # the first pass takes longer
-    start = time.perf_counter()
-    worker.measure(window)
-    return (time.perf_counter() - start) / sum(len(text.prompt) for text in window.texts)
+    if sample:
+        worker.measure(replace(sample, texts=sample.texts[:1]))  # the first pass takes longer
+        start = time.perf_counter()
+        worker.measure(sample)
+        seconds = time.perf_counter() - start
+        result.seconds = result.tokens * seconds / sum(len(text.prompt) for text in sample.texts)
+    return result

@@ -1,4 +1,4 @@
-"""An output folder: whose it is, the options it must be run with, and one run in it at a time."""
+"""An output folder: which run has it, the options it must be run with, and one run in it at a time."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def opened(folder: Path, options: Mapping[str, Any]) -> Iterator[Journal]:
 
 
 def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Check that the folder was begun with these options; a new folder takes them.
+    """Check that the folder was started with these options; a new folder takes them.
 
     about: what else run.json says, which is not compared. Raises UsageError that names every option that differs.
     """
-    wanted = json.loads(json.dumps(options, default=str))
+    plain = json.loads(json.dumps(options, default=str))
     before = _options(folder / OPTIONS)
     if before is None:
-        save_json({"schema": SCHEMA, "options": wanted, **about}, folder / OPTIONS)
-    elif changed := changes(before, wanted):
+        save_json({"schema": SCHEMA, "options": plain, **about}, folder / OPTIONS)
+    elif changed := changes(before, plain):
         raise UsageError(
             f"{folder} was started with other options: {'; '.join(changed)}",
             f"give the same options to resume, or {ANOTHER}",
@@ -57,14 +57,14 @@ def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, 
 
 
 def begun_sources(folder: Path, sources: Sequence[str]) -> tuple[str, ...]:
-    """The sources as the folder was begun with them, where these are the same paths spelled another way.
+    """The sources that the folder was started with, where these are the same paths spelled another way.
 
     The rows name their files as the sources do, so that those of a resumed run have the names of the first.
     """
-    begun = (_options(folder / OPTIONS) or {}).get("sources")
-    if not isinstance(begun, list) or not all(isinstance(name, str) for name in begun):
+    sources_before = (_options(folder / OPTIONS) or {}).get("sources")
+    if not isinstance(sources_before, list) or not all(isinstance(name, str) for name in sources_before):
         return tuple(sources)
-    return tuple(begun if list(map(_resolved, begun)) == list(map(_resolved, sources)) else sources)
+    return tuple(sources_before if list(map(_resolved, sources_before)) == list(map(_resolved, sources)) else sources)
 
 
 def _resolved(name: str) -> str:
@@ -79,25 +79,25 @@ def say_who_answered(folder: Path, records: Iterable[Record]) -> None:
     its config states, what that is.
     """
     path, whole = folder / OPTIONS, list(records)
-    said = read_json(path)
+    values = read_json(path)
     engines, targets = (
         dict(sorted(sum((Counter(getattr(record, name)) for record in whole), Counter[str]()).items()))
         for name in ("engines", "targets")
     )
     answered_by = joined_ways(record.answered_by for record in whole)
     replaced = {name: value for record in whole for name, value in record.replaced.items()}
-    said |= {"engines": engines, "answered_by": answered_by} | ({"replaced": replaced} if replaced else {})
-    save_json(said | ({"targets": targets} if targets else {}), path)
+    values |= {"engines": engines, "answered_by": answered_by} | ({"replaced": replaced} if replaced else {})
+    save_json(values | ({"targets": targets} if targets else {}), path)
 
 
 def check_ours(folder: Path) -> None:
     """Refuse a folder with files that no run of ours left, or links. Raises UsageError that names one."""
-    there = sorted(folder.iterdir())
-    refuse_links(path for path in there if path.name in (LOCK, JOURNAL, FAILURES) or path.is_dir())
-    others = [path for path in there if not path.name.startswith(".") and path.name != "lost+found"]
-    if _options(folder / OPTIONS) is None and others:
+    paths = sorted(folder.iterdir())
+    refuse_links(path for path in paths if path.name in (LOCK, JOURNAL, FAILURES) or path.is_dir())
+    foreign = [path for path in paths if not path.name.startswith(".") and path.name != "lost+found"]
+    if _options(folder / OPTIONS) is None and foreign:
         raise UsageError(
-            f"{folder} holds {others[0].name}, which is not part of a dataset of attnscope batch",
+            f"{folder} holds {foreign[0].name}, which is not part of a dataset of attnscope batch",
             "name a new or an empty folder with {out}",
         )
 
@@ -110,28 +110,29 @@ def is_dataset(folder: Path) -> bool:
 def kept_options(folder: Path) -> dict[str, Any]:
     """The options that a dataset was made with. Raises UsageError for a folder that is none."""
     hint = "name the folder of a dataset that attnscope batch wrote"
-    found = _options(folder / OPTIONS, hint, "read it with the version of attnscope that wrote it", (SCHEMA, BEFORE))
-    if found is None:
+    options = _options(folder / OPTIONS, hint, "read it with the version of attnscope that wrote it", (SCHEMA, BEFORE))
+    if options is None:
         raise UsageError(f"{folder} has no {OPTIONS}, which each dataset has", hint)
-    return found
-
-
-def _options(
-    path: Path, other: str = ANOTHER, old: str = "", versions: Sequence[int] = (SCHEMA,)
-) -> dict[str, Any] | None:
-    """The options in a run.json; None without one.
-
-    Raises UsageError where it is another program's, damaged, or of none of the versions. other, old: what to do then.
-    """
-    said = document(path, "not written by attnscope batch, or is damaged", other, _is_ours)
-    if said is None:
-        return None
-    old = old or f"resume it with the version of attnscope that wrote it, or {ANOTHER}"
-    if said["schema"] not in versions:
-        check_schema(said, SCHEMA, path.parent, old)
-    options: dict[str, Any] = said["options"]
     return options
 
 
-def _is_ours(said: Mapping[str, Any]) -> bool:
-    return isinstance(said.get("options"), dict) and type(said.get("schema")) is int
+def _options(
+    path: Path, hint: str = ANOTHER, old: str = "", versions: Sequence[int] = (SCHEMA,)
+) -> dict[str, Any] | None:
+    """The options in a run.json; None without one.
+
+    Raises UsageError where it is another program's, damaged, or of none of the versions. hint, old: what to do then.
+    """
+    content = document(
+        path,
+        "not written by attnscope batch, or is damaged",
+        hint,
+        lambda content: isinstance(content.get("options"), dict) and type(content.get("schema")) is int,
+    )
+    if content is None:
+        return None
+    old = old or f"resume it with the version of attnscope that wrote it, or {ANOTHER}"
+    if content["schema"] not in versions:
+        check_schema(content, SCHEMA, path.parent, old)
+    options: dict[str, Any] = content["options"]
+    return options

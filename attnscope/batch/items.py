@@ -37,8 +37,8 @@ class Item:
     """One text of a corpus, or why there is none: `problem` is set then, and `text` is empty.
 
     number: its place in the corpus, from 0. line: of the file (of a Parquet file, the row), from 1; None for whole
-    files. text: the text; under chat, the messages as JSON; empty where a sound stands in its stead. fields: what else
-    its record held. read: bytes of the corpus that had been read when it came.
+    files. text: the text; under chat, the messages as JSON; empty where a sound is read instead. fields: what else its
+    record held. read: bytes of the corpus that had been read when it was.
     """
 
     number: int
@@ -59,7 +59,7 @@ class Item:
 
 
 class Raw(NamedTuple):
-    """What stands at one place of a file: a text or a record, or why there is none."""
+    """What is at one place of a file: a text or a record, or why there is none."""
 
     line: int | None
     value: str | Mapping[str, Any] = ""
@@ -98,19 +98,19 @@ def texts_in(
 
     >>> [item.text for item in texts_in("corpus.txt.gz", 64)]
     """
-    corpus, found, why = Corpus((source,), chat=chat, format=stdin), list[Item](), ""
+    corpus, items, why = Corpus((source,), chat=chat, format=stdin), list[Item](), ""
     for item in read_items(corpus, find_files(corpus)):
         if item.problem is None:
-            found.append(item)
+            items.append(item)
         elif strict and item.problem not in (EMPTY, EMPTY_LINE):
             raise InputError(f"{item.id}: {item.problem}", "correct the file, or name another with {texts}")
         else:
             why = why or f": {item.problem}"
-        if len(found) == most:
+        if len(items) == most:
             break
-    if not found:
+    if not items:
         raise InputError(f"there is no text in {source}{why}", "give one text per line, or records with a field 'text'")
-    return found
+    return items
 
 
 def printable(text: str) -> str:
@@ -119,6 +119,7 @@ def printable(text: str) -> str:
 
 
 def _item(raw: Raw, file: CorpusFile, corpus: Corpus, number: int, read: int) -> Item:
+    """The item of what was read at one place; of a record the text in its field."""
     id = file.name if raw.line is None else f"{file.name}:{raw.line}"
     text, problem = raw.value, raw.problem
     fields: Mapping[str, Any] = {}
@@ -267,11 +268,11 @@ def _tsv_rows(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
             continue
         row = [cell[1:-1].replace('""', '"') if QUOTED.fullmatch(cell) else cell for cell in str(raw.value).split("\t")]
         if header and len(row) != len(header):
-            whole, taken = _quoted_row(str(raw.value), following)
+            whole, lines_read = _quoted_row(str(raw.value), following)
             if len(whole) == len(header):
                 row = whole
             else:
-                waiting.extendleft(reversed(taken))
+                waiting.extendleft(reversed(lines_read))
         if header:
             yield _csv_record(raw.line or 0, header, row)
         else:
@@ -280,17 +281,17 @@ def _tsv_rows(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
 
 def _quoted_row(text: str, following: Callable[[], Raw | None]) -> tuple[list[str], list[Raw]]:
     """The cells of a row whose quotes hold tabs and line ends, and the lines that it took; no cells of one without."""
-    taken: list[Raw] = []
-    while text.count('"') % 2 and len(taken) < MOST_LINES and (line := following()) is not None:
-        taken.append(line)
+    lines_read: list[Raw] = []
+    while text.count('"') % 2 and len(lines_read) < MOST_LINES and (line := following()) is not None:
+        lines_read.append(line)
         if line.problem or len(text) > ITEM_BYTES:
             break
         text += f"\n{line.value}"
     try:
         closed = '"' in text and text.count('"') % 2 == 0
-        return next(csv.reader(io.StringIO(text, newline=""), delimiter="\t")) if closed else [], taken
+        return next(csv.reader(io.StringIO(text, newline=""), delimiter="\t")) if closed else [], lines_read
     except csv.Error:
-        return [], taken
+        return [], lines_read
 
 
 def _csv_rows(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:

@@ -62,8 +62,8 @@ class Job:
     query_field, key_field: of the records, where each says itself which tokens are asked about. target_field: where
     each says what an encoder-decoder's decoder reads; without it, what the model itself makes of the text.
     answer_field: where each gives the answer that is read after its text; answer: the same one after every text.
-    audio_field: where each names the file of a sound, which is read in the text's stead; picture_field: the file of a
-    picture beside its text, or a list of them; pair_field: the second text of a pair. global_tokens: as of `Ask`.
+    audio_field: where each names the file of a sound, which is read instead of the text; picture_field: the file of a
+    picture to read with its text, or a list of them; pair_field: the second text of a pair. global_tokens: as of `Ask`.
     max_tokens: every text is cut to so many, on the side `truncate`, else on the right. atlas: what names the model's
     heads, where there is one.
     """
@@ -110,5 +110,5 @@ class Job:
 
     @property
     def media(self) -> bool:
-        """Whether a sound or pictures are read with every text, or in its stead."""
+        """Whether a sound or pictures are read with every text, or instead of it."""
         return (self.audio_field, self.picture_field) != (None, None)

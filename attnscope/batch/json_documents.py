@@ -40,17 +40,18 @@ def values_in(stream: IO[str], most: int, is_record: Callable[[Mapping[str, Any]
                 return text[at : at + 1]
             more(CHUNK)
 
+    # Values follow one another, in an array or, as of JSON lines, without one.
     in_array = skip() == "["
     at, first = at + in_array, True
     while (begins := skip()) and not (in_array and begins == "]"):
-        while True:
+        while True:  # until the text that is held has all of the value
             try:
                 value, stop = DECODER.raw_decode(text, at)
             except json.JSONDecodeError as error:
                 if ended:
                     raise ValueError(error.msg) from error
             else:
-                if stop < len(text) or ended:  # a number may go on
+                if stop < len(text) or ended:  # a number may continue
                     break
             if len(text) - at > most:
                 raise ValueError(f"too long: over {most} characters, or broken")
@@ -61,6 +62,7 @@ def values_in(stream: IO[str], most: int, is_record: Callable[[Mapping[str, Any]
             return
         first = False
         yield value
+    # A file that was cut off, or that has more than its array, is damaged: what was read of it stays.
     if in_array and not begins:
         raise ValueError("the array does not end")
     at += in_array
@@ -71,20 +73,15 @@ def values_in(stream: IO[str], most: int, is_record: Callable[[Mapping[str, Any]
 def _inside(value: dict[str, Any]) -> Iterator[Any]:
     """The records of one object, which may be the only one."""
     columns = list(value.values())
-    tables = bool(columns) and all(isinstance(one, Mapping) and one.keys() == columns[0].keys() for one in columns)
+    tables = columns and all(isinstance(rows, Mapping) and rows.keys() == columns[0].keys() for rows in columns)
     if tables and columns[0] and all(row.isdecimal() for row in columns[0]):  # pandas numbers its rows
         for row in columns[0]:
             yield {name: column[row] for name, column in value.items()}
         return
-    lists = [one for one in columns if _holds_records(one)]
+    # The records are the one list of objects in it that are not a chat's messages.
+    lists = [column for column in columns if isinstance(column, list) and column]
+    lists = [rows for rows in lists if all(isinstance(row, dict) and not {"role", "from"} & row.keys() for row in rows)]
     if len(lists) == 1:
         yield from lists[0]
     else:
         yield value
-
-
-def _holds_records(value: Any) -> bool:
-    """Whether this is a list of objects, and not of a chat's messages."""
-    if not isinstance(value, list) or not value:
-        return False
-    return all(isinstance(one, dict) and not {"role", "from"} & one.keys() for one in value)

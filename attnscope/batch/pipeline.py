@@ -62,7 +62,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Run:
-    """A run over a corpus into a folder; stop is asked after every batch, note is told after every window."""
+    """A run over a corpus into a folder; stop is asked after every batch, note is called after every window."""
 
     job: Job
     corpus: Corpus
@@ -105,7 +105,10 @@ def run_shards(
                 break
             if worker.job.strict and measured.failures:
                 writing.finish()
-                raise _refused(measured.failures[0])
+                failed = measured.failures[0]
+                where = failed.file if failed.line is None else f"{failed.file}, line {failed.line}"
+                hint = "correct it, or leave {strict} out and read failures.jsonl"
+                raise InputError(f"{where}: {failed.reason}", hint)
             writing.put(window.shard, measured, window.last)
             tally.add(measured)
             tally.read = window.read
@@ -126,9 +129,9 @@ def ahead(source: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
     pool = ThreadPoolExecutor(1, "ahead")
     try:
         waiting: deque[Future[Any]] = deque(pool.submit(next, items, end) for _ in range(depth))
-        while (made := waiting.popleft().result()) is not end:
+        while (item := waiting.popleft().result()) is not end:
             waiting.append(pool.submit(next, items, end))
-            yield made
+            yield item
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -169,6 +172,7 @@ class Writing:
             begun.result()
 
     def _write(self, shard: Shard, measured: Measured, last: bool) -> None:
+        """In the thread: the rows of some items, into the file of their shard."""
         self._writer = self._writer or self._open(shard)
         self._writer.add(measured)
         if last:
@@ -208,8 +212,3 @@ def _short_turns() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
-
-
-def _refused(failure: Failure) -> InputError:
-    where = failure.file if failure.line is None else f"{failure.file}, line {failure.line}"
-    return InputError(f"{where}: {failure.reason}", "correct it, or leave {strict} out and read failures.jsonl")

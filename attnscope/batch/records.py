@@ -44,9 +44,9 @@ def no_field(record: Mapping[str, Any], name: str) -> str:
     """That a record has no such field, and which it has there."""
     outer, _, rest = name.partition(".")
     inside = record.get(outer) if rest else None
-    there = inside if isinstance(inside, Mapping) else record
-    said = ", ".join(map(repr, list(there)[:8])) or "none"
-    return f"no field {name!r}; there are {said}" + f" in {outer!r}" * (there is inside)
+    place = inside if isinstance(inside, Mapping) else record
+    names = ", ".join(map(repr, list(place)[:8])) or "none"
+    return f"no field {name!r}; there are {names}" + f" in {outer!r}" * (place is inside)
 
 
 @dataclass(frozen=True)

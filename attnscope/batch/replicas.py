@@ -40,7 +40,8 @@ class Replicas:
     def each(
         self, work: Callable[[LoadedModel, G], T], groups: Sequence[G], stop: Callable[[], bool]
     ) -> list[T] | None:
-        """`work` on every group, results in the groups' order; None where `stop` said so before the last began."""
+        """`work` on every group, results in the groups' order; None where `stop` answers so before the last began."""
+        # One at a time there is nothing to share, and no copy of the model to make.
         if len(groups) < 2 or self.threads < 2:
             done = []
             for group in groups:
@@ -50,7 +51,7 @@ class Replicas:
             return done
         pool = self._pool = self._pool or self._made()
 
-        def one(group: G) -> T | None:
+        def on_free_replica(group: G) -> T | None:
             if stop():
                 return None
             loaded = self._free.get()
@@ -60,17 +61,18 @@ class Replicas:
                 self._free.put(loaded)
 
         with _one_core_each(self.threads):
-            begun = [pool.submit(one, group) for group in groups]
+            futures = [pool.submit(on_free_replica, group) for group in groups]
             try:
-                results = [each.result() for each in begun]
-            finally:  # where one fails, none goes on behind the caller's back
-                for each in begun:
-                    each.cancel()
-                wait(begun)
-        return None if any(result is None for result in results) else [one for one in results if one is not None]
+                results = [future.result() for future in futures]
+            finally:  # where one fails, none continues after the caller has returned
+                for future in futures:
+                    future.cancel()
+                wait(futures)
+        left = [result for result in results if result is not None]
+        return left if len(left) == len(groups) else None
 
     def _made(self) -> ThreadPoolExecutor:
-        """The replicas, and the threads that run them until nobody holds them."""
+        """The replicas, and the threads that run them until no one holds them."""
         self._free.put(self.loaded)
         for _ in range(self.threads - 1):
             shared = {id(weights): weights for weights in self.loaded.model.parameters()}

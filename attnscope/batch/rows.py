@@ -48,11 +48,11 @@ class Measured:
     @classmethod
     def joined(cls, parts: Sequence[Measured]) -> Measured:
         """The parts as one, in the order of the items."""
-        seen = [pair for part in parts for pair in part.seen]
+        pairs = [pair for part in parts for pair in part.seen]
         failures = [failure for part in parts for failure in part.failures]
-        seen.sort(key=lambda pair: pair[0].number)
+        pairs.sort(key=lambda pair: pair[0].number)
         failures.sort(key=lambda failure: failure.item)
-        return cls(sum(part.items for part in parts), seen, failures)
+        return cls(sum(part.items for part in parts), pairs, failures)
 
     @property
     def texts(self) -> int:
@@ -62,13 +62,13 @@ class Measured:
     @property
     def tokens(self) -> int:
         """Of all texts."""
-        return sum(len(observation.prompt) for _, observation in self.seen)
+        return sum(len(obs.prompt) for _, obs in self.seen)
 
     @property
     def lacking(self) -> Counter[str]:
         """How many texts lack a span, by name."""
-        spans = ([of.chosen.spans for stack, of in one.stacks.items() if not is_cross(stack)] for _, one in self.seen)
-        return Counter(name for texts in spans for name in texts[0] if all(found[name] is None for found in texts))
+        spans = ([of.chosen.spans for stack, of in obs.stacks.items() if not is_cross(stack)] for _, obs in self.seen)
+        return Counter(name for texts in spans for name in texts[0] if all(matches[name] is None for matches in texts))
 
     @property
     def targets(self) -> Counter[str]:
@@ -76,14 +76,14 @@ class Measured:
 
         Nothing where texts have none.
         """
-        found = [said for _, observation in self.seen if (said := observation.facts.get("target"))]
-        cut = sum(one["stopped_by"] in (DEFAULT, POSITIONS) for one in found)
-        return Counter("generated" if one["generated"] else "given" for one in found) + Counter({"cut": cut})
+        facts = [target for _, obs in self.seen if (target := obs.facts.get("target"))]
+        cut = sum(target["stopped_by"] in (DEFAULT, POSITIONS) for target in facts)
+        return Counter("generated" if target["generated"] else "given" for target in facts) + Counter({"cut": cut})
 
     @property
     def engines(self) -> Counter[str]:
         """How many texts each engine read."""
-        return Counter(str(observation.facts["engine"]) for _, observation in self.seen)
+        return Counter(str(obs.facts["engine"]) for _, obs in self.seen)
 
     @property
     def replaced(self) -> dict[str, Any]:
@@ -93,22 +93,22 @@ class Measured:
     @property
     def answered_by(self) -> dict[str, list[str]]:
         """Which of attnscope's own ways read each kind of question."""
-        reports = {id(observation.report): observation.report for _, observation in self.seen}  # one for a batch
+        reports = {id(obs.report): obs.report for _, obs in self.seen}  # one for a batch
         return joined_ways(report.answered_by for report in reports.values())
 
 
 def pieces(measured: Measured) -> Iterator[Measured]:
     """The same observations in pieces of about ROWS_A_PIECE relations, at least one: what is small stays in caches."""
-    taken: list[tuple[Item, Observation]] = []
+    pairs: list[tuple[Item, Observation]] = []
     rows = 0
     for pair in measured.seen:
-        taken.append(pair)
+        pairs.append(pair)
         rows += pair[1].most_relations
         if rows >= ROWS_A_PIECE:
-            yield Measured(len(taken), taken, [])
-            taken, rows = [], 0
-    if taken or not measured.seen:
-        yield Measured(len(taken), taken, [])
+            yield Measured(len(pairs), pairs, [])
+            pairs, rows = [], 0
+    if pairs or not measured.seen:
+        yield Measured(len(pairs), pairs, [])
 
 
 def arrow_tables(measured: Measured, output: DatasetOutput) -> dict[str, pa.Table]:
@@ -120,49 +120,45 @@ def arrow_tables(measured: Measured, output: DatasetOutput) -> dict[str, pa.Tabl
     return {name: build[name](measured.seen, output) for name in output.names}
 
 
-def _texts(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
+def _texts(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
     rows = [
         {
             "item": item.number,
             "id": item.id,
             "file": item.file,
             "line": item.line,
-            "tokens": len(one.prompt),
-            "removed_tokens": one.prompt.removed,
-            "sha256": one.prompt.sha256,
+            "tokens": len(obs.prompt),
+            "removed_tokens": obs.prompt.removed,
+            "sha256": obs.prompt.sha256,
             "fields": printable(json.dumps(item.fields, ensure_ascii=False, default=str)),
-            **_chosen(one),
-            **(_target(one) if output.targets else {}),
-            **({"answer": one.prompt.answer} if output.answers else {}),
+            **_chosen(obs),
+            "target": "".join(obs.queries.plain).strip() if output.targets else None,
+            "target_tokens": len(obs.queries),  # of an encoder-decoder, whose decoder read them; in no other's schema
+            "answer": obs.prompt.answer,
         }
-        for item, one in seen
+        for item, obs in pairs
     ]
     schema = schema_of("texts", output)
-    return _table({one.name: _cells([row.get(one.name) for row in rows], one.type) for one in schema}, schema)
+    return _table({field.name: _cells([row.get(field.name) for row in rows], field.type) for field in schema}, schema)
 
 
 def _cells(values: Sequence[Any], dtype: pa.DataType) -> pa.Array:
     """Texts or whole numbers of Python; None is null."""
     if dtype == pa.string():
         return words(values)
-    found = np.array([0 if value is None else value for value in values], dtype.to_pandas_dtype())
-    return numbers(found, np.array([value is None for value in values], bool))
+    array = np.array([0 if value is None else value for value in values], dtype.to_pandas_dtype())
+    return numbers(array, np.array([value is None for value in values], bool))
 
 
-def _target(seen: Observation) -> dict[str, Any]:
-    """What an encoder-decoder's decoder read."""
-    return {"target": "".join(seen.queries.plain).strip(), "target_tokens": len(seen.queries)}
-
-
-def _chosen(seen: Observation) -> dict[str, str | None]:
-    """The tokens that were asked about, as `--query` and `--key` take them, and what is to be said of them.
+def _chosen(obs: Observation) -> dict[str, str | None]:
+    """The tokens that were asked about, as `--query` and `--key` take them, and what a person should know of them.
 
     Of an encoder-decoder each is a JSON object by stack, null where a stack was not asked.
     """
-    found = {stack: _positions(one.chosen) for stack, one in seen.stacks.items()}
-    said = {name: {stack: of.get(name) for stack, of in found.items()} for of in found.values() for name in of}
-    columns = said if seen.other_stacks else found[seen.stack]
-    notes = dict.fromkeys(note for one in seen.stacks.values() for note in one.chosen.notes)
+    by_stack = {stack: _positions(stack_read.chosen) for stack, stack_read in obs.stacks.items()}
+    by_name = {name: {stack: of.get(name) for stack, of in by_stack.items()} for of in by_stack.values() for name in of}
+    columns = by_name if obs.other_stacks else by_stack[obs.stack]
+    notes = dict.fromkeys(note for stack_read in obs.stacks.values() for note in stack_read.chosen.notes)
     cells = {
         name: json.dumps(cell, ensure_ascii=False) if isinstance(cell, dict) else cell for name, cell in columns.items()
     }
@@ -170,28 +166,30 @@ def _chosen(seen: Observation) -> dict[str, str | None]:
 
 
 def _positions(chosen: Chosen) -> dict[str, Any]:
-    found = {"query": chosen.query, "key": chosen.key}
-    said: dict[str, Any] = {name: spelled(one.positions) or None for name, one in found.items() if one is not None}
+    tokens = {"query": chosen.query, "key": chosen.key}
+    cells: dict[str, Any] = {name: spelled(match.positions) or None for name, match in tokens.items() if match}
     if chosen.spans:
-        said["positions"] = {name: one and spelled(one.positions) for name, one in chosen.spans.items()}
-    return said
+        cells["positions"] = {name: match and spelled(match.positions) for name, match in chosen.spans.items()}
+    return cells
 
 
-def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
-    every = [one.every for _, one in seen]
+def _heads(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
+    # Each text has a row for each of its heads, of which a selection keeps some.
+    every = [obs.every for _, obs in pairs]
     kept = _joined([heads.kept for heads in every], bool)
 
     def column(of: Callable[[HeadColumns], np.ndarray], dtype: Any) -> np.ndarray:
         return _joined([of(heads) for heads in every], dtype)[kept]
 
+    # The tokens' texts are one dictionary for all rows, and a null where a head has no top key.
     head = column(lambda heads: heads.head, np.int32)
     roles = {name: column(attrgetter(name), object).tolist() for name in ("role", "text_role", "atlas_roles")}
-    stacks = [_stacks(one) for _, one in seen]
-    top_keys = [one.place("keys", stack, one.every.top_key) for (_, one), stack in zip(seen, stacks, strict=True)]
+    stacks = [_stacks(obs) for _, obs in pairs]
+    top_keys = [obs.place("keys", stack, obs.every.top_key) for (_, obs), stack in zip(pairs, stacks, strict=True)]
     mass = column(lambda heads: heads.top_key_mass, np.float32)
-    unasked, [tokens] = np.isnan(mass), _words([one.names() for _, one in seen], top_keys, keep=kept)
+    unasked, [tokens] = np.isnan(mass), _words([obs.names() for _, obs in pairs], top_keys, keep=kept)
     columns: dict[str, Any] = {
-        **_about(seen, [int(np.count_nonzero(heads.kept)) for heads in every]),
+        **_about(pairs, [int(np.count_nonzero(heads.kept)) for heads in every]),
         "layer": column(lambda heads: heads.layer, np.int32),
         "head": numbers(head, head < 0),
         "kv_head": column(lambda heads: heads.kv_head, np.int32),
@@ -210,48 +208,49 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
     return _table(columns, schema_of("heads", output))
 
 
-def _relations(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
-    parts = [one.relation_numbers(output.min_weight) for _, one in seen]
-    found = {name: _joined([part[name] for part in parts], np.int32) for name in parts[0]} if parts else {}
+def _relations(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
+    parts = [obs.relation_numbers(output.min_weight) for _, obs in pairs]
+    columns_read = {name: _joined([part[name] for part in parts], np.int32) for name in parts[0]} if parts else {}
     if not parts:
         return schema_of("relations", output).empty_table()
-    head, both = found["head"], list(zip((one for _, one in seen), parts, strict=True))
-    queries = [one.place("queries", part["stack"], part["query"], one.group) for one, part in both]
-    keys = [one.place("keys", part["stack"], part["key"], one.group) for one, part in both]
-    query_token, key_token = _words([one.names(one.group) for _, one in seen], queries, keys)
+    head, both = columns_read["head"], list(zip((obs for _, obs in pairs), parts, strict=True))
+    queries = [obs.place("queries", part["stack"], part["query"], obs.group) for obs, part in both]
+    keys = [obs.place("keys", part["stack"], part["key"], obs.group) for obs, part in both]
+    query_token, key_token = _words([obs.names(obs.group) for _, obs in pairs], queries, keys)
     columns = {
-        **_about(seen, [len(part["query"]) for part in parts]),
-        **found,
+        **_about(pairs, [len(part["query"]) for part in parts]),
+        **columns_read,
         "head": numbers(head, head < 0),
         "query_token": query_token,
         "key_token": key_token,
-        ENTRIES[output.entries]: found["weight"],
-        "stack": texts_at(STACKS, found["stack"]),
+        ENTRIES[output.entries]: columns_read["weight"],
+        "stack": texts_at(STACKS, columns_read["stack"]),
     }
     return _table(columns, schema_of("relations", output))
 
 
-def _spans(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
+def _spans(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
     names, count = words(output.spans), len(output.spans)
-    kept = [np.flatnonzero(one.every.kept) for _, one in seen]
+    kept = [np.flatnonzero(obs.every.kept) for _, obs in pairs]
     code = np.indices((count, count), np.int32).reshape(2, -1)  # of every pair: its query span, its key span
 
     def which(name: str) -> np.ndarray:
-        parts = [getattr(one.every, name)[places] for (_, one), places in zip(seen, kept, strict=True)]
+        parts = [getattr(obs.every, name)[places] for (_, obs), places in zip(pairs, kept, strict=True)]
         return np.repeat(_joined(parts, np.int32), count**2)
 
     def span(code: np.ndarray) -> pa.DictionaryArray:
         return pa.DictionaryArray.from_arrays(numbers(np.tile(code, sum(map(len, kept)))), names)
 
     def mass(name: str) -> pa.Array:
-        of_layers = (pairs for _, one in seen for stack in one.stacks.values() for pairs in stack.spans.values())
-        parts = [getattr(pairs, name).numpy().ravel() for pairs in of_layers]
+        of_layers = (layer for _, obs in pairs for stack in obs.stacks.values() for layer in stack.spans.values())
+        parts = [getattr(layer, name).numpy().ravel() for layer in of_layers]
         return numbers(_joined(parts, np.float64).astype(np.float32))  # NaN is null
 
+    # Each head of each text has a row for every pair, in the order of `code`.
     head = which("head")
-    stacks = [_stacks(one)[places] for (_, one), places in zip(seen, kept, strict=True)]
+    stacks = [_stacks(obs)[places] for (_, obs), places in zip(pairs, kept, strict=True)]
     columns = {
-        **_about(seen, [len(places) * count**2 for places in kept]),
+        **_about(pairs, [len(places) * count**2 for places in kept]),
         "layer": which("layer"),
         "head": numbers(head, head < 0),
         "kv_head": which("kv_head"),
@@ -264,18 +263,18 @@ def _spans(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
     return _table(columns, schema_of("spans", output))
 
 
-def _stacks(one: Observation) -> np.ndarray:
+def _stacks(obs: Observation) -> np.ndarray:
     """The stacks of all heads, as places in STACKS."""
-    return codes(one.every.stack.tolist())
+    return codes(obs.every.stack.tolist())
 
 
 def _words(
     units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray], keep: np.ndarray | slice = slice(None)
 ) -> list[pa.DictionaryArray]:
     """The units of each text at the places of its part of each column; one dictionary for all. keep: which rows."""
-    known: dict[str, int] = {}
-    codes = [np.array([known.setdefault(name, len(known)) for name in names], np.int32) for names in units]
-    dictionary = words(list(known))
+    numbers_of: dict[str, int] = {}
+    codes = [np.array([numbers_of.setdefault(name, len(numbers_of)) for name in names], np.int32) for names in units]
+    dictionary = words(list(numbers_of))
     joined = (_joined([code[at] for code, at in zip(codes, places, strict=True)], np.int32) for places in columns)
     return [pa.DictionaryArray.from_arrays(numbers(index[keep]), dictionary) for index in joined]
 
@@ -284,14 +283,14 @@ def _joined(arrays: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
     return np.concatenate(arrays) if arrays else np.empty(0, dtype)
 
 
-def _about(seen: Sequence[tuple[Item, Observation]], counts: Sequence[int]) -> dict[str, Any]:
+def _about(pairs: Sequence[tuple[Item, Observation]], counts: Sequence[int]) -> dict[str, Any]:
     """Which item each row speaks of."""
-    ids = words([item.id for item, _ in seen])
-    index = np.repeat(np.arange(len(seen), dtype=np.int32), counts)
-    item = np.repeat(np.array([item.number for item, _ in seen], np.int64), counts)
+    ids = words([item.id for item, _ in pairs])
+    index = np.repeat(np.arange(len(pairs), dtype=np.int32), counts)
+    item = np.repeat(np.array([item.number for item, _ in pairs], np.int64), counts)
     return {"item": item, "id": pa.DictionaryArray.from_arrays(numbers(index), ids)}
 
 
 def _table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
     arrays = [columns[field.name] for field in schema]
-    return pa.table([one if isinstance(one, pa.Array) else numbers(one) for one in arrays], schema=schema)
+    return pa.table([array if isinstance(array, pa.Array) else numbers(array) for array in arrays], schema=schema)

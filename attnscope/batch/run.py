@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from attnscope.batch.items import read_items
 from attnscope.batch.job import Job
 from attnscope.batch.journal import Journal
 from attnscope.batch.pipeline import Run, Tally, run_shards
-from attnscope.batch.shards import Shard, item_cost, unfinished
+from attnscope.batch.shards import item_cost, unfinished
 from attnscope.batch.worker import Worker
 from attnscope.batch.writers import ShardWriter
 from attnscope.figures.pool import drawing_pool
@@ -44,30 +45,25 @@ def run_folder(
 
         >>> journal, tally = run_folder(Job(), Corpus(("corpus.jsonl",)), Path("runs/corpus"), {"model": "demo"})
     """
+    # A resumed run names its files as the first did, also where the same paths are spelled otherwise now.
     if "sources" in options and corpus.sources:
         corpus = replace(corpus, sources=begun_sources(folder, corpus.sources))
         options = {**options, "sources": list(corpus.sources)}
     files = find_files(corpus)
     with opened(folder, options) as journal:
-        run = Run(job, corpus, files, folder, journal, stop, note)
         if cluster is not None:
             from attnscope.batch.cluster import run_on_ray
 
+            run = Run(job, corpus, files, folder, journal, stop, note)
             tally = run_on_ray(run, cluster)
         else:
-            tally = _run_here(run, workers, loaded)
+            worker = Worker(job, loaded)
+            cost = item_cost(job, worker.loaded.geometry)
+            pending = unfinished(read_items(corpus, files), cost, job.shard_bytes, journal.records)
+            with drawing_pool(workers) as pool:
+                write = partial(ShardWriter, folder, output=worker.output, pool=pool)
+                tally = run_shards(worker, pending, write, journal.append, stop, note)
+        # Shards are committed as they end, on a cluster in any order: what speaks of all of them is written last.
         journal.rewrite_failures()
         say_who_answered(folder, journal.records.values())
         return journal, tally
-
-
-def _run_here(run: Run, workers: int, loaded: LoadedModel | None) -> Tally:
-    worker = Worker(run.job, loaded)
-    cost = item_cost(run.job, worker.loaded.geometry)
-    pending = unfinished(read_items(run.corpus, run.files), cost, run.job.shard_bytes, run.journal.records)
-    with drawing_pool(workers) as pool:
-
-        def open_writer(shard: Shard) -> ShardWriter:
-            return ShardWriter(run.folder, shard, worker.output, pool)
-
-        return run_shards(worker, pending, open_writer, run.journal.append, run.stop, run.note)

@@ -90,7 +90,7 @@ OF_LAYERS = ("heads", "relations", "spans")  # whose rows end with the stack of 
 
 
 def schema_of(name: str, output: DatasetOutput) -> pa.Schema:
-    """The columns of a table of this run: those of SCHEMAS, and behind them those that its options ask for."""
+    """The columns of a table of this run: those of SCHEMAS, and after them those that its options ask for."""
     more: list[tuple[str, pa.DataType]] = []
     named = (*output.chosen, *(("positions",) if output.spans else ()))
     if name == "texts" and named:
@@ -100,8 +100,8 @@ def schema_of(name: str, output: DatasetOutput) -> pa.Schema:
     if name == "texts" and output.answers:
         more += [("answer", pa.int32())]
     if name == "heads":
-        asked = (*output.metrics, *(("mass", "uniform") if "key" in output.chosen else ()))
-        more = [(one, pa.float32()) for one in asked]
+        metrics = (*output.metrics, *(("mass", "uniform") if "key" in output.chosen else ()))
+        more = [(one, pa.float32()) for one in metrics]
     last = [("stack", TOKEN)] if name in OF_LAYERS else []
     fields = [*SCHEMAS[name], *(pa.field(*one) for one in (*more, *last))]
     entry = ENTRIES[output.entries]

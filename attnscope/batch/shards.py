@@ -32,24 +32,24 @@ class Shard:
 
 
 def shards(
-    items: Iterable[Item], cost: Callable[[Item], float], limit: float, known: Mapping[int, int]
+    items: Iterable[Item], cost: Callable[[Item], float], limit: float, sizes: Mapping[int, int]
 ) -> Iterator[Shard]:
-    """Cut a corpus into shards whose output is about `limit` bytes; the cut depends on the items alone.
+    """Cut a corpus into shards with an output of about `limit` bytes; the cut depends on the items alone.
 
     cost: about how many bytes an item's output takes. known: {first item: items} of shards that an earlier run
     committed, which are cut as they were then.
     """
-    taken: list[Item] = []
+    taken_items: list[Item] = []
     total = 0.0
     for item in items:
-        taken.append(item)
+        taken_items.append(item)
         total += cost(item)
-        wanted = known.get(taken[0].number)
-        if len(taken) == wanted if wanted else total >= limit:
-            yield Shard(tuple(taken))
-            taken, total = [], 0.0
-    if taken:
-        yield Shard(tuple(taken))
+        size = sizes.get(taken_items[0].number)
+        if len(taken_items) == size if size else total >= limit:
+            yield Shard(tuple(taken_items))
+            taken_items, total = [], 0.0
+    if taken_items:
+        yield Shard(tuple(taken_items))
 
 
 def unfinished(

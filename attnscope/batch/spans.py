@@ -20,23 +20,23 @@ FIELD = "spans"
 def given_spans(item: Item, prompt: Prompt, names: Sequence[str], chat: bool = False) -> dict[str, Found | None]:
     """Those of the names that the item's record gives: their tokens, None where it gives no range, or cut ones.
 
-    A cell of csv holds them as JSON; null is as if nothing stood there. Raises InputError for what are no ranges of
+    A cell of csv holds them as JSON; null is as if nothing was there. Raises InputError for what are no ranges of
     characters of the text.
     """
-    given: Any = _unpacked(item.fields.get(FIELD))
-    if given is None:
+    value: Any = _unpacked(item.fields.get(FIELD))
+    if value is None:
         return {}
-    if not isinstance(given, Mapping):
-        raise InputError(f'field {FIELD!r}: expected {{"subject": [[5, 9]]}}, got {brief(given)}')
-    named = {name: given[name] for name in names if given.get(name) is not None}
-    found = dict[str, Found | None]()
+    if not isinstance(value, Mapping):
+        raise InputError(f'field {FIELD!r}: expected {{"subject": [[5, 9]]}}, got {brief(value)}')
+    named = {name: value[name] for name in names if value.get(name) is not None}
+    spans = dict[str, Found | None]()
     for name, value in named.items():
         ranges = ranges_of(value)
         if ranges is None:
             raise InputError(f"span {name!r}: expected ranges like [[5, 9]], got {brief(value)}")
         places = _found(prompt, f"span {name!r}", ranges, chat)
-        found[name] = None if places is None else Found(name, places)
-    return found
+        spans[name] = None if places is None else Found(name, places)
+    return spans
 
 
 def given_tokens(item: Item, prompt: Prompt, field: str, chat: bool = False) -> Found | None:
@@ -85,5 +85,5 @@ def _found(prompt: Prompt, where: str, ranges: list[list[int]], chat: bool) -> t
     return tuple(sorted({at for place in places for at in place})) or None
 
 
-def _is_pair(one: Any) -> bool:
-    return isinstance(one, list) and len(one) == 2 and all(type(end) is int for end in one)
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(end) is int for end in value)

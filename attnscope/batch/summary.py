@@ -32,10 +32,7 @@ HELD = 1 << 27  # numbers that are held at a time: 512 MiB; one metric is held i
 MOST_SPARSE = 16  # entries that are held for each number: some layers are not heard in long texts
 DAMAGED = "make the dataset again with attnscope batch"
 FOREIGN = (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError)  # of files that are none of ours
-WHICH, BITS = (
-    ("layer", "kv_head", "head"),
-    16,
-)  # a head's key is its stack, then these, of so many bits each
+WHICH, BITS = ("layer", "kv_head", "head"), 16  # a head's key is its stack, then these, of so many bits each
 LARGEST = (1 << BITS) - 1
 
 
@@ -56,7 +53,7 @@ def summarised(output: DatasetOutput) -> list[tuple[str, str]]:
 
 
 def write_summary(folder: Path, output: DatasetOutput, advance: Callable[[int], object] = lambda done: None) -> Path:
-    """Write the summary of a folder's committed shards beside them; the path. advance: called for every metric.
+    """Write the summary of a folder's committed shards next to them; the path. advance: called for every metric.
 
     Whatever the batches, shards and runs that made the rows, equal rows make an equal file. Raises UsageError for a
     folder that a run is writing to, InputError for a damaged one.
@@ -82,25 +79,20 @@ def summary_table(
 
     >>> summary_table(dataset.folder, dataset.shards, dataset.output)["metric"]
     """
-    parts = []
-    for table, columns in _passes(shards, output):
+    parts, entries = [], summarised(output)
+    for table in dict.fromkeys(table for table, _ in entries):
         rows = WrittenRows(folder, shards, table, output)
-        with damage(folder):
-            keys_N, values = rows.read([*columns, *(["uniform"] if MASS.id in columns else [])])
-        for name in columns:
-            parts.append(rows.means(name, keys_N, values))
-            advance(1)
-    return pa.concat_tables([SCHEMAS["summary"].empty_table(), *parts]).unify_dictionaries()
-
-
-def _passes(shards: Sequence[Record], output: DatasetOutput) -> Iterator[tuple[str, list[str]]]:
-    """What is read at a time: a table, and as many of its columns as may be held."""
-    asked = summarised(output)
-    for table in dict.fromkeys(table for table, _ in asked):
-        columns = [name for of, name in asked if of == table]
+        columns = [name for of, name in entries if of == table]
+        # As many columns are read at a time as may be held.
         most = max(1, HELD // max(1, sum(shard.rows.get(table, 0) for shard in shards)))
         for start in range(0, len(columns), most):
-            yield table, columns[start : start + most]
+            names = columns[start : start + most]
+            with damage(folder):
+                keys_N, values = rows.read([*names, *(["uniform"] if MASS.id in names else [])])
+            for name in names:
+                parts.append(rows.means(name, keys_N, values))
+                advance(1)
+    return pa.concat_tables([SCHEMAS["summary"].empty_table(), *parts]).unify_dictionaries()
 
 
 @dataclass(frozen=True)
@@ -122,8 +114,8 @@ class WrittenRows:
         return keys_N, {name: _stacked(keys_N, [(keys, part.pop(name)) for keys, part in parts]) for name in columns}
 
     def _part(self, path: Path, count: int, columns: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        wanted = ["item", "stack", *WHICH, *self._spans, *columns]
-        rows = FORMATS[self.output.format].read(path, wanted, plain_schema(schema_of(self.table, self.output)))
+        names = ["item", "stack", *WHICH, *self._spans, *columns]
+        rows = FORMATS[self.output.format].read(path, names, plain_schema(schema_of(self.table, self.output)))
         if len(rows) != count:
             raise ValueError(f"{path} has another number of rows")
         key = head_keys(rows)
@@ -135,8 +127,8 @@ class WrittenRows:
         part = {name: np.full((len(texts), len(keys)), np.nan, np.float32) for name in columns}
         for name in columns:
             value = _numpy(rows[name], np.nan)
-            there = np.isfinite(value)  # a difference of heads has their numbers, and no metrics
-            part[name][text[there], place[there]] = value[there]
+            present = np.isfinite(value)  # a difference of heads has their numbers, and no metrics
+            part[name][text[present], place[present]] = value[present]
         return keys, part
 
     @property
@@ -151,7 +143,7 @@ class WrittenRows:
 
     def means(self, name: str, keys_N: np.ndarray, values: dict[str, np.ndarray]) -> pa.Table:
         """The rows of the summary for one column."""
-        found, names = means(values[name], within=KNOWN[name].within), self.output.spans
+        result, names = means(values[name], within=KNOWN[name].within), self.output.spans
         which_N, pair_N = np.divmod(keys_N, len(names) ** 2) if self._spans else (keys_N, None)
         which = head_numbers(which_N)
         columns = {
@@ -161,8 +153,8 @@ class WrittenRows:
             "metric": _coded(np.zeros_like(keys_N), [name]),
             "query_span": pa.nulls(len(keys_N), TOKEN) if pair_N is None else _coded(pair_N // len(names), names),
             "key_span": pa.nulls(len(keys_N), TOKEN) if pair_N is None else _coded(pair_N % len(names), names),
-            "texts": numbers(found.n),
-            **{end: numbers(getattr(found, end).astype(np.float32)) for end in ("mean", "low", "high")},
+            "texts": numbers(result.n),
+            **{end: numbers(getattr(result, end).astype(np.float32)) for end in ("mean", "low", "high")},
             "uniform": numbers(_uniform(values, name).astype(np.float32)),
             "stack": texts_at(STACKS, which["stack"]),
         }
@@ -182,13 +174,13 @@ def head_keys(rows: pa.Table) -> np.ndarray:
 
 def head_numbers(key_N: np.ndarray) -> dict[str, np.ndarray]:
     """layer, head (-1 for the mean over a kv head's), kv_head and stack, a place in STACKS, of such numbers."""
-    found = {name: (key_N >> BITS * place & LARGEST).astype(np.int32) for place, name in enumerate(reversed(WHICH))}
-    return {**found, "head": found["head"] - 1, "stack": (key_N >> BITS * len(WHICH)).astype(np.int8)}
+    numbers = {name: (key_N >> BITS * place & LARGEST).astype(np.int32) for place, name in enumerate(reversed(WHICH))}
+    return {**numbers, "head": numbers["head"] - 1, "stack": (key_N >> BITS * len(WHICH)).astype(np.int8)}
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
     """The columns as they are read: text is text."""
-    return pa.schema([(one.name, pa.string() if one.type == TOKEN else one.type) for one in schema])
+    return pa.schema([(column.name, pa.string() if column.type == TOKEN else column.type) for column in schema])
 
 
 def _coded(code: np.ndarray, names: Sequence[str]) -> pa.DictionaryArray:
@@ -196,7 +188,7 @@ def _coded(code: np.ndarray, names: Sequence[str]) -> pa.DictionaryArray:
 
 
 def _uniform(values: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """The mean of what uniform attention gives, over the texts that have it; NaN for a metric that nobody names."""
+    """The mean of what uniform attention gives, over the texts that have it; NaN for a metric that no one names."""
     if name != MASS.id:
         return np.full(values[name].shape[1], np.nan)
     there_SN = np.logical_not(np.isnan(values["uniform"]))
@@ -216,10 +208,10 @@ def _stacked(keys_N: np.ndarray, parts: Sequence[tuple[np.ndarray, np.ndarray]])
 
 def _places(column: pa.ChunkedArray, texts: Sequence[str]) -> np.ndarray:
     """The place of each cell's text among some; 0 for null, and for a text that is none of them."""
-    known = pa.array(texts, pa.string())
+    array = pa.array(texts, pa.string())
     if not pa.types.is_dictionary(column.type):
-        return _numpy(pc.index_in(column, known), 0)
-    parts = [pc.index_in(part.dictionary, known).take(part.indices) for part in column.chunks]
+        return _numpy(pc.index_in(column, array), 0)
+    parts = [pc.index_in(part.dictionary, array).take(part.indices) for part in column.chunks]
     return _numpy(pa.chunked_array(parts, pa.int32()), 0)
 
 

@@ -64,7 +64,7 @@ class Text(NamedTuple):
 class Window:
     """Consecutive items of a shard, tokenised: `items` counts them, failures included; `last` ends the shard.
 
-    read: bytes of the corpus that had been read when its last item came.
+    read: bytes of the corpus that had been read when its last item was.
     """
 
     shard: Shard
@@ -89,6 +89,7 @@ class Worker:
         self.loaded = loaded or load(job.load)
         self.loaded.check_bare("a corpus run")
         self.of_two = self.loaded.geometry.task == SEQ2SEQ
+        # What would fail for every text is refused before any is read.
         check_fields(job, self.loaded)
         self._check_targets()
         if job.picture_field is not None and not _of_tokens(job):
@@ -98,9 +99,14 @@ class Worker:
             self.loaded.check_task("a file of lower triangles")
         if job.engine not in ("auto", "eager"):
             choose(self.loaded, 1, job.engine)  # refused now, not once per text
-        _check_positions(job.max_tokens, self.loaded.geometry.max_positions)
-        self.request = job.request
         geometry = self.loaded.geometry
+        positions = geometry.max_positions
+        if job.max_tokens is not None and positions is not None and job.max_tokens > positions:
+            raise UsageError(
+                f"texts of {job.max_tokens} tokens are too long: the model reads at most {positions}",
+                f"give {{max_tokens={positions}}} or less",
+            )
+        self.request = job.request
         heads = geometry.heads_of_stacks
         if job.select is not None:
             self.request = job.request.selecting(select_stacks(job.select, heads, geometry.stack), geometry)
@@ -122,26 +128,27 @@ class Worker:
                     window, size = Window(shard), 0.0
 
     def measure(self, window: Window, stop: Callable[[], bool] = lambda: False) -> Measured | None:
-        """The window's observations in the order of its items, whatever the batching; None where `stop` said so."""
+        """The window's observations in the order of its items, whatever the batching; None where `stop` answers so."""
         if self.of_two and self.job.target_field is None:
-            made = self.replicas.each(self._translated, window.texts, stop)
-            if made is None:
+            results = self.replicas.each(self._translated, window.texts, stop)
+            if results is None:
                 return None
-            failures = [one for one in made if isinstance(one, Failure)]
-            window = replace(window, texts=[one for one in made if isinstance(one, Text)])
+            failures = [result for result in results if isinstance(result, Failure)]
+            window = replace(window, texts=[result for result in results if isinstance(result, Text)])
             window.failures = [*window.failures, *failures]
+        # Texts of like lengths run together; cores that share the batches are to end at about the same time, so that
+        # the last ones are halves.
         lengths = [text.longest for text in window.texts]
         scores = self._heads * sum(length**2 for length in lengths)  # of this window alone: each run chooses the same
         engine = KERNEL if self._quick and self._kernel and scores >= FASTER_SCORES else self.job.engine
         limit = self.limit * KERNEL_TOKENS if engine == KERNEL and self.job.batch_tokens is None else self.limit
         apart = None if pads(self.loaded.model) else [text.lengths for text in window.texts]
         groups = batches(lengths, limit, apart, 1 if self.job.one_by_one else None)
-        groups = _tapered(groups) if engine == KERNEL else groups
-
-        def observed(loaded: LoadedModel, places: Sequence[int]) -> Measured:
-            return self._observed(loaded, [window.texts[place] for place in places], engine)
-
-        parts = self.replicas.each(observed, groups, stop)
+        if engine == KERNEL:
+            halves = [(group[: len(group) // 2], group[len(group) // 2 :]) for group in groups[-2:]]
+            groups = [*groups[:-2], *(half for pair in halves for half in pair if half)]
+        texts = [[window.texts[place] for place in group] for group in groups]
+        parts = self.replicas.each(lambda loaded, batch: self._observed(loaded, batch, engine), texts, stop)
         if parts is None:
             return None
         return Measured.joined([Measured(len(window.failures), [], window.failures), *parts])
@@ -163,16 +170,16 @@ class Worker:
             window.failures.append(Failure.of(item, error.message))
             return 0.0
         window.texts.append(text)
-        inputs = sum(one.nbytes for one in text.prompt.medium.inputs.values())
+        inputs = sum(values.nbytes for values in text.prompt.medium.inputs.values())
         return inputs + kept_bytes(self.job, self._heads, text.longest)
 
     def _translated(self, loaded: LoadedModel, text: Text) -> Text | Failure:
         """The text with the target that the model makes of it, alone: so it does not depend on the batching."""
         try:
             choice = self._choice(loaded, 1, len(text.prompt), self.job.engine)
-            made = translation(loaded, text.prompt, choice.engine)
-            target = from_ids(loaded.tokenizer, [*made.start, *made.ids])
-            text = text._replace(target=target, stopped_by=made.stopped_by)
+            result = translation(loaded, text.prompt, choice.engine)
+            target = from_ids(loaded.tokenizer, [*result.start, *result.ids])
+            text = text._replace(target=target, stopped_by=result.stopped_by)
             return text._replace(chosen=self._chosen(text))
         except Exception as error:  # any family's own generation, with any text
             if _is_fatal(error) and not isinstance(error, ModelError):
@@ -181,37 +188,37 @@ class Worker:
 
     def _check_targets(self) -> None:
         """Raise UsageError where targets are given to a model that reads none, ModelError for one that makes none."""
-        loaded, given = self.loaded, self.job.target_field is not None
-        if given and not self.of_two:
+        loaded, named = self.loaded, self.job.target_field is not None
+        if named and not self.of_two:
             own = NAMES[loaded.geometry.task]
-            what = f"a target is for an encoder-decoder, such as T5 or BART, and {loaded.name} is {own}"
-            raise UsageError(what, "leave out {target_field}")
-        if self.of_two and not given:
+            message = f"a target is for an encoder-decoder, such as T5 or BART, and {loaded.name} is {own}"
+            raise UsageError(message, "leave out {target_field}")
+        if self.of_two and not named:
             check_generates(loaded, "give the targets with {target_field=NAME}")
             say_ignored(loaded)
 
     def _chosen(self, text: Text) -> Chosen:
         """The tokens of an item that are asked about. Raises InputError where what says so means none."""
-        asked, prompt = text.asked, text.prompt
-        given = given_spans(text.item, prompt, asked.spans, self.job.chat) if asked.spans else {}
-        left = [name for name in asked.spans if name not in given]
+        request, prompt = text.asked, text.prompt
+        of_record = given_spans(text.item, prompt, request.spans, self.job.chat) if request.spans else {}
+        left = [name for name in request.spans if name not in of_record]
         fields = {"query": self.job.query_field, "key": self.job.key_field}
         ranges = {
-            name: found
+            name: match
             for name, field in fields.items()
-            if field is not None and (found := given_tokens(text.item, prompt, field, self.job.chat))
+            if field is not None and (match := given_tokens(text.item, prompt, field, self.job.chat))
         }
 
-        def spanned(chosen: Chosen, given: Mapping[str, Found | None]) -> Chosen:
+        def spanned(chosen: Chosen, of_record: Mapping[str, Found | None]) -> Chosen:
             """With the spans that the record gives, which are of its text."""
-            return replace(chosen, spans={name: {**given, **chosen.spans}.get(name) for name in asked.spans})
+            return replace(chosen, spans={name: {**of_record, **chosen.spans}.get(name) for name in request.spans})
 
         try:
-            wanted = replace(asked, spans=left) if given else asked
+            of_text = replace(request, spans=left) if of_record else request
             if text.target is None:
-                return naming(prompt, spanned(wanted.chosen(prompt), given), ranges)
-            chosen = wanted.chosen(text.target, prompt)
-            source = naming(prompt, spanned(chosen.source or chosen, given), ranges)
+                return naming(prompt, spanned(of_text.chosen(prompt), of_record), ranges)
+            chosen = of_text.chosen(text.target, prompt)
+            source = naming(prompt, spanned(chosen.source or chosen, of_record), ranges)
             target = naming(text.target, spanned(chosen, {}), dict.fromkeys(ranges, NOWHERE))
             return replace(target, source=source)
         except UsageError as error:  # what a record says, or a pattern that takes too long on this text
@@ -222,20 +229,26 @@ class Worker:
 
         What does not hold with an engine that was chosen for its speed is read again by what memory alone chooses.
         """
+        # An error is a text's failure unless it would come of every other text too.
         choice = Choice(ENGINES["eager"])
         try:
             choice = self._choice(loaded, len(texts), max(text.longest for text in texts), name, quick)
-            seen = self._forward(loaded, texts, choice.engine)
-            broken = _broken(seen[0])
+            observations = self._forward(loaded, texts, choice.engine)
+            broken = _broken(observations[0])
         except Exception as error:  # any family's code, with any text
             if _is_fatal(error):
                 raise
             if is_out_of_memory(error):
-                self._take_less([text.prompt for text in texts])
-            seen, broken = [], _reason(error)
+                size = len(texts) * max(len(text.prompt) for text in texts)
+                self.limit = max(1, min(self.limit, size) // 2) if len(texts) > 1 else self.limit
+                if self.loaded.device.startswith("cuda"):
+                    import torch
+
+                    torch.cuda.empty_cache()
+            observations, broken = [], _reason(error)
         items = [text.item for text in texts]
         if not broken:
-            named = [one.named(self.job.atlas) for one in seen]
+            named = [observation.named(self.job.atlas) for observation in observations]
             return Measured(len(texts), list(zip(items, named, strict=True)), [])
         if choice.for_speed:
             again = self._observed(loaded, texts, self.job.engine, quick=False)
@@ -243,6 +256,7 @@ class Worker:
             return again
         if len(texts) == 1:
             return Measured(1, [], [Failure.of(items[0], broken)])
+        # Which text is at fault is found by halves.
         half = len(texts) // 2
         parts = texts[:half], texts[half:]
         return Measured.joined([self._observed(loaded, part, name, quick) for part in parts])
@@ -253,9 +267,10 @@ class Worker:
         targets = [text.target for text in texts if text.target is not None]
         if not targets:
             return observe(loaded, prompts, self.request, engine=engine, chosen=chosen)
-        seen = observe(loaded, targets, self.request, engine=engine, chosen=chosen, sources=prompts)
+        observed = observe(loaded, targets, self.request, engine=engine, chosen=chosen, sources=prompts)
         facts = [{"generated": bool(text.stopped_by), "stopped_by": text.stopped_by} for text in texts]
-        return [replace(one, facts={**one.facts, "target": said}) for one, said in zip(seen, facts, strict=True)]
+        pairs = zip(observed, facts, strict=True)
+        return [replace(obs, facts={**obs.facts, "target": target}) for obs, target in pairs]
 
     def _choice(self, loaded: LoadedModel, texts: int, longest: int, name: str, quick: bool = True) -> Choice:
         """The engine of a name for a batch; quick: auto takes what is faster, and else goes by memory alone."""
@@ -263,40 +278,18 @@ class Worker:
         choice = choose(loaded, longest, name, batch=texts, request=request)
         return choice if name == self.job.engine else choice._replace(for_speed=True)
 
-    def _take_less(self, prompts: list[Prompt]) -> None:
-        size = len(prompts) * max(len(prompt) for prompt in prompts)
-        self.limit = max(1, min(self.limit, size) // 2) if len(prompts) > 1 else self.limit
-        if self.loaded.device.startswith("cuda"):
-            import torch
-
-            torch.cuda.empty_cache()
-
-
-def _tapered(groups: list[list[int]]) -> list[list[int]]:
-    """The last batches in halves, so that cores that share the batches end at about the same time."""
-    halves = [half for group in groups[-2:] for half in (group[: len(group) // 2], group[len(group) // 2 :]) if half]
-    return [*groups[:-2], *halves]
-
 
 def _of_tokens(job: Job) -> bool:
     """Whether the texts' own tokens are asked about, of which a vision tower has none."""
     return job.request.asks or bool(job.request.spans or job.query_field or job.key_field)
 
 
-def _check_positions(tokens: int | None, positions: int | None) -> None:
-    if tokens is not None and positions is not None and tokens > positions:
-        raise UsageError(
-            f"texts of {tokens} tokens are too long: the model reads at most {positions}",
-            f"give {{max_tokens={positions}}} or less",
-        )
-
-
-def _broken(seen: Observation) -> str:
+def _broken(observation: Observation) -> str:
     """What did not hold, empty where all did; all texts of a batch share one report."""
-    found = seen.failures
-    if any(check.no_number for check in seen.calls):
-        return f"NaN in the weights: {found[0]}"
-    return "does not hold: " + "; ".join(found[:3]) if found else ""
+    failures = observation.failures
+    if any(check.no_number for check in observation.calls):
+        return f"NaN in the weights: {failures[0]}"
+    return "does not hold: " + "; ".join(failures[:3]) if failures else ""
 
 
 def _is_fatal(error: BaseException) -> bool:
@@ -310,8 +303,4 @@ def _reason(error: Exception) -> str:
         return error.message
     if is_out_of_memory(error):
         return "memory ran out, with this text alone"
-    return f"{type(error).__name__}: {_line(error)}"
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0][:200]
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
