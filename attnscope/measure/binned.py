@@ -1,4 +1,4 @@
-"""A side of a map whose tokens are put together, so that it can be drawn."""
+"""A side of a map with its tokens put together, so that it can be drawn."""
 
 from __future__ import annotations
 

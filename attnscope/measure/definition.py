@@ -25,7 +25,7 @@ class Metric:
 
     short: its heading in narrow tables. rows: which rows count, a key of ROWS. asks(texts): the questions. value(P,
     answer, ...): their answers, each (B, H, Q), to the metric's value per row; None for the first answer. extras(P,
-    texts): what value takes behind the answers, None for nothing. stacks: the stacks of whose layers it says something;
+    texts): what value takes after the answers, None for nothing. stacks: the stacks of whose layers it says something;
     of others it is null.
     """
 
@@ -33,12 +33,12 @@ class Metric:
     short: str
     title: str
     formula: str
-    unit: str
-    range: str
     source: str
     reading: str
     rows: str
     asks: Callable[[Texts], tuple[Question, ...]]
+    unit: str = "share of a row"
+    range: str = "0 to 1"
     value: Callable[..., Tensor] | None = None
     extras: Callable[[AttentionOperator, Texts], tuple[Tensor, ...]] | None = None
     stacks: tuple[str, ...] = SOFTMAX

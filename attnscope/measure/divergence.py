@@ -1,6 +1,6 @@
 """How far one layer's attention is on one side from that on another: over the tokens that two texts share.
 
-Rows and columns are units (`text/align.py`): a token, or the tokens that stand for the same where tokenizers cut
+Rows and columns are units (`text/align.py`): a token, or the tokens that are the same text where tokenizers cut
 differently. Mass is summed over a unit's keys and averaged over its queries.
 
 Shapes: H head, T token, U unit, r units of a block, q queries, Q, K cell of a map.
@@ -80,9 +80,11 @@ def diverge(
 
     >>> diverge(DivergenceSide(P, unit_T, unit_T), DivergenceSide(P, unit_T, unit_T), (cells, cells)).js    # all 0
     """
-    count, device, (rows, columns) = first.P.heads, first.P.device, (len(one.tokens) for one in cells)
+    count, device, (rows, columns) = first.P.heads, first.P.device, (len(axis.tokens) for axis in cells)
     js_H, rows_H, lost_H, other_H = (torch.zeros(count, dtype=torch.float64, device=device) for _ in range(4))
     drawn = _Map(cells, heads, device) if heads and rows and columns else None
+
+    # Block by block: the whole matrices of two long texts would not fit.
     for start, stop in row_blocks(rows, COPIES * count * max(first.P.keys, second.P.keys), first.P.device):
         p_HrU, q_HrU = (side.mass(side.P.rows, start, stop, columns).to(device) for side in (first, second))
         of_row_Hr = js_bits(p_HrU[..., :-1], q_HrU[..., :-1])
@@ -93,8 +95,8 @@ def diverge(
         if drawn is not None:
             both = [side.mass(side.P.visible.rows, start, stop, columns).to(device) > 0 for side in (first, second)]
             drawn.add((q_HrU - p_HrU)[..., :-1], (both[0] & both[1])[..., :-1], start)
-    js, seen, lost, other = (one.cpu().numpy() for one in (js_H / rows_H, rows_H, lost_H / rows, other_H / rows))
-    return Divergence(js, seen, lost, other, None if drawn is None else drawn.values())
+    numbers = (js_H / rows_H, rows_H, lost_H / rows, other_H / rows)
+    return Divergence(*(value_H.cpu().numpy() for value_H in numbers), map=None if drawn is None else drawn.values())
 
 
 def js_bits(p: Tensor, q: Tensor) -> Tensor:
@@ -105,16 +107,16 @@ def js_bits(p: Tensor, q: Tensor) -> Tensor:
     p, q = (rows / rows.sum(-1, keepdim=True) for rows in (p, q))
     mean = ((p + q) / 2).clamp_min(TINY)
     parts = [torch.special.xlogy(rows, rows / mean) for rows in (p, q)]
-    found = ((parts[0] + parts[1]).sum(-1) / (2 * np.log(2))).clamp(0.0, 1.0)
-    return found if p.shape[-1] else found.fill_(torch.nan)
+    bits = ((parts[0] + parts[1]).sum(-1) / (2 * np.log(2))).clamp(0.0, 1.0)
+    return bits if p.shape[-1] else bits.fill_(torch.nan)
 
 
 class _Map:
     """The difference of some heads, put together into cells as the blocks come."""
 
     def __init__(self, cells: tuple[Cells, Cells], heads: Sequence[int], device: torch.device) -> None:
-        self.heads, sides = list(heads), [len(one.sizes) for one in cells]
-        self.row_U, self.column_U = (one.groups(len(one.tokens)).to(device) for one in cells)
+        self.heads, sides = list(heads), [len(axis.sizes) for axis in cells]
+        self.row_U, self.column_U = (axis.groups(len(axis.tokens)).to(device) for axis in cells)
         self.size_Q = torch.tensor(cells[0].sizes, device=device)
         self.sum_hQK = torch.zeros(len(self.heads), *sides, dtype=torch.float64, device=device)
         self.seen_hQK = torch.zeros_like(self.sum_hQK)

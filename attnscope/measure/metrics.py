@@ -61,11 +61,6 @@ ROWS: Mapping[str, tuple[str, Callable[[AttentionOperator, Texts], Tensor]]] = {
 }
 
 
-def _focus(P: AttentionOperator, entropy_without_key0: Tensor, key0: Tensor) -> Tensor:
-    others = P.visible.others_BHQ.to(P.device).float()
-    return (1 - key0) * (1 - entropy_without_key0 / others.clamp_min(2).log())
-
-
 METRICS: Mapping[str, Metric] = {
     metric.id: metric
     for metric in (
@@ -74,8 +69,6 @@ METRICS: Mapping[str, Metric] = {
             short="prev",
             title="previous token",
             formula="mean of A[i,i-1]",
-            unit="share of a row",
-            range="0 to 1",
             source="Clark et al. 2019, arXiv 1906.04341; TransformerLens head detector",
             reading="near 1: the head looks at the token just before",
             rows="previous",
@@ -87,8 +80,6 @@ METRICS: Mapping[str, Metric] = {
             short="self",
             title="self",
             formula="mean of A[i,i]",
-            unit="share of a row",
-            range="0 to 1",
             source="Clark et al. 2019, arXiv 1906.04341",
             reading="near 1: the head looks at the token itself",
             rows="two_keys",
@@ -100,8 +91,6 @@ METRICS: Mapping[str, Metric] = {
             short="sink",
             title="sink",
             formula="sum over all i of A[i,0] / n",
-            unit="share of a row",
-            range="0 to 1",
             source="Gu et al. 2024, arXiv 2410.10781 (importance of key 0); Xiao et al. 2023, arXiv 2309.17453",
             reading="above 0.3 on a text of at least 64 tokens: an attention sink; the head may still do something",
             rows="all",
@@ -112,8 +101,6 @@ METRICS: Mapping[str, Metric] = {
             short="off tok",
             title="off-token mass",
             formula="mean of 1 - m_i, m_i the sum of row i",
-            unit="share of a row",
-            range="0 to 1",
             source="gpt-oss sink logits, arXiv 2508.10925",
             reading="above 0: a learned sink logit takes this share, no token gets it",
             rows="two_keys",
@@ -125,8 +112,6 @@ METRICS: Mapping[str, Metric] = {
             short="dupl",
             title="duplicate token",
             formula="over rows with an earlier equal token: mean of sum over j<i, t_j = t_i of A[i,j]",
-            unit="share of a row",
-            range="0 to 1",
             source="Wang et al. 2022 (IOI), arXiv 2211.00593",
             reading="near 1: the head looks at earlier copies of the same token",
             rows="repeats",
@@ -138,8 +123,6 @@ METRICS: Mapping[str, Metric] = {
             short="induct",
             title="induction",
             formula="over rows with such a key: mean of sum over t_j = t_i, j+1 <= i-2 of A[i,j+1]",
-            unit="share of a row",
-            range="0 to 1",
             source="Olsson et al. 2022, arXiv 2209.11895",
             reading="near 1: the head looks at what followed an earlier copy of this token; keys i and i-1 are left "
             "out, since a head that looks there does so without a repetition",
@@ -165,7 +148,6 @@ METRICS: Mapping[str, Metric] = {
             title="entropy, normalised",
             formula="mean of H_i / ln v_i",
             unit="share of the largest entropy",
-            range="0 to 1",
             source="entropy over its largest value for the keys that the row may see",
             reading="1: uniform over the visible keys; from 0.8 on the head is marked near_uniform",
             rows="two_keys",
@@ -190,8 +172,6 @@ METRICS: Mapping[str, Metric] = {
             short="conf",
             title="confidence",
             formula="mean of max_j A[i,j]",
-            unit="share of a row",
-            range="0 to 1",
             source="Voita et al. 2019, arXiv 1905.09418 (they leave the end token out; here it stays)",
             reading="near 1: one key takes the row",
             rows="two_keys",
@@ -215,8 +195,6 @@ METRICS: Mapping[str, Metric] = {
             short="loc 32",
             title="local mass, 32 tokens",
             formula="mean of the mass on the last 32 keys, the query's own included",
-            unit="share of a row",
-            range="0 to 1",
             source="attnscope; see also Xiao et al. 2024 (DuoAttention), arXiv 2410.10819",
             reading="near 1 on a text much longer than 32 tokens: the head needs no long context",
             rows="two_keys",
@@ -230,12 +208,13 @@ METRICS: Mapping[str, Metric] = {
             formula="over rows with v_i >= 3: mean of (1 - A[i,0]) (1 - H'_i / ln w_i), "
             "H' the entropy without key 0, w_i the visible keys other than key 0",
             unit="share",
-            range="0 to 1",
             source="attnscope",
             reading="near 1: looks sharply, and not at the sink; the default order",
             rows="three_keys",
             asks=lambda texts: (ask.Entropy(skip_key0=True), ask.Key(0)),
-            value=_focus,
+            value=lambda P, entropy, key0: (
+                (1 - key0) * (1 - entropy / P.visible.others_BHQ.to(P.device).float().clamp_min(2).log())
+            ),
         ),
     )
 }
@@ -255,8 +234,6 @@ def _streaming(width: int) -> Metric:
         short=f"str {width}",
         title=f"streaming mass, {width} tokens",
         formula=f"mean of the mass on the first {SINKS} and the last {width} keys, the query's own included",
-        unit="share of a row",
-        range="0 to 1",
         source="Xiao et al. 2023 (StreamingLLM), arXiv 2309.17453: what its cache keeps",
         reading=f"near 1 on a text much longer than {width} tokens: the head reads sinks and recent keys alone",
         rows="two_keys",
@@ -289,8 +266,6 @@ MASS = Metric(
     short="mass",
     title="mass on the named keys",
     formula="mean of sum over the named keys j of A[i,j]",
-    unit="share of a row",
-    range="0 to 1",
     source="attnscope",
     reading="what the named queries give the named keys; ranks by how far that is above uniform attention",
     rows="sees_key",
@@ -313,7 +288,6 @@ def _lookback(part: int) -> dict[str, Any]:
         "extras": lambda P, texts: (texts.parts_seen_BHQ3(P.visible).to(P.device),),
         "source": "Chuang et al. 2024 (Lookback Lens), arXiv 2407.07071; here over the keys that the row sees",
         "unit": "share of two mean weights",
-        "range": "0 to 1",
         "stacks": CAUSAL,
     }
 
@@ -353,9 +327,9 @@ KNOWN = {**METRICS, **LENGTHS, **LOOKBACKS, MASS.id: MASS}
 
 def ends(metric: Metric, tokens: int) -> tuple[float, float] | None:
     """The ends of a metric's range on a text of so many tokens, as stated (`0 to ln n`); None where open or empty."""
-    known = {"0": 0.0, "1": 1.0, "-1": -1.0, "n": float(tokens), "n-1": tokens - 1.0, "ln n": math.log(tokens)}
+    values = {"0": 0.0, "1": 1.0, "-1": -1.0, "n": float(tokens), "n-1": tokens - 1.0, "ln n": math.log(tokens)}
     low, _, high = metric.range.partition(" to ")
-    return (known[low], known[high]) if low in known and high in known and known[low] < known[high] else None
+    return (values[low], values[high]) if low in values and high in values and values[low] < values[high] else None
 
 
 def metrics_for(ids: Sequence[str], stack: str) -> list[str]:
@@ -382,9 +356,9 @@ def _asked(texts: Texts, name: str) -> tuple[ask.Question, ...]:
 def row_values(P: AttentionOperator, texts: Texts, answers: Mapping[ask.Question, Any], name: str) -> Tensor:
     """One metric before it is averaged: a value per row, broadcastable to (B, H, Q)."""
     metric = KNOWN[name]
-    found = [answers[question] for question in _asked(texts, name)]
+    results = [answers[question] for question in _asked(texts, name)]
     extras = metric.extras(P, texts) if metric.extras else ()
-    return metric.value(P, *found, *extras) if metric.value else found[0]
+    return metric.value(P, *results, *extras) if metric.value else results[0]
 
 
 def counted_rows(P: AttentionOperator, texts: Texts, kind: str) -> Tensor:
@@ -392,22 +366,10 @@ def counted_rows(P: AttentionOperator, texts: Texts, kind: str) -> Tensor:
 
     Layers that share a mask share them.
     """
-    known = texts.counted.setdefault(P.visible, {})
-    if kind not in known:
-        known[kind] = ROWS[kind][1](P, texts) & texts.asked_BT[:, None]
-    return known[kind]
-
-
-def _rows_of(P: AttentionOperator, texts: Texts, ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """The rows that count for each of S metrics, (S, B, H, Q), and how many; layers that share a mask share them."""
-    import torch
-
-    known = texts.rows_of.setdefault(P.visible, {})
-    if (names := tuple(ids)) not in known:
-        of_metrics = [counted_rows(P, texts, KNOWN[name].rows) for name in names]
-        rows_SBHQ = torch.stack(torch.broadcast_tensors(*of_metrics))
-        known[names] = rows_SBHQ, rows_SBHQ.sum(-1)
-    return known[names]
+    masks = texts.counted.setdefault(P.visible, {})
+    if kind not in masks:
+        masks[kind] = ROWS[kind][1](P, texts) & texts.asked_BT[:, None]
+    return masks[kind]
 
 
 def stacked_means(
@@ -418,7 +380,16 @@ def stacked_means(
 
     if not ids:
         return torch.empty(0, P.batch, P.heads, dtype=torch.float64, device=P.device)
-    rows_SBHQ, count_SBH = _rows_of(P, texts, ids)
+
+    # The rows that count follow from the mask and the text alone: layers that share a mask share them.
+    row_masks = texts.rows_of.setdefault(P.visible, {})
+    if (names := tuple(ids)) not in row_masks:
+        kinds = [counted_rows(P, texts, KNOWN[name].rows) for name in names]
+        rows_SBHQ = torch.stack(torch.broadcast_tensors(*kinds))
+        row_masks[names] = rows_SBHQ, rows_SBHQ.sum(-1)
+    rows_SBHQ, count_SBH = row_masks[names]
+
+    # Other rows may hold NaN, which a product with 0 would keep.
     values_SBHQ = torch.stack(torch.broadcast_tensors(*(row_values(P, texts, answers, name) for name in ids)))
     return torch.where(rows_SBHQ, values_SBHQ, 0.0).sum(-1, dtype=torch.float64) / count_SBH
 
@@ -440,7 +411,7 @@ def measure(P: AttentionOperator, texts: Texts, ids: Sequence[str]) -> dict[str,
 
 
 def support(P: AttentionOperator, texts: Texts) -> dict[str, Tensor]:
-    """How many rows stand behind each kind of metric, {rows: (B, H or 1)}; `beyond_32` rows see more than 32 keys."""
+    """How many rows count for each kind of metric, {rows: (B, H or 1)}; `beyond_32` rows see more than 32 keys."""
     texts = texts.to(P.device)
     needs = {MASS.rows: texts.key_BT, **{metric.rows: texts.answer_B for metric in LOOKBACKS.values()}}
     kinds = [kind for kind in ROWS if kind not in needs or needs[kind] is not None]
@@ -454,11 +425,11 @@ def with_asked(text: str | None, sort: str) -> tuple[str, ...]:
 
     Raises UsageError for a name that is no metric, and for `mass`, which keys ask for.
     """
-    named = known([part.strip() for part in (text or "").split(",") if part.strip()])
-    if MASS.id in named:
+    ids = known([part.strip() for part in (text or "").split(",") if part.strip()])
+    if MASS.id in ids:
         raise UsageError("mass is measured where keys are named", "name them with {key}")
-    asked = {*named, order_of(sort)[0]}
-    return tuple(name for name in (*METRICS, *LENGTHS) if name in METRICS or name in asked)
+    chosen = {*ids, order_of(sort)[0]}
+    return tuple(name for name in (*METRICS, *LENGTHS) if name in METRICS or name in chosen)
 
 
 COLUMNS = {"layer": "layer", "top_key_mass": "top key"}  # of heads, which order them too, and their short names
@@ -483,9 +454,9 @@ def order_of(sort: str) -> tuple[str, bool]:
 
 def _named(name: str, shorts: Mapping[str, str]) -> str:
     ids = {name.replace(" ", "_"): id for id, short in shorts.items() for name in (short, id)}
-    found = ids.get(name.replace(" ", "_"))
-    if found is None:
+    id = ids.get(name.replace(" ", "_"))
+    if id is None:
         near = nearest(name, ids)
         hint = f"did you mean {near!r}?" if near else "`attnscope metrics` lists them"
         raise UsageError(f"no metric is called {name!r}", hint)
-    return found
+    return id

@@ -129,7 +129,7 @@ def roles_of(
 def near_uniform(score: Mapping[str, np.ndarray], support: Mapping[str, np.ndarray]) -> np.ndarray:
     """Which heads spread their weight over nearly all keys, (heads,): True, False, or None without enough rows.
 
-    A mark and no role: it is what random weights give. The mean entropy stands for the Jensen-Shannon divergence to
+    A mark and no role: it is what random weights give. The mean entropy replaces the Jensen-Shannon divergence to
     uniform attention, which takes another logarithm of every weight.
     """
     marks = (score["entropy_normalised"] >= NEAR_UNIFORM).astype(object)
@@ -154,8 +154,8 @@ def unsupported(support: Mapping[str, int], who_has: str = "this text has", stac
 
 def not_shown(support: Mapping[str, int], stack: str = DECODER) -> dict[tuple[str, int], list[str]]:
     """{(kind of rows, how many are needed): the roles that these rows are too few for}."""
-    found: dict[tuple[str, int], list[str]] = {}
+    names: dict[tuple[str, int], list[str]] = {}
     for role in roles_for(stack):
         if support[role.rows] < role.needed:
-            found.setdefault((role.rows, role.needed), []).append(role.name)
-    return found
+            names.setdefault((role.rows, role.needed), []).append(role.name)
+    return names

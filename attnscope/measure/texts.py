@@ -89,10 +89,10 @@ class Texts:
         """What uniform attention gives to features; layers that share a mask share it."""
         from attnscope.attention.uniform import UniformAttention
 
-        known = self._seen.setdefault(visible, {})
-        if features not in known:
-            known[features] = UniformAttention(visible).ask(features)
-        return known[features]
+        shares = self._seen.setdefault(visible, {})
+        if features not in shares:
+            shares[features] = UniformAttention(visible).ask(features)
+        return shares[features]
 
     @cached_property
     def parts(self) -> Features:
@@ -119,7 +119,7 @@ class Texts:
 
     @cached_property
     def first_BT(self) -> Tensor:
-        """Where in its text each position's token first stands."""
+        """Where in its text each position's token first occurs."""
         import torch
 
         order_BT = torch.argsort(self.ids_BT, dim=1, stable=True)
@@ -130,7 +130,7 @@ class Texts:
         return torch.zeros_like(order_BT).scatter(1, order_BT, first_BT)
 
     def repeated(self, back: int) -> Tensor:
-        """(B, T): True where an equal token stands at least `back` tokens earlier in the text."""
+        """(B, T): True where an equal token is at least `back` tokens earlier in the text."""
         import torch
 
         position_T = torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device)
@@ -147,7 +147,7 @@ class Texts:
         """The same texts on another device."""
         if self.ids_BT.device == device:
             return self
-        asked = (self.query_BT, self.key_BT, self.answer_B)
-        query_BT, key_BT, answer_B = (None if part is None else part.to(device) for part in asked)
+        optional = (self.query_BT, self.key_BT, self.answer_B)
+        query_BT, key_BT, answer_B = (None if part is None else part.to(device) for part in optional)
         ids_BT, length_B = self.ids_BT.to(device), self.length_B.to(device)
         return Texts(ids_BT, length_B, query_BT, key_BT, answer_B, self.stack, self.unasked)
