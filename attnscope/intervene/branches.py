@@ -48,7 +48,7 @@ class DecoderLayers:
 
 def decoder_layers(loaded: LoadedModel, ids: Sequence[int]) -> DecoderLayers:
     """The decoder layers, found by reading some tokens. Raises BranchError where attention is shared between them."""
-    found: dict[int, nn.Module] = {}
+    around: dict[int, nn.Module] = {}
     attention: dict[int, nn.Module] = {}
     lists: dict[nn.Module, None] = {}
 
@@ -58,7 +58,7 @@ def decoder_layers(loaded: LoadedModel, ids: Sequence[int]) -> DecoderLayers:
         if number is None:
             raise BranchError(f"{place.path} is in no list of layers")
         module = loaded.model.get_submodule(place.path[: number.end()])
-        if found.setdefault(place.layer, module) is not module:
+        if around.setdefault(place.layer, module) is not module:
             raise BranchError("its layers share their attention")
         attention.setdefault(place.layer, place.module)
         lists[loaded.model.get_submodule(place.path[: number.start()])] = None
@@ -66,7 +66,7 @@ def decoder_layers(loaded: LoadedModel, ids: Sequence[int]) -> DecoderLayers:
 
     ids_BT = torch.tensor([list(ids)], device=loaded.device)
     listen(loaded.model, ids_BT, unheard, engine=replace(UNCHECKED, change=note))
-    return DecoderLayers(found, tuple(layer for one in lists for layer in one.children()), attention)
+    return DecoderLayers(around, tuple(layer for layers in lists for layer in layers.children()), attention)
 
 
 def unheard(call: object) -> None:
@@ -75,26 +75,28 @@ def unheard(call: object) -> None:
 
 @contextmanager
 def branching(layers: Sequence[nn.Module], adds: Mapping[nn.Module, int], batch: int) -> Iterator[None]:
-    """While open, decoder layers get more rows than came: adds[layer] more variants of the batch's first rows.
+    """While open, decoder layers get more rows than before: adds[layer] more variants of the batch's first rows.
 
     layers: all decoder layers, in order. Raises BranchError out of the pass where a layer is run twice, is given no
     rows, or is given what other layers keep.
     """
-    rows, left = batch, list(dict.fromkeys(layers))
+    rows, waiting = batch, list(dict.fromkeys(layers))
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         nonlocal rows
-        if module not in left:
+        # A variant that branched off twice, or whose rows are not where they are expected, would be another's.
+        if module not in waiting:
             raise BranchError("it runs a layer more than once")
-        left.remove(module)
+        waiting.remove(module)
         hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0] if args else None
         if not isinstance(hidden, Tensor) or hidden.ndim != 3 or len(hidden) != rows:
             raise BranchError("its layers are not given one row per text")
-        known, rows = {rows, batch}, rows + adds.get(module, 0) * batch
+        sizes, rows = {rows, batch}, rows + adds.get(module, 0) * batch
 
+        # Masks and positions grow as the hidden states do. What has one row serves all, and is left to broadcast.
         def grown(value: Any) -> Any:
             if isinstance(value, Tensor):
-                repeated = value is hidden or (value.ndim > 1 and len(value) in known and len(value) > 1)
+                repeated = value is hidden or (value.ndim > 1 and len(value) in sizes and len(value) > 1)
                 return with_copies(value, batch, rows) if repeated else value
             if isinstance(value, Mapping) and value:
                 raise BranchError("its layers hand each other keys and values")
@@ -103,13 +105,13 @@ def branching(layers: Sequence[nn.Module], adds: Mapping[nn.Module, int], batch:
         return tuple(map(grown, args)), {name: grown(value) for name, value in kwargs.items()}
 
     with ExitStack() as stack:
-        for layer in list(left):
+        for layer in tuple(waiting):
             stack.callback(layer.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
         yield
 
 
 def with_copies(value: Tensor, batch: int, rows: int) -> Tensor:
-    """The tensor with copies of its first `batch` rows behind it, until there are so many.
+    """The tensor with copies of its first `batch` rows after its own, until there are so many.
 
     >>> with_copies(torch.tensor([[1], [2], [9], [9]]), 2, 6).T
     tensor([[1, 2, 9, 9, 1, 2]])

@@ -38,15 +38,15 @@ def written_budget(text: str) -> WrittenBudget:
     >>> written_budget("snap:64@16")
     WrittenBudget(kind='snap', numbers=(64, 16))
     """
-    kind, _, rest = text.partition(":")
-    found = FORMS[kind].fullmatch(rest) if kind in FORMS else None
-    if found is None:
+    kind, _, numbers = text.partition(":")
+    match = FORMS[kind].fullmatch(numbers) if kind in FORMS else None
+    if match is None:
         raise UsageError(f"expected a budget {WRITTEN}, got {text[:30]!r}", "write {keep=stream:4+64}")
-    budget = WrittenBudget(kind, tuple(map(int, found.groups())))
+    budget = WrittenBudget(kind, tuple(map(int, match.groups())))
     if kind == "snap" and budget.numbers[0] < budget.numbers[1]:
-        kept, window = budget.numbers
+        size, window = budget.numbers
         raise UsageError(
-            f"{text}: the window of {window} keys is always kept, and the budget is {kept}",
+            f"{text}: the window of {window} keys is always kept, and the budget is {size}",
             f"write {{keep=snap:{window}@{window}}}, or a larger budget",
         )
     return budget
@@ -58,4 +58,4 @@ def written_budgets(text: str) -> dict[str, WrittenBudget]:
     >>> list(written_budgets("stream:4+64, top:64"))
     ['stream:4+64', 'top:64']
     """
-    return {one: written_budget(one) for one in map(str.strip, text.split(","))}
+    return {part: written_budget(part) for part in map(str.strip, text.split(","))}

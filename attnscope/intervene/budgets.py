@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnscope.attention.again import RowBlock, RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec
-from attnscope.intervene.again import check_again, put, spec_of
+from attnscope.intervene.again import recompute, spec_of
 from attnscope.intervene.budget_names import written_budget
 from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.policies import BudgetedHeads, Dropping, policy_of
@@ -61,8 +61,9 @@ class CacheBudget(Intervention):
         return replace(engine, change=self.cutting([one for one in sets if isinstance(one, HeadBudget)], texts))
 
     def cutting(self, budgets: Sequence[HeadBudget], texts: Sequence[int]) -> Change:
-        """An engine's `change` for a pass of some texts and, behind them, the same texts once per set."""
-        kinds = list(dict.fromkeys(one.keep for one in budgets if one.keep))
+        """An engine's `change` for a pass of some texts and, after them, the same texts once per set."""
+        kinds = list(dict.fromkeys(budget.keep for budget in budgets if budget.keep))
+        ends = tuple(self.ends[text] for text in texts)
 
         def change(call: AttentionCall, output_NQHV: Tensor) -> Tensor:
             heads = self.heads.get(call.layer, ())
@@ -70,47 +71,39 @@ class CacheBudget(Intervention):
                 return output_NQHV
             spec = spec_of(call, output_NQHV)
             query_NR = padded(self.rows(kinds, texts), spec.device).repeat(spec.batch // len(texts), 1)
-            asked = {kind: self._budgeted(spec, call.layer, kind, budgets, texts) for kind in kinds}
-            cutting = [(one, policy_of(kind).over(one)) for kind, one in asked.items() if len(one.row_E)]
-            row_E = torch.cat([one.row_E for one, _ in cutting]) if cutting else query_NR[:0, 0]
-            changed, worst = output_NQHV.clone(), 0.0
-            for block in RowsAgain(spec, heads).blocks(query_NR):
-                found_NrPV = block.output(_cut(block, cutting), "mask")
-                worst = max(worst, put(changed, output_NQHV, heads, block, found_NrPV, row_E))
-            check_again(call, worst, output_NQHV.dtype)
-            return changed
+
+            # Heads of one kind of budget are read together, whichever sets of the pass they belong to.
+            policies: list[tuple[BudgetedHeads, Dropping]] = []
+            for kind in kinds:
+                pairs = [
+                    (at * len(texts) + number, heads.index(head))
+                    for at, budget in enumerate(budgets, start=1)
+                    for layer, head in budget.heads
+                    if (layer, budget.keep) == (call.layer, kind)
+                    for number in range(len(texts))
+                ]
+                if pairs:
+                    budgeted = BudgetedHeads(spec, heads, ends, *torch.tensor(pairs, device=spec.device).T)
+                    policies.append((budgeted, policy_of(kind).over(budgeted)))
+
+            def output(block: RowBlock) -> Tensor:
+                if not policies:
+                    return block.output(None, "mask")
+                cut_NPrK = torch.zeros(block.logits_NPrK.shape, dtype=torch.bool, device=spec.device)
+                for budgeted, dropped in policies:
+                    cut_NPrK[budgeted.row_E, budgeted.place_E] = dropped(block)
+                return block.output(cut_NPrK, "mask")
+
+            rows = [budgeted.row_E for budgeted, _ in policies]
+            changed_E = torch.cat(rows) if rows else torch.empty(0, dtype=torch.long, device=spec.device)
+            return recompute(call, output_NQHV, RowsAgain(spec, heads), query_NR, output, changed_E)
 
         return change
 
     def rows(self, kinds: Sequence[str], texts: Sequence[int]) -> list[range]:
-        """The rows of each text that some budgets hold in: those behind the prompt where all choose once."""
-        once = bool(kinds) and all(written_budget(one).once for one in kinds)
+        """The rows of each text that some budgets hold in: those after the prompt where all choose once."""
+        once = bool(kinds) and all(written_budget(kind).once for kind in kinds)
         return [range(self.ends[text] * once, self.stops[text]) for text in texts]
-
-    def _budgeted(
-        self, spec: AttentionSpec, layer: int, kind: str, budgets: Sequence[HeadBudget], texts: Sequence[int]
-    ) -> BudgetedHeads:
-        """The heads of a layer that have one kind of budget; budgets: of the sets of the pass."""
-        heads = self.heads[layer]
-        pairs = [
-            (at * len(texts) + number, heads.index(head))
-            for at, one in enumerate(budgets, start=1)
-            for of, head in one.heads
-            if (of, one.keep) == (layer, kind)
-            for number in range(len(texts))
-        ]
-        pair_E2 = torch.tensor(pairs, dtype=torch.long, device=spec.device).view(-1, 2)
-        return BudgetedHeads(spec, heads, tuple(self.ends[text] for text in texts), *pair_E2.T)
-
-
-def _cut(block: RowBlock, cutting: Sequence[tuple[BudgetedHeads, Dropping]]) -> Tensor | None:
-    """Which weights of a block are cut, (N, P, r, K); None for none."""
-    if not cutting:
-        return None
-    cut_NPrK = torch.zeros(block.logits_NPrK.shape, dtype=torch.bool, device=block.logits_NPrK.device)
-    for one, dropped in cutting:
-        cut_NPrK[one.row_E, one.place_E] = dropped(block)
-    return cut_NPrK
 
 
 OnKept = Callable[[str, int, int, Tensor], object]  # a budget, a text, a layer, the share of each head (P,)
@@ -147,10 +140,11 @@ class KeptShares(Intervention):
     def _shares(self, spec: AttentionSpec, heads: tuple[int, ...], kind: str, texts: Sequence[int]) -> Tensor:
         every_E2 = torch.cartesian_prod(*(torch.arange(size, device=spec.device) for size in (len(texts), len(heads))))
         ends = tuple(self.cache.ends[text] for text in texts)
-        one = BudgetedHeads(spec, heads, ends, *every_E2.view(-1, 2).T)
-        dropped, total_E, rows_E = policy_of(kind).over(one), torch.zeros(len(one.row_E)), torch.zeros(len(one.row_E))
+        budgeted = BudgetedHeads(spec, heads, ends, *every_E2.view(-1, 2).T)
+        dropped = policy_of(kind).over(budgeted)
+        total_E, rows_E = torch.zeros(len(every_E2)), torch.zeros(len(every_E2))
         for block in RowsAgain(spec, heads).blocks(padded(self.cache.rows([kind], texts), spec.device)):
-            seen_ErK, there_Er = one.of(block.seen_NPrK), (one.query_Er(block) >= 0).cpu()
+            seen_ErK, there_Er = budgeted.of(block.seen_NPrK), (budgeted.query_Er(block) >= 0).cpu()
             kept_Er = (seen_ErK & ~dropped(block)).sum(-1).cpu().double()
             count_Er = seen_ErK.sum(-1).cpu()
             share_Er = torch.where(count_Er > 0, kept_Er / count_Er.clamp_min(1), 1.0)

@@ -43,32 +43,30 @@ class FirstOrder:
 
 def first_order(passes: Passes, advance: Advance = lambda token_layers: None) -> FirstOrder:
     """The screen over the sequences of a task, with what the passes put in a head's place."""
-    heads: list[tuple[int, int]] = []
-    found_SN2: dict[int, np.ndarray] = {}
-    for batch in passes.batches(BACKWARD):  # which keeps what every layer made
-        heads, found_BN2 = _of_batch(passes, batch)
-        found_SN2 |= dict(zip(batch, found_BN2, strict=True))
-        advance(BACKWARD * passes.cost(batch, []))
-    both_SN2 = np.stack([found_SN2[place] for place in range(len(passes.task))])
-    return FirstOrder(tuple(heads), both_SN2[..., 0], np.abs(both_SN2[..., 1]))
-
-
-def _of_batch(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[int, int]], np.ndarray]:
-    """The heads, and (B, N, 2): grad . (replacement - z) and grad . z of each."""
     intervention = passes.intervention
     if not isinstance(intervention, Replacing):
         raise UsageError("a screen by gradients is of outputs that are replaced", "use {replace=mean}")
 
-    kept, gradients = backward(passes, batch)
-    lengths = [passes.task.lengths[place] for place in batch]
-    found: dict[int, Tensor] = {}
-    with torch.no_grad():
-        for (call, z_BTHV), grad_BTHV in zip(kept, gradients, strict=True):
-            gone_BTHV = intervention.instead(call.place, z_BTHV, lengths) - z_BTHV
-            products = [(grad_BTHV.double() * one).sum((1, 3)) for one in (gone_BTHV, z_BTHV)]
-            found[call.layer] = found.get(call.layer, 0) + torch.stack(products, -1).cpu()
-    heads = [(layer, head) for layer, one in found.items() for head in range(one.shape[1])]
-    return heads, torch.cat(list(found.values()), 1).numpy()
+    heads: list[tuple[int, int]] = []
+    products_SN2: dict[int, np.ndarray] = {}
+    for batch in passes.batches(BACKWARD):  # a backward pass keeps what every layer made
+        calls, gradients = backward(passes, batch)
+        lengths = [passes.task.lengths[place] for place in batch]
+
+        # grad . (replacement - z) and grad . z of each head; a layer that attends twice has the sum of both calls.
+        by_layer: dict[int, Tensor] = {}
+        with torch.no_grad():
+            for (call, z_BTHV), grad_BTHV in zip(calls, gradients, strict=True):
+                change_BTHV = intervention.instead(call.place, z_BTHV, lengths) - z_BTHV
+                products = [(grad_BTHV.double() * value).sum((1, 3)) for value in (change_BTHV, z_BTHV)]
+                by_layer[call.layer] = by_layer.get(call.layer, 0) + torch.stack(products, -1).cpu()
+
+        # Batches come in the order of their lengths, the result in that of the task.
+        heads = [(layer, head) for layer, product_BH2 in by_layer.items() for head in range(product_BH2.shape[1])]
+        products_SN2 |= dict(zip(batch, torch.cat(list(by_layer.values()), 1).numpy(), strict=True))
+        advance(BACKWARD * passes.cost(batch, []))
+    both_SN2 = np.stack([products_SN2[place] for place in range(len(passes.task))])
+    return FirstOrder(tuple(heads), both_SN2[..., 0], np.abs(both_SN2[..., 1]))
 
 
 @with_gradients
@@ -76,23 +74,23 @@ def backward(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[Attention
     """The calls of an intact pass over some sequences with their outputs, and the gradient of each output: how much
     worse the measure gets, summed over the sequences. Raises UsageError for weights made in inference mode."""
     check_gradients(passes.loaded.model)
-    kept: list[tuple[AttentionCall, Tensor]] = []
+    calls: list[tuple[AttentionCall, Tensor]] = []
 
     def keep(call: AttentionCall, output_BTHV: Tensor) -> Tensor:
         output_BTHV = output_BTHV if output_BTHV.requires_grad else output_BTHV.requires_grad_()
-        kept.append((call, output_BTHV))
+        calls.append((call, output_BTHV))
         return output_BTHV
 
-    asked = passes.asked(batch)
+    positions = passes.asked(batch)
     report = listen(
         passes.loaded.model,
         passes.ids(batch),
         unheard,
         engine=replace(passes.engine, change=keep),
-        logits_at=asked,
+        logits_at=positions,
         gradients=True,
     )
     assert report.logits is not None
-    values_BK = passes.values(report.logits, batch, asked)
+    values_BK = passes.values(report.logits, batch, positions)
     cost = passes.measure.worse * values_BK.sum()  # of a text's rows only its own value has a gradient
-    return kept, torch.autograd.grad(cost, [output_BTHV for _, output_BTHV in kept])
+    return calls, torch.autograd.grad(cost, [output_BTHV for _, output_BTHV in calls])

@@ -1,8 +1,8 @@
 """One change to a model's attention while it runs: where, and what instead. All studies that change one thing use it.
 
 Where: a set of heads, and, where an intervention has them, queries and keys. What instead: zero, a mean, another text's
-output, keys that are hidden before the softmax. Passes, shared layers, statistics, random sets and the parts on disk
-take any intervention, and any measure.
+output, keys that are cut before the softmax. Passes, shared layers, statistics, random sets and the parts on disk take
+any intervention, and any measure.
 
 Shapes: B text, N row of a pass, T token, H head, V width of v.
 """
@@ -20,9 +20,7 @@ from attnscope.intervene.task import Task
 from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import Engine
 
-Heard = Callable[
-    [CallPlace, Tensor, Sequence[int]], None
-]  # a call's place, its output (B, T, H, V), the texts' lengths
+OnOutput = Callable[[CallPlace, Tensor, Sequence[int]], None]  # a call's place, its output (B, T, H, V), texts' lengths
 
 
 class Intervention(ABC):
@@ -48,7 +46,7 @@ class Intervention(ABC):
     def check(self, task: Task) -> None:  # noqa: B027  # any task will do
         """Raise InputError for a task that has nothing to put there."""
 
-    def learnt(self, task: Task, each: Callable[[Heard], None]) -> Intervention:
+    def learnt(self, task: Task, each: Callable[[OnOutput], None]) -> Intervention:
         """The same, after it took what it needs from the task; each: calls with what every head gives for each text."""
         return self
 
@@ -56,7 +54,7 @@ class Intervention(ABC):
     def over(
         self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
     ) -> Engine:
-        """An engine for passes of some texts and, behind them, the same texts once per set, in which it intervenes.
+        """An engine for passes of some texts and, after them, the same texts once per set, in which it intervenes.
 
         lengths: of the texts, before padding. texts: which of the task's they are, for what differs from text to text.
         """

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attnscope.attention.again import CutHow, RowBlock, RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec
-from attnscope.intervene.again import check_again, put, spec_of
+from attnscope.intervene.again import recompute, spec_of
 from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.sets import Cut, HeadSet
 from attnscope.seam.call import AttentionCall
@@ -47,7 +47,7 @@ class Knockout(Intervention):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return {"how": self.how, "queries": [list(one) for one in self.queries]}
+        return {"how": self.how, "queries": [list(positions) for positions in self.queries]}
 
     def over(
         self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
@@ -55,7 +55,7 @@ class Knockout(Intervention):
         return replace(engine, change=self.cutting([one for one in sets if isinstance(one, Cut)], texts))
 
     def cutting(self, cuts: Sequence[Cut], texts: Sequence[int]) -> Change:
-        """An engine's `change` for a pass of some texts and, behind them, the same texts once per cut."""
+        """An engine's `change` for a pass of some texts and, after them, the same texts once per cut."""
 
         def change(call: AttentionCall, output_NQHV: Tensor) -> Tensor:
             heads = self.heads.get(call.layer, ())
@@ -64,31 +64,25 @@ class Knockout(Intervention):
             spec = spec_of(call, output_NQHV)
             query_BR = padded([self.queries[text] for text in texts], spec.device)
             query_NR = query_BR.repeat(spec.batch // len(texts), 1)
-            edges = _edges(call.layer, heads, cuts, texts, spec.device)
+
+            # The keys are cut from all asked rows: one mask of them holds in every block.
+            row_E, place_E, key_E = _edges(call.layer, heads, cuts, texts, spec.device)
+            cut_NPK = torch.zeros(spec.batch, len(heads), spec.visible.keys, dtype=torch.bool, device=spec.device)
+            cut_NPK[row_E, place_E, key_E] = True
+            cut_NPrK = cut_NPK[:, :, None] if len(row_E) else None
+
+            # Of a cut that moves weights other rows than those of its edges differ from the intact ones.
             from_NPK = _moved(call.layer, heads, cuts, texts, spec)
-            other_E = edges[0] if from_NPK is None else torch.arange(len(texts), spec.batch, device=spec.device)
-            changed, worst = output_NQHV.clone(), 0.0
-            for block in RowsAgain(spec, heads).blocks(query_NR):
+            changed_E = row_E if from_NPK is None else torch.arange(len(texts), spec.batch, device=spec.device)
+
+            def output(block: RowBlock) -> Tensor:
                 if self.read is not None:
                     self.read(call, texts, heads, block)
-                own = block if from_NPK is None else block.moved(from_NPK)
-                found_NrPV = own.output(_cut(block, heads, edges), self.how)
-                worst = max(worst, put(changed, output_NQHV, heads, block, found_NrPV, other_E))
-            check_again(call, worst, output_NQHV.dtype)
-            return changed
+                return (block if from_NPK is None else block.moved(from_NPK)).output(cut_NPrK, self.how)
+
+            return recompute(call, output_NQHV, RowsAgain(spec, heads), query_NR, output, changed_E)
 
         return change
-
-
-def _cut(block: RowBlock, heads: Sequence[int], edges: Sequence[Tensor]) -> Tensor | None:
-    """Which weights of a block are cut, (N, P, r, K); None for none."""
-    row_E, place_E, key_E = edges
-    if not len(row_E):
-        return None
-    size = len(block.query_Nr), len(heads), block.spec.visible.keys
-    cut_NPK = torch.zeros(size, dtype=torch.bool, device=row_E.device)
-    cut_NPK[row_E, place_E, key_E] = True
-    return cut_NPK[:, :, None]
 
 
 def _moved(
@@ -97,7 +91,7 @@ def _moved(
     """The key whose logit each key has in a layer, (N, P, K); None where no cut of the pass moves any."""
     from_NPK = None
     for at, cut in enumerate(cuts, start=1):
-        places = [heads.index(head) for of, head in cut.heads if of == layer]
+        places = [heads.index(head) for cut_layer, head in cut.heads if cut_layer == layer]
         for number, text in enumerate(texts):
             if not places or not cut.moves or not cut.moves[text]:
                 continue
@@ -113,14 +107,13 @@ def _edges(
     layer: int, heads: Sequence[int], cuts: Sequence[Cut], texts: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of every edge that is cut in a layer: the pass' row, the head's place among those asked, the key."""
-    found = [
-        (batch_row, heads.index(head), key)
+    edges = [
+        (at * len(texts) + number, heads.index(head), key)
         for at, cut in enumerate(cuts, start=1)
-        for of, head in cut.heads
-        if of == layer
+        for cut_layer, head in cut.heads
+        if cut_layer == layer
         for number, text in enumerate(texts)
-        for batch_row in [at * len(texts) + number]
         for key in cut.keys[text]
     ]
-    edge_E3 = torch.tensor(found, dtype=torch.long, device=device).view(-1, 3)
+    edge_E3 = torch.tensor(edges, dtype=torch.long, device=device).view(-1, 3)
     return edge_E3[:, 0], edge_E3[:, 1], edge_E3[:, 2]

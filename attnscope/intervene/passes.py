@@ -22,7 +22,7 @@ from torch import Tensor
 
 from attnscope.errors import ForwardError, InputError, ModelError, first_line
 from attnscope.intervene.branches import BranchError, DecoderLayers, branching, decoder_layers, unheard
-from attnscope.intervene.intervention import Heard, Intervention
+from attnscope.intervene.intervention import Intervention, OnOutput
 from attnscope.intervene.measure import LOSS, Measure
 from attnscope.intervene.replacement import Replacement, Replacing
 from attnscope.intervene.sets import HeadSet
@@ -87,13 +87,13 @@ def prepared(
     return passes.sharing(sets) if shared else passes
 
 
-def of(asked: Replacement | Intervention) -> Intervention:
-    """The intervention of a replacement's name, or that which was given."""
-    return Replacing(asked) if isinstance(asked, str) else asked
+def of(replacement: Replacement | Intervention) -> Intervention:
+    """The intervention of a replacement's name, or one as it is."""
+    return Replacing(replacement) if isinstance(replacement, str) else replacement
 
 
 def check_model(loaded: LoadedModel) -> None:
-    """Raise ModelError for a model whose heads cannot be taken away, or that predicts no token behind a text."""
+    """Raise ModelError for a model whose heads cannot be taken away, or that predicts no token after a text."""
     check_causal(loaded, "an ablation")
     loaded.check_logits("an ablation")
     if not calls_interface(loaded.model):
@@ -133,17 +133,17 @@ class Passes:
     ) -> np.ndarray:
         """(S, 1 + K) float64, the measure of each sequence: intact, then with every set's heads changed.
 
-        Where the sets take several passes, each is held against the intact rows of its own: its difference to column 0
+        Where the sets take several passes, each is compared with the intact rows of its own: its difference to column 0
         is just that. keep: gives what a pass does, or what an earlier run kept of it; for sets that one pass carries.
         """
         value_SK = np.full((len(self.task), 1 + len(sets)), np.nan)
         for first, part in self.chunks(sets):
             for batch in self.batches(len(part)):
-                found_BK = keep(batch, partial(self.run, batch, part))
+                value_BK = keep(batch, partial(self.run, batch, part))
                 if first == 0:
-                    value_SK[batch, 0] = found_BK[:, 0]
-                apart_BK = found_BK[:, 1:] - found_BK[:, :1]
-                value_SK[batch, 1 + first : 1 + first + len(part)] = value_SK[batch, :1] + apart_BK
+                    value_SK[batch, 0] = value_BK[:, 0]
+                difference_BK = value_BK[:, 1:] - value_BK[:, :1]
+                value_SK[batch, 1 + first : 1 + first + len(part)] = value_SK[batch, :1] + difference_BK
                 advance(self.cost(batch, part))
         return value_SK
 
@@ -153,30 +153,37 @@ class Passes:
 
     def run(self, batch: Sequence[int], sets: Sequence[HeadSet]) -> np.ndarray:
         """(B, 1 + K): one pass over some sequences of the task."""
-        order = sorted(range(len(sets)), key=lambda place: self.start(sets[place]))
+        # Rows of a set branch off below its first head, so that sets follow each other in the order of their layers.
+        starts = [self.start(chosen) for chosen in sets]
+        order = sorted(range(len(sets)), key=starts.__getitem__)
         lengths = [self.task.lengths[place] for place in batch]
         engine = self.intervention.over(self.engine, [sets[place] for place in order], lengths, batch)
-        asked = self.asked(batch)
-        with self._branching(sets, len(batch)):
+        branches: AbstractContextManager[None] = nullcontext()
+        if self.layers is not None:
+            adds = {layer: starts.count(place) for place, layer in enumerate(self.layers.all)}
+            branches = branching(self.layers.all, adds, len(batch))
+
+        positions = self.asked(batch)
+        with branches:
             report = listen(
                 self.loaded.model,
                 self.ids(batch, 1 if self.layers else 1 + len(sets)),
                 unheard,
                 engine=engine,
-                expected_layers=tuple({layer for one in sets for layer, _ in one.heads}),
-                logits_at=asked,
+                expected_layers=tuple({layer for chosen in sets for layer, _ in chosen.heads}),
+                logits_at=positions,
             )
         assert report.logits is not None
-        value_BK = self.values(report.logits, batch, asked).cpu().numpy()
-        return value_BK[:, [0, *(1 + order.index(place) for place in range(len(sets)))]]
+        value_BK = self.values(report.logits, batch, positions).cpu().numpy()
+        return value_BK[:, [0, *(1 + order.index(place) for place in range(len(sets)))]]  # in the caller's order
 
-    def each(self, heard: Heard, advance: Advance = lambda token_layers: None) -> None:
+    def each(self, on_output: OnOutput, advance: Advance = lambda token_layers: None) -> None:
         """Call with what every head gives for every sequence, in one pass over each."""
         for batch in self.batches(0):
             lengths = [self.task.lengths[place] for place in batch]
 
             def hear(call: AttentionCall, output_BTHV: Tensor, lengths: Sequence[int] = lengths) -> Tensor:
-                heard(call.place, output_BTHV, lengths)
+                on_output(call.place, output_BTHV, lengths)
                 return output_BTHV
 
             listen(self.loaded.model, self.ids(batch), unheard, engine=replace(self.engine, change=hear))
@@ -185,8 +192,8 @@ class Passes:
     def logit_spread(self, batch: Sequence[int]) -> float:
         """How far apart the logits lie that the measure reads of some texts: from the median of the vocabulary to where
         84 % lie below, a standard deviation of normal ones."""
-        asked = self.asked(batch)
-        report = listen(self.loaded.model, self.ids(batch), unheard, engine=self.engine, logits_at=asked)
+        positions = self.asked(batch)
+        report = listen(self.loaded.model, self.ids(batch), unheard, engine=self.engine, logits_at=positions)
         assert report.logits is not None
         sorted_BRV = report.logits.float().sort(-1).values
         middle, above = (int(share * sorted_BRV.shape[-1]) for share in (0.5, 0.84))
@@ -199,18 +206,18 @@ class Passes:
         try:
             layers = decoder_layers(self.loaded, self.task.ids[first[0]][:2])
             shared = replace(unshared, layers=layers)
-            tried = list({shared.start(one): one for one in sets}.values())
+            tried = list({shared.start(chosen): chosen for chosen in sets}.values())
             batch = shared.batches(len(tried))[0]
             alone = batch[: self._fewest]
-            apart = np.abs(shared.run(batch, tried)[0] - unshared.run(alone, tried)[0]).max()
+            difference = np.abs(shared.run(batch, tried)[0] - unshared.run(alone, tried)[0]).max()
         except BranchError as error:
             return replace(self, why_not=str(error))
         except (ForwardError, RuntimeError, IndexError, ValueError) as error:  # any family's forward
             return replace(
                 self, why_not=f"this family's layers take no further rows: {first_line(error.__cause__ or error)}"
             )
-        if not apart <= AGREES[self.loaded.dtype]:
-            return replace(self, why_not=f"shared and unshared differ by {apart:.1g} nats on the first text")
+        if not difference <= AGREES[self.loaded.dtype]:
+            return replace(self, why_not=f"shared and unshared differ by {difference:.1g} nats on the first text")
         return replace(self, layers=layers)
 
     @classmethod
@@ -228,15 +235,15 @@ class Passes:
         parts = [part for _, part in self.chunks(sets)]
         return sum(self.cost(batch, part) for part in parts for batch in self.batches(len(part)))
 
-    def start(self, one: HeadSet) -> int:
+    def start(self, heads: HeadSet) -> int:
         """How many decoder layers run before a set's first head; 0 for no heads."""
-        return min((self.layers.start(layer) for layer, _ in one.heads), default=0) if self.layers else 0
+        return min((self.layers.start(layer) for layer, _ in heads.heads), default=0) if self.layers else 0
 
     def cost(self, batch: Sequence[int], sets: Sequence[HeadSet]) -> int:
         """Tokens times decoder layers of one pass: the intact rows, and each set's from where it starts."""
         deep = len(self.layers.all) if self.layers else len(self.loaded.geometry.layers)
         tokens = len(batch) * max(self.task.lengths[place] for place in batch)
-        return tokens * (deep + sum(deep - self.start(one) for one in sets))
+        return tokens * (deep + sum(deep - self.start(chosen) for chosen in sets))
 
     def chunks(self, sets: Sequence[HeadSet]) -> Iterator[tuple[int, Sequence[HeadSet]]]:
         """Sets that one pass carries, and the place of the first."""
@@ -246,27 +253,33 @@ class Passes:
 
     def batches(self, sets: int) -> list[list[int]]:
         """Sequences that are read together with so many sets; of one length where the family asks for it."""
-        one, lengths = self.task.together, self.task.lengths
-        size = max(self._fewest, self._rows // (1 + sets) // one * one)
-        groups = [range(start, start + one) for start in range(0, len(lengths), one)]
+        groups, lengths = self.groups, self.task.lengths
+        size = max(self._fewest, self._rows // (1 + sets) // self.task.together * self.task.together)
         longest = [max(lengths[place] for place in group) for group in groups]
-        found: list[list[int]] = []
+
+        # From the longest on, so that the texts of a batch are padded least.
+        batches: list[list[int]] = []
         before = 0
         for number in sorted(range(len(groups)), key=lambda number: -longest[number]):
-            if not found or len(found[-1]) >= size or not (self.mixed or before == longest[number]):
-                found.append([])
-            found[-1].extend(groups[number])
+            if not batches or len(batches[-1]) >= size or not (self.mixed or before == longest[number]):
+                batches.append([])
+            batches[-1].extend(groups[number])
             before = longest[number]
-        if len(found) > 1 and len(found[-1]) < self._fewest:
-            found[-2] += found.pop()
-        return found
+        if len(batches) > 1 and len(batches[-1]) < self._fewest:
+            batches[-2] += batches.pop()
+        return batches
+
+    @property
+    def groups(self) -> list[range]:
+        """The sequences that the task has read in one pass."""
+        size = self.task.together
+        return [range(start, start + size) for start in range(0, len(self.task), size)]
 
     def check_together(self) -> None:
         """Raise InputError where sequences of different lengths are to be read together, and this family reads the
-        shorter in another way beside the longer: it is tried where that is not known."""
-        one, lengths = self.task.together, self.task.lengths
-        groups = [range(start, start + one) for start in range(0, len(lengths), one)]
-        uneven = [list(group) for group in groups if len({lengths[place] for place in group}) > 1]
+        shorter in another way with the longer: it is tried where that is not known."""
+        lengths = self.task.lengths
+        uneven = [list(group) for group in self.groups if len({lengths[place] for place in group}) > 1]
         if not uneven or self.mixed:
             return
         batch = max(uneven, key=lambda group: max(lengths[place] for place in group))
@@ -297,12 +310,6 @@ class Passes:
         logits = max(len(self.rows(place)) for place in range(len(self.task))) * max(1, self.loaded.geometry.vocab_size)
         return max(2 * self._fewest, min(tokens // max(self.task.lengths), LOGITS // logits))
 
-    def _branching(self, sets: Sequence[HeadSet], batch: int) -> AbstractContextManager[None]:
-        if self.layers is None:
-            return nullcontext()
-        starts = [self.start(one) for one in sets]
-        return branching(self.layers.all, {at: starts.count(place) for place, at in enumerate(self.layers.all)}, batch)
-
     def ids(self, batch: Sequence[int], times: int = 1) -> Tensor:
         """The ids of some sequences, padded on the right with a token of their own, so many times over."""
         longest = max(self.task.lengths[place] for place in batch)
@@ -317,11 +324,11 @@ class Passes:
         """The rows whose logits a pass over some sequences gives: all that are measured of any."""
         return sorted({row for place in batch for row in self.rows(place)})
 
-    def values(self, logits_NRV: Tensor, batch: Sequence[int], asked: Sequence[int]) -> Tensor:
-        """(B, 1 + K): the measure of each row of the pass, over its text's own rows."""
+    def values(self, logits_NRV: Tensor, batch: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """(B, 1 + K): the measure of each row of the pass, over its text's own rows; positions: those of the logits."""
         logits_KBRV = logits_NRV.view(-1, len(batch), *logits_NRV.shape[1:])
-        found = []
+        values = []
         for number, place in enumerate(batch):
-            at = [asked.index(row) for row in self.rows(place)]
-            found.append(self.measure(logits_KBRV[:, number, at], self.task, place))
-        return torch.stack(found)
+            at = [positions.index(row) for row in self.rows(place)]
+            values.append(self.measure(logits_KBRV[:, number, at], self.task, place))
+        return torch.stack(values)

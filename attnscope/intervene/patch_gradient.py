@@ -37,9 +37,9 @@ def estimated(passes: Passes, patches: Sequence[Patch], advance: Advance = lambd
         raise UsageError("attribution patching is of patches", "use a pair of texts")
     found_SK = np.zeros((len(passes.task), len(patches)))
     for batch in passes.batches(BACKWARD):
-        kept, gradients = backward(passes, batch)
+        calls, gradients = backward(passes, batch)
         with torch.no_grad():
-            for (call, output_BTHV), grad_BTHV in zip(kept, gradients, strict=True):
+            for (call, output_BTHV), grad_BTHV in zip(calls, gradients, strict=True):
                 if call.stack == patching.stack:
                     found_SK[batch] += _of_layer(patching, patches, batch, call, output_BTHV.detach(), grad_BTHV)
         advance(BACKWARD * passes.cost(batch, []))
@@ -58,11 +58,11 @@ def _of_layer(
     found_BK = np.zeros((len(batch), len(patches)))
     for number, patch in enumerate(patches):
         # The intact texts themselves are patched, each from its intact partner.
-        moved = [replace(one, row=one.row - len(batch)) for one in moves([patch], batch, call.layer)]
+        moved = [replace(move, row=move.row - len(batch)) for move in moves([patch], batch, call.layer)]
         if moved:
             heads = moved_heads(moved)
-            stay = [replace(one, source=one.row, source_at=one.at) for one in moved]  # the same rows computed again
-            before, after = (patching.changed(call, output_BTHV, one, heads) for one in (stay, moved))
+            stay = [replace(move, source=move.row, source_at=move.at) for move in moved]  # the same rows computed again
+            before, after = (patching.changed(call, output_BTHV, made, heads) for made in (stay, moved))
             product_B = (grad_BTHV.double() * (after - before)).sum((1, 2, 3))
             found_BK[:, number] = product_B.cpu().numpy()
     return found_BK

@@ -23,7 +23,7 @@ from torch import Tensor
 from attnscope.attention.again import RowBlock, RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec
 from attnscope.errors import InputError
-from attnscope.intervene.again import check_again, put, spec_of
+from attnscope.intervene.again import recompute, spec_of
 from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
@@ -88,7 +88,7 @@ class Patching(Intervention):
         return replace(engine, change=self.patching([one for one in sets if isinstance(one, Patch)], texts))
 
     def patching(self, patches: Sequence[Patch], texts: Sequence[int]) -> Change:
-        """An engine's `change` for a pass of some texts and, behind them, the same texts once per patch."""
+        """An engine's `change` for a pass of some texts and, after them, the same texts once per patch."""
 
         def change(call: AttentionCall, output_NQHV: Tensor) -> Tensor:
             moved = list(moves(patches, texts, call.layer)) if call.stack == self.stack else []
@@ -100,45 +100,38 @@ class Patching(Intervention):
         self, call: AttentionCall, output_NQHV: Tensor, moved: Sequence[Move], heads: tuple[int, ...]
     ) -> Tensor:
         """A call's output with some moves made, each from the intact call; heads: those that are computed again."""
-        if self.what != "output":
-            return self._again(call, output_NQHV, moved, heads)
-        changed, device = output_NQHV.clone(), output_NQHV.device
-        for one in moved:
-            heads_P, at_Q, source_Q = (_index(places, device) for places in (one.heads, one.at, one.source_at))
-            changed[one.row, at_Q[:, None], heads_P] = output_NQHV[one.source, source_Q[:, None], heads_P]
-        return changed
+        if self.what == "output":
+            changed, device = output_NQHV.clone(), output_NQHV.device
+            for move in moved:
+                heads_P, at_Q, source_Q = (_index(places, device) for places in (move.heads, move.at, move.source_at))
+                changed[move.row, at_Q[:, None], heads_P] = output_NQHV[move.source, source_Q[:, None], heads_P]
+            return changed
 
-    def _again(self, call: AttentionCall, output_NQHV: Tensor, moved: Sequence[Move], heads: tuple[int, ...]) -> Tensor:
-        """Rows of the heads computed again, with the moves made in keys, values or weights."""
+        # A pattern changes the rows that it is put into; a key or value may change every row.
         spec = spec_of(call, output_NQHV)
-        query_NR = self._queries(spec, moved)
-        if self.what != "pattern":
+        if self.what == "pattern":
+            rows = sorted({position for move in moved for position in move.at})
+            query_NR = padded([rows] * spec.batch, spec.device)
+        else:
+            query_NR = torch.arange(spec.visible.queries, device=spec.device).expand(spec.batch, -1)
             spec = _with_moved(spec, self.what, moved)
-        changed, worst = output_NQHV.clone(), 0.0
-        altered_E = _index([one.row for one in moved], spec.device)
-        for block in RowsAgain(spec, heads).blocks(query_NR):
-            found_NrPV = _of_patterns(block, heads, moved) if self.what == "pattern" else block.output(None, "mask")
-            worst = max(worst, put(changed, output_NQHV, heads, block, found_NrPV, altered_E))
-        check_again(call, worst, output_NQHV.dtype)
-        return changed
 
-    def _queries(self, spec: AttentionSpec, moved: Sequence[Move]) -> Tensor:
-        """The rows that are computed again, (N, R): of patterns those that are patched, else all."""
-        if self.what == "pattern" and moved:
-            rows = sorted({place for one in moved for place in one.at})
-            return padded([rows] * spec.batch, spec.device)
-        return torch.arange(spec.visible.queries, device=spec.device).expand(spec.batch, -1)
+        def output(block: RowBlock) -> Tensor:
+            return _of_patterns(block, heads, moved) if self.what == "pattern" else block.output(None, "mask")
+
+        changed_E = _index([move.row for move in moved], spec.device)
+        return recompute(call, output_NQHV, RowsAgain(spec, heads), query_NR, output, changed_E)
 
 
 def moved_heads(moved: Sequence[Move]) -> tuple[int, ...]:
     """All heads that any of the moves has, ascending."""
-    return tuple(sorted({head for one in moved for head in one.heads}))
+    return tuple(sorted({head for move in moved for head in move.heads}))
 
 
 def moves(patches: Sequence[Patch], texts: Sequence[int], layer: int) -> Iterator[Move]:
-    """What patches move in a layer, in a pass of some texts and, behind them, the same texts once per patch."""
+    """What patches move in a layer, in a pass of some texts and, after them, the same texts once per patch."""
     for number, patch in enumerate(patches, start=1):
-        heads = tuple(head for of, head in patch.heads if of == layer)
+        heads = tuple(head for patched_layer, head in patch.heads if patched_layer == layer)
         for place, text in enumerate(texts if heads else ()):
             if patch.at[text]:
                 row, other = number * len(texts) + place, text ^ 1
@@ -149,21 +142,20 @@ def _with_moved(spec: AttentionSpec, what: What, moved: Sequence[Move]) -> Atten
     """The call with some keys or values of its rows taken from others."""
     own_NGKX = spec.k_BGKD if what == "key" else spec.v_BGKV
     changed, per_group = own_NGKX.clone(), spec.heads // spec.kv_heads
-    for one in moved:
-        groups = _index(sorted({head // per_group for head in one.heads}), spec.device)[:, None]
-        changed[one.row, groups, _index(one.at, spec.device)] = own_NGKX[
-            one.source, groups, _index(one.source_at, spec.device)
-        ]
+    for move in moved:
+        groups = _index(sorted({head // per_group for head in move.heads}), spec.device)[:, None]
+        at, source_at = _index(move.at, spec.device), _index(move.source_at, spec.device)
+        changed[move.row, groups, at] = own_NGKX[move.source, groups, source_at]
     return replace(spec, k_BGKD=changed) if what == "key" else replace(spec, v_BGKV=changed)
 
 
 def _of_patterns(block: RowBlock, heads: Sequence[int], moved: Sequence[Move]) -> Tensor:
     """The output of a block, some of whose rows have the weights of others; positions are the same in both."""
     weights = block.weights_NPrK.clone()
-    for one in moved:
-        places_P1 = _index([heads.index(head) for head in one.heads], weights.device)[:, None]
-        here = torch.isin(block.query_Nr[one.row], _index(one.at, weights.device)).nonzero()[:, 0]
-        weights[one.row, places_P1, here] = block.weights_NPrK[one.source, places_P1, here]
+    for move in moved:
+        places_P1 = _index([heads.index(head) for head in move.heads], weights.device)[:, None]
+        here = torch.isin(block.query_Nr[move.row], _index(move.at, weights.device)).nonzero()[:, 0]
+        weights[move.row, places_P1, here] = block.weights_NPrK[move.source, places_P1, here]
     return block.weighted(weights, block.logits_NPrK)
 
 

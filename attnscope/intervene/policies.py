@@ -124,14 +124,16 @@ class HeavyHitters(KeptKeys):
             query_Er, logits_ErK = budgeted.query_Er(block), budgeted.of(block.logits_NPrK)
             seen_ErK, sink_NPr1 = budgeted.of(block.seen_NPrK), block.row_sinks_NPr1
             sink_Er1 = None if sink_NPr1 is None else budgeted.of(sink_NPr1)
-            found_ErK = torch.zeros_like(logits_ErK, dtype=torch.bool)
+            dropped_ErK = torch.zeros_like(logits_ErK, dtype=torch.bool)
             for at in range(query_Er.shape[1]):
                 back_EK = query_Er[:, at, None] - budgeted.key_K
                 kept_EK = self._kept((kept_EK | (back_EK == 0)) & seen_ErK[:, at], back_EK, sum_EK)
-                logits_EK = logits_ErK[:, at].masked_fill(~kept_EK, -torch.inf)
-                sum_EK.add_(_softmax(logits_EK, None if sink_Er1 is None else sink_Er1[:, at]))
-                found_ErK[:, at] = ~kept_EK
-            return found_ErK
+                logits_EX = logits_ErK[:, at].masked_fill(~kept_EK, -torch.inf)
+                if sink_Er1 is not None:  # a sink logit takes its share of the row
+                    logits_EX = torch.cat([logits_EX, sink_Er1[:, at]], -1)
+                sum_EK.add_(logits_EX.softmax(-1).nan_to_num(0.0)[:, : len(budgeted.key_K)])  # 0 in a row without a key
+                dropped_ErK[:, at] = ~kept_EK
+            return dropped_ErK
 
         return dropped
 
@@ -142,14 +144,6 @@ class HeavyHitters(KeptKeys):
         full_E = there_EK.sum(-1) > self.size
         evicted_EK = torch.zeros_like(there_EK).scatter_(-1, least_E[:, None], full_E[:, None])
         return there_EK & ~evicted_EK
-
-
-def _softmax(logits_EK: Tensor, sink_E1: Tensor | None) -> Tensor:
-    """The weights of rows, 0 in one that has no key; a sink logit takes its share."""
-    if sink_E1 is not None:
-        logits_EK = torch.cat([logits_EK, sink_E1], -1)
-    weights_EK = logits_EK.softmax(-1).nan_to_num(0.0)
-    return weights_EK if sink_E1 is None else weights_EK[:, :-1]
 
 
 class Once(KeptKeys):
@@ -172,7 +166,7 @@ class Once(KeptKeys):
         """
         shared = spec.heads // spec.kv_heads
         groups = sorted({head // shared for head in heads})
-        whole = tuple(group * shared + one for group in groups for one in range(shared))
+        whole = tuple(group * shared + member for group in groups for member in range(shared))
         score_BGK = self.scores(spec, whole, ends).unflatten(1, (len(groups), shared)).mean(2)
         kept_BGK = torch.zeros_like(score_BGK, dtype=torch.bool)
         for text, end in enumerate(ends):
@@ -209,7 +203,7 @@ class Snap(Once):
 
     def scores(self, spec: AttentionSpec, heads: tuple[int, ...], ends: Sequence[int]) -> Tensor:
         starts = [max(0, end - self.window) for end in ends]
-        sum_BPK, _ = _sums(spec, heads, [range(*one) for one in zip(starts, ends, strict=True)])
+        sum_BPK, _ = _sums(spec, heads, list(map(range, starts, ends)))
         score_BPK = torch.full_like(sum_BPK, torch.inf)
         for text, start in enumerate(starts):
             if start:
@@ -238,5 +232,5 @@ def policy_of(text: str) -> KeptKeys:
     >>> policy_of("snap:64@16")
     Snap(size=64, window=16)
     """
-    written = written_budget(text)
-    return KINDS[written.kind](*written.numbers)
+    budget = written_budget(text)
+    return KINDS[budget.kind](*budget.numbers)

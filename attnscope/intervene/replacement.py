@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import InputError
-from attnscope.intervene.intervention import Heard, Intervention
+from attnscope.intervene.intervention import Intervention, OnOutput
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
 from attnscope.seam.call import AttentionCall, CallPlace
@@ -53,7 +53,7 @@ class Replacing(Intervention):
                 "use {replace=mean}",
             )
 
-    def learnt(self, task: Task, each: Callable[[Heard], None]) -> Replacing:
+    def learnt(self, task: Task, each: Callable[[OnOutput], None]) -> Replacing:
         if self.name == "resample":
             return replace(self, instead=of_the_next)
         if self.name == "zero":
@@ -69,7 +69,7 @@ class Replacing(Intervention):
 
 
 def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace) -> Change:
-    """An engine's `change` for a pass of some texts and, behind them, the same texts once per set: in the set's rows
+    """An engine's `change` for a pass of some texts and, after them, the same texts once per set: in the set's rows
     the outputs of its heads are replaced.
 
         >>> engine = replace(ENGINES["eager"], change=replacing([one], lengths, zeros))
@@ -78,11 +78,11 @@ def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace)
     batch = len(lengths)
 
     def change(call: AttentionCall, output_NTHV: Tensor) -> Tensor:
-        gone = [(1 + at, head) for at, one in enumerate(sets) for layer, head in one.heads if layer == call.layer]
-        if not gone:
+        pairs = [(at, head) for at, chosen in enumerate(sets, 1) for layer, head in chosen.heads if layer == call.layer]
+        if not pairs:
             return output_NTHV
         instead_BTHV = instead(call.place, output_NTHV[:batch], lengths)
-        row_P, head_P = torch.tensor(gone, device=output_NTHV.device).T
+        row_P, head_P = torch.tensor(pairs, device=output_NTHV.device).T
         changed = output_NTHV.clone()
         changed.view(-1, batch, *changed.shape[1:])[row_P, :, :, head_P] = instead_BTHV.permute(2, 0, 1, 3)[head_P]
         return changed
@@ -105,7 +105,7 @@ class Means:
     """The mean output of every head over all sequences but the one that is read.
 
     one_length: positions are kept apart; else the first alone, which sees nothing but itself. sums: of every call, over
-    all sequences, (G, H, V), and how many tokens stand behind each group, (G,).
+    all sequences, (G, H, V), and of how many tokens each group is, (G,).
     """
 
     one_length: bool

@@ -96,7 +96,8 @@ def diverge(
             both = [side.mass(side.P.visible.rows, start, stop, columns).to(device) > 0 for side in (first, second)]
             drawn.add((q_HrU - p_HrU)[..., :-1], (both[0] & both[1])[..., :-1], start)
     numbers = (js_H / rows_H, rows_H, lost_H / rows, other_H / rows)
-    return Divergence(*(value_H.cpu().numpy() for value_H in numbers), map=None if drawn is None else drawn.values())
+    js, counted, lost, other = (value_H.cpu().numpy() for value_H in numbers)
+    return Divergence(js, counted, lost, other, None if drawn is None else drawn.values())
 
 
 def js_bits(p: Tensor, q: Tensor) -> Tensor:

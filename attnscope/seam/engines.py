@@ -28,7 +28,6 @@ from attnscope.process import ProcessWide
 from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.checks import CHECKED_ROWS, REPEATED_ROWS, check_call, relative_error, sampled, sdpa_kernel
 from attnscope.seam.cost import Cost, eager_bytes, fused_bytes
-from attnscope.seam.hiding import Hide, without
 from attnscope.seam.own import OwnAttention
 from attnscope.seam.report import CallCheck
 
@@ -47,8 +46,6 @@ class Engine:
     operator that is a TiledAttention; some rows are then compared with the model's own. checked: whether the calls of
     the model's own attention are checked. change(call, output_BQHV): returns what the model gets instead of a layer's
     output, for heads that are switched off, patched or steered; the call shows the attention as it was, its q, k and v.
-    hide(place, spec): which keys are hidden from which queries, see `hiding`; the operator shows the attention without
-    them.
 
         >>> def without_head_3(call, output):
         ...     return output if call.layer != 2 else output.index_fill(2, torch.tensor([3]), 0.0)
@@ -62,23 +59,18 @@ class Engine:
     output: Literal["model", "attnscope"] = "model"
     checked: bool = True
     change: Change | None = None
-    hide: Hide | None = None
 
     @property
     def alters(self) -> bool:
         """Whether it changes what the model computes."""
-        return self.change is not None or self.hide is not None
+        return self.change is not None
 
     def run(
         self, place: CallPlace, spec: AttentionSpec, own: OwnAttention, on_call: OnCall
     ) -> tuple[Tensor, CallCheck]:
         """Give the layer's output (B, Q, H, V) and how the call held; `on_call` was given the call."""
-        hidden = None if self.hide is None else self.hide(place, spec)
-        if hidden is not None:
-            spec, own = without(place, spec, own, hidden)
         attend = self._by_model if self.output == "model" else self._by_operator
         call, output, check = attend(place, spec, own, on_call)
-        check.altered = hidden is not None
         if self.change is None:
             return output, check
         changed = self.change(call, output)
@@ -87,7 +79,7 @@ class Engine:
                 f"layer {place.layer}: expected an output of shape {tuple(output.shape)}, got {tuple(changed.shape)}",
                 "return a tensor of the shape that was given",
             )
-        check.altered |= changed is not output
+        check.altered = changed is not output
         return changed, check
 
     def _by_model(

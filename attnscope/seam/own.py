@@ -6,7 +6,7 @@ Shapes: B text, Q query, R sampled rows, H head, V width of v.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,11 +30,6 @@ class OwnAttention:
     def given(self) -> dict[str, Any]:
         """The arguments by name."""
         return {**dict(zip(ARGUMENTS, self.args, strict=False)), **self.kwargs}
-
-    def called(self, given: Mapping[str, Any]) -> OwnAttention:
-        """The same function with other arguments, by name."""
-        left = dict(given)
-        return replace(self, args=tuple(left.pop(name) for name in ARGUMENTS[:4]), kwargs=left)
 
     def __call__(self) -> tuple[Tensor, Tensor | None]:
         """Output (B, Q, H, V) and weights (B, H, Q, K), None under fused implementations."""

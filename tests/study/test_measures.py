@@ -9,13 +9,13 @@ import torch
 from attnscope.errors import InputError, UsageError
 from attnscope.folder.parts import Parts, claim
 from attnscope.intervene.gradient import first_order
-from attnscope.intervene.hiding import Hiding
 from attnscope.intervene.measure import LogitDifference
 from attnscope.intervene.passes import measured, prepared
 from attnscope.intervene.sets import HeadSet
 from attnscope.study.ablation.effects import HeadSets, ablate_sets, task_facts
 from attnscope.study.ablation.prune import curve, pruned
 from attnscope.study.ablation.tasks import copy
+from helpers.hidden import Hidden
 
 BOTH = HeadSet("induction", ((3, 0), (3, 1)))
 ONE = HeadSet("one", ((2, 1),))
@@ -101,9 +101,9 @@ def test_parts_of_another_measure_are_not_taken(demo, task, difference, tmp_path
 
 def test_parts_of_other_hidden_keys_are_not_taken(demo, task, tmp_path):
     asked = HeadSets.of([BOTH], demo.geometry, random=0)
-    ablate_sets(demo, task, asked, Hiding((60,), (1, 2)), tmp_path)
+    ablate_sets(demo, task, asked, Hidden((60,), (1, 2)), tmp_path)
     with pytest.raises(UsageError, match=r"keys was .1, 2., now .1, 3."):
-        ablate_sets(demo, task, asked, Hiding((60,), (1, 3)), tmp_path)
+        ablate_sets(demo, task, asked, Hidden((60,), (1, 3)), tmp_path)
 
 
 def test_the_head_that_is_missed_least_goes_first(demo, task, difference, tmp_path):
