@@ -68,7 +68,7 @@ class Observation:
     its scores. view: how entries were read, and of which heads. group: what relations speak of, None for tokens.
     support: {layer: {kind of rows: how many}}. visible: {layer: which keys a query sees, as `window 16`}. received: the
     mean mass that each token receives as a key, over the kept heads (T,). kv_of: {layer: (heads, kv heads)}. facts:
-    what a manifest says of the run. kept: what else was kept, by its name in `keep/things.py`; each has a property
+    what a manifest says of the run. kept: what else was kept, by the name of its `Collector`; each has a property
     here. chosen: the tokens that were asked about; scores, supports and what tokens receive are then of the chosen
     queries, and `columns.scores["mass"]` is there where keys were chosen. atlas: what names the model's heads, where
     there is one (`named`). without: {layer: type} of its layers without attention: `ssm`, `linear`, `conv`. within:

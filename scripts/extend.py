@@ -42,7 +42,7 @@ def recomputed(spec: AttentionSpec) -> AttentionOperator:
 
 '''
 
-KEPT = '''"""The largest weight of every row. Shapes: B text, H head, Q query."""
+COLLECTOR = '''"""The largest weight of every row. Shapes: B text, H head, Q query."""
 
 from __future__ import annotations
 
@@ -51,32 +51,29 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from attnscope.attention.questions import MaxWeight, Question
-from attnscope.keep.layers import PerLayer
-from attnscope.keep.probe import Answers, Layer
+from attnscope.keep.collector import Answers, Collector
+from attnscope.keep.layers import Layer
 from attnscope.keep.request import Asked, Request
-from attnscope.keep.thing import FoundByLayer, Thing
 
 
-class Largest:
+class LargestCollector(Collector):
     """Of a layer (B, H, Q), of one text (H, Q)."""
 
-    def asks(self, layer: Layer) -> Sequence[Question]:
+    name = "largest"
+
+    @classmethod
+    def of(cls, texts: Sequence[Asked], request: Request) -> LargestCollector:
+        """Of every text: a number a row is little."""
+        return cls()
+
+    def questions(self, layer: Layer) -> Sequence[Question]:
         return [MaxWeight()]
 
-    def keep(self, layer: Layer, answers: Answers) -> Tensor:
+    def collect(self, layer: Layer, answers: Answers) -> Tensor:
         return answers[MaxWeight()].float().cpu()
 
-
-def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
-    """Of every text: a number a row is little."""
-
-    def of_texts(found: FoundByLayer) -> list[PerLayer[Tensor]]:
-        return [
-            PerLayer({key: kept_BHQ[row, :, : len(one.prompt)] for key, kept_BHQ in found.items()})
-            for row, one in enumerate(asked)
-        ]
-
-    return Thing(Largest(), of_texts)
+    def of_text(self, collected: Tensor, row: int, text: Asked) -> Tensor:
+        return collected[row, :, : len(text.prompt)]
 '''
 
 INTERVENTION = '''"""Heads whose output is halved. Shapes: B text, T token, H head, V width of v."""
@@ -138,13 +135,7 @@ def sentences(asked: ModelText, printing: Printing) -> int:
 # Extension -> its files -> (the anchor before which it is written, or "" for a new file; what is written) ...
 EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
     "a metric": {"measure/metrics.py": (('        Metric(\n            id="self",', METRIC.lstrip("\n")),)},
-    "a kept thing": {
-        "keep/largest.py": (("", KEPT),),
-        "keep/things.py": (
-            ("maps, operands, per_token,", "largest, "),
-            ('    "spans": spans.wanted,', '    "largest": largest.wanted,\n'),
-        ),
-    },
+    "a collector": {"keep/collectors/largest.py": (("", COLLECTOR),)},
     "an intervention": {"intervene/halving.py": (("", INTERVENTION),)},
     "an option": {
         "cli/heads.py": (

@@ -21,9 +21,8 @@ from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.tiled.tiles import Tiling
 from attnscope.attention.triton_kernel import driver
 from attnscope.attention.visibility import Visibility, by_place, row_blocks
-from attnscope.keep.heads import TopRelation
-from attnscope.keep.layers import LayerKey
-from attnscope.keep.probe import Layer
+from attnscope.keep.collectors.heads import TopRelation
+from attnscope.keep.layers import Layer, LayerKey
 from attnscope.measure.texts import Texts
 from attnscope.memory import free_memory
 from attnscope.model import loading
@@ -114,8 +113,8 @@ def test_the_strongest_relation_without_a_walk_for_keys_is_the_same(key_zero: bo
         P.finds_largest = finds
         texts = Texts(torch.zeros(2, 40, dtype=torch.long), torch.tensor([40, 30]))
         layer, probe = Layer(LayerKey(DECODER, 0), P, 2, texts), TopRelation(key_zero)
-        assert isinstance(probe.asks(layer)[0], MaxWeight if finds else TopK)
-        found.append(probe.keep(layer, P.together(probe.asks(layer))))
+        assert isinstance(probe.questions(layer)[0], MaxWeight if finds else TopK)
+        found.append(probe.collect(layer, P.together(probe.questions(layer))))
     assert_close(found[1], found[0])
 
 

@@ -22,7 +22,7 @@ from attnscope.batch.worker import Worker
 from attnscope.explain import explain_head
 from attnscope.intervene.passes import prepared
 from attnscope.intervene.sets import HeadSet
-from attnscope.keep import heads, keys
+from attnscope.keep.collectors import heads
 from attnscope.keep.view import View
 from attnscope.measure.texts import Texts
 from attnscope.model.loaded import LoadedModel
@@ -243,29 +243,29 @@ def test_no_more_of_n_by_n_lives_than_one_layers_own(
 def test_matrices_that_are_kept_from_layer_to_layer_are_found(
     demo: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, keep = [], heads.HeadScores.keep
+    kept, keep = [], heads.HeadScores.collect
     monkeypatch.setattr(
-        heads.HeadScores, "keep", lambda self, layer, answers: kept.append(layer.P) or keep(self, layer, answers)
+        heads.HeadScores, "collect", lambda self, layer, answers: kept.append(layer.P) or keep(self, layer, answers)
     )
     assert large_blocks(demo, monkeypatch, "eager") > LARGE_AT_ONCE["eager"]
 
 
 def test_an_item_per_head_is_found(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep = keys.TopKey.keep
+    keep = heads.TopKey.collect
 
     def per_head(self: Any, layer: Any, answers: Any) -> Any:
-        [asked] = self.asks(layer)
+        [asked] = self.questions(layer)
         [answers[asked][:, head].max().item() for head in range(layer.P.heads)]
         return keep(self, layer, answers)
 
-    monkeypatch.setattr(keys.TopKey, "keep", _of_the_package(per_head))
+    monkeypatch.setattr(heads.TopKey, "collect", _of_the_package(per_head))
     assert waits(demo.tokenizer, "fused") > WAITS_PER_LAYER["fused"]
 
 
 def _of_the_package(function: Any) -> Any:
     """The function as if it stood in the package, where waits are counted."""
     return FunctionType(
-        function.__code__.replace(co_filename=keys.__file__), globals(), None, None, function.__closure__
+        function.__code__.replace(co_filename=heads.__file__), globals(), None, None, function.__closure__
     )
 
 

@@ -22,7 +22,7 @@ from extend import EXTENSIONS, Cost, extend  # noqa: E402
 TEXT = "the financial bank is located on river bank by the river"
 EDITED = {  # files of existing code, at most
     "a metric": 1,
-    "a kept thing": 2,
+    "a collector": 0,
     "an intervention": 1,
     "an option": 1,
     "an engine": 1,
@@ -34,8 +34,8 @@ STORY = ("heads", "--file", str(ROOT / "examples" / "story.txt"), "-q")
 HEADS = ("heads", "--engine")
 TALKING = (*HEADS, "recomputed", *READ[:-1])
 INFO = ("info", "demo", "--format", "json")
-KEPT = f"""
-import attnscope.keep.largest, json
+COLLECTOR = f"""
+import attnscope.keep.collectors.largest, json
 seen = attnscope.capture(attnscope.load("demo"), {TEXT!r}, engine="fused")
 print(json.dumps([kept_HQ.tolist() for kept_HQ in seen.kept["largest"].values()]))
 """
@@ -51,7 +51,7 @@ print(json.dumps(measured(demo, copy(demo, sequences=2), sets, Halving()).tolist
 """
 NEEDS = {  # extension -> a command, or a program, that only it makes possible
     "a metric": ("heads", "--sort", "two_back", *READ),
-    "a kept thing": ("-c", KEPT),
+    "a collector": ("-c", COLLECTOR),
     "an intervention": ("-c", INTERVENTION),
     "an option": (*STORY, "--role", "induction", "--top", "all", "--format", "table"),
     "an engine": (*HEADS, "recomputed", *READ),
@@ -151,7 +151,7 @@ def test_the_engine_has_its_cost_in_what_info_says(said: dict[tuple[str, ...], R
 
 @pytest.mark.e2e
 def test_the_kept_thing_is_the_largest_of_each_row(demo, said: dict[tuple[str, ...], Result]) -> None:
-    kept = json.loads(said[NEEDS["a kept thing"]].out)
+    kept = json.loads(said[NEEDS["a collector"]].out)
     expected = attentions(demo.model, demo.tokenizer(TEXT).input_ids)
     for kept_HQ, weights_HQK in zip(kept, expected, strict=True):
         for row, weights_QK in zip(kept_HQ, weights_HQK.tolist(), strict=True):

@@ -19,9 +19,8 @@ from attnscope.drawing import layer_maps
 from attnscope.errors import InputError
 from attnscope.figures import Style
 from attnscope.figures.jobs import prepare_heads
-from attnscope.keep.layers import LayerKey
-from attnscope.keep.maps import Maps
-from attnscope.keep.probe import Layer
+from attnscope.keep.collectors.maps import Maps
+from attnscope.keep.layers import Layer, LayerKey
 from attnscope.keep.view import View
 from attnscope.measure.metrics import Texts
 from attnscope.model.loading import load
@@ -400,7 +399,7 @@ def test_a_question_asked_on_another_device_is_one_question():
     assert P.device.type == "meta"
     layer = Layer(LayerKey(0), P, 1, Texts(torch.zeros(1, 300), torch.tensor([300])))
     probe = Maps(300, side=20)
-    assert probe.asks(layer) == probe.asks(layer) != []
+    assert probe.questions(layer) == probe.questions(layer) != []
 
 
 def test_each_text_of_a_batch_has_its_own_queries(demo):

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from attnscope.errors import MemoryLimitError, ModelError
-from attnscope.keep import rollout
+from attnscope.keep.collectors import rollout
+from attnscope.keep.collectors.rollout import Rollout, RolloutCollector
 from attnscope.keep.groups import bins
-from attnscope.keep.rollout import Rollout, RolloutProbe
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
@@ -157,9 +157,9 @@ def test_layers_that_do_not_attend_to_tokens_are_passed(loaded_as, demo, name, l
 def test_a_layer_is_asked_once(loaded_as, demo, monkeypatch) -> None:
     """On every engine: so that what is carried from layer to layer is carried once."""
     asked: list[int] = []
-    asks = RolloutProbe.asks
+    asks = RolloutCollector.questions
     monkeypatch.setattr(
-        RolloutProbe, "asks", lambda probe, layer: (asked.append(layer.key.layer), asks(probe, layer))[1]
+        RolloutCollector, "questions", lambda probe, layer: (asked.append(layer.key.layer), asks(probe, layer))[1]
     )
     for engine in ENGINES:
         asked.clear()
@@ -170,7 +170,7 @@ def test_a_layer_is_asked_once(loaded_as, demo, monkeypatch) -> None:
 def test_nothing_to_roll_out_is_said(demo) -> None:
     prompt = from_text(demo.tokenizer, TEXT)
     with pytest.raises(ModelError, match="no layer"):
-        RolloutProbe(torch.zeros(1, len(prompt), dtype=torch.long)).rolled(0, bins(prompt))
+        RolloutCollector(torch.zeros(1, len(prompt), dtype=torch.long)).rolled(0, bins(prompt))
 
 
 def test_a_matrix_that_does_not_fit_is_refused(loaded_as, demo, monkeypatch) -> None:

@@ -33,11 +33,11 @@ from attnscope.attention.tiled.readers import READERS, RowSumReader
 from attnscope.attention.tiled.small import SmallAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import MemoryLimitError
-from attnscope.keep.heads import HeadScores, TopRelation
-from attnscope.keep.layers import LayerKey
-from attnscope.keep.probe import Layer, run_probes
-from attnscope.keep.relations import TopKeys
-from attnscope.keep.rollout import RolloutProbe
+from attnscope.keep.collector import collect_layer
+from attnscope.keep.collectors.heads import HeadScores, TopRelation
+from attnscope.keep.collectors.relations import TopKeys
+from attnscope.keep.collectors.rollout import RolloutCollector
+from attnscope.keep.layers import Layer, LayerKey
 from attnscope.measure.metrics import METRICS, Texts, means, measure, questions
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listen
@@ -390,9 +390,9 @@ def test_one_pass_answers_every_probe_and_gives_the_output(monkeypatch: pytest.M
     each = tiles.Tiling.each
     monkeypatch.setattr(tiles.Tiling, "each", lambda tiling, visit: (passes.append(1), each(tiling, visit))[1])
     texts = Texts(torch.zeros(1, 70, dtype=torch.long), torch.tensor([70]))
-    runs = [RolloutProbe(torch.arange(70)[None]), HeadScores(), TopRelation(), TopKeys(3)]
+    runs = [RolloutCollector(torch.arange(70)[None]), HeadScores(), TopRelation(), TopKeys(3)]
     probes = {str(number): probe for number, probe in enumerate(runs)}
-    run_probes(probes, Layer(LayerKey(0), asked, 4, texts))
+    collect_layer(probes, Layer(LayerKey(0), asked, 4, texts))
     asked.output()
     assert len(passes) == 1
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attnscope.api import capture, load
-from attnscope.keep import together
+from attnscope.keep import collector
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.model.loaded import LoadedModel
@@ -38,7 +38,7 @@ def model() -> LoadedModel:
 
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on no layer waits for another."""
-    monkeypatch.setattr(together, "TOGETHER_BYTES", 0)
+    monkeypatch.setattr(collector, "TOGETHER_BYTES", 0)
 
 
 def same(found: Observation, expected: Observation) -> None:
@@ -71,8 +71,8 @@ def test_layers_asked_together_say_what_each_says_alone(
 def test_heads_of_another_layer_would_be_seen(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same comparison fails where the parts of the common answers are given to the wrong layers."""
     expected = capture(model, TEXT)
-    of_heads = together._of_heads
-    monkeypatch.setattr(together, "_of_heads", lambda answer, heads: of_heads(answer, slice(0, 6)))
+    of_heads = collector._of_heads
+    monkeypatch.setattr(collector, "_of_heads", lambda answer, heads: of_heads(answer, slice(0, 6)))
     with pytest.raises(AssertionError):
         same(capture(model, TEXT), expected)
 
@@ -80,10 +80,12 @@ def test_heads_of_another_layer_would_be_seen(model: LoadedModel, monkeypatch: p
 @pytest.mark.parametrize("bytes_", [0, 6_000, 2**20])
 def test_how_many_layers_are_asked_at_once(model: LoadedModel, bytes_: int, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = list[int]()
-    asked = together.asked_together
-    monkeypatch.setattr(together, "TOGETHER_BYTES", bytes_)
+    asked = collector.collect_together
+    monkeypatch.setattr(collector, "TOGETHER_BYTES", bytes_)
     monkeypatch.setattr(
-        together, "asked_together", lambda things, layers: counts.append(len(layers)) or asked(things, layers)
+        collector,
+        "collect_together",
+        lambda collectors, layers: counts.append(len(layers)) or asked(collectors, layers),
     )
     capture(model, TEXT)  # 4 layers of 6 heads over 9 tokens: 1,944 bytes each
     assert counts == {0: [], 6_000: [3, 1], 2**20: [4]}[bytes_]
@@ -98,7 +100,7 @@ def test_autocast_of_the_caller_rounds_nothing(model: LoadedModel, monkeypatch: 
 
 @pytest.mark.parametrize("bytes_", [0, 2**20])
 def test_fused_reads_rows_of_a_short_text(model: LoadedModel, bytes_: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "TOGETHER_BYTES", bytes_)
+    monkeypatch.setattr(collector, "TOGETHER_BYTES", bytes_)
     found = capture(model, TEXT, engine="fused")
     assert {who for ways in found.report.answered_by.values() for who in ways} == {"rows"}
     assert {"Entropy", "TopK", "Received"} <= found.report.answered_by.keys()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from attnscope.ask import Ask
 from attnscope.batch.batches import batch_limit, batches
-from attnscope.keep.maps import drawn_whole
+from attnscope.keep.collectors.maps import drawn_whole
 from attnscope.keep.request import Asked
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.padding import pads

@@ -1,1 +1,1 @@
-"""What is kept of a forward pass, one file each: what it asks of a layer, what it keeps of it, its table."""
+"""What is kept of a forward pass: how layers are asked for it, the records of it and their tables, the request."""

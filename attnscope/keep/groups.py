@@ -9,7 +9,8 @@ from torch import Tensor
 
 from attnscope.attention.questions import GroupMass
 from attnscope.attention.rows import indicator
-from attnscope.keep.probe import Answers, Layer
+from attnscope.keep.collector import Answers
+from attnscope.keep.layers import Layer
 from attnscope.keep.view import View
 from attnscope.measure.binned import MAP_SIDE
 from attnscope.text.prompt import Prompt, Span

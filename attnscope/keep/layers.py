@@ -1,15 +1,25 @@
-"""What is kept per layer of one stack, keyed by stack and layer; see `stacks.py`."""
+"""A layer that is asked, and what is kept per layer of one stack, keyed by stack and layer; see `stacks.py`.
+
+Shapes: B text, H head.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from attnscope.cells import number_list
 from attnscope.errors import UnknownLayerError, UsageError
 from attnscope.stacks import DECODER, STACKS, prefix
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.attention.operator import AttentionOperator
+    from attnscope.measure.texts import Texts
 
 T = TypeVar("T", covariant=True)
 
@@ -19,6 +29,46 @@ class LayerKey(NamedTuple):
 
     layer: int
     stack: str = DECODER
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What is asked: which layer, its operator, its kv heads, and the texts on its device.
+
+    value_norms(start, stop): gives the norm of what a whole weight on a key writes, see `values.ValueNorms`; where
+    values weigh. written(start, stop): gives what it adds to a logit, see `values.Directions`; where logits are asked
+    about. beside: further layers, whose heads follow its own, see `side_by_side`.
+    """
+
+    key: LayerKey
+    P: AttentionOperator
+    kv_heads: int
+    texts: Texts
+    value_norms: Callable[[int, int], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
+    written: Callable[[int, int], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
+    beside: Sequence[LayerKey] = field(default=(), kw_only=True)
+    _here: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
+
+    @property
+    def keys(self) -> tuple[LayerKey, ...]:
+        """The layers whose heads it has."""
+        return self.key, *self.beside
+
+    def here(self, tensor: Tensor) -> Tensor:
+        """The tensor on the layer's device: the same one each time, since questions are told apart by it."""
+        if tensor.device == self.P.device:
+            return tensor
+        if id(tensor) not in self._here:
+            self._here[id(tensor)] = tensor, tensor.to(self.P.device)  # holding the first keeps its id its own
+        return self._here[id(tensor)][1]
+
+    def kv_head(self, head: int) -> int:
+        """The kv head that a query head reads."""
+        return head * self.kv_heads // self.P.heads
+
+    def per_kv_head(self, values: Tensor) -> Tensor:
+        """(B, H, ...) -> (B, kv heads, ...), the mean over the query heads that share a kv head."""
+        return values.view(self.P.batch, self.kv_heads, -1, *values.shape[2:]).mean(2)
 
 
 def codes(stacks: Sequence[str] | np.ndarray) -> np.ndarray:

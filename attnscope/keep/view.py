@@ -14,7 +14,7 @@ from attnscope.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.keep.probe import Layer
+    from attnscope.keep.layers import Layer
 
 ENTRIES = {"softmax": "weight", "scores": "score", "value": "norm", "logit": "logit"}  # the column of what a view reads
 

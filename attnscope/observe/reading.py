@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from attnscope.keep.layers import LayerKey, PerLayer
-from attnscope.keep.probe import Layer, Waiting
+from attnscope.keep.collector import LayerBatcher, PendingTransfers, wanted_collectors
+from attnscope.keep.layers import Layer, LayerKey, PerLayer
 from attnscope.keep.request import Asked, Request
-from attnscope.keep.things import HEADS, wanted
-from attnscope.keep.together import Together
 from attnscope.keep.values import Directions, Projections
 from attnscope.measure.texts import Texts
 from attnscope.observation import Observation
@@ -31,7 +29,7 @@ class PaddingError(Exception):
 
 
 class Reading:
-    """One stack in one forward pass: asks every layer, keeps what the things to keep find, and cuts it into texts."""
+    """One stack in one forward pass: its collectors ask every layer, and what they keep is cut into texts."""
 
     def __init__(
         self,
@@ -53,9 +51,9 @@ class Reading:
         self.key_count = max(len(keys) for keys in self.keys)
         self.layers = geometry.shown[stack]
         self.every = geometry.every.get(stack, ())
-        self.things = wanted(asked, request)
-        self._kept: dict[str, dict[LayerKey, Any]] = {name: {} for name in self.things}
-        self._together, self._waiting = Together(self.things), Waiting()
+        self.asked, self.collectors = asked, wanted_collectors(asked, request)
+        self._kept: dict[str, dict[LayerKey, Any]] = {name: {} for name in self.collectors}
+        self._batcher, self._pending = LayerBatcher(self.collectors), PendingTransfers()
         self.kv_of: dict[LayerKey, tuple[int, int]] = {}
 
     def heard(self, call: AttentionCall | CallCheck) -> bool:
@@ -93,7 +91,7 @@ class Reading:
         return self._texts[stack].to(call.P.device)
 
     def _ask(self, layer: Layer) -> None:
-        self._keep(self._waiting.add(layer.P.device, self._together.add(layer)))
+        self._keep(self._pending.add(layer.P.device, self._batcher.add(layer)))
         self.advance(1)
 
     def _written(self, call: AttentionCall) -> Callable[[int, int], Tensor] | None:
@@ -103,10 +101,10 @@ class Reading:
         return partial(self.directions.written, call)
 
     def _keep(self, ready: Mapping[LayerKey, Mapping[str, Any]]) -> None:
-        for key, things in ready.items():
-            for name, found in things.items():
-                if found is not None:
-                    self._kept[name][key] = found
+        for key, of_layer in ready.items():
+            for name, collected in of_layer.items():
+                if collected is not None:
+                    self._kept[name][key] = collected
 
     def _chooses_keys(self, call: AttentionCall) -> bool:
         """Whether the keys are not the tokens, or the mask hides some that the layer's causal and window rules show."""
@@ -124,13 +122,13 @@ class Reading:
     @cached_property
     def of_texts(self) -> dict[str, Sequence[Any]]:
         """What was kept, one entry per text."""
-        self._keep(self._waiting.all() | self._together.all())
-        return {name: one.of_texts(self._kept[name]) for name, one in self.things.items()}
+        self._keep(self._pending.all() | self._batcher.all())
+        return {name: one.of_texts(self._kept[name], self.asked) for name, one in self.collectors.items()}
 
     def observation(self, row: int, report: CaptureReport, facts: Mapping[str, Any]) -> Observation:
         """One text's part of what was kept, cut to its length."""
-        kept = {name: found[row] for name, found in self.of_texts.items()}
-        heads, rollout = kept.pop(HEADS), kept.get("rollout")
+        kept = {name: texts[row] for name, texts in self.of_texts.items()}
+        heads, rollout = kept.pop("heads"), kept.get("rollout")
         if rollout is not None:
             facts = {**facts, "rollout": rollout.facts([layer.index for layer in self.every])}
         return Observation(

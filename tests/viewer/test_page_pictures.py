@@ -17,7 +17,7 @@ from PIL import Image, PngImagePlugin
 
 import attnscope
 from attnscope.keep.layers import LayerKey
-from attnscope.keep.relations import KeptKeys
+from attnscope.keep.records import KeptKeys
 from attnscope.stacks import DECODER, VISION
 from attnscope.text.prompt import Medium, Patch, Prompt
 from attnscope.viewer.side import ahead

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention.questions import Question, TopK
-from attnscope.keep.probe import Answers, Layer
+from attnscope.keep.collector import Answers
+from attnscope.keep.layers import Layer
 from attnscope.model.placed import as_input
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
@@ -61,10 +62,10 @@ class Copying:
     gated: frozenset[nn.Module] = frozenset()
     after: Mapping[nn.Module, Norm] = field(default_factory=dict)
 
-    def asks(self, layer: Layer) -> Sequence[Question]:
+    def questions(self, layer: Layer) -> Sequence[Question]:
         return [TopK(1)]
 
-    def keep(self, layer: Layer, answers: Answers) -> Tensor:
+    def collect(self, layer: Layer, answers: Answers) -> Tensor:
         assert isinstance(layer, CalledLayer)
         attention, output_BQHV = layer.call.module, layer.output_BQHV
         out = self.out.get(attention)

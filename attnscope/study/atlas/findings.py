@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from attnscope.errors import ModelError
+from attnscope.keep.collector import collect_layer
 from attnscope.keep.layers import LayerKey
-from attnscope.keep.probe import run_probes
 from attnscope.measure.metrics import Texts
 from attnscope.observe.choice import choose
 from attnscope.seam.listen import listen
@@ -125,7 +125,7 @@ def _pass(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm) -> OfHeads:
         kv_heads = call.spec.kv_heads if call.spec else call.P.heads
         here, given = texts.to(call.P.device), gated.get(call.module)
         layer = CalledLayer(LayerKey(call.layer), call.P, kv_heads, here, call=call, gated_BRC=given)
-        kept[call.layer] = run_probes(arm.asks, layer)
+        kept[call.layer] = collect_layer(arm.asks, layer)
 
     listen(
         loaded.model,

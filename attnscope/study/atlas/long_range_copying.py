@@ -20,7 +20,8 @@ from torch import Tensor
 
 from attnscope.attention.questions import Question, TopK
 from attnscope.errors import ModelError
-from attnscope.keep.probe import Answers, Layer
+from attnscope.keep.collector import Answers
+from attnscope.keep.layers import Layer
 from attnscope.seam.generation import greedy
 
 if TYPE_CHECKING:
@@ -90,10 +91,10 @@ class LongRangeCopying:
 
     moved: bool = False
 
-    def asks(self, layer: Layer) -> Sequence[Question]:
+    def questions(self, layer: Layer) -> Sequence[Question]:
         return [TopK(1)]
 
-    def keep(self, layer: Layer, answers: Answers) -> Tensor:
+    def collect(self, layer: Layer, answers: Answers) -> Tensor:
         ids_BT = layer.texts.ids_BT
         tokens, needle = ids_BT.shape[1], found(ids_BT)
         row_V = torch.arange(tokens - VALUES - 1, tokens - 1, device=ids_BT.device)
@@ -122,10 +123,10 @@ class LongRangeCopying:
 class Recall:
     """The share of the needle's values among the tokens made, ROUGE-1 recall: the same for every head."""
 
-    def asks(self, layer: Layer) -> Sequence[Question]:
+    def questions(self, layer: Layer) -> Sequence[Question]:
         return []
 
-    def keep(self, layer: Layer, answers: Answers) -> Tensor:
+    def collect(self, layer: Layer, answers: Answers) -> Tensor:
         return found(layer.texts.ids_BT).recall_B[:, None].expand(-1, layer.P.heads).cpu()
 
 

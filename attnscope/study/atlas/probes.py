@@ -22,7 +22,8 @@ from torch import Tensor
 from attnscope.attention.questions import At, Back, Question, Received
 from attnscope.attention.uniform import UniformAttention
 from attnscope.errors import MemoryLimitError
-from attnscope.keep.probe import Answers, Layer, Probe
+from attnscope.keep.collector import Answers, LayerCollector
+from attnscope.keep.layers import Layer
 from attnscope.memory import free_memory, human_bytes
 from attnscope.study.atlas.copying import Copying
 from attnscope.study.atlas.long_range_copying import VALUES, LongRangeCopying, Recall, lengths, needles
@@ -44,7 +45,7 @@ class Arm(NamedTuple):
     """
 
     ids_ST: np.ndarray
-    asks: Mapping[str, Probe]
+    asks: Mapping[str, LayerCollector]
     completed: int = 0
 
     def tokens_of(self, rows: range) -> int:
@@ -106,11 +107,11 @@ class MassAt:
 
     key_1Q: Tensor
 
-    def asks(self, layer: Layer) -> Sequence[Question]:
+    def questions(self, layer: Layer) -> Sequence[Question]:
         return [At(layer.here(self.key_1Q))]
 
-    def keep(self, layer: Layer, answers: Answers) -> Tensor:
-        [asked] = self.asks(layer)
+    def collect(self, layer: Layer, answers: Answers) -> Tensor:
+        [asked] = self.questions(layer)
         visible = layer.P.visible
         seen_BHQ = visible.at(self.key_1Q.to(visible.position_Q.device)).to(layer.P.device)
         mass_BHQ = answers[asked].double()
@@ -124,10 +125,10 @@ class MassBack:
     steps: int
     first: int
 
-    def asks(self, layer: Layer) -> Sequence[Question]:
+    def questions(self, layer: Layer) -> Sequence[Question]:
         return [Back(self.steps)]
 
-    def keep(self, layer: Layer, answers: Answers) -> Tensor:
+    def collect(self, layer: Layer, answers: Answers) -> Tensor:
         return answers[Back(self.steps)][..., self.first :].double().mean(-1).cpu()
 
 
@@ -138,10 +139,10 @@ class Importance:
     strongest: bool = False
     uniform: bool = False
 
-    def asks(self, layer: Layer) -> Sequence[Question]:
+    def questions(self, layer: Layer) -> Sequence[Question]:
         return [] if self.uniform else [Received(layer.texts.mean_BT)]
 
-    def keep(self, layer: Layer, answers: Answers) -> Tensor:
+    def collect(self, layer: Layer, answers: Answers) -> Tensor:
         asked = Received(layer.texts.mean_BT)
         received_BHK = UniformAttention(layer.P.visible).ask(asked) if self.uniform else answers[asked]
         found_BH = received_BHK.amax(-1) if self.strongest else received_BHK[..., 0]
@@ -260,7 +261,7 @@ def _offsets(
     """Distinct tokens: a weight so many tokens back can come from the place alone."""
     names = {steps: f"{steps} back" for steps in OFFSETS}
     first = len(begin) + OFFSETS.stop - 1
-    asks: dict[str, Probe] = {name: MassBack(steps, first) for steps, name in names.items()}
+    asks: dict[str, LayerCollector] = {name: MassBack(steps, first) for steps, name in names.items()}
     asks[FROM_UNIFORM.name] = FromUniform(first)
     contrasts = [
         Contrast(
@@ -278,7 +279,7 @@ def _offsets(
 def _sinks(pool: Sequence[int], begin: Sequence[int], length: int, count: int, generator: np.random.Generator) -> Trial:
     """Distinct tokens with the begin token, if there is one, and without."""
     ids = _distinct(pool, length, count, generator)
-    asks: dict[str, Probe] = {
+    asks: dict[str, LayerCollector] = {
         f"{name}{' of uniform' * uniform}": Importance(name == STRONGEST, uniform)
         for name in (KEY0, STRONGEST)
         for uniform in (False, True)
@@ -305,7 +306,7 @@ def _long_range_copying(
     """What is hidden in a long text, asked for at its end; runs: how many have so many tokens."""
     ids_ST = needles(pool, begin, [length for length, number in runs.items() for _ in range(number)], generator)
     score, null = Measure("needle", "copied"), Measure("needle", "moved span")
-    asks: dict[str, Probe] = {
+    asks: dict[str, LayerCollector] = {
         score.name: LongRangeCopying(),
         null.name: LongRangeCopying(moved=True),
         RECALL.name: Recall(),

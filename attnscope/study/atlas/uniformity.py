@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from attnscope.attention.questions import Question
-from attnscope.keep.probe import Answers, Layer
+from attnscope.keep.collector import Answers
+from attnscope.keep.layers import Layer
 from attnscope.measure.divergence import js_bits
 
 NEAR = 0.15  # bits: below it a head is marked
@@ -23,10 +24,10 @@ class FromUniform:
 
     first: int
 
-    def asks(self, layer: Layer) -> Sequence[Question]:
+    def questions(self, layer: Layer) -> Sequence[Question]:
         return []
 
-    def keep(self, layer: Layer, answers: Answers) -> Tensor:
+    def collect(self, layer: Layer, answers: Answers) -> Tensor:
         P = layer.P
         seen_BHQK = P.visible.rows(self.first, P.queries).to(P.device).double()
         return js_bits(P.rows(self.first, P.queries).double(), seen_BHQK).mean(-1).cpu()

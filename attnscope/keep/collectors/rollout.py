@@ -19,18 +19,18 @@ from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Features, Question, RowSum
 from attnscope.attention.rows import indicator
 from attnscope.errors import MemoryLimitError, ModelError
+from attnscope.keep.collector import Answers, Collected, Collector
 from attnscope.keep.groups import groups_of, units_of
-from attnscope.keep.probe import Answers, Layer
+from attnscope.keep.layers import Layer
 from attnscope.keep.records import Rollout
 from attnscope.keep.request import Asked, Request
-from attnscope.keep.thing import Thing
 from attnscope.measure.binned import MAP_SIDE
 from attnscope.memory import free_memory, human_bytes
 from attnscope.text.prompt import Span
 
 
 @dataclass
-class RolloutProbe:
+class RolloutCollector(Collector):
     """Carries what every token holds of every group through the layers, in the order in which they are read.
 
     groups_BT: the group of each token, -1 for padding. A layer that is not read (no attention over tokens) changes
@@ -38,10 +38,20 @@ class RolloutProbe:
     """
 
     groups_BT: Tensor
+    group: str = "tokens"
     layers: list[int] = field(default_factory=list)
     _share_BTG: Tensor | None = None  # what each token holds of each group, after the layers so far
 
-    def asks(self, layer: Layer) -> Sequence[Question]:
+    name = "rollout"
+    in_order = True
+
+    @classmethod
+    def of(cls, texts: Sequence[Asked], request: Request) -> RolloutCollector:
+        """The rollout of the units that the request names."""
+        assert request.rollout is not None
+        return cls(groups_of([text.prompt for text in texts], request.rollout), request.rollout)
+
+    def questions(self, layer: Layer) -> Sequence[Question]:
         if self._share_BTG is None:
             groups = int(self.groups_BT.max()) + 1
             _check_room(layer.P, groups)
@@ -49,7 +59,7 @@ class RolloutProbe:
         self._share_BTG = self._share_BTG.to(layer.P.device)
         return [RowSum(), Features(self._share_BTG)]
 
-    def keep(self, layer: Layer, answers: Answers) -> None:
+    def collect(self, layer: Layer, answers: Answers) -> None:
         """One layer further: x <- (mean over heads of P x + x) / (mean row sum + 1)."""
         assert self._share_BTG is not None
         sum_BQ1 = answers[RowSum()].mean(1)[..., None]
@@ -57,8 +67,11 @@ class RolloutProbe:
         self._share_BTG = (mixed_BTG + self._share_BTG) / (sum_BQ1 + 1)
         self.layers.append(layer.key.layer)
 
-    def rolled(self, row: int, units: Sequence[Span], group: str = "tokens") -> Rollout:
-        """The rollout of one text, `units` its groups (of this kind) in order: mean over the queries of a group.
+    def of_texts(self, collected: Collected, texts: Sequence[Asked]) -> list[Rollout]:
+        return [self.rolled(row, units_of(text.prompt, self.group)) for row, text in enumerate(texts)]
+
+    def rolled(self, row: int, units: Sequence[Span]) -> Rollout:
+        """The rollout of one text, `units` its groups in order: mean over the queries of a group.
 
         Raises ModelError where no layer attends to tokens.
         """
@@ -66,7 +79,7 @@ class RolloutProbe:
             raise ModelError("no layer of this model attends to tokens", "there is nothing to roll out")
         share_TG = self._share_BTG[row, :, : len(units)].cpu()
         share_GG = torch.stack([share_TG[unit.start : unit.stop].mean(0) for unit in units])
-        return Rollout(tuple(units), share_GG.numpy(), tuple(self.layers), group)
+        return Rollout(tuple(units), share_GG.numpy(), tuple(self.layers), self.group)
 
 
 def _check_room(P: AttentionOperator, groups: int) -> None:
@@ -78,16 +91,3 @@ def _check_room(P: AttentionOperator, groups: int) -> None:
             f"{human_bytes(room)} for it",
             f"take fewer, larger groups: without {{group}} there are at most {MAP_SIDE}",
         )
-
-
-def wanted(asked: Sequence[Asked], request: Request) -> Thing:
-    """The rollout of the units that the request names."""
-    group = request.rollout
-    assert group is not None
-    prompts = [one.prompt for one in asked]
-    probe = RolloutProbe(groups_of(prompts, group))
-    return Thing(
-        probe,
-        lambda found: [probe.rolled(row, units_of(one, group), group) for row, one in enumerate(prompts)],
-        in_order=True,
-    )

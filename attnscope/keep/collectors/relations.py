@@ -15,16 +15,16 @@ from torch import Tensor
 
 from attnscope.attention.questions import Question, Strongest, TopK
 from attnscope.attention.rows import inside, join, strongest
+from attnscope.keep.collector import Answers, Collector
 from attnscope.keep.groups import group_mass, group_question, groups_of
-from attnscope.keep.probe import Answers, Layer
+from attnscope.keep.layers import Layer
 from attnscope.keep.records import KeptKeys
 from attnscope.keep.request import Asked, Request, nothing_named
-from attnscope.keep.thing import Thing, text_by_text
 from attnscope.keep.view import View
 
 
 @dataclass(frozen=True)
-class TopKeys:
+class TopKeys(Collector):
     """The k strongest keys of every query of every kept head (None: all visible keys), strongest first.
 
     With groups (the group of each token, -1 for none, of the queries (B, Q) and of the keys (B, K)), queries and keys
@@ -35,16 +35,41 @@ class TopKeys:
     view: View = View()
     groups: tuple[Tensor, Tensor] | None = None
 
-    def asks(self, layer: Layer) -> Sequence[Question]:
+    name = "relations"
+
+    @classmethod
+    def of(cls, texts: Sequence[Asked], request: Request) -> TopKeys:
+        """The strongest keys of all queries, or of those that are asked about; none where no text has what is named."""
+        view = replace(request.view, heads={}) if nothing_named(texts) else request.view
+        groups = None
+        if request.group:
+            of_queries = groups_of([text.prompt for text in texts], request.group)
+            others = texts[0].keys is not None
+            groups = of_queries, groups_of([text.looked_at for text in texts], request.group) if others else of_queries
+        if not any(text.chosen.query or text.chosen.key or text.prompt.medium.unasked for text in texts):
+            return TopKeys(request.top_k, view, groups)
+
+        def units(places: Sequence[int], text: int, side: int) -> Sequence[int]:
+            """Tokens, or the groups that they are in."""
+            return places if groups is None else tuple(groups[side][text, list(places)].unique().tolist())
+
+        query = tuple(units(text.queries, row, 0) for row, text in enumerate(texts))
+        key = tuple(units(text.key_positions, row, 1) for row, text in enumerate(texts))
+        return ChosenKeys(request.top_k, view, groups, query, key)
+
+    def questions(self, layer: Layer) -> Sequence[Question]:
         if not self.view.kept(layer):
             return []
         if self.groups is not None:
             return [group_question(layer, *self._groups)]
         return [self._question(layer)] if self.view.of_heads else []
 
-    def keep(self, layer: Layer, answers: Answers) -> list[KeptKeys] | None:
+    def collect(self, layer: Layer, answers: Answers) -> list[KeptKeys] | None:
         heads = self.view.kept(layer)
         return self._kept(layer, answers, heads) if heads else None
+
+    def of_text(self, collected: Sequence[KeptKeys], row: int, text: Asked) -> KeptKeys:
+        return collected[row]
 
     def _kept(self, layer: Layer, answers: Answers, heads: list[int]) -> list[KeptKeys]:
         if self.groups is not None:
@@ -154,28 +179,3 @@ def _top(entries: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
     """The k largest entries of every row and their positions; NaN for what is -inf."""
     best = entries.topk(min(k or entries.shape[-1], entries.shape[-1]), dim=-1)
     return best.values.masked_fill(torch.isneginf(best.values), torch.nan), best.indices
-
-
-def wanted(asked: Sequence[Asked], request: Request) -> Thing:
-    """The strongest keys of all queries, or of those that are asked about; none where no text has what is named."""
-    view = replace(request.view, heads={}) if nothing_named(asked) else request.view
-    probe = _probe(asked, replace(request, view=view))
-    return Thing(probe, lambda found: text_by_text(found, len(asked), lambda kept, row: kept[row]))
-
-
-def _probe(asked: Sequence[Asked], request: Request) -> TopKeys | ChosenKeys:
-    groups = None
-    if request.group:
-        of_queries = groups_of([one.prompt for one in asked], request.group)
-        others = asked[0].keys is not None
-        groups = of_queries, groups_of([one.looked_at for one in asked], request.group) if others else of_queries
-    if not any(one.chosen.query or one.chosen.key or one.prompt.medium.unasked for one in asked):
-        return TopKeys(request.top_k, request.view, groups)
-
-    def units(places: Sequence[int], text: int, side: int) -> Sequence[int]:
-        """Tokens, or the groups that they are in."""
-        return places if groups is None else tuple(groups[side][text, list(places)].unique().tolist())
-
-    query = tuple(units(one.queries, text, 0) for text, one in enumerate(asked))
-    key = tuple(units(one.key_positions, text, 1) for text, one in enumerate(asked))
-    return ChosenKeys(request.top_k, request.view, groups, query, key)

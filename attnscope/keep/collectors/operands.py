@@ -6,29 +6,37 @@ Shapes: B text, H kept head, T token, D width of q and k, V width of v.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from attnscope.attention.questions import Question
 from attnscope.attention.spec import AttentionSpec
-from attnscope.keep.probe import Answers, Layer
+from attnscope.keep.collector import Answers, Collector
+from attnscope.keep.layers import Layer
 from attnscope.keep.records import KeptOperands
 from attnscope.keep.request import Asked, Request
-from attnscope.keep.thing import Thing, text_by_text
 from attnscope.keep.view import View
 
 
-class Operands:
+@dataclass(frozen=True)
+class OperandCollector(Collector):
     """q, k and v of the heads of a view; nothing of a layer whose weights do not follow from them by one formula."""
 
-    def __init__(self, view: View) -> None:
-        self.view = view
+    view: View
 
-    def asks(self, layer: Layer) -> Sequence[Question]:
+    name = "operands"
+
+    @classmethod
+    def of(cls, texts: Sequence[Asked], request: Request) -> OperandCollector:
+        """q, k and v of the heads that the request names."""
+        return cls(request.view_of(request.operands))
+
+    def questions(self, layer: Layer) -> Sequence[Question]:
         return []
 
-    def keep(self, layer: Layer, answers: Answers) -> KeptOperands | None:
+    def collect(self, layer: Layer, answers: Answers) -> KeptOperands | None:
         spec, heads = layer.P.spec, self.view.kept(layer)
         if spec is None or not heads or spec.sinks_scale_output or _many(spec.sinks):
             return None
@@ -44,6 +52,13 @@ class Operands:
             None if bias is None else bias.expand(spec.batch, spec.heads, -1, -1)[:, heads].float().cpu(),
             None if spec.sinks is None else spec.sinks[0, heads, 0].float().cpu(),
         )
+
+    def of_text(self, collected: KeptOperands, row: int, text: Asked) -> KeptOperands:
+        """Those of one text; its batch of one stays."""
+        queries, keys, bias = len(text.prompt), len(text.looked_at), collected.bias_BHTT
+        counts = {"q_BHTD": queries, "k_BHTD": keys, "v_BHTV": keys}
+        cut = {name: getattr(collected, name)[row : row + 1, :, :count] for name, count in counts.items()}
+        return collected._replace(**cut, bias_BHTT=None if bias is None else bias[row : row + 1, :, :queries, :keys])
 
 
 def _many(sinks: Tensor | None) -> bool:
@@ -73,16 +88,3 @@ def _run(seen: Tensor) -> Tensor:
     """All keys from the first that a query sees to its own."""
     key_K = torch.arange(seen.shape[-1], device=seen.device)
     return (key_K >= seen.byte().argmax(-1, keepdim=True)) & (key_K <= key_K[:, None])
-
-
-def wanted(asked: Sequence[Asked], request: Request) -> Thing:
-    """q, k and v of the heads that the request names; text and batch stay apart: B is 1."""
-
-    def of_text(kept: KeptOperands, row: int) -> KeptOperands:
-        queries, keys, bias = len(asked[row].prompt), len(asked[row].looked_at), kept.bias_BHTT
-        counts = {"q_BHTD": queries, "k_BHTD": keys, "v_BHTV": keys}
-        cut = {name: getattr(kept, name)[row : row + 1, :, :count] for name, count in counts.items()}
-        return kept._replace(**cut, bias_BHTT=None if bias is None else bias[row : row + 1, :, :queries, :keys])
-
-    probe = Operands(request.view_of(request.operands))
-    return Thing(probe, lambda found: text_by_text(found, len(asked), of_text))

@@ -1,4 +1,4 @@
-"""Matrices to draw: whole, binned, or the part of some tokens.
+"""Matrices to draw: whole, binned, or the part of some tokens; and whole matrices, for those who ask for them.
 
 Shapes: B text, H head (or kv head, where a view averages them), Q query, K key.
 """
@@ -16,12 +16,11 @@ from torch import Tensor
 
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Key, Question
+from attnscope.keep.collector import Answers, Collected, Collector, OfMasks
 from attnscope.keep.groups import group_mass, group_question
-from attnscope.keep.layers import LayerKey, PerLayer
-from attnscope.keep.probe import Answers, Layer, OfMasks
-from attnscope.keep.records import LayerMaps
+from attnscope.keep.layers import Layer, LayerKey, PerLayer
+from attnscope.keep.records import LayerMaps, Matrices
 from attnscope.keep.request import Asked, Request, nothing_named
-from attnscope.keep.thing import Thing
 from attnscope.keep.view import View
 from attnscope.measure.binned import MAP_SIDE, Cells
 from attnscope.memory import BLOCK_BYTES
@@ -38,8 +37,35 @@ class KeptMap(NamedTuple):
     key0: np.ndarray | None = None
 
 
+class MapCollector(Collector):
+    """Matrices to draw, of one text or of several that are drawn whole."""
+
+    name = "maps"
+
+    @classmethod
+    def of(cls, texts: Sequence[Asked], request: Request) -> MapCollector | None:
+        """The maps of one text, or of several that are drawn whole; none where none has anything of what is named."""
+        if nothing_named(texts):
+            return None
+        view = request.view if request.maps == "kept" else replace(request.view, heads=None)
+        maps = [
+            Maps(
+                len(text.prompt),
+                view,
+                request.bin_rule,
+                request.split_sink,
+                request.map_side,
+                text.queries if text.chosen.query or text.prompt.medium.unasked else None,
+                text.key_positions if text.chosen.key else None,
+                len(text.looked_at),
+            )
+            for text in texts
+        ]
+        return maps[0] if len(texts) == 1 else WholeMaps(view, maps)
+
+
 @dataclass
-class Maps:
+class Maps(MapCollector):
     """Matrices to draw, one text: whole up to `side` tokens, binned beyond; NaN where a query sees no key of a cell.
 
     rule "sum": sum over the keys of a bin, mean over its queries, so rows keep their sum. "max", and always for
@@ -70,13 +96,13 @@ class Maps:
             self.columns.groups(self._keys)[None],
         )
 
-    def asks(self, layer: Layer) -> Sequence[Question]:
+    def questions(self, layer: Layer) -> Sequence[Question]:
         if not self.view.kept(layer):
             return []
         key0 = [Key(0)] if self._key0_apart else []
         return [group_question(layer, *self._groups), *key0] if self._summed else key0
 
-    def keep(self, layer: Layer, answers: Answers) -> KeptMap | None:
+    def collect(self, layer: Layer, answers: Answers) -> KeptMap | None:
         heads = self.view.kept(layer)
         if not heads:
             return None
@@ -88,6 +114,15 @@ class Maps:
             hidden = torch.isneginf(values_HQK)
         shown_HQK = values_HQK.masked_fill(hidden, torch.nan).cpu().numpy()
         return KeptMap(heads, shown_HQK, self._mean_of_key0(layer, heads, answers) if self._key0_apart else None)
+
+    def of_texts(self, collected: Collected, texts: Sequence[Asked]) -> list[LayerMaps]:
+        return [layer_maps(self, collected)]
+
+    def cut(self, values_HQK: np.ndarray) -> np.ndarray:
+        """The part of a text's matrices that is drawn."""
+        rows = list(range(self.tokens) if self.queries is None else self.queries)
+        columns = list(range(self._keys) if self.keys is None else self.keys)
+        return values_HQK[:, rows][:, :, columns]
 
     @property
     def _binned(self) -> bool:
@@ -160,12 +195,12 @@ def _neighbours(tokens: Sequence[int]) -> list[tuple[int, int]]:
     return [(tokens[a], tokens[b - 1]) for a, b in zip([0, *ends], [*ends, len(tokens)], strict=True)]
 
 
-def layer_maps(probe: Maps, kept: Mapping[LayerKey, KeptMap]) -> LayerMaps:
-    """What can be drawn, from what a probe kept of each layer."""
+def layer_maps(maps: Maps, kept: Mapping[LayerKey, KeptMap]) -> LayerMaps:
+    """What can be drawn of one text, from what was kept of each layer."""
     values = PerLayer({key: one.values for key, one in kept.items()})
     heads = PerLayer({key: one.heads for key, one in kept.items()})
     key0 = PerLayer({key: one.key0 for key, one in kept.items() if one.key0 is not None})
-    return LayerMaps(values, heads, probe.rows, probe.columns, probe.rule, key0)
+    return LayerMaps(values, heads, maps.rows, maps.columns, maps.rule, key0)
 
 
 class WholeMap(NamedTuple):
@@ -176,15 +211,16 @@ class WholeMap(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WholeMaps:
-    """Matrices to draw of texts that are short enough to be drawn whole, side by side."""
+class WholeMaps(MapCollector):
+    """Matrices to draw of texts that are short enough to be drawn whole, side by side; maps: of each what is drawn."""
 
     view: View
+    maps: Sequence[Maps]
 
-    def asks(self, layer: Layer) -> Sequence[Question]:
+    def questions(self, layer: Layer) -> Sequence[Question]:
         return []
 
-    def keep(self, layer: Layer, answers: Answers) -> WholeMap | None:
+    def collect(self, layer: Layer, answers: Answers) -> WholeMap | None:
         heads, parts = self.view.kept(layer), list[Tensor]()
         for a, b in layer.P.blocks() if heads else ():
             seen = self.view.seen(layer, heads, layer.P.visible.rows(a, b).to(layer.P.device))
@@ -192,45 +228,43 @@ class WholeMaps:
             parts.append(shown.masked_fill(torch.isneginf(shown), torch.nan))
         return WholeMap(heads, torch.cat(parts, 2).cpu().numpy()) if parts else None
 
-
-def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
-    """The maps of one text, or of several that are drawn whole; none where none has anything of what is named."""
-    if nothing_named(asked):
-        return None
-    view = request.view if request.maps == "kept" else replace(request.view, heads=None)
-    probes = [_of_text(one, request, view) for one in asked]
-    if len(asked) == 1:
-        return Thing(probes[0], lambda found: [layer_maps(probes[0], found)])
-
-    def of_texts(found: Mapping[LayerKey, WholeMap]) -> list[LayerMaps]:
+    def of_texts(self, collected: Mapping[LayerKey, WholeMap], texts: Sequence[Asked]) -> list[LayerMaps]:
         return [
-            layer_maps(probe, {key: KeptMap(one.heads, _cut(probe, one.values[row])) for key, one in found.items()})
-            for row, probe in enumerate(probes)
+            layer_maps(maps, {key: KeptMap(one.heads, maps.cut(one.values[row])) for key, one in collected.items()})
+            for row, maps in enumerate(self.maps)
         ]
 
-    return Thing(WholeMaps(view), of_texts)
 
-
-def drawn_whole(one: Asked, request: Request) -> bool:
+def drawn_whole(text: Asked, request: Request) -> bool:
     """Whether nothing of a text's maps is binned, so that it may be read beside others."""
-    return max(len(one.prompt), len(one.looked_at)) <= request.map_side
+    return max(len(text.prompt), len(text.looked_at)) <= request.map_side
 
 
-def _cut(probe: Maps, values_HQK: np.ndarray) -> np.ndarray:
-    """The part of a text's matrices that is drawn."""
-    rows = list(range(probe.tokens) if probe.queries is None else probe.queries)
-    columns = list(range(probe._keys) if probe.keys is None else probe.keys)
-    return values_HQK[:, rows][:, :, columns]
+@dataclass(frozen=True)
+class MatrixCollector(Collector):
+    """The whole matrices, for those who ask: (B, H, Q, K) fp32 on the CPU; 0 in rows of tokens without a query."""
 
+    view: View = View()
 
-def _of_text(one: Asked, request: Request, view: View) -> Maps:
-    return Maps(
-        len(one.prompt),
-        view,
-        request.bin_rule,
-        request.split_sink,
-        request.map_side,
-        one.queries if one.chosen.query or one.prompt.medium.unasked else None,
-        one.key_positions if one.chosen.key else None,
-        len(one.looked_at),
-    )
+    name = "weights"
+
+    @classmethod
+    def of(cls, texts: Sequence[Asked], request: Request) -> MatrixCollector:
+        """The matrices of the heads that the request names."""
+        return cls(request.view_of(request.weights))
+
+    def questions(self, layer: Layer) -> Sequence[Question]:
+        return []
+
+    def collect(self, layer: Layer, answers: Answers) -> Matrices | None:
+        heads = self.view.kept(layer)
+        blocks = [self.view.rows(layer, heads, a, b).cpu() for a, b in layer.P.blocks()] if heads else []
+        if not blocks:
+            return None
+        weights = torch.cat(blocks, 2) if len(blocks) > 1 else blocks[0]
+        if layer.texts.unasked:
+            weights = weights.masked_fill(~layer.texts.has_query_T.cpu()[:, None], 0)
+        return Matrices(heads, weights)
+
+    def of_text(self, collected: Matrices, row: int, text: Asked) -> Matrices:
+        return Matrices(collected.heads, collected.weights[row, :, : len(text.prompt), : len(text.looked_at)])

@@ -1,0 +1,251 @@
+"""How layers are asked for what is kept of them, before their matrices are dropped.
+
+A collector says what it asks of a layer (`questions`), and makes of the answers something small that is kept
+(`collect`); each is called once per layer. All collectors' questions are answered in one pass. None keeps an N x N
+matrix unasked. Layers of a short text are asked together: what a question costs in Python is paid once for several.
+
+Shapes: B text, H head (or kv head, where a view averages them), L layer, Q query, K key, G group of tokens (of values:
+kv head, and R its query heads), V width of v, k kept keys.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, ClassVar, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from attnscope.attention.operator import DenseAttention
+from attnscope.attention.questions import Question
+from attnscope.attention.tiled.small import SmallAttention
+from attnscope.attention.visibility import Visibility
+from attnscope.keep.layers import Layer, LayerKey, PerLayer
+from attnscope.keep.request import Asked, Request
+from attnscope.seam.engines import full_precision
+
+T = TypeVar("T")
+Answers = Mapping[Question, Any]
+Collected = Mapping[LayerKey, Any]  # what a collector kept of each layer
+OfMasks = WeakKeyDictionary[Visibility, T]  # weak: a model that makes a mask per layer must not pile them up
+PENDING_BYTES = 64 * 2**20
+TOGETHER_BYTES = 2**20  # of the matrices of layers that wait for each other: what a core's own cache holds
+
+
+class LayerCollector(Protocol):
+    """What to ask of a layer and what to keep of it."""
+
+    def questions(self, layer: Layer) -> Sequence[Question]:
+        """The questions that the layer's pass should answer."""
+
+    def collect(self, layer: Layer, answers: Answers) -> Any:
+        """What stays of the layer, small, moved to the CPU with the rest; None where there is nothing."""
+
+
+class Collector(ABC):
+    """One thing that is kept of a pass: what it asks of a layer, what it keeps of the answers, and of one text.
+
+    Each is a class with a name in a file of `collectors/`, where `collectors` finds it: another file is another thing
+    that is kept. name: what `Observation.kept` has it by. Where `Request` has a field of that name it is kept where the
+    field is set, else always. of_heads: whether it keeps of a layer with the heads of several what it keeps of each,
+    see `side_by_side`. in_order: whether what it asks of a layer depends on what it kept of those before.
+    """
+
+    name: ClassVar[str]
+    of_heads: ClassVar[bool] = False
+    in_order: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def of(cls, texts: Sequence[Asked], request: Request) -> Collector | None:
+        """What collects what is asked of one stack over some texts; None where that is nothing."""
+
+    @abstractmethod
+    def questions(self, layer: Layer) -> Sequence[Question]:
+        """The questions that the layer's pass should answer."""
+
+    @abstractmethod
+    def collect(self, layer: Layer, answers: Answers) -> Any:
+        """What stays of the layer, small, moved to the CPU with the rest; None where there is nothing."""
+
+    def of_text(self, collected: Any, row: int, text: Asked) -> Any:
+        """One text's part of what was kept of a layer; row: which of the texts it is."""
+        raise NotImplementedError(f"{type(self).__name__} cuts what it keeps of all layers into texts")
+
+    def of_texts(self, collected: Collected, texts: Sequence[Asked]) -> Sequence[Any]:
+        """What was kept of all layers, an entry for each text."""
+        return [
+            PerLayer({key: self.of_text(part, row, text) for key, part in collected.items()})
+            for row, text in enumerate(texts)
+        ]
+
+
+@cache
+def collectors() -> Mapping[str, type[Collector]]:
+    """Every collector by its name: those that are always kept, then those that `Request` has a field for, in its order.
+
+    The order is the same whatever was imported first, since manifests list who answered which question.
+    """
+    room = import_module("attnscope.keep.collectors")
+    modules = [import_module(f"{room.__name__}.{module.name}") for module in iter_modules(room.__path__)]
+    named = {
+        kind.name: kind
+        for module in modules
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Collector) and "name" in vars(kind)
+    }
+    order = {field.name: place for place, field in enumerate(fields(Request), 1)}
+    return {name: named[name] for name in sorted(named, key=lambda name: (order.get(name, 0), name))}
+
+
+def wanted_collectors(texts: Sequence[Asked], request: Request) -> dict[str, Collector]:
+    """What collects all that is to be kept of one stack over some texts, by name."""
+    wanted = {name: kind.of(texts, request) for name, kind in collectors().items() if getattr(request, name, True)}
+    return {name: collector for name, collector in wanted.items() if collector is not None}
+
+
+def collect_layer(collectors: Mapping[str, LayerCollector], layer: Layer) -> dict[str, Any]:
+    """What each collector keeps of a layer, on its device; all their questions are answered in one pass."""
+    answers = layer.P.together([question for one in collectors.values() for question in one.questions(layer)])
+    return {name: collector.collect(layer, answers) for name, collector in collectors.items()}
+
+
+class LayerBatcher:
+    """Layers whose small matrices wait, on a CPU, until those of one mask and one shape are asked as one layer.
+
+    >>> batcher = LayerBatcher(collectors)
+    >>> found = batcher.add(layer) | batcher.all()    # {layer: {collector: what it keeps}}
+    """
+
+    def __init__(self, collectors: Mapping[str, Collector]) -> None:
+        self.collectors = collectors
+        self._one_by_one = any(collector.in_order for collector in collectors.values())
+        self._waiting: list[Layer] = []
+
+    def add(self, layer: Layer) -> dict[LayerKey, dict[str, Any]]:
+        """What is known now: of the layers that waited where this one cannot join them, its own where it does not wait.
+
+        What is kept of all heads alike lies at the first of the layers that were asked together.
+        """
+        if self._one_by_one or not _is_small(layer):
+            return self.all() | {layer.key: collect_layer(self.collectors, layer)}
+        joins = not self._waiting or _alike(self._waiting[0], layer)
+        fits = _bytes(layer) * (len(self._waiting) + 1) <= TOGETHER_BYTES
+        ready = {} if joins and fits else self.all()
+        self._waiting.append(layer)
+        return ready
+
+    def all(self) -> dict[LayerKey, dict[str, Any]]:
+        """What is kept of all layers that wait."""
+        layers, self._waiting = self._waiting, []
+        if not layers:
+            return {}
+        with torch.no_grad(), full_precision(layers[0].P.device):  # the pass, which saw to both, may be over
+            return collect_together(self.collectors, layers)
+
+
+def collect_together(collectors: Mapping[str, Collector], layers: Sequence[Layer]) -> dict[LayerKey, dict[str, Any]]:
+    """What the collectors keep of alike layers, from one block with the heads of all; see `LayerBatcher.add`."""
+    whole = side_by_side(layers)
+    of_heads = {name: one for name, one in collectors.items() if one.of_heads}
+    of_layers = {name: one for name, one in collectors.items() if not one.of_heads}
+    # A question that every layer asks, of every head, is asked once of the block: its answer is cut by heads.
+    asked = [[question for one in of_layers.values() for question in one.questions(layer)] for layer in layers]
+    shared = [question for question in asked[0] if _of_all_heads(question) and all(question in own for own in asked)]
+    questions = [question for one in of_heads.values() for question in one.questions(whole)]
+    answers = whole.P.together([*questions, *shared])
+    kept: dict[LayerKey, dict[str, Any]] = {}
+    for number, (layer, own) in enumerate(zip(layers, asked, strict=True)):
+        heads = slice(number * layer.P.heads, (number + 1) * layer.P.heads)
+        known = {question: _of_heads(answers[question], heads) for question in shared}
+        known |= layer.P.together([question for question in own if question not in known])
+        kept[layer.key] = {name: one.collect(layer, known) for name, one in of_layers.items()}
+        if isinstance(layer.P, SmallAttention):
+            layer.P.answered(answers)  # its report says who answered what, here the block
+    kept[layers[0].key] |= {name: one.collect(whole, answers) for name, one in of_heads.items()}
+    return kept
+
+
+def side_by_side(layers: Sequence[Layer]) -> Layer:
+    """Alike layers as one that has the heads of all, layer by layer."""
+    first = layers[0]
+    if len(layers) == 1:
+        return first
+    P = DenseAttention(torch.cat([one.P.dense() for one in layers], 1), first.P.visible)
+    P.sums_to_one = first.P.sums_to_one
+    beside = [one.key for one in layers[1:]]
+    return Layer(first.key, P, first.kv_heads * len(layers), first.texts, beside=beside)
+
+
+def _is_small(layer: Layer) -> bool:
+    """Whether a layer is cheaper to ask beside others: all its heads share a mask, and its matrix is small and here."""
+    mask = layer.P.visible.mask
+    dense = type(layer.P) in (DenseAttention, SmallAttention) and layer.P.device.type == "cpu"
+    return dense and (mask is None or mask.shape[1] == 1) and _bytes(layer) <= TOGETHER_BYTES // 2
+
+
+def _bytes(layer: Layer) -> int:
+    return 4 * layer.P.batch * layer.P.heads * layer.P.queries * layer.P.keys
+
+
+def _alike(one: Layer, other: Layer) -> bool:
+    shapes = [(layer.P.heads, layer.kv_heads, layer.P.sums_to_one) for layer in (one, other)]
+    return one.P.visible is other.P.visible and shapes[0] == shapes[1]
+
+
+def _of_all_heads(question: Question) -> bool:
+    """Whether a question is of every head, so that the answer for some of them is a part of it."""
+    return getattr(question, "heads", None) is None
+
+
+def _of_heads(answer: Any, heads: slice) -> Any:
+    return tuple(part[:, heads] for part in answer) if isinstance(answer, tuple) else answer[:, heads]
+
+
+class PendingTransfers:
+    """What layers keep, by layer, until it is taken to the CPU: of several at once, since each copy has the host wait.
+
+    A device holds at most PENDING_BYTES of it, and what one layer keeps.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[LayerKey, Any] = {}
+        self._device: torch.device | None = None
+        self._bytes = 0
+
+    def add(self, device: torch.device, kept: Mapping[LayerKey, Any]) -> dict[LayerKey, Any]:
+        """Keep what layers do; what is taken to the CPU now, by layer, theirs included where they lie there."""
+        ready = self.all() if device != self._device else {}
+        self._kept |= kept
+        self._device = device
+        if device.type != "cpu":
+            tensors = (leaf for leaf in tree_flatten(kept)[0] if isinstance(leaf, Tensor))
+            self._bytes += sum(leaf.untyped_storage().nbytes() for leaf in tensors)  # of a part all that it is part of
+            if self._bytes <= PENDING_BYTES:
+                return ready
+        return ready | self.all()
+
+    def all(self) -> dict[LayerKey, Any]:
+        """All that waits, on the CPU."""
+        kept, self._kept, self._bytes = self._kept, {}, 0
+        on_cpu = self._device is None or self._device.type == "cpu"
+        return kept if on_cpu or not kept else on_host(kept)
+
+
+def on_host(kept: Any) -> Any:
+    """What was kept, whatever holds it, with its tensors on the CPU: in one copy, since each has the host wait."""
+    leaves, form = tree_flatten(kept)
+    away = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.device.type != "cpu"]
+    away.sort(key=lambda place: -leaves[place].element_size())  # so that each lies where its dtype may
+    parts = [leaves[place].flatten().view(torch.uint8) for place in away]
+    moved = torch.cat(parts).cpu().split([len(part) for part in parts]) if parts else ()
+    for place, part in zip(away, moved, strict=True):
+        leaves[place] = part.view(leaves[place].dtype).view(leaves[place].shape)
+    return tree_unflatten(leaves, form)
