@@ -18,9 +18,9 @@ from attnscope.keep.request import Request
 from attnscope.typed import plain, typed
 
 if TYPE_CHECKING:
+    from attnscope.keep.atlas import HeadNames
     from attnscope.media.picture import PictureSource
     from attnscope.media.sound import Sound
-    from attnscope.study.atlas.atlas import Atlas
     from attnscope.text.prompt import Prompt, Side
 
     Text = str | Prompt | Sequence[int] | Sound
@@ -38,7 +38,7 @@ class How(TypedDict, total=False):
     listen: bool
     verify: bool
     select: str | None
-    atlas: Atlas | Path | str | None
+    atlas: HeadNames | Path | str | None
     chat: bool
     truncate: Side | None
     generate: int | None
@@ -79,7 +79,7 @@ class Ask:
     listen: bool = False
     verify: bool = False
     select: str | None = None
-    atlas: Atlas | Path | str | None = None
+    atlas: HeadNames | Path | str | None = None
     chat: bool = False
     truncate: Side | None = None
     generate: int | None = None

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -29,35 +29,13 @@ from attnscope.text.tokens import Chosen
 if TYPE_CHECKING:
     import torch
 
+    from attnscope.keep.atlas import HeadNames
     from attnscope.keep.records import KeptKeys, KeptOperands, LayerMaps, Rollout, SpanPairs, TokenWeights
     from attnscope.keep.view import View
     from attnscope.seam.report import CallCheck, CaptureReport
     from attnscope.text.prompt import Prompt
 
 Axis = Literal["queries", "keys"]
-
-
-class NamedHeads(Protocol):
-    """What names the heads of a model, as an atlas does."""
-
-    @property
-    def roles(self) -> Mapping[tuple[int, int], Sequence[str]]:
-        """{(layer, head): names}."""
-
-    def by_role(self) -> Mapping[str, Mapping[int, Sequence[int]]]:
-        """{name: {layer: heads}}."""
-
-
-@dataclass(frozen=True)
-class HeadNames:
-    """The names of heads alone, of an atlas that is elsewhere; see `NamedHeads`."""
-
-    roles: Mapping[tuple[int, int], Sequence[str]]
-    heads_by_role: Mapping[str, Mapping[int, Sequence[int]]]
-
-    def by_role(self) -> Mapping[str, Mapping[int, Sequence[int]]]:
-        """{name: {layer: heads}}."""
-        return self.heads_by_role
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,7 +71,7 @@ class Observation:
     facts: Mapping[str, Any] = field(default_factory=dict)
     kept: Mapping[str, Any] = field(default_factory=dict)
     chosen: Chosen = Chosen()
-    atlas: NamedHeads | None = None
+    atlas: HeadNames | None = None
     without: Mapping[int, str] = field(default_factory=dict)
     within: Mapping[int, str] = field(default_factory=dict)
     other_stacks: Mapping[str, Observation] = field(default_factory=dict)
@@ -145,7 +123,7 @@ class Observation:
         """{layer: the mass that the spans of `chosen` give each other, (H, S, S)}."""
         return self.kept.get("spans", PerLayer())
 
-    def named(self, atlas: NamedHeads | None) -> Self:
+    def named(self, atlas: HeadNames | None) -> Self:
         """The same with its heads called what an atlas calls them, in all stacks; None: as the text shows them."""
         if atlas is None:
             return self

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.ask import Ask
 from attnscope.errors import MemoryLimitError, ModelError, UsageError
-from attnscope.folder.manifest import TARGET, prompt_of, read_manifest
 from attnscope.inputs.given import ids_of, reading
 from attnscope.inputs.global_tokens import positions
 from attnscope.inputs.made import generated, target
 from attnscope.inputs.notes import notes_of, notes_of_answer, notes_of_steps
+from attnscope.keep.atlas import HeadNames, atlas_of
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, reads_sound
 from attnscope.memory import free_memory, human_bytes
 from attnscope.model.families import family_of
@@ -36,7 +36,6 @@ from attnscope.seam.inputs import GLOBAL
 from attnscope.selection import HeadsByRole, select_stacks
 from attnscope.stacks import CROSS, ENCODER, ENCODER_ONLY, NAMES, SEQ2SEQ, VISION, VISION_ONLY
 from attnscope.study.ablation.by_key import asked_of_answer, directions_of_answer
-from attnscope.study.atlas.atlas import Atlas, atlas_of
 from attnscope.text import answer as answers
 from attnscope.text.prompt import Prompt, place
 from attnscope.text.tokens import Chosen
@@ -65,7 +64,7 @@ class Run:
     choice: Choice
     chosen: Chosen = Chosen()
     facts: Mapping[str, Any] = field(default_factory=dict)
-    atlas: Atlas | None = None
+    atlas: HeadNames | None = None
     source: Prompt | None = None
     steps: DecodingSteps | None = None
 
@@ -165,23 +164,6 @@ def read(loaded: LoadedModel, ask: Ask) -> Observation:
     return (run.verified() if ask.verify else run).observe()
 
 
-def ask_of(path: Path) -> Ask:
-    """What the run of a manifest asked, of the tokens that it read: `read` gives the same again.
-
-    Raises UsageError for a manifest that does not say it, and for a run that read more than tokens.
-
-        >>> read(load(), ask_of(Path("runs/bank/manifest.json"))).table()
-    """
-    said = read_manifest(path)
-    prompt, target = prompt_of(said, path), prompt_of(said, path, TARGET).ids if TARGET in said else None
-    if prompt.medium.sha256 is not None:
-        raise UsageError(
-            f"the run of {path} read pictures or a sound too, which its tokens do not hold",
-            "give {picture} or {audio} again",
-        )
-    return replace(Ask.of_json(said.get("ask")), text=prompt, target=target)
-
-
 def prepare(
     loaded: LoadedModel,
     ask: Ask,
@@ -265,7 +247,7 @@ def _check(loaded: LoadedModel, ask: Ask) -> None:
         loaded.check_logits("an answer" if ask.generate is None else "a generated answer")
 
 
-def _selected(loaded: LoadedModel, ask: Ask, atlas: Atlas | None) -> Request:
+def _selected(loaded: LoadedModel, ask: Ask, atlas: HeadNames | None) -> Request:
     """What is kept, of the heads that are named."""
     select, geometry = ask.select, loaded.geometry
     if select is None and ask.keep.per_token and geometry.task == SEQ2SEQ:
@@ -299,7 +281,7 @@ def _check_task(geometry: Geometry, generate: int | None, answer: str | Sequence
 
 
 def _facts(
-    loaded: LoadedModel, prompt: Prompt, source: Prompt | None, engine: Engine | None, atlas: Atlas | None
+    loaded: LoadedModel, prompt: Prompt, source: Prompt | None, engine: Engine | None, atlas: HeadNames | None
 ) -> dict[str, Any]:
     """How far the engine is from eager on this text, whether positions were stretched, and who names the heads."""
     facts: dict[str, Any] = {}

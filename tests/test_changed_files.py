@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from attnscope.errors import UsageError
+from attnscope.keep.atlas import atlas_of
 from attnscope.model import gguf
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.options import LoadOptions
 from attnscope.model.sources import DEMO_FOLDER
 from attnscope.serve import identity, kept
-from attnscope.study.atlas.atlas import atlas_of
 from helpers.atlases import made_atlas
 from helpers.folders import rewrite
 from helpers.gguf_files import tiny, write

@@ -18,9 +18,9 @@ from attnscope.ask import Ask
 from attnscope.errors import UsageError
 from attnscope.face import Capture
 from attnscope.figures.style import ImageFormat
-from attnscope.folder.manifest import OURS, prompt_of
+from attnscope.folder.manifest import OURS, ask_of, prompt_of
 from attnscope.parity import check_parity
-from attnscope.run import ask_of, prepare, read
+from attnscope.run import prepare, read
 from attnscope.study.differences import check_folder
 from attnscope.tables import FORMULA_STARTS, as_table, save, tamed, write
 from attnscope.text.prompt import Prompt

@@ -14,7 +14,7 @@ from attnscope.text.prompt import Side
 
 if TYPE_CHECKING:
     from attnscope.drawing import Pictures
-    from attnscope.observation import NamedHeads
+    from attnscope.keep.atlas import HeadNames
 
 TABLES = ("heads", "relations")
 DatasetFormat = Literal["parquet", "csv", "jsonl"]
@@ -88,7 +88,7 @@ class Job:
     pair_field: str | None = None
     global_tokens: str | None = None
     max_tokens: int | None = None
-    atlas: NamedHeads | None = None
+    atlas: HeadNames | None = None
 
     def __post_init__(self) -> None:
         """What the output says of the request is read off the request."""

@@ -13,6 +13,7 @@ from attnscope.errors import InputError, UsageError, hints_of
 from attnscope.figures import Style
 from attnscope.folder.parts import claim, with_weights
 from attnscope.intervene.passes import Passes, check_model
+from attnscope.keep.atlas import atlas_of
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.selection import everything, pairs, select
@@ -21,7 +22,7 @@ from attnscope.study.ablation import tasks
 from attnscope.study.ablation.direct import direct_means
 from attnscope.study.ablation.effects import READINGS, HeadSets, ablate_sets
 from attnscope.study.ablation.sets import head_set, of_roles, parts, read_sets, selected
-from attnscope.study.atlas.atlas import atlas_of
+from attnscope.study.atlas.atlas import kept
 from attnscope.study.atlas.scan import plan, scan_heads
 from attnscope.telling import SILENT, Teller
 from attnscope.typed import check_names
@@ -164,7 +165,7 @@ def named_sets(
 
 def atlas_beside(loaded: LoadedModel, asked: Atlas | Path | str | None) -> Atlas | None:
     """The atlas that was asked for, or the one beside the model; None without one."""
-    atlas = atlas_of(loaded, asked)
+    atlas = atlas_of(loaded, asked, kept)
     if atlas is not None and set(atlas.heads) != set(_all_heads(loaded)):
         raise InputError("the atlas is of a model with other heads", "scan this one")
     return atlas

@@ -25,15 +25,14 @@ from attnscope.errors import UsageError, hints_of
 from attnscope.figures import About, Style, save_depth
 from attnscope.files import open_native
 from attnscope.folder.suffix import CORPORA, refuse_file_name
+from attnscope.keep.atlas import HeadNames, atlas_of
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.measure.metrics import LENGTHS, with_asked
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
-from attnscope.observation import HeadNames
 from attnscope.parquet import as_plain, read_columns
 from attnscope.selection import pairs, resolved
-from attnscope.study.atlas.atlas import atlas_of
 from attnscope.tables import read_delimited
 from attnscope.text.expressions import defined, names_of_spans
 from attnscope.text.tokens import check_expression
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from attnscope.batch.pipeline import Tally
     from attnscope.drawing import Picture, Pictures
     from attnscope.model.loaded import LoadedModel
-    from attnscope.study.atlas.atlas import Atlas
     from attnscope.text.prompt import Side
 
 CorpusTexts = Sequence[str | Mapping[str, Any]] | Path | Sequence[Path]  # texts or records, or files, folders and globs
@@ -54,7 +52,7 @@ class BatchFields(TypedDict, total=False):
     """The fields of `BatchOptions`, as keywords."""
 
     select: str | None
-    atlas: Atlas | Path | str | None
+    atlas: HeadNames | Path | str | None
     by: Literal["kv"] | None
     weights: Literal["softmax", "scores", "value"]
     metrics: str | None
@@ -104,7 +102,7 @@ class BatchOptions:
     """
 
     select: str | None = None
-    atlas: Atlas | Path | str | None = None
+    atlas: HeadNames | Path | str | None = None
     by: Literal["kv"] | None = None
     weights: Literal["softmax", "scores", "value"] = "softmax"
     metrics: str | None = None
@@ -154,7 +152,7 @@ class BatchOptions:
         load: LoadOptions,
         about: Mapping[str, Any],
         pictures: Pictures | None = None,
-        atlas: Atlas | None = None,
+        atlas: HeadNames | None = None,
     ) -> Job:
         """What a worker needs to know.
 
@@ -189,7 +187,7 @@ class BatchOptions:
             select=None if self.select is None else resolved(self.select, atlas.by_role() if atlas else None),
             output=output,
             shard_bytes=self.shard_size * 2**20,
-            atlas=HeadNames(atlas.roles, atlas.by_role()) if atlas else None,
+            atlas=HeadNames(atlas.roles, atlas.facts) if atlas else None,
             **{name: getattr(self, name) for name in OF_JOB},
         )
 
@@ -225,7 +223,7 @@ OF_JOB: tuple[str, ...] = (
 NOT_HELD = ("summary", "batch_tokens", "strict", "atlas")
 
 
-def named_heads(atlas: Atlas | None) -> dict[str, str] | None:
+def named_heads(atlas: HeadNames | None) -> dict[str, str] | None:
     """What an output folder is held to of an atlas: {role: `L3H0,L3H1`}; None without one."""
     if atlas is None:
         return None

@@ -11,13 +11,13 @@ from attnscope.ask import Ask
 from attnscope.calls.records import Record, picture_of
 from attnscope.errors import InputError, UsageError, hints_of
 from attnscope.figures import Style, save_metrics
+from attnscope.keep.atlas import atlas_of
 from attnscope.media.sound import Sound
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.run import prepare
 from attnscope.selection import everything, select_stacks
 from attnscope.show.comparison import panels, save
-from attnscope.study.atlas.atlas import atlas_of
 from attnscope.study.comparison import OneSide, check_alike, compare_heads
 from attnscope.study.comparison import heads_of as counts_of
 from attnscope.study.differences import check_folder, comparison_facts, heads_table, metrics_table, tokens_table
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from attnscope.ask import EngineWord, Text
     from attnscope.drawing import Picture
+    from attnscope.keep.atlas import HeadNames
     from attnscope.model.loaded import LoadedModel
     from attnscope.run import Run
-    from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.comparison import Comparison
     from attnscope.text.align import Align
     from attnscope.text.prompt import Side
@@ -45,7 +45,7 @@ class CompareFields(TypedDict, total=False):
     compare_text: str | None
     align: Align | None
     select: str | None
-    atlas: Atlas | Path | str | None
+    atlas: HeadNames | Path | str | None
     engine: EngineWord
     memory: str | None
     chat: bool
@@ -67,7 +67,7 @@ class CompareOptions:
     compare_text: str | None = None
     align: Align | None = None
     select: str | None = None
-    atlas: Atlas | Path | str | None = None
+    atlas: HeadNames | Path | str | None = None
     engine: str = "auto"
     memory: str | None = None
     chat: bool = False

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from attnscope.errors import hints_of
+from attnscope.keep.atlas import atlas_of
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.selection import select as selected
-from attnscope.study.atlas.atlas import atlas_of
 from attnscope.study.budgets.asked import BELOW, check_below, check_budgets, check_no_budget
 from attnscope.study.budgets.cases import asked_caches, budget_cases
 from attnscope.study.budgets.effects import BudgetPlan, budgeted
@@ -20,8 +20,8 @@ from attnscope.study.knockout.effects import knocked_out
 
 if TYPE_CHECKING:
     from attnscope.attention.again import CutHow
+    from attnscope.keep.atlas import HeadNames
     from attnscope.model.loaded import LoadedModel
-    from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.budgets.effects import BudgetCosts
     from attnscope.study.knockout.asked import Selection
     from attnscope.study.knockout.records import Knocked
@@ -46,7 +46,7 @@ def knockout(
     seed: int = 0,
     define: Mapping[str, str] | None = None,
     chat: bool = False,
-    atlas: Atlas | Path | str | None = None,
+    atlas: HeadNames | Path | str | None = None,
     out: Path | str | None = None,
     force: bool = False,
 ) -> Knocked: ...
@@ -67,7 +67,7 @@ def knockout(
     below: float = BELOW,
     define: Mapping[str, str] | None = None,
     chat: bool = False,
-    atlas: Atlas | Path | str | None = None,
+    atlas: HeadNames | Path | str | None = None,
     out: Path | str | None = None,
     force: bool = False,
 ) -> BudgetCosts: ...
@@ -93,7 +93,7 @@ def knockout(
     below: float = BELOW,
     define: Mapping[str, str] | None = None,
     chat: bool = False,
-    atlas: Atlas | Path | str | None = None,
+    atlas: HeadNames | Path | str | None = None,
     out: Path | str | None = None,
     force: bool = False,
 ) -> Knocked | BudgetCosts:
@@ -136,7 +136,7 @@ def knockout(
     return knocked_out(model, cases_of(model, asked), cuts, folder, force=force)
 
 
-def chosen_heads(model: LoadedModel, select: str | None, atlas: Atlas | Path | str | None) -> Selection | None:
+def chosen_heads(model: LoadedModel, select: str | None, atlas: HeadNames | Path | str | None) -> Selection | None:
     """The heads that are chosen, by layer; None for all."""
     if select is None:
         return None

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.ask import Text
+    from attnscope.keep.atlas import HeadNames
     from attnscope.media.picture import PictureSource
     from attnscope.model.loaded import LoadedModel
     from attnscope.parity import ParityReport
     from attnscope.run import Run
-    from attnscope.study.atlas.atlas import Atlas
     from attnscope.text.prompt import Side
 
 
@@ -33,7 +33,7 @@ class ParityFields(TypedDict, total=False):
     """The fields of `ParityOptions`, as keywords."""
 
     select: str | None
-    atlas: Atlas | Path | str | None
+    atlas: HeadNames | Path | str | None
     atol: float
     whole: bool
     chat: bool
@@ -55,7 +55,7 @@ class ParityOptions:
     """
 
     select: str | None = None
-    atlas: Atlas | Path | str | None = None
+    atlas: HeadNames | Path | str | None = None
     atol: float = ATOL
     whole: bool = False
     chat: bool = False

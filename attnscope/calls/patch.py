@@ -17,8 +17,8 @@ from attnscope.study.patching.pairs import asked_pairs, pairs_of
 
 if TYPE_CHECKING:
     from attnscope.intervene.what import What
+    from attnscope.keep.atlas import HeadNames
     from attnscope.model.loaded import LoadedModel
-    from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.patching.effects import PatchedPairs
     from attnscope.study.patching.over import Method, Over
 
@@ -40,7 +40,7 @@ def patch(
     seed: int = 0,
     define: Mapping[str, str] | None = None,
     chat: bool = False,
-    atlas: Atlas | Path | str | None = None,
+    atlas: HeadNames | Path | str | None = None,
     out: Path | str | None = None,
     force: bool = False,
 ) -> PatchedPairs:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from attnscope.batch.cluster import Cluster
     from attnscope.batch.corpus import Corpus
     from attnscope.batch.job import Job
-    from attnscope.study.atlas.atlas import Atlas
+    from attnscope.keep.atlas import HeadNames
 
 TABLES = ("heads", "relations")
 
@@ -263,14 +263,14 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
         if self.to_stdout and (self.figures or self.matrices or address(self.ray) is not None):
             raise UsageError("--to-stdout prints rows alone", "give --out DIR for figures, weights and --ray")
 
-    def named_by(self) -> Atlas | None:
+    def named_by(self) -> HeadNames | None:
         """What names the model's heads."""
+        from attnscope.keep.atlas import atlas_of
         from attnscope.model.loading import locate
-        from attnscope.study.atlas.atlas import atlas_of
 
         return atlas_of(locate(self.load_options()), self.atlas)
 
-    def resolved(self, atlas: Atlas | None) -> BatchRun:
+    def resolved(self, atlas: HeadNames | None) -> BatchRun:
         """The same with heads in place of every @role, as the folder's options have them."""
         if "@" not in (self.select or ""):
             return self
@@ -287,7 +287,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
         spelled = {"tables": ",".join(self.table_names), "figures": ",".join(self.figure_kinds)}
         return held(self) | spelled | {"metrics": asked, "weights": weights} | self.looks
 
-    def job(self, atlas: Atlas | None = None) -> Job:
+    def job(self, atlas: HeadNames | None = None) -> Job:
         """What a worker needs to know."""
         from attnscope.calls.batch import BatchOptions, named_heads
         from attnscope.text.expressions import defined

@@ -121,9 +121,9 @@ def _places(found: CorpusHeads, asked: Ranked) -> np.ndarray:
 
     named = None
     if asked.atlas is not None:
-        from attnscope.study.atlas.atlas import kept
+        from attnscope.keep.atlas import names_of
 
-        named = kept(asked.atlas).by_role()
+        named = names_of(asked.atlas).by_role()
     places = found.places(select_stacks(asked.select, found.counts, found.plain, named, "this dataset"))
     if not len(places):
         raise UsageError(f"the dataset has no head of --select {asked.select}", "attnscope heads DATASET lists them")

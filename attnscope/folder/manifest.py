@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
 from attnscope.files import check_schema, jsonable, read_json, save_json
@@ -25,6 +25,9 @@ from attnscope.folder.suffix import refuse_file_name
 from attnscope.stacks import STACKS
 from attnscope.text.prompt import Medium, Prompt
 from attnscope.typed import typed
+
+if TYPE_CHECKING:
+    from attnscope.ask import Ask
 
 SCHEMA = "run/4"  # of a folder; goes up when a file or a column is renamed, or means something else
 BEFORE = "run/3"  # whose heads.csv has the text's role alone, as `role`: what reads it knows that
@@ -71,6 +74,25 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if manifest["schema"] != BEFORE:
         check_schema(manifest, SCHEMA, path, "run its text again with this version of attnscope")
     return manifest
+
+
+def ask_of(path: Path) -> Ask:
+    """What the run of a manifest asked, of the tokens that it read: `read` gives the same again.
+
+    Raises UsageError for a manifest that does not say it, and for a run that read more than tokens.
+
+        >>> read(load(), ask_of(Path("runs/bank/manifest.json"))).table()
+    """
+    from attnscope.ask import Ask
+
+    said = read_manifest(path)
+    prompt, target = prompt_of(said, path), prompt_of(said, path, TARGET).ids if TARGET in said else None
+    if prompt.medium.sha256 is not None:
+        raise UsageError(
+            f"the run of {path} read pictures or a sound too, which its tokens do not hold",
+            "give {picture} or {audio} again",
+        )
+    return replace(Ask.of_json(said.get("ask")), text=prompt, target=target)
 
 
 def _of_any_version(path: Path) -> dict[str, Any]:

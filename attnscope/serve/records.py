@@ -24,6 +24,7 @@ RECORDS = {  # by name, where the type is; each is imported without torch
     "attnscope.calls.why_record": ("Why",),
     "attnscope.explain.records": ("Check", "Explanation", "Numbers", "Step"),
     "attnscope.intervene.sets": ("Cut",),
+    "attnscope.keep.atlas": ("HeadNames",),
     "attnscope.keep.columns": ("HeadColumns", "Score"),
     "attnscope.keep.layers": ("LayerKey",),
     "attnscope.keep.records": (
@@ -33,7 +34,7 @@ RECORDS = {  # by name, where the type is; each is imported without torch
     "attnscope.keep.view": ("View",),
     "attnscope.measure.binned": ("Cells",),
     "attnscope.model.geometry": ("Geometry", "LayerGeometry"),
-    "attnscope.observation": ("HeadNames", "Observation"),
+    "attnscope.observation": ("Observation",),
     "attnscope.purposes.cut": ("KnockedModel",),
     "attnscope.purposes.page": ("HeadDivergence", "PageSide"),
     "attnscope.purposes.tokenise": ("Tokenised",),
@@ -89,7 +90,7 @@ class _Packing:
             return self.said(value.item())
         name = type(value).__name__
         if name == "Atlas":  # whose names are all that is asked of it
-            return self.said(type_of("HeadNames")(value.roles, value.by_role()))
+            return self.said(type_of("HeadNames")(value.roles, value.facts))
         if name in HOMES and type(value) is type_of(name):
             return self.once(value, lambda: {TAG: name, "fields": self._fields(name, value)})
         if isinstance(value, np.ndarray):

@@ -17,6 +17,7 @@ import pyarrow as pa
 from attnscope.errors import InputError
 from attnscope.figures import About, Style
 from attnscope.files import damaged
+from attnscope.keep.atlas import columns_of
 from attnscope.shown import visible
 from attnscope.study.ablation import effects
 from attnscope.study.atlas import atlas
@@ -61,7 +62,7 @@ def _checkpoints(folder: Path, into: Path, style: Style) -> Redrawn:
     from attnscope.show.checkpoints import TABLE, draw_checkpoints, folder_of
 
     with damaged(f"{folder} holds no whole scans", "make them: attnscope scan MODEL --out DIR"):
-        columns = atlas.columns_of(folder / TABLE, pa.schema([("revision", pa.string())]))
+        columns = columns_of(folder / TABLE, pa.schema([("revision", pa.string())]))
         revisions = list(dict.fromkeys(map(str, columns["revision"])))
     atlases = {visible(one): atlas.kept(folder_of(folder, one)) for one in revisions}
     for one in atlases.values():
@@ -76,7 +77,7 @@ def _ablation(folder: Path, into: Path, style: Style) -> Redrawn:
     heads = sorted({head for heads in found.effects for head in heads})
     _check(folder, heads)
     with damaged(f"{folder} holds no whole ablation", effects.AGAIN):
-        costs = costs_of(atlas.columns_of(folder / effects.TABLE, effects.STORED, lists="heads"))
+        costs = costs_of(columns_of(folder / effects.TABLE, effects.STORED, lists="heads"))
         if not all(isfinite(one.value) for one in costs):
             raise ValueError("an effect is no number")
     paths = save_ablation(found, into, heads, style=style, costs=costs)

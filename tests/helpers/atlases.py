@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from attnscope.keep.atlas import SCHEMA
 from attnscope.model.checkpoint import weights_sha256
-from attnscope.study.atlas.atlas import SCHEMA, Atlas
+from attnscope.study.atlas.atlas import Atlas
 from attnscope.study.atlas.findings import Finding
 from attnscope.study.statistics import Effects
 
@@ -16,4 +17,4 @@ def made_atlas(folder, roles, model="demo", revision=None, heads=(4, 6)):
     said = {"name": model, "revision": revision, "type": "llama", "weights_sha256": weights_sha256(folder)}
     facts = {"schema": SCHEMA, "model": said, "seed": 0, "sequences": 64, "ids_sha256": "0" * 64}
     named = {place: tuple(roles.get(place, ())) for place in places}
-    return Atlas(places, [Finding("sink", "uniform", effects)], named, facts)
+    return Atlas(named, facts, places, [Finding("sink", "uniform", effects)])

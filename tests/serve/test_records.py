@@ -11,8 +11,8 @@ import torch
 import attnscope
 from attnscope.ask import Ask
 from attnscope.errors import InputError
+from attnscope.keep.atlas import HeadNames
 from attnscope.live.question import MOST_PICTURE, LiveQuestion
-from attnscope.observation import HeadNames
 from attnscope.serve import wire
 from attnscope.serve.records import HOMES, packed, unpacked
 from attnscope.serve.wire import UnansweredError, WireError

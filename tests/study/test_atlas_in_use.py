@@ -15,13 +15,13 @@ from attnscope.cli import output
 from attnscope.cli.heads_table import ranked
 from attnscope.drawing import head_sheet, layer_maps
 from attnscope.errors import InputError, UsageError
+from attnscope.keep.atlas import atlas_of
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.notebook import heads_html
 from attnscope.redraw import kept_run
 from attnscope.selection import resolved, select
 from attnscope.stacks import CSA, DECODER, HCA, STACKS
-from attnscope.study.atlas.atlas import atlas_of
 from attnscope.viewer.kept import KeptSide
 from attnscope.viewer.side import Side
 from helpers.atlases import made_atlas

@@ -31,10 +31,10 @@ from attnscope.intervene.passes import Advance, Passes, of, prepared
 from attnscope.intervene.replacement import Replacement
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
+from attnscope.keep.atlas import columns_of
 from attnscope.model.geometry import Geometry
 from attnscope.model.libraries import versions
 from attnscope.study.ablation.sets import CONTROLS, DrawnFrom, controls_of, parts, whole_groups
-from attnscope.study.atlas.atlas import columns_of
 from attnscope.study.statistics import FEWEST, beside_random, effect_columns
 from attnscope.tables import as_table, integers, numbers, save, words
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attnscope.keep.atlas import OFFSETS
 from attnscope.study.atlas.findings import Finding
 from attnscope.study.atlas.long_range_copying import RECALLED
 from attnscope.study.atlas.uniformity import NEAR
 
 LEAST, COPIES, PERIODS = 0.3, 0.5, 2
-OFFSETS = {0: "self", 1: "previous-token", 2: "offset-2", 3: "offset-3", 4: "offset-4"}
 OLSSON = "Olsson et al. 2022, arXiv 2209.11895"
 
 

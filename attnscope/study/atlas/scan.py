@@ -18,9 +18,10 @@ import numpy as np
 
 from attnscope.cells import head_name
 from attnscope.folder.parts import Column, Columns, Parts, claim, of_heads, with_weights
+from attnscope.keep.atlas import SCHEMA
 from attnscope.model.libraries import versions
 from attnscope.seam.causal import check_causal
-from attnscope.study.atlas.atlas import SCHEMA, Atlas
+from attnscope.study.atlas.atlas import Atlas
 from attnscope.study.atlas.copying import Copying, copying_of
 from attnscope.study.atlas.findings import (
     BATCH_TOKENS,
@@ -155,7 +156,7 @@ def scan_heads(
             beside |= _beside(trial, readings)
             heads = readings.heads
     named = dict(zip(heads, roles_of(findings, len(heads)), strict=True))
-    atlas = Atlas(heads, findings, named, {"schema": SCHEMA, **planned.facts, **beside, "versions": versions()})
+    atlas = Atlas(named, {"schema": SCHEMA, **planned.facts, **beside, "versions": versions()}, heads, findings)
     if folder is not None:
         atlas.save(folder)
     return atlas

@@ -24,8 +24,8 @@ from torch import Tensor
 from attnscope.errors import InputError
 from attnscope.files import check_types, damaged, read_json
 from attnscope.folder.parts import Column, Parts, claim, of_heads
+from attnscope.keep.atlas import columns_of
 from attnscope.observe import Request, observe
-from attnscope.study.atlas.atlas import columns_of
 from attnscope.tables import as_table, save, words
 from attnscope.text.prompt import Prompt, place, reading
 

@@ -1,0 +1,217 @@
+"""What an atlas calls the heads of a model: its names and facts, read from the folder that `attnscope scan` filled.
+
+names = names_of(Path("runs/atlas"))
+names.roles[3, 0]           # ("induction", "sink")
+names.named("induction")    # {3: (0, 1)}
+atlas_of(loaded)            # what lies in atlas/ of the model's own folder, if it is of these weights
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import NoneType
+from typing import Any, Protocol, TypeVar, overload
+
+import pyarrow as pa
+
+from attnscope.cells import head_name
+from attnscope.errors import InputError, UsageError
+from attnscope.files import (
+    LONGEST_TEXT,
+    FileState,
+    check_schema,
+    check_types,
+    damaged,
+    read_json,
+    read_small,
+    state_of,
+)
+from attnscope.model.checkpoint import weights_sha256
+from attnscope.parquet import read_columns
+from attnscope.tables import python_values
+
+SCHEMA = "atlas/3"
+NAME, TABLE = "atlas.json", "atlas.parquet"
+BESIDE = "atlas"  # the folder in a model's own that holds its atlas
+MOST_ROWS = 1 << 19  # heads times contrasts: a model of 5,120 heads has 180,000
+COLUMNS = ("score", "null", "effect", "low", "high", "low_all", "high_all", "p", "p_symmetric", "t", "n")
+STORED = pa.schema(
+    {
+        **dict.fromkeys(("layer", "head"), pa.int32()),
+        **dict.fromkeys(("probe", "against"), pa.string()),
+        **{name: pa.int32() if name == "n" else pa.float64() for name in COLUMNS},
+    }
+)
+OFFSETS = {0: "self", 1: "previous-token", 2: "offset-2", 3: "offset-3", 4: "offset-4"}
+ROLES = ("induction", "prefix-matching", *OFFSETS.values(), "duplicate-token", "sink", "long-range-copying")
+
+logger = logging.getLogger(__name__)
+
+
+class Weights(Protocol):
+    """What tells one model's weights from another's: its name, the commit of a Hub model, where its files lie."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def revision(self) -> str | None: ...
+    @property
+    def source_folder(self) -> Path | None: ...
+    @property
+    def base_folder(self) -> Path | None: ...
+
+
+@dataclass(frozen=True)
+class HeadNames:
+    """What an atlas calls the heads of a model: roles by (layer, head), every head's; facts: what it says of itself."""
+
+    roles: Mapping[tuple[int, int], tuple[str, ...]]
+    facts: Mapping[str, Any]
+
+    def named(self, role: str) -> dict[int, tuple[int, ...]]:
+        """{layer: heads} that have a role; empty where none has."""
+        found: dict[int, tuple[int, ...]] = {}
+        for (layer, head), roles in self.roles.items():
+            if role in roles:
+                found[layer] = (*found.get(layer, ()), head)
+        return found
+
+    def by_role(self) -> dict[str, dict[int, tuple[int, ...]]]:
+        """{role: {layer: heads}} as `selection.select` takes it."""
+        return {role: self.named(role) for role in ROLES}
+
+    def fits(self, model: Weights) -> bool | None:
+        """Whether this is the atlas of a model's weights; None where neither the commit nor the files tell."""
+        return _fits(self.facts, model)
+
+
+Names = TypeVar("Names", bound=HeadNames)
+
+
+def names_of(folder: Path) -> HeadNames:
+    """What the atlas of a folder calls the heads. Raises InputError for a folder that no scan has filled."""
+    with damage(folder):
+        return read_atlas(folder)[0]
+
+
+def read_atlas(folder: Path) -> tuple[HeadNames, Mapping[str, list[Any]]]:
+    """What the atlas of a folder calls the heads, and the columns of its table, whose rows are each contrast's heads.
+
+    Raises ValueError for a damaged one, InputError for one of another version.
+    """
+    facts, columns = _facts_of(folder), columns_of(folder / TABLE, STORED)
+    places = list(zip(columns["layer"], columns["head"], strict=True))
+    heads = dict.fromkeys(places)
+    if places != [*heads] * (len(places) // len(heads)):
+        raise ValueError("a contrast lacks heads")
+    roles = {head: _words(facts["roles"].get(head_name(*head), [])) for head in heads}
+    return HeadNames(roles, {name: fact for name, fact in facts.items() if name not in ("roles", "rules")}), columns
+
+
+def _facts_of(folder: Path) -> dict[str, Any]:
+    """What atlas.json says. Raises ValueError for a damaged one, InputError for one of another version."""
+    facts: dict[str, Any] = read_json(folder / NAME)
+    check_schema(facts, SCHEMA, folder, "scan the model again", InputError)
+    check_types(facts, {"model": {"name": str, "revision": (str, NoneType)}, "roles": dict})
+    return facts
+
+
+def damage(folder: Path) -> AbstractContextManager[None]:
+    """What is raised over the files of an atlas is an InputError that names the folder."""
+    return damaged(f"{folder} holds no whole atlas", "make one: attnscope scan MODEL --out DIR")
+
+
+def columns_of(path: Path, schema: pa.Schema, lists: str = "") -> Mapping[str, list[Any]]:
+    """The columns of a study's table, those of the schema that it has; None for null and NaN.
+
+    lists: the column whose texts may have any length. Raises OSError as `read_small`, ValueError as `read_columns`, and
+    for more rows, or longer names, than any has.
+    """
+    table = read_columns(pa.BufferReader(read_small(path)), schema, MOST_ROWS)
+    columns = {name: [one for part in table[name].chunks for one in python_values(part)] for name in table.column_names}
+    for name, values in columns.items():
+        if name != lists and any(len(one) > LONGEST_TEXT for one in set(values) if isinstance(one, str)):
+            raise ValueError(f"{name} holds a long text")
+    return columns
+
+
+def _words(roles: Any) -> tuple[str, ...]:
+    """The roles of a head, a word each. Raises ValueError for what is no list of words."""
+    if not isinstance(roles, list) or not all(
+        isinstance(role, str) and role.isprintable() and role.split() == [role] for role in roles
+    ):
+        raise ValueError(f"{roles!r} are not roles")
+    return tuple(roles)
+
+
+@overload
+def atlas_of(model: Weights, atlas: HeadNames | Path | str | None = None) -> HeadNames | None: ...
+@overload
+def atlas_of(model: Weights, atlas: Names | Path | str | None, read: Callable[[Path], Names]) -> Names | None: ...
+def atlas_of(
+    model: Weights, atlas: HeadNames | Path | str | None = None, read: Callable[[Path], HeadNames] = names_of
+) -> HeadNames | None:
+    """The atlas that was asked for, or the one in atlas/ of the model's own folder; None where there is none.
+
+    read: reads a folder. Raises InputError for a folder without an atlas, UsageError for an atlas of other weights.
+    What lies beside the model and is not its atlas is left aside, with a warning.
+    """
+    if atlas is None:
+        return _beside(model, read)
+    named = read(Path(atlas)) if isinstance(atlas, str | Path) else atlas
+    fits, of = named.fits(model), named.facts["model"]["name"]
+    if fits is False:
+        raise UsageError(
+            f"the atlas is of {of}, which has other weights than {model.name}",
+            f"scan this model: attnscope scan {model.name} --out DIR",
+        )
+    if fits is None:
+        logger.warning("cannot tell whether the atlas of %s was made with the weights of %s", of, model.name)
+    return named
+
+
+def _beside(model: Weights, read: Callable[[Path], HeadNames]) -> HeadNames | None:
+    folder = model.source_folder / BESIDE if model.source_folder else None
+    if folder is None or not (folder / NAME).exists():
+        return None
+    states = tuple(state_of(path) for path in (folder / NAME, folder / TABLE) if path.exists())
+    try:
+        if _fits(_facts_as_they_are(folder, states), model):  # before the table is read: it may be of another
+            return _as_it_is(folder, states, read)
+    except InputError as error:
+        logger.warning("%s", error)
+        return None
+    logger.warning("%s is ignored: it was not made with these weights", folder)
+    return None
+
+
+def _fits(facts: Mapping[str, Any], model: Weights) -> bool | None:
+    """As `HeadNames.fits`, by what its atlas.json says."""
+    said = facts["model"]
+    if model.revision and (said["name"], said["revision"]) == (model.name, model.revision):
+        return True
+    scanned, there = said.get("weights_sha256"), weights_sha256(model.source_folder, model.base_folder)
+    return scanned == there if scanned and there else None
+
+
+@lru_cache(maxsize=8)
+def _facts_as_they_are(folder: Path, states: tuple[FileState, ...]) -> dict[str, Any]:
+    """What the atlas.json of a folder says, read once for many texts; read again where the states are others."""
+    with damage(folder):
+        return _facts_of(folder)
+
+
+@lru_cache(maxsize=8)
+def _as_it_is(folder: Path, states: tuple[FileState, ...], read: Callable[[Path], HeadNames]) -> HeadNames:
+    """The atlas of a folder, as `_facts_as_they_are`."""
+    return read(folder)
+
+
+def roles_by_head(roles: Mapping[tuple[int, int], Sequence[str]]) -> dict[str, list[str]]:
+    """{"L3H0": ["induction", "sink"]}: the heads that have a role."""
+    return {head_name(*head): list(names) for head, names in roles.items() if names}
