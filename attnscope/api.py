@@ -15,10 +15,10 @@ from attnscope.media.sound import sound_of
 from attnscope.model.libraries import without_bars
 from attnscope.model.loaded import LoadedModel, check_loaded
 from attnscope.model.loading import load as load_model
-from attnscope.model.options import LoadFields, LoadOptions
+from attnscope.model.options import LoadOptions
 from attnscope.observe import Request
 from attnscope.run import read
-from attnscope.typed import check_names
+from attnscope.typed import takes_fields
 
 if TYPE_CHECKING:
     from attnscope.ask import Text
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 @hints_of(LoadOptions)
-def load(model: str = "demo", **options: Unpack[LoadFields]) -> LoadedModel:
+@takes_fields(LoadOptions)
+def load(options: LoadOptions) -> LoadedModel:
     """Load a model with its tokenizer: the embedded `demo`, a folder, an adapter's too, a GGUF file, or a hub id.
 
     options: the other fields of `attnscope.model.options.LoadOptions` (device, dtype, revision, offline, ...). Raises
@@ -34,9 +35,8 @@ def load(model: str = "demo", **options: Unpack[LoadFields]) -> LoadedModel:
 
         >>> model = attnscope.load("demo", device="cpu")
     """
-    check_names("load", options, LoadOptions)
     with without_bars():
-        return load_model(LoadOptions(model=model, **options))
+        return load_model(options)
 
 
 @overload

@@ -7,9 +7,11 @@ Point(x=1)
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from functools import wraps
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attnscope.errors import UnknownOptionError, UsageError
 from attnscope.shown import brief
@@ -17,13 +19,48 @@ from attnscope.shown import brief
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+def takes_fields(record: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, T]]:
+    """Make a function of one record a function of the record's fields, which a type checker and `help` then list.
+
+    An option of a call is declared once, as a field. Raises TypeError for arguments that are no call of it, and of
+    these UnknownOptionError for a keyword that names no field.
+
+    >>> @takes_fields(LoadOptions)
+    ... def load(options: LoadOptions) -> LoadedModel: ...
+    >>> load("demo", device="cpu")
+    """
+
+    def give(call: Callable[[R], T]) -> Callable[P, T]:
+        taken = signature(record)
+
+        @wraps(call)
+        def with_fields(*given: P.args, **named: P.kwargs) -> T:
+            check_names(call.__name__, named, record)  # type: ignore[arg-type]  # a dataclass, as a function
+            try:
+                taken.bind(*given, **named)  # else the message names the constructor of a record that nobody sees
+            except TypeError as error:
+                raise TypeError(f"{call.__name__}() {error}") from None
+            return call(record(*given, **named))
+
+        returned = call.__annotations__["return"]
+        with_fields.__signature__ = taken.replace(return_annotation=returned)  # type: ignore[attr-defined]
+        return with_fields
+
+    return give
+
 
 def check_names(function: str, keywords: Iterable[str], record: type[DataclassInstance]) -> None:
-    """Raise UnknownOptionError for a keyword that names no field of a record; what: the function that was called."""
+    """Raise UnknownOptionError for a keyword that names no field of a record; function: the one that was called."""
     names = [field.name for field in fields(record)]
+    options = [field.name for field in fields(record) if field.kw_only] or names  # others are what the options are about
     for name in keywords:
         if name not in names:
-            raise UnknownOptionError(f"{function} has no option {name!r}", f"it has {', '.join(names)}")
+            raise UnknownOptionError(f"{function} has no option {name!r}", f"it has {', '.join(options)}")
 
 
 def plain(record: Any) -> Any:

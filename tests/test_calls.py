@@ -19,18 +19,12 @@ import torch
 
 import attnscope
 from attnscope.ask import How
-from attnscope.calls.ablate import AblateFields, AblateOptions
-from attnscope.calls.batch import BatchFields, BatchOptions
-from attnscope.calls.compare import CompareFields, CompareOptions
-from attnscope.calls.explain import ExplainFields, ExplainOptions
 from attnscope.calls.explain_record import Explained
-from attnscope.calls.parity import ParityFields, ParityOptions
-from attnscope.calls.scan import Scan, ScanFields, ScanOptions
-from attnscope.calls.why_options import WhyFields
+from attnscope.calls.scan import Scan
 from attnscope.errors import UsageError
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
-from attnscope.model.options import LoadFields, LoadOptions
+from attnscope.model.options import LoadOptions
 from attnscope.serve.session import Session
 from helpers.command_line import HANGS, SENTENCE, call
 from helpers.hints import OPTION, hints_of_source, hints_of_the_library
@@ -38,29 +32,12 @@ from helpers.hints import OPTION, hints_of_source, hints_of_the_library
 ROOT = Path(attnscope.__file__).parents[1]
 SWAPPED = "Mary gave John a book", "John gave Mary a book"
 ROOMS = "batch", "explain", "parity"  # modules that are called
-KEYWORDS = {one.__name__: set(one.__annotations__) for one in (AblateFields, BatchFields, CompareFields, ExplainFields)}
-KEYWORDS |= {one.__name__: set(one.__annotations__) for one in (LoadFields, ParityFields, ScanFields, WhyFields)}
-KEYWORDS["How"] = {*How.__annotations__, *Request.__dataclass_fields__, *View.__dataclass_fields__}
+KEYWORDS = {"How": {*How.__annotations__, *Request.__dataclass_fields__, *View.__dataclass_fields__}}
 # positional arguments, else two
 GIVEN = {"connect": 0, "compare": 3, "explain": 3, "listen": 3, "why": 3}
 GIVEN |= dict.fromkeys(("load", "parity", "scan", "Session.capture"), 1)
 COMMAND = re.compile(r"attnscope [a-z]+ |llama-gguf-split --")
 TEXTS = (SENTENCE, "the cat", "a small dog sat by the old mill on the river", "the cat sat")
-
-
-@pytest.mark.parametrize(
-    ("keywords", "record"),
-    [
-        (AblateFields, AblateOptions),
-        (BatchFields, BatchOptions),
-        (CompareFields, CompareOptions),
-        (ExplainFields, ExplainOptions),
-        (ParityFields, ParityOptions),
-        (ScanFields, ScanOptions),
-    ],
-)
-def test_keywords_are_the_fields_of_the_record(keywords, record) -> None:
-    assert list(keywords.__annotations__) == [one.name for one in fields(record)]
 
 
 WRONG = {
@@ -337,7 +314,7 @@ def public(name):
 
 def options_of(name):
     """The keywords of a call, and those of how its model is loaded."""
-    options = set(LoadFields.__annotations__)
+    options = {one.name for one in fields(LoadOptions)}
     for one in inspect.signature(public(name)).parameters.values():
         record = re.fullmatch(r"Unpack\[(\w+)\]", str(one.annotation))
         options |= KEYWORDS[record[1]] if record else {one.name}

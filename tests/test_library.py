@@ -21,7 +21,6 @@ from attnscope.ask import Ask, How
 from attnscope.export import Export, Ways
 from attnscope.figures.style import Style, StyleFields
 from attnscope.keep.view import View
-from attnscope.model.options import LoadFields, LoadOptions
 from helpers.command_line import HANGS, SENTENCE, call
 from helpers.families import tiny_model
 from helpers.forks import forked
@@ -437,7 +436,6 @@ def arrays(found: object) -> Iterator[np.ndarray | Tensor]:
     [
         (How, Ask, {"text", "keep"}),
         (Ways, Export, set()),
-        (LoadFields, LoadOptions, {"model"}),
         (StyleFields, Style, {"image", "about"}),
     ],
     ids=lambda one: getattr(one, "__name__", ""),

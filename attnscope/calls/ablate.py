@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.calls.ablate_other import Answered, HeadQuestion, answered, question_of
 from attnscope.calls.records import Record, picture_of
@@ -25,7 +25,7 @@ from attnscope.study.ablation.sets import head_set, of_roles, parts, read_sets, 
 from attnscope.study.atlas.atlas import kept
 from attnscope.study.atlas.scan import plan, scan_heads
 from attnscope.telling import SILENT, Teller
-from attnscope.typed import check_names
+from attnscope.typed import takes_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,26 +45,7 @@ PASSED = "tokens x layers"
 PROBED = ("repeated", "offsets")  # trials that name the sets where none are named
 
 
-class AblateFields(TypedDict, total=False):
-    """The fields of `AblateOptions`, as keywords."""
-
-    atlas: Atlas | Path | str | None
-    by: Literal["kv"] | None
-    each: bool
-    replace: Literal["mean", "zero", "resample"]
-    random: int
-    controls: Literal["unnamed", "all"]
-    on: str | Path | None
-    sequences: int
-    seed: int
-    pairs: bool
-    prune: bool
-    method: Literal["replace", "gradient"]
-    out: str | Path | None
-    force: bool
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AblateOptions:
     """Which heads go, what replaces them, and what is asked.
 
@@ -97,13 +78,18 @@ class AblateOptions:
         return question_of({"pairs": self.pairs, "prune": self.prune, "gradient": self.method == "gradient"})
 
 
-@hints_of(AblateOptions, LoadOptions)
-def ablate(
-    model: LoadedModel,
-    heads: Taken | None = None,
-    texts: Sequence[str] | None = None,
-    **options: Unpack[AblateFields],
-) -> Ablated | Answered:
+@dataclass(frozen=True)
+class AblateCall(AblateOptions):
+    """What `attnscope.ablate` is called with."""
+
+    model: LoadedModel
+    heads: Taken | None = None
+    texts: Sequence[str] | None = None
+
+
+@hints_of(LoadOptions)
+@takes_fields(AblateCall)
+def ablate(call: AblateCall) -> Ablated | Answered:
     """What is lost without some heads, alone and together, in nats per token.
 
     heads: a selection as of --select ("3.0-1", "@induction"), names (["L3H0", "L3H1"]), sets by name, or a file of
@@ -114,15 +100,14 @@ def ablate(
 
         >>> attnscope.ablate(attnscope.load("demo"), "3.0-1", sequences=8, random=4).table().to_pandas()
     """
+    model = call.model
     check_loaded(model)
-    check_names("ablate", options, AblateOptions)
-    asked = AblateOptions(**options)
-    question, task = asked.question, loss_task(model, texts, asked)
-    whole = heads is None and asked.atlas is None and question is not None and not asked.pairs
-    named, atlas = ([], None) if whole else named_sets(model, heads, asked)
+    question, task = call.question, loss_task(model, call.texts, call)
+    whole = call.heads is None and call.atlas is None and question is not None and not call.pairs
+    named, atlas = ([], None) if whole else named_sets(model, call.heads, call)
     if question is None:
-        return sets_cost(model, task, with_random(model, named, asked), asked, atlas)
-    return answered(model, task, sorted({head for one in named for head in one.heads}), question, asked)
+        return sets_cost(model, task, with_random(model, named, call), call, atlas)
+    return answered(model, task, sorted({head for one in named for head in one.heads}), question, call)
 
 
 def loss_task(loaded: LoadedModel, texts: Sequence[str] | None, asked: AblateOptions, drawn: int | None = None) -> Task:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +36,7 @@ from attnscope.selection import pairs, resolved
 from attnscope.tables import read_delimited
 from attnscope.text.expressions import defined, names_of_spans
 from attnscope.text.tokens import check_expression
-from attnscope.typed import check_names
+from attnscope.typed import takes_fields
 
 if TYPE_CHECKING:
     from attnscope.batch.dataset import CorpusHeads, Dataset
@@ -48,47 +48,7 @@ if TYPE_CHECKING:
 CorpusTexts = Sequence[str | Mapping[str, Any]] | Path | Sequence[Path]  # texts or records, or files, folders and globs
 
 
-class BatchFields(TypedDict, total=False):
-    """The fields of `BatchOptions`, as keywords."""
-
-    select: str | None
-    atlas: HeadNames | Path | str | None
-    by: Literal["kv"] | None
-    weights: Literal["softmax", "scores", "value"]
-    metrics: str | None
-    query: str | int | None
-    key: str | int | None
-    define: Mapping[str, str]
-    query_field: str | None
-    key_field: str | None
-    spans: Sequence[str]
-    tables: Sequence[str]
-    top_k: int | None
-    min_weight: float | None
-    group: Literal["words", "sentences"] | None
-    text_field: str | None
-    id_field: str | None
-    target_field: str | None
-    answer_field: str | None
-    answer: str | None
-    audio_field: str | None
-    picture_field: str | None
-    pair_field: str | None
-    global_tokens: str | None
-    chat: bool
-    truncate: Side | None
-    max_tokens: int | None
-    matrices: bool
-    format: DatasetFormat
-    spreadsheet: bool
-    summary: bool
-    engine: Literal["auto", "eager", "fused", "tiles", "numba", "triton"]
-    batch_tokens: int | None
-    shard_size: int
-    strict: bool
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchOptions:
     """What is kept of every text, and how the texts are read.
 
@@ -211,7 +171,8 @@ class BatchOptions:
     @property
     def held(self) -> dict[str, Any]:
         """The options that change the rows: what an output folder is held to."""
-        said = {name.replace("_", "-"): value for name, value in asdict(self).items() if name not in NOT_HELD}
+        names = (one.name for one in fields(BatchOptions) if one.name not in NOT_HELD)
+        said = {name.replace("_", "-"): getattr(self, name) for name in names}
         asked = ",".join(name for name in LENGTHS if name in with_asked(self.metrics, "layer")) or None
         return said | {"tables": ",".join(self.tables), "metrics": asked}
 
@@ -232,10 +193,18 @@ def named_heads(atlas: HeadNames | None) -> dict[str, str] | None:
     }
 
 
-@hints_of(BatchOptions, LoadOptions)
-def batch(
-    model: LoadedModel, texts: CorpusTexts, out: str | Path | None = None, **options: Unpack[BatchFields]
-) -> Batch:
+@dataclass(frozen=True)
+class BatchCall(BatchOptions):
+    """What `attnscope.batch` is called with."""
+
+    model: LoadedModel
+    texts: CorpusTexts
+    out: str | Path | None = None
+
+
+@hints_of(LoadOptions)
+@takes_fields(BatchCall)
+def batch(call: BatchCall) -> Batch:
     """Heads and relations of every text, in padded passes, as a dataset.
 
     texts: texts, records with a `text`, or paths of files, folders or globs. out: the folder that the dataset is
@@ -247,34 +216,34 @@ def batch(
         >>> found.table().to_pandas()
         >>> found.rows("relations").to_pandas()
     """
+    model = call.model
     check_loaded(model)
-    check_names("batch", options, BatchOptions)
-    asked, corpus = BatchOptions(**options), _corpus(texts, BatchOptions(**options))
-    held = tempfile.TemporaryDirectory(prefix="attnscope-") if out is None else None
-    folder = Path(held.name if held else str(out))
-    load, atlas = model.options or LoadOptions(model=model.name), atlas_of(model, asked.atlas)
+    corpus = _corpus(call.texts, call)
+    held = tempfile.TemporaryDirectory(prefix="attnscope-") if call.out is None else None
+    folder = Path(held.name if held else str(call.out))
+    load, atlas = model.options or LoadOptions(model=model.name), atlas_of(model, call.atlas)
     named = f"{model.name} ({model.revision})" if model.revision else model.name
-    about = {"model": named, **asked.held, "atlas": named_heads(atlas)}
-    job = asked.job(load, about, atlas=atlas)
+    about = {"model": named, **call.held, "atlas": named_heads(atlas)}
+    job = call.job(load, about, atlas=atlas)
     journal, tally = run_folder(job, corpus, folder, {**about, "sources": list(corpus.sources)}, loaded=model)
-    if asked.summary:
+    if call.summary:
         write_summary(folder, job.output)
     return Batch(folder, tally, tuple(journal.failures()), held)
 
 
 def _corpus(texts: CorpusTexts, asked: BatchOptions) -> Corpus:
-    fields = {name: getattr(asked, name) for name in ("text_field", "id_field", "audio_field", "chat")}
+    how = {name: getattr(asked, name) for name in ("text_field", "id_field", "audio_field", "chat")}
     if isinstance(texts, str):
         raise UsageError("expected texts, got one", "give a list, or a file as pathlib.Path")
     given = [texts] if isinstance(texts, Path) else list(texts)
     if not given:
         raise UsageError("there is nothing to read", "give at least one text")
     if all(isinstance(one, Path) for one in given):
-        return Corpus(tuple(map(str, given)), **fields)
+        return Corpus(tuple(map(str, given)), **how)
     wrong = next((one for one in given if not isinstance(one, str | Mapping)), None)
     if wrong is not None:
         raise UsageError(f"expected a text or a record, got {type(wrong).__name__}", "give texts, records, or paths")
-    return Corpus((), given=tuple(given), **fields)  # type: ignore[arg-type]  # which was looked at
+    return Corpus((), given=tuple(given), **how)  # type: ignore[arg-type]  # which was looked at
 
 
 @dataclass(frozen=True, repr=False)

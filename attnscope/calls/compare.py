@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnscope.ask import Ask
 from attnscope.calls.records import Record, picture_of
@@ -22,7 +22,7 @@ from attnscope.study.comparison import OneSide, check_alike, compare_heads
 from attnscope.study.comparison import heads_of as counts_of
 from attnscope.study.differences import check_folder, comparison_facts, heads_table, metrics_table, tokens_table
 from attnscope.telling import SILENT, Teller
-from attnscope.typed import check_names
+from attnscope.typed import takes_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,23 +39,7 @@ if TYPE_CHECKING:
 HeadsOfStacks = Mapping[str, Mapping[int, Sequence[int]]]
 
 
-class CompareFields(TypedDict, total=False):
-    """The fields of `CompareOptions`, as keywords."""
-
-    compare_text: str | None
-    align: Align | None
-    select: str | None
-    atlas: HeadNames | Path | str | None
-    engine: EngineWord
-    memory: str | None
-    chat: bool
-    truncate: Side | None
-    target: str | list[int] | None
-    pair: str | None
-    global_tokens: str | None
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CompareOptions:
     """What is compared, and how the texts are read; the last five are fields of `attnscope.ask.Ask`.
 
@@ -68,7 +52,7 @@ class CompareOptions:
     align: Align | None = None
     select: str | None = None
     atlas: HeadNames | Path | str | None = None
-    engine: str = "auto"
+    engine: EngineWord = "auto"
     memory: str | None = None
     chat: bool = False
     truncate: Side | None = None
@@ -85,10 +69,18 @@ class SidesOfText(NamedTuple):
     other: Text
 
 
-@hints_of(CompareOptions, LoadOptions)
-def compare(
-    model: LoadedModel, other: LoadedModel, text: Text | Sequence[str], **options: Unpack[CompareFields]
-) -> Compared:
+@dataclass(frozen=True)
+class CompareCall(CompareOptions):
+    """What `attnscope.compare` is called with."""
+
+    model: LoadedModel
+    other: LoadedModel
+    text: Text | Sequence[str]
+
+
+@hints_of(LoadOptions)
+@takes_fields(CompareCall)
+def compare(call: CompareCall) -> Compared:
     """Two models on the same texts, or one model on two texts, head by head.
 
     text: one text, or a list of them, over which differences get intervals from 32 on. options: the fields of
@@ -98,11 +90,9 @@ def compare(
         >>> attnscope.compare(model, model, "Mary gave John a book", compare_text="John gave Mary a book").table()
         >>> attnscope.compare(model, tuned, texts).table().to_pandas()
     """
-    check_loaded(model)
-    check_loaded(other)
-    check_names("compare", options, CompareOptions)
-    asked = CompareOptions(**options)
-    return compared(_sides(text, asked), (model, other), asked)
+    check_loaded(call.model)
+    check_loaded(call.other)
+    return compared(_sides(call.text, call), (call.model, call.other), call)
 
 
 def _sides(text: Text | Sequence[str], asked: CompareOptions) -> list[SidesOfText]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING
 
 from attnscope.ask import Ask
 from attnscope.calls.explain_record import Explained
@@ -14,7 +14,7 @@ from attnscope.model.options import LoadOptions
 from attnscope.run import prepare
 from attnscope.selection import check_one_head, only_head, pairs, select
 from attnscope.text.tokens import described
-from attnscope.typed import check_names
+from attnscope.typed import takes_fields
 
 if TYPE_CHECKING:
     from attnscope.ask import Text
@@ -25,18 +25,7 @@ if TYPE_CHECKING:
 STACKS = ("an explanation", "decoder", "encoder")  # what needs which models
 
 
-class ExplainFields(TypedDict, total=False):
-    """The fields of `ExplainOptions`, as keywords."""
-
-    query: str | int
-    chat: bool
-    truncate: Side | None
-    answer: str | list[int] | None
-    generate: int | None
-    pair: str | None
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExplainOptions:
     """Which token is followed, and how the text is read; the other fields are those of `attnscope.ask.Ask`.
 
@@ -51,8 +40,18 @@ class ExplainOptions:
     pair: str | None = None
 
 
-@hints_of(ExplainOptions, LoadOptions)
-def explain(model: LoadedModel, text: Text, head: str, **options: Unpack[ExplainFields]) -> Explained:
+@dataclass(frozen=True)
+class ExplainCall(ExplainOptions):
+    """What `attnscope.explain` is called with."""
+
+    model: LoadedModel
+    text: Text
+    head: str
+
+
+@hints_of(LoadOptions)
+@takes_fields(ExplainCall)
+def explain(call: ExplainCall) -> Explained:
     """One head, one sentence, every step with its numbers, each compared with the model's own.
 
     head: as `L2H3` or `2.3`. options: the fields of `ExplainOptions`: query, chat, truncate, answer, generate, pair.
@@ -61,12 +60,10 @@ def explain(model: LoadedModel, text: Text, head: str, **options: Unpack[Explain
 
         >>> attnscope.explain(attnscope.load("demo"), "the cat sat on the mat", head="L2H3").table().to_pandas()
     """
-    check_names("explain", options, ExplainOptions)
-    asked = ExplainOptions(**options)
-    how = {name: getattr(asked, name) for name in ("chat", "truncate", "answer", "generate", "pair")}
-    run = prepare(model, Ask(text, Request(query=str(asked.query)), engine="eager", **how))
+    how = {name: getattr(call, name) for name in ("chat", "truncate", "answer", "generate", "pair")}
+    run = prepare(call.model, Ask(call.text, Request(query=str(call.query)), engine="eager", **how))
     run.loaded.check_task(*STACKS)
-    return followed(run, head)
+    return followed(run, call.head)
 
 
 def followed(run: Run, head: str) -> Explained:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 from attnscope.ask import Ask
 from attnscope.calls.records import Record
@@ -15,7 +15,7 @@ from attnscope.parity import ATOL, TEXT, check_parity
 from attnscope.parity.certificate import certificate, in_words, parity_table
 from attnscope.run import prepare
 from attnscope.selection import resolved
-from attnscope.typed import check_names
+from attnscope.typed import takes_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,23 +29,7 @@ if TYPE_CHECKING:
     from attnscope.text.prompt import Side
 
 
-class ParityFields(TypedDict, total=False):
-    """The fields of `ParityOptions`, as keywords."""
-
-    select: str | None
-    atlas: HeadNames | Path | str | None
-    atol: float
-    whole: bool
-    chat: bool
-    truncate: Side | None
-    generate: int | None
-    target: str | list[int] | None
-    picture: PictureSource | list[PictureSource] | None
-    pair: str | None
-    global_tokens: str | None
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ParityOptions:
     """What is compared, and how the text is read; the fields after `whole` are those of `attnscope.ask.Ask`.
 
@@ -76,8 +60,17 @@ class ParityOptions:
         return Ask(text, engine="eager", **{name: getattr(self, name) for name in names})
 
 
-@hints_of(ParityOptions, LoadOptions)
-def parity(model: LoadedModel, text: Text | None = None, **options: Unpack[ParityFields]) -> Parity:
+@dataclass(frozen=True)
+class ParityCall(ParityOptions):
+    """What `attnscope.parity` is called with."""
+
+    model: LoadedModel
+    text: Text | None = None
+
+
+@hints_of(LoadOptions)
+@takes_fields(ParityCall)
+def parity(call: ParityCall) -> Parity:
     """Every attention layer against attention written from the papers, computed from the layer's own weights.
 
     text: the text, a Prompt, token ids or a sound; without one, a built-in sentence. options: the fields of
@@ -87,9 +80,7 @@ def parity(model: LoadedModel, text: Text | None = None, **options: Unpack[Parit
         >>> attnscope.parity(attnscope.load("demo")).holds
         True
     """
-    check_names("parity", options, ParityOptions)
-    asked = ParityOptions(**options)
-    return checked(prepare(model, asked.ask(TEXT if text is None else text)), asked)
+    return checked(prepare(call.model, call.ask(TEXT if call.text is None else call.text)), call)
 
 
 def checked(run: Run, asked: ParityOptions) -> Parity:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 from attnscope.calls.records import Record, picture_of
 from attnscope.errors import hints_of
@@ -20,7 +20,7 @@ from attnscope.study.atlas.scan import READINGS, plan, scan_cost, scan_heads, sc
 from attnscope.study.atlas.texts import DIVERGENCES, LOOKS, on_texts, prompts_of
 from attnscope.tables import save
 from attnscope.telling import SILENT, Teller
-from attnscope.typed import check_names
+from attnscope.typed import takes_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,18 +33,7 @@ if TYPE_CHECKING:
     from attnscope.text.prompt import Prompt
 
 
-class ScanFields(TypedDict, total=False):
-    """The fields of `ScanOptions`, as keywords."""
-
-    sequences: int
-    seed: int
-    pool: Sequence[int] | None
-    texts: Sequence[str] | None
-    out: str | Path | None
-    force: bool
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScanOptions:
     """What a scan reads, and where it is kept.
 
@@ -61,8 +50,16 @@ class ScanOptions:
     force: bool = False
 
 
-@hints_of(ScanOptions, LoadOptions)
-def scan(model: LoadedModel, **options: Unpack[ScanFields]) -> Scan:
+@dataclass(frozen=True)
+class ScanCall(ScanOptions):
+    """What `attnscope.scan` is called with."""
+
+    model: LoadedModel
+
+
+@hints_of(LoadOptions)
+@takes_fields(ScanCall)
+def scan(call: ScanCall) -> Scan:
     """What each head does on probes, against a null, with intervals.
 
     options: the fields of `ScanOptions`: sequences, seed, pool, texts, out, force. Raises UsageError for an option
@@ -71,9 +68,8 @@ def scan(model: LoadedModel, **options: Unpack[ScanFields]) -> Scan:
         >>> found = attnscope.scan(attnscope.load("demo"), sequences=8)
         >>> found.atlas.named("induction")
     """
-    check_loaded(model)
-    check_names("scan", options, ScanOptions)
-    return ScanPlan.of(model, ScanOptions(**options)).run()
+    check_loaded(call.model)
+    return ScanPlan.of(call.model, call).run()
 
 
 @dataclass(frozen=True)

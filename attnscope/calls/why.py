@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from attnscope.calls.why_options import MEAN, WhyFields, WhyOptions, ask_of
+from attnscope.calls.why_options import MEAN, WhyOptions, ask_of
 from attnscope.calls.why_record import Why
 from attnscope.errors import ModelError, UsageError, hints_of
 from attnscope.model.loaded import check_loaded
@@ -16,7 +17,7 @@ from attnscope.stacks import OF_TWO_TEXTS, TEXT_TASKS
 from attnscope.study.why.parts import parts_of
 from attnscope.study.why.records import AskedLogit
 from attnscope.text.tokens import Found, described, find
-from attnscope.typed import check_names
+from attnscope.typed import takes_fields
 
 if TYPE_CHECKING:
     from attnscope.ask import Text
@@ -30,8 +31,18 @@ VERIFIED = 10  # components that --verify replaces
 ONE = "write its position, or bank#2"
 
 
-@hints_of(WhyOptions, LoadOptions)
-def why(model: LoadedModel, text: Text, head: str, **options: Unpack[WhyFields]) -> Why:
+@dataclass(frozen=True)
+class WhyCall(WhyOptions):
+    """What `attnscope.why` is called with."""
+
+    model: LoadedModel
+    text: Text
+    head: str
+
+
+@hints_of(LoadOptions)
+@takes_fields(WhyCall)
+def why(call: WhyCall) -> Why:
     """Why a head looks where it looks: a logit before the softmax, taken apart by what wrote its key or query.
 
     head: as `L3H0`, `3.0` or `cross L3H0`. options: the fields of `WhyOptions`: query, key, against, side, by, verify,
@@ -41,12 +52,10 @@ def why(model: LoadedModel, text: Text, head: str, **options: Unpack[WhyFields])
 
         >>> attnscope.why(attnscope.load("demo"), "the bank of the river, the bank", "L3H0").table().to_pandas()
     """
-    check_names("why", options, WhyOptions)
-    asked = WhyOptions(**options)
-    asked.check()
-    check_loaded(model)
-    model.check_task(*STACKS)
-    return taken_apart(prepare(model, ask_of(text, asked), compared=False), head, asked)
+    call.check()
+    check_loaded(call.model)
+    call.model.check_task(*STACKS)
+    return taken_apart(prepare(call.model, ask_of(call.text, call), compared=False), call.head, call)
 
 
 def taken_apart(run: Run, head: str, asked: WhyOptions) -> Why:

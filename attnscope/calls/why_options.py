@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal
 
 from attnscope.ask import Ask
 from attnscope.errors import UsageError
@@ -20,25 +20,7 @@ MEAN = "mean"
 SIDES, ROWS = ("key", "query", "both"), ("component", "tokens")
 
 
-class WhyFields(TypedDict, total=False):
-    """The fields of `WhyOptions`, as keywords."""
-
-    query: str | int
-    key: str | int | None
-    against: str | int
-    side: Literal["key", "query", "both"]
-    by: Literal["component", "tokens"]
-    verify: bool
-    define: Mapping[str, str] | None
-    chat: bool
-    truncate: Side | None
-    target: str | Sequence[int] | None
-    picture: PictureSource | Sequence[PictureSource] | None
-    generate: int | None
-    pair: str | None
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WhyOptions:
     """Which logit is taken apart, and how.
 

@@ -161,7 +161,7 @@ def build(group: type[T], values: dict[str, Any]) -> T:
     return group(**{name: values[name] for name in parameters(group) if name in values})
 
 
-def fill(target: type[T], source: Any, **more: Any) -> T:
+def fill(target: type[T], source: Any, /, **more: Any) -> T:
     """A library dataclass from the fields of the same name of a group; what is None there keeps its default.
 
     >>> fill(LoadOptions, loading)

@@ -81,7 +81,7 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
 
     from attnscope.calls.parity import ParityOptions, checked
 
-    compared = ParityOptions(selected.select, atol=tolerance.atol, whole=tolerance.whole)
+    compared = ParityOptions(select=selected.select, atol=tolerance.atol, whole=tolerance.whole)
     with output.progress("forward pass and oracle", None, printing.quiet):
         held = checked(run, compared)
     found = held.table()

@@ -13,7 +13,7 @@ from typer import Option
 from attnscope import cells
 from attnscope.cli import output, scan_texts
 from attnscope.cli.figure_options import Look
-from attnscope.cli.groups import FIRST, command_line, option_group
+from attnscope.cli.groups import FIRST, command_line, fill, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.info import Named
 from attnscope.cli.load_options import Loading
@@ -173,7 +173,7 @@ def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kep
 
     from attnscope.calls.scan import ScanOptions, ScanPlan
 
-    asked = ScanOptions(probing.sequences, probing.seed, given.pool, given.texts, kept.out, kept.force)
+    asked = fill(ScanOptions, probing, pool=given.pool, texts=given.texts, out=kept.out, force=kept.force)
     plan = ScanPlan.of(loaded, asked, probing.drawn)
     if probing.probe not in (None, *plan.planned.probes):
         raise UsageError(f"there is no probe {probing.probe!r}", f"the probes are {probe_names(plan.planned.probes)}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from attnscope.cli.groups import FIRST, option_group
+from attnscope.cli.groups import FIRST, fill, option_group
 from attnscope.cli.options import Config, Exporting, Format, Generated, MayAsk, ModelTexts, OneHead, Question
 from attnscope.folder.suffix import PICTURES, TABLES
 
@@ -55,19 +55,10 @@ class Logit(OneHead, Question):
 
         from attnscope.calls.why_options import WhyOptions
 
-        how = (self.query, self.key, self.against, self.side, self.by, self.verify)
-        found = WhyOptions(
-            *how,
-            groups,
-            chat=asked.chat,
-            truncate=asked.truncate,
-            target=asked.target,
-            picture=asked.picture or None,
-            generate=asked.generate,
-            pair=asked.pair,
-        )
-        found.check()
-        return found
+        text = {name: getattr(asked, name) for name in ("chat", "truncate", "target", "generate", "pair")}
+        options = fill(WhyOptions, self, define=groups, picture=asked.picture or None, **text)
+        options.check()
+        return options
 
 
 @option_group

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypedDict
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
 
 from attnscope.model.permits import Permits
 
 DEMO = "demo"
-
-
-class LoadFields(TypedDict, total=False):
-    """The fields of `LoadOptions` but the model, as keywords."""
-
-    device: str
-    dtype: str
-    device_map: str | None
-    revision: str | None
-    offline: bool
-    quantize: Literal["8bit", "4bit"] | None
-    trust_remote_code: bool
-    allow_pickle: bool
-    attention: str
-    positions: int | None
-    base: str | None
-    adapter: Literal["merged", "beside"] | None
-    task: str | None
-    gguf: Literal["check", "trust"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +15,7 @@ class LoadOptions:
     """Which model, where, and how; the defaults are those of the command line."""
 
     model: str = DEMO
+    _: KW_ONLY
     device: str = "auto"
     dtype: str = "auto"
     device_map: str | None = None

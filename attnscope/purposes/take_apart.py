@@ -48,7 +48,14 @@ class TakeApart(Purpose):
         model = loaded.name, loaded.device, loaded.precision, loaded.geometry.in_words, f"{len(run.text)} tokens"
         for line in ("  ".join(model), *target_lines(run), *asked_lines(run)):
             tell.say(line)
-        named = ask.keep.query or "last", ask.keep.key
-        options = WhyOptions(*named, self.against, self.side, self.by, self.verify, ask.keep.define)
+        options = WhyOptions(
+            query=ask.keep.query or "last",
+            key=ask.keep.key,
+            against=self.against,
+            side=self.side,
+            by=self.by,
+            verify=self.verify,
+            define=ask.keep.define,
+        )
         with tell.stage("taking the logit apart"):
             return taken_apart(run, self.head, options)

@@ -14,17 +14,18 @@ from attnscope.errors import ModelError, UsageError, hints_of
 from attnscope.face import Capture
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
-from attnscope.model.options import LoadFields, LoadOptions
+from attnscope.model.options import LoadOptions
 from attnscope.serve.client import answered, asked
 from attnscope.serve.wire import UnansweredError
 from attnscope.telling import SILENT
-from attnscope.typed import check_names
+from attnscope.typed import takes_fields
 
 START = "start one: attnscope serve --model "
 
 
 @hints_of(LoadOptions)
-def connect(model: str = "demo", **options: Unpack[LoadFields]) -> Session:
+@takes_fields(LoadOptions)
+def connect(options: LoadOptions) -> Session:
     """A session with the model that a server of this user's holds; options: how it was loaded, as for `load`.
 
     Raises ModelError without a server, UsageError for an option that does not exist.
@@ -32,12 +33,11 @@ def connect(model: str = "demo", **options: Unpack[LoadFields]) -> Session:
         >>> session = attnscope.connect()
         >>> session.capture("the financial bank").weights[0].shape
     """
-    check_names("connect", options, LoadOptions)
     try:
         asked("status")
     except UnansweredError as why:
-        raise ModelError(str(why), START + model) from None
-    return Session(LoadOptions(model=model, **options))
+        raise ModelError(str(why), START + options.model) from None
+    return Session(options)
 
 
 @dataclass(frozen=True)

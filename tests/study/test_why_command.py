@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import attnscope
-from attnscope.calls.why_options import WhyFields, WhyOptions
 from helpers.command_line import call
 from helpers.folders import with_tokenizer
 from helpers.parity_models import roused_model
@@ -107,7 +106,6 @@ def test_a_folder_has_table_facts_and_picture_and_is_not_written_over(tmp_path):
 
 
 def test_the_same_in_python(demo):
-    assert list(WhyFields.__annotations__) == list(WhyOptions.__dataclass_fields__)
     found = attnscope.why(demo, RIVER, "L3H0", key="here", against="bank#1", define={"here": "river"})
     said = call(*ASKED, "--against", "bank#1", "--format", "jsonl", "-q").silent().records
     assert [row["component"] for row in found.table().to_pylist()] == [row["component"] for row in said]
