@@ -44,12 +44,10 @@ class AttnscopeError(Exception):
         hint = self.hint if self.in_python is None else self.in_python
         return self._line(hint, lambda name, value: name if value is None else f"{name}={_python(value)}")
 
-    def for_shell(self, settings: Collection[str] = ()) -> str:
-        """The same line in the words of the command line; settings: what it takes by --set."""
+    def for_shell(self) -> str:
+        """The same line in the words of the command line."""
 
         def spell(name: str, value: str | None) -> str:
-            if name in settings:
-                return f"--set {name}" + ("" if value is None else f"={'true' if value == 'True' else value}")
             return f"--{name.replace('_', '-')}" + ("" if value in (None, "True") else f" {value}")
 
         return self._line(self.hint, spell)

@@ -238,5 +238,5 @@ def test_an_encoder_decoder_without_a_head_asks_for_the_target(tmp_path: Path) -
     headless(tmp_path, "bart", "sequences")
     refusal = call("heads", TEXT, "--model", str(tmp_path)).refusal
     assert "--target TEXT" in refusal
-    assert "--set task=encoder" in refusal
+    assert "--task encoder" in refusal
     call("heads", TEXT, "--model", str(tmp_path), "--set", "task=encoder").ok()

@@ -59,8 +59,18 @@ def test_the_last_of_a_name_counts_and_of_what_is_repeated_all():
     assert both.out == call(*heads).ok().out
 
 
-def test_what_is_typed_as_an_option_wins():
-    assert call("heads", SENTENCE, "-q", "--model", "demo", "--set", "model=/no/such").ok()
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [(("--model", "demo"), "model=/no/such"), (("--dpi", "200"), "dpi=200"), (("--no-caption",), "caption=true")],
+)
+def test_a_value_that_is_given_both_ways_is_refused(option, setting):
+    name = setting.partition("=")[0]
+    says = f"--{name} and --set {name} were both given; give one of them"
+    assert says in refused("heads", SENTENCE, "-q", *option, "--set", setting)
+    assert says in refused("heads", SENTENCE, "-q", "--set", setting, *option)
+
+
+def test_set_gives_options_too():
     assert call("heads", SENTENCE, "-q", "--set", "model=/no/such").code == 3
 
 
@@ -76,7 +86,6 @@ def test_each_setting_may_be_typed_as_an_option(command):
 def test_a_setting_as_an_option_is_as_set_gives_it(tmp_path):
     heads = ("heads", SENTENCE, "-q", "--sort", "entropy")
     assert call(*heads, "--ascending").ok().out == call(*heads, "--set", "ascending=true").ok().out
-    assert call(*heads, "--ascending", "--set", "ascending=false").ok().out == call(*heads, "--ascending").ok().out
     (tmp_path / "run.yaml").write_text("width: wide\n")
     assert call(*heads, "--config", str(tmp_path / "run.yaml")).code == USAGE
     drawn = ("heatmap", SENTENCE, "-q", "--select", "L1H4", "--config", str(tmp_path / "run.yaml"))
@@ -134,18 +143,17 @@ def test_a_range_holds_for_a_setting():
     assert "--set num_actors: expected a whole number from 1 to 10,000, got '0'" in refusal
 
 
-def test_errors_name_a_setting_as_the_command_takes_it():
+def test_errors_name_a_setting_as_an_option():
     heads = ("heads", SENTENCE, "--weights", "scores", "--set", "scale=log")
-    assert "use --set scale=linear with --weights scores" in refused(*heads)
+    assert "use --scale linear with --weights scores" in refused(*heads)
     error = UsageError("no", "say {base=FOLDER} or {allow_pickle=True}, leave out {base}, {top=3}")
-    expected = "no; say --set base=FOLDER or --set allow_pickle=true, leave out --set base, --top 3"
-    assert error.for_shell({"base", "allow_pickle"}) == expected
+    assert error.for_shell() == "no; say --base FOLDER or --allow-pickle, leave out --base, --top 3"
 
 
 HINTS = [  # what `explain` says of each, whose options they mostly are not
     ("use {engine=eager}", "use --engine eager, which `attnscope heads` takes"),
     ("12 tokens fit: shorten the text, or use {engine=fused}", "12 tokens fit: shorten the text"),
-    ("give the target with {target=TEXT}, or use {task=encoder}", "use --set task=encoder"),
+    ("give the target with {target=TEXT}, or use {task=encoder}", "use --task encoder"),
     ("use {dtype=float32}; where only scores are too large {engine=fused} reads it", "use --dtype float32"),
     ("leave out {max_tokens} and {truncate}", "leave out --max-tokens and --truncate, which `attnscope batch` takes"),
     ("use {truncate=left} or {truncate=right}", "use --truncate left or --truncate right"),
@@ -170,7 +178,7 @@ def test_no_hint_of_the_source_names_an_option_that_a_command_lacks(monkeypatch,
     """Every hint as every command says it: its options are the command's, or those of the one that is named."""
     found = hints_of_source()
     assert len(found) > 100
-    options = {name: {one.typed for one in parameters(*made(name).groups).values()} for name in COMMANDS}
+    options = {name: {f"--{one.spelled}" for one in parameters(*made(name).groups).values()} for name in COMMANDS}
     for hint in sorted(found):
         monkeypatch.setattr("attnscope.cli._dispatch", partial(raised, UsageError("no", hint)))
         for name in COMMANDS:
@@ -179,7 +187,7 @@ def test_no_hint_of_the_source_names_an_option_that_a_command_lacks(monkeypatch,
             if said.endswith("lists all options"):
                 continue
             other = re.search(r", which `attnscope (\w+)` takes$", said)
-            named = set(re.findall(r"--set \w+|(?<![\w`-])--(?!set)[a-z-]+", said)) - own_words(hint)
+            named = set(re.findall(r"(?<![\w`-])--[a-z-]+", said)) - own_words(hint)
             assert named <= options[other[1] if other else name], (name, said)
             assert not said.startswith("--") or hint.startswith("{"), (name, said)
 

@@ -48,6 +48,13 @@ def test_options():
     assert offered("attnscope", "rollout", "--sel") == []
 
 
+def test_settings_are_offered_as_options_once_a_letter_is_typed():
+    assert offered("attnscope", "heads", "--dp") == ["--dpi"]
+    assert offered("attnscope", "heads", "--scale", "log", "--ti") == ["--title"]
+    assert offered("attnscope", "heads", "--scale", "l") == ["linear", "log"]
+    assert "--dpi" not in offered("attnscope", "heads", "--")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_options_that_help_does_not_show_are_offered_too(command):
     found = parameters(*commands.COMMANDS[command][0].groups).values()

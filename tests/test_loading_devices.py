@@ -129,7 +129,7 @@ def allocator_has_none(*args: Any, **named: Any) -> Any:
             "--device cuda:0 --dtype float32",
             "cuda:0",
             4,
-            "--set device_map=auto or --quantize 4bit or --dtype bfloat16",
+            "--device-map auto or --quantize 4bit or --dtype bfloat16",
         ),
         ("--set device_map=auto --dtype bfloat16", "cuda", 2, "--quantize 4bit"),
     ],

@@ -90,7 +90,7 @@ def test_a_pickle_that_an_index_of_safetensors_names_is_not_read(folder: Path, t
     index(folder, dict.fromkeys(weights, "weights.bin"))
     assert "not a safetensors file, and others can run any code" in refused("--model", str(folder))
     (folder / "weights.bin").write_bytes(pickle.dumps(Trap(tmp_path / "trapped")))
-    assert "--set allow_pickle=true" in refused("--model", str(folder))
+    assert "--allow-pickle" in refused("--model", str(folder))
     (folder / "weights.safetensors").write_bytes(pickle.dumps(Trap(tmp_path / "trapped")))
     index(folder, dict.fromkeys(weights, "weights.safetensors"))
     assert "damaged" in refused("--model", str(folder))

@@ -96,8 +96,7 @@ def _in_words(error: AttnscopeError, arguments: Sequence[str]) -> str:
         hint = error.steps({one.key for one in options.values()})
         if hint or not error.hint:
             hint += f", which `attnscope {name}` takes" * (name != called)
-            settings = {one.key for one in options.values() if one.is_setting}
-            return AttnscopeError(error.message, hint).for_shell(settings)
+            return AttnscopeError(error.message, hint).for_shell()
     return AttnscopeError(error.message, f"`attnscope {called} --help all` lists all options").for_shell()
 
 

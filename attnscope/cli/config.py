@@ -53,11 +53,10 @@ def take_out_settings(context: typer.Context, groups: tuple[type, ...]) -> None:
 
 
 def typed_settings(context: typer.Context, groups: tuple[type, ...], given: Sequence[str] | None) -> dict[str, Any]:
-    """The settings, by field: those that options give, and of --set, NAME=VALUE each, what no option gives.
+    """The settings, by field: those that options give, and those of --set, NAME=VALUE each.
 
-    --set takes what a file may hold for the command.
-
-    The last of a name counts, and of one that takes several all. Raises UsageError for a name that is none.
+    --set takes what a file may hold for the command. The last of a name counts, and of one that takes several all.
+    Raises UsageError for a name that is none, and for a value that an option gives too.
     """
     keys, found = keys_of(*groups), dict[str, list[str]]()
     for one in given or ():
@@ -70,12 +69,13 @@ def typed_settings(context: typer.Context, groups: tuple[type, ...], given: Sequ
             raise UsageError(f"--set: there is no setting {brief(name)}", hint)
         if not equals:
             raise UsageError(f"--set {key}: expected NAME=VALUE, got {brief(one)}", f"write --set {key}=VALUE")
+        if flagged(context, keys[key]):
+            raise UsageError(f"--{key.replace('_', '-')} and --set {key} were both given", "give one of them")
         found.setdefault(keys[key], []).append(value)
-    asked = {name: values for name, values in found.items() if not flagged(context, name)}
-    several = {name: _option(context, groups, name).multiple for name in asked}
+    several = {name: _option(context, groups, name).multiple for name in found}
     return context.meta.get(AS_OPTIONS, {}) | {
         name: typed(context, groups, f"--set {name}", name, values if several[name] else values[-1])
-        for name, values in asked.items()
+        for name, values in found.items()
     }
 
 

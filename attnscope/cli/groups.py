@@ -89,11 +89,6 @@ class Parameter:
         """Its name in --config and --set: `top_k` of --top-k."""
         return self.spelled.replace("-", "_")
 
-    @property
-    def typed(self) -> str:
-        """How a command line names it: `--top-k`, `--set dpi`."""
-        return f"--set {self.key}" if self.is_setting else f"--{self.spelled}"
-
     def words(self, value: Any) -> list[str]:
         """The words of a command line that give it a value: `--top 3`, `--force`, `--set dpi=200`."""
         if self.is_setting:

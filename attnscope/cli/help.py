@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 from attnscope.cli.completion import as_typed
 from attnscope.cli.config import take_out_settings
 from attnscope.cli.options import PANELS
-from attnscope.cli.settings import as_options, records
+from attnscope.cli.settings import as_options, converters, records
 
 NARROW, WIDE = 29, 60  # columns of the names, at most: where a help text is to stand beside them
 SHORT = "    "  # the room of `-t, `
@@ -22,6 +22,7 @@ UNBROKEN = "\xa0"  # a space where no line ends; printed as a plain one
 ARGUMENTS, MOST_USED, SETTINGS = "Arguments", PANELS[0], PANELS[-1]
 MOST = 14  # options of a plain --help; it shows all of a command that has no more
 ALL = "attnscope.help.all"  # in a context: whether `all` follows --help
+COMPLETED = "attnscope.completed"  # in a context: whether TAB was pressed after the first letters of an option
 MORE = "attnscope.more"  # in a context: whether words were typed that are no listed option, but may be a setting
 
 
@@ -42,7 +43,16 @@ class PanelCommand(TyperCommand):
     def get_params(self, ctx: Any) -> Any:
         """The listed options; its settings too, as options, only where one may have been typed: they take time."""
         found = super().get_params(ctx)
-        return as_typed([*found, *as_options(self.groups)] if ctx.meta.get(MORE) else found, ctx)
+        if ctx.meta.get(COMPLETED):
+            found = [*found, *converters(self.groups).values()]
+        elif ctx.meta.get(MORE):
+            found = [*found, *as_options(self.groups)]
+        return as_typed(found, ctx)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """What TAB offers: options, and settings too once a letter was typed, since `--` alone has many already."""
+        ctx.meta[COMPLETED] = incomplete.startswith("--") and len(incomplete) > len("--")
+        return super().shell_complete(ctx, incomplete)
 
     def get_help(self, ctx: Any) -> str:
         return super().get_help(ctx).replace(UNBROKEN, " ")

@@ -68,7 +68,7 @@ def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping
     given = [name for name in found if flagged(context, name) or name in settings]
     replaced = [name for name in TEXTS if flagged(context, name) and context.params[name] is not None]
     texts = ["TEXT" if name == "given" else f"--{name}" for name in replaced]
-    changes = [found[name].typed for name in given if now[name] != values[name]]
+    changes = [f"--{found[name].spelled}" for name in given if now[name] != values[name]]
     changed = f"; changed here: {', '.join([*texts, *changes])}"
     output.talk(f"settings from {path}{changed if texts or changes else ''}", context.params["quiet"])
     return {name: value for name, value in values.items() if name not in given}

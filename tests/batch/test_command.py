@@ -215,7 +215,7 @@ WRONG = [
     (
         "corpus.jsonl --out o --set strict=true --set id_field=x",
         4,
-        "no field 'x'; correct it, or leave --set strict out",
+        "no field 'x'; correct it, or leave --strict out",
     ),
 ]
 
