@@ -30,6 +30,7 @@ from attnscope.figures.style import Style
 from attnscope.figures.writer import drawing
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loaded import LoadedModel
+from attnscope.reference import attention as reference
 from attnscope.text.prompt import from_text
 from helpers.command_line import call, on_terminal
 from helpers.families import tiny_model
@@ -118,7 +119,7 @@ def test_the_two_saw_are_told_apart_by_the_mask_alone() -> None:
 )
 def test_a_broken_step_of_the_toy_is_named(monkeypatch: Any, broken: dict[str, Any], named: str) -> None:
     for name, function in broken.items():
-        monkeypatch.setattr(attention, name, function)
+        monkeypatch.setattr(attention if name == "attention_output" else reference, name, function)
     failures = explain_toy().failures
     assert failures
     assert named in failures[0]
@@ -370,7 +371,7 @@ def test_examples_are_true(module: str, demo: LoadedModel) -> None:
         "torch": torch,
         "loaded": demo,
         "prompt": from_text(demo.tokenizer, SENTENCE),
-        "attention": attention.Attention(qkv, 0.5, causal),
+        "attention": attention.Attention(reference.Operands(*qkv, 0.5, causal)),
         "observed": steps.Observed("the model's", 1e-5),
         "explain_toy": explain_toy,
     }

@@ -20,66 +20,66 @@ SOURCES = {
 # What each room, and each module of the ground floor, may import of ours, types included. A room that is missing here
 # fails the test.
 MAY_IMPORT = {
-    "stacks": "",
-    "process": "",
-    "shown": "",
-    "signals": "",
     "callable_room": "",
+    "shown": "",
     "cells": "",
+    "signals": "",
+    "process": "",
+    "stacks": "",
     "_version": "",
     "errors": "shown",
-    "selection": "stacks cells errors",
+    "selection": "cells stacks errors",
     "memory": "errors",
+    "typed": "shown errors",
     "apart": "signals errors",
+    "text": "shown stacks errors apart",
+    "telling": "text",
     "files": "shown errors apart",
     "parquet": "files",
     "tables": "files parquet",
-    "text": "stacks shown errors apart",
-    "telling": "text",
-    "typed": "shown errors",
-    "model": "stacks process shown _version errors memory apart files",
+    "model": "shown process stacks _version errors memory apart files",
     "media": "errors apart text model",
     "attention": "errors memory apart files",
     "measure": "stacks errors attention",
-    "seam": "stacks process errors memory text model attention",
-    "keep": "stacks cells errors memory files parquet tables text model attention measure seam",
-    "intervene": "stacks cells errors model attention seam",
-    "observation": "stacks cells errors tables text measure seam keep",
-    "looks": "stacks errors tables text keep observation",
-    "notebook": "stacks cells errors tables text measure keep observation",
-    "ask": "errors text typed media keep",
-    "folder": "stacks shown signals errors selection files text typed model ask",
+    "seam": "process stacks errors memory text model attention",
+    "keep": "cells stacks errors memory text files parquet tables model attention measure seam",
+    "observation": "cells stacks errors text tables measure seam keep",
+    "notebook": "cells stacks errors text tables measure keep observation",
+    "looks": "stacks errors text tables keep observation",
+    "intervene": "cells stacks errors model attention seam",
+    "ask": "errors typed text media keep",
+    "folder": "shown signals stacks errors selection typed text files model ask",
     "inputs": "stacks errors apart text model media seam ask",
     "reference": "",
-    "parity": "stacks callable_room errors selection memory tables text model attention seam reference",
-    "explain": "stacks callable_room cells errors text model seam reference parity",
+    "parity": "callable_room stacks errors selection memory text tables model attention seam reference",
+    "explain": "callable_room cells stacks errors text model seam reference parity",
     "observe": "stacks errors memory text model attention measure seam keep observation",
-    "study": "stacks cells errors selection memory apart files tables text model attention measure seam keep"
+    "study": "cells stacks errors selection memory apart text files tables model attention measure seam keep"
     " intervene folder parity observe",
     "run": "stacks errors selection memory text model media seam keep observation ask inputs parity"
     " observe study",
     "told": "text telling model seam observation ask observe run",
-    "figures": "shown signals cells errors apart files",
+    "figures": "shown cells signals errors apart files",
     "panels": "shown cells measure observation figures",
-    "drawing": "stacks cells errors files text measure keep observation figures panels",
-    "batch": "stacks process shown signals callable_room _version errors selection memory apart files"
-    " parquet tables text typed model media measure seam keep observation ask folder inputs observe"
+    "drawing": "cells stacks errors text files measure keep observation figures panels",
+    "batch": "callable_room shown signals process stacks _version errors selection memory typed apart text"
+    " files parquet tables model media measure seam keep observation ask folder inputs observe"
     " study figures drawing",
-    "viewer": "stacks shown cells _version errors selection memory files tables text measure keep observation"
-    " folder",
-    "live": "_version errors typed model viewer",
+    "viewer": "shown cells stacks _version errors selection memory text files tables measure keep observation"
+    " folder explain",
     "redraw": "errors measure seam keep observation folder drawing viewer",
-    "show": "shown cells errors selection files tables text model measure keep observation folder study"
+    "show": "shown cells errors selection text files tables model measure keep observation folder study"
     " figures viewer",
-    "calls": "stacks shown cells errors selection files parquet tables text telling typed model media"
-    " attention measure seam keep intervene observation ask folder parity explain observe study run"
+    "live": "_version errors typed model viewer",
+    "calls": "shown cells stacks errors selection typed text telling files parquet tables model media"
+    " attention measure seam keep observation intervene ask folder parity explain observe study run"
     " figures drawing batch show",
-    "purposes": "stacks cells errors selection text telling model keep observation ask explain study run told"
+    "purposes": "cells stacks errors selection text telling model keep observation ask explain study run told"
     " viewer calls",
-    "export": "errors files tables text model observation looks folder figures drawing",
-    "face": "errors selection typed keep observation looks notebook figures drawing viewer export",
-    "api": "errors text typed model media keep ask observe run calls face",
-    "serve": "signals errors memory apart files text telling typed model keep ask purposes face api",
+    "export": "errors text files tables model observation looks folder figures drawing",
+    "face": "errors selection typed keep observation notebook looks figures drawing viewer export",
+    "api": "errors typed text model media keep ask observe run calls face",
+    "serve": "signals errors memory typed apart text telling files model keep ask purposes face api",
     # handed out, imported on first use
     "": "_version errors model seam keep observation observe figures calls api serve",
 }

@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from attnscope import cells
-from attnscope.explain.records import HIDDEN
+from attnscope.explain.records import HIDDEN, SUMMED
 
 if TYPE_CHECKING:
     from attnscope.explain import Check, Explanation, Numbers, Step
@@ -28,7 +28,6 @@ BAR = 12  # characters of a weight of 1
 MOST_KEYS, KEPT_KEYS = 12, 10  # more keys than that: the strongest are kept
 MOST_HEADS, KEPT_HEADS = 9, 3  # more heads than that: the first are kept, and the chosen one
 LONGEST_LABEL = 16
-SUMMED = ("exp(logit − largest)", "weight", "weight × v")
 
 
 def steps_sheet(explanation: Explanation, whole: bool = False) -> RenderableType:

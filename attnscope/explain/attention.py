@@ -8,7 +8,7 @@ Shapes: H query head, G kv head, T token, Q query, K key, D width of q and k, V 
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.explain.records import HIDDEN, Check, Numbers, Step, divisor
+from attnscope.explain.records import HIDDEN, Check, Step, attention_words, sight
 from attnscope.explain.steps import Observed, array, numbers
-from attnscope.reference.attention import apply_mask, attention_logits, attention_output, softmax
+from attnscope.reference.attention import Operands, attention_logits, attention_output
 
 
 class QKV(NamedTuple):
@@ -41,59 +41,43 @@ class QKV(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """One layer's attention for one text: q, k, v after positions, what makes weights of them, and all that follows.
+    """One layer's attention for one text: what it is computed from, and the steps that the oracle takes.
 
-    Every tensor is float64 on the CPU. mask (H or 1, Q, K): boolean (True = attend) or to be added; bias: to be
-    expanded to (H, Q, K); sinks (H,): logits. sinks_in_weights: whether the model's weights are after the sink took its
-    share.
+    Every tensor is float64 on the CPU. sinks_in_weights: whether the model's weights are after the sink took its share.
     """
 
-    qkv: QKV
-    scale: float
-    mask: Tensor
-    softcap: float | None = None
-    bias: Tensor | None = None
-    sinks: Tensor | None = None
+    operands: Operands
     sinks_in_weights: bool = True
 
-    @cached_property
-    def raw_HQK(self) -> Tensor:
-        """q . k"""
-        return attention_logits(self.qkv.q_HTD, self.qkv.k_GTD, scale=1.0)
+    @property
+    def qkv(self) -> QKV:
+        """q, k and v after positions."""
+        return QKV(self.operands.q_HQD, self.operands.k_GKD, self.operands.v_GKV)
 
     @cached_property
-    def capped_HQK(self) -> Tensor:
-        """q . k scaled, and soft-capped where the layer does that."""
-        scaled_HQK = self.raw_HQK * self.scale
-        return scaled_HQK if self.softcap is None else self.softcap * torch.tanh(scaled_HQK / self.softcap)
-
-    @cached_property
-    def logits_HQK(self) -> Tensor:
-        """After bias and mask."""
-        return apply_mask(self.capped_HQK if self.bias is None else self.capped_HQK + self.bias, self.mask)
-
-    @cached_property
-    def weights_HQK(self) -> Tensor:
-        """After the softmax; rows sum to less than 1 with sinks."""
-        return softmax(self.logits_HQK, self.sinks)
+    def steps_HQK(self) -> Mapping[str, Tensor]:
+        """What the oracle notes on its way from q · k to the weights; see `attention_weights`."""
+        noted: dict[str, Tensor] = {}
+        self.operands.weights(noted.__setitem__)
+        return noted
 
     @cached_property
     def heads_HQV(self) -> Tensor:
         """Each head's output."""
-        return attention_output(self.weights_HQK, self.qkv.v_GTV)
+        return attention_output(self.steps_HQK["weights"], self.operands.v_GKV)
 
     def visible_QK(self, head: int) -> np.ndarray:
         """Which keys each query of a head may see."""
-        return (self.logits_HQK[head] > HIDDEN).numpy()
+        return (self.steps_HQK["masked"][head] > HIDDEN).numpy()
 
     def summary(self, head: int) -> dict[str, Any]:
         """What an `Explanation` keeps beside its steps."""
         return {
-            "raw_QK": array(self.raw_HQK[head]),
-            "scale": self.scale,
-            "head_dim": self.qkv.q_HTD.shape[-1],
+            "raw_QK": array(self.steps_HQK["raw"][head]),
+            "scale": self.operands.scale,
+            "head_dim": self.operands.q_HQD.shape[-1],
             "visible_QK": self.visible_QK(head),
-            "weights_QK": array(self.weights_HQK[head]),
+            "weights_QK": array(self.steps_HQK["weights"][head]),
         }
 
 
@@ -103,15 +87,21 @@ def attention_steps(attention: Attention, head: int, query: int, observed: Obser
     >>> [step.name for step in attention_steps(attention, 0, 2, observed)]
     ['scores', 'scaling', 'mask', 'softmax', 'weighted values']
     """
-    return [
-        _scores(attention, head, observed),
-        _scaling(attention, head, observed),
-        *([_softcap(attention, head)] if attention.softcap is not None else []),
-        *([_bias(attention, head, attention.bias)] if attention.bias is not None else []),
-        _mask(attention, head, query, observed),
-        _softmax(attention, head, observed),
-        _values(attention, head, query, observed),
-    ]
+    operands, visible_QK = attention.operands, attention.visible_QK(head)
+    sink = None if operands.sinks is None else float(operands.sinks[head])
+    words = attention_words(
+        operands.q_HQD.shape[-1],
+        operands.scale,
+        softcap=operands.softcap,
+        bias=operands.bias is not None,
+        sink=sink,
+        ahead=bool(np.triu(visible_QK, 1).any()),
+        windowed=not visible_QK[:, 0].all(),
+    )
+    values = _values_of(attention, head, query, sink)
+    checks = _checks(attention, observed)
+    seen, keys = int(visible_QK[query].sum()), visible_QK.shape[1]
+    return [one.step(values, checks.get(one.name, ()), keys=keys, sight=sight(seen, keys)) for one in words]
 
 
 def concatenation(heads_HQV: Tensor, head: int, checks: tuple[Check, ...] = ()) -> Step:
@@ -127,128 +117,37 @@ def concatenation(heads_HQV: Tensor, head: int, checks: tuple[Check, ...] = ()) 
     )
 
 
+def _values_of(attention: Attention, head: int, query: int, sink: float | None) -> dict[str, np.ndarray]:
+    """The numbers of a head by their keys in `attention_words`: the oracle's, and what is shown of its softmax."""
+    q_QD, k_KD, v_KV = attention.qkv.of(head)
+    noted = {name: step_HQK[head] for name, step_HQK in attention.steps_HQK.items()}
+    # the softmax is one step to the oracle; its exponents are what is left of the logits after the largest
+    largest_Q1 = noted["masked"].amax(-1, keepdim=True)
+    largest_Q1 = largest_Q1 if sink is None else largest_Q1.clamp_min(sink)
+    exp_QK = (noted["masked"] - largest_Q1.masked_fill(largest_Q1 == -torch.inf, 0.0)).exp()
+    if attention.operands.bias is not None:
+        noted["bias"] = attention.operands.bias.expand_as(attention.steps_HQK["raw"])[head]
+    weighted_KV = noted["weights"][query, :, None] * v_KV
+    output_QV = attention.heads_HQV[head]
+    parts = {"q": q_QD, "k": k_KD, "v": v_KV, "exp": exp_QK, "weighted": weighted_KV, "output": output_QV, **noted}
+    return {**{key: array(part) for key, part in parts.items()}, "visible": attention.visible_QK(head)}
+
+
+def _checks(attention: Attention, observed: Observed) -> dict[str, tuple[Check, ...]]:
+    """What was observed against the oracle's, by step."""
+    steps, weights_HQK = attention.steps_HQK, attention.steps_HQK["weights"]
+    shares_HQK = weights_HQK if attention.sinks_in_weights else weights_HQK / weights_HQK.sum(-1, keepdim=True)
+    return {
+        "scores": observed.check("q · k", steps["raw"], _product(observed, 1.0)),
+        "scaling": observed.check("scaled q · k", steps["scaled"], _product(observed, observed.scale)),
+        "mask": observed.check("logits, all heads", steps["masked"], observed.logits_HQK),
+        "softmax": observed.check("weights, all heads", shares_HQK, observed.weights_HQK),
+        "weighted values": observed.check("output of each head", attention.heads_HQV, observed.heads_HQV),
+    }
+
+
 def _product(observed: Observed, scale: float | None) -> Tensor | None:
     """The observed q . k times a scale, where they are known."""
     if observed.q_HQD is None or observed.k_GKD is None or scale is None:
         return None
     return attention_logits(observed.q_HQD.cpu().double(), observed.k_GKD.cpu().double(), scale=scale)
-
-
-def _scores(attention: Attention, head: int, observed: Observed) -> Step:
-    q_QD, k_KD, _ = attention.qkv.of(head)
-    return Step(
-        "scores",
-        f"s = q · k   a sum of {q_QD.shape[-1]} products for each key",
-        "How well the query and a key match: large where both point the same way, negative where they oppose.",
-        (
-            numbers("q", "query dim", q_QD),
-            numbers("k", "key dim", k_KD),
-            numbers("q · k", "query key", attention.raw_HQK[head]),
-        ),
-        observed.check("q · k", attention.raw_HQK, _product(observed, 1.0)),
-    )
-
-
-def _scaling(attention: Attention, head: int, observed: Observed) -> Step:
-    raw_HQK, scale, width = attention.raw_HQK, attention.scale, attention.qkv.q_HTD.shape[-1]
-    name = divisor(scale, width)
-    why = (
-        f"A sum of {width} products spreads about √{width} = {math.sqrt(width):.4g} times as far as one product; "
-        "dividing by √d_k undoes that, so that the softmax is not decided by the width alone."
-        if name.startswith("/")
-        else f"This family multiplies by {scale:.4g} and not by 1 / √d_k = {width**-0.5:.4g}."
-    )
-    return Step(
-        "scaling",
-        f"s {name}   d_k = {width}",
-        why,
-        (
-            numbers("q · k", "query key", raw_HQK[head]),
-            numbers(f"s {name}", "query key", raw_HQK[head] * scale),
-        ),
-        observed.check("scaled q · k", raw_HQK * scale, _product(observed, observed.scale)),
-    )
-
-
-def _softcap(attention: Attention, head: int) -> Step:
-    softcap = attention.softcap
-    return Step(
-        "soft-cap",
-        f"{softcap:g} · tanh(s / {softcap:g})",
-        f"Keeps every score between −{softcap:g} and {softcap:g}, so that no key can win by any margin.",
-        (numbers("capped", "query key", attention.capped_HQK[head]),),
-    )
-
-
-def _bias(attention: Attention, head: int, bias: Tensor) -> Step:
-    bias_HQK = bias.expand_as(attention.capped_HQK)
-    return Step(
-        "position bias",
-        "s + bias",
-        "This family tells positions apart by adding a number that depends on the distance of query and key.",
-        (
-            numbers("bias", "query key", bias_HQK[head]),
-            numbers("s + bias", "query key", (attention.capped_HQK + bias_HQK)[head]),
-        ),
-    )
-
-
-SEES_BEFORE = "A token may look at itself and at earlier tokens, never ahead"
-
-
-def _mask(attention: Attention, head: int, query: int, observed: Observed) -> Step:
-    visible_QK = attention.visible_QK(head)
-    seen, keys = int(visible_QK[query].sum()), visible_QK.shape[1]
-    what = "sees all of them" if seen == keys else f"sees {seen}, {keys - seen} hidden"
-    ahead = bool(np.triu(visible_QK, 1).any())
-    why = "In an encoder a token may look both ways" if ahead else SEES_BEFORE
-    windowed = not visible_QK[:, 0].all()  # a query misses a key that came before it
-    return Step(
-        "mask",
-        f"hidden keys become −∞   {keys} keys, this query {what}",
-        why + ("; this layer hides some of that too (a window, a chunk, a choice)." if windowed else "."),
-        (
-            Numbers("visible", ("query", "key"), visible_QK),
-            numbers("logit", "query key", attention.logits_HQK[head]),
-        ),
-        observed.check("logits, all heads", attention.logits_HQK, observed.logits_HQK),
-    )
-
-
-def _softmax(attention: Attention, head: int, observed: Observed) -> Step:
-    logits_QK, weights_HQK, sinks_H = attention.logits_HQK[head], attention.weights_HQK, attention.sinks
-    largest_Q1 = logits_QK.amax(-1, keepdim=True)
-    what = "; the largest logit is subtracted first, which changes nothing but keeps exp small"
-    if sinks_H is not None:
-        sink = float(sinks_H[head])
-        largest_Q1 = largest_Q1.clamp_min(sink)
-        what = f"; a sink logit of {sink:.4g} takes its share and gives nothing"
-    exp_QK = (logits_QK - largest_Q1.masked_fill(largest_Q1 == -torch.inf, 0.0)).exp()
-    shares_HQK = weights_HQK if attention.sinks_in_weights else weights_HQK / weights_HQK.sum(-1, keepdim=True)
-    return Step(
-        "softmax",
-        "weight = exp(logit) / sum of exp(logit)",
-        f"Turns the logits of a query into weights between 0 and 1 that sum to 1{what}.",
-        (
-            numbers("logit", "query key", logits_QK),
-            numbers("exp(logit − largest)", "query key", exp_QK),
-            numbers("weight", "query key", weights_HQK[head]),
-        ),
-        observed.check("weights, all heads", shares_HQK, observed.weights_HQK),
-    )
-
-
-def _values(attention: Attention, head: int, query: int, observed: Observed) -> Step:
-    weights_QK, (_, _, v_KV) = attention.weights_HQK[head], attention.qkv.of(head)
-    return Step(
-        "weighted values",
-        "output of the head = sum of weight × v",
-        "Each key hands over its value, as much of it as its weight says; the sum is what this head found.",
-        (
-            numbers("weight", "query key", weights_QK),
-            numbers("v", "key dim", v_KV),
-            numbers("weight × v", "key dim", weights_QK[query, :, None] * v_KV),
-            numbers("output", "query dim", attention.heads_HQV[head]),
-        ),
-        observed.check("output of each head", attention.heads_HQV, observed.heads_HQV),
-    )

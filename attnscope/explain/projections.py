@@ -5,8 +5,9 @@ Shapes: B text, H query head, G kv head, T token, M pairs that turn, D width of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,54 +17,51 @@ from attnscope.explain.attention import QKV, Attention, concatenation
 from attnscope.explain.records import Check, Numbers, Step
 from attnscope.explain.steps import Observed, numbers
 from attnscope.model.placed import as_input
-from attnscope.reference.frequencies import inverse_frequencies
-from attnscope.reference.given import Given, setting
-from attnscope.reference.layout import Layout
-from attnscope.reference.reader import (
-    OutputStages,
-    angles,
-    output_stages,
-    position_bias,
-    queries_keys_values,
-    rotary_dims,
-    visible,
-)
-from attnscope.reference.rules import SCALES
-from attnscope.reference.splits import SPLITS
+from attnscope.reference.given import Given
+from attnscope.reference.reader import OutputStages, operands_of, output_stages
 
 LATENT_PROJECTIONS = ("q_proj", "q_a_proj", "kv_a_proj_with_mqa")
 SEPARATE = ("separate", "gated_query")
 
 
-def before_scores(given: Given, module: nn.Module, head: int, observed: Observed) -> tuple[list[Step], QKV]:
-    """Hidden states, projections, heads, norms and positions; and q, k, v as they meet.
+STAGES = {  # what may happen to q, k and v between split and scores, by the oracle's names
+    "norm": Step(
+        "norm of q and k",
+        "q, k → q, k divided by their size, times a learned weight",
+        "Bounds the lengths of q and k, so that no score can grow without limit.",
+    ),
+    "multipliers": Step("multipliers", "q, k, v × constants", "This family clips or multiplies its projections."),
+    "positions": Step(
+        "positions",
+        "(a, b) → (a cos t − b sin t, b cos t + a sin t),   t = position × frequency of the pair",
+        "Rotary positions: pairs of numbers of q and k turn by an angle t that grows with the token's position; then "
+        "q · k depends on how far apart two tokens are. Turning keeps their length",
+    ),
+    "factor": Step("factor on q", "q × factor of its position", "Keeps long texts' queries sharp."),
+}
+
+
+def before_scores(given: Given, module: nn.Module, head: int, observed: Observed) -> tuple[list[Step], Attention]:
+    """Hidden states, projections, heads, norms and positions; and the attention of the q, k and v that they make.
 
     module: the model's own, whose projections are asked for their output to compare with.
     """
-    heads = QKV(*(x_BTHD[0].transpose(0, 1) for x_BTHD in SPLITS[given.layout.split](given)))
+    noted: dict[str, Any] = {}
+    operands = operands_of(given, noted.__setitem__)
+    names = [name for name in noted if name in ("split", *STAGES)]  # in the oracle's order
+    split, *stages = [(name, QKV(*(x_BHTD[0] for x_BHTD in noted[name]))) for name in names]
+    heads = split[1]
     steps = [_hidden(given), _projections(given, heads, module, observed), _split(given, heads, head)]
-    for step, layout in _stages(given, heads.q_HTD.shape[-1]):
-        now = QKV(*(x_BHTD[0] for x_BHTD in queries_keys_values(replace(given, layout=layout))))
-        if not all(torch.equal(a, b) for a, b in zip(heads, now, strict=True)):
-            steps.append(replace(step, numbers=_changes(heads, now, head) + step.numbers))
-            heads = now
-    scale = SCALES[given.layout.scale](given, heads.q_HTD.shape[-1])
-    steps[-1] = replace(steps[-1], checks=(*steps[-1].checks, *_checks(heads, observed.with_scale(scale))))
-    return steps, heads
-
-
-def attention_of_layer(given: Given, heads: QKV) -> Attention:
-    """Scale, mask, soft-cap, bias and sinks of the layer, from config and weights."""
-    layout, bias = given.layout, position_bias(given)
-    return Attention(
-        heads,
-        scale=SCALES[layout.scale](given, heads.q_HTD.shape[-1]),
-        mask=visible(given)[None],
-        softcap=setting(given.config, layout.softcap) if layout.softcap else None,
-        bias=None if bias is None else bias.double(),
-        sinks=given.parameters.get(layout.sinks),
-        sinks_in_weights=layout.sinks_in_weights,
-    )
+    # a step that changes nothing here, as a clamp that nothing reaches, is not shown
+    for name, after in stages:
+        if not all(torch.equal(a, b) for a, b in zip(heads, after, strict=True)):
+            step = _positions(given, noted) if name == "positions" else STAGES[name]
+            steps.append(replace(step, numbers=_changes(heads, after, head) + step.numbers))
+            heads = after
+    checks = _checks(heads, observed.with_scale(operands.scale))
+    steps[-1] = replace(steps[-1], checks=(*steps[-1].checks, *checks))
+    of_text = replace(operands, q_HQD=heads.q_HTD, k_GKD=heads.k_GTD, v_GKV=heads.v_GTV)
+    return steps, Attention(of_text, given.layout.sinks_in_weights)
 
 
 def after_values(given: Given, heads_HTV: Tensor, head: int, observed: Observed) -> list[Step]:
@@ -176,36 +174,23 @@ def _list(heads: range) -> str:
     return f"{heads[0]} and {heads[1]}" if len(heads) == 2 else f"{heads[0]} to {heads[-1]}"
 
 
-def _stages(given: Given, head_dim: int) -> list[tuple[Step, Layout]]:
-    """What may happen to q, k and v between split and scores, in order; and the layout up to there."""
-    full = given.layout
-    norm_last = full.norm_at == "rotated"
-    multiplied = Step("multipliers", "q, k, v × constants", "This family clips or multiplies its projections.")
-    norm = Step(
-        "norm of q and k",
-        "q, k → q, k divided by their size, times a learned weight",
-        "Bounds the lengths of q and k, so that no score can grow without limit.",
+def _positions(given: Given, noted: Mapping[str, Any]) -> Step:
+    """The turn of q and k: the angles of every token and pair, in radians, and which numbers make a pair."""
+    layout, step = given.layout, STAGES["positions"]
+    frequency_M, factor = noted["frequencies"]
+    stretched = (
+        f"; this model's long-context scaling then multiplies both by {factor:.4g}" if abs(factor - 1) >= 1e-6 else ""
     )
-    factor = Step("factor on q", "q × factor of its position", "Keeps long texts' queries sharp.")
-    turned = _positions(given, head_dim)
-    placed = replace(full, query_factor="")
-    without_norm, without_rotary = replace(placed, norm="", v_norm=""), replace(placed, rotary="")
-    middle = [(turned, without_norm), (norm, placed)] if norm_last else [(norm, without_rotary), (turned, placed)]
-    return [(multiplied, replace(without_norm, rotary="")), *middle, (factor, full)]
-
-
-def _positions(given: Given, head_dim: int) -> Step:
-    why = (
-        "Rotary positions: pairs of numbers of q and k turn by an angle t that grows with the token's position; then "
-        "q · k depends on how far apart two tokens are. Turning keeps their length"
-    )
-    formula = "(a, b) → (a cos t − b sin t, b cos t + a sin t),   t = position × frequency of the pair"
-    if not given.layout.rotary or given.rope is None:
-        return Step("positions", formula, f"{why}.")
-    cos_TM, sin_TM = angles(given, head_dim)
-    factor = float(torch.hypot(cos_TM[0, 0], sin_TM[0, 0]))
-    stretched = f"; this model's long-context scaling then multiplies both by {factor:.4g}"
-    return Step("positions", formula, f"{why}{stretched * (abs(factor - 1) >= 1e-6)}.", _angles(given, head_dim))
+    angle_TM = given.position_T[:, None].double() * frequency_M.double() * (-1 if layout.reverse else 1)
+    # pair m: (a, b) of the input, (a, b) of the output
+    half, head_dim = len(frequency_M), noted["positions"][0].shape[-1]
+    start = head_dim - 2 * half if layout.part == "last" else 0
+    near = [(start + 2 * pair, start + 2 * pair + 1) for pair in range(half)]
+    far = [(start + pair, start + pair + half) for pair in range(half)]
+    ways = {"half": (far, far), "interleaved": (near, near), "deinterleaved": (near, far)}[layout.rotary]
+    places = np.array([(*a, *b) for a, b in zip(*ways, strict=True)])
+    shown = numbers("angle t", "token pair", angle_TM), Numbers("places of a and b", ("pair", "place"), places)
+    return replace(step, why=f"{step.why}{stretched}.", numbers=shown)
 
 
 def _changes(before: QKV, after: QKV, head: int) -> tuple[Numbers, ...]:
@@ -216,23 +201,6 @@ def _changes(before: QKV, after: QKV, head: int) -> tuple[Numbers, ...]:
         if not torch.equal(*pair)
         for when, x_TD in zip(("before", "after"), pair, strict=True)
     )
-
-
-def _angles(given: Given, head_dim: int) -> tuple[Numbers, ...]:
-    """Angle t of every token and pair, radians; and which numbers make pair m: (a, b) of the input and the output."""
-    rope = given.rope
-    assert rope is not None
-    dims = rotary_dims(given, rope, head_dim)
-    longest, most = len(given.position_T), setting(given.config, "max_position_embeddings")
-    frequency_M, _ = inverse_frequencies(rope, dims, max_position=most, seq_len=longest)
-    angle_TM = given.position_T[:, None].double() * frequency_M.double() * (-1 if given.layout.reverse else 1)
-    start = head_dim - dims if given.layout.part == "last" else 0
-    half = dims // 2
-    near = [(start + 2 * pair, start + 2 * pair + 1) for pair in range(half)]
-    far = [(start + pair, start + pair + half) for pair in range(half)]
-    ways = {"half": (far, far), "interleaved": (near, near), "deinterleaved": (near, far)}[given.layout.rotary]
-    places = np.array([(*a, *b) for a, b in zip(*ways, strict=True)])
-    return numbers("angle t", "token pair", angle_TM), Numbers("places of a and b", ("pair", "place"), places)
 
 
 def _checks(heads: QKV, observed: Observed) -> tuple[Check, ...]:

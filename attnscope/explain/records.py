@@ -1,4 +1,7 @@
-"""What an explanation is made of: steps, their numbers, and whether they are the model's.
+"""What an explanation is made of: steps, their words and numbers, and whether they are the model's.
+
+The words from the scores to the weighted values are written here, once: `explain.attention` adds the numbers of a
+query, and the page those of the query that its reader chooses.
 
 Plain data: who prints, draws or sends it never sees a tensor, nor torch.
 
@@ -8,6 +11,7 @@ Shapes: Q query, K key.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,3 +97,107 @@ def divisor(scale: float, width: int) -> str:
     '/ √64'
     """
     return f"/ √{width}" if math.isclose(scale, width**-0.5, rel_tol=1e-6) else f"× {scale:.4g}"
+
+
+@dataclass(frozen=True)
+class StepWords:
+    """A step without its numbers: what is said of it, and which arrays it shows.
+
+    formula: may hold {keys} and {sight}, which depend on the query. arrays: of each its key, by which its numbers are
+    found, its name and its axes.
+    """
+
+    name: str
+    formula: str
+    why: str
+    arrays: tuple[tuple[str, str, str], ...]
+
+    def step(self, numbers: Mapping[str, np.ndarray], checks: tuple[Check, ...] = (), **query: object) -> Step:
+        """The step with its numbers; query: what the formula says of the query."""
+        arrays = tuple(Numbers(name, tuple(axes.split()), numbers[key]) for key, name, axes in self.arrays)
+        return Step(self.name, self.formula.format(**query), self.why, arrays, checks)
+
+
+SUMMED = ("exp(logit − largest)", "weight", "weight × v")  # arrays that add up to something over the keys
+SEES_ALL, SEES_SOME = "sees all of them", "sees {seen}, {hidden} hidden"
+PAIRS = "query key"
+
+
+def sight(seen: int, keys: int) -> str:
+    """How many of the keys a query sees, in words.
+
+    >>> sight(3, 9)
+    'sees 3, 6 hidden'
+    """
+    return SEES_ALL if seen == keys else SEES_SOME.format(seen=seen, hidden=keys - seen)
+
+
+def attention_words(
+    width: int,
+    scale: float,
+    *,
+    softcap: float | None = None,
+    bias: bool = False,
+    sink: float | None = None,
+    ahead: bool = False,
+    windowed: bool = False,
+) -> list[StepWords]:
+    """What is said of the steps from the scores to the weighted values.
+
+    width: of q and k. ahead: whether some query sees keys after it. windowed: whether some query does not see a key
+    that came before it. The formula of the mask has placeholders, see `StepWords`.
+
+    >>> [words.name for words in attention_words(64, 0.125)]
+    ['scores', 'scaling', 'mask', 'softmax', 'weighted values']
+    """
+    scaled = f"s {divisor(scale, width)}"
+    why_scaled = (
+        f"A sum of {width} products spreads about √{width} = {math.sqrt(width):.4g} times as far as one product; "
+        "dividing by √d_k undoes that, so that the softmax is not decided by the width alone."
+        if scaled.startswith("s /")
+        else f"This family multiplies by {scale:.4g} and not by 1 / √d_k = {width**-0.5:.4g}."
+    )
+    looks = "In an encoder a token may look both ways"
+    looks = looks if ahead else "A token may look at itself and at earlier tokens, never ahead"
+    part = "; this layer hides some of that too (a window, a chunk, a choice)" if windowed else ""
+    largest = "; the largest logit is subtracted first, which changes nothing but keeps exp small"
+    largest = largest if sink is None else f"; a sink logit of {sink:.4g} takes its share and gives nothing"
+    raw, logit, weight = ("raw", "q · k", PAIRS), ("masked", "logit", PAIRS), ("weights", "weight", PAIRS)
+    steps = [
+        StepWords(
+            "scores",
+            f"s = q · k   a sum of {width} products for each key",
+            "How well the query and a key match: large where both point the same way, negative where they oppose.",
+            (("q", "q", "query dim"), ("k", "k", "key dim"), raw),
+        ),
+        StepWords("scaling", f"{scaled}   d_k = {width}", why_scaled, (raw, ("scaled", scaled, PAIRS))),
+    ]
+    if softcap is not None:
+        why = f"Keeps every score between −{softcap:g} and {softcap:g}, so that no key can win by any margin."
+        capped = (("capped", "capped", PAIRS),)
+        steps.append(StepWords("soft-cap", f"{softcap:g} · tanh(s / {softcap:g})", why, capped))
+    if bias:
+        why = "This family tells positions apart by adding a number that depends on the distance of query and key."
+        biased = (("bias", "bias", PAIRS), ("biased", "s + bias", PAIRS))
+        steps.append(StepWords("position bias", "s + bias", why, biased))
+    return [
+        *steps,
+        StepWords(
+            "mask",
+            "hidden keys become −∞   {keys} keys, this query {sight}",
+            f"{looks}{part}.",
+            (("visible", "visible", PAIRS), logit),
+        ),
+        StepWords(
+            "softmax",
+            "weight = exp(logit) / sum of exp(logit)",
+            f"Turns the logits of a query into weights between 0 and 1 that sum to 1{largest}.",
+            (logit, ("exp", "exp(logit − largest)", PAIRS), weight),
+        ),
+        StepWords(
+            "weighted values",
+            "output of the head = sum of weight × v",
+            "Each key hands over its value, as much of it as its weight says; the sum is what this head found.",
+            (weight, ("v", "v", "key dim"), ("weighted", "weight × v", "key dim"), ("output", "output", "query dim")),
+        ),
+    ]

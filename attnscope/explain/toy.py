@@ -15,6 +15,7 @@ from torch.nn import functional
 from attnscope.explain.attention import QKV, Attention, attention_steps, concatenation
 from attnscope.explain.records import Explanation, Step
 from attnscope.explain.steps import Observed, check_query, numbers
+from attnscope.reference.attention import Operands
 from attnscope.reference.masks import causal_mask, positions
 
 TOKENS = ("I", "saw", "a", "saw")
@@ -39,14 +40,15 @@ def explain_toy(head: int = 0, query: int = 3) -> Explanation:
     query = check_query(query, len(TOKENS))
     x_TE = torch.tensor([VECTORS[token] for token in TOKENS], dtype=torch.float64)
     matrices = {name: torch.tensor(rows, dtype=torch.float64) for name, rows in weight_matrices().items()}
-    qkv = QKV(*(_split(x_TE @ matrices[name]) for name in PROJECTIONS))
-    attention = Attention(qkv, qkv.q_HTD.shape[-1] ** -0.5, causal_mask(*positions(len(TOKENS)))[None])
+    q_HTD, k_HTD, v_HTD = (_split(x_TE @ matrices[name]) for name in PROJECTIONS)
+    mask_QK = causal_mask(*positions(len(TOKENS)))
+    attention = Attention(Operands(q_HTD, k_HTD, v_HTD, q_HTD.shape[-1] ** -0.5, mask_QK))
     observed = _torch(x_TE, matrices)
     checks = observed.check("heads", attention.heads_HQV, observed.heads_HQV)
     steps = (
         _vectors(x_TE),
         _projections(x_TE, matrices),
-        _heads(qkv, head, observed),
+        _heads(attention.qkv, head, observed),
         *attention_steps(attention, head, query, observed),
         concatenation(attention.heads_HQV, head, checks),
         _output(attention.heads_HQV, x_TE, matrices),

@@ -17,12 +17,13 @@ import torch
 
 from attnscope.cells import head_name
 from attnscope.errors import ModelError, UsageError
-from attnscope.explain.attention import QKV, Attention, attention_steps, concatenation
-from attnscope.explain.projections import after_values, attention_of_layer, before_scores, observed_heads
+from attnscope.explain.attention import Attention, attention_steps, concatenation
+from attnscope.explain.projections import after_values, before_scores, observed_heads
 from attnscope.explain.records import Explanation, Step
 from attnscope.explain.steps import Observed, check_query
 from attnscope.model.quantised import is_quantised
 from attnscope.parity.given import given_of, mask_of, precise
+from attnscope.reference.attention import Operands
 from attnscope.reference.given import Given, UnreadableError
 from attnscope.reference.layouts import layout_of
 from attnscope.seam.call import AttentionCall
@@ -147,15 +148,17 @@ def attention_of(call: AttentionCall) -> Attention:
     sinks = spec.sinks
     if sinks is not None and sinks.shape[-1] != 1:
         raise UnreadableError("its sink logits are not one per head")
-    return Attention(
-        QKV(*(precise(x_BHTD[0], "cpu") for x_BHTD in (spec.q_BHQD, spec.k_BGKD, spec.v_BGKV))),
+    operands = Operands(
+        precise(spec.q_BHQD[0], "cpu"),
+        precise(spec.k_BGKD[0], "cpu"),
+        precise(spec.v_BGKV[0], "cpu"),
         scale=spec.scale,
         mask=mask_of(call, "cpu")[0],
         softcap=spec.softcap,
         bias=None if spec.bias is None else precise(spec.bias[0], "cpu"),
         sinks=None if sinks is None else precise(sinks[0, :, 0], "cpu"),
-        sinks_in_weights=not spec.sinks_scale_output,
     )
+    return Attention(operands, sinks_in_weights=not spec.sinks_scale_output)
 
 
 def _given(loaded: LoadedModel, run: ModuleRun, shape: Any) -> Given:
@@ -170,9 +173,8 @@ def _given(loaded: LoadedModel, run: ModuleRun, shape: Any) -> Given:
 
 def _from_weights(given: Given, ran: LayerRun, head: int, query: int) -> tuple[list[Step], Attention]:
     observed = observed_of(ran)
-    before, heads = before_scores(given, ran.run.module, head, observed)
-    attention = attention_of_layer(given, heads)
-    steps = attention_steps(attention, head, query, observed.with_scale(attention.scale))
+    before, attention = before_scores(given, ran.run.module, head, observed)
+    steps = attention_steps(attention, head, query, observed.with_scale(attention.operands.scale))
     return [*before, *steps, *after_values(given, attention.heads_HQV, head, observed)], attention
 
 

@@ -16,9 +16,8 @@ from attnscope.parity.allowed import weights_allowed
 from attnscope.parity.comparing import Stack
 from attnscope.parity.given import given_of, precise
 from attnscope.parity.verdicts import ATOL
-from attnscope.reference.given import Given, UnreadableError, setting
-from attnscope.reference.reader import Reading, position_bias, queries_keys_values, read
-from attnscope.reference.rules import SCALES
+from attnscope.reference.given import Given, UnreadableError
+from attnscope.reference.reader import Reading, operands_of, read
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.modules import ModuleRun
 
@@ -57,15 +56,14 @@ def _check_weights(call: AttentionCall, reading: Reading) -> None:
 
 
 def _spec(given: Given, reading: Reading) -> AttentionSpec:
-    layout = given.layout
-    q_BHQD, k_BGKD, v_BGKV = queries_keys_values(given)
-    bias, tokens = position_bias(given), q_BHQD.shape[2]
+    operands = operands_of(given)
+    tokens, bias = operands.q_HQD.shape[2], operands.bias
     return AttentionSpec(
-        q_BHQD,
-        k_BGKD,
-        v_BGKV,
-        scale=SCALES[layout.scale](given, q_BHQD.shape[-1]),
-        visible=Visibility(tokens, tokens, reading.visible_QK[None, None], device=q_BHQD.device),
-        softcap=setting(given.config, layout.softcap) if layout.softcap else None,
-        bias=None if bias is None else bias.expand(-1, tokens, -1)[None].to(q_BHQD),
+        operands.q_HQD,
+        operands.k_GKD,
+        operands.v_GKV,
+        scale=operands.scale,
+        visible=Visibility(tokens, tokens, reading.visible_QK[None, None], device=operands.q_HQD.device),
+        softcap=operands.softcap,
+        bias=None if bias is None else bias.expand(-1, tokens, -1)[None],
     )

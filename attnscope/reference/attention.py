@@ -13,10 +13,60 @@ dtype that comes in.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+Note = Callable[[str, Any], object]  # receives the name of a step and its numbers, as they are computed
+
+
+def no_note(step: str, numbers: Any) -> None:
+    """A `Note` that keeps nothing.
+
+    >>> no_note("raw", torch.zeros(1))
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """What weights and output are computed from: q, k and v as they meet, and what is done to q . k.
+
+    mask, softcap, bias, sinks: as in `attention_weights`.
+
+    >>> Operands(torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2, 4), 0.5, torch.ones(2, 2).bool()).weights()
+    tensor([[0.5000, 0.5000],
+            [0.5000, 0.5000]])
+    """
+
+    q_HQD: Tensor
+    k_GKD: Tensor
+    v_GKV: Tensor
+    scale: float
+    mask: Tensor
+    softcap: float | None = None
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+
+    def logits(self) -> Tensor:
+        """Before the mask: (..., H, Q, K)."""
+        return attention_logits(self.q_HQD, self.k_GKD, scale=self.scale, softcap=self.softcap, bias=self.bias)
+
+    def weights(self, note: Note = no_note) -> Tensor:
+        """(..., H, Q, K); note: as in `attention_weights`."""
+        return attention_weights(
+            self.q_HQD,
+            self.k_GKD,
+            scale=self.scale,
+            softcap=self.softcap,
+            bias=self.bias,
+            mask=self.mask,
+            sinks=self.sinks,
+            note=note,
+        )
 
 
 def attention_logits(
@@ -26,11 +76,13 @@ def attention_logits(
     scale: float | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
+    note: Note = no_note,
 ) -> Tensor:
     """What each query says to each key, before mask and softmax: (..., H, Q, K).
 
     scale: 1 / sqrt(D) where it is None. softcap: c * tanh(logits / c), which keeps them inside (-c, c) (Gemma 2, 2024,
-    section 2). bias: added as it is, broadcast to (..., H, Q, K): ALiBi, T5's relative positions.
+    section 2). bias: added as it is, broadcast to (..., H, Q, K): ALiBi, T5's relative positions. note: called with the
+    steps "raw" (q . k), "scaled", and where there are such "capped", "biased".
     Raises ValueError where the widths of q and k differ, or H is no multiple of G.
 
     >>> attention_logits(torch.ones(1, 4), torch.ones(1, 4))
@@ -39,10 +91,18 @@ def attention_logits(
     if q_HQD.shape[-1] != k_GKD.shape[-1]:
         raise ValueError(f"expected q and k of one width, got {q_HQD.shape[-1]} and {k_GKD.shape[-1]}")
     scale = 1 / math.sqrt(q_HQD.shape[-1]) if scale is None else scale
-    logits_HQK = _matmul_by_group(q_HQD, k_GKD.transpose(-1, -2)) * scale
+    # one name for all steps: a step's matrix is freed when the next is there, unless it was noted
+    logits_HQK = _matmul_by_group(q_HQD, k_GKD.transpose(-1, -2))
+    note("raw", logits_HQK)
+    logits_HQK = logits_HQK * scale
+    note("scaled", logits_HQK)
     if softcap is not None:
         logits_HQK = softcap * torch.tanh(logits_HQK / softcap)
-    return logits_HQK if bias is None else logits_HQK + bias
+        note("capped", logits_HQK)
+    if bias is not None:
+        logits_HQK = logits_HQK + bias
+        note("biased", logits_HQK)
+    return logits_HQK
 
 
 def logit_terms(
@@ -77,6 +137,7 @@ def attention_weights(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     sinks: Tensor | None = None,
+    note: Note = no_note,
 ) -> Tensor:
     """How much each query attends to each key: (..., H, Q, K), rows that sum to 1 (less with sinks).
 
@@ -84,14 +145,19 @@ def attention_weights(
     taken as it is, so that a row of `finfo.min` is uniform and a row of `-inf` is zeros.
     sinks (H,): one more logit per head that takes its share of the row and gives nothing (gpt-oss, 2025; Miller 2023,
     "Attention Is Off By One", has it fixed at 0). scale, softcap, bias: as in `attention_logits`.
+    note: called with the steps of `attention_logits`, then "masked" and "weights".
     Raises ValueError as `attention_logits` does, and for a mask that is neither boolean nor floating.
 
     >>> attention_weights(torch.zeros(2, 4), torch.zeros(2, 4), mask=torch.ones(2, 2).tril().bool())
     tensor([[1.0000, 0.0000],
             [0.5000, 0.5000]])
     """
-    logits_HQK = attention_logits(q_HQD, k_GKD, scale=scale, softcap=softcap, bias=bias)
-    return softmax(apply_mask(logits_HQK, mask), sinks)
+    logits_HQK = attention_logits(q_HQD, k_GKD, scale=scale, softcap=softcap, bias=bias, note=note)
+    logits_HQK = apply_mask(logits_HQK, mask)
+    note("masked", logits_HQK)
+    weights_HQK = softmax(logits_HQK, sinks)
+    note("weights", weights_HQK)
+    return weights_HQK
 
 
 def attention_output(weights_HQK: Tensor, v_GKV: Tensor, *, dropout: float = 0.0) -> Tensor:

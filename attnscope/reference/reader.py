@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attnscope.reference.attention import attention_logits, attention_output, attention_weights, logit_terms
+from attnscope.reference.attention import Note, Operands, attention_output, logit_terms, no_note
 from attnscope.reference.frequencies import inverse_frequencies
 from attnscope.reference.given import Given, UnreadableError, setting
 from attnscope.reference.masks import block_mask, causal_mask, chunked_mask, sliding_window_mask
@@ -73,20 +74,9 @@ def read(given: Given) -> Reading:
     >>> read(given).weights_BHQK.shape, read(given).output_BTE.shape
     (torch.Size([1, 2, 9, 9]), torch.Size([1, 9, 8]))
     """
-    layout = given.layout
-    q_BHTD, k_BGTD, v_BGTV = queries_keys_values(given)
-    visible_QK = visible(given)
-    scale = SCALES[layout.scale](given, q_BHTD.shape[-1])
-    bias = position_bias(given)
-    bias = None if bias is None else bias.to(q_BHTD)
-    softcap, sinks = (
-        setting(given.config, layout.softcap) if layout.softcap else None,
-        given.parameters.get(layout.sinks),
-    )
-    weights_BHQK = attention_weights(
-        q_BHTD, k_BGTD, scale=scale, softcap=softcap, bias=bias, mask=visible_QK, sinks=sinks
-    )
-    sinks_apart = sinks is not None and not layout.sinks_in_weights
+    operands = operands_of(given)
+    weights_BHQK, v_BGTV = operands.weights(), operands.v_GKV
+    sinks_apart = operands.sinks is not None and not given.layout.sinks_in_weights
     share_BHQ1 = weights_BHQK.sum(-1, keepdim=True) if sinks_apart else torch.ones(()).to(weights_BHQK)
 
     def heads(weights_BHQK: Tensor) -> Tensor:
@@ -95,20 +85,48 @@ def read(given: Given) -> Reading:
     heads_BTHV = heads(weights_BHQK)
     return Reading(
         weights_BHQK / share_BHQ1,
-        visible_QK,
+        operands.mask,
         v_BGTV,
         heads_BTHV,
         output_stages(given, heads_BTHV).output_BTE,
         output_of=lambda others_BHQK: output_stages(given, heads(others_BHQK * share_BHQ1)).output_BTE,
-        logits=lambda: attention_logits(q_BHTD, k_BGTD, scale=scale, softcap=softcap, bias=bias),
+        logits=operands.logits,
         terms=lambda: logit_terms(
-            q_BHTD, k_BGTD, scale=scale, bias=bias, mask=visible_QK, sinks=None if sinks is None else sinks[:, None]
+            operands.q_HQD,
+            operands.k_GKD,
+            scale=operands.scale,
+            bias=operands.bias,
+            mask=operands.mask,
+            sinks=None if operands.sinks is None else operands.sinks[:, None],
         ),
     )
 
 
-def queries_keys_values(given: Given) -> tuple[Tensor, Tensor, Tensor]:
-    """q (B, H, T, D), k (B, G, T, D) and v (B, G, T, V) as they meet: normed, turned, multiplied.
+def operands_of(given: Given, note: Note = no_note) -> Operands:
+    """What a layer's weights and output are computed from; note: as in `queries_keys_values`.
+
+    >>> operands_of(given).weights().shape
+    torch.Size([1, 2, 9, 9])
+    """
+    layout, bias = given.layout, position_bias(given)
+    q_BHTD, k_BGTD, v_BGTV = queries_keys_values(given, note)
+    return Operands(
+        q_BHTD,
+        k_BGTD,
+        v_BGTV,
+        scale=SCALES[layout.scale](given, q_BHTD.shape[-1]),
+        mask=visible(given),
+        softcap=setting(given.config, layout.softcap) if layout.softcap else None,
+        bias=None if bias is None else bias.to(q_BHTD),
+        sinks=given.parameters.get(layout.sinks),
+    )
+
+
+def queries_keys_values(given: Given, note: Note = no_note) -> tuple[Tensor, Tensor, Tensor]:
+    """q (B, H, T, D), k (B, G, T, D) and v (B, G, T, V) as they meet: normed, multiplied, turned.
+
+    note: called with the three after each step, "split", "norm", "multipliers", "positions", "factor"; of a layer that
+    turns q and k with "frequencies" (M,) too, and what multiplies both.
 
     >>> [part.shape for part in queries_keys_values(given)]
     [torch.Size([1, 2, 9, 4]), torch.Size([1, 1, 9, 4]), torch.Size([1, 1, 9, 4])]
@@ -117,25 +135,51 @@ def queries_keys_values(given: Given) -> tuple[Tensor, Tensor, Tensor]:
     if given.source_BSE is not None and layout.split != "separate":
         raise UnreadableError(f"its layout ({layout.name}) makes keys of the text that the queries are made of")
     q, k, v = SPLITS[layout.split](given)
-    turned = angles(given, q.shape[-1]) if layout.rotary and turns(layout.rotary_on, given) else None
-    q_BHTD = _placed(given, layout.q_norm, q, turned) * _query_factor(given)
-    if given.shared is not None:
-        return q_BHTD, *given.shared
-    k_BGTD = _placed(given, layout.k_norm, k, turned) * _factor(given, layout.key_factor)
-    v = _normed(given, layout.v_norm, v) if layout.v_norm else v
-    return q_BHTD, k_BGTD, _clipped(given, v).transpose(1, 2) * _factor(given, layout.value_factor)
+    own = given.shared is None
+    if given.shared is not None:  # an earlier layer's, as that layer used them: nothing is done to them again
+        k, v = (x.transpose(1, 2) for x in given.shared)
+    note("split", _by_head(q, k, v))
+
+    normed = bool(layout.norm) and NORM_ON[layout.norm_on](given)
+    v = _normed(given, layout.v_norm, v) if layout.v_norm and own else v
+    if layout.norm_at != "rotated":  # before the heads are laid out: some norms are over all of a token's heads
+        q = _normed(given, layout.q_norm, q) if normed else q
+        k = _normed(given, layout.k_norm, k) if normed and own else k
+        note("norm", _by_head(q, k, v))
+
+    q = _clipped(given, q)
+    if own:
+        k, v = _clipped(given, k) * _factor(given, layout.key_factor), _clipped(given, v)
+        v = v * _factor(given, layout.value_factor)
+    q_BHTD, k_BGTD, v_BGTV = _by_head(q, k, v)
+    note("multipliers", (q_BHTD, k_BGTD, v_BGTV))
+
+    if layout.rotary and turns(layout.rotary_on, given):
+        cos_TM, sin_TM = angles(given, q.shape[-1], note)
+        turn = partial(
+            apply_rotary,
+            cos_TM=cos_TM,
+            sin_TM=sin_TM,
+            layout=layout.rotary,
+            part=layout.part,
+            reverse=layout.reverse,
+        )
+        q_BHTD, k_BGTD = turn(q_BHTD), turn(k_BGTD) if own else k_BGTD
+        note("positions", (q_BHTD, k_BGTD, v_BGTV))
+
+    if layout.norm_at == "rotated" and normed:
+        q_BHTD = _normed(given, layout.q_norm, q_BHTD)
+        k_BGTD = _normed(given, layout.k_norm, k_BGTD) if own else k_BGTD
+        note("norm", (q_BHTD, k_BGTD, v_BGTV))
+
+    q_BHTD = q_BHTD * _query_factor(given)  # where the scale of long texts' queries grows with the position
+    note("factor", (q_BHTD, k_BGTD, v_BGTV))
+    return q_BHTD, k_BGTD, v_BGTV
 
 
-def _placed(given: Given, norm: str, x_BTHD: Tensor, turned: tuple[Tensor, Tensor] | None) -> Tensor:
-    """q or k normed, clipped and turned, in the layout's order; (B, H, T, D)."""
-    layout = given.layout
-    normed = layout.norm and NORM_ON[layout.norm_on](given)
-    if normed and layout.norm_at != "rotated":
-        x_BTHD = _normed(given, norm, x_BTHD)
-    x_BHTD = _clipped(given, x_BTHD).transpose(1, 2)
-    if turned is not None:
-        x_BHTD = apply_rotary(x_BHTD, *turned, layout=layout.rotary, part=layout.part, reverse=layout.reverse)
-    return _normed(given, norm, x_BHTD) if normed and layout.norm_at == "rotated" else x_BHTD
+def _by_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, T, H, D) as (B, H, T, D)."""
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
 def _query_factor(given: Given) -> Tensor | float:
@@ -148,8 +192,8 @@ def _factor(given: Given, rule: str) -> float:
     return FACTORS[rule](given.config) if rule in FACTORS else 1.0
 
 
-def angles(given: Given, head_dim: int) -> tuple[Tensor, Tensor]:
-    """cos and sin (T, M) of this layer's rotary positions, from the config alone.
+def angles(given: Given, head_dim: int, note: Note = no_note) -> tuple[Tensor, Tensor]:
+    """cos and sin (T, M) of this layer's rotary positions, from the config alone; note: see `queries_keys_values`.
 
     >>> cos_TM, sin_TM = angles(given, head_dim=4)
     >>> cos_TM.shape
@@ -166,6 +210,7 @@ def angles(given: Given, head_dim: int) -> tuple[Tensor, Tensor]:
         seq_len=int(positions.max()) + 1,
     )
     inv_freq_M = inv_freq_M.to(device).repeat(2 if axes == "halves" else 1)
+    note("frequencies", (inv_freq_M, scaling))
     if given.axes_AT is None or not axes:
         cos_TM, sin_TM = cos_sin(given.position_T, inv_freq_M, scaling)
     else:

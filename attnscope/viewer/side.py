@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.errors import UsageError
+from attnscope.explain.records import SEES_ALL, SEES_SOME, SUMMED, StepWords, attention_words
 from attnscope.measure.metrics import KNOWN, ends
 from attnscope.stacks import is_bidirectional
 from attnscope.viewer.pack import Bits, Blobs, binned, joined_arrays, packed_maps, strongest
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt, Span
 
+Words = tuple[StepWords, ...]
 MOST_KEYS = 16  # per query beside a binned map
 DIGITS = 7  # of a score: what float32 holds
 
@@ -224,8 +226,42 @@ class Side:
             yield Strongest(at, [heads[place] for place in places], *numbers)
 
     def _steps(self, blobs: Blobs) -> dict[str, Any] | None:
-        heads = [one for key, kept in self.seen.operands.items() for one in _steps_of(self.at[key], kept, blobs)]
-        return {"heads": heads, "tokens": len(self.seen.prompt)} if heads else None
+        """q, k and v of heads, and the words of `attnscope explain`: those of a head are the same for many heads."""
+        parts = [part for key, kept in self.seen.operands.items() for part in self._steps_of(self.at[key], kept, blobs)]
+        if not parts:
+            return None
+        words = list(dict.fromkeys(of_head for _, of_head in parts))
+        return {
+            "heads": [{**head, "words": words.index(of_head)} for head, of_head in parts],
+            "tokens": len(self.seen.prompt),
+            "words": [[vars(step) for step in steps] for steps in words],
+            "sees": (SEES_ALL, SEES_SOME),
+            "summed": SUMMED,
+        }
+
+    def _steps_of(self, at: int, kept: KeptOperands, blobs: Blobs) -> Iterator[tuple[dict[str, Any], Words]]:
+        """Of each head of a layer where its numbers lie, and its steps in words."""
+        parts = [kept.q_BHTD, kept.k_BHTD, kept.v_BHTV] + ([] if kept.bias_BHTT is None else [kept.bias_BHTT])
+        arrays = [np.asarray(part[0]) for part in parts]
+        places = blobs.add(*(joined_arrays([array[place] for array in arrays]) for place in range(len(kept.heads))))
+        width, bias, end_T = kept.q_BHTD.shape[-1], kept.bias_BHTT is not None, self.end[at]
+        ahead = end_T is not None and bool((end_T > np.arange(1, len(end_T) + 1)).any())
+        sight = {"ahead": ahead, "windowed": self.first[at] is not None}
+        for place, head in enumerate(kept.heads):
+            sink = None if kept.sinks_H is None else float(kept.sinks_H[place])
+            words = attention_words(width, kept.scale, softcap=kept.cap, bias=bias, sink=sink, **sight)
+            head_numbers = {
+                "at": at,
+                "head": head,
+                "dim": width,
+                "value_dim": kept.v_BHTV.shape[-1],
+                "scale": kept.scale,
+                "cap": kept.cap,
+                "sink": sink,
+                "bias": bias,
+                **places[place],
+            }
+            yield head_numbers, tuple(words)
 
     @cached_property
     def first(self) -> list[np.ndarray | None]:
@@ -236,7 +272,7 @@ class Side:
             for key in self.at
         ]
 
-    @property
+    @cached_property
     def end(self) -> list[np.ndarray | None]:
         """For each layer what is behind the last key that each query sees, (T,); None where that is the query's own."""
         return [
@@ -316,24 +352,6 @@ def rounded(values: np.ndarray) -> list[float | None]:
 def _square(maps: LayerMaps) -> bool:
     """Whether the cells are sums over keys and means over queries of as many tokens in rows as in columns."""
     return maps.rows == maps.columns and (maps.rule == "sum" or maps.bin_size == 1)
-
-
-def _steps_of(at: int, kept: KeptOperands, blobs: Blobs) -> Iterator[dict[str, Any]]:
-    parts = [kept.q_BHTD, kept.k_BHTD, kept.v_BHTV] + ([] if kept.bias_BHTT is None else [kept.bias_BHTT])
-    arrays = [np.asarray(part[0]) for part in parts]
-    places = blobs.add(*(joined_arrays([array[place] for array in arrays]) for place in range(len(kept.heads))))
-    for place, head in enumerate(kept.heads):
-        yield {
-            "at": at,
-            "head": head,
-            "dim": kept.q_BHTD.shape[-1],
-            "value_dim": kept.v_BHTV.shape[-1],
-            "scale": kept.scale,
-            "cap": kept.cap,
-            "sink": None if kept.sinks_H is None else float(kept.sinks_H[place]),
-            "bias": kept.bias_BHTT is not None,
-            **places[place],
-        }
 
 
 def _spans(spans: Sequence[Span]) -> list[tuple[int, int, str]]:

@@ -55,6 +55,23 @@ def test_matrix_form_equals_loop_form_head_by_head(case, kv_heads):
         assert_close(matrix_out[:, head], loop_out[:, head], rtol=0, atol=1e-13)
 
 
+def test_each_step_is_noted_with_its_numbers():
+    q_HQD, k_GKD, _ = qkv((4, 5, 6), (2, 5, 6))
+    case, noted = {**CASES["everything"], "mask": CAUSAL_5}, {}
+    weights_HQK = attention.attention_weights(q_HQD, k_GKD, **case, note=noted.__setitem__)
+    assert list(noted) == ["raw", "scaled", "capped", "biased", "masked", "weights"]
+    raw = sum(float(a) * float(b) for a, b in zip(q_HQD[3, 2], k_GKD[1, 1], strict=True))
+    scaled = raw * case["scale"]
+    capped = case["softcap"] * math.tanh(scaled / case["softcap"])
+    steps = {"raw": raw, "scaled": scaled, "capped": capped, "biased": capped + float(case["bias"][3, 2, 1])}
+    assert {name: float(noted[name][3, 2, 1]) for name in steps} == pytest.approx(steps)
+    assert_close(noted["masked"], noted["biased"].masked_fill(~CAUSAL_5, -math.inf))
+    assert noted["weights"] is weights_HQK
+    plain = {}
+    attention.attention_weights(q_HQD, k_GKD, note=plain.__setitem__)
+    assert list(plain) == ["raw", "scaled", "masked", "weights"]
+
+
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
 def test_any_leading_dims_and_lengths_that_differ(lead):
     q_HQD, k_GKD, v_GKV = qkv((*lead, 4, 2, 6), (*lead, 2, 7, 6), v_width=5)

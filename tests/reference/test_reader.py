@@ -175,6 +175,26 @@ def test_partial_rotary_leaves_the_other_dims_alone() -> None:
     assert not torch.allclose(turned[..., 1:, :2], plain[..., 1:, :2])
 
 
+def test_what_is_done_to_q_and_k_is_noted_in_its_order() -> None:
+    rope = {"rope_type": "default", "rope_theta": 100.0}
+    parameters = {**SEPARATE, "q_norm.weight": random(D), "k_norm.weight": random(D)}
+    settings = {"rope_parameters": rope, "rms_norm_eps": 1e-6, "clip_qkv": 0.5, "key_multiplier": 3.0}
+    for norm_at, order in {
+        "heads": ["split", "norm", "multipliers", "frequencies", "positions", "factor"],
+        "rotated": ["split", "multipliers", "frequencies", "positions", "norm", "factor"],
+    }.items():
+        layout = replace(layouts.HEAD_NORM, norm_at=norm_at, clip="clip_qkv", key_factor="key_multiplier")
+        noted: dict[str, Any] = {}
+        found = queries_keys_values(given(layout, parameters, **settings), noted.__setitem__)
+        assert list(noted) == order
+        assert all(ours is theirs for ours, theirs in zip(noted["factor"], found, strict=True))
+        before = noted["norm" if norm_at == "heads" else "split"]
+        assert_close(noted["multipliers"][0], before[0].clamp(-0.5, 0.5))
+        assert_close(noted["multipliers"][1], before[1].clamp(-0.5, 0.5) * 3)
+        assert_close(noted["positions"][0][..., 0, :], noted["multipliers"][0][..., 0, :])  # the first turns by 0
+        assert not torch.allclose(noted["positions"][0], noted["multipliers"][0])
+
+
 def test_norms_a_head_are_stacked() -> None:
     parameters = {f"q_layernorm.norms.{head}.weight": random(D) + head for head in range(H)}
     weight_HD, bias = norm_parameters(parameters, "q_layernorm")

@@ -270,7 +270,7 @@ def test_the_text_shows_means_over_heads(browser, subject, over):
         assert abs(shown - mean[8, key]) <= max(steps) / 2 + ROUNDED
 
 
-def test_the_steps_are_explains_numbers(browser, subject):
+def test_the_steps_are_explains_words_and_numbers(browser, subject):
     layer, head, query = 1, 2, 8
     loaded = attnscope.load(subject.folder)
     expected = explain_head(loaded, subject.seen.prompt, layer, head, query)
@@ -280,6 +280,15 @@ def test_the_steps_are_explains_numbers(browser, subject):
         names = [steps.nth(place).get_attribute("data-step") for place in range(steps.count())]
         assert names == [step.name for step in expected.steps if step.name in names]
         assert {"scores", "scaling", "mask", "softmax", "weighted values"} <= set(names)
+        told = [step for step in expected.steps if step.name in names]
+        for place, step in enumerate(told):
+            shown = steps.nth(place)
+            assert (shown.locator("code").text_content(), shown.locator("p").first.text_content()) == (
+                step.formula,
+                step.why,
+            )
+            titles = " ".join(shown.locator("th, [data-vector]").all_text_contents())
+            assert all(array.name in titles for array in step.numbers)
         cells = {
             "scores": (-1, expected.raw_QK[query]),
             "scaling": (-1, expected.raw_QK[query] * expected.scale),

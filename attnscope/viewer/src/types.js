@@ -76,6 +76,17 @@
  * @property {number} blob
  * @property {number} offset
  * @property {boolean} bias
+ * @property {number} words which of the lists of words is its
+ *
+ * @typedef {[id: string, name: string, axes: string]} StepArray
+ * @typedef {{name: string, formula: string, why: string, arrays: StepArray[]}} StepWords a step of `attnscope explain`
+ *
+ * @typedef {object} StepsData
+ * @property {StepsHead[]} heads
+ * @property {number} tokens
+ * @property {StepWords[][]} words
+ * @property {[all: string, some: string]} sees how many keys a query sees
+ * @property {string[]} summed names of arrays whose sum over the keys is shown
  *
  * @typedef {{name: string, at?: number, head?: number}} Writer what wrote to the residual; at, head: where it is a head
  *
@@ -104,7 +115,7 @@
  * @property {Head[]} heads
  * @property {MapEntry[]} maps
  * @property {Relations|null} relations
- * @property {{heads: StepsHead[], tokens: number}|null} steps
+ * @property {StepsData|null} steps
  * @property {WhyHead[]} [why]
  * @property {(Place|null)[]} first for each layer, the first key that each query sees; null where that is 0
  * @property {{src: string}[]} [pictures] beside the text, as data URIs

@@ -1,26 +1,18 @@
 /**
  * From q, k and v to the weights and the output of one query, in float64: equation 1 of Vaswani et al. 2017, with
- * scale, soft-cap, bias, mask and sink in the order of attnscope/reference/attention.py.
+ * scale, soft-cap, bias, mask and sink in the order of attnscope/reference/attention.py. Numbers have the keys that
+ * attnscope/explain/records.py gives them.
  *
  * @typedef {import("../types.js").StepsHead} StepsHead
  * @typedef {import("../data.js").Side} Side
  * @typedef {{q: Float32Array, k: Float32Array, v: Float32Array, bias: Float32Array|null}} Operands (tokens * dim,)
  *
- * @typedef {object} Steps of one query, one number for each key
+ * @typedef {object} Steps of one query
  * @property {number} query
- * @property {Float64Array} q
- * @property {(key: number) => Float64Array} k
- * @property {(key: number) => Float64Array} v
- * @property {Float64Array} raw q · k
- * @property {Float64Array} scaled
- * @property {Float64Array} capped
- * @property {Float64Array} bias
- * @property {Float64Array} biased
- * @property {Uint8Array} visible
- * @property {Float64Array} logits -Infinity where hidden
- * @property {Float64Array} exp of what is left of the logit after the largest is subtracted
+ * @property {Uint8Array} visible 1 for each key that it sees
  * @property {Float64Array} weights
- * @property {Float64Array} output
+ * @property {Record<string, Float64Array>} numbers one for each key, or of a vector of the query
+ * @property {Record<string, (key: number) => Float64Array>} vectors of each key
  */
 
 /** @param {Side} side @param {StepsHead} head @returns {Promise<Operands>} */
@@ -53,14 +45,16 @@ export function stepsOf(head, operands, query, [from, to]) {
   const bias = perKey(tokens, (key) => operands.bias?.[query * tokens + key] ?? 0);
   const biased = capped.map((score, key) => score + bias[key]);
   const visible = Uint8Array.from({ length: tokens }, (_, key) => (key >= from && key < to ? 1 : 0));
-  const logits = biased.map((score, key) => (visible[key] ? score : -Infinity));
-  const largest = logits.reduce((most, logit) => Math.max(most, logit), sink ?? -Infinity);
-  const exp = logits.map((logit) => Math.exp(logit - largest));
+  const masked = biased.map((score, key) => (visible[key] ? score : -Infinity));
+  const largest = masked.reduce((most, logit) => Math.max(most, logit), sink ?? -Infinity);
+  const exp = masked.map((logit) => Math.exp(logit - largest));
   const sum = exp.reduce((all, one) => all + one, sink === null ? 0 : Math.exp(sink - largest));
   const weights = exp.map((one) => one / sum);
+  const weighted = (/** @type {number} */ key) => v(key).map((value) => value * weights[key]);
   const output = new Float64Array(head.value_dim);
-  weights.forEach((weight, key) => v(key).forEach((value, at) => (output[at] += weight * value)));
-  return { query, q, k, v, raw, scaled, capped, bias, biased, visible, logits, exp, weights, output };
+  for (let key = 0; key < tokens; key++) weighted(key).forEach((value, at) => (output[at] += value));
+  const numbers = { q, raw, scaled, capped, bias, biased, masked, exp, weights, output };
+  return { query, visible, weights, numbers, vectors: { k, v, weighted } };
 }
 
 /** @param {number} tokens @param {(key: number) => number} value */

@@ -16,15 +16,3 @@ export function number(value) {
   const plain = Math.abs(value) >= 1e-3 && Math.abs(value) < 1e4;
   return (plain ? value.toFixed(4) : value.toExponential(1)).replaceAll("-", "−");
 }
-
-/** @param {number} value */
-export const general = (value) => String(Number(value.toPrecision(4))).replace("-", "−");
-
-/**
- * How a scale is written: `/ √32` where it is 1 / √32, else `× 0.25`.
- *
- * @param {number} scale @param {number} width
- */
-export function divisor(scale, width) {
-  return Math.abs(scale * Math.sqrt(width) - 1) <= 1e-6 ? `/ √${width}` : `× ${general(scale)}`;
-}

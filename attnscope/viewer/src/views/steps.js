@@ -1,12 +1,13 @@
 /**
- * One query of one head, step by step, in the order and words of `attnscope explain`: computed here in float64 from the
- * page's q, k and v, and held against the page's map.
+ * One query of one head, step by step, as `attnscope explain` tells it: the page has its words, the numbers are computed
+ * here in float64 from the page's q, k and v, and compared with the page's map.
  *
  * @typedef {import("../types.js").State} State
  * @typedef {import("../types.js").Mount} Mount
  * @typedef {import("../types.js").StepsHead} StepsHead
  * @typedef {import("../data.js").Page} Page
  * @typedef {import("../data.js").Side} Side
+ * @typedef {import("../types.js").StepArray} StepArray
  * @typedef {import("./arithmetic.js").Steps} Steps
  *
  * @typedef {object} Column of a table with a row for each key
@@ -18,7 +19,7 @@
 import { latest, make, spoken } from "../canvas.js";
 import { said } from "../data.js";
 import { length, opened, stepsOf } from "./arithmetic.js";
-import { divisor, general, number, numbers, total } from "./numbers.js";
+import { number, numbers, total } from "./numbers.js";
 import { named, short } from "./parts.js";
 
 const FIRST = 4; // numbers shown of a vector
@@ -98,150 +99,57 @@ class Explained {
     return make("div", { class: "legend" }, make("h2", {}, name), more);
   }
 
-  /** @returns {HTMLElement[]} numbered */
+  /** @returns {HTMLElement[]} numbered, in the words of `attnscope explain` */
   sections() {
-    const { head } = this;
-    const parts = [this.#scores(), this.#scaling(), head.cap !== null && this.#softcap(), head.bias && this.#bias()];
-    return [...parts, this.#mask(), this.#softmax(), this.#values()]
-      .filter((part) => part !== false)
-      .map(({ name, formula, why, body }, place) =>
-        make(
-          "section",
-          { class: "step", "data-step": name },
-          make("h3", {}, `${place + 1}  ${name}`),
-          make("code", {}, formula),
-          make("p", {}, why),
-          ...body,
-        ),
-      );
-  }
-
-  #scores() {
-    const { head, steps } = this;
-    const { query, q, k } = steps;
-    return {
-      name: "scores",
-      formula: `s = q · k   a sum of ${head.dim} products for each key`,
-      why: "How well the query and a key match: large where both point the same way, negative where they oppose.",
-      body: [
-        this.#vector("q", q, query),
-        this.#table([
-          {
-            title: `k (first ${Math.min(IN_COLUMN, head.dim)} of ${head.dim})`,
-            cell: (key) => numbers(k(key), IN_COLUMN),
-            vector: true,
-          },
-          { title: "q · k", cell: (key) => number(steps.raw[key]) },
-        ]),
-      ],
-    };
-  }
-
-  #scaling() {
-    const { head, steps } = this;
-    const name = divisor(head.scale, head.dim);
-    const root = Number(Math.sqrt(head.dim).toPrecision(4));
-    const why = name.startsWith("/")
-      ? `A sum of ${head.dim} products spreads about √${head.dim} = ${root} times as far as one product; ` +
-        "dividing by √d_k undoes that, so that the softmax is not decided by the width alone."
-      : `This family multiplies by ${general(head.scale)} and not by 1 / √d_k = ${general(head.dim ** -0.5)}.`;
-    const columns = [
-      { title: "q · k", cell: (/** @type {number} */ key) => number(steps.raw[key]) },
-      { title: `s ${name}`, cell: (/** @type {number} */ key) => number(steps.scaled[key]) },
-    ];
-    return { name: "scaling", formula: `s ${name}   d_k = ${head.dim}`, why, body: [this.#table(columns)] };
-  }
-
-  #softcap() {
-    const cap = /** @type {number} */ (this.head.cap);
-    return {
-      name: "soft-cap",
-      formula: `${cap} · tanh(s / ${cap})`,
-      why: `Keeps every score between −${cap} and ${cap}, so that no key can win by any margin.`,
-      body: [this.#table([{ title: "capped", cell: (key) => number(this.steps.capped[key]) }])],
-    };
-  }
-
-  #bias() {
-    const { bias, biased } = this.steps;
-    return {
-      name: "position bias",
-      formula: "s + bias",
-      why: "This family tells positions apart by adding a number that depends on the distance of query and key.",
-      body: [
-        this.#table([
-          { title: "bias", cell: (key) => number(bias[key]) },
-          { title: "s + bias", cell: (key) => number(biased[key]) },
-        ]),
-      ],
-    };
-  }
-
-  #mask() {
-    const { steps, side } = this;
+    const { steps, side, head } = this;
+    const { words, sees } = /** @type {import("../types.js").StepsData} */ (side.data.steps);
     const seen = steps.visible.reduce((count, one) => count + one, 0);
-    const what = seen === side.count ? "sees all of them" : `sees ${seen}, ${side.count - seen} hidden`;
-    const ahead = steps.visible.some((one, key) => one && key > steps.query);
-    const looks = ahead ? "to both sides" : "at itself and at earlier tokens, never ahead";
-    const windowed = steps.visible[0] ? "." : "; this layer hides some of that too (a window, a chunk, a choice).";
-    return {
-      name: "mask",
-      formula: `hidden keys become −∞   ${side.count} keys, this query ${what}`,
-      why: `A token may look ${looks}${windowed}`,
-      body: [
-        this.#table([
-          { title: "visible", cell: (key) => (steps.visible[key] ? "yes" : "no") },
-          { title: "logit", cell: (key) => number(steps.logits[key]) },
-        ]),
-      ],
-    };
+    const hidden = side.count - seen;
+    const values = { keys: side.count, sight: filled(sees[hidden ? 1 : 0], { seen, hidden }) };
+    return words[head.words].map(({ name, formula, why, arrays }, place) =>
+      make(
+        "section",
+        { class: "step", "data-step": name },
+        make("h3", {}, `${place + 1}  ${name}`),
+        make("code", {}, filled(formula, values)),
+        make("p", {}, why),
+        ...this.#body(arrays, name === "softmax"),
+      ),
+    );
   }
 
-  #softmax() {
-    const { steps, head } = this;
-    const sink =
-      head.sink === null
-        ? "; the largest logit is subtracted first, which changes nothing but keeps exp small"
-        : `; a sink logit of ${general(head.sink)} takes its share and gives nothing`;
-    return {
-      name: "softmax",
-      formula: "weight = exp(logit) / sum of exp(logit)",
-      why: `Turns the logits of a query into weights between 0 and 1 that sum to 1${sink}.`,
-      body: [
-        this.#table(
-          [
-            { title: "logit", cell: (key) => number(steps.logits[key]) },
-            { title: "exp(logit − largest)", cell: (key) => number(steps.exp[key]), sum: number(total(steps.exp)) },
-            { title: "weight", cell: (key) => number(steps.weights[key]), sum: number(total(steps.weights)) },
-          ],
-          true,
-        ),
-      ],
-    };
+  /** What each key gets as a table, and vectors of the query before and after it. @param {StepArray[]} arrays @param {boolean} bars */
+  #body(arrays, bars) {
+    const { numbers } = this.steps;
+    const perKey = arrays.filter(([, , axes]) => axes.includes("key"));
+    const table = this.#table(
+      perKey.map((array) => this.#column(array)),
+      bars,
+    );
+    return arrays.flatMap((array) => {
+      if (array === perKey[0]) return [table];
+      return perKey.includes(array) ? [] : [this.#vector(array[1], numbers[array[0]], this.steps.query)];
+    });
   }
 
-  #values() {
-    const { steps, head } = this;
-    const { query, v, weights, output } = steps;
-    const first = Math.min(IN_COLUMN, head.value_dim);
-    const weighed = (/** @type {number} */ key) => v(key).map((value) => value * weights[key]);
+  /** A number, or the first numbers of a vector, for each key. @param {StepArray} array @returns {Column} */
+  #column([id, name, axes]) {
+    const { steps, side } = this;
+    const summed = side.data.steps?.summed.includes(name);
+    if (!axes.endsWith("dim")) {
+      const values = steps.numbers[id];
+      const cell = (/** @type {number} */ key) => (values ? number(values[key]) : steps.visible[key] ? "yes" : "no");
+      return { title: name, cell, sum: summed ? number(total(values)) : "" };
+    }
+    const vector = steps.vectors[id];
+    const width = vector(0).length;
+    const first = width > FIRST ? IN_COLUMN : width;
+    const of = name.includes("×") ? "" : ` of ${width}`;
     return {
-      name: "weighted values",
-      formula: "output of the head = sum of weight × v",
-      why: "Each key hands over its value, as much of it as its weight says; the sum is what this head found.",
-      body: [
-        this.#table([
-          { title: "weight", cell: (key) => number(weights[key]), sum: number(total(weights)) },
-          { title: `v (first ${first} of ${head.value_dim})`, cell: (key) => numbers(v(key), IN_COLUMN), vector: true },
-          {
-            title: `weight × v (first ${first})`,
-            cell: (key) => numbers(weighed(key), IN_COLUMN),
-            vector: true,
-            sum: numbers(output, IN_COLUMN),
-          },
-        ]),
-        this.#vector("output", output, query),
-      ],
+      title: first < width ? `${name} (first ${first}${of})` : name,
+      cell: (key) => numbers(vector(key), first),
+      sum: summed ? numbers(steps.numbers.output, first) : "",
+      vector: true,
     };
   }
 
@@ -348,6 +256,9 @@ class Explained {
     return [...parts, make("p", {}, `${named(units, key)}: ${both}`)];
   }
 }
+
+/** Words with numbers at their places, as in `sees {seen}`. @param {string} text @param {Record<string, unknown>} values */
+const filled = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => String(values[name]));
 
 const TOLERANCE = 1e-5; // the map's weights come from a float32 softmax
 
