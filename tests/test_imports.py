@@ -22,64 +22,65 @@ SOURCES = {
 MAY_IMPORT = {
     "callable_room": "",
     "shown": "",
-    "cells": "",
     "signals": "",
-    "process": "",
+    "cells": "",
     "stacks": "",
+    "sheets": "",
+    "process": "",
     "_version": "",
     "errors": "shown",
-    "selection": "cells stacks errors",
     "memory": "errors",
-    "typed": "shown errors",
     "apart": "signals errors",
+    "files": "shown errors apart",
     "text": "shown stacks errors apart",
     "telling": "text",
-    "files": "shown errors apart",
+    "selection": "cells stacks errors",
     "parquet": "files",
     "tables": "files parquet",
-    "model": "shown process stacks _version errors memory apart files",
+    "typed": "shown errors",
+    "model": "shown stacks process _version errors memory apart files",
     "media": "errors apart text model",
     "attention": "errors memory apart files",
     "measure": "stacks errors attention",
-    "seam": "process stacks errors memory text model attention",
-    "keep": "cells stacks errors memory text files parquet tables model attention measure seam",
+    "seam": "stacks process errors memory text model attention",
+    "keep": "cells stacks errors memory files text parquet tables model attention measure seam",
     "observation": "cells stacks errors text tables measure seam keep",
     "notebook": "cells stacks errors text tables measure keep observation",
+    "ask": "errors text typed media keep",
     "looks": "stacks errors text tables keep observation",
     "intervene": "cells stacks errors model attention seam",
-    "ask": "errors typed text media keep",
-    "folder": "shown signals stacks errors selection typed text files model ask",
+    "folder": "shown signals stacks errors files text selection typed model ask",
     "inputs": "stacks errors apart text model media seam ask",
     "reference": "",
-    "parity": "callable_room stacks errors selection memory text tables model attention seam reference",
+    "parity": "callable_room stacks errors memory text selection tables model attention seam reference",
     "explain": "callable_room cells stacks errors text model seam reference parity",
     "observe": "stacks errors memory text model attention measure seam keep observation",
-    "study": "cells stacks errors selection memory apart text files tables model attention measure seam keep"
+    "study": "cells stacks errors memory apart files text selection tables model attention measure seam keep"
     " intervene folder parity observe",
-    "run": "stacks errors selection memory text model media seam keep observation ask inputs parity"
+    "run": "stacks errors memory text selection model media seam keep observation ask inputs parity"
     " observe study",
     "told": "text telling model seam observation ask observe run",
-    "figures": "shown cells signals errors apart files",
+    "figures": "shown signals cells errors apart files",
     "panels": "shown cells measure observation figures",
-    "drawing": "cells stacks errors text files measure keep observation figures panels",
-    "batch": "callable_room shown signals process stacks _version errors selection memory typed apart text"
-    " files parquet tables model media measure seam keep observation ask folder inputs observe"
+    "drawing": "cells stacks errors files text measure keep observation figures panels",
+    "batch": "callable_room shown signals stacks process _version errors memory apart files text selection"
+    " parquet tables typed model media measure seam keep observation ask folder inputs observe"
     " study figures drawing",
-    "viewer": "shown cells stacks _version errors selection memory text files tables measure keep observation"
+    "viewer": "shown cells stacks _version errors memory files text selection tables measure keep observation"
     " folder explain",
-    "redraw": "errors measure seam keep observation folder drawing viewer",
-    "show": "shown cells errors selection text files tables model measure keep observation folder study"
-    " figures viewer",
     "live": "_version errors typed model viewer",
-    "calls": "shown cells stacks errors selection typed text telling files parquet tables model media"
-    " attention measure seam keep observation intervene ask folder parity explain observe study run"
+    "redraw": "errors measure seam keep observation folder drawing viewer",
+    "show": "shown cells errors files text selection tables model measure keep observation folder study"
+    " figures viewer",
+    "calls": "shown cells stacks errors files text telling selection parquet tables typed model media"
+    " attention measure seam keep observation ask intervene folder parity explain observe study run"
     " figures drawing batch show",
-    "purposes": "cells stacks errors selection text telling model keep observation ask explain study run told"
+    "purposes": "cells stacks errors text telling selection model keep observation ask explain study run told"
     " viewer calls",
-    "export": "errors text files tables model observation looks folder figures drawing",
+    "export": "errors files text tables model observation looks folder figures drawing",
     "face": "errors selection typed keep observation notebook looks figures drawing viewer export",
-    "api": "errors typed text model media keep ask observe run calls face",
-    "serve": "signals errors memory typed apart text telling files model keep ask purposes face api",
+    "api": "errors text typed model media keep ask observe run calls face",
+    "serve": "signals errors memory apart files text telling typed model keep ask purposes face api",
     # handed out, imported on first use
     "": "_version errors model seam keep observation observe figures calls api serve",
 }

@@ -15,14 +15,13 @@ from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
     from attnscope.calls.ablate import AblateOptions
     from attnscope.cli.ablate_options import Measured, On, Taken
     from attnscope.figures import Style
     from attnscope.intervene.task import Task
     from attnscope.model.loaded import LoadedModel
     from attnscope.selection import HeadIndex
+    from attnscope.sheets import Sheet
 
 
 @option_group
@@ -94,15 +93,15 @@ def ask_otherwise(
 
 
 PRUNED = "each step is chosen and measured on the same sequences: on average its loss is too low"
-Sheet = tuple[Callable[[int | None], "RichTable"], tuple[str, ...]]  # of the first rows, and the notes below
+Shown = tuple[Callable[[int | None], "Sheet"], tuple[str, ...]]  # of the first rows, and the notes below
 
 
-def _of_pruning(found: Any) -> Sheet:
+def _of_pruning(found: Any) -> Shown:
     steps, intact, unit = found
     return (lambda top: prune_sheet(steps, intact, top)), (f"intact {intact:.3f} {unit}", PRUNED)
 
 
-SHEETS: Mapping[str, Callable[[Any], Sheet]] = {
+SHEETS: Mapping[str, Callable[[Any], Shown]] = {
     "pairs": lambda found: (
         (lambda top: pairs_sheet(found, top)),
         tuple(interval_notes(found.statistics, "sequences")),

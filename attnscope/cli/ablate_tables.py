@@ -6,22 +6,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attnscope import cells
-from attnscope.cli import output
-from attnscope.cli.intervals import interval_notes, with_interval
+from attnscope.cli.intervals import Effect, interval_notes
 from attnscope.cli.rounding import rounding_notes
+from attnscope.sheets import Column, Sheet
 from attnscope.study.statistics import largest_first
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
-    from rich.table import Table as RichTable
 
     from attnscope.study.ablation.effects import Ablation
     from attnscope.study.ablation.pairs import Pairs
     from attnscope.study.ablation.prune import Step
     from attnscope.study.ablation.screen import Screen
 
+SURE = (Column("p", cells.p_value), Column("positive", cells.percentage))  # how sure an effect is
 MANY = 8  # heads of a set up to which each one has a row
 nats, signed = partial(cells.number, decimals=3), partial(cells.signed, decimals=3)  # of one head or pair
 EFFECT = (
@@ -65,41 +65,31 @@ def first_sets(table: pa.Table, limit: int | None) -> pa.Table:
     return table.slice(0, sum(name in kept for name in names))
 
 
-def sets_sheet(found: Ablation, top: int | None) -> RichTable:
+def sets_sheet(found: Ablation, top: int | None) -> Sheet:
     """A row per set: all its heads together; below it a row per head, alone, and one of the random sets."""
-    sheet, rows = output.sheet(), found.table().to_pylist()
-    effect = f"effect [95 %, all {len(found.tested)}]" if found.has_intervals else "effect"
-    for title in ("set and its heads", "direct", effect, "p", "positive"):
-        sheet.add_column(title, no_wrap=True, justify="left" if title in ("set and its heads", effect) else "right")
-    together = {row["set"]: row for row in rows if row["condition"] == "together"}
-    names = list(dict.fromkeys(row["set"] for row in rows))  # --each gives heads that are in no set
+    table, rows = found.table().to_pylist(), list[dict[str, Any]]()
+    together = {row["set"]: row for row in table if row["condition"] == "together"}
+    names = list(dict.fromkeys(row["set"] for row in table))  # --each gives heads that are in no set
     for name in names[:top]:
-        alone = [one for one in rows if (one["condition"], one["set"]) == ("alone", name)]
+        alone = [row for row in table if (row["condition"], row["set"]) == ("alone", name)]
         row, count = together.get(name), found.facts["random_sets"].get(name, 0)
         if row and name == row["heads"] and alone:  # one head, which its own name says
             row, alone = row | {"direct": alone[0]["direct"]}, []
-        _add(sheet, name, row)
-        shown = _costliest(alone)
-        for one in shown:
-            _add(sheet, f"  {one['heads']}", one)
-        if rest := [one["effect"] for one in alone if one not in shown]:
-            sheet.add_row(f"  … {len(rest)} more heads", "", _range(rest))
+        rows.append({**(row or {}), "name": name})
+        costliest = _costliest(alone)
+        rows += [{**head, "name": f"  {head['heads']}"} for head in costliest]
+        if rest := [head["effect"] for head in alone if head not in costliest]:
+            rows.append({"name": f"  … {len(rest)} more heads", "effect": _range(rest)})
         if row and count:
             ends = _range([row["random_low"], row["random_high"]])
-            sheet.add_row(f"  random sets: {count}", "", f"99 %: {ends}", cells.p_value(row["p_random"]))
-    return sheet
-
-
-def _add(sheet: RichTable, name: str, row: dict[str, Any] | None) -> None:
-    """What a set costs, or a head alone, with its interval, an open end of it a dash; the name alone of what has no
-    row."""
-    if row is None:
-        sheet.add_row(output.one_line(name))
-        return
-    direct = "" if row["direct"] is None else cells.effect(row["direct"])
-    sheet.add_row(
-        output.one_line(name), direct, with_interval(row), cells.p_value(row["p"]), cells.percentage(row["positive"])
-    )
+            rows.append({"name": f"  random sets: {count}", "effect": f"99 %: {ends}", "p": row["p_random"]})
+    columns = [
+        Column("set and its heads", name="name", align="left"),
+        Column("direct", lambda direct: "" if direct is None else cells.effect(direct)),
+        Effect(f"effect [95 %, all {len(found.tested)}]" if found.has_intervals else "effect"),
+        *SURE,
+    ]
+    return Sheet(rows, columns)
 
 
 def _costliest(alone: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -115,13 +105,19 @@ def _range(values: Sequence[float]) -> str:
     return f"{cells.effect(min(values))} to {cells.effect(max(values))}"
 
 
-def screen_sheet(screen: Screen, top: int | None) -> RichTable:
+def screen_sheet(screen: Screen, top: int | None) -> Sheet:
     """The heads, largest signed effect first."""
-    sheet = _sheet("head", "signed", "|gradient|", "ablated")
-    for place in largest_first(screen.signed_N)[:top]:
-        values = signed(screen.signed_N[place]), nats(screen.size_N[place]), signed(screen.ablated_N[place])
-        sheet.add_row(cells.head_name(*screen.heads[place]), *values)
-    return sheet
+    rows = [
+        {
+            "head": cells.head_name(*screen.heads[place]),
+            "signed": screen.signed_N[place],
+            "|gradient|": screen.size_N[place],
+            "ablated": screen.ablated_N[place],
+        }
+        for place in largest_first(screen.signed_N)[:top]
+    ]
+    columns = [Column("signed", signed), Column("|gradient|", nats), Column("ablated", signed)]
+    return Sheet(rows, [Column("head", align="left"), *columns])
 
 
 def trusted(screen: Screen) -> str:
@@ -132,29 +128,32 @@ def trusted(screen: Screen) -> str:
     return f"{said}: signed {first:+.2f}, |gradient| {second:+.2f}"
 
 
-def pairs_sheet(pairs: Pairs, top: int | None) -> RichTable:
+def pairs_sheet(pairs: Pairs, top: int | None) -> Sheet:
     """The pairs, largest synergy first."""
-    count, found = len(pairs.pairs), pairs.statistics
-    sheet = _sheet("heads", "pair", "sum", f"synergy [95 %, all {count}]", "p", "positive")
-    for place in largest_first(found["effect"])[:top]:
-        row = {name: values[place] for name, values in found.items()}
-        costs = (cells.effect(of_SN[:, place].mean()) for of_SN in (pairs.pair_SN, pairs.sum_SN))
-        shown = cells.p_value(row["p"]), cells.percentage(row["positive"])
-        sheet.add_row(cells.head_names(pairs.pairs[place]), *costs, with_interval(row), *shown)
-    return sheet
+    rows = [
+        {
+            "heads": cells.head_names(pairs.pairs[place]),
+            "pair": pairs.pair_SN[:, place].mean(),
+            "sum": pairs.sum_SN[:, place].mean(),
+            **{name: values[place] for name, values in pairs.statistics.items()},
+        }
+        for place in largest_first(pairs.statistics["effect"])[:top]
+    ]
+    costs = [Column("pair", cells.effect), Column("sum", cells.effect)]
+    synergy = Effect(f"synergy [95 %, all {len(pairs.pairs)}]")
+    return Sheet(rows, [Column("heads", align="left"), *costs, synergy, *SURE])
 
 
-def prune_sheet(steps: Sequence[Step], intact: float, top: int | None) -> RichTable:
+def prune_sheet(steps: Sequence[Step], intact: float, top: int | None) -> Sheet:
     """The steps, in their order."""
-    sheet = _sheet("step", "head that goes", "nats", "over intact")
-    for number, step in enumerate(steps[:top], start=1):
-        name = cells.head_name(step.layer, step.head)
-        sheet.add_row(str(number), name, nats(step.value), signed(step.value - intact))
-    return sheet
-
-
-def _sheet(*titles: str) -> RichTable:
-    sheet = output.sheet()
-    for place, title in enumerate(titles):
-        sheet.add_column(title, justify="left" if place == 0 or "[" in title else "right", no_wrap=True)
-    return sheet
+    rows = [
+        {
+            "step": str(number),
+            "head": cells.head_name(step.layer, step.head),
+            "nats": step.value,
+            "over": step.value - intact,
+        }
+        for number, step in enumerate(steps[:top], start=1)
+    ]
+    columns = [Column("step", align="left"), Column("head that goes", name="head"), Column("nats", nats)]
+    return Sheet(rows, [*columns, Column("over intact", signed, "over")])

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnscope import cells
-from attnscope.cli import output
-from attnscope.cli.intervals import interval_notes, with_interval
+from attnscope.cli.intervals import Effect, interval_notes, with_interval
 from attnscope.cli.rounding import rounding_notes
 from attnscope.selection import written_heads
+from attnscope.sheets import Column, Sheet
 from attnscope.study.statistics import FEWEST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from rich.table import Table as RichTable
 
     from attnscope.model.geometry import Geometry
     from attnscope.selection import HeadIndex
@@ -72,22 +70,19 @@ def bearable_lines(found: BudgetCosts) -> list[str]:
     return lines
 
 
-def budgets_sheet(found: BudgetCosts, top: int | None) -> RichTable:
+def budgets_sheet(found: BudgetCosts, top: int | None) -> Sheet:
     """A row per budget and set."""
-    rows, sheet = found.table().to_pylist(), output.sheet()
-    intervals = len(found.cases) >= FEWEST
-    effect = f"effect [95 %, all {sum(row['condition'] != 'bearable' for row in rows)}]" if intervals else "effect"
-    for title in ["keep", "set", "kept", effect] + ["p", "positive"] * intervals:
-        left = title in ("keep", "set", effect)
-        sheet.add_column(title, justify="left" if left else "right", no_wrap=True)
+    rows, intervals = found.table().to_pylist(), len(found.cases) >= FEWEST
+    at_once = sum(row["condition"] != "bearable" for row in rows)
     heads = {one.budget.keep: one.budget.heads for one in found.asked if one.condition == "bearable"}
-    for row in rows[:top]:
-        chosen = f"{len(heads[row['keep']])} bearable" if row["condition"] == "bearable" else ""
-        cell: list[Any] = [
-            row["keep"],
-            chosen or output.one_line(row["set"]),
-            cells.share(row["kept"]),
-            with_interval(row),
-        ]
-        sheet.add_row(*cell, *[cells.p_value(row["p"]), cells.percentage(row["positive"])] * intervals)
-    return sheet
+    # The heads that can bear a budget are many: how many they are says more than their names.
+    rows = [
+        {**row, "set": f"{len(heads[row['keep']])} bearable"} if row["condition"] == "bearable" else row for row in rows
+    ]
+    columns = [
+        Column("keep", align="left"),
+        Column("set", align="left"),
+        Column("kept", cells.share),
+        Effect(f"effect [95 %, all {at_once}]" if intervals else "effect"),
+    ]
+    return Sheet(rows[:top], columns + [Column("p", cells.p_value), Column("positive", cells.percentage)] * intervals)

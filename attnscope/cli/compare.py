@@ -118,7 +118,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     found = held.found
     if printing.out is not None:
         write_comparison(held, look.style(command_line("compare", *groups)), printing)
-    sheet = partial(differences_sheet, found, held.places[: top.shown])
+    sheet = partial(differences_sheet, found, held.places[: top.shown], output.width())
     output.emit_first(held.table(), top, format, sheet, printing.quiet, printing.spreadsheet)
     return report(found, printing.quiet)
 

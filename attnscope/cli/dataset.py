@@ -13,19 +13,19 @@ from attnscope.cli import output
 from attnscope.cli.config import refuse_others
 from attnscope.cli.figure_options import DEPTH, Drawing, Look, place_of_pictures
 from attnscope.cli.groups import command_line, parameters
-from attnscope.cli.heads_table import UNIFORM, Column
+from attnscope.cli.heads_table import UNIFORM
 from attnscope.cli.intervals import open_line
 from attnscope.cli.options import Results
 from attnscope.cli.place import write_file
 from attnscope.cli.top import Top
 from attnscope.errors import UsageError
 from attnscope.measure.metrics import KEPT_FIRST
+from attnscope.sheets import Column, Row, Sheet, fitting
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     import numpy as np
     import typer
-    from rich.table import Table as RichTable
 
     from attnscope.batch.dataset import CorpusHeads, Dataset, Pair
     from attnscope.figures import Style
@@ -87,11 +87,11 @@ def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing:
             output.talk(f"wrote {', '.join(map(str, paths))}", printing.quiet)
     output.talk(_header(dataset, found, places), printing.quiet)
     shown = order[: asked.top.shown]
-    columns = columns_of(found, shown, sort)
-    emitted = found.table(order), asked.top, format, lambda: sheet(columns), printing.quiet, printing.spreadsheet
+    sheet = dataset_sheet(found, shown, sort, output.width())
+    emitted = found.table(order), asked.top, format, lambda: sheet, printing.quiet, printing.spreadsheet
     output.emit_first(*emitted)
     if format == "table":
-        for line in [*open_ends(found, shown, sort), *dataset_legend(dataset, columns)]:
+        for line in [*open_ends(found, shown, sort), *dataset_legend(dataset, sheet.columns)]:
             output.talk(line, printing.quiet)
     return 0
 
@@ -175,48 +175,37 @@ def _asked(dataset: Dataset) -> str:
     return cells.shortened(dataset.asked, LONGEST_ASKED)
 
 
-def columns_of(found: CorpusHeads, shown: np.ndarray, sort: str) -> list[Column]:
-    """The ranked heads: the metric that sorts with its interval, and as many means as the terminal has room for."""
-    columns = _first(found, shown, sort)
-    room = output.width() - sum(column.width for column in columns)
-    for name in _rest(found, sort):
-        column = _means(found, shown, name)
-        if column.width <= room:
-            columns.append(column)
-            room -= column.width
-    return columns
+def dataset_sheet(found: CorpusHeads, shown: np.ndarray, sort: str, width: int) -> Sheet:
+    """The ranked heads: the metric that sorts with its interval, and as many means as so many characters hold."""
+    from attnscope.measure.metrics import KNOWN, MASS, order_of
 
-
-def sheet(columns: Sequence[Column]) -> RichTable:
-    """The table of a terminal."""
-    table = output.sheet()
-    for column in columns:
-        table.add_column(output.one_line(column.title), justify="right" if column.number else "left", no_wrap=True)
-    for row in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*map(output.one_line, row))
-    return table
-
-
-def _first(found: CorpusHeads, shown: np.ndarray, sort: str) -> list[Column]:
-    """Head, kv head where that is not the head itself, and the metric that sorts, its interval and its texts."""
-    from attnscope.measure.metrics import MASS, order_of
-
-    by, ascending = order_of(sort)
-    arrow = " ▴" if ascending else " ▾"
-    columns = [
-        Column("head" + arrow * (by == "layer"), [_name(found, place) for place in shown.tolist()], number=False)
+    name, (by, ascending) = _sorting(found, sort), order_of(sort)
+    score, arrow = found.scores[name], " ▴" if ascending else " ▾"
+    rows: list[Row] = [
+        {
+            "head": _name(found, place),
+            "kv": found.kv_head[place],
+            **{metric: values.value[place] for metric, values in found.scores.items()},
+            "interval": ""
+            if score.low is None or score.high is None
+            else _interval(score.low[place], score.high[place]),
+            UNIFORM: score.null[place],
+            "texts": found.texts[name][place],
+        }
+        for place in shown.tolist()
     ]
-    if ((found.head >= 0) & (found.head != found.kv_head)).any():
-        columns.append(Column("kv", [str(one) for one in found.kv_head[shown].tolist()]))
-    name = _sorting(found, sort)
-    score, mean = found.scores[name], _means(found, shown, name)
-    columns.append(replace(mean, title=mean.title + arrow * (by == name)))
-    ends = [score.low, score.high]
-    low, high = ([] if one is None else one[shown].tolist() for one in ends)
-    columns.append(Column("95 % interval", [_interval(*pair) for pair in zip(low, high, strict=True)]))
-    if name == MASS.id:
-        columns.append(Column(UNIFORM, list(map(cells.score, score.null[shown].tolist()))))
-    return [*columns, Column("texts", [f"{one:,}" for one in found.texts[name][shown].tolist()])]
+    shared = bool(((found.head >= 0) & (found.head != found.kv_head)).any())
+    columns = [
+        Column("head" + arrow * (by == "layer"), name="head", align="left"),
+        *[Column("kv")] * shared,
+        Column(KNOWN[name].short + arrow * (by == name), cells.score, name),
+        Column("95 % interval", name="interval"),
+        *[Column(UNIFORM, cells.score)] * (name == MASS.id),
+        Column("texts", "{:,}".format),
+    ]
+    rest = [Column(KNOWN[other].short, cells.score, other) for other in _rest(found, sort)]
+    room = width - sum(column.width(rows) for column in columns)
+    return Sheet(rows, [*columns, *fitting(rest, rows, room)])
 
 
 def _sorting(found: CorpusHeads, sort: str) -> str:
@@ -261,19 +250,13 @@ def _rest(found: CorpusHeads, sort: str) -> list[str]:
     return [name for name in order if name != sorting]
 
 
-def _means(found: CorpusHeads, shown: np.ndarray, name: str) -> Column:
-    from attnscope.measure.metrics import KNOWN
-
-    return Column(KNOWN[name].short, list(map(cells.score, found.scores[name].value[shown].tolist())), name=name)
-
-
 def dataset_legend(dataset: Dataset, columns: Sequence[Column]) -> list[str]:
     """What the columns are, what has no interval, and where all of them are."""
     from attnscope.cli.heads_legend import MASS_WORDS, column_words
     from attnscope.measure.metrics import MASS
     from attnscope.study.statistics import FEWEST
 
-    names = {column.name or column.title for column in columns}
+    names = {column.key for column in columns}
     lines = [
         *column_words(names),
         *[f"{MASS_WORDS}; uniform: the mass of attention spread uniformly"] * (MASS.id in names),

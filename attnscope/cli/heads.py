@@ -264,8 +264,8 @@ def _print(
     if format != "table":
         output.emit_data(seen.table(order, ranking.limit(format)), format, printing.spreadsheet)
     else:
-        table = ranked(seen, shown, order)
-        output.show(table.sheet())
+        table = ranked(seen, shown, order, output.width())
+        output.show(table.sheet)
         for line in legend(table, shown):
             output.talk(line, printing.quiet)
         rest = ranking.rest(len(shown), len(seen.kept_heads()), "heads shown")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from attnscope import cells
-from attnscope.cli import output
 from attnscope.measure.metrics import COLUMNS, KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, order_of
+from attnscope.sheets import Column, Row, Sheet, fitting
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
     from attnscope.keep.columns import Head
     from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt
@@ -26,67 +24,62 @@ LEAST_RELATION = 24  # characters that the strongest relation keeps where metric
 
 
 @dataclass(frozen=True)
-class Column:
-    """One column: its heading, a cell per row, whether the cells are numbers; name: of a metric, its id."""
-
-    title: str
-    cells: Sequence[str]
-    number: bool = True
-    name: str = ""
-
-    @property
-    def width(self) -> int:
-        """The characters that it takes, with the two spaces after it."""
-        from rich.cells import cell_len
-
-        return max(map(cell_len, (self.title, *"\n".join(self.cells).split("\n")))) + 2
-
-
-@dataclass(frozen=True)
 class HeadsTable:
-    """The columns that are shown, of so many heads and then rows of uniform attention, and the titles of the others."""
+    """The sheet that is shown, and the titles of the columns that it has no room for."""
 
-    columns: Sequence[Column]
-    heads: int
-    sort: str
+    sheet: Sheet
     hidden: Sequence[str]
 
     @property
     def names(self) -> set[str]:
         """The ids of the metrics that are shown, and the titles of the other columns."""
-        return {column.name or column.title for column in self.columns}
-
-    def sheet(self) -> RichTable:
-        """The table of a terminal."""
-        table, rows = output.sheet(), len(self.columns[0].cells)
-        for column in self.columns:
-            title = output.one_line(_marked(column.title, self.sort))
-            justify: Literal["right", "left"] = "right" if column.number else "left"
-            table.add_column(title, justify=justify, no_wrap=column.title != RELATION)
-        for place in range(rows):
-            if place == self.heads:
-                table.add_section()
-            row = (output.one_line(column.cells[place]) for column in self.columns)
-            table.add_row(*row, style="dim" if place >= self.heads else None)
-        return table
+        return {column.key for column in self.sheet.columns}
 
 
-def ranked(seen: Observation, shown: Sequence[Head], sort: str) -> HeadsTable:
-    """The ranked heads: as many metrics as the terminal has room for, the one that sorts in any case."""
+def ranked(seen: Observation, shown: Sequence[Head], sort: str, width: int) -> HeadsTable:
+    """The ranked heads: as many metrics as so many characters have room for, the one that sorts in any case."""
+    between = " " if width >= WIDE else "\n"
     null = uniform_rows(seen, shown)
-    blank = [""] * len(null)
-    relation = Column(RELATION, [*(_relation(seen, head) for head in shown), *blank], number=False)
-    weights = (head.strongest.weight if head.strongest else None for head in shown)
-    weight = Column("weight", [*map(cells.score, weights), *blank])
-    which = _which(seen, shown, [kind for kind, _ in null])
-    needed = min(relation.width, max(LEAST_RELATION, output.width() // 3))
-    room = output.width() - needed - sum(column.width for column in (*which, weight))
-    offered = _scores(seen, shown, null, sort)
-    roles = [ROLES] * (seen.atlas is not None and output.width() < NARROW)
-    fitting = _fitting(offered, sort, room)
-    columns = [*which, *(column for column in offered if column in fitting), relation, weight]
-    hidden = roles + [column.title for column in offered if column not in fitting]
-    return HeadsTable(columns, len(shown), sort, hidden)
+    rows: list[Row] = [head_row(seen, head, between) for head in shown]
+    rows += [{"head": UNIFORM, ROLES: kind, "role": kind, **scores} for kind, scores in null]
+
+    # The relation gives up room before a metric does, down to a few words.
+    relation, weight = Column(RELATION, align="left", fit="cut"), Column("weight", cells.score)
+    which = which_columns(seen, roles=width >= NARROW)
+    if any(head.near_uniform for head in shown):
+        which.append(Column("unif"))
+    room = width - sum(column.width(rows) for column in (*which, weight))
+    room -= min(relation.width(rows), max(LEAST_RELATION, width // 3))
+
+    sorted_by, _ = order_of(sort)
+    offered = score_columns(seen)
+    room -= 2 * any(column.key == sorted_by for column in offered)  # its arrow
+    kept = fitting(offered, rows, room, (sorted_by, MASS.id, UNIFORM, *LENGTHS, *LOOKBACKS))
+    hidden = [ROLES] * (seen.atlas is not None and width < NARROW)
+    hidden += [column.title for column in offered if column not in kept]
+    columns = (*which, *kept, relation, weight)
+    marked = [replace(column, title=_marked(column.title, sort), name=column.key) for column in columns]
+    return HeadsTable(Sheet(rows, marked, dim=len(shown)), hidden)
+
+
+def head_row(seen: Observation, head: Head, between: str = " ") -> Row:
+    """What the columns show of a head; between: what is between the roles of an atlas."""
+    relation, stack = head.strongest, seen.of(head.stack)
+    return {
+        "head": head.name,
+        "kv": str(head.kv_head),
+        "role": head.role,
+        ROLES: between.join(head.atlas_roles) or cells.MISSING,
+        TEXT_ROLE: head.text_role,
+        "unif": "≈" * bool(head.near_uniform),
+        **head.score,
+        UNIFORM: head.uniform,
+        "top_key_mass": f"{_token(stack.keys, head.top_key)} {cells.number(head.top_key_mass)}",
+        RELATION: f"{_token(stack.queries, relation.query)} → {_token(stack.keys, relation.key)}"
+        if relation
+        else cells.MISSING,
+        "weight": relation.weight if relation else None,
+    }
 
 
 def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, dict[str, float]]]:
@@ -101,60 +94,24 @@ def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, di
     return list(found.items())
 
 
-def _which(seen: Observation, shown: Sequence[Head], kinds: Sequence[str]) -> list[Column]:
-    """Head, kv head where that is not the head itself, role, and the mark of nearly uniform heads where one has it."""
-    blank, columns = [""] * len(kinds), seen.columns
-    found = [Column("head", [*(head.name for head in shown), *(UNIFORM for _ in kinds)], number=False)]
-    if ((columns.head >= 0) & (columns.head != columns.kv_head)).any():
-        found.append(Column("kv", [*(str(head.kv_head) for head in shown), *blank]))
-    if seen.atlas and output.width() >= NARROW:
-        between = " " if output.width() >= WIDE else "\n"
-        found.append(Column(ROLES, [*(between.join(head.atlas_roles) or "-" for head in shown), *kinds], number=False))
-    elif not seen.atlas:
-        found.append(Column("role", [*(head.role for head in shown), *kinds], number=False))
-    if any(head.near_uniform for head in shown):
-        found.append(Column("unif", [*("≈" if head.near_uniform else "" for head in shown), *blank]))
-    return found
+def which_columns(seen: Observation, roles: bool = True) -> list[Column]:
+    """Head, kv head where that is not the head itself, and role; roles: whether those of an atlas have room."""
+    columns = [Column("head", align="left")]
+    columns += [Column("kv")] * bool(((seen.columns.head >= 0) & (seen.columns.head != seen.columns.kv_head)).any())
+    columns += [Column(ROLES if seen.atlas else "role", align="left")] * (roles or not seen.atlas)
+    return columns
 
 
-def _scores(
-    seen: Observation, shown: Sequence[Head], null: Sequence[tuple[str, dict[str, float]]], sort: str
-) -> list[Column]:
+def score_columns(seen: Observation) -> list[Column]:
     """The metrics, those that were asked for first; with an atlas, after the leading ones the roles on the text."""
     named = [MASS.id, UNIFORM] if MASS.id in seen.columns.scores else []
     named += [name for name in (*LENGTHS, *LOOKBACKS) if name in seen.columns.scores]
     order = dict.fromkeys((*named, *KEPT_FIRST, *METRICS))
-    found = [_score(seen, shown, null, name) for name in order if name in (*named, *METRICS, *COLUMNS)]
+    titles = {UNIFORM: UNIFORM, **COLUMNS, **{name: metric.short for name, metric in KNOWN.items()}}
+    columns = [Column(titles[name], cells.score, name) for name in order if name in (*named, *METRICS, *COLUMNS)]
     if seen.atlas:
-        of_text = Column(TEXT_ROLE, [*(head.text_role for head in shown), *("" for _ in null)], number=False)
-        found.insert(len(named) + len(LEADING), of_text)
-    return found
-
-
-def _fitting(offered: Sequence[Column], sort: str, room: int) -> list[Column]:
-    """The columns that there is room for; in any case the one that sorts, and what was asked for."""
-    sorted_by, _ = order_of(sort)
-    always = (sorted_by, MASS.id, UNIFORM, *LENGTHS, *LOOKBACKS)
-    found = []
-    for column in sorted(offered, key=lambda column: column.name not in always):
-        width = column.width + 2 * (column.name == sorted_by)
-        if width <= room or column.name in always:
-            found.append(column)
-            room -= width
-    return found
-
-
-def _score(seen: Observation, shown: Sequence[Head], null: Sequence[tuple[str, dict[str, float]]], name: str) -> Column:
-    """A metric of the heads and of uniform attention; the key that receives most; or the mass that uniform gives."""
-    if name in KNOWN:
-        scores = (*(head.score for head in shown), *(one for _, one in null))
-        return Column(KNOWN[name].short, [cells.score(one[name]) for one in scores], name=name)
-    blank = [""] * len(null)
-    if name == UNIFORM:
-        given = (cells.score(head.uniform) for head in shown if head.uniform is not None)
-        return Column(UNIFORM, [*given, *blank], name=name)
-    keys = (f"{_token(seen.of(head.stack).keys, head.top_key)} {cells.number(head.top_key_mass)}" for head in shown)
-    return Column(COLUMNS[name], [*keys, *blank], name=name)
+        columns.insert(len(named) + len(LEADING), Column(TEXT_ROLE, align="left"))
+    return columns
 
 
 def _marked(title: str, sort: str) -> str:
@@ -162,12 +119,6 @@ def _marked(title: str, sort: str) -> str:
     name, ascending = order_of(sort)
     sorts = {**{metric.id: metric.short for metric in KNOWN.values()}, **COLUMNS, "layer": "head"}[name]
     return f"{title} {'▴' if ascending else '▾'}" if title == sorts else title
-
-
-def _relation(seen: Observation, head: Head) -> str:
-    """A head's strongest relation: `bank(8) → river(7)`."""
-    one, stack = head.strongest, seen.of(head.stack)
-    return f"{_token(stack.queries, one.query)} → {_token(stack.keys, one.key)}" if one else cells.MISSING
 
 
 def _token(prompt: Prompt, position: int) -> str:

@@ -1,30 +1,54 @@
-"""Effects with intervals in a table, and lines under it: which ends are open, and why p may be missing."""
+"""Effects with intervals in a sheet, and lines under it: which ends are open, and why p may be missing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope import cells
+from attnscope.sheets import Column, Row
 
 if TYPE_CHECKING:
     import numpy as np
 
-
-Names = tuple[str, str, str]
-EFFECT: Names = ("effect", "low_all", "high_all")
+ALL_AT_ONCE = ("low_all", "high_all")
 
 
-def with_interval(row: Mapping[str, Any], names: Names = EFFECT, of: Callable[[Any], str] = cells.effect) -> str:
+@dataclass(frozen=True)
+class Effect(Column):
     """`+0.250 [0.200, 0.300]`: a mean and its interval, of as many digits; the mean alone of too few texts.
 
-    row: of a study's table. names: its columns of the mean and of both ends. of: how the mean is printed: nats and
-    logits with three decimals, masses and shares with two.
+    ends: the names of the interval's ends in a study's table. format: of the mean: nats and logits have three decimals,
+    masses and shares two.
     """
-    from attnscope.study.statistics import FEWEST
 
-    value, low, high = map(row.__getitem__, names)
-    return f"{of(value)} {cells.interval(low, high, of)}" if row["n"] >= FEWEST else of(value)
+    format: Callable[[Any], str] = cells.effect
+    name: str = "effect"
+    align: Literal["left", "right"] = "left"
+    ends: tuple[str, str] = ALL_AT_ONCE
+
+    def cell(self, row: Row) -> str:
+        """Mean and interval; a text stays as it is."""
+        from attnscope.study.statistics import FEWEST
+
+        mean = super().cell(row)
+        if isinstance(row.get(self.key, ""), str) or row["n"] < FEWEST:
+            return mean
+        low, high = (row[end] for end in self.ends)
+        return f"{mean} {cells.interval(low, high, self.format)}"
+
+
+def effects(title: str, count: int, intervals: bool, ends: tuple[str, str] = ALL_AT_ONCE) -> Effect:
+    """A column of so many effects; without intervals they are aligned as numbers are."""
+    if not intervals:
+        return Effect(title, name=title, align="right", ends=ends)
+    return Effect(f"{title} [95 %{f', all {count}' * (count > 1)}]", name=title, ends=ends)
+
+
+def with_interval(row: Row) -> str:
+    """An effect and its interval in a line of words."""
+    return Effect("").cell(row)
 
 
 def interval_notes(statistics: Mapping[str, np.ndarray], units: str = "texts") -> list[str]:

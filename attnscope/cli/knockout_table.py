@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnscope import cells
-from attnscope.cli import output
-from attnscope.cli.intervals import interval_notes, with_interval
+from attnscope.cli.intervals import effects, interval_notes
 from attnscope.cli.rehearsal import number_of
 from attnscope.cli.rounding import rounding_notes
+from attnscope.sheets import Column, Row, Sheet
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table as RichTable
 
     from attnscope.figures.prose import Prose
     from attnscope.model.geometry import Geometry
@@ -88,25 +88,31 @@ def shown(found: Knocked, top: int | None) -> RenderableType:
     return Group(coloured(found), table) if found.facts["over"] == "keys" else table
 
 
-def cuts_sheet(found: Knocked, top: int | None) -> RichTable:
+def cuts_sheet(found: Knocked, top: int | None) -> Sheet:
     """A row per cut."""
-    rows, sheet = found.table().to_pylist(), output.sheet()
-    intervals = has_intervals(found)
+    rows, intervals = found.table().to_pylist(), has_intervals(found)
+    columns = [
+        Column("cut", name="set", align="left"),
+        Column("mass", partial(cells.number, decimals=3)),
+        effects("effect", len(rows), intervals),
+    ]
+    columns += [Column("p", cells.p_value), Column("positive", cells.percentage)] * intervals
     kinds = [kind for kind in ALIKE if any(row[f"n_{kind}"] for row in rows)]
-    all_cuts = f", all {len(rows)}" * (len(rows) > 1)
-    effect = "effect" + f" [95 %{all_cuts}]" * intervals
-    titles = ["cut", "mass", effect] + ["p", "positive"] * intervals
-    if intervals:
-        titles += [f"{ALIKE[kind].removeprefix('other ')}: p" for kind in kinds]
-    else:
-        titles += [f"{ALIKE[kind]}: {'95 %, p' if kind == 'permuted' else 'p'}" for kind in kinds]
-    for title in titles:
-        sheet.add_column(title, justify="left" if title == "cut" or "[" in title else "right", no_wrap=True)
-    for row in rows[:top]:
-        cell: list[Any] = [output.one_line(row["set"]), cells.number(row["mass"], 3), with_interval(row)]
-        cell += [cells.p_value(row["p"]), cells.percent(_times(100, row["positive"]))] * intervals
-        sheet.add_row(*cell, *[_null(row, kind, intervals) for kind in kinds])
-    return sheet
+    if intervals:  # they leave room for p alone
+        columns += [Column(f"{ALIKE[kind].removeprefix('other ')}: p", cells.p_value, f"p_{kind}") for kind in kinds]
+        return Sheet(rows[:top], columns)
+    # The effects of other heads are per weight, which no interval of the table is.
+    titles = {"permuted": "other keys: 95 %, p", "heads": "other heads: p"}
+    rows = [{**row, "permuted": _effects_and_p(row), "heads": cells.p_value(row["p_heads"])} for row in rows]
+    return Sheet(rows[:top], [*columns, *(Column(titles[kind], name=kind) for kind in kinds)])
+
+
+def _effects_and_p(row: Row) -> str:
+    """`[-0.020, 0.010] .047`: where the effects of other keys lie, and p; p alone where there are no such keys."""
+    p = cells.p_value(row["p_permuted"])
+    if row["null_permuted"] is None:
+        return p
+    return f"{cells.interval(row['low_permuted'], row['high_permuted'])} {p}"
 
 
 def has_intervals(found: Knocked) -> bool:
@@ -114,18 +120,6 @@ def has_intervals(found: Knocked) -> bool:
     from attnscope.study.statistics import FEWEST
 
     return bool((found.statistics["n"] >= FEWEST).any())
-
-
-def _times(factor: float, value: float | None) -> float | None:
-    return None if value is None else factor * value
-
-
-def _null(row: dict[str, Any], kind: str, narrow: bool) -> str:
-    """`[-0.020, 0.010] .047`; p alone where there is no room, and of other heads, whose p is of effects per weight."""
-    p = cells.p_value(row[f"p_{kind}"])
-    if narrow or kind == "heads" or row[f"null_{kind}"] is None:
-        return p
-    return f"{cells.interval(row[f'low_{kind}'], row[f'high_{kind}'])} {p}"
 
 
 def coloured(found: Knocked) -> Prose:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnscope import cells
-from attnscope.cli import output
-from attnscope.cli.intervals import interval_notes, with_interval
+from attnscope.cli.intervals import effects, interval_notes
 from attnscope.cli.rounding import rounding_notes
 from attnscope.intervene.what import SHARED
+from attnscope.sheets import Column, Sheet
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
     from attnscope.study.patching.effects import PatchedPairs
 
 EFFECT = "effect: what the answer loses where the heads are as in the corrupted text"
@@ -24,8 +23,8 @@ AT_ONCE = "intervals of effects and p hold for all patches at once, those of sha
 POSITIVE = "positive: in how many pairs the effect is above 0"
 RANDOM = "(1 + those that cost as much) / (1 + all)"
 GROUPS = "the heads of a kv group share keys and values, and are patched together"
-SHARES = ("normalised", "normalised_low", "normalised_high")
-BACK = ("restored", "restored_low_all", "restored_high_all")
+SHARE_ENDS = ("normalised_low", "normalised_high")
+BACK_ENDS = ("restored_low_all", "restored_high_all")
 ESTIMATE = "estimate: to first order, from one backward pass"
 
 
@@ -59,28 +58,23 @@ def to_know(found: PatchedPairs) -> list[str]:
     return [*lines, f"intact {facts['intact']:.3f}, corrupted {facts['corrupted']:.3f} {unit}, {count}"]
 
 
-def shown(found: PatchedPairs, top: int | None) -> RichTable:
+def shown(found: PatchedPairs, top: int | None) -> Sheet:
     """A row per patch."""
-    rows, sheet = found.table().to_pylist(), output.sheet()
+    rows = found.table().to_pylist()
     intervals, shares, estimates = has_intervals(found), found.gap is not None, found.estimates is not None
-    alone, all_patches = " [95 %]" * intervals, f" [95 %, all {len(rows)}]" * intervals
-    all_patches = alone if len(rows) == 1 else all_patches
-    titles = ["patch", "effect" + all_patches, *["p"] * intervals]
+    columns: list[Column] = [Column("patch", name="set", align="left"), effects("effect", len(rows), intervals)]
+    columns += [Column("p", cells.p_value)] * intervals
     if shares:
-        titles += ["share" + alone * (not estimates), "restored", "share"]
+        lost = Column("share", cells.number, "normalised")
+        if not estimates:  # which take the room of the interval
+            lost = replace(effects("share", 1, intervals, SHARE_ENDS), format=cells.number, name="normalised")
+        columns.append(lost)
+        columns += [Column("restored", cells.effect), Column("share", cells.number, "restored_normalised")]
     else:
-        titles += [*["positive"] * intervals, "restored" + all_patches]
-    for title in [*titles, *["estimate"] * estimates]:
-        sheet.add_column(title, justify="left" if title == "patch" or "[" in title else "right", no_wrap=True)
-    for row in rows[:top]:
-        cell: list[Any] = [output.one_line(row["set"]), with_interval(row), *[cells.p_value(row["p"])] * intervals]
-        if shares:
-            share = cells.number(row["normalised"]) if estimates else with_interval(row, SHARES, cells.number)
-            cell += [share, cells.effect(row["restored"]), cells.number(row["restored_normalised"])]
-        else:
-            cell += [*[cells.percentage(row["positive"])] * intervals, with_interval(row, BACK)]
-        sheet.add_row(*cell, *[cells.effect(row["estimate"])] * estimates)
-    return sheet
+        columns += [Column("positive", cells.percentage)] * intervals
+        columns.append(effects("restored", len(rows), intervals, BACK_ENDS))
+    columns += [Column("estimate", cells.effect)] * estimates
+    return Sheet(rows[:top], columns)
 
 
 def has_intervals(found: PatchedPairs) -> bool:

@@ -147,12 +147,12 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept, look: Look) -> int:
         return 0
     atlas = found.atlas
     table = atlas.table(atlas.order(probing.probe)[: probing.limit(format)], probing.probe)
-    output.emit(table, format, lambda: scanned_sheet(atlas, probing.probe, probing.shown, found.texts))
+    output.emit(table, format, lambda: scanned_sheet(atlas, probing.probe, probing.shown, found.texts, output.width()))
     for what, why in atlas.facts["not_measured"].items():
         output.talk(f"not measured: {what}: {why}", kept.quiet)
     for rule in atlas.rules():
         output.talk(f"{rule.role}: {rule.condition}{f' ({rule.source})' * bool(rule.source)}", kept.quiet)
-    for line in left_out(atlas, probing.probe, probing) if format == "table" else ():
+    for line in left_out(atlas, probing.probe, probing, output.width()) if format == "table" else ():
         output.talk(line, kept.quiet)
     return 0
 

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnscope import cells
-from attnscope.cli import output
-from attnscope.cli.intervals import interval_notes, with_interval
+from attnscope.cli.intervals import Effect, interval_notes
 from attnscope.cli.scan_texts import looked
+from attnscope.sheets import Column, Row, Sheet
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table as RichTable
+    from rich.console import Group
 
     from attnscope.cli.top import Top
     from attnscope.study.atlas.atlas import Atlas
@@ -22,69 +21,61 @@ if TYPE_CHECKING:
 WIDE = 108  # a narrower screen shows one null alone, and roles below each other
 
 
-def scanned_sheet(atlas: Atlas, probe: str | None, top: int | None, read: OnTexts | None) -> RenderableType:
+def scanned_sheet(atlas: Atlas, probe: str | None, top: int | None, read: OnTexts | None, width: int) -> Group:
     """The heads as was asked; below them what each looks like on texts, where some were read."""
     from rich.console import Group
 
-    heads = named_sheet(atlas, top) if probe is None else probe_sheet(atlas, contrasts(atlas, probe), top)
-    return Group(heads, _texts_sheet(atlas, read, top)) if read else heads
+    heads = named_sheet(atlas, top) if probe is None else probe_sheet(atlas, contrasts(atlas, probe), top, width)
+    return Group(heads, *[] if read is None else [_texts_sheet(atlas, read, top)])
 
 
-def named_sheet(atlas: Atlas, top: int | None) -> RichTable:
+def named_sheet(atlas: Atlas, top: int | None) -> Sheet:
     """A row per head and role: the probe that named it, its score and null, and the effect's interval."""
     from attnscope.study.atlas.roles import MARK, named_by
 
-    sheet = output.sheet()
-    for title in ("head", "role", "named by"):
-        sheet.add_column(title, no_wrap=True)
-    for title in ("score", "null"):
-        sheet.add_column(title, justify="right", no_wrap=True)
-    sheet.add_column(_effect_of(atlas), no_wrap=True)
+    rows: list[Row] = []
+    uniform = _near_uniform(atlas)
     for place in _named(atlas)[:top]:
         head = atlas.heads[place]
         name = cells.head_name(*head)
         for role in atlas.roles[head]:
-            one = named_by(role, atlas.findings, place)
-            effects = one.effects
-            score, null = cells.number(effects.score[place]), cells.number(effects.null[place])
-            sheet.add_row(name, role, one.probe, score, null, _interval(one, place))
-        if name in _near_uniform(atlas):
-            sheet.add_row(name, MARK.role, "JS to uniform", cells.number(_near_uniform(atlas)[name]))
-    return sheet
+            finding = named_by(role, atlas.findings, place)
+            rows.append({"head": name, "role": role, "named by": finding.probe, **_numbers(finding, place)})
+        if name in uniform:
+            rows.append({"head": name, "role": MARK.role, "named by": "JS to uniform", "score": uniform[name]})
+    texts = [Column(title, align="left") for title in ("head", "role", "named by")]
+    return Sheet(rows, [*texts, Column("score", cells.number), Column("null", cells.number), _effects_of(atlas)])
 
 
-def probe_sheet(atlas: Atlas, shown: Sequence[Finding], top: int | None) -> RichTable:
+def probe_sheet(atlas: Atlas, shown: Sequence[Finding], top: int | None, width: int) -> Sheet:
     """Every head, those with a role first, then by effect: the probe's score, its nulls, and the effect's interval."""
-    first, sheet, wide = shown[0], output.sheet(), output.width() >= WIDE
+    first, wide = shown[0], width >= WIDE
     nulls = shown if wide else shown[:1]
-    copying = _copying(atlas, first) if wide else None
-    uniform = _near_uniform(atlas) if wide else {}
-    for title in ("head", "roles"):
-        sheet.add_column(title, no_wrap=True)
-    for title in (first.probe, *(one.against for one in nulls)):
-        sheet.add_column(title, justify="right")
-    sheet.add_column(_effect_of(atlas), no_wrap=True)
-    for title in ("p", *(["copying"] if copying else []), *(["JS"] if uniform else [])):
-        sheet.add_column(title, justify="right", no_wrap=True)
+    copying, uniform = (_copying(atlas, first), _near_uniform(atlas)) if wide else (None, {})
+    rows: list[Row] = []
     for place in atlas.order(first.probe)[:top]:
         head = atlas.heads[place]
         name = cells.head_name(*head)
-        sheet.add_row(
-            name,
-            (" " if wide else "\n").join(atlas.roles[head]) or cells.MISSING,
-            cells.number(first.effects.score[place]),
-            *(cells.number(one.effects.null[place]) for one in nulls),
-            _interval(first, place),
-            cells.p_value(first.effects.p[place]),
-            *([cells.number(copying.effects.score[place])] if copying else []),
-            *([cells.number(uniform.get(name))] if uniform else []),
-        )
-    return sheet
+        row = {"head": name, "roles": (" " if wide else "\n").join(atlas.roles[head]) or cells.MISSING}
+        row |= {f"null {one.against}": one.effects.null[place] for one in nulls}
+        row |= {"copying": copying.effects.score[place]} if copying else {}
+        rows.append({**row, "JS": uniform.get(name), **_numbers(first, place)})
+    columns = [
+        Column("head", align="left"),
+        Column("roles", align="left"),
+        Column(first.probe, cells.number, "score", fit="wrap"),
+        *(Column(one.against, cells.number, f"null {one.against}", fit="wrap") for one in nulls),
+        _effects_of(atlas),
+        Column("p", cells.p_value),
+        *[Column("copying", cells.number)] * (copying is not None),
+        *[Column("JS", cells.number)] * bool(uniform),
+    ]
+    return Sheet(rows, columns)
 
 
-def left_out(atlas: Atlas, probe: str | None, top: Top) -> list[str]:
+def left_out(atlas: Atlas, probe: str | None, top: Top, width: int) -> list[str]:
     """What the table does not show, and how to see it."""
-    heads, narrow = len(atlas.heads), output.width() < WIDE
+    heads, narrow = len(atlas.heads), width < WIDE
     probes = f"probes: {probe_names(atlas.probes())}"
     if probe is None:
         named = len(_named(atlas))
@@ -113,23 +104,27 @@ def contrasts(atlas: Atlas, asked: str | None) -> list[Finding]:
     return [one for one in atlas.findings if one.probe == name]
 
 
-def _texts_sheet(atlas: Atlas, read: OnTexts, top: int | None) -> RichTable:
+def _texts_sheet(atlas: Atlas, read: OnTexts, top: int | None) -> Sheet:
     """The role that every head has on most of the texts that show one."""
-    sheet = output.sheet()
-    for title in ("head", "roles", "text role"):
-        sheet.add_column(title, no_wrap=True)
-    for head in atlas.heads[:top]:
-        sheet.add_row(cells.head_name(*head), " ".join(atlas.roles[head]) or cells.MISSING, looked(read, head))
-    return sheet
+    rows = [
+        {
+            "head": cells.head_name(*head),
+            "roles": " ".join(atlas.roles[head]) or cells.MISSING,
+            "text role": looked(read, head),
+        }
+        for head in atlas.heads[:top]
+    ]
+    return Sheet(rows, [Column(title, align="left") for title in ("head", "roles", "text role")])
 
 
-def _effect_of(atlas: Atlas) -> str:
-    return f"effect\n[95 %, all {len(atlas.heads)}]"
+def _effects_of(atlas: Atlas) -> Effect:
+    """The effect of a probe, and its interval for all heads at once."""
+    return Effect(f"effect\n[95 %, all {len(atlas.heads)}]", cells.signed)
 
 
-def _interval(one: Finding, place: int) -> str:
-    """The effect, and its interval for all heads at once."""
-    return with_interval({name: values[place] for name, values in vars(one.effects).items()}, of=cells.signed)
+def _numbers(finding: Finding, place: int) -> dict[str, float]:
+    """What a probe shows of a head, by the names of `Effects`."""
+    return {name: values[place] for name, values in vars(finding.effects).items()}
 
 
 def _named(atlas: Atlas) -> list[int]:

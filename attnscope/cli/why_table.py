@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from attnscope import cells
-from attnscope.cli import output
+from attnscope.sheets import Column, Sheet
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
     from attnscope.calls.why_record import Why
 
+nats = partial(cells.signed, decimals=3)
 CONTRIBUTION = "contribution: what it gives to the logit, each norm with the scale that it has"
 SHARE = "share: of the sum of contrasts"
 REST = "rest: what else a block writes, its MLP and biases; bias: of the layer itself"
@@ -44,17 +44,20 @@ def to_know(found: Why) -> list[str]:
     return [*lines, found.line]
 
 
-def logit_sheet(found: Why, top: int | None) -> RichTable:
+def logit_sheet(found: Why, top: int | None) -> Sheet:
     """A row per component or pair, the largest contrasts first."""
-    rows, sheet = found.table().to_pylist(), output.sheet()
-    tokens = [found.read_by(found.parts.components[row]) for row in found.order]
+    rows = found.table().to_pylist()
     read, pairs, tried = (any(row[name] is not None for row in rows) for name in ("position", "other", "true"))
-    titles = ["component", *["from"] * read, *["query"] * pairs, "contribution", "contrast", "share", *["true"] * tried]
-    for title in titles:
-        sheet.add_column(title, justify="left" if title in ("component", "from", "query") else "right", no_wrap=True)
-    for row, token in list(zip(rows, tokens, strict=True))[:top]:
-        names = [row["component"], *[token] * read, *[row["other"] or ""] * pairs]
-        values = [cells.signed(row["contribution"], 3), cells.signed(row["contrast"], 3), cells.number(row["share"], 3)]
-        values += [cells.signed(row["true"], 3)] * tried
-        sheet.add_row(*map(output.one_line, names), *values)
-    return sheet
+    # The table of data has positions alone: here a token is named by its words, too.
+    tokens = [found.read_by(found.parts.components[row]) for row in found.order]
+    rows = [{**row, "from": token} for row, token in zip(rows, tokens, strict=True)]
+    columns = [
+        Column("component", align="left"),
+        *[Column("from", align="left")] * read,
+        *[Column("query", name="other", align="left")] * pairs,
+        Column("contribution", nats),
+        Column("contrast", nats),
+        Column("share", partial(cells.number, decimals=3)),
+        *[Column("true", nats)] * tried,
+    ]
+    return Sheet(rows[:top], columns)

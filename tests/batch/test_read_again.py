@@ -19,7 +19,7 @@ from pyarrow import csv
 from attnscope.batch.dataset import read_dataset
 from attnscope.batch.journal import Journal, Record
 from attnscope.batch.summary import write_summary
-from attnscope.cli.dataset import columns_of, open_ends
+from attnscope.cli.dataset import dataset_sheet, open_ends
 from attnscope.errors import InputError, UsageError
 from attnscope.measure.metrics import METRICS
 from attnscope.model import loading
@@ -159,9 +159,9 @@ def test_a_line_counts_intervals_with_an_open_end(place: Path) -> None:
     with_two = replace(found, scores={**found.scores, "sink": replace(score, high=opened[0], low=opened[1])})
     [line] = open_ends(with_two, every, "sink")
     assert line.startswith(f"2 of {HEADS} intervals have an open end (-): too few texts")
-    assert [column.cells[:2] for column in columns_of(with_two, every, "sink") if column.title == "95 % interval"] == [
-        [f"[{score.low[0]:.2f}, -]", "-"]
-    ]
+    sheet = dataset_sheet(with_two, every, "sink", width=200)
+    [interval] = [column for column in sheet.columns if column.title == "95 % interval"]
+    assert [interval.cell(row) for row in sheet.rows[:2]] == [f"[{score.low[0]:.2f}, -]", "-"]
 
 
 def test_every_format_of_a_dataset_and_of_the_table_reads_the_same(place: Path) -> None:

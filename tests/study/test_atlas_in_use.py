@@ -11,7 +11,6 @@ import pytest
 
 import attnscope
 from attnscope.cells import head_name
-from attnscope.cli import output
 from attnscope.cli.heads_table import ranked
 from attnscope.drawing import head_sheet, layer_maps
 from attnscope.errors import InputError, UsageError
@@ -231,13 +230,12 @@ def in_words(heads, roles, text_roles):
     return {head: (of.split()[0], text) for head, of, text in zip(heads, roles, text_roles, strict=True)}
 
 
-def test_every_way_out_calls_a_head_by_the_same_role(demo, tmp_path, monkeypatch):
+def test_every_way_out_calls_a_head_by_the_same_role(demo, tmp_path):
     """The demo's atlas names ten heads; by this text alone they and others have roles too, mostly other ones."""
     seen = attnscope.capture(demo, STORY, request=attnscope.Request(relations=True, top_k=1, maps="all"))
     seen.export(tmp_path, figures=())
-    monkeypatch.setattr(output, "width", lambda: 200)
-    again, shown = kept_run(tmp_path).columns, ranked(seen, seen.kept_heads(), "focus").columns
-    terminal = {column.title: column.cells[:24] for column in shown}
+    again, shown = kept_run(tmp_path).columns, ranked(seen, seen.kept_heads(), "focus", width=200).sheet
+    terminal = {column.title: [column.cell(row) for row in shown.rows[:24]] for column in shown.columns}
     notebook = [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr>(<td>.*?)</tr>", heads_html(seen))]
     ways = {
         "Head": {one.name: (one.role, one.text_role) for one in seen.heads},

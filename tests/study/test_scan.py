@@ -331,9 +331,9 @@ def test_of_the_periods_of_induction_the_one_that_decided_is_shown(kept):
 @pytest.mark.parametrize("columns", [80, 200])
 def test_every_head_on_one_probe_on_request(kept, columns, monkeypatch, capsys):
     found = contrasts(kept[0], "induction p50")
-    lines = shown_at(columns, lambda: probe_sheet(kept[0], found, None), monkeypatch, capsys)
+    lines = shown_at(columns, lambda: probe_sheet(kept[0], found, None, columns), monkeypatch, capsys)
     assert len([line for line in lines if re.match(r" L\dH\d ", line)]) == 24
-    missing = [line for line in left_out(kept[0], "induction p50", Top()) if "narrow" in line]
+    missing = [line for line in left_out(kept[0], "induction p50", Top(), columns) if "narrow" in line]
     assert missing == ["not shown on a narrow terminal: shuffled, copying, JS"] * (columns == 80)
 
 
@@ -344,7 +344,7 @@ def test_many_heads_take_more_sequences_for_p_and_a_line_says_so(sequences, said
     made = made_atlas(DEMO_FOLDER, {}, heads=(10, 6))
     effects = replace(made.findings[0].effects, n=np.full(60, sequences), p=np.full(60, np.nan))
     atlas = replace(made, findings=[replace(made.findings[0], effects=effects)])
-    assert left_out(atlas, "sink", Top(top="all"))[:-2] == said
+    assert left_out(atlas, "sink", Top(top="all"), 200)[:-2] == said
 
 
 def test_what_it_would_take_is_said_before_anything_is_read(demo, tmp_path):
