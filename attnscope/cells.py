@@ -28,6 +28,15 @@ def signed(value: float | None, decimals: int = 2) -> str:
     return MISSING if _is_missing(value) else f"{value:+z.{decimals}f}"
 
 
+def number_of(count: int, unit: str) -> str:
+    """A number with its unit.
+
+    >>> number_of(1, "text"), number_of(2, "text")
+    ('1 text', '2 texts')
+    """
+    return f"{count} {unit}{'s' * (count != 1)}"
+
+
 def model_name(name: str) -> str:
     """A model's name as a picture prints it: of a path the folder's name alone.
 

@@ -57,7 +57,9 @@ def takes_fields(record: Callable[P, R]) -> Callable[[Callable[[R], T]], Callabl
 def check_names(function: str, keywords: Iterable[str], record: type[DataclassInstance]) -> None:
     """Raise UnknownOptionError for a keyword that names no field of a record; function: the one that was called."""
     names = [field.name for field in fields(record)]
-    options = [field.name for field in fields(record) if field.kw_only] or names  # others are what the options are about
+    options = [
+        field.name for field in fields(record) if field.kw_only
+    ] or names  # others are what the options are about
     for name in keywords:
         if name not in names:
             raise UnknownOptionError(f"{function} has no option {name!r}", f"it has {', '.join(options)}")

@@ -33,7 +33,7 @@ from attnscope.seam import listen as seam
 from attnscope.seam.engines import ENGINES
 from attnscope.study.ablation import tasks
 from attnscope.study.ablation.direct import direct_means
-from attnscope.study.ablation.effects import HeadSets, ablate_sets
+from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.screen import screened
 from attnscope.study.atlas.scan import plan, scan_heads
 from attnscope.text.prompt import from_ids, from_text
@@ -111,9 +111,8 @@ def batch(loaded: LoadedModel) -> None:
 def ablation(loaded: LoadedModel) -> None:
     task = tasks.texts(loaded, TEXTS[:2])
     for replacement in ("zero", "mean"):
-        ablate_sets(
-            loaded, task, HeadSets.of([HeadSet("two", ((1, 0), (3, 1)))], loaded.geometry, random=1), replacement
-        )
+        asked = HeadSets.of([HeadSet("two", ((1, 0), (3, 1)))], loaded.geometry, random=1)
+        AblationStudy(loaded, task, asked, replacement).run()
 
 
 def gradients(loaded: LoadedModel) -> None:

@@ -57,8 +57,7 @@ MAY_IMPORT = {
     "observe": "stacks errors memory text model attention measure seam keep observation",
     "study": "cells stacks errors memory apart files text selection tables model attention measure seam keep"
     " intervene folder parity observe",
-    "run": "stacks errors memory text selection model media seam keep observation ask inputs parity"
-    " observe study",
+    "run": "stacks errors memory text selection model media seam keep observation ask inputs parity observe study",
     "told": "text telling model seam observation ask observe run",
     "figures": "shown signals cells errors apart files",
     "panels": "shown cells measure observation figures",
@@ -70,8 +69,7 @@ MAY_IMPORT = {
     " folder explain",
     "live": "_version errors typed model viewer",
     "redraw": "errors measure seam keep observation folder drawing viewer",
-    "show": "shown cells errors files text selection tables model measure keep observation folder study"
-    " figures viewer",
+    "show": "shown cells errors files text selection tables model measure keep observation folder study figures viewer",
     "calls": "shown cells stacks errors files text telling selection parquet tables typed model media"
     " attention measure seam keep observation ask intervene folder parity explain observe study run"
     " figures drawing batch show",

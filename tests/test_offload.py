@@ -24,7 +24,7 @@ from attnscope.model.placed import weights_of
 from attnscope.parity import check_parity
 from attnscope.seam import modules
 from attnscope.study.ablation import tasks
-from attnscope.study.ablation.effects import HeadSets, ablate_sets
+from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.screen import screened
 from attnscope.study.ablation.way import Way, way_to_logits
 from attnscope.study.atlas.copying import copying_of
@@ -128,7 +128,9 @@ def batch(loaded: LoadedModel, folder: Path) -> Any:
 def ablation(loaded: LoadedModel, folder: Path) -> Any:
     task = tasks.texts(loaded, [SENTENCE, "the river bank is located on the mill"])
     asked = HeadSets.of([HeadSet("two", ((1, 0), (3, 1)))], loaded.geometry, random=1)
-    return [ablate_sets(loaded, task, asked, replacement).table().to_pylist() for replacement in ("mean", "zero")]
+    return [
+        AblationStudy(loaded, task, asked, replacement).run().table().to_pylist() for replacement in ("mean", "zero")
+    ]
 
 
 def gradient(loaded: LoadedModel, folder: Path) -> Any:

@@ -21,11 +21,11 @@ from attnscope.folder.parts import claim
 from attnscope.folder.suffix import OTHERS, PICTURES, TABLES
 from attnscope.selection import may_be_one_head
 from attnscope.study import differences
-from attnscope.study.ablation import effects as ablation
+from attnscope.study.ablation.effects import Ablation
 from attnscope.study.atlas import atlas
-from attnscope.study.budgets import effects as budgets
-from attnscope.study.knockout import records as knocked
-from attnscope.study.patching import effects as patching
+from attnscope.study.budgets.effects import BudgetCosts
+from attnscope.study.knockout.records import Knocked
+from attnscope.study.patching.effects import PatchedPairs
 from attnscope.tables import FORMATS
 from helpers.command_line import SENTENCE, call
 from helpers.commands import COMMANDS
@@ -77,8 +77,9 @@ def test_no_kind_of_result_is_written_into_the_folder_of_another(own, tmp_path):
 
 def test_every_study_says_in_its_folder_what_kind_it_is():
     known = {name for names in KINDS.values() for name in names}
-    finished = (atlas, knocked, patching, budgets, ablation, differences, why_record)
-    assert {"manifest.json", "run.json", "checkpoints.parquet", *KEEPERS, *(one.NAME for one in finished)} <= known
+    finished = {one.NAME for one in (atlas, differences, why_record)}
+    finished |= {f"{one.stem}.json" for one in (Knocked, PatchedPairs, BudgetCosts, Ablation)}
+    assert {"manifest.json", "run.json", "checkpoints.parquet", *KEEPERS, *finished} <= known
 
 
 def test_every_command_that_writes_says_where():

@@ -20,7 +20,7 @@ from attnscope.selection import everything, pairs, select
 from attnscope.show.ablation import save_ablation
 from attnscope.study.ablation import tasks
 from attnscope.study.ablation.direct import direct_means
-from attnscope.study.ablation.effects import READINGS, HeadSets, ablate_sets
+from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.sets import head_set, of_roles, parts, read_sets, selected
 from attnscope.study.atlas.atlas import kept
 from attnscope.study.atlas.scan import plan, scan_heads
@@ -194,8 +194,9 @@ def sets_cost(
     into = None if asked.out is None else Path(asked.out)
     with tell.stage("direct effects"):
         direct = direct_means(Passes.planned(loaded, task, asked.replace))
-    with tell.stage(f"{len(sets.sets)} sets", token_layers, PASSED) as advance:
-        found = ablate_sets(loaded, task, sets, asked.replace, into, force=asked.force, direct=direct, advance=advance)
+    study = AblationStudy(loaded, task, sets, asked.replace, direct=direct)
+    with tell.stage(study.stage, token_layers, PASSED) as advance:
+        found = study.run(into, force=asked.force, advance=advance)
     held = Ablated(loaded, found, atlas)
     if into is not None:
         with tell.stage("drawing"):
@@ -217,11 +218,7 @@ class Ablated(Record):
 
     @property
     def line(self) -> str:
-        facts, named = self.found.facts, self.found.asked.named
-        worst = max(named, key=lambda one: float(self.found.effect(one).mean()))
-        cost = float(self.found.effect(worst).mean())
-        task = f"{facts['task']['name']}, {len(self.found.intact_S)} sequences"
-        return f"{self.model.name}, {task}: {len(named)} sets; costliest {worst.name}, {cost:+.3f}"
+        return self.found.line
 
     def table(self) -> pa.Table:
         """A row per named set, head alone and random set, see `Ablation.table`."""
@@ -243,7 +240,7 @@ class Ablated(Record):
         into, facts = Path(folder), dict[str, Any](self.found.facts)
         for name in ("schema", "intact", "spread", "unshared", "direct", "versions"):  # what was measured
             facts.pop(name, None)
-        claim(into, READINGS, "ablation", with_weights(facts, self.model), force)
+        claim(into, AblationStudy.readings, AblationStudy.kind, with_weights(facts, self.model), force)
         self.found.save(into)
         save_ablation(self.found, into, _all_heads(self.model), self.atlas, style)
         return sorted(path for path in into.iterdir() if path.is_file() and not path.name.startswith("."))

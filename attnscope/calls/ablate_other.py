@@ -19,10 +19,10 @@ from attnscope.intervene.passes import Passes, prepared
 from attnscope.intervene.sets import HeadSet
 from attnscope.selection import everything
 from attnscope.selection import pairs as in_order
-from attnscope.study.ablation.effects import effects_of, operations, pass_seconds, task_facts
 from attnscope.study.ablation.pairs import pair_sets, synergies
 from attnscope.study.ablation.prune import curve, prune_cost, pruned
 from attnscope.study.ablation.screen import TRIED, screened
+from attnscope.study.study import effects_of, operations, pass_seconds, task_facts
 from attnscope.tables import save
 from attnscope.telling import SILENT, Teller
 

@@ -12,11 +12,10 @@ from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.selection import select as selected
 from attnscope.study.budgets.asked import BELOW, check_below, check_budgets, check_no_budget
-from attnscope.study.budgets.cases import asked_caches, budget_cases
-from attnscope.study.budgets.effects import BudgetPlan, budgeted
+from attnscope.study.budgets.cases import asked_caches
+from attnscope.study.budgets.effects import BudgetPlan, BudgetStudy
 from attnscope.study.knockout.asked import DRAWS, CutPlan, asked_of
-from attnscope.study.knockout.cases import cases_of
-from attnscope.study.knockout.effects import knocked_out
+from attnscope.study.knockout.effects import KnockoutStudy
 
 if TYPE_CHECKING:
     from attnscope.attention.again import CutHow
@@ -128,12 +127,12 @@ def knockout(
         caches = asked_caches(text, {**shared, "at": at, "generate": generate})
         check_below(below)
         plan = BudgetPlan(keep, over, chosen_heads(model, select, atlas), select or BudgetPlan.name, below)
-        return budgeted(model, budget_cases(model, caches, keep), plan, folder, force=force)
+        return BudgetStudy.of(model, caches, plan).run(folder, force=force)
     check_no_budget(at, generate)
     shared |= {"query": str(query), "key": spelled}
     asked = asked_of(text, shared, each_key=over == "keys")
     cuts = CutPlan(over, chosen_heads(model, select, atlas), select or CutPlan.name, how, random, seed)
-    return knocked_out(model, cases_of(model, asked), cuts, folder, force=force)
+    return KnockoutStudy.of(model, asked, cuts).run(folder, force=force)
 
 
 def chosen_heads(model: LoadedModel, select: str | None, atlas: HeadNames | Path | str | None) -> Selection | None:

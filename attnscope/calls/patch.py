@@ -11,9 +11,9 @@ from attnscope.errors import UsageError, hints_of
 from attnscope.intervene.what import WHAT
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
-from attnscope.study.patching.effects import PatchPlan, patched
+from attnscope.study.patching.effects import PatchPlan, PatchStudy
 from attnscope.study.patching.over import METHODS, OVER
-from attnscope.study.patching.pairs import asked_pairs, pairs_of
+from attnscope.study.patching.pairs import asked_pairs
 
 if TYPE_CHECKING:
     from attnscope.intervene.what import What
@@ -68,4 +68,4 @@ def patch(
     shared = {"corrupted": corrupted, "at": None if at is None else str(at), "answer": answer, "foil": foil}
     asked = asked_pairs(text, {**shared, "define": define or {}, "chat": chat})
     plan = PatchPlan(what, over, chosen_heads(model, select, atlas), select or PatchPlan.name, method, random, seed)
-    return patched(model, pairs_of(model, asked, what), plan, None if out is None else Path(out), force=force)
+    return PatchStudy.of(model, asked, plan).run(None if out is None else Path(out), force=force)

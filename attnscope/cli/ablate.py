@@ -14,6 +14,7 @@ from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import command_line, fill
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.scan import Studied
+from attnscope.cli.study import show_cost
 from attnscope.cli.takes import takes
 from attnscope.signals import unwinding
 
@@ -84,21 +85,16 @@ def _ablated(
 ) -> Ablated | None:
     """What the sets cost; None where the cost of finding out is all that was asked for."""
     from attnscope.calls.ablate import sets_cost, with_random
-    from attnscope.intervene.passes import Passes
-    from attnscope.study.ablation.effects import ablation_cost, pass_seconds
+    from attnscope.study.ablation.effects import AblationStudy
 
     (on, measured, atlas), sets = groups, with_random(loaded, named, asked)
-    token_layers, operations = (on.of_all(one, task) for one in ablation_cost(loaded, task, sets, asked.replace))
-    plan = f"{len(sets.sets)} sets on {on.of_all(len(task), task)} sequences of {task.name}"
-    plan += f": {token_layers} tokens x layers, about {operations:.0e} operations"
+    cost = AblationStudy(loaded, task, sets, asked.replace).cost(lambda count: on.of_all(count, task))
     if on.dry_run:
-        with output.progress("measuring a batch", None, measured.quiet):
-            seconds = token_layers * pass_seconds(Passes.planned(loaded, task, asked.replace), sets.sets)
-        output.show(plan + output.estimated(seconds))
+        show_cost(cost, measured.quiet)
         return None
-    output.talk(plan, measured.quiet)
+    output.talk(cost.line, measured.quiet)
     with unwinding():
-        return sets_cost(loaded, task, sets, asked, atlas, output.Talk(measured.quiet), token_layers, style)
+        return sets_cost(loaded, task, sets, asked, atlas, output.Talk(measured.quiet), cost.token_layers, style)
 
 
 def _of(group: On | Otherwise) -> dict[str, Any]:
@@ -115,7 +111,7 @@ def _loaded(studied: Studied, measured: Measured) -> LoadedModel:
     silence_libraries(measured.verbose)
     with output.progress(f"loading {cells.model_name(studied.asked)}", None, measured.quiet):
         loaded = load(studied.load_options())
-    output.talk(f"{loaded.name}  {loaded.device}  {loaded.precision}  {loaded.geometry.in_words}", measured.quiet)
+    output.talk(loaded.line, measured.quiet)
     return loaded
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from attnscope.cli import output
@@ -9,24 +10,19 @@ from attnscope.cli.copied import knockout_command, knockout_python
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.knockout_options import Answered, CacheBudgets, Compared, Edges, Table, asked_texts, cut_asked
+from attnscope.cli.knockout_options import Answered, CacheBudgets, Compared, Edges, Table, cut_asked
 from attnscope.cli.knockout_table import cautions, notes, shown
-from attnscope.cli.place import ONE_BY_ONE, write_file
+from attnscope.cli.study import Printed, load_studied, print_study, questions, read_one, run_study
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from pathlib import Path
 
-    from attnscope.figures import Style
     from attnscope.model.geometry import Geometry
-    from attnscope.model.loaded import LoadedModel
     from attnscope.purposes.cut import KnockedModel
-    from attnscope.show.knockout_page import Again
-    from attnscope.study.knockout.asked import CutPlan
-    from attnscope.study.knockout.records import Case, Knocked
-    from attnscope.viewer.page import Page
+    from attnscope.study.knockout.records import Knocked
 
 EXAMPLES = (
     'attnscope knockout "the bank of the river, the bank of the" --key river --answer " river" --over heads',
@@ -59,80 +55,50 @@ def knockout(
             raise UsageError("there is no page of cache budgets", "leave out --html")
         return measure_budgets(answered, edges, budgets, compared, table, look)
     output.wanted_format(table.format)  # what it refuses is refused before the work
-    text = None
-    if answered.texts is None:
-        from attnscope.cli.single import read_text
+    text = read_one(answered, table)
 
-        text = read_text(answered, table)
-    output.complain_through_talk(table.quiet)
-    asked = asked_texts(answered, edges, text, compared.sequences)
+    from attnscope.study.knockout.asked import FIELDS, asked_of
 
+    shared = edges.asks() | {"answer": answered.answer, "foil": answered.foil}
+    shared |= {"query": shared["query"] or "last", "chat": answered.chat, "truncate": answered.truncate}
+    make = partial(asked_of, shared=shared, each_key=edges.of_keys)
+    asked = questions(answered, text, FIELDS, make, compared.sequences)
     ask, purpose = cut_asked(answered, edges, compared, text)
 
-    from attnscope.cli.single import answer, load_model
-    from attnscope.show.knockout_page import PAGE, Again
+    from attnscope.cli.single import answer
+    from attnscope.show.knockout_page import PAGE, Again, cuts_page
 
     said = command_line("knockout", answered, edges, compared, look)
     asked_as = (answered, edges, compared, text)
     again = Again(said, knockout_command(*asked_as), knockout_python(*asked_as))
     style = look.style(said)
-    if text is not None and table.folder is None and not compared.dry_run:
-        measured: KnockedModel = answer(answered, ask, purpose, table)
-        return _told(measured.found, measured.geometry, compared, table, again, style)
-    loaded = load_model(answered, table)
-    cases, plan = purpose.ready(loaded, ask, asked, output.Talk(table.quiet))
-    if compared.dry_run:
-        output.show(_rehearsed(loaded, cases, plan, table.quiet))
-        return 0
 
-    from attnscope.study.knockout.effects import knocked_out
-
-    with unwinding():
-        with output.progress("cutting", None, table.quiet) as advance:
-            found = knocked_out(loaded, cases, plan, table.folder, force=table.force, advance=advance)
-        if table.folder is not None:
-            from attnscope.show.knockout import save_knockout
-
-            with output.progress("drawing", None, table.quiet):
-                save_knockout(found, table.folder, style)
-                _page(found, loaded.geometry, again).save(table.folder / PAGE)
-    return _told(found, loaded.geometry, compared, table, again, style)
-
-
-def _page(found: Knocked, geometry: Geometry, again: Again) -> Page:
-    from attnscope.show.knockout_page import cuts_page
-
-    return cuts_page(found, geometry, cautions(found, geometry), again)
-
-
-def _told(found: Knocked, geometry: Geometry, compared: Compared, table: Table, again: Again, style: Style) -> int:
-    """The page or the file where one was asked for, the table on stdout, and what to know beside it."""
-    if table.file is not None:
+    def draw(record: Knocked, folder: Path) -> list[Path | None]:
         from attnscope.show.knockout import save_knockout
 
-        write_file(
-            table.file, found.table, lambda folder: [save_knockout(found, folder, style)], table.quiet, ONE_BY_ONE
+        return [save_knockout(record, folder, style)]
+
+    def printed(geometry: Geometry) -> Printed[Knocked]:
+        def write_page(record: Knocked, path: Path) -> None:
+            cuts_page(record, geometry, cautions(record, geometry), again).save(path)
+
+        def write_html(record: Knocked) -> None:
+            if table.html is not None:
+                with unwinding():
+                    write_page(record, table.html)
+                output.talk(f"wrote {table.html}", table.quiet)
+
+        return Printed(
+            shown,
+            lambda record: notes(record, geometry),
+            draw,
+            lambda record, folder: write_page(record, folder / PAGE),
+            write_html,
         )
-    if table.html is not None:
-        with unwinding():
-            _page(found, geometry, again).save(table.html)
-        output.talk(f"wrote {table.html}", table.quiet)
-    format = output.wanted_format(table.format)
-    output.emit_first(found.table(), compared, format, lambda: shown(found, compared.shown), table.quiet)
-    for line in notes(found, geometry):
-        output.talk(line, table.quiet)
-    return 0
 
-
-def _rehearsed(loaded: LoadedModel, cases: Sequence[Case], plan: CutPlan, quiet: bool) -> str:
-    """What would be done, and its cost at most."""
-    from attnscope.cli.rehearsal import number_of, rehearsed
-    from attnscope.study.knockout.effects import every_head, planned
-    from attnscope.study.knockout.nulls import edges_alone
-
-    asked, passes = planned(loaded, cases, plan)
-    cuts, times = [one.cut for one in asked], 1 + 2 * plan.random
-    heads = every_head(loaded.geometry) if plan.random and edges_alone(cuts) else []
-    total = len(cuts) * times + len(heads)
-    said = f"{len(cuts)} cuts, at most {total} with others, on {number_of(len(cases), 'text')}"
-    return rehearsed(loaded, passes, cuts, said, quiet, times=times, before=passes.token_layers(heads))
+    # One text may be asked of a server, which writes no folder that a stopped run resumes from.
+    if text is not None and table.folder is None and not compared.dry_run:
+        measured: KnockedModel = answer(answered, ask, purpose, table)
+        return print_study(measured.found, compared, table, printed(measured.geometry))
+    loaded = load_studied(answered, table)
+    return run_study(purpose.study(loaded, ask, asked), compared, table, printed(loaded.geometry))

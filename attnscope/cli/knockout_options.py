@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli.groups import FIRST, option_group
-from attnscope.cli.options import Config, Exporting, Format, Generated, MayAsk, ModelText, Question, Seed, Selected
+from attnscope.cli.options import Generated, MayAsk, ModelText, Question, Seed, Selected
 from attnscope.cli.place import check_file
-from attnscope.cli.study_options import MOST_SEQUENCES, MOST_SETS, ManyTexts, Rehearsal, Sampled
+from attnscope.cli.study_options import MOST_SEQUENCES, MOST_SETS, ManyTexts, Rehearsal, Sampled, StudyTable
 from attnscope.cli.top import Top
 from attnscope.errors import UsageError
 from attnscope.folder.suffix import PICTURES, TABLES
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from attnscope.ask import Ask
-    from attnscope.batch.items import Item
     from attnscope.purposes.cut import CutEdges
-    from attnscope.study.knockout.asked import AskedText
 
 
 @option_group
@@ -153,7 +151,7 @@ class Compared(Rehearsal, Sampled, Seed, Top):
 
 
 @option_group
-class Table(Config, Format, Exporting):
+class Table(StudyTable):
     """A table to stdout, table, facts, figures and a page to --out."""
 
     files = (*PICTURES, *TABLES)
@@ -170,42 +168,6 @@ class Table(Config, Format, Exporting):
         super().__post_init__()
         if self.html is not None:
             check_file(self.html, "knockout.html")
-
-
-def asked_texts(answered: Answered, edges: Edges, text: str | Sequence[int] | None, most: int) -> list[AskedText]:
-    """What is asked of the one text, or of each of the corpus. Raises as `texts_in`, and UsageError without a key."""
-    from attnscope.batch.items import texts_in
-    from attnscope.study.knockout.asked import FIELDS, asked_of
-
-    asks = edges.asks()
-    given = {"query": asks["query"] or "last", "key": asks["key"], "answer": answered.answer, "foil": answered.foil}
-    how = {"define": asks["define"], "chat": answered.chat, "truncate": answered.truncate}
-    if text is not None:
-        return asked_of(text, given | how, each_key=edges.of_keys)
-    assert answered.texts is not None
-    found = []
-    for item in texts_in(answered.texts, most, chat=answered.chat):
-        own = {name: field_of(item, name) for name in FIELDS if item.fields.get(name) is not None}
-        try:
-            [one] = asked_of([{"text": item.text, **own}], given | how, each_key=edges.of_keys)
-        except UsageError as error:
-            raise UsageError(f"{item.id}: {error.message}", error.hint) from error
-        found.append(replace(one, where=item.id))
-    return found
-
-
-def field_of(item: Item, name: str) -> str:
-    """A field of a record as text. Raises InputError for what is none."""
-    from attnscope.errors import InputError
-    from attnscope.shown import brief
-
-    value = item.fields[name]
-    if not isinstance(value, str | int) or isinstance(value, bool):
-        example = "bank#2" if name in ("query", "key", "at") else "some words"
-        raise InputError(
-            f"{item.id}: field {name!r}: expected text, got {brief(value)}", f'write "{name}": "{example}"'
-        )
-    return str(value)
 
 
 def cut_asked(

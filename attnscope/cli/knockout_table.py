@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnscope import cells
+from attnscope.cells import number_of
 from attnscope.cli.intervals import effects, interval_notes
-from attnscope.cli.rehearsal import number_of
 from attnscope.cli.rounding import rounding_notes
 from attnscope.sheets import Column, Row, Sheet
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from attnscope.cli.groups import FIRST, UNRECORDED, option_group
-from attnscope.cli.knockout_options import Answered, Compared, field_of
-from attnscope.cli.options import Config, Exporting, Format, Named, Selected
-from attnscope.cli.study_options import MOST_SEQUENCES, MOST_SETS
-from attnscope.errors import UsageError
+from attnscope.cli.knockout_options import Answered, Compared
+from attnscope.cli.options import Named, Selected
+from attnscope.cli.study_options import MOST_SEQUENCES, MOST_SETS, StudyTable
 from attnscope.folder.suffix import PICTURES, TABLES
 from attnscope.intervene.what import What
 from attnscope.study.patching.over import Method, Over
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from attnscope.study.knockout.asked import Selection
     from attnscope.study.patching.effects import PatchPlan
-    from attnscope.study.patching.pairs import AskedPair
 
 
 @option_group
@@ -99,7 +96,7 @@ class BesideOthers(Compared):
 
 
 @option_group
-class PatchTable(Config, Format, Exporting):
+class PatchTable(StudyTable):
     """A table to stdout, table, facts and a figure to --out."""
 
     files = (*PICTURES, *TABLES)
@@ -110,27 +107,6 @@ class PatchTable(Config, Format, Exporting):
             metavar="DIR|FILE",
         ),
     ] = None
-
-
-def asked_of_options(paired: Paired, patches: Patches, text: str | Sequence[int] | None, most: int) -> list[AskedPair]:
-    """What is asked of the one pair, or of each of the corpus. Raises as `texts_in`; UsageError for a text alone."""
-    from attnscope.batch.items import texts_in
-    from attnscope.study.patching.pairs import FIELDS, asked_pairs
-
-    given = {"corrupted": paired.corrupted, "at": patches.at, "answer": paired.answer, "foil": paired.foil}
-    how = {"define": patches.names(), "chat": paired.chat, "truncate": paired.truncate}
-    if text is not None:
-        return asked_pairs(text, given | how)
-    assert paired.texts is not None
-    found = []
-    for item in texts_in(paired.texts, most, chat=paired.chat, stdin="jsonl"):
-        own = {name: field_of(item, name) for name in FIELDS if item.fields.get(name) is not None}
-        try:
-            [one] = asked_pairs([{"text": item.text, **own}], given | how)
-        except UsageError as error:
-            raise UsageError(f"{item.id}: {error.message}", error.hint) from error
-        found.append(replace(one, where=item.id))
-    return found
 
 
 def patch_plan(patches: Patches, beside: BesideOthers, selection: Selection | None) -> PatchPlan:

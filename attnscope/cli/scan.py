@@ -178,7 +178,7 @@ def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kep
     if probing.probe not in (None, *plan.planned.probes):
         raise UsageError(f"there is no probe {probing.probe!r}", f"the probes are {probe_names(plan.planned.probes)}")
     layers = len(loaded.geometry.attention_layers)
-    output.talk(f"{loaded.name}  {loaded.device}  {loaded.precision}  {loaded.geometry.in_words}", kept.quiet)
+    output.talk(loaded.line, kept.quiet)
     tokens = plan.tokens() if probing.dry_run else {one.name: one.tokens for one in plan.planned.trials}
     cost = _cost(tokens, layers) + (f"; {scan_texts.texts_cost(plan.prompts, layers)}" if plan.prompts else "")
     if probing.dry_run:

@@ -7,6 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from attnscope.cli.groups import FIRST, option_group
+from attnscope.cli.options import Config, Exporting, Format
 
 FEW = 2  # sequences of a rehearsal: as many as a mean over others takes
 MOST_SEQUENCES = 1_000_000
@@ -46,3 +47,8 @@ class Sequences(Rehearsal, Sampled, ManyTexts):
     def drawn(self) -> int:
         """How many are drawn: a rehearsal counts all, and draws few."""
         return min(self.sequences, FEW) if self.dry_run else self.sequences
+
+
+@option_group
+class StudyTable(Config, Format, Exporting):
+    """A table to stdout, and files to --out."""

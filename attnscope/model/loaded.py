@@ -217,6 +217,11 @@ class LoadedModel:
         """The attention implementation of transformers that the model is set to; a capture may run under another."""
         return str(self.model.config._attn_implementation)
 
+    @property
+    def line(self) -> str:
+        """The model, where it is, its precision and its heads, as a command says it before it reads anything."""
+        return f"{self.name}  {self.device}  {self.precision}  {self.geometry.in_words}"
+
     def __repr__(self) -> str:
         size = f"{self.geometry.parameters / 1e6:,.1f} M parameters, " if self.geometry.parameters else ""
         kind = f"{visible(self.name)} ({self.geometry.model_type})"

@@ -21,7 +21,7 @@ from attnscope.intervene.sets import HeadSet
 from attnscope.model.loading import DEMO_FOLDER
 from attnscope.show.ablation import costs_of
 from attnscope.study.ablation.direct import direct_means
-from attnscope.study.ablation.effects import HeadSets, ablate_sets, ablation_cost
+from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.tasks import copy
 from attnscope.study.statistics import effect_columns
 from helpers.atlases import made_atlas
@@ -36,8 +36,9 @@ def studied(demo, tmp_path_factory):
     folder, task = tmp_path_factory.mktemp("ablate"), copy(demo, sequences=4)
     asked = HeadSets.of(SETS, demo.geometry, random=3)
     said = []
-    found = ablate_sets(demo, task, asked, folder=folder, advance=said.append)
-    assert sum(said) == ablation_cost(demo, task, asked, "mean")[0]
+    study = AblationStudy(demo, task, asked)
+    found = study.run(folder, advance=said.append)
+    assert sum(said) == study.cost().token_layers
     return task, asked, found, folder
 
 

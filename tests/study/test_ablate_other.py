@@ -11,7 +11,7 @@ from attnscope.intervene.passes import measured, prepared
 from attnscope.intervene.sets import HeadSet
 from attnscope.show.ablation import costs_of, shown_of
 from attnscope.study.ablation.direct import Direct, direct_means
-from attnscope.study.ablation.effects import HeadSets, ablate_sets
+from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.tasks import copy
 from helpers.command_line import call
 
@@ -43,7 +43,7 @@ def test_direct_effects_stand_beside_each_head_alone(demo, tmp_path):
 def test_the_figure_shows_what_was_measured(demo):
     task, both = copy(demo, sequences=2), HeadSet("both", ((3, 0), (3, 1)))
     said = Direct({(3, 0): 2.0}, "of the logits before their cap at 30")
-    found = ablate_sets(demo, task, HeadSets.of([both], demo.geometry, random=0), "zero", direct=said)
+    found = AblationStudy(demo, task, HeadSets.of([both], demo.geometry, random=0), "zero", direct=said).run()
     direct, alone = shown_of(found)
     [bar] = costs_of(replace(found, direct=None).table().to_pydict())
     cost = dict(zip(["alone", "both"], measured(demo, task, [HeadSet("", ((3, 1),)), both], "zero").T[1:], strict=True))
@@ -53,7 +53,9 @@ def test_the_figure_shows_what_was_measured(demo):
     assert (bar.name, bar.value) == ("both, 2 heads", pytest.approx(cost["both"].mean() - intact, abs=1e-5))
     assert all(map(math.isnan, (*bar.interval, *bar.random))), "too few sequences, and no random sets"
     assert found.facts["direct"] == said.said
-    without = ablate_sets(demo, task, HeadSets.of([both], demo.geometry, random=0), "zero", direct=Direct({}, "no way"))
+    without = AblationStudy(
+        demo, task, HeadSets.of([both], demo.geometry, random=0), "zero", direct=Direct({}, "no way")
+    ).run()
     assert [one.name for one in shown_of(without)] == ["alone"]
     assert without.table()["direct"].null_count == len(without.table())
 

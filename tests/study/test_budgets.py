@@ -17,8 +17,7 @@ from attnscope.model.loading import wrap
 from attnscope.selection import select, written_heads
 from attnscope.show.budgets import save_budgets
 from attnscope.study.budgets.cases import asked_caches, budget_cases
-from attnscope.study.budgets.effects import BudgetPlan
-from attnscope.study.budgets.effects import budgeted as run_budgets
+from attnscope.study.budgets.effects import BudgetPlan, BudgetStudy
 from helpers.budgeted import budgeted
 from helpers.families import tiny_model
 
@@ -345,7 +344,7 @@ def test_a_curve_has_a_line_per_kind_over_the_share_that_is_kept(demo, monkeypat
 
 def test_a_folder_of_another_policy_is_not_written_over(demo, tmp_path):
     cases = {keep: budget_cases(demo, asked_caches("the bank of the river", {}), keep) for keep in ("top:2", "top:4")}
-    run_budgets(demo, cases["top:2"], BudgetPlan("top:2"), tmp_path)
+    BudgetStudy(demo, cases["top:2"], BudgetPlan("top:2")).run(tmp_path)
     with pytest.raises(UsageError, match="keep"):
-        run_budgets(demo, cases["top:4"], BudgetPlan("top:4"), tmp_path)
-    assert run_budgets(demo, cases["top:4"], BudgetPlan("top:4"), tmp_path, force=True).kinds
+        BudgetStudy(demo, cases["top:4"], BudgetPlan("top:4")).run(tmp_path)
+    assert BudgetStudy(demo, cases["top:4"], BudgetPlan("top:4")).run(tmp_path, force=True).kinds

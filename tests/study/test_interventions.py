@@ -7,7 +7,7 @@ import torch
 from attnscope.intervene.passes import measured, prepared
 from attnscope.intervene.sets import HeadSet
 from attnscope.seam.engines import UNCHECKED
-from attnscope.study.ablation.effects import HeadSets, ablate_sets
+from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.tasks import copy
 from helpers.hidden import Hidden
 
@@ -49,12 +49,12 @@ def test_the_loss_is_that_of_a_model_whose_weights_were_changed_by_hand(demo, mo
 def test_statistics_controls_and_parts_take_it_too(demo, tmp_path):
     task, cut = copy(demo, sequences=4), Hidden(range(60, 90), range(1, 40))
     asked = HeadSets.of(SETS, demo.geometry, random=3)
-    found = ablate_sets(demo, task, asked, cut, tmp_path)
+    found = AblationStudy(demo, task, asked, cut).run(tmp_path)
     assert found.facts["replacement"] == "hidden"
     assert found.effect(SETS[0]).mean() > 0.1
     assert found.table().num_rows == len(SETS) + 3 + 3 * len(SETS)
     steps = []
-    again = ablate_sets(demo, task, asked, cut, tmp_path, advance=steps.append)
+    again = AblationStudy(demo, task, asked, cut).run(tmp_path, advance=steps.append)
     assert again.table().equals(found.table())
 
 

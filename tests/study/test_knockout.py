@@ -19,13 +19,13 @@ from attnscope.intervene.sets import Cut, HeadSet
 from attnscope.measure.roles import RESTS
 from attnscope.model.loading import wrap
 from attnscope.show.knockout import save_knockout
-from attnscope.study.ablation.effects import HALF
 from attnscope.study.knockout.asked import AskedText, CutPlan
 from attnscope.study.knockout.cases import cases_of
 from attnscope.study.knockout.cuts import cuts_over
-from attnscope.study.knockout.effects import knocked_out
+from attnscope.study.knockout.effects import KnockoutStudy
 from attnscope.study.knockout.nulls import OWN, SEVERAL, heads_null, permuted_null
 from attnscope.study.knockout.records import Masses, p_of_size, p_of_tails
+from attnscope.study.study import HALF
 from helpers.families import tiny_model
 from helpers.loops import looped
 
@@ -440,7 +440,7 @@ def test_texts_have_intervals_from_32_on_and_each_its_own_tokens(demo, tmp_path)
     assert facts["texts"][5]["keys"] == [PERIOD]
     assert facts["intact"] == pytest.approx(found.intact_S.mean())
     said = []
-    again = knocked_out(demo, found.cases, CutPlan("layers", late, "3", random=1), tmp_path, advance=said.append)
+    again = KnockoutStudy(demo, found.cases, CutPlan("layers", late, "3", random=1)).run(tmp_path, advance=said.append)
     assert again.table().equals(found.table())
     assert said
     few = attnscope.knockout(demo, records[:4], over="layers", random=0)
@@ -463,7 +463,7 @@ def test_over_all_layers_of_texts_the_last_alone_is_missed(demo):
 def test_shared_layers_measure_the_same(demo, monkeypatch):
     shared = attnscope.knockout(demo, BANK, key="river", over="heads", random=0)
     assert shared.facts["unshared"] is None
-    monkeypatch.setattr("attnscope.study.ablation.effects.SHARED_FROM", 10**6)
+    monkeypatch.setattr("attnscope.study.study.SHARED_FROM", 10**6)
     apart = attnscope.knockout(demo, BANK, key="river", over="heads", random=0)
     assert shared.table()["effect"].to_pylist() == pytest.approx(apart.table()["effect"].to_pylist(), abs=1e-5)
 

@@ -12,9 +12,10 @@ from attnscope.intervene.gradient import first_order
 from attnscope.intervene.measure import LogitDifference
 from attnscope.intervene.passes import measured, prepared
 from attnscope.intervene.sets import HeadSet
-from attnscope.study.ablation.effects import HeadSets, ablate_sets, task_facts
+from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.prune import curve, pruned
 from attnscope.study.ablation.tasks import copy
+from attnscope.study.study import task_facts
 from helpers.hidden import Hidden
 
 BOTH = HeadSet("induction", ((3, 0), (3, 1)))
@@ -80,30 +81,30 @@ def test_shared_and_unshared_passes_measure_the_same(demo, task, difference):
 def test_an_effect_is_what_is_lost(demo, task, difference):
     """Of a loss what is more, of a logit difference what is less."""
     asked = HeadSets.of([BOTH], demo.geometry, random=0)
-    found = ablate_sets(demo, task, asked, "zero", measure=difference)
+    found = AblationStudy(demo, task, asked, "zero", difference).run()
     lost = by_hand(demo, task, difference) - by_hand(demo, task, difference, BOTH.heads)
     assert found.effect(BOTH) == pytest.approx(lost, abs=1e-4)
     assert found.facts["measure"]["unit"] == "logits"
     assert found.effect(BOTH).mean() > 1
-    assert ablate_sets(demo, task, asked, "zero").effect(BOTH).mean() > 1
+    assert AblationStudy(demo, task, asked, "zero").run().effect(BOTH).mean() > 1
 
 
 def test_parts_of_another_measure_are_not_taken(demo, task, difference, tmp_path):
     asked = HeadSets.of([BOTH], demo.geometry, random=0)
-    ablate_sets(demo, task, asked, "zero", tmp_path, measure=difference)
+    AblationStudy(demo, task, asked, "zero", difference).run(tmp_path)
     for other in (LogitDifference(difference.foils, difference.answers), None):
         with pytest.raises(UsageError, match=r": (answers was|other measure|name was|measure was)"):
-            ablate_sets(demo, task, asked, "zero", tmp_path, **({"measure": other} if other else {}))
-    forced = ablate_sets(demo, task, asked, "zero", tmp_path, force=True)
+            AblationStudy(demo, task, asked, "zero", **({"metric": other} if other else {})).run(tmp_path)
+    forced = AblationStudy(demo, task, asked, "zero").run(tmp_path, force=True)
     assert forced.intact_S == pytest.approx(measured(demo, task, [])[:, 0], abs=1e-9)
     assert forced.facts["measure"] == {"name": "loss", "unit": "nats per token"}
 
 
 def test_parts_of_other_hidden_keys_are_not_taken(demo, task, tmp_path):
     asked = HeadSets.of([BOTH], demo.geometry, random=0)
-    ablate_sets(demo, task, asked, Hidden((60,), (1, 2)), tmp_path)
+    AblationStudy(demo, task, asked, Hidden((60,), (1, 2))).run(tmp_path)
     with pytest.raises(UsageError, match=r"keys was .1, 2., now .1, 3."):
-        ablate_sets(demo, task, asked, Hidden((60,), (1, 3)), tmp_path)
+        AblationStudy(demo, task, asked, Hidden((60,), (1, 3))).run(tmp_path)
 
 
 def test_the_head_that_is_missed_least_goes_first(demo, task, difference, tmp_path):

@@ -17,7 +17,7 @@ import pytest
 from attnscope import signals
 from attnscope.folder.parts import Column, Parts
 from attnscope.intervene.passes import Passes
-from attnscope.study.ablation.effects import HeadSets, ablate_sets
+from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.sets import head_set
 from attnscope.study.ablation.tasks import copy
 from attnscope.study.atlas import findings
@@ -44,7 +44,7 @@ def ablating(demo, monkeypatch) -> Study:
     monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
     monkeypatch.setattr("attnscope.intervene.passes.CPU_TOKENS", 4 * 21)
     task, asked = copy(demo, sequences=3), HeadSets.of(SETS, demo.geometry, random=1)
-    return lambda folder: ablate_sets(demo, task, asked, folder=folder)
+    return lambda folder: AblationStudy(demo, task, asked).run(folder)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """What sets of heads cost a task: each head alone, all together, and random sets of the same shape beside them.
 
     asked = HeadSets.of(sets_of_roles, loaded.geometry)
-    found = ablate_sets(loaded, task, asked, folder=Path("runs/ablate"))
+    found = AblationStudy(loaded, task, asked).run(Path("runs/ablate"))
     found.effect(asked.named[0])      # (S,) over intact, as nats per token
 
 Shapes: S sequence, K set.
@@ -9,10 +9,8 @@ Shapes: S sequence, K set.
 
 from __future__ import annotations
 
-import hashlib
 import re
-import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -23,28 +21,28 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import InputError
-from attnscope.files import check_schema, check_types, damaged, read_json, save_json
-from attnscope.folder.parts import Column, Parts, claim, with_weights
+from attnscope.files import check_schema, check_types, damaged, read_json
+from attnscope.folder.parts import Parts
 from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.measure import LOSS, Measure
-from attnscope.intervene.passes import Advance, Passes, of, prepared
+from attnscope.intervene.passes import Advance, Passes, prepared
 from attnscope.intervene.replacement import Replacement
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
 from attnscope.keep.atlas import columns_of
 from attnscope.model.geometry import Geometry
-from attnscope.model.libraries import versions
 from attnscope.study.ablation.sets import CONTROLS, DrawnFrom, controls_of, parts, whole_groups
+from attnscope.study.records import StudyRecord
 from attnscope.study.statistics import FEWEST, beside_random, effect_columns
-from attnscope.tables import as_table, integers, numbers, save, words
+from attnscope.study.study import HALF, Cost, Study, cost_of_passes, effects_of, task_facts
+from attnscope.tables import as_table, integers, numbers, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
     from attnscope.selection import HeadIndex
     from attnscope.study.ablation.direct import Direct
 
-SCHEMA = "ablation/3"
-NAME, TABLE, READINGS = "ablation.json", "ablation.parquet", "ablation"
+NAME, TABLE = "ablation.json", "ablation.parquet"
 STORED = pa.schema(  # what a picture shows
     {
         **dict.fromkeys(("set", "condition", "heads"), pa.string()),
@@ -60,7 +58,6 @@ FACTS = {
 }
 AGAIN = "make one: attnscope ablate MODEL --out DIR"
 COPY = HeadSet("intact copy", ())
-SHARED_FROM = 8  # sets from which sharing layers is worth its own check
 
 
 @dataclass(frozen=True)
@@ -107,15 +104,25 @@ class HeadSets:
         return list({one.heads: one for one in every}.values())
 
 
-@dataclass(frozen=True)
-class Ablation:
+@dataclass(frozen=True, repr=False)
+class Ablation(StudyRecord):
     """What was measured of the intact model (S,), every set's effects (S,) by its heads, and facts."""
+
+    stem = "ablation"
 
     asked: HeadSets
     intact_S: np.ndarray
     effects: Mapping[tuple[HeadIndex, ...], np.ndarray]
     facts: Mapping[str, Any]
     direct: Mapping[tuple[int, int], float] | None = None
+
+    @property
+    def line(self) -> str:
+        """What was measured, and the costliest set."""
+        worst = max(self.asked.named, key=lambda one: float(self.effect(one).mean()))
+        task = f"{self.facts['task']['name']}, {len(self.intact_S)} sequences"
+        said = f"{len(self.asked.named)} sets; costliest {worst.name}, {float(self.effect(worst).mean()):+.3f}"
+        return f"{self.facts['model']['name']}, {task}: {said}"
 
     @cached_property
     def tested(self) -> list[tuple[HeadIndex, ...]]:
@@ -171,51 +178,62 @@ class Ablation:
         )
         return whole.take(numbers(np.argsort([sets.index(name) for _, name, _ in rows], kind="stable")))
 
-    def save(self, folder: Path) -> None:
-        """Write the table, and beside it the facts."""
-        save(self.table(), folder / TABLE)
-        save_json(self.facts, folder / NAME)
-
     def _direct(self, condition: str, one: HeadSet) -> float:
         assert self.direct is not None
         return sum(self.direct[head] for head in one.heads) if condition == "alone" else np.nan
 
 
-def ablate_sets(
-    loaded: LoadedModel,
-    task: Task,
-    asked: HeadSets,
-    replacement: Replacement | Intervention = "mean",
-    folder: Path | None = None,
-    *,
-    measure: Measure = LOSS,
-    force: bool = False,
-    direct: Direct | None = None,
-    advance: Advance = lambda token_layers: None,
-) -> Ablation:
-    """Run a task with every set's heads changed; with a folder, keep each pass's readings, and write table and facts.
+@dataclass(frozen=True)
+class AblationStudy(Study[Ablation]):
+    """What a task costs without each of some sets of heads; direct: the heads' direct effects, where they are known."""
 
-    direct: the heads' direct effects. advance: called with the tokens times layers of every pass, and of what an
-    earlier run had read. Raises as `measured`, and UsageError for a folder that holds another ablation, unless force
-    says to write over it.
-    """
-    sets = [*([COPY] if loaded.dtype in HALF else []), *asked.sets]
-    facts = _facts(loaded, task, asked, replacement, measure)
-    parts = Parts()
-    if folder is not None:
-        facts = with_weights(facts, loaded)
-        parts = claim(folder, READINGS, "ablation", facts, force)
-    with parts.resumable():
-        passes = prepared(loaded, task, sets, replacement, measure=measure, advance=advance)
+    kind, readings, schema = "ablation", "ablation", "ablation/3"
+
+    model: LoadedModel
+    task: Task
+    asked: HeadSets
+    replacement: Replacement | Intervention = "mean"
+    metric: Measure = LOSS
+    direct: Direct | None = None
+
+    @property
+    def stage(self) -> str:
+        return f"{len(self.asked.sets)} sets"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        asked = self.asked
+        return {
+            **task_facts(self.model, self.task, self.replacement, self.metric),
+            "sets": {one.name: str(one).split() for one in asked.named},
+            "seed": asked.seed,
+            "controls": asked.controls,
+            "random_asked": asked.most,
+            "random_sets": {name: len(sets) for name, sets in asked.random.items()},
+        }
+
+    def cost(self, of_all: Callable[[int], int] = lambda count: count) -> Cost:
+        """As of any study; of_all: what all sequences take, where those of the task are but some of them."""
+        passes = self.planned
+        what = f"{len(self.asked.sets)} sets on {of_all(len(self.task))} sequences of {self.task.name}:"
+        means = passes.token_layers([]) if passes.intervention.learns else 0
+        return cost_of_passes(what, passes, self.asked.sets, before=means, of_all=of_all)
+
+    @property
+    def planned(self) -> Passes:
+        """Passes that read nothing yet."""
+        return Passes.planned(self.model, self.task, self.replacement)
+
+    def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> Ablation:
+        sets = [*[COPY] * (self.model.dtype in HALF), *self.asked.sets]
+        how: dict[str, Any] = {"measure": self.metric, "advance": advance}
+        passes = prepared(self.model, self.task, sets, self.replacement, **how)
         intact_S, effect_SK = effects_of(passes, sets, parts, advance)
-    effects = dict(zip([one.heads for one in sets], effect_SK.T, strict=True))
-    spread = float(np.abs(effects[()]).max()) if () in effects else None
-    measured = {"intact": float(intact_S.mean()), "spread": spread, "unshared": passes.why_not or None}
-    facts |= {**measured, "direct": (direct.said or None) if direct else None, "versions": versions()}
-    found = Ablation(asked, intact_S, effects, {"schema": SCHEMA, **facts}, (direct.values or None) if direct else None)
-    if folder is not None:
-        found.save(folder)
-    return found
+        effects = dict(zip([one.heads for one in sets], effect_SK.T, strict=True))
+        spread = float(np.abs(effects[()]).max()) if () in effects else None
+        facts |= {"intact": float(intact_S.mean()), "spread": spread, "unshared": passes.why_not or None}
+        facts |= {"direct": (self.direct.said or None) if self.direct else None}
+        return Ablation(self.asked, intact_S, effects, facts, (self.direct.values or None) if self.direct else None)
 
 
 def kept_ablation(folder: Path) -> Ablation:
@@ -225,7 +243,7 @@ def kept_ablation(folder: Path) -> Ablation:
     """
     with damaged(f"{folder} holds no whole ablation", AGAIN):
         facts = read_json(folder / NAME)
-        check_schema(facts, SCHEMA, folder, "ablate again", InputError)
+        check_schema(facts, AblationStudy.schema, folder, "ablate again", InputError)
         check_types(facts, FACTS)
         if facts["replacement"] not in get_args(Replacement):
             raise ValueError(f"{facts['replacement']} replaces no head")
@@ -249,102 +267,3 @@ def _heads_of(spelled: str) -> tuple[HeadIndex, ...]:
     if not found or None in found:
         raise ValueError(f"{spelled!r} are no heads")
     return tuple((int(one[1]), int(one[2])) for one in found if one)
-
-
-HALF = ("bfloat16", "float16")
-
-
-def ablation_cost(
-    loaded: LoadedModel, task: Task, asked: HeadSets, replacement: Replacement | Intervention
-) -> tuple[int, int]:
-    """Tokens times layers of all passes, and about how many operations that is."""
-    passes = Passes.planned(loaded, task, replacement)
-    token_layers = passes.token_layers(asked.sets) + (passes.token_layers([]) if passes.intervention.learns else 0)
-    return token_layers, round(operations(loaded, token_layers, sum(map(len, task.rows)) * (1 + len(asked.sets))))
-
-
-def pass_seconds(passes: Passes, sets: Sequence[HeadSet]) -> float:
-    """About the seconds a token takes in a layer: of the first pass that `sets` take, after one to warm up."""
-    passes = passes.sharing(sets)
-    _, part = next(iter(passes.chunks(sets)))
-    batch = passes.batches(len(part))[0]
-    passes.run(batch[: passes.intervention.least], part[:1])
-    start = time.perf_counter()
-    passes.run(batch, part)
-    return (time.perf_counter() - start) / passes.cost(batch, part)
-
-
-def operations(loaded: LoadedModel, token_layers: int, rows: int) -> float:
-    """About how many operations so many tokens times layers take, and the logits of so many rows."""
-    layers = len(loaded.geometry.layers)
-    unembed = loaded.geometry.vocab_size * loaded.geometry.hidden_size
-    per_layer = max(0, (loaded.geometry.parameters or 0) - unembed) / layers
-    return 2.0 * (token_layers * per_layer + rows * unembed)
-
-
-def task_facts(
-    loaded: LoadedModel, task: Task, replacement: Replacement | Intervention, measure: Measure = LOSS
-) -> dict[str, Any]:
-    """What tells a study of a task from another."""
-    intervention = of(replacement)
-    return {
-        "model": {"name": loaded.name, "revision": loaded.revision, "type": loaded.geometry.model_type},
-        "dtype": loaded.dtype,
-        "task": {"name": task.name, "sequences": len(task), "sha256": task.sha256, **task.facts},
-        "replacement": intervention.name,
-        **({"intervention": intervention.facts} if intervention.facts else {}),
-        "measure": {"name": measure.name, "unit": measure.unit, **measure.facts},
-    }
-
-
-def _facts(
-    loaded: LoadedModel, task: Task, asked: HeadSets, replacement: Replacement | Intervention, measure: Measure
-) -> dict[str, Any]:
-    return {
-        **task_facts(loaded, task, replacement, measure),
-        "sets": {one.name: str(one).split() for one in asked.named},
-        "seed": asked.seed,
-        "controls": asked.controls,
-        "random_asked": asked.most,
-        "random_sets": {name: len(sets) for name, sets in asked.random.items()},
-    }
-
-
-def effects_of(
-    passes: Passes, sets: Sequence[HeadSet], parts: Parts, advance: Advance
-) -> tuple[np.ndarray, np.ndarray]:
-    """What is measured of the intact model, (S,), and what every set costs over it, (S, K)."""
-    chunks = [part for _, part in passes.chunks(sets)]
-    parts.expect(sum(len(passes.batches(len(part))) for part in chunks))
-    found = [_part(passes, part, parts, advance) for part in chunks]
-    return found[0][:, 0], np.hstack([passes.effects(one_SK) for one_SK in found])
-
-
-def effects_by_identity(
-    passes: Passes, sets: Sequence[HeadSet], parts: Parts, advance: Advance
-) -> tuple[Passes, np.ndarray, dict[Hashable, np.ndarray]]:
-    """The passes, with shared layers where that pays, what is measured of the intact model, (S,), and what every set
-    costs over it, (S,), by its identity."""
-    if len(sets) >= SHARED_FROM:
-        passes = passes.sharing(sets)
-    intact_S, effect_SK = effects_of(passes, sets, parts, advance)
-    return passes, intact_S, {one.identity: effect_SK[:, place] for place, one in enumerate(sets)}
-
-
-def _part(passes: Passes, part: Sequence[HeadSet], parts: Parts, advance: Advance) -> np.ndarray:
-    """(S, 1 + K): what is measured of some sets, from the folder where an earlier run left them."""
-    spelled = repr([one.identity for one in part])
-    name, width = hashlib.sha256(spelled.encode()).hexdigest()[:16], 1 + len(part)
-
-    def keep(batch: Sequence[int], read: Callable[[], np.ndarray]) -> np.ndarray:
-        expected = {"value_BK": Column((len(batch), width))}
-        return parts.batch(name, batch, expected, lambda: {"value_BK": read()})["value_BK"]
-
-    found = parts.kept(
-        name,
-        {"value_SK": Column((len(passes.task), width))},
-        lambda: {"value_SK": passes.measured(part, advance, keep)},
-        skipped=lambda: advance(passes.token_layers(part)),
-        batches=len(passes.batches(len(part))),
-    )
-    return found["value_SK"]

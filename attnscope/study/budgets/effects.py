@@ -1,6 +1,6 @@
 """What a smaller cache costs texts or their answers, beside the share of the keys that it keeps.
 
-    found = budgeted(loaded, cases, BudgetPlan("stream:4+64,top:64", over="heads"))
+    found = BudgetStudy(loaded, cases, BudgetPlan("stream:4+64,top:64", over="heads")).run()
     found.table()
     found.bearable(0.01)      # {"stream:4+64": "0-2,3.2-5", ...}
 
@@ -12,39 +12,35 @@ Shapes: S text, N budget of a set of heads, K of those the ones whose heads were
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
-from attnscope.cells import head_name
-from attnscope.files import save_json
-from attnscope.folder.parts import Parts, claim, with_weights
+from attnscope.cells import number_of, shortened
+from attnscope.folder.parts import Parts
 from attnscope.intervene.budget_names import written_budgets
 from attnscope.intervene.budgets import CacheBudget, HeadBudget, KeptShares
-from attnscope.intervene.passes import Advance, Passes, prepared
-from attnscope.model.libraries import versions
-from attnscope.selection import everything, written_heads
-from attnscope.stacks import DECODER
-from attnscope.study.ablation.effects import HALF, effects_by_identity, task_facts
+from attnscope.intervene.measure import Measure
+from attnscope.intervene.passes import Advance, Passes
+from attnscope.intervene.task import Task
+from attnscope.selection import written_heads
 from attnscope.study.ablation.sets import heads_by_layer
 from attnscope.study.budgets.asked import BELOW, check_below
-from attnscope.study.budgets.cases import CacheCase, budget_task
+from attnscope.study.budgets.cases import AskedCache, CacheCase, budget_cases, budget_task
 from attnscope.study.budgets.sets import AskedBudget, budgets_over
+from attnscope.study.records import StudyRecord
 from attnscope.study.statistics import FEWEST, effect_columns, largest_of
-from attnscope.tables import TableRecord, as_table, integers, numbers, save, words
+from attnscope.study.study import Cost, SetEffects, SetStudy, effects_by_set
+from attnscope.tables import as_table, integers, numbers, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
 
-SCHEMA = "budgets/2"
-NAME, TABLE, READINGS = "budgets.json", "budgets.parquet", "budgets"
 CONDITIONS = ("together", "bearable", "alone")  # in the order of the table
 COPY = HeadBudget("intact copy", ())  # in half precision: what it differs by is noise
 Shares = Mapping[tuple[str, int, int], np.ndarray]  # of a budget, a text and a layer: what each head keeps, (P,)
@@ -69,11 +65,13 @@ class BudgetPlan:
 
 
 @dataclass(frozen=True, repr=False)
-class BudgetCosts(TableRecord):
+class BudgetCosts(StudyRecord):
     """What was measured. asked: the budgets. effect_SN: what each costs each text, exactly 0
     in a text of which it drops nothing, NaN in those that chose its heads. kept_N: the share of the keys that its heads
     keep, mean over rows, heads and texts. intact_S: what was measured without a budget. widths: how many heads each
     layer has."""
+
+    stem = "budgets"
 
     cases: tuple[CacheCase, ...]
     asked: tuple[AskedBudget, ...]
@@ -91,11 +89,6 @@ class BudgetCosts(TableRecord):
         count, budget = f"{len(self.cases)} text{'s' * (len(self.cases) > 1)}", self.asked[worst].budget
         said = f"{budget.keep}, {budget.name}, {effect_N[worst]:+.3f} {self.unit}"
         return f"{len(self.asked)} budgets, {count}: costliest {said}"
-
-    @property
-    def unit(self) -> str:
-        """Of the effects."""
-        return str(self.facts["measure"]["unit"])
 
     @property
     def kinds(self) -> list[str]:
@@ -162,71 +155,105 @@ class BudgetCosts(TableRecord):
         """The heads that one of the budgets costs less than `below`, as (layer, head)."""
         return _bearing(self.asked, self.effect_SN, self.statistics["high_all"], kind, below)
 
-    def save(self, folder: Path) -> None:
-        """Write the table, and the facts."""
-        save(self.table(), folder / TABLE)
-        save_json(self.facts, folder / NAME)
 
+@dataclass(frozen=True)
+class BudgetStudy(SetStudy[BudgetCosts]):
+    """What texts or their answers lose where heads keep the keys of a cache budget alone, see `BudgetPlan`."""
 
-def budgeted(
-    loaded: LoadedModel,
-    cases: Sequence[CacheCase],
-    plan: BudgetPlan,
-    folder: Path | None = None,
-    *,
-    force: bool = False,
-    advance: Advance = lambda token_layers: None,
-) -> BudgetCosts:
-    """Give heads a budget, and measure; with a folder, keep each pass's readings, and write table and facts.
+    kind, readings, schema, stage = "budget", "budgets", "budgets/2", "cutting"
 
-    Raises ModelError for a family that attends outside the attention interface, UsageError for a folder that holds
-    another study, unless force says to write over it.
-    """
-    asked, passes = planned_budgets(loaded, cases, plan)
-    facts, parts = _facts(loaded, cases, plan, asked, passes), Parts()
-    if folder is not None:
-        facts = with_weights(facts, loaded)
-        parts = claim(folder, READINGS, "budget", facts, force)
-    with parts.resumable():
-        shares = read_shares(passes, plan.kinds)
-        passes, intact_S, effects = _measured(passes, asked, shares, parts, advance)
-        effect_SN = np.stack([effects[one.budget.identity] for one in asked], 1)
-        first, widths = choosing_texts(len(cases), plan.over), loaded.geometry.heads_by_layer
-        chosen = _chosen(asked, effect_SN[:first], plan, widths) if first else []
-        known = {name: effect_S[first:] for name, effect_S in effects.items()}
+    model: LoadedModel
+    cases: Sequence[CacheCase]
+    plan: BudgetPlan
+
+    @classmethod
+    def of(cls, model: LoadedModel, questions: Sequence[AskedCache], plan: BudgetPlan) -> BudgetStudy:
+        """The study of some questions. Raises as `budget_cases`."""
+        return cls(model, budget_cases(model, questions, plan.keep), plan)
+
+    @cached_property
+    def asked(self) -> list[AskedBudget]:
+        """The budgets that are asked for."""
+        return budgets_over(self.plan.over, self.selection, self.model.geometry, self.plan.kinds, self.plan.name)
+
+    @property
+    def sets(self) -> list[HeadBudget]:
+        return [one.budget for one in self.asked]
+
+    @property
+    def task(self) -> tuple[Task, Measure]:
+        return budget_task(self.cases)
+
+    @property
+    def intervention(self) -> CacheBudget:
+        return CacheBudget(*_ends(self.cases), heads_by_layer(self.sets))
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """Of one text where the prompt ends, and what is measured."""
+        if len(self.cases) > 1:
+            return
+        [case] = self.cases
+        last = case.end - 1
+        if last < len(case.prompt) - 1:
+            yield f"the prompt ends with token {last}: {case.prompt.labels[last]}"
+        yield f"answer: {shortened(case.said, 200)}" if case.answer else f"measured: {len(case.rows)} next tokens"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        texts = [
+            {
+                "sha256": case.prompt.sha256,
+                "tokens": len(case.prompt),
+                "end": case.end,
+                "rows": [case.start, case.stop],
+                "answer": list(case.answer),
+                "foil": case.foil,
+            }
+            for case in self.cases
+        ]
+        how = {"keep": self.plan.kinds, "over": self.plan.over}
+        heads = self.heads_facts({head for one in self.sets for head in one.heads})
+        return self.task_facts | how | heads | {"texts": texts}
+
+    @property
+    def choosing(self) -> int:
+        """How many of the first texts choose the heads that can bear a budget, so that the others show what those lose
+        together; 0 where either half would have no interval, and where nothing is measured alone."""
+        half = len(self.cases) // 2
+        return half if self.plan.over != "none" and half >= FEWEST else 0
+
+    def cost(self) -> Cost:
+        together = [one.budget for one in self.asked if one.condition == "together"]
+        shares = self.passes.token_layers([])
+        held = self.passes.token_layers(together) // 2 if self.choosing else 0
+        what = f"{len(self.sets)} budgets of heads, on {number_of(len(self.cases), 'text')}"
+        return self.cost_of_passes(what, self.sets, before=shares + held)
+
+    def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> BudgetCosts:
+        asked, first, widths = self.asked, self.choosing, self.model.geometry.heads_by_layer
+        shares = read_shares(self.passes, self.plan.kinds)
+        found = _measured(self.passes, asked, shares, parts, advance)
+        effect_SN = np.stack([found.by_set[one.identity] for one in self.sets], 1)
+        # Heads that the first texts chose are measured together on the others, unless that set was measured already.
+        chosen = _chosen(asked, effect_SN[:first], self.plan, widths) if first else []
+        known = {name: effect_S[first:] for name, effect_S in found.by_set.items()}
         if new := [one for one in chosen if one.budget.identity not in known]:
-            known |= _measured(_passes_over(passes, cases[first:]), new, shares, parts, advance, first)[2]
-    chosen_SK = np.full((len(cases), len(chosen)), np.nan)
-    for place, one in enumerate(chosen):
-        chosen_SK[first:, place] = known[one.budget.identity]
-    asked, effect_SN = [*asked, *chosen], np.hstack([effect_SN, chosen_SK])
-    kept_N = np.array([np.mean(_kept(shares, passes, one, first)) for one in asked])
-    spread = float(np.abs(effects[COPY.identity]).max()) if COPY.identity in effects else None
-    measured = {"intact": float(intact_S.mean()), "intact_by_text": intact_S.tolist(), "spread": spread}
-    measured |= {"below": plan.below, "choosing_texts": first}
-    facts |= {**measured, "unshared": passes.why_not or None, "versions": versions()}
-    found = BudgetCosts(tuple(cases), tuple(asked), effect_SN, kept_N, intact_S, widths, {"schema": SCHEMA, **facts})
-    if folder is not None:
-        found.save(folder)
-    return found
+            rest = _passes_over(found.passes, self.cases[first:])
+            known |= _measured(rest, new, shares, parts, advance, first).by_set
+        chosen_SK = np.full((len(self.cases), len(chosen)), np.nan)
+        for place, one in enumerate(chosen):
+            chosen_SK[first:, place] = known[one.budget.identity]
+        asked, effect_SN = [*asked, *chosen], np.hstack([effect_SN, chosen_SK])
+        kept_N = np.array([np.mean(_kept(shares, found.passes, one, first)) for one in asked])
+        measured = {"intact": float(found.intact_S.mean()), **found.facts, "below": self.plan.below}
+        facts |= {**measured, "choosing_texts": first, **found.unshared}
+        return BudgetCosts(tuple(self.cases), tuple(asked), effect_SN, kept_N, found.intact_S, widths, facts)
 
 
-def choosing_texts(count: int, over: str) -> int:
-    """How many of the first texts choose the heads that can bear a budget, so that the others show what those lose
-    together; 0 where either half would have no interval, and where nothing is measured alone."""
-    return count // 2 if over != "none" and count // 2 >= FEWEST else 0
-
-
-def planned_budgets(
-    loaded: LoadedModel, cases: Sequence[CacheCase], plan: BudgetPlan
-) -> tuple[list[AskedBudget], Passes]:
-    """The budgets that are asked for, and passes that share no layers. Raises as `budgeted`."""
-    selection = everything(loaded.geometry.heads_by_layer) if plan.select is None else plan.select
-    asked = budgets_over(plan.over, selection, loaded.geometry, plan.kinds, plan.name)
-    task, measure = budget_task(cases)
-    sets, ends, stops = [one.budget for one in asked], [one.end for one in cases], [one.stop for one in cases]
-    cache = CacheBudget(tuple(ends), tuple(stops), heads_by_layer(sets))
-    return asked, prepared(loaded, task, sets, cache, measure=measure, shared=False)
+def _ends(cases: Sequence[CacheCase]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where the prompt of each text ends, and the rows that anything depends on."""
+    return tuple(one.end for one in cases), tuple(one.stop for one in cases)
 
 
 def read_shares(passes: Passes, kinds: Sequence[str]) -> Shares:
@@ -277,11 +304,10 @@ def _chosen(
 def _passes_over(passes: Passes, cases: Sequence[CacheCase]) -> Passes:
     """The passes over some of the cases."""
     task, measure = budget_task(cases)
-    ends, stops = tuple(one.end for one in cases), tuple(one.stop for one in cases)
+    ends, stops = _ends(cases)
     assert isinstance(passes.intervention, CacheBudget)
-    return replace(
-        passes, task=task, measure=measure, intervention=replace(passes.intervention, ends=ends, stops=stops)
-    )
+    cache = replace(passes.intervention, ends=ends, stops=stops)
+    return replace(passes, task=task, measure=measure, intervention=cache)
 
 
 def _kept(shares: Shares, passes: Passes, one: AskedBudget, first: int) -> list[float]:
@@ -292,41 +318,12 @@ def _kept(shares: Shares, passes: Passes, one: AskedBudget, first: int) -> list[
 
 def _measured(
     passes: Passes, asked: Sequence[AskedBudget], shares: Shares, parts: Parts, advance: Advance, first: int = 0
-) -> tuple[Passes, np.ndarray, dict[Any, np.ndarray]]:
-    """The passes with shared layers where that pays, the intact measure, and (S,) effects by a budget's identity.
-
-    first: the text in `shares` that is the first of the passes."""
+) -> SetEffects:
+    """What budgets cost; those that lose no key of any text are not run. first: the text in `shares` that is the first
+    of the passes."""
     every = {one.budget.identity: one.budget for one in asked}
     texts = range(first, first + len(passes.task))
     lost = {name: [shares_of(shares, passes, one, text).min() < 1 for text in texts] for name, one in every.items()}
-    copies = [COPY] if passes.loaded.dtype in HALF else []
-    sets = [*copies, *(one for name, one in every.items() if any(lost[name]))]
-    passes, intact_S, run = effects_by_identity(passes, sets, parts, advance)
-    found = {name: np.where(lost[name], run.get(name, 0.0), 0.0) for name in every}
-    return passes, intact_S, found | {one.identity: run[one.identity] for one in copies}
-
-
-def _facts(
-    loaded: LoadedModel, cases: Sequence[CacheCase], plan: BudgetPlan, asked: Sequence[AskedBudget], passes: Passes
-) -> dict[str, Any]:
-    """What tells this study from another."""
-    heads = " ".join(sorted({head_name(*head) for one in asked for head in one.budget.heads}))
-    return task_facts(loaded, passes.task, passes.intervention, passes.measure) | {
-        "keep": plan.kinds,
-        "over": plan.over,
-        "select": plan.name,
-        "heads_sha256": hashlib.sha256(heads.encode()).hexdigest(),
-        "stack": DECODER,
-        "texts": [_text_facts(one) for one in cases],
-    }
-
-
-def _text_facts(case: CacheCase) -> dict[str, Any]:
-    return {
-        "sha256": case.prompt.sha256,
-        "tokens": len(case.prompt),
-        "end": case.end,
-        "rows": [case.start, case.stop],
-        "answer": list(case.answer),
-        "foil": case.foil,
-    }
+    sets = [one for name, one in every.items() if any(lost[name])]
+    found = effects_by_set(passes, sets, parts, advance, COPY)
+    return replace(found, by_set={name: np.where(lost[name], found.by_set.get(name, 0.0), 0.0) for name in every})

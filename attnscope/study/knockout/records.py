@@ -8,23 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from attnscope.files import save_json
 from attnscope.intervene.sets import Cut, HeadSet
 from attnscope.study.knockout.asked import CutPlan
+from attnscope.study.records import StudyRecord
 from attnscope.study.statistics import effect_columns, largest_first, largest_of
-from attnscope.tables import TableRecord, as_table, integers, numbers, save, words
+from attnscope.tables import as_table, integers, numbers, words
 from attnscope.text.labels import visible_blanks
 
 if TYPE_CHECKING:
     from attnscope.text.prompt import Prompt
 
-NAME, TABLE = "knockout.json", "knockout.parquet"
 RANGE = (0.025, 0.975)  # of the draws lie between the columns `low_` and `high_`
 NullKind = Literal["permuted", "heads"]
 KINDS: tuple[NullKind, ...] = ("permuted", "heads")
@@ -171,9 +169,11 @@ class Null:
 
 
 @dataclass(frozen=True, repr=False)
-class Knocked(TableRecord):
+class Knocked(StudyRecord):
     """What was measured. asked: the cuts; nulls: of each, by kind. effects: (S,) of every cut by its identity, NaN in a
     text none of whose rows sees its keys, 0 where their weight is 0. intact_S: what was measured without a cut."""
+
+    stem = "knockout"
 
     cases: tuple[Case, ...]
     asked: tuple[AskedCut, ...]
@@ -189,7 +189,7 @@ class Knocked(TableRecord):
         effect_N = self.statistics["effect"]
         best = largest_of(effect_N)
         count = f"{len(self.cases)} text{'s' * (len(self.cases) > 1)}"
-        said = f"{effect_N[best]:+.3f} {self.facts['measure']['unit']}"
+        said = f"{effect_N[best]:+.3f} {self.unit}"
         return f"{len(self.asked)} cuts, {count}: largest {self.asked[best].cut.name}, {said}"
 
     @property
@@ -274,11 +274,6 @@ class Knocked(TableRecord):
         if kind == "permuted":
             columns["pool"] = integers([null.pool for null in self.nulls[kind]], np.int32)
         return columns
-
-    def save(self, folder: Path) -> None:
-        """Write the table, and the facts."""
-        save(self.table(), folder / TABLE)
-        save_json(self.facts, folder / NAME)
 
 
 def p_of_tails(own: float, draw_D: np.ndarray, rounding: float) -> float:

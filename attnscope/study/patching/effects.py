@@ -1,18 +1,15 @@
 """What patches cost the answers of clean texts, and what they give back to those of corrupted ones.
 
-    found = patched(loaded, pairs, PatchPlan(over="heads"))
-    found.table()
+    PatchStudy(loaded, pairs, PatchPlan(over="heads")).run().table()
 
 Shapes: S text of the task (clean and corrupted in turn), P pair, N patch.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,24 +17,24 @@ import pyarrow as pa
 import torch
 
 from attnscope import cells
-from attnscope.cells import head_name
-from attnscope.files import save_json
-from attnscope.folder.parts import Parts, claim, with_weights
-from attnscope.intervene.passes import Advance, Passes, prepared
+from attnscope.cells import number_of, shortened
+from attnscope.folder.parts import Parts
+from attnscope.intervene.measure import Measure
+from attnscope.intervene.passes import Advance, Passes
 from attnscope.intervene.patch_gradient import estimated
 from attnscope.intervene.patching import Patch, Patching
+from attnscope.intervene.task import Task
 from attnscope.intervene.what import What
-from attnscope.model.libraries import versions
-from attnscope.selection import everything
 from attnscope.stacks import DECODER
-from attnscope.study.ablation.effects import HALF, effects_by_identity, task_facts
 from attnscope.study.ablation.screen import TRIED
 from attnscope.study.ablation.sets import CONTROLS, head_set
 from attnscope.study.knockout.asked import Selection
 from attnscope.study.knockout.effects import COPY
+from attnscope.study.knockout.records import key_name
 from attnscope.study.patching.over import Method, Over
-from attnscope.study.patching.pairs import TextPair, pairs_task
+from attnscope.study.patching.pairs import AskedPair, TextPair, pairs_of, pairs_task
 from attnscope.study.patching.patches import AskedPatch, patches_over, random_patches
+from attnscope.study.records import StudyRecord
 from attnscope.study.statistics import (
     FEWEST,
     beside_random,
@@ -48,14 +45,13 @@ from attnscope.study.statistics import (
     rank_correlation,
     ratios,
 )
-from attnscope.tables import TableRecord, as_table, integers, numbers, save, words
+from attnscope.study.study import Cost, SetStudy, effects_by_set
+from attnscope.tables import as_table, integers, numbers, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
 
-SCHEMA = "patching/2"
 ORDERED = ("layers", "positions", "layers,positions")  # that keep the model's or the text's order
-NAME, TABLE, READINGS = "patching.json", "patching.parquet", "patching"
 ROUNDED, LEAST = 32, 1e-3  # of the logits' spread: as many eps is what rounding leaves of a gap; a share needs LEAST
 
 
@@ -79,10 +75,12 @@ class PatchPlan:
 
 
 @dataclass(frozen=True, repr=False)
-class PatchedPairs(TableRecord):
+class PatchedPairs(StudyRecord):
     """What was measured. asked: the patches. random: those of other heads, where all chosen heads go together. effects:
     (S,) of every patch that was run, by its identity: how much worse the measure gets. intact_S: what was measured
     without a patch. estimates: (S, N) of the asked patches to first order, None where all were run."""
+
+    stem = "patching"
 
     pairs: tuple[TextPair, ...]
     asked: tuple[AskedPatch, ...]
@@ -99,7 +97,7 @@ class PatchedPairs(TableRecord):
         values = self.statistics["effect"] if self.estimates is None else self.estimates[::2].mean(0)
         best = largest_of(values)
         shares = self.statistics["normalised"] if self.estimates is None else self.normalised(values)
-        unit, share = self.facts["measure"]["unit"], shares[best]
+        unit, share = self.unit, shares[best]
         said = [] if np.isnan(share) else [f"{share:.2f} of the gap"]
         low, high = self.statistics["low_all"][best], self.statistics["high_all"][best]
         if self.estimates is None and not (np.isnan(low) and np.isnan(high)):
@@ -145,7 +143,7 @@ class PatchedPairs(TableRecord):
     @cached_property
     def no_share(self) -> str:
         """Why the gap makes no shares; empty where it does."""
-        gap, least, unit = float(self.gap_P.mean()), self.facts["least_gap"], self.facts["measure"]["unit"]
+        gap, least, unit = float(self.gap_P.mean()), self.facts["least_gap"], self.unit
         if gap == 0:
             return "the two texts have the same answer"
         if abs(gap) < least:
@@ -200,11 +198,6 @@ class PatchedPairs(TableRecord):
         """Effects as a share of the gap between the two texts: 0 as the clean one, 1 as the corrupted one."""
         return values / self.gap if self.gap is not None else np.full(len(values), np.nan)
 
-    def save(self, folder: Path) -> None:
-        """Write the table, and the facts."""
-        save(self.table(), folder / TABLE)
-        save_json(self.facts, folder / NAME)
-
     def _estimates(self) -> tuple[np.ndarray, np.ndarray]:
         if self.estimates is None:
             return np.full(len(self.asked), np.nan), np.full(len(self.asked), np.nan)
@@ -219,55 +212,122 @@ class PatchedPairs(TableRecord):
         return ",".join(map(str, one.patch.at[0])) if len(self.pairs) == 1 else None
 
 
-def patched(
-    loaded: LoadedModel,
-    pairs: Sequence[TextPair],
-    plan: PatchPlan = PatchPlan(),
-    folder: Path | None = None,
-    *,
-    force: bool = False,
-    advance: Advance = lambda token_layers: None,
-) -> PatchedPairs:
-    """Patch, and measure; with a folder, keep each pass's readings, and write table and facts.
+@dataclass(frozen=True)
+class PatchStudy(SetStudy[PatchedPairs]):
+    """What answers lose where heads are as in another text, and what that gives back, see `PatchPlan`."""
 
-    Raises ModelError for a family that attends outside the attention interface, InputError for texts that it cannot
-    read side by side, UsageError for a folder that holds other patches, unless force says to write over it.
-    """
-    asked, random, passes = planned(loaded, pairs, plan)
-    facts, parts = _facts(loaded, pairs, plan, asked, passes), Parts()
-    if folder is not None:
-        facts = with_weights(facts, loaded)
-        parts = claim(folder, READINGS, "patch", facts, force)
-    estimates, sets = None, [one.patch for one in asked]
-    with parts.resumable():
-        if plan.method == "gradient":
-            estimates = estimated(passes, sets, advance)
+    kind, readings, schema, stage = "patch", "patching", "patching/2", "patching"
+
+    model: LoadedModel
+    pairs: Sequence[TextPair]
+    plan: PatchPlan = PatchPlan()
+
+    @classmethod
+    def of(cls, model: LoadedModel, questions: Sequence[AskedPair], plan: PatchPlan) -> PatchStudy:
+        """The study of some questions. Raises InputError for what cannot be a pair."""
+        return cls(model, pairs_of(model, questions, plan.what), plan)
+
+    @cached_property
+    def asked(self) -> list[AskedPatch]:
+        """The patches that are asked for."""
+        plan, whole = self.plan, head_set(self.plan.name, self.selection)
+        return patches_over(plan.over, whole, self.model.geometry, self.pairs, plan.what)
+
+    @property
+    def sets(self) -> list[Patch]:
+        return [one.patch for one in self.asked]
+
+    @cached_property
+    def random(self) -> list[Patch]:
+        """Those of other heads, which are measured where all chosen heads go together."""
+        plan = self.plan
+        if plan.over != "none" or plan.method != "measure" or not plan.random:
+            return []
+        return random_patches(self.asked[0], self.model.geometry, plan.what, plan.random, plan.seed)
+
+    @property
+    def task(self) -> tuple[Task, Measure]:
+        return pairs_task(self.pairs)
+
+    @property
+    def intervention(self) -> Patching:
+        return Patching(self.plan.what)
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """Of one pair which tokens differ and which are patched, and what the answer is."""
+        if len(self.pairs) > 1:
+            return
+        [pair] = self.pairs
+        ids, other = pair.clean.prompt.ids, pair.corrupted.prompt.ids
+        differ = [
+            f"{key_name(pair.clean, place)} -> {key_name(pair.corrupted, partner)}"
+            for place, partner in zip(pair.at, pair.partners, strict=True)
+            if ids[place] != other[partner]
+        ]
+        yield f"differ: {shortened(', '.join(differ), 200) or 'none of the patched tokens'}"
+        if pair.without:
+            yield f"{pair.without} tokens have no partner in the corrupted text and are not patched"
+        yield f"answer: {pair.clean.said}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        plan = self.plan
+        pairs = [
+            {
+                "sha256": pair.clean.prompt.sha256,
+                "tokens": len(pair.clean.prompt),
+                "corrupted_sha256": pair.corrupted.prompt.sha256,
+                "corrupted_tokens": len(pair.corrupted.prompt),
+                "at": list(pair.at),
+                "partners": list(pair.partners),
+                "without_partner": pair.without,
+                "answer": list(pair.clean.answer),
+                "foil": pair.clean.foil,
+            }
+            for pair in self.pairs
+        ]
+        how = {"what": plan.what, "over": plan.over, "method": plan.method}
+        heads = self.heads_facts([head for one in self.sets for head in one.heads])
+        return self.task_facts | how | heads | {"random": plan.random, "seed": plan.seed, "pairs": pairs}
+
+    def cost(self) -> Cost:
+        sets = [*self.sets, *self.random]
+        return self.cost_of_passes(f"{len(sets)} patches of {number_of(len(self.pairs), 'pair')}", sets)
+
+    def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> PatchedPairs:
+        estimates, sets, order = None, self.sets, dict[str, Any]()
+        if self.plan.method == "gradient":
+            estimates = estimated(self.passes, sets, advance)
             sets = _tried(sets, estimates)
-        passes, intact_S, effects = _run(passes, pairs, [*sets, *random], parts, advance)
-    facts = facts | {"least_gap": least_gap(passes)}
-    found = PatchedPairs(
-        tuple(pairs), tuple(asked), tuple(random), effects, intact_S, estimates, passes.measure.worse, facts
-    )
-    measured = _measured_facts(found, passes, len(sets))
-    found = replace(found, facts={"schema": SCHEMA, **facts, **measured, "versions": versions()})
-    if folder is not None:
-        found.save(folder)
-    return found
-
-
-def planned(
-    loaded: LoadedModel, pairs: Sequence[TextPair], plan: PatchPlan
-) -> tuple[list[AskedPatch], list[Patch], Passes]:
-    """The patches that are asked for, those of other heads, and passes that share no layers. Raises as `patched`."""
-    geometry = loaded.geometry
-    selection = everything(geometry.heads_by_layer) if plan.select is None else plan.select
-    asked = patches_over(plan.over, head_set(plan.name, selection), geometry, pairs, plan.what)
-    random: list[Patch] = []
-    if plan.over == "none" and plan.method == "measure" and plan.random:
-        random = random_patches(asked[0], geometry, plan.what, plan.random, plan.seed)
-    task, measure = pairs_task(pairs)
-    sets = [one.patch for one in asked]
-    return asked, random, prepared(loaded, task, sets, Patching(plan.what), measure=measure, shared=False)
+        # A pair of the same text loses exactly 0, and where all are such nothing is run.
+        every = {one.identity: one for one in [*sets, *self.random]}
+        alike_S = np.repeat([pair.alike for pair in self.pairs], 2)
+        copy, nothing = Patch(COPY, (), ((),) * len(alike_S)), np.zeros(len(alike_S))
+        run = [] if alike_S.all() else list(every.values())
+        found = effects_by_set(self.passes, run, parts, advance, copy)
+        effects = {name: np.where(alike_S, 0.0, found.by_set.get(name, nothing)) for name in every}
+        if estimates is not None:
+            cost_N = np.array([effects.get(one.identity, nothing + np.nan)[::2].mean() for one in self.sets])
+            tried_N = np.isfinite(cost_N)
+            rank = rank_correlation(estimates[::2].mean(0)[tried_N], cost_N[tried_N])
+            order = {"tried": len(sets), "rank_correlation": None if np.isnan(rank) else rank}
+        facts |= {"least_gap": least_gap(found.passes)}
+        asked, random, worse = tuple(self.asked), tuple(self.random), found.passes.measure.worse
+        result = PatchedPairs(tuple(self.pairs), asked, random, effects, found.intact_S, estimates, worse, facts)
+        ends = [None if np.isnan(one) else one for one in result.gap_ends]
+        measured = {
+            "intact": float(found.intact_S[::2].mean()),
+            "corrupted": float(found.intact_S[1::2].mean()),
+            "gap": result.gap,
+            "gap_low": ends[0],
+            "gap_high": ends[1],
+            "no_share": result.no_share or None,
+            **found.facts,
+            **found.unshared,
+            **order,
+        }
+        return replace(result, facts=facts | measured)
 
 
 def least_gap(passes: Passes) -> float:
@@ -285,74 +345,3 @@ def _tried(patches: Sequence[Patch], estimate_SN: np.ndarray) -> list[Patch]:
     order = np.argsort(-estimate_SN[::2].mean(0), kind="stable")
     places = np.unique(np.linspace(0, len(order) - 1, TRIED).round().astype(int))
     return [patches[place] for place in order[places]]
-
-
-def _run(
-    passes: Passes, pairs: Sequence[TextPair], patches: Sequence[Patch], parts: Parts, advance: Advance
-) -> tuple[Passes, np.ndarray, dict[Any, np.ndarray]]:
-    """The passes with shared layers where that pays, the intact measure, and (S,) effects by a patch's identity; of a
-    pair of the same text exactly 0."""
-    every = {one.identity: one for one in patches}
-    copies = [Patch(COPY, (), ((),) * len(passes.task))] if passes.loaded.dtype in HALF else []
-    alike_S = np.repeat([pair.alike for pair in pairs], 2)
-    sets = [*copies, *([] if alike_S.all() else every.values())]
-    passes, intact_S, run = effects_by_identity(passes, sets, parts, advance)
-    nothing = np.zeros(len(passes.task))
-    effects = {name: np.where(alike_S, 0.0, run.get(name, nothing)) for name in every}
-    return passes, intact_S, effects | {one.identity: run[one.identity] for one in copies}
-
-
-def _facts(
-    loaded: LoadedModel, pairs: Sequence[TextPair], plan: PatchPlan, asked: Sequence[AskedPatch], passes: Passes
-) -> dict[str, Any]:
-    """What tells these patches from others."""
-    facts = task_facts(loaded, passes.task, passes.intervention, passes.measure)
-    heads = " ".join(sorted(head_name(*head) for one in asked for head in one.patch.heads))
-    return facts | {
-        "what": plan.what,
-        "over": plan.over,
-        "method": plan.method,
-        "select": plan.name,
-        "heads_sha256": hashlib.sha256(heads.encode()).hexdigest(),
-        "stack": DECODER,
-        "random": plan.random,
-        "seed": plan.seed,
-        "pairs": [_pair_facts(one) for one in pairs],
-    }
-
-
-def _pair_facts(pair: TextPair) -> dict[str, Any]:
-    return {
-        "sha256": pair.clean.prompt.sha256,
-        "tokens": len(pair.clean.prompt),
-        "corrupted_sha256": pair.corrupted.prompt.sha256,
-        "corrupted_tokens": len(pair.corrupted.prompt),
-        "at": list(pair.at),
-        "partners": list(pair.partners),
-        "without_partner": pair.without,
-        "answer": list(pair.clean.answer),
-        "foil": pair.clean.foil,
-    }
-
-
-def _measured_facts(found: PatchedPairs, passes: Passes, tried: int) -> dict[str, Any]:
-    copy = Patch(COPY, (), ((),) * len(passes.task)).identity
-    spread = float(np.abs(found.effects[copy]).max()) if copy in found.effects else None
-    order: dict[str, Any] = {}
-    if found.estimates is not None:
-        cost_N = np.array([found.effect(one.patch).mean() for one in found.asked])
-        tried_N = np.isfinite(cost_N)
-        order["tried"] = tried
-        rank = rank_correlation(found.estimates[::2].mean(0)[tried_N], cost_N[tried_N])
-        order["rank_correlation"] = None if np.isnan(rank) else rank
-    return {
-        "intact": float(found.intact_S[::2].mean()),
-        "corrupted": float(found.intact_S[1::2].mean()),
-        "gap": found.gap,
-        **dict(zip(("gap_low", "gap_high"), (None if np.isnan(one) else one for one in found.gap_ends), strict=True)),
-        "no_share": found.no_share or None,
-        "intact_by_text": found.intact_S.tolist(),
-        "spread": spread,
-        "unshared": passes.why_not or None,
-        **order,
-    }

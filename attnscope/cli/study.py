@@ -1,0 +1,154 @@
+"""Every command of a study: what is asked of one text or of each of a corpus, what it would take, the run, its outputs.
+
+study = KnockoutStudy.of(load_studied(answered, table), questions, plan)
+return run_study(study, compared, table, Printed(sheet, notes, draw))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from attnscope.cli import output
+from attnscope.cli.place import ONE_BY_ONE, write_file
+from attnscope.errors import InputError, UsageError
+from attnscope.shown import brief
+from attnscope.signals import unwinding
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from attnscope.batch.items import Item
+    from attnscope.cli.knockout_options import Answered, Compared
+    from attnscope.cli.load_options import Checkpoint
+    from attnscope.cli.options import Writing
+    from attnscope.cli.study_options import StudyTable
+    from attnscope.cli.top import Top
+    from attnscope.model.loaded import LoadedModel
+    from attnscope.study.records import StudyRecord
+    from attnscope.study.study import Cost, Study
+
+Record = TypeVar("Record", bound="StudyRecord")
+
+
+class Question(Protocol):
+    """What is asked of one text; where: the place of its record in a corpus."""
+
+    @property
+    def where(self) -> str: ...
+
+
+Asked = TypeVar("Asked", bound=Question)
+
+
+def read_one(asked: Answered, writing: Writing) -> str | list[int] | None:
+    """The one text, or its token ids; None where a corpus is named instead."""
+    from attnscope.cli.single import read_text
+
+    if asked.texts is None:
+        return read_text(asked, writing)
+    output.complain_through_talk(writing.quiet)
+    return None
+
+
+def questions(
+    asked: Answered,
+    text: str | Sequence[int] | None,
+    fields: Sequence[str],
+    make: Callable[[Any], list[Asked]],
+    most: int,
+    stdin: str | None = None,
+) -> list[Asked]:
+    """What is asked of the one text, or of each text of the corpus, with the fields of its record.
+
+    fields: what a record may say. make: of a text or of records, as the Python call takes them. most: texts that are
+    read. stdin: as of `texts_in`. Raises as `texts_in`, and what `make` raises with the place of the record.
+    """
+    from attnscope.batch.items import texts_in
+
+    if text is not None:
+        return make(text)
+    assert asked.texts is not None
+    found = []
+    for item in texts_in(asked.texts, most, chat=asked.chat, stdin=stdin):
+        own = {name: _field(item, name) for name in fields if item.fields.get(name) is not None}
+        try:
+            [question] = make([{"text": item.text, **own}])
+        except UsageError as error:
+            raise UsageError(f"{item.id}: {error.message}", error.hint) from error
+        found.append(replace(question, where=item.id))  # type: ignore[type-var]
+    return found
+
+
+def _field(item: Item, name: str) -> str:
+    """A field of a record as text. Raises InputError for what is none."""
+    value = item.fields[name]
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        example = "bank#2" if name in ("query", "key", "at") else "some words"
+        raise InputError(
+            f"{item.id}: field {name!r}: expected text, got {brief(value)}", f'write "{name}": "{example}"'
+        )
+    return str(value)
+
+
+def load_studied(asked: Checkpoint, writing: Writing) -> LoadedModel:
+    """The model, which is named once it is there."""
+    from attnscope.cli.single import load_model
+
+    loaded = load_model(asked, writing)
+    output.talk(loaded.line, writing.quiet)
+    return loaded
+
+
+@dataclass(frozen=True)
+class Printed(Generic[Record]):
+    """How the record of a study is shown. sheet: its first rows on a terminal. notes: what a reader has to know.
+
+    draw: writes the pictures into a folder. page: writes what else a folder gets. beside: writes what an option of this
+    study alone asks for. hint: what makes one picture of many.
+    """
+
+    sheet: Callable[[Record, int | None], RenderableType]
+    notes: Callable[[Record], Iterable[str]]
+    draw: Callable[[Record, Path], Sequence[Path | None]]
+    page: Callable[[Record, Path], object] = lambda record, folder: None
+    beside: Callable[[Record], object] = lambda record: None
+    hint: str = ONE_BY_ONE
+
+
+def run_study(study: Study[Record], top: Compared, table: StudyTable, printed: Printed[Record]) -> int:
+    """Say what is asked, and do it: run, draw and print; with --dry-run say what it would take."""
+    for line in study.lines:
+        output.talk(line, table.quiet)
+    if top.dry_run:
+        show_cost(study.cost(), table.quiet)
+        return 0
+    with unwinding():
+        with output.progress(study.stage, None, table.quiet) as advance:
+            record = study.run(table.folder, force=table.force, advance=advance)
+        if table.folder is not None:
+            with output.progress("drawing", None, table.quiet):
+                printed.draw(record, table.folder)
+                printed.page(record, table.folder)
+    return print_study(record, top, table, printed)
+
+
+def show_cost(cost: Cost, quiet: bool) -> None:
+    """Print what a study would take, with about how long, by a batch that is run now."""
+    with output.progress("measuring a batch", None, quiet):
+        seconds = cost.seconds()
+    output.show(cost.line + output.estimated(seconds))
+
+
+def print_study(record: Record, top: Top, table: StudyTable, printed: Printed[Record]) -> int:
+    """The file where one was asked for, the table on stdout, and what to know to read it on stderr."""
+    if table.file is not None:
+        write_file(table.file, record.table, lambda folder: printed.draw(record, folder), table.quiet, printed.hint)
+    printed.beside(record)
+    format = output.wanted_format(table.format)
+    output.emit_first(record.table(), top, format, lambda: printed.sheet(record, top.shown), table.quiet)
+    for line in printed.notes(record):
+        output.talk(line, table.quiet)
+    return 0
