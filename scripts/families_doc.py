@@ -1,7 +1,10 @@
-"""Measure every family against the oracle, read every type, and write docs/families.md and tests/sweep.json.
+"""Measure every family against the oracle, read every type, and write docs/families/, families.md and tests/sweep.json.
 
 python scripts/families_doc.py              # all of it, some 20 minutes
-python scripts/families_doc.py --types      # its last part alone: every type, on all cores
+python scripts/families_doc.py --types      # of every type alone, on all cores, and the page
+python scripts/families_doc.py --page       # the page alone, of the tables as they are
+
+`docs/families/libraries.csv` is written by hand.
 """
 
 import sys
@@ -9,25 +12,32 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+import torch
+import transformers
+
 ROOT = Path(__file__).parents[1]
-OTHERWISE = "## What the libraries do otherwise"  # the part that is written by hand
 sys.path.insert(0, str(ROOT / "tests"))
 
-from helpers.families_table import document, stacks_table, studies_table  # noqa: E402
+from helpers import sweep_table  # noqa: E402
+from helpers.families_table import COLUMNS, DOCS, FOLDER, as_csv, causal, page, read, stacks, studies, switched_on  # noqa: E402
 from helpers.sweep import ENTRIES, swept  # noqa: E402
-from helpers.sweep_table import EVERY, every_type, keep  # noqa: E402
+
+MEASURED = {"causal": causal, "switched_on": switched_on, "studies": studies, "stacks": stacks}
 
 
 def main() -> None:
-    target = ROOT / "docs" / "families.md"
-    with ProcessPoolExecutor(mp_context=get_context("spawn"), max_tasks_per_child=50) as pool:
-        keep(pool.map(swept, *zip(*ENTRIES, strict=True)))
-    others = target.read_text("utf-8").partition(f"\n{EVERY}")[0].rstrip()
-    if sys.argv[1:] != ["--types"]:
-        by_hand = others[others.index(OTHERWISE) :]
-        others = f"{document()}\n\n{studies_table()}\n\n{stacks_table()}\n\n{by_hand}"
-    target.write_text(f"{others}\n\n{every_type()}\n", "utf-8")
-    print(f"wrote {target}")
+    if sys.argv[1:] == []:
+        for name, rows in MEASURED.items():
+            (FOLDER / f"{name}.csv").write_text(as_csv(COLUMNS[name], rows()), "utf-8")
+    if sys.argv[1:] != ["--page"]:
+        with ProcessPoolExecutor(mp_context=get_context("spawn"), max_tasks_per_child=50) as pool:
+            sweep_table.keep(pool.map(swept, *zip(*ENTRIES, strict=True)))
+        (FOLDER / "types.csv").write_text(as_csv(sweep_table.COLUMNS, sweep_table.types()), "utf-8")
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__.partition("+")[0]}
+    tables = {name: read(name) for name in (*MEASURED, "types", "libraries")}
+    text = f"{page(tables, versions, sweep_table.SINCE)}\n{sweep_table.every_type()}\n"
+    (DOCS / "families.md").write_text(text, "utf-8")
+    print(f"wrote {DOCS / 'families.md'} and the tables of {FOLDER}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Every causal-LM type of transformers against the oracle, and everything a family can switch on.
 
-`docs/families.md` is what these measurements gave; the last test holds it to them.
+`docs/families/causal.csv` and `switched_on.csv` are what these measurements gave; the last tests hold them to it.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +18,11 @@ from attnscope.parity import ATOL, check_parity
 from attnscope.reference import reader
 from attnscope.reference.layouts import ALONE, FAMILIES, UNREAD, VARIANTS, Layout, layout_of
 from helpers.families import BYPASS, FEW, WITHOUT_ATTENTION, few, of_all_families, one_per_layout, tiny_config
-from helpers.families_table import STUDIED, document, figures_of, measure_case, rows_without_figures
+from helpers.families_table import DOCS, causal, figures_of, measure_case, page, read, switched_on, without_figures
 from helpers.parity_cases import CASES
 from helpers.parity_models import NOT_MADE, TYPES, Measured, as_loaded, ids_for, in_half, measure, roused_model
 from helpers.seconds import once
+from helpers.sweep_table import EVERY, SINCE
 
 
 def words(text: str) -> list[str]:
@@ -300,10 +301,20 @@ def test_falcon_with_alibi_holds_under_sdpa() -> None:
 
 
 @pytest.mark.families
-def test_the_document_is_what_is_measured() -> None:
-    """Types, layouts, levels and reasons equal; the figures in it are within the tolerance it states."""
-    written = (Path(__file__).parents[1] / "docs" / "families.md").read_text().partition(f"\n{STUDIED}")[0]
-    assert rows_without_figures(written) == rows_without_figures(document(measured, measured_case)), (
-        "run scripts/families_doc.py"
-    )
+@pytest.mark.parametrize(("name", "rows"), [("causal", causal), ("switched_on", switched_on)])
+def test_the_tables_are_what_is_measured(name: str, rows: Callable[..., list[tuple[str, ...]]]) -> None:
+    """Types, layouts, levels and reasons equal; the figures in them are within the tolerance that the page states."""
+    written = read(name)
+    made = rows(measured if name == "causal" else measured_case)
+    assert without_figures(written) == without_figures(made), "run scripts/families_doc.py"
     assert all(figure <= ATOL for figure in figures_of(written))
+
+
+def test_the_page_counts_what_the_tables_hold() -> None:
+    tables = {name: read(name) for name in ("causal", "switched_on", "studies", "stacks", "types", "libraries")}
+    written = (DOCS / "families.md").read_text("utf-8").partition(f"\n{EVERY}")[0]
+    found = re.search(r"transformers (?P<transformers>\S+), torch (?P<torch>\S+),", written)
+    assert found
+    assert written == page(tables, found.groupdict(), SINCE), "run scripts/families_doc.py --page"
+    fewer = {**tables, "causal": tables["causal"][1:]}
+    assert written != page(fewer, found.groupdict(), SINCE)

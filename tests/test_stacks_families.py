@@ -1,13 +1,12 @@
 """Every encoder and encoder-decoder of text that transformers has: what is heard is what the family itself returns.
 
-`docs/families.md` has these measurements in its second table; the last tests hold it to them.
+`docs/families/stacks.csv` has these measurements; the last tests hold it to them.
 
 Shapes: B text, H head, Q query, K key, T token, D head dim.
 """
 
 import inspect
 from collections.abc import Callable, Container, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ from attnscope.seam.hooked import banded, weights_in
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.stacks import CROSS, DECODER, ENCODER
 from helpers.families import of_all_families, tiny_config
-from helpers.families_table import STACKS, stack_row, stacks_table
+from helpers.families_table import read, stack_row, stacks
 from helpers.seconds import once
 from helpers.stack_families import (
     NOT_OF_TEXT,
@@ -401,19 +400,14 @@ def test_a_mask_with_one_row_for_all_queries_is_read_for_each() -> None:
 # The document.
 
 
-def written() -> list[str]:
-    text = (Path(__file__).parents[1] / "docs" / "families.md").read_text()
-    return text.partition(STACKS)[2].partition("\n\n## ")[0].splitlines()
-
-
 @pytest.mark.parametrize("family", [*QUICK[:1], *(pytest.param(one, marks=pytest.mark.families) for one in QUICK[1:])])
 def test_the_document_has_what_is_measured(family: str) -> None:
-    assert stack_row(family, measured(family)) in written(), "run scripts/families_doc.py"
+    assert stack_row(family, measured(family)) in read("stacks"), "run scripts/families_doc.py"
 
 
 @pytest.mark.slow
 def test_the_document_is_what_is_measured() -> None:
-    assert written() == stacks_table(measured).partition(STACKS)[2].splitlines(), "run scripts/families_doc.py"
+    assert read("stacks") == stacks(measured), "run scripts/families_doc.py"
 
 
 def test_hook_read_families_are_those_that_do_not_ask_the_interface() -> None:

@@ -1,6 +1,6 @@
 """Every type that transformers has a causal, a base or an image-text model of: read as its checkpoints are, or refused.
 
-`tests/sweep.json` and the last part of `docs/families.md` are what the sweep gave of one release of transformers.
+`tests/sweep.json`, `docs/families/types.csv` and the end of `docs/families.md` are what it gave of one release.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,9 +13,10 @@ import transformers
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 
 from helpers.families import one_per_layout
+from helpers.families_table import read as read_table
 from helpers.seconds import once
 from helpers.sweep import CERTIFIED, ENTRIES, FAULTS, Swept, judged, swept
-from helpers.sweep_table import EVERY, changed, every_type, kept, not_built, row
+from helpers.sweep_table import EVERY, changed, every_type, kept, not_built, row, types
 
 STORED = kept()
 SAME_RELEASE = STORED["transformers"] == transformers.__version__
@@ -89,6 +90,7 @@ def test_the_table_has_no_fault() -> None:
 def test_the_document_has_the_table() -> None:
     text = (Path(__file__).parents[1] / "docs" / "families.md").read_text("utf-8")
     assert text[text.index(EVERY) :].rstrip() == every_type(), "run scripts/families_doc.py --types"
+    assert read_table("types") == types(), "run scripts/families_doc.py --types"
 
 
 # The checks above can fail.

@@ -1,11 +1,14 @@
-"""`docs/families.md`, from the measurements of the family tests."""
+"""`docs/families.md` and the tables of `docs/families/`, from the measurements of the family tests.
 
+A table is a CSV file. The page counts what they hold, so that it is made of them and of nothing else.
+"""
+
+import csv
+import io
 import re
-from collections.abc import Callable
-
-import torch
-import transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from attnscope.parity import ATOL
 from helpers.families import WITHOUT_ATTENTION
@@ -23,86 +26,116 @@ SAID = re.compile(  # in every reason
     "|, so that no key's share of it is known$"
 )
 FIGURE = re.compile(r"\d\.\d+e-\d\d")
-HEAD = """# Which families attnscope checks, and how far
+DOCS = Path(__file__).parents[2] / "docs"
+FOLDER = DOCS / "families"
+MEASURED = ("layout", "level", "weights", "output", "remarks")
+COLUMNS: Mapping[str, Sequence[str]] = {  # of each table that is measured
+    "causal": ("type", *MEASURED),
+    "switched_on": ("case", *MEASURED),
+    "studies": ("type", "frozen", *STUDIES, "why", "remarks"),
+    "stacks": ("type", "layers", "read by", "engines", "remarks"),
+}
+Row = tuple[str, ...]
+PAGE = """# Which families attnscope checks, and how far
 
-Written by `scripts/families_doc.py` from the measurements of `tests/test_parity_families.py`; a test holds it to them.
+Written by `scripts/families_doc.py` from what `tests/test_parity_families.py` and its kin measure; tests hold page and
+tables to them. transformers {transformers}, torch {torch}, CPU, float32, tiny models with all parameters random.
 
-{types} causal-LM types of transformers {transformers}: **{full}** reach level *full*, {scores} level *scores*, {none}
-*none*, {without} have no softmax attention, {not_made} cannot be made here. transformers {transformers}, torch {torch},
-CPU, float32, tiny models with every parameter drawn at random, {tokens} tokens, windows of 8.
+| table | of | has |
+|---|---|---|
+| [causal.csv](families/causal.csv) | {types} causal-LM types | layout, level, distance from the oracle |
+| [switched_on.csv](families/switched_on.csv) | {cases} cases that a config switches on | the same |
+| [studies.csv](families/studies.csv) | {studied} causal-LM types | which study says something of each |
+| [stacks.csv](families/stacks.csv) | {stacks} encoders, encoder-decoders | layers, how they are read, engines |
+| [types.csv](families/types.csv) | {all_types} types, {models} models | read or refused, and why; new since {since} |
+| [libraries.csv](families/libraries.csv) | {otherwise} facts of libraries | what they do otherwise than expected |
+
+## Causal language models
+
+**{full}** of {types} types reach level *full*, {scores} level *scores*, {none} *none*; {without} have no softmax
+attention, {not_made} cannot be made here.
 
 *full*: the oracle gets the hidden states that enter the attention module, the positions, its raw weights and the
 config, and gives its weights and its output. *scores*: it gets the captured q, k, v and extras. The columns are the
-largest difference of a weight, and of a token's output relative to the typical output's norm, over all layers. Both
-must be within {atol:.0e}, for every type alike, or within float32's rounding of weights, where logits are so large that
-it is more. A type's level is that of its weakest layer.
-"""
+largest difference of a weight, and of a token's output relative to the typical output's norm, over all layers, of
+{tokens} tokens with windows of 8. Both must be within {atol:.0e}, for every type alike, or within float32's rounding of
+weights, where logits are so large that it is more. A type's level is that of its weakest layer.
 
+## Studies of what heads write
 
-STACKS = "## Encoders and encoder-decoders"
-STACKS_HEAD = (
-    STACKS
-    + """
-
-From the measurements of `tests/test_stacks_families.py`: {types} types of text, every one whose masked or
-sequence-to-sequence language model transformers has, and encoders that it loads as AutoModel alone. Of each a tiny
-model with every parameter drawn at random reads two texts of 16 tokens, its decoder 11. What is heard must equal the
-family's own `attentions`, `encoder_attentions`, `decoder_attentions`, `cross_attentions` to 1e-6, every row must sum to
-1, and the geometry must have the layers and heads that call.
-
-*interface*: the family asks transformers' attention interface; q, k, v and P V are checked, and every engine reads it.
-*hook*: it does not; its weights are read from what its attention modules return, under eager alone. Logits and
-values are what the softmax and the product in these modules were given, but for Longformer's windows. {unread} types
-are refused with a reason, {others} are causal decoders with an encoder of sound, {not_made} cannot be made here.
-"""
-)
-
-
-def stacks_table(of_type: Callable[[str], Stacked] = measure_stacks) -> str:
-    """The second part of the document."""
-    head = STACKS_HEAD.format(
-        types=len(STACK_TYPES), unread=len(UNREAD), others=len(NOT_OF_TEXT), not_made=len(STACKS_NOT_MADE)
-    )
-    rows = {name: stack_row(name, of_type(name)) for name in STACK_TYPES}
-    absent = {name: f"refused: it {why}" for name, why in UNREAD.items()} | NOT_OF_TEXT | STACKS_NOT_MADE
-    rows |= {name: f"| {name} | - | - | - | {why} |" for name, why in absent.items()}
-    columns = "| type | layers | read by | engines | remarks |\n|---|---|---|---|---|"
-    return "\n".join([head, columns, *(rows[name] for name in sorted(rows))])
-
-
-STUDIED = "## Studies of what heads write"
-STUDIED_HEAD = (
-    STUDIED
-    + """
-
-From the measurements of `tests/test_study_families.py`, of the same tiny models: which study says something of which
-type. *frozen*: what the heads' outputs pass as well as the output projection, and stays as it was in the intact pass.
+*frozen*: what the heads' outputs pass as well as the output projection, and stays as it was in the intact pass.
 *direct* is a column of [`ablate`](ablate.md#what-a-head-writes-itself), *relations --weights
 logit* the same by key, *copying* a probe of [`scan`](atlas.md), *--weights value* the norm of what keys write; where a
 norm is after it, of what that makes with the scale that it had. [*why*](why.md): how far the contributions to a logit
 of the last layer are from it, as a share of the sum of their sizes; the larger of both sides, the key's and the
-query's. Of {types} types {counts}.
+query's. Of {studied} types {answered}.
+
+## Encoders and encoder-decoders
+
+Every type whose masked or sequence-to-sequence language model transformers has, and encoders that it loads as AutoModel
+alone. Of each a model reads two texts of 16 tokens, its decoder 11. What is heard must equal the family's own
+`attentions`, `encoder_attentions`, `decoder_attentions`, `cross_attentions` to 1e-6, every row must sum to 1, and the
+geometry must have the layers and heads that call. {unread} types are refused with a reason, {sounds} are causal
+decoders with an encoder of sound, {stacks_not_made} cannot be made here.
+
+*interface*: the family asks transformers' attention interface; q, k, v and P V are checked, and every engine reads it.
+*hook*: it does not; its weights are read from what its attention modules return, under eager alone. Logits and
+values are what the softmax and the product in these modules were given, but for Longformer's windows.
+
+## What the libraries do otherwise
+
+Seen in transformers 5.23.0, peft 0.21.2, tokenizers 0.23.3 and those named in [libraries.csv](families/libraries.csv)
+while these models were read. Sources are files of those packages (`models/` of transformers is left out). A script of
+`findings/` in the repository shows it without attnscope.
 """
-)
 
 
-def studies_table(of_type: Callable[[str], Studied] = study) -> str:
-    """The third part of the document."""
-    found = {name: of_type(name) for name in TYPES}
-    yes = [f"{sum(one.answers(name) for one in found.values())} have *{name}*" for name in STUDIES]
-    yes.append(f"{sum(FIGURE.fullmatch(one.why) is not None for one in found.values())} *why*")
-    columns = f"| type | frozen | {' | '.join(STUDIES)} | why | remarks |\n|---|---|{'---|' * len(STUDIES)}---|---|"
-    rows = [study_row(name, one) for name, one in found.items()]
-    return "\n".join([STUDIED_HEAD.format(types=len(TYPES), counts=", ".join(yes)), columns, *rows])
+def causal(of_type: Callable[[str], Measured] = measure) -> list[Row]:
+    """The first table: every causal-LM type, those without a measurement with why."""
+    rows = {family: measured_row(family, of_type(family)) for family in TYPES}
+    absent = dict.fromkeys(WITHOUT_ATTENTION, "no softmax attention") | NOT_MADE
+    rows |= {family: (family, "-", "-", "", "", why) for family, why in absent.items()}
+    return [rows[name] for name in sorted(rows)]
 
 
-def study_row(name: str, one: Studied) -> str:
-    """A row of the third part: which studies say something of a type, how exact `why` is, and why others do not."""
-    cells = [said if one.answers(study) else "-" for study, said in one.studies.items()]
-    known = FIGURE.fullmatch(one.why) is not None
-    reasons = [said for study, said in one.studies.items() if not one.answers(study)] + [one.why] * (not known)
-    said = "; ".join(dict.fromkeys(SAID.sub("", reason) for reason in reasons))
-    return f"| {name} | {one.frozen} | {' | '.join(cells)} | {one.why if known else '-'} | {said} |"
+def switched_on(of_case: Callable[[str], Measured] | None = None) -> list[Row]:
+    """What a config can switch on, case by case."""
+    return [measured_row(case, (of_case or measure_case)(case)) for case in CASES]
+
+
+def measure_case(case: str) -> Measured:
+    """What a family can switch on, measured."""
+    family, overrides = CASES[case]
+    return measure(family, **overrides)
+
+
+def measured_row(name: str, result: Measured) -> Row:
+    """How far a type or a case is from the oracle."""
+    figures = ("" if value is None else f"{value:.1e}" for value in (result.weights, result.output))
+    why = result.why if result.holds or result.level == "none" else f"does not hold: {result.why}"
+    return (name, result.layout, result.level, *figures, why)
+
+
+def studies(of_type: Callable[[str], Studied] = study) -> list[Row]:
+    return [study_row(name, of_type(name)) for name in TYPES]
+
+
+def study_row(name: str, result: Studied) -> Row:
+    """Which studies say something of a type, how exact `why` is, and why others do not."""
+    cells = [answer if result.answers(study) else "-" for study, answer in result.studies.items()]
+    known = FIGURE.fullmatch(result.why) is not None
+    reasons = [answer for study, answer in result.studies.items() if not result.answers(study)]
+    reasons += [] if known else [result.why]
+    remarks = "; ".join(dict.fromkeys(SAID.sub("", reason) for reason in reasons))
+    return (name, result.frozen, *cells, result.why if known else "-", remarks)
+
+
+def stacks(of_type: Callable[[str], Stacked] = measure_stacks) -> list[Row]:
+    """Every encoder and encoder-decoder, those that are not read with why."""
+    rows = {name: stack_row(name, of_type(name)) for name in STACK_TYPES}
+    absent = {name: f"refused: it {why}" for name, why in UNREAD.items()} | NOT_OF_TEXT | STACKS_NOT_MADE
+    rows |= {name: (name, "-", "-", "-", why) for name, why in absent.items()}
+    return [rows[name] for name in sorted(rows)]
 
 
 REMARKS = {
@@ -123,69 +156,62 @@ REMARKS = {
 }
 
 
-def stack_row(name: str, one: Stacked) -> str:
-    """A row of the second part: what can be read of a type, and how."""
-    layers = ", ".join(f"{kind} {count}" for kind, count in one.stacks.items())
-    engines = "eager" if one.fused is None else "all"
-    return f"| {name} | {layers} | {one.route} | {engines} | {REMARKS.get(name, '')} |"
+def stack_row(name: str, result: Stacked) -> Row:
+    """What can be read of a type, and how."""
+    layers = ", ".join(f"{kind} {count}" for kind, count in result.stacks.items())
+    engines = "eager" if result.fused is None else "all"
+    return (name, layers, result.route, engines, REMARKS.get(name, ""))
 
 
-def measure_case(case: str) -> Measured:
-    """What a family can switch on, measured."""
-    family, overrides = CASES[case]
-    return measure(family, **overrides)
-
-
-def document(of_type: Callable[[str], Measured] = measure, of_case: Callable[[str], Measured] = measure_case) -> str:
-    """The whole document, from measurements made now or kept."""
-    found = {family: of_type(family) for family in TYPES}
-    levels = [one.level for one in found.values()]
-    head = HEAD.format(
-        types=len(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
-        transformers=transformers.__version__,
-        torch=torch.__version__.partition("+")[0],
-        full=levels.count("full"),
-        scores=levels.count("scores"),
-        none=levels.count("none"),
+def page(tables: Mapping[str, Sequence[Row]], versions: Mapping[str, str], since: str) -> str:
+    """The page, but for what the sweep adds. versions: of transformers and torch."""
+    levels = Counter(level for _, _, level, *_ in tables["causal"])
+    answers = {name: sum(row[2 + place] == "yes" for row in tables["studies"]) for place, name in enumerate(STUDIES)}
+    answered = [f"{count} have *{name}*" for name, count in answers.items()]
+    answered.append(f"{sum(row[-2] != '-' for row in tables['studies'])} *why*")
+    types = tables["types"]
+    return PAGE.format(
+        **versions,
+        types=len(tables["causal"]),
+        cases=len(tables["switched_on"]),
+        studied=len(tables["studies"]),
+        stacks=sum(row[1] != "-" for row in tables["stacks"]),
+        all_types=len({row[0] for row in types if row[0]}),
+        models=sum(bool(row[0]) for row in types),
+        since=since,
+        otherwise=len(tables["libraries"]),
+        full=levels["full"],
+        scores=levels["scores"],
+        none=levels["none"],
         without=len(WITHOUT_ATTENTION),
         not_made=len(NOT_MADE),
         tokens=TOKENS,
         atol=ATOL,
-    )
-    absent = dict.fromkeys(WITHOUT_ATTENTION, "no softmax attention") | NOT_MADE
-    rows = {family: _row(family, one) for family, one in found.items()}
-    rows |= {family: f"| {family} | - | - | | | {why} |" for family, why in absent.items()}
-    cases = [_row(case, of_case(case)) for case in CASES]
-    return "\n".join(
-        [
-            head,
-            _header("type"),
-            *(rows[name] for name in sorted(rows)),
-            "",
-            "## Switched on",
-            "",
-            _header("case"),
-            *cases,
-        ]
+        answered=", ".join(answered),
+        unread=len(UNREAD),
+        sounds=len(NOT_OF_TEXT),
+        stacks_not_made=len(STACKS_NOT_MADE),
     )
 
 
-def rows_without_figures(text: str) -> list[str]:
-    """The document's lines with every measured figure blanked: what must not change from machine to machine."""
-    return [FIGURE.sub("", line).rstrip() for line in text.splitlines()]
+def as_csv(columns: Sequence[str], rows: Iterable[Row]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    return text.getvalue()
 
 
-def figures_of(text: str) -> list[float]:
+def read(name: str) -> list[Row]:
+    """The rows of a table of `docs/families/`, without its head."""
+    with (FOLDER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return [tuple(row) for row in csv.reader(file)][1:]
+
+
+def without_figures(rows: Iterable[Row]) -> list[Row]:
+    """The rows with every measured figure blanked: what must not change from machine to machine."""
+    return [tuple(FIGURE.sub("", cell) for cell in row) for row in rows]
+
+
+def figures_of(rows: Iterable[Row]) -> list[float]:
     """The figures of rows that hold."""
-    rows = [line for line in text.splitlines() if line.startswith("|") and "does not hold" not in line]
-    return [float(figure) for line in rows for figure in FIGURE.findall(line)]
-
-
-def _header(first: str) -> str:
-    return f"| {first} | layout | level | weights | output | remarks |\n|---|---|---|---|---|---|"
-
-
-def _row(name: str, one: Measured) -> str:
-    figures = ("" if value is None else f"{value:.1e}" for value in (one.weights, one.output))
-    why = one.why if one.holds or one.level == "none" else f"does not hold: {one.why}"
-    return f"| {name} | {one.layout} | {one.level} | {' | '.join(figures)} | {why} |"
+    held = [row for row in rows if not any("does not hold" in cell for cell in row)]
+    return [float(figure) for row in held for cell in row for figure in FIGURE.findall(cell)]

@@ -1,12 +1,10 @@
-"""`tests/sweep.json`, what the sweep of every type gave, and the part of `docs/families.md` that is made of it."""
+"""`tests/sweep.json`, what the sweep of every type gave, and what is made of it: a table, the end of a page."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-import textwrap
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -86,7 +84,8 @@ models. Each is built small with every parameter drawn at random, saved as its o
 read with a text of {tokens} tokens, an encoder-decoder with a target and without, a model of pictures alone with a
 picture. Every map must be equal to the one that transformers returns itself, to 1e-6; no module that calls the
 attention interface may be left out; a map looks ahead where config and class say so. *refused*: in one line, with why.
-{not_built} types of the three registries ({percent:.1f} %) cannot be built small here.
+{not_built} types of the three registries ({percent:.1f} %) cannot be built small here. [types.csv](families/types.csv)
+has a row of each with the folder of its code, and of folders that have no model.
 """
 )
 FULL, SCORES, NONE = (f"a text read, equal, parity {level}" for level in ("*full*", "*scores*", "*none*"))
@@ -107,7 +106,26 @@ def every_type(stored: Mapping[str, Any] | None = None) -> str:
         not_built=absent,
         percent=100 * share,
     )
-    return "\n".join([head, *_counts(rows), "", *_by_folder(rows), "", *_new(rows), "", *_reasons(rows)])
+    return "\n".join([head, *_counts(rows)])
+
+
+COLUMNS = ("type", "registry", "folder", "outcome", "new", "why")
+
+
+def types(stored: Mapping[str, Any] | None = None) -> list[tuple[str, ...]]:
+    """A row for each type in each registry, then one for each folder that has none. new: since the release SINCE."""
+    rows: Rows = (stored or kept())["types"]
+    found, there = [], set()
+    for name, of in rows.items():
+        model_type, _, registry = name.partition(" in ")
+        folder = model_type_to_module_name(model_type)
+        there.add(folder)
+        found.append((model_type, registry, folder, _group(of).replace("*", ""), _is_new(folder), of["why"]))
+    return found + [("", "", folder, NO_TYPE, _is_new(folder), "") for folder in folders() if folder not in there]
+
+
+def _is_new(folder: str) -> str:
+    return "yes" if folder in NEW else ""
 
 
 def not_built(rows: Rows) -> tuple[int, float]:
@@ -150,54 +168,7 @@ def _group(of: Mapping[str, Any]) -> str:
     return (FULL if of["level"] == "full" else SCORES) if certified else NONE
 
 
-def _by_folder(rows: Rows) -> list[str]:
-    """Folders by the best that a type of theirs gets."""
-    best: dict[str, int] = {}
-    for name, of in rows.items():
-        folder, place = model_type_to_module_name(name.partition(" in ")[0]), ORDER.index(_group(of))
-        best[folder] = min(best.get(folder, place), place)
-    groups: dict[str, list[str]] = defaultdict(list)
-    for folder in folders():
-        groups[ORDER[best[folder]] if folder in best else NO_TYPE].append(folder)
-    lines = [f"### All {len(folders())} folders of models", "", "By the best that a type of theirs gets.", ""]
-    for group in (*ORDER, NO_TYPE):
-        if group in groups:
-            lines += [_wrapped(f"**{group}** ({len(groups[group])}): {', '.join(groups[group])}."), ""]
-    return lines[:-1]
-
-
-def _new(rows: Rows) -> list[str]:
-    lines = [f"### New since {SINCE}", "", f"{len(NEW)} folders.", "", "| folder | type | outcome |", "|---|---|---|"]
-    for folder in NEW:
-        groups: dict[str, list[str]] = defaultdict(list)
-        for name, of in rows.items():
-            model_type = name.partition(" in ")[0]
-            if model_type_to_module_name(model_type) == folder and model_type not in groups[_group(of)]:
-                groups[_group(of)].append(model_type)
-        said = {group: ", ".join(types) for group, types in groups.items() if types} or {NO_TYPE: "-"}
-        lines += [f"| {folder} | {types} | {group} |" for group, types in said.items()]
-    return lines
-
-
-def _reasons(rows: Rows) -> list[str]:
-    """What is refused or not built, by its reason."""
-    said: dict[str, list[str]] = defaultdict(list)
-    for name, of in rows.items():
-        if of["outcome"] in (REFUSED, NOT_BUILT, *FAULTS):
-            model_type = name.partition(" in ")[0]
-            if model_type not in said[of["why"]]:
-                said[of["why"]].append(model_type)
-    lines = ["### What is refused, and why", ""]
-    for why, types in sorted(said.items(), key=lambda one: (-len(one[1]), one[0])):
-        lines += [_wrapped(f"- *{why}* ({len(types)}): {', '.join(types)}")]
-    return lines
-
-
 def _plain(why: str, model_type: str) -> str:
     """A reason without the next step, and without the names of this type and of its classes."""
     why = re.split(r"; |\. You can| Model type should| Check out| Please| neither in ", why.replace("|", "/"))[0]
     return re.sub(r"\b[A-Z]\w+?(Model|For\w+|Config)\b", "CLASS", re.sub(rf"\b{re.escape(model_type)}\b", "TYPE", why))
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 120, subsequent_indent="  " if text.startswith("- ") else "", break_on_hyphens=False)
