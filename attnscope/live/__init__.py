@@ -4,5 +4,5 @@ question.py   what may be asked, and the command that it is
 asking.py     that command in a process of its own, and what it says on the way
 guard.py      who may ask: this machine, this page, who has the token
 app.py        the addresses, and the server in a thread
-page.*        what the browser loads; each answer stands in a frame of it
+page.*        what the browser loads; each answer is in a frame of it
 """

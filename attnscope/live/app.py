@@ -59,10 +59,15 @@ class LivePage:
         self._socket = _listening(port)
         self.port = int(self._socket.getsockname()[1])
         strangers = Strangers()
+        routes = [
+            Route("/", self._page),
+            Route("/models", self._models),
+            Route("/ask", AtOnce(request_response(self._ask)), methods=["POST"]),
+        ]
         self._turn = asyncio.Semaphore(MOST_AT_ONCE)
         self._server = _Server(
             uvicorn.Config(
-                Guard(self._app(), self.token, strangers),
+                Guard(Starlette(routes=routes), self.token, strangers),
                 http=protocol(strangers),
                 ws="none",
                 lifespan="off",
@@ -78,7 +83,7 @@ class LivePage:
 
     @property
     def address(self) -> str:
-        """What is to be opened in a browser: the token stands behind `#`."""
+        """What is to be opened in a browser: the token follows the `#`."""
         return f"http://{LOOPBACK}:{self.port}/#{self.token}"
 
     def __enter__(self) -> str:
@@ -89,21 +94,13 @@ class LivePage:
         self._server.should_exit = True
         self._thread.join()
 
-    def _app(self) -> Starlette:
-        return Starlette(
-            routes=[
-                Route("/", self._page),
-                Route("/models", self._models),
-                Route("/ask", AtOnce(request_response(self._ask)), methods=["POST"]),
-            ]
-        )
-
     async def _page(self, request: Request) -> Response:
         text, policy = live_document()
         return Response(text, headers=HEADERS | {"Content-Security-Policy": policy}, media_type="text/html")
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"version": __version__, "models": [one.model for one in self.held()]}, headers=HEADERS)
+        models = [options.model for options in self.held()]
+        return JSONResponse({"version": __version__, "models": models}, headers=HEADERS)
 
     async def _ask(self, request: Request) -> Response:
         """A question; its answer comes as `attnscope.live.asking.answer` says."""
@@ -160,13 +157,13 @@ async def _body(request: Request) -> bytes:
     """The body. Raises TooLongError for one that is too long, TimeoutError for one that does not come."""
     if int(request.headers.get("content-length") or 0) > MOST_BODY:
         raise TooLongError
-    found = bytearray()
+    data = bytearray()
     async with asyncio.timeout(BODY_SECONDS):
         async for part in request.stream():
-            found += part
-            if len(found) > MOST_BODY:
+            data += part
+            if len(data) > MOST_BODY:
                 raise TooLongError
-    return bytes(found)
+    return bytes(data)
 
 
 def _refused(code: int, why: str) -> Response:
@@ -174,15 +171,15 @@ def _refused(code: int, why: str) -> Response:
 
 
 def _listening(port: int) -> socket.socket:
-    found = socket.socket(socket.AF_INET)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening = socket.socket(socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((LOOPBACK, port))
-        found.listen()
+        listening.bind((LOOPBACK, port))
+        listening.listen()
     except OSError as error:
-        found.close()
+        listening.close()
         raise UsageError(f"cannot listen on port {port}: {error.strerror}", "name another with {port}") from None
-    return found
+    return listening
 
 
 @cache

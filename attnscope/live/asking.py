@@ -1,4 +1,4 @@
-"""A question's command in a process of its own: what it says, as lines of JSON, and behind them its page.
+"""A question's command in a process of its own: what it says, as lines of JSON, and after them its page.
 
 It runs as a person's would: it asks the server for what a model observes, and its page is the one that it writes.
 Whoever stops listening ends it.
@@ -46,26 +46,27 @@ async def answer(
         except (AttnscopeError, OSError) as error:
             yield _line(failed=str(error))
             return
-        said = ""
+        # The command reads its text while it prints: sending it first could wait for ever, with both pipes full.
+        last_line = ""
         sending = asyncio.create_task(_send(process, question.text.encode(errors="surrogatepass")))
         try:
             async with asyncio.timeout(MOST_SECONDS):
                 while line := (await _next(process)).replace(f"{folder}{os.sep}", ""):
-                    said = line if not line.startswith("{") else said
+                    last_line = line if not line.startswith("{") else last_line
                     yield line.encode() + b"\n" if line.startswith("{") else _line(said=line)
                 code = await process.wait()
         except TimeoutError:
             yield _line(failed=f"stopped: it took over {MOST_SECONDS:.0f} seconds")
             return
-        finally:
+        finally:  # also where whoever asked stops listening
             sending.cancel()
             with CancelScope(shield=True):
                 await _ended(process)
+        # A command that failed has written no page; the last line that it printed says why.
         page = folder / PAGE
         if not page.is_file() or page.stat().st_size > MOST_PAGE:
-            yield _line(
-                failed=said.removeprefix("attnscope: ") or f"the command ended with the code {code} and printed nothing"
-            )
+            nothing = f"the command ended with the code {code} and printed nothing"
+            yield _line(failed=last_line.removeprefix("attnscope: ") or nothing)
             return
         data = page.read_bytes()
         yield _line(page=len(data), code=code)

@@ -50,7 +50,7 @@ class Strangers:
 
 
 def protocol(strangers: Strangers) -> type[H11Protocol]:
-    """Uvicorn's protocol, whose connections are counted."""
+    """Uvicorn's protocol, with its connections counted."""
 
     class Counted(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -66,7 +66,7 @@ def protocol(strangers: Strangers) -> type[H11Protocol]:
 
 
 class Guard:
-    """The application behind its door."""
+    """The application, with a door before it."""
 
     def __init__(self, app: ASGIApp, token: str, strangers: Strangers) -> None:
         self.app, self.token, self.strangers = app, token, strangers
@@ -86,26 +86,22 @@ class Guard:
 
     def refusal(self, path: str, headers: Mapping[str, list[str]]) -> tuple[int, str] | None:
         """Why a request is refused, and its code; None where it may pass."""
+        # A Host header has to name this machine: any other name may have been made to lead here.
         host = headers.get("host", [])
-        if len(host) != 1 or not _is_here(host[0]):
+        if len(host) != 1 or not HERE.fullmatch(host[0]):
             return 421, "this page is for this machine alone"
         if headers.get("origin", [f"http://{host[0]}"]) != [f"http://{host[0]}"]:
             return 403, "another page asks"
         if headers.get("sec-fetch-site", ["same-origin"])[0] not in ("same-origin", "none"):
             return 403, "another page asks"
-        said = headers.get("authorization", [""])[0].encode()
-        if path not in OPEN_PATHS and not compare_digest(said, f"Bearer {self.token}".encode()):
+        token = headers.get("authorization", [""])[0].encode()
+        if path not in OPEN_PATHS and not compare_digest(token, f"Bearer {self.token}".encode()):
             return 401, "the token is missing: open the address that attnscope serve printed"
         return None
 
 
 def _headers(scope: Scope) -> dict[str, list[str]]:
-    found: dict[str, list[Any]] = {}
+    headers: dict[str, list[Any]] = {}
     for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-    return found
-
-
-def _is_here(host: str) -> bool:
-    """Whether a Host header names this machine: any other name may have been made to lead here."""
-    return HERE.fullmatch(host) is not None
+        headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    return headers

@@ -42,8 +42,8 @@ class LiveQuestion:
     compare_model: str | None = None
 
     def __post_init__(self) -> None:
-        words = [getattr(self, one.name) for one in fields(self) if one.name not in ("text", "picture")]
-        if len(self.text) > MOST_LETTERS or sum(len(one) for one in words if isinstance(one, str)) > MOST_IN_FILE:
+        words = [getattr(self, item.name) for item in fields(self) if item.name not in ("text", "picture")]
+        if len(self.text) > MOST_LETTERS or sum(len(item) for item in words if isinstance(item, str)) > MOST_IN_FILE:
             raise InputError("this is too long for the page", "ask with the command, and name a file")
         if len(self.picture or "") > MOST_PICTURE * 4 // 3 + 4:
             raise InputError(f"the picture has over {MOST_PICTURE >> 20} MB", "ask with the command, and name the file")
@@ -55,31 +55,24 @@ class LiveQuestion:
         """
         import yaml
 
-        options = self._options(held)
+        named = {options.model: options for options in held}
+        for name in (self.model, self.compare_model):
+            if name is not None and name not in named:
+                raise UsageError(f"the model {name!r} is not held", f"one of {', '.join(named)}")
+        # The options that were given, and those by which the model was loaded.
+        options = _given(named[self.model]) | _given(self, "command", "text", "picture")
         if self.picture is not None:
             options["picture"] = [str(folder / PICTURE)]
-            (folder / PICTURE).write_bytes(_bytes(self.picture))
+            try:
+                (folder / PICTURE).write_bytes(b64decode(self.picture, validate=True))
+            except ValueError as error:
+                raise InputError("the picture is no base64", "choose the file again") from error
         (folder / CONFIG).write_text(yaml.safe_dump(options), encoding="utf-8")
         files = ["--config", str(folder / CONFIG), "--file", "-", WRITES[self.command], str(folder / PAGE)]
         return [self.command, *files]
 
-    def _options(self, held: Sequence[LoadOptions]) -> dict[str, Any]:
-        """The options that were given, and those by which the model was loaded."""
-        named = {one.model: one for one in held}
-        for name in (self.model, self.compare_model):
-            if name is not None and name not in named:
-                raise UsageError(f"the model {name!r} is not held", f"one of {', '.join(named)}")
-        return _given(named[self.model]) | _given(self, "command", "text", "picture")
-
 
 def _given(record: Any, *without: str) -> dict[str, Any]:
     """The fields of a record that have another value than their default, as a file of options has them."""
-    said = {one.name: (plain(getattr(record, one.name)), one.default) for one in fields(record)}
-    return {name: value for name, (value, usual) in said.items() if value != usual and name not in without}
-
-
-def _bytes(text: str) -> bytes:
-    try:
-        return b64decode(text, validate=True)
-    except ValueError as error:
-        raise InputError("the picture is no base64", "choose the file again") from error
+    values = {field.name: (plain(getattr(record, field.name)), field.default) for field in fields(record)}
+    return {name: value for name, (value, usual) in values.items() if value != usual and name not in without}

@@ -96,19 +96,19 @@ def connected() -> socket.socket:
     return link
 
 
-def asked(what: str) -> Status:
+def asked(request: str) -> Status:
     """What a server answers to `status` or `stop`. UnansweredError: there is none. SilentServerError: it is silent."""
     with connected() as link:
         try:
             with suppress(ConnectionError):  # it has refused this link, and said why
-                send(link, {"what": what})
+                send(link, {"what": request})
             header = receive(link, wire.REQUEST_BYTES, CONNECT_SECONDS).header
             if isinstance(header, list):  # no link is left
                 raise SilentServerError(f"the server has no time: {_said(Frame(header, []))[1]}; ask again", None)
-            found: Status = typed(Status, header, "status")
+            status: Status = typed(Status, header, "status")
         except (OSError, WireError, UsageError) as error:
             raise SilentServerError(f"the server does not answer ({error})", place.process_of(link)) from error
-        return found
+        return status
 
 
 def joined() -> tuple[socket.socket, Holdings]:
@@ -133,17 +133,20 @@ def joined() -> tuple[socket.socket, Holdings]:
 
 
 def _question(options: LoadOptions, ask: Ask, purpose: Purpose = OBSERVE) -> tuple[dict[str, Any], list[memoryview]]:
+    """What is sent for a question. Raises UnansweredError for one that no server answers."""
     if os.environ.get(VARIABLE):
         raise UnansweredError(f"{VARIABLE} is set")
     if options.trust_remote_code or options.allow_pickle:
         raise UnansweredError("a server runs no code of a model, and reads no pickle")
     if ask.picture is not None:
         raise UnansweredError("pictures are read without a server")
+    # What lies in this process alone has no form: the question is then answered here.
     try:
         prompt, blobs = packed(ask.text if isinstance(ask.text, Prompt) else None)
-        said = ask.as_json()
+        document = ask.as_json()
     except (UsageError, TypeError) as error:
         raise UnansweredError(f"this has no form on the wire: {error}") from error
+    # The server may run in another folder: a path is sent whole, and the name as it was typed next to it.
     model = options.model
     if model != DEMO and os.path.exists(os.path.expanduser(model)):
         model = str(Path(model).expanduser().absolute())
@@ -151,7 +154,7 @@ def _question(options: LoadOptions, ask: Ask, purpose: Purpose = OBSERVE) -> tup
         "what": "question",
         "purpose": purpose.name,
         "how": plain(purpose),
-        "ask": said,
+        "ask": document,
         "prompt": prompt,
         "options": plain(replace(options, model=model)),
         "name": options.model,
@@ -191,7 +194,8 @@ class _Answer:
                     self._advance(value)
                     continue
                 if self._waits or kind in ("stage", "over"):
-                    self._end_stage()
+                    self._stage.close()
+                    self._shows = self._waits = False
                 if kind == "stage":
                     self._show(*value)
                 elif kind != "over":
@@ -216,10 +220,6 @@ class _Answer:
         self._advance = self._stage.enter_context(self.tell.stage(title, total, unit))
         self._shows = True
 
-    def _end_stage(self) -> None:
-        self._stage.close()
-        self._shows = self._waits = False
-
     def _heard(self, kind: str, frame: Frame) -> None:
         if kind == "said":
             self.tell.say(frame.header[1])
@@ -234,12 +234,15 @@ class _Answer:
     def _last(self, frame: Frame) -> Any:
         kind, value = _said(frame)
         if kind == "answer":
-            found = unpacked(value, frame.blobs, self.tensor)
-            if type(found).__name__ != self.record:
+            record = unpacked(value, frame.blobs, self.tensor)
+            if type(record).__name__ != self.record:
                 raise WireError(f"expected {self.record}, got another record")
-            return found
-        if kind == "error":
-            raise _error(*value)
+            return record
+        if kind == "error":  # of ours, as the other end raised it
+            name, message, hint = value
+            error = getattr(attnscope.errors, name, AttnscopeError)
+            known = isinstance(error, type) and issubclass(error, AttnscopeError)
+            raise (error if known else AttnscopeError)(message, hint)
         raise UnansweredError(str(value))
 
 
@@ -254,17 +257,9 @@ FORMS: dict[str, Callable[[Any], bool]] = {  # of what an answer says, by its ki
 
 def _said(frame: Frame) -> tuple[str, Any]:
     """The kind of a part of an answer, and what it says. Raises WireError for what is none."""
-    said = frame.header
-    if not (isinstance(said, list) and len(said) == 2 and isinstance(said[0], str)):
+    header = frame.header
+    if not (isinstance(header, list) and len(header) == 2 and isinstance(header[0], str)):
         raise WireError("expected a part of an answer, got another thing")
-    if said[0] in FORMS and not FORMS[said[0]](said[1]):
-        raise WireError(f"expected a part of an answer, got another thing: {said[0]}")
-    return said[0], said[1]
-
-
-def _error(name: str, message: str, hint: str) -> AttnscopeError:
-    """An error of ours, as the other end raised it."""
-    kind = getattr(attnscope.errors, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, AttnscopeError)):
-        kind = AttnscopeError
-    return kind(message, hint)
+    if header[0] in FORMS and not FORMS[header[0]](header[1]):
+        raise WireError(f"expected a part of an answer, got another thing: {header[0]}")
+    return header[0], header[1]

@@ -41,26 +41,26 @@ def code() -> str:
 
 def code_of(files: Files) -> str:
     """The digest of code whose files have these states."""
-    found = [sys.version, sys.prefix, *(f"{name} {state}" for name, state in sorted(files.items()))]
-    return hashlib.sha256("\n".join(found).encode()).hexdigest()
+    parts = [sys.version, sys.prefix, *(f"{name} {state}" for name, state in sorted(files.items()))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def code_files() -> Files:
     """The files of the package, and the first of each library under it."""
-    found = _tree(Path(__file__).parents[1], ".py")
+    states = _tree(Path(__file__).parents[1], ".py")
     for name in LIBRARIES:
         spec = find_spec(name)
         if spec is not None and spec.origin:
-            found[spec.origin] = _state(spec.origin)
-    return found
+            states[spec.origin] = _state(spec.origin)
+    return states
 
 
 def environment() -> str:
     """A digest of the variables that the libraries read, and of the processors that may be used."""
     names = sorted(name for name in os.environ if name.startswith(VARIABLES) and name not in UNLIKE)
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    said = "\n".join([*(f"{name}={os.environ[name]}" for name in names), str(cpus)])
-    return hashlib.sha256(said.encode(errors="surrogateescape")).hexdigest()
+    text = "\n".join([*(f"{name}={os.environ[name]}" for name in names), str(cpus)])
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
 def files(*folders: Path | None) -> Files:
@@ -68,11 +68,11 @@ def files(*folders: Path | None) -> Files:
 
     Raises UsageError for a folder of more than MOST_FILES: whether one of them changes takes too long to see.
     """
-    found: Files = {}
+    states: Files = {}
     for folder in folders:
         if folder is not None:
-            found |= _tree(Path(os.path.realpath(folder)))
-    return found
+            states |= _tree(Path(os.path.realpath(folder)))
+    return states
 
 
 class Contents:

@@ -27,18 +27,18 @@ class KeptModels:
 
         if options.trust_remote_code or options.allow_pickle:
             return load(options)
-        held = self._kept.pop(options, None)
-        if held is None or not held[1].same(_files_of(held[0])):
+        entry = self._kept.pop(options, None)
+        if entry is None or not entry[1].same(_files_of(entry[0])):
             began = time.time_ns()
             loaded = load(options)
-            there = _files_of(loaded)
-            if not there or any(state.changed_ns >= began for state in there.values()):
+            states = _files_of(loaded)
+            if not states or any(state.changed_ns >= began for state in states.values()):
                 return loaded  # which of their contents was loaded is not known
-            held = loaded, Contents(there)
-        self._kept[options] = held
+            entry = loaded, Contents(states)
+        self._kept[options] = entry
         if len(self._kept) > MOST:
             del self._kept[next(iter(self._kept))]
-        return held[0]
+        return entry[0]
 
 
 def _files_of(loaded: LoadedModel) -> Files:

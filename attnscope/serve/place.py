@@ -24,18 +24,22 @@ def supported() -> bool:
 
 
 def folder() -> Path:
-    """The folder of the socket: in that of this user's sockets, else beside temporary files."""
+    """The folder of the socket: in that of this user's sockets, else among temporary files."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return Path(runtime) / "attnscope" if runtime else Path(tempfile.gettempdir()) / f"attnscope-{os.getuid()}"
 
 
 def address() -> Path:
     """The socket. Raises UsageError where the folder is not this user's alone, or the path is too long."""
-    found = folder()
-    _check(found)
-    if len(os.fsencode(found / SOCKET)) > LONGEST:
-        raise UsageError(f"the path of the socket is too long: {found / SOCKET}", SHORTER)
-    return found / SOCKET
+    place = folder()
+    status = os.lstat(place)  # not through a link, which another user may have put there
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise UsageError(
+            f"expected {place} to be a folder of yours alone", "remove it, or set XDG_RUNTIME_DIR to another folder"
+        )
+    if len(os.fsencode(place / SOCKET)) > LONGEST:
+        raise UsageError(f"the path of the socket is too long: {place / SOCKET}", SHORTER)
+    return place / SOCKET
 
 
 def make_folder() -> None:
@@ -46,14 +50,6 @@ def make_folder() -> None:
         pass
     except OSError as error:
         raise UsageError(f"cannot make {folder()}: {error.strerror}", SHORTER) from None
-
-
-def _check(place: Path) -> None:
-    found = os.lstat(place)  # not through a link, which another user may have put there
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise UsageError(
-            f"expected {place} to be a folder of yours alone", "remove it, or set XDG_RUNTIME_DIR to another folder"
-        )
 
 
 def is_own(link: socket.socket) -> bool:

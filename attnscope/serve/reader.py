@@ -37,21 +37,20 @@ class Reader:
 
     def __call__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Answer[Any]:
         """What the function gives, or an error of ours. Raises UnansweredError where it cannot be called there."""
-        asked = io.BytesIO()
+        question = io.BytesIO()
         try:
-            _Sent(asked, self._options).dump((function, arguments))
-            found = within(seconds() + MORE_SECONDS, partial(self._answer, asked.getvalue()))
+            _Sent(question, self._options).dump((function, arguments))
+            return within(seconds() + MORE_SECONDS, partial(self._answer, question.getvalue()))
         except TimeoutError as error:  # it or its fork was suspended
             os.kill(self.pid, signal.SIGKILL)
             raise UnansweredError("a server cannot read its text") from error
         except (pickle.PicklingError, AttributeError, TypeError, EOFError, OSError) as error:
             raise UnansweredError("a server cannot read its text") from error
-        return found
 
-    def _answer(self, asked: bytes) -> Answer[Any]:
-        self._pipe.send_bytes(asked)
-        found: Answer[Any] = pickle.loads(self._pipe.recv_bytes())  # of this program's own process
-        return found
+    def _answer(self, question: bytes) -> Answer[Any]:
+        self._pipe.send_bytes(question)
+        answer: Answer[Any] = pickle.loads(self._pipe.recv_bytes())  # of this program's own process
+        return answer
 
 
 class _Sent(pickle.Pickler):
@@ -64,9 +63,9 @@ class _Sent(pickle.Pickler):
 
 
 class _Received(pickle.Unpickler):
-    def __init__(self, data: bytes, held: dict[LoadOptions, Any]) -> None:
+    def __init__(self, data: bytes, tokenizers: dict[LoadOptions, Any]) -> None:
         super().__init__(io.BytesIO(data))
-        self._held = held
+        self._held = tokenizers
 
     def persistent_load(self, options: LoadOptions) -> Any:
         if options not in self._held:
@@ -75,14 +74,14 @@ class _Received(pickle.Unpickler):
 
 
 def _serve(pipe: Connection) -> None:
-    """Answer until nobody asks."""
-    held: dict[LoadOptions, Any] = {}
+    """Answer until no one asks."""
+    tokenizers: dict[LoadOptions, Any] = {}
     while True:
         data = pipe.recv_bytes()
-        pipe.send_bytes(pickle.dumps(answer_of(partial(_called, data, held), ())))
+        pipe.send_bytes(pickle.dumps(answer_of(partial(_called, data, tokenizers), ())))
 
 
-def _called(data: bytes, held: dict[LoadOptions, Any]) -> Any:
-    function, arguments = _Received(data, held).load()
+def _called(data: bytes, tokenizers: dict[LoadOptions, Any]) -> Any:
+    function, arguments = _Received(data, tokenizers).load()
     with Apart(function, "process") as call:
         return call(*arguments)

@@ -1,7 +1,7 @@
 """Records as JSON and bytes, and back: of the types that are listed here, and of no other.
 
-said, blobs = packed(seen)
-unpacked(said, blobs)   # with arrays in place of tensors
+document, blobs = packed(record)
+unpacked(document, blobs)   # with arrays in place of tensors
 
 No name of a module or of a class is read from it.
 """
@@ -59,13 +59,13 @@ def type_of(name: str) -> Any:
 def packed(value: Any) -> tuple[Any, list[memoryview]]:
     """A value as JSON and the bytes of its arrays. Raises TypeError for what has no form."""
     packing = _Packing()
-    return packing.said(value), packing.blobs
+    return packing.document(value), packing.blobs
 
 
-def unpacked(said: Any, blobs: Sequence[bytes], tensor: Callable[[np.ndarray], Any] = lambda array: array) -> Any:
+def unpacked(document: Any, blobs: Sequence[bytes], tensor: Callable[[np.ndarray], Any] = lambda array: array) -> Any:
     """The value again; tensor: what is made of an array that was a tensor. Raises WireError for what is none."""
     try:
-        return _Unpacking(blobs, tensor).value(said)
+        return _Unpacking(blobs, tensor).value(document)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise WireError("expected a record, got another thing") from error
 
@@ -75,48 +75,52 @@ class _Packing:
     blobs: list[memoryview] = field(default_factory=list)
     sent: dict[int, tuple[int, Any]] = field(default_factory=dict)  # by identity: its number, and itself to keep it
 
-    def once(self, value: Any, said: Callable[[], Any]) -> Any:
-        """A value that may be there several times, as one: the first time as it is said, then by its number."""
+    def once(self, value: Any, pack: Callable[[], Any]) -> Any:
+        """A value that may be there several times, as one: the first time as it is packed, then by its number."""
         if id(value) in self.sent:
             return {TAG: "again", "of": self.sent[id(value)][0]}
-        found = said()
+        document = pack()
         self.sent[id(value)] = len(self.sent), value
-        return found
+        return document
 
-    def said(self, value: Any) -> Any:
+    def document(self, value: Any) -> Any:
+        """A value as JSON; what JSON has no word for is an object with a TAG."""
         if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, np.generic)):
             return value
         if isinstance(value, np.generic):
-            return self.said(value.item())
+            return self.document(value.item())
+        # Records go by their type's name, which is looked up in HOMES and never imported by what is sent.
         name = type(value).__name__
         if name == "Atlas":  # whose names are all that is asked of it
-            return self.said(type_of("HeadNames")(value.roles, value.facts))
+            return self.document(type_of("HeadNames")(value.roles, value.facts))
         if name in HOMES and type(value) is type_of(name):
             return self.once(value, lambda: {TAG: name, "fields": self._fields(name, value)})
+        # Arrays go as bytes after the JSON, and tensors as arrays: the other end may have no torch.
         if isinstance(value, np.ndarray):
             return self._array("array", value)
         if type(value).__module__ == "torch":
             if name == "dtype":
                 return str(value).removeprefix("torch.")
             return self._array("tensor", value.detach().cpu().numpy())
+        # Of collections those too that JSON would make lists of, or objects with names for keys.
         if isinstance(value, range):
             return {TAG: "range", "of": [value.start, value.stop, value.step]}
         if isinstance(value, Mapping):
             kind = "layers" if name == "PerLayer" else "mapping"
-            return {TAG: kind, "of": [[self.said(key), self.said(one)] for key, one in value.items()]}
+            return {TAG: kind, "of": [[self.document(key), self.document(item)] for key, item in value.items()]}
         if isinstance(value, tuple):
-            return self.once(value, lambda: {TAG: "tuple", "of": [self.said(one) for one in value]})
+            return self.once(value, lambda: {TAG: "tuple", "of": [self.document(item) for item in value]})
         if isinstance(value, list):
-            return [self.said(one) for one in value]
+            return [self.document(item) for item in value]
         raise TypeError(f"{type(value)} has no form on the wire")
 
     def _fields(self, name: str, value: Any) -> dict[str, Any]:
-        names = [one.name for one in fields(value)] if is_dataclass(value) else value._fields
-        return {one: self.said(getattr(value, one)) for one in names if one not in UNSENT.get(name, ())}
+        names = [field.name for field in fields(value)] if is_dataclass(value) else value._fields
+        return {each: self.document(getattr(value, each)) for each in names if each not in UNSENT.get(name, ())}
 
     def _array(self, kind: str, array: np.ndarray) -> Any:
         if array.dtype.kind == "O":  # truth, or None
-            return {TAG: "objects", "shape": list(array.shape), "of": [self.said(one) for one in array.ravel()]}
+            return {TAG: "objects", "shape": list(array.shape), "of": [self.document(item) for item in array.ravel()]}
         if array.dtype.kind not in KINDS:
             raise TypeError(f"an array of {array.dtype} has no form on the wire")
         self.blobs.append(memoryview(np.ascontiguousarray(array).tobytes()))
@@ -129,49 +133,50 @@ class _Unpacking:
     tensor: Callable[[np.ndarray], Any]
     known: list[Any] = field(default_factory=list)  # records and tuples, in the order in which they were whole
 
-    def value(self, said: Any) -> Any:
-        if isinstance(said, list):
-            return [self.value(one) for one in said]
-        if not isinstance(said, dict):
-            return said
-        tag = said[TAG]
+    def value(self, document: Any) -> Any:
+        """The value of a part of the JSON. Raises WireError for a tag that none has."""
+        if isinstance(document, list):
+            return [self.value(item) for item in document]
+        if not isinstance(document, dict):
+            return document
+        # A record or a tuple is remembered when it is whole, in the order in which the other end numbered them.
+        tag = document[TAG]
         if tag in HOMES:
-            return self._known(type_of(tag)(**{str(name): self.value(one) for name, one in said["fields"].items()}))
+            values = {str(name): self.value(item) for name, item in document["fields"].items()}
+            return self._known(type_of(tag)(**values))
         if tag == "again":
-            return self.known[said["of"]]
+            return self.known[document["of"]]
         if tag in ("array", "tensor"):
-            array = self._array(said)
+            array = self._array(document)
             return self.tensor(array) if tag == "tensor" else array
+        parts = document["of"]
         if tag == "objects":
-            return self._objects(said)
+            objects = np.empty(len(parts), object)
+            objects[:] = [self.value(item) for item in parts]
+            return objects.reshape(document["shape"])
         if tag == "range":
-            start, stop, step = said["of"]
+            start, stop, step = parts
             return range(start, stop, step)
-        parts = said["of"]
         if tag == "tuple":
-            return self._known(tuple([self.value(one) for one in parts]))
+            return self._known(tuple([self.value(item) for item in parts]))
+        if tag not in ("mapping", "layers"):
+            raise WireError(f"expected a record, got {tag!r}")
+        mapping = {self.value(key): self.value(item) for key, item in parts}
         if tag == "mapping":
-            return {self.value(key): self.value(one) for key, one in parts}
-        if tag == "layers":
-            from attnscope.keep.layers import PerLayer
+            return mapping
+        from attnscope.keep.layers import PerLayer
 
-            return PerLayer({self.value(key): self.value(one) for key, one in parts})
-        raise WireError(f"expected a record, got {tag!r}")
+        return PerLayer(mapping)
 
     def _known(self, value: Any) -> Any:
         self.known.append(value)
         return value
 
-    def _array(self, said: Mapping[str, Any]) -> np.ndarray:
-        dtype, shape = np.dtype(said["dtype"]), tuple(said["shape"])
+    def _array(self, document: Mapping[str, Any]) -> np.ndarray:
+        dtype, shape = np.dtype(document["dtype"]), tuple(document["shape"])
         if dtype.kind not in KINDS or any(type(size) is not int or size < 0 for size in shape):
             raise WireError("expected an array, got another thing")
-        bytes_of = self.blobs[said["at"]]
+        bytes_of = self.blobs[document["at"]]
         if math.prod(shape) * dtype.itemsize != len(bytes_of):
             raise WireError("expected an array, got another thing")
         return np.frombuffer(bytearray(bytes_of), dtype).reshape(shape)
-
-    def _objects(self, said: Mapping[str, Any]) -> np.ndarray:
-        found = np.empty(len(said["of"]), object)
-        found[:] = [self.value(one) for one in said["of"]]
-        return found.reshape(said["shape"])

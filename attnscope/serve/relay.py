@@ -24,7 +24,7 @@ HERE_SECONDS = 1.0  # between two words of a server that is there
 STALLED_SECONDS = 10.0  # who took nothing of its answer for so long has gone
 STOPPED_SECONDS = 2.0  # a worker that was suspended for so long is ended
 MOST_KEPT = 2**25  # bytes
-MOST_WORD = 2**10  # bytes of the word to go on
+MOST_WORD = 2**10  # bytes of the word to continue
 
 
 class Worker:
@@ -46,7 +46,7 @@ class Worker:
             raise WireError("the worker takes nothing") from error
 
     def is_suspended(self) -> bool:
-        """Whether somebody stopped the process, so that it neither works nor ends."""
+        """Whether someone stopped the process, so that it neither works nor ends."""
         return is_suspended(self.process.pid)
 
     def check(self, passed: float) -> None:
@@ -91,9 +91,9 @@ class Asker:
         """Send as much as is taken at once."""
         try:
             while self._parts:
-                taken = self.link.send(self._parts[0])
-                self.kept, self._stalled = self.kept - taken, 0.0
-                rest = self._parts.popleft()[taken:]
+                count = self.link.send(self._parts[0])
+                self.kept, self._stalled = self.kept - count, 0.0
+                rest = self._parts.popleft()[count:]
                 if rest:
                     self._parts.appendleft(rest)
         except BlockingIOError:
@@ -102,7 +102,7 @@ class Asker:
             self.leave()
 
     def leave(self) -> None:
-        """Nobody takes what waits."""
+        """No one takes what waits."""
         self._parts.clear()
         self.has_gone, self.kept = True, 0
 
@@ -119,15 +119,15 @@ class Asker:
             self.put(framed(["here", why]))
 
     def goes_on(self) -> bool:
-        """Whether what it says is the word to go on: nothing more of it is read otherwise."""
+        """Whether what it says is the word to continue: nothing more of it is read otherwise."""
         try:
-            said = receive(self.link, MOST_WORD, HERE_SECONDS).header
+            word = receive(self.link, MOST_WORD, HERE_SECONDS).header
         except WireError:
             return False
         finally:
             with suppress(OSError):
                 self.link.settimeout(0)
-        return bool(said == "go")
+        return bool(word == "go")
 
     def flush(self) -> None:
         """Wait until all is taken, or nothing for too long."""
@@ -172,9 +172,10 @@ def relay(
     with selectors.DefaultSelector() as selector:
         worker.send(question, blobs)
         while not answer.ended:
+            # Where too much of the answer waits here already, the worker waits until some of it is taken.
             _watch(selector, worker.link, selectors.EVENT_READ if asker.kept < MOST_KEPT else 0)
-            wanted = selectors.EVENT_READ * listens | selectors.EVENT_WRITE * bool(asker.kept)
-            _watch(selector, asker.link, 0 if asker.has_gone else wanted)
+            events = selectors.EVENT_READ * listens | selectors.EVENT_WRITE * bool(asker.kept)
+            _watch(selector, asker.link, 0 if asker.has_gone else events)
             ready = {key.fileobj: events for key, events in selector.select(HERE_SECONDS)}
             if worker.link in ready:
                 piece = answer.piece(worker.link)
@@ -183,11 +184,13 @@ def relay(
                 asker.put(piece)
             if ready.get(asker.link, 0) & selectors.EVENT_WRITE:
                 asker.push()
+            # Neither end may hold up the other: who was suspended is found out by the time that has passed.
             passed = clock.passed()
             worker.check(passed)
             asker.check(passed)
             if answer.between:
                 asker.here()
+            # A worker whose asker has gone is told so, and ends its pass at the next layer.
             if listens and (asker.has_gone or ready.get(asker.link, 0) & selectors.EVENT_READ):
                 listens = not asker.has_gone and asker.goes_on()
                 if not listens:
@@ -197,10 +200,10 @@ def relay(
 
 def _watch(selector: selectors.BaseSelector, link: socket.socket, events: int) -> None:
     """Wait for these events of a socket from now on, for none with 0."""
-    there = selector.get_map().get(link)
-    if there is None and events:
+    key = selector.get_map().get(link)
+    if key is None and events:
         selector.register(link, events)
-    elif there is not None and not events:
+    elif key is not None and not events:
         selector.unregister(link)
-    elif there is not None and there.events != events:
+    elif key is not None and key.events != events:
         selector.modify(link, events)

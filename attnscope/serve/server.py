@@ -100,7 +100,7 @@ class Server:
     def hold(self, options: LoadOptions) -> bool:
         """Load a model. Returns whether it is held: not where `stop` was called meanwhile.
 
-        Raises what loading it raises, MemoryLimitError where it does not fit beside the others.
+        Raises what loading it raises, MemoryLimitError where it does not fit next to the others.
         """
         if options.trust_remote_code or options.allow_pickle:
             raise UsageError("a server runs no code of a model, and reads no pickle", "leave out that option")
@@ -117,36 +117,34 @@ class Server:
     @property
     def options(self) -> list[LoadOptions]:
         """How the models that are held were asked for."""
-        return [one.options for one in self.models]
+        return [model.options for model in self.models]
 
     @property
     def names(self) -> list[str]:
         """The models that are held, as they were named."""
-        return [one.options.model for one in self.models]
+        return [model.options.model for model in self.models]
 
     def serve(self) -> None:
-        """Answer until `stop` is called, or no question came for `idle` seconds."""
+        """Answer until `stop` is called, or there was no question for `idle` seconds."""
         self.ready, self.used = True, time.monotonic()
-        while not self._stop.wait(POLL_SECONDS) and not self._is_idle():
-            pass
+        while not self._stop.wait(POLL_SECONDS):
+            waits = self._turn.locked()  # one that is being answered is no idle time
+            if self.idle is not None and not waits and time.monotonic() - self.used > self.idle:
+                return
 
     def stop(self) -> None:
         """End `serve` soon."""
         self._stop.set()
 
-    def _is_idle(self) -> bool:
-        waits = self._turn.locked()
-        return self.idle is not None and not waits and time.monotonic() - self.used > self.idle
-
     def _listening(self) -> socket.socket:
         """The socket, of which no other server holds the lock; what one left that was killed is removed."""
         place.make_folder()
         address = place.address()
-        beside = address.with_suffix(".lock")
+        lock = address.with_suffix(".lock")
         try:
-            self._lock = open_regular(beside, "ab", follow=False)  # held until this process ends
+            self._lock = open_regular(lock, "ab", follow=False)  # held until this process ends
         except OSError as error:
-            raise UsageError(f"cannot open {beside}: {error.strerror}", "remove it") from None
+            raise UsageError(f"cannot open {lock}: {error.strerror}", "remove it") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -157,10 +155,10 @@ class Server:
             pass
         except OSError as error:
             raise UsageError(f"cannot remove {address}: {error.strerror}", "remove it") from None
-        found = socket.socket(socket.AF_UNIX)
-        found.bind(str(address))
-        found.listen(MOST_LINKS)
-        return found
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(address))
+        listening.listen(MOST_LINKS)
+        return listening
 
     def _accept(self) -> None:
         assert self._socket is not None
@@ -174,18 +172,19 @@ class Server:
                 self._stop.wait(POLL_SECONDS)
 
     def _begin(self, link: socket.socket) -> None:
-        links = next((one for one in (self._links, self._spare) if one.acquire(blocking=False)), None)
+        """Answer a connection in a thread of its own, where there is room for one."""
+        links = next((each for each in (self._links, self._spare) if each.acquire(blocking=False)), None)
         if links is None:
             with link, suppress(OSError):
                 send(link, FULL, last=True)
             return
         try:
-            threading.Thread(target=self._talk, args=(link, links), daemon=True).start()
+            threading.Thread(target=self._converse, args=(link, links), daemon=True).start()
         except RuntimeError:  # the system has no more
             link.close()
             links.release()
 
-    def _talk(self, link: socket.socket, links: threading.Semaphore) -> None:
+    def _converse(self, link: socket.socket, links: threading.Semaphore) -> None:
         """One connection: a question, and its answer. links: those that it is one of."""
         spare = links is self._spare
         try:
@@ -199,30 +198,30 @@ class Server:
             links.release()
 
     def _answer(self, link: socket.socket, frame: wire.Frame, spare: bool) -> None:
-        said = frame.header if isinstance(frame.header, dict) else {}
-        if said.get("what") == "status":
+        question = frame.header if isinstance(frame.header, dict) else {}
+        if question.get("what") == "status":
             send(link, plain(self.status()), last=True)
-        elif said.get("what") == "stop":
+        elif question.get("what") == "stop":
             send(link, plain(self.status()), last=True)
             self._stop.set()
         elif spare:
             send(link, FULL, last=True)
-        elif said.get("what") == "page":
-            self._keep_page(link, said)
-        elif said.get("what") == "question":
+        elif question.get("what") == "page":
+            self._keep_page(link, question)
+        elif question.get("what") == "question":
             asker = Asker(link)
             try:
-                self._answer_question(asker, said, frame.blobs)
+                self._answer_question(asker, question, frame.blobs)
             except UnansweredError as why:
                 asker.put(framed(["no", str(why)], last=True))
             asker.flush()
         else:
             raise WireError("expected a question, got another thing")
 
-    def _keep_page(self, link: socket.socket, said: dict[str, Any]) -> None:
+    def _keep_page(self, link: socket.socket, question: dict[str, Any]) -> None:
         """Say what is held to a page of another process, and keep its link until one of both ends."""
         try:
-            self._check_same(said)
+            self._check_same(question)
         except UnansweredError as why:
             send(link, ["no", str(why)], last=True)
             return
@@ -242,10 +241,11 @@ class Server:
             with self._counting:
                 self.pages -= 1
 
-    def _answer_question(self, asker: Asker, said: dict[str, Any], blobs: Sequence[bytes]) -> None:
+    def _answer_question(self, asker: Asker, question: dict[str, Any], blobs: Sequence[bytes]) -> None:
         """Have a question answered when its turn comes. Raises UnansweredError where this server cannot."""
-        self._check_same(said)
-        worker, index = self._worker, self._index_of(said)  # what can be refused waits for no turn
+        self._check_same(question)
+        worker, index = self._worker, self._index_of(question)  # what can be refused waits for no turn
+        # While it waits for its turn, models may be loaded or lost: which is meant is found again then.
         self.used = time.monotonic()
         if not self._turn.acquire(blocking=False):
             index = None
@@ -261,10 +261,10 @@ class Server:
             if self._worker.process.poll() is not None:
                 self._again(asker)
             if index is None or self._worker is not worker:
-                index = self._index_of(said)
+                index = self._index_of(question)
             self._number += 1
-            question = said | {"model": str(index), "number": self._number}
-            relay(asker, self._worker, question, blobs, self._count)
+            numbered = question | {"model": str(index), "number": self._number}
+            relay(asker, self._worker, numbered, blobs, self._count)
         except UnansweredError:
             raise
         except StoppedError:
@@ -284,43 +284,40 @@ class Server:
         loading = self.loading
         return f"waiting for attnscope serve: {f'it loads {loading.name}' if loading else 'another question is first'}"
 
-    def _check_same(self, said: dict[str, Any]) -> None:
+    def _check_same(self, question: dict[str, Any]) -> None:
         """Raise UnansweredError where who asks runs other code, or in another environment."""
-        if said.get("code") != self.code and not self._is_code(said.get("code")):
-            raise UnansweredError("the server runs other code")
-        if said.get("environment") != self.environment:
+        # Code whose files only had their times of change moved, as by chmod, is the same: it is taken over.
+        if question.get("code") != self.code:
+            now = identity.code_files()
+            if question.get("code") != identity.code_of(now) or not self._code_files.same(now):
+                raise UnansweredError("the server runs other code")
+            self.code = identity.code_of(now)
+        if question.get("environment") != self.environment:
             raise UnansweredError("the server runs in another environment")
 
-    def _index_of(self, said: dict[str, Any]) -> int | None:
+    def _index_of(self, question: dict[str, Any]) -> int | None:
         """Which of the models a question is about, None while that is loaded.
 
         Raises UnansweredError where this server cannot answer as a process would, or not before another is loaded.
         """
         try:
-            options: LoadOptions = typed(LoadOptions, said.get("options"), "options")
+            options: LoadOptions = typed(LoadOptions, question.get("options"), "options")
             source = locate(replace(options, offline=True))
-            asked = pinned(options, source)
+            key = pinned(options, source)
             files = files_of(source)
         except AttnscopeError as error:
             raise UnansweredError(str(error)) from error
         loading = self.loading
         if loading is not None:
-            if replace(loading.asked, offline=asked.offline) == asked:
+            if replace(loading.asked, offline=key.offline) == key:
                 return None
             raise UnansweredError(f"the server loads {loading.name}")
         for index, model in enumerate(self.models):
-            if replace(model.asked, offline=asked.offline) == asked:
+            if replace(model.asked, offline=key.offline) == key:
                 if not model.files.same(files):
                     raise UnansweredError("the files of the model have changed since the server loaded them")
                 return index
-        raise UnansweredError(f"the server does not hold {said.get('name')} as it is asked for")
-
-    def _is_code(self, said: object) -> bool:
-        """Whether a digest is that of this code, whose files had their times of change moved."""
-        now = identity.code_files()
-        if said == identity.code_of(now) and self._code_files.same(now):
-            self.code = identity.code_of(now)
-        return said == self.code
+        raise UnansweredError(f"the server does not hold {question.get('name')} as it is asked for")
 
     def _again(self, asker: Asker) -> None:
         """Start another worker, with the models that the one that ended had, while who asked waits."""
@@ -345,12 +342,12 @@ class Server:
         Raises what loading raises, StoppedError where `stop` was called, WireError where the worker ended.
         """
         source = locate(options)
-        asked, before = pinned(options, source), files_of(source)
-        self.loading = Loading(options.model, asked, time.monotonic())
+        key, before = pinned(options, source), files_of(source)
+        self.loading = Loading(options.model, key, time.monotonic())
         try:
             self._number += 1
-            said = {"what": "load", "options": plain(options), "model": str(index), "number": self._number}
-            self._worker.send(said)
+            question = {"what": "load", "options": plain(options), "model": str(index), "number": self._number}
+            self._worker.send(question)
             while not (frame := self._heard(wait)).last:
                 if frame.header[0] == "warned":
                     self.say(f"attnscope: {frame.header[1]}")
@@ -362,7 +359,7 @@ class Server:
         if kind == "no":
             raise ModelError(f"{options.model} was not loaded: {value}", "name another model, or free memory")
         files = identity.Contents(files_of(source) | before)  # those too that loading has downloaded
-        return Model(options, asked, files, value)
+        return Model(options, key, files, value)
 
     def _heard(self, wait: Callable[[], object]) -> wire.Frame:
         """The next that the worker says."""
@@ -383,7 +380,7 @@ class Server:
             self.answered,
             self._turn.locked(),
             _resident(self._worker.process.pid),
-            tuple(HeldModel(one.options.model, **one.facts) for one in self.models),
+            tuple(HeldModel(model.options.model, **model.facts) for model in self.models),
             self.ready,
             loading.name if loading else "",
             round(now - loading.began) if loading else 0,

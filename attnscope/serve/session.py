@@ -71,7 +71,7 @@ class Session:
             raise UsageError("layers and request or select were both given", "choose heads with {select=1.*} alone")
         keep = kept(None, request, query, key, define, how)
         if is_several(text):
-            return [self._captured(Ask(one, keep, **how)) for one in text]
+            return [self._captured(Ask(item, keep, **how)) for item in text]
         return self._captured(Ask(text, keep, **how))
 
     def _captured(self, ask: Ask) -> Capture:

@@ -1,4 +1,4 @@
-"""Frames on a socket: a header in JSON, and bytes behind it, each with its length before it.
+"""Frames on a socket: a header in JSON, and bytes after it, each with its length before it.
 
 send(link, {"ask": {...}})
 header, blobs = receive(link, most=REQUEST_BYTES)
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 MAGIC = b"ATN1"
-FORM = struct.Struct("!4sBIQ")  # magic, whether it is the last of an answer, bytes of the header, bytes behind it
+FORM = struct.Struct("!4sBIQ")  # magic, whether it is the last of an answer, bytes of the header, bytes after it
 REQUEST_BYTES = 2**26  # of a question: the longest text is 8 million characters
 ANSWER_BYTES = 2**36
 PIECE = 2**20
@@ -37,7 +37,7 @@ class SilentServerError(UnansweredError):
 
 
 class Frame(NamedTuple):
-    """One message: its header, the bytes behind it, and whether an answer ends with it."""
+    """One message: its header, the bytes after it, and whether an answer ends with it."""
 
     header: Any
     blobs: list[bytes]
@@ -46,8 +46,8 @@ class Frame(NamedTuple):
 
 def framed(header: Any, blobs: Sequence[bytes | memoryview] = (), last: bool = False) -> bytes:
     """The beginning of a frame; its blobs follow."""
-    said = json.dumps({"said": header, "sizes": [len(one) for one in blobs]}).encode()
-    return FORM.pack(MAGIC, last, len(said), sum(map(len, blobs))) + said
+    document = json.dumps({"said": header, "sizes": [len(blob) for blob in blobs]}).encode()
+    return FORM.pack(MAGIC, last, len(document), sum(map(len, blobs))) + document
 
 
 def send(link: socket.socket, header: Any, blobs: Sequence[bytes | memoryview] = (), last: bool = False) -> None:
@@ -65,9 +65,9 @@ def receive(link: socket.socket, most: int = ANSWER_BYTES, seconds: float | None
     """
     end = None if seconds is None else time.monotonic() + seconds
     last, header, behind = _sizes(_exactly(link, FORM.size, end), most)
-    said, blobs = _exactly(link, header, end), _exactly(link, behind, end)
+    head, blobs = _exactly(link, header, end), _exactly(link, behind, end)
     try:
-        document = json.loads(said)
+        document = json.loads(head)
         sizes = document["sizes"]
         if not all(isinstance(size, int) and size >= 0 for size in sizes) or sum(sizes) != len(blobs):
             raise WireError("the sizes are not those of the bytes")
@@ -98,7 +98,7 @@ def is_readable(link: socket.socket, seconds: float) -> bool:
 class Passing:
     """The frames of one answer, handed on in pieces as they come, without a look at what they hold.
 
-    between: whether one has ended and the next has not begun. ended: whether the last has.
+    between: whether one has ended and the next has not started. ended: whether the last has.
     """
 
     def __init__(self) -> None:

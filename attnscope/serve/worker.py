@@ -45,7 +45,7 @@ class CancelledError(Exception):
 
 
 class Link(Teller):
-    """The other end while one question is answered: lines and stages go there, a word to go on comes back."""
+    """The other end while one question is answered: lines and stages go there, a word to continue comes back."""
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link
@@ -93,16 +93,16 @@ class Link(Teller):
         yield advance
         send(self.link, ["over", None])
 
-    def prepared(self, found: Prepared) -> None:
+    def prepared(self, prepared: Prepared) -> None:
         """Send what is known before the pass, and wait until the other end has seen that it can be used.
 
         Raises UnansweredError where the models of this process had a part in which engine was chosen, and where no word
         comes: who asked may be suspended, and others wait.
         """
-        if found.by_memory:
+        if prepared.by_memory:
             raise UnansweredError("the engine depends on the memory that is free")
-        said, blobs = packed(found)
-        send(self.link, ["prepared", said], blobs)
+        document, blobs = packed(prepared)
+        send(self.link, ["prepared", document], blobs)
         with self._heard:
             heard = self._heard.wait_for(lambda: self._number in (self._gone, self._cancelled), GO_SECONDS)
         self.check()
@@ -131,7 +131,7 @@ def work(number: int) -> None:
     silence_libraries(verbose=False)
     reader = Reader()  # forked while this process has no thread, and has not used torch
     call_elsewhere(reader)
-    link, held = Link(socket.socket(fileno=number)), dict[str, LoadedModel]()
+    link, models = Link(socket.socket(fileno=number)), dict[str, LoadedModel]()
     logger = logging.getLogger("attnscope")
     logger.handlers, logger.propagate = [_Warnings(link)], False
     threading.Thread(target=link.listen, daemon=True).start()
@@ -140,7 +140,7 @@ def work(number: int) -> None:
         link.begin(frame.header["number"])
         try:
             answer = partial(load_model, reader) if frame.header["what"] == "load" else answer_question
-            link.last(*answer(link, held, frame))
+            link.last(*answer(link, models, frame))
         except CancelledError:
             link.last("no", "cancelled")
         except (UnansweredError, MemoryLimitError) as error:
@@ -151,26 +151,26 @@ def work(number: int) -> None:
             link.last("no", f"{type(error).__name__}: {error}")
 
 
-def load_model(reader: Reader, link: Link, held: dict[str, LoadedModel], frame: Frame) -> tuple[str, Any]:
-    """Load a model. Raises MemoryLimitError where it does not fit beside the others."""
+def load_model(reader: Reader, link: Link, models: dict[str, LoadedModel], frame: Frame) -> tuple[str, Any]:
+    """Load a model. Raises MemoryLimitError where it does not fit next to the others."""
     options: LoadOptions = typed(LoadOptions, frame.header["options"], "options")
     device = chosen_device(options)
     needed, free = bytes_in_memory(options, load_config(options), device), free_memory(device)
     if needed is not None and needed > free:
-        beside = f" with {', '.join(one.name for one in held.values())}" * bool(held)
-        raise MemoryLimitError(f"its weights take {human_bytes(needed)}, and {device} has {human_bytes(free)}{beside}")
-    found = held[frame.header["model"]] = load(options)
-    reader.hold(found.tokenizer, options)
-    return "loaded", {"device": found.device, "dtype": found.dtype, "bytes": needed}
+        others = f" with {', '.join(loaded.name for loaded in models.values())}" * bool(models)
+        raise MemoryLimitError(f"its weights take {human_bytes(needed)}, and {device} has {human_bytes(free)}{others}")
+    loaded = models[frame.header["model"]] = load(options)
+    reader.hold(loaded.tokenizer, options)
+    return "loaded", {"device": loaded.device, "dtype": loaded.dtype, "bytes": needed}
 
 
-def answer_question(link: Link, held: dict[str, LoadedModel], frame: Frame) -> tuple[str, Any, list[memoryview]]:
+def answer_question(link: Link, models: dict[str, LoadedModel], frame: Frame) -> tuple[str, Any, list[memoryview]]:
     """Answer an ask with the record of its purpose."""
-    said = frame.header
-    purpose: Purpose = typed(PURPOSES[said["purpose"]], said["how"], "how")
-    os.chdir(said["folder"])  # the ask may name an atlas from there
-    loaded, ask = replace(held[said["model"]], name=said["name"]), Ask.of_json(said["ask"])
-    prompt = unpacked(said["prompt"], frame.blobs)
+    question = frame.header
+    purpose: Purpose = typed(PURPOSES[question["purpose"]], question["how"], "how")
+    os.chdir(question["folder"])  # the ask may name an atlas from there
+    loaded, ask = replace(models[question["model"]], name=question["name"]), Ask.of_json(question["ask"])
+    prompt = unpacked(question["prompt"], frame.blobs)
     if prompt is not None:
         ask = replace(ask, text=prompt)
         check_ids(loaded, prompt.ids)
@@ -185,7 +185,7 @@ def cancellable(model: nn.Module, check: Callable[[], object]) -> Iterator[None]
     def before(layer: nn.Module, args: object) -> None:
         check()
 
-    stacks = [one for one in model.modules() if isinstance(one, nn.ModuleList)]
+    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     handles = [layer.register_forward_pre_hook(before) for stack in stacks for layer in stack]
     try:
         yield
@@ -196,14 +196,14 @@ def cancellable(model: nn.Module, check: Callable[[], object]) -> Iterator[None]
 
 def check_ids(loaded: LoadedModel, ids: tuple[int, ...]) -> None:
     """Raise InputError for ids that the model does not know."""
-    known = loaded.embeddings
-    if not all(type(token) is int and token >= 0 and (known is None or token < known) for token in ids):
+    size = loaded.embeddings
+    if not all(type(token) is int and token >= 0 and (size is None or token < size) for token in ids):
         raise InputError("these are no token ids of this model", "give others")
 
 
 def kind_of(error: AttnscopeError) -> str:
     """The name of the kind of error that both ends know."""
-    return next(one.__name__ for one in type(error).__mro__ if one.__module__ == AttnscopeError.__module__)
+    return next(base.__name__ for base in type(error).__mro__ if base.__module__ == AttnscopeError.__module__)
 
 
 if __name__ == "__main__":
