@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnscope.calls.ablate_other import Answered, HeadQuestion, answered, question_of
-from attnscope.calls.records import Record, picture_of
+from attnscope.calls.ablate_other import Answered, question_of
+from attnscope.calls.records import StudyResult, run_study
 from attnscope.errors import InputError, UsageError, hints_of
 from attnscope.figures import Style
-from attnscope.folder.parts import claim, with_weights
-from attnscope.intervene.passes import Passes, check_model
+from attnscope.intervene.passes import check_model
 from attnscope.keep.atlas import atlas_of
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
@@ -20,7 +19,8 @@ from attnscope.selection import everything, pairs, select
 from attnscope.show.ablation import save_ablation
 from attnscope.study.ablation import tasks
 from attnscope.study.ablation.direct import direct_means
-from attnscope.study.ablation.effects import AblationStudy, HeadSets
+from attnscope.study.ablation.effects import Ablation, AblationStudy, HeadSets
+from attnscope.study.ablation.questions import HeadStudy
 from attnscope.study.ablation.sets import head_set, of_roles, parts, read_sets, selected
 from attnscope.study.atlas.atlas import kept
 from attnscope.study.atlas.scan import plan, scan_heads
@@ -28,20 +28,15 @@ from attnscope.telling import SILENT, Teller
 from attnscope.typed import takes_fields
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from attnscope.drawing import Picture
     from attnscope.intervene.sets import HeadSet
     from attnscope.intervene.task import Task
     from attnscope.model.loaded import LoadedModel
     from attnscope.selection import HeadIndex
-    from attnscope.study.ablation.effects import Ablation
     from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.atlas.scan import Plan
 
 Taken = str | Sequence[str] | Mapping[str, Sequence[str]] | Path  # heads that go: a selection, names, sets, their file
 EACH = "each head"
-PASSED = "tokens x layers"
 PROBED = ("repeated", "offsets")  # trials that name the sets where none are named
 
 
@@ -73,7 +68,7 @@ class AblateOptions:
     force: bool = False
 
     @property
-    def question(self) -> HeadQuestion | None:
+    def question(self) -> type[HeadStudy[Any]] | None:
         """The question that is asked instead of what sets cost. Raises UsageError for two at once."""
         return question_of({"pairs": self.pairs, "prune": self.prune, "gradient": self.method == "gradient"})
 
@@ -102,12 +97,10 @@ def ablate(call: AblateCall) -> Ablated | Answered:
     """
     model = call.model
     check_loaded(model)
-    question, task = call.question, loss_task(model, call.texts, call)
-    whole = call.heads is None and call.atlas is None and question is not None and not call.pairs
+    task = loss_task(model, call.texts, call)
+    whole = call.heads is None and call.atlas is None and call.question is not None and not call.pairs
     named, atlas = ([], None) if whole else named_sets(model, call.heads, call)
-    if question is None:
-        return sets_cost(model, task, with_random(model, named, call), call, atlas)
-    return answered(model, task, sorted({head for one in named for head in one.heads}), question, call)
+    return run_ablation(study_of(model, task, named, call), call, atlas)
 
 
 def loss_task(loaded: LoadedModel, texts: Sequence[str] | None, asked: AblateOptions, drawn: int | None = None) -> Task:
@@ -180,28 +173,36 @@ def with_random(loaded: LoadedModel, named: Sequence[HeadSet], asked: AblateOpti
     return replace(found, alone={**found.alone, EACH: every})
 
 
-def sets_cost(
-    loaded: LoadedModel,
-    task: Task,
-    sets: HeadSets,
+def study_of(
+    loaded: LoadedModel, task: Task, named: Sequence[HeadSet], asked: AblateOptions
+) -> AblationStudy | HeadStudy[Any]:
+    """The study of some sets; of their heads where another question is asked, of all heads where there are none."""
+    if asked.question is None:
+        return AblationStudy(loaded, task, with_random(loaded, named, asked), asked.replace)
+    heads = sorted({head for one in named for head in one.heads})
+    return asked.question(loaded, task, heads, asked.replace)
+
+
+def run_ablation(
+    study: AblationStudy | HeadStudy[Any],
     asked: AblateOptions,
     atlas: Atlas | None = None,
     tell: Teller = SILENT,
-    token_layers: int | None = None,
+    total: int | None = None,
     style: Style = Style(),
-) -> Ablated:
-    """Run the task without each of the sets; with a folder, write there and draw. token_layers: what it will take."""
-    into = None if asked.out is None else Path(asked.out)
-    with tell.stage("direct effects"):
-        direct = direct_means(Passes.planned(loaded, task, asked.replace))
-    study = AblationStudy(loaded, task, sets, asked.replace, direct=direct)
-    with tell.stage(study.stage, token_layers, PASSED) as advance:
-        found = study.run(into, force=asked.force, advance=advance)
-    held = Ablated(loaded, found, atlas)
-    if into is not None:
+) -> Ablated | Answered:
+    """Run the study; with a folder, write there and draw. total: what it will take."""
+    found: Ablated | Answered
+    if isinstance(study, AblationStudy):
+        with tell.stage("direct effects"):
+            study = replace(study, direct=direct_means(study.planned))
+        found = Ablated(study, run_study(study, asked.out, asked.force, tell, total), atlas)
+    else:
+        found = Answered(study, run_study(study, asked.out, asked.force, tell, total))
+    if asked.out is not None:
         with tell.stage("drawing"):
-            save_ablation(found, into, _all_heads(loaded), atlas, style)
-    return held
+            found.draw(Path(asked.out), style)
+    return found
 
 
 def _all_heads(loaded: LoadedModel) -> Sequence[HeadIndex]:
@@ -209,38 +210,15 @@ def _all_heads(loaded: LoadedModel) -> Sequence[HeadIndex]:
 
 
 @dataclass(frozen=True, repr=False)
-class Ablated(Record):
+class Ablated(StudyResult[AblationStudy, Ablation]):
     """What sets of heads cost a task; atlas: what named them, where there is one. See `Ablation`."""
 
-    model: LoadedModel
-    found: Ablation
     atlas: Atlas | None = None
 
     @property
-    def line(self) -> str:
-        return self.found.line
+    def title(self) -> str:
+        return "ablation"
 
-    def table(self) -> pa.Table:
-        """A row per named set, head alone and random set, see `Ablation.table`."""
-        return self.found.table()
-
-    def figure(self, style: Style = Style()) -> Picture:
-        """What each set costs, next to random ones; a folder also gets a picture of each head."""
-        found, heads, style = self.found, _all_heads(self.model), replace(style, image="png")
-        return picture_of("ablation", lambda folder: save_ablation(found, folder, heads, self.atlas, style)[0])
-
-    def _picture(self) -> Picture:
-        return self.figure()
-
-    def export(self, folder: str | Path, *, force: bool = False, style: Style = Style()) -> list[Path]:
-        """Write ablation.json, its table and its picture; the paths.
-
-        Raises UsageError for a folder that holds another ablation, unless force says to write over it.
-        """
-        into, facts = Path(folder), dict[str, Any](self.found.facts)
-        for name in ("schema", "intact", "spread", "unshared", "direct", "versions"):  # what was measured
-            facts.pop(name, None)
-        claim(into, AblationStudy.readings, AblationStudy.kind, with_weights(facts, self.model), force)
-        self.found.save(into)
-        save_ablation(self.found, into, _all_heads(self.model), self.atlas, style)
-        return sorted(path for path in into.iterdir() if path.is_file() and not path.name.startswith("."))
+    def draw(self, folder: Path, style: Style = Style()) -> list[Path]:
+        """Draw what each set costs, next to random ones, and a map of each head; the paths."""
+        return save_ablation(self.found, folder, _all_heads(self.model), self.atlas, style)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.ablate_options import Measured, On, Taken
-from attnscope.cli.ablate_other import Otherwise, ask_otherwise
-from attnscope.cli.ablate_tables import first_sets, notes, sets_sheet
+from attnscope.cli.ablate_other import Otherwise, print_answer
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import command_line, fill
 from attnscope.cli.heads import GROUPS
@@ -19,12 +17,8 @@ from attnscope.cli.takes import takes
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
-    from attnscope.calls.ablate import Ablated, AblateOptions
-    from attnscope.figures import Style
-    from attnscope.intervene.sets import HeadSet
     from attnscope.intervene.task import Task
     from attnscope.model.loaded import LoadedModel
-    from attnscope.study.atlas.atlas import Atlas
 
 EXAMPLES = (
     "attnscope ablate demo --select @previous-token --sequences 32 --out runs/ablate",
@@ -43,11 +37,11 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measure
     together everything. Sets are the roles of an atlas, those of a file, or a selection and each of its heads; without
     any, probes are run first to find the roles.
     """
-    format = output.wanted_format(measured.format)
+    output.wanted_format(measured.format)  # what it refuses is refused before the work
     otherwise.check(taken)
     loaded = _loaded(studied, measured)
 
-    from attnscope.calls.ablate import AblateOptions, atlas_beside, loss_task, named_sets
+    from attnscope.calls.ablate import AblateOptions, atlas_beside, loss_task, named_sets, run_ablation, study_of
 
     asked = fill(AblateOptions, taken, **_of(on), **_of(otherwise), out=measured.out, force=measured.force)
     task, whole = loss_task(loaded, on.read_texts(), asked, on.drawn), otherwise.asks_all and taken.nothing
@@ -59,42 +53,15 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measure
     with unwinding():
         heads = taken.sets if taken.sets is not None else taken.select
         named, atlas = ([], None) if whole else named_sets(loaded, heads, asked, tell)
-    if asked.question is not None:
-        return ask_otherwise(
-            loaded, task, sorted({one for of in named for one in of.heads}), asked, (on, measured, style)
-        )
-    found = _ablated(loaded, task, named, asked, (on, measured, atlas), style)
-    if found is None:
-        return 0
-    table = found.table()
-    output.emit(first_sets(table, on.limit(format)), format, lambda: sets_sheet(found.found, on.shown))
-    sets = table["set"].unique()
-    rest = on.rest(len(sets.slice(0, on.shown)), len(sets), "sets") if format == "table" else []
-    for line in [*rest, *notes(found.found)]:
-        output.talk(line, measured.quiet)
-    return 0
-
-
-def _ablated(
-    loaded: LoadedModel,
-    task: Task,
-    named: Sequence[HeadSet],
-    asked: AblateOptions,
-    groups: tuple[On, Measured, Atlas | None],
-    style: Style,
-) -> Ablated | None:
-    """What the sets cost; None where the cost of finding out is all that was asked for."""
-    from attnscope.calls.ablate import sets_cost, with_random
-    from attnscope.study.ablation.effects import AblationStudy
-
-    (on, measured, atlas), sets = groups, with_random(loaded, named, asked)
-    cost = AblationStudy(loaded, task, sets, asked.replace).cost(lambda count: on.of_all(count, task))
+    study = study_of(loaded, task, named, asked)
+    cost = study.cost(lambda count: on.of_all(count, task))
     if on.dry_run:
         show_cost(cost, measured.quiet)
-        return None
+        return 0
     output.talk(cost.line, measured.quiet)
     with unwinding():
-        return sets_cost(loaded, task, sets, asked, atlas, output.Talk(measured.quiet), cost.token_layers, style)
+        result = run_ablation(study, asked, atlas, tell, cost.token_layers, style)
+    return print_answer(result.found, on, measured)
 
 
 def _of(group: On | Otherwise) -> dict[str, Any]:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.ablate_tables import pairs_sheet, prune_sheet, screen_sheet, trusted
+from attnscope.cli.ablate_tables import (
+    first_sets,
+    notes,
+    pairs_sheet,
+    prune_sheet,
+    screen_sheet,
+    sets_sheet,
+    trusted,
+)
 from attnscope.cli.groups import option_group
 from attnscope.cli.intervals import interval_notes
 from attnscope.errors import UsageError
-from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
-    from attnscope.calls.ablate import AblateOptions
     from attnscope.cli.ablate_options import Measured, On, Taken
-    from attnscope.figures import Style
-    from attnscope.intervene.task import Task
-    from attnscope.model.loaded import LoadedModel
-    from attnscope.selection import HeadIndex
     from attnscope.sheets import Sheet
 
 
@@ -60,52 +62,33 @@ class Otherwise:
             raise UsageError(f"{wanted[0]} is for sets, and {asked} was given", "leave out one of them")
 
 
-def ask_otherwise(
-    loaded: LoadedModel,
-    task: Task,
-    heads: Sequence[HeadIndex],
-    asked: AblateOptions,
-    groups: tuple[On, Measured, Style],
-) -> int:
-    """Ask, print and write; heads: all of the model where none were named."""
-    from attnscope.calls.ablate_other import QuestionPlan
+PRUNED = "each step is chosen and measured on the same sequences: on average its loss is too low"
 
-    (on, measured, style), question = groups, asked.question
-    assert question is not None
-    plan = QuestionPlan(loaded, task, heads, question, asked)
-    cost, operations = plan.cost(lambda count: on.of_all(count, task))
-    said = f"{question.name} of {len(plan.asking.heads)} heads on {on.of_all(len(task), task)} sequences of {task.name}"
-    said += f": {cost} tokens x layers, about {operations:.0e} operations"
-    if on.dry_run:
-        with output.progress("measuring a batch", None, measured.quiet):
-            seconds = plan.seconds(cost)
-        output.show(said + output.estimated(seconds))
-        return 0
-    output.talk(said, measured.quiet)
-    with unwinding():
-        found = plan.run(output.Talk(measured.quiet), cost, style).answer
-    sheet, notes = SHEETS[question.name](found.found)
+
+def print_answer(found: Any, on: On, measured: Measured) -> int:
+    """The table on stdout, of sets a number of sets and not of rows; on stderr what a reader has to know."""
     format = output.wanted_format(measured.format)
-    output.emit_first(found.table, on, format, lambda: sheet(on.shown), measured.quiet)
-    for note in notes:
-        output.talk(note, measured.quiet)
+    kind, table = found.stem, found.table()
+    if kind == "ablation":
+        output.emit(first_sets(table, on.limit(format)), format, lambda: sets_sheet(found, on.shown))
+        sets = table["set"].unique()
+        rest = on.rest(len(sets.slice(0, on.shown)), len(sets), "sets") if format == "table" else []
+        lines = [*rest, *notes(found)]
+    else:
+        sheet, told = ANSWERS[kind]
+        output.emit_first(table, on, format, lambda: sheet(found, on.shown), measured.quiet)
+        lines = told(found)
+    for line in lines:
+        output.talk(line, measured.quiet)
     return 0
 
 
-PRUNED = "each step is chosen and measured on the same sequences: on average its loss is too low"
-Shown = tuple[Callable[[int | None], "Sheet"], tuple[str, ...]]  # of the first rows, and the notes below
-
-
-def _of_pruning(found: Any) -> Shown:
-    steps, intact, unit = found
-    return (lambda top: prune_sheet(steps, intact, top)), (f"intact {intact:.3f} {unit}", PRUNED)
-
-
-SHEETS: Mapping[str, Callable[[Any], Shown]] = {
-    "pairs": lambda found: (
-        (lambda top: pairs_sheet(found, top)),
-        tuple(interval_notes(found.statistics, "sequences")),
+# Of each question what a terminal shows of the first rows, and the lines below.
+ANSWERS: Mapping[str, tuple[Callable[[Any, int | None], Sheet], Callable[[Any], list[str]]]] = {
+    "pairs": (pairs_sheet, lambda found: interval_notes(found.statistics, "sequences")),
+    "prune": (
+        lambda found, top: prune_sheet(found.steps, found.intact, top),
+        lambda found: [f"intact {found.intact:.3f} {found.unit}", PRUNED],
     ),
-    "prune": _of_pruning,
-    "gradient": lambda found: ((lambda top: screen_sheet(found, top)), (trusted(found),)),
+    "gradient": (screen_sheet, lambda found: [trusted(found)]),
 }

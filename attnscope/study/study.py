@@ -100,6 +100,14 @@ class Study(ABC, Generic[Record]):
         advance: called with the tokens times layers of every pass, and of what an earlier run had read.
         """
 
+    def claim(self, folder: Path, force: bool = False) -> tuple[dict[str, Any], Parts]:
+        """The facts with the weights' hash, and the parts of the study in a folder, which is its own from then on.
+
+        Raises UsageError where another study fills it, unless force says to write over it.
+        """
+        facts = with_weights(self.facts, self.model)
+        return facts, claim(folder, self.readings, self.kind, facts, force)
+
     def run(
         self, folder: Path | None = None, *, force: bool = False, advance: Advance = lambda token_layers: None
     ) -> Record:
@@ -110,8 +118,7 @@ class Study(ABC, Generic[Record]):
         """
         facts, parts = self.facts, Parts()
         if folder is not None:
-            facts = with_weights(facts, self.model)
-            parts = claim(folder, self.readings, self.kind, facts, force)
+            facts, parts = self.claim(folder, force)
         with parts.resumable():
             result = self.measure(facts, parts, advance)
         # A record is a frozen dataclass: its facts end with the versions that made it.

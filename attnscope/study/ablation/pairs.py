@@ -6,31 +6,39 @@ Heads that back each other up have a positive one: alone neither is missed. Shap
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnscope.cells import head_names
+from attnscope.errors import InputError
+from attnscope.folder.parts import Parts
 from attnscope.intervene.sets import HeadSet
+from attnscope.study.ablation.questions import HeadRecord, HeadStudy
 from attnscope.study.statistics import effect_columns, largest_first
+from attnscope.study.study import effects_of
 from attnscope.tables import as_table, integers
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from attnscope.intervene.passes import Advance, Passes
     from attnscope.selection import HeadIndex
 
 
-@dataclass(frozen=True)
-class Pairs:
+@dataclass(frozen=True, repr=False)
+class Pairs(HeadRecord):
     """The pairs; pair_SN: what each costs, sum_SN: what its heads cost alone, in the measure's unit."""
+
+    stem = "pairs"
 
     pairs: tuple[tuple[HeadIndex, HeadIndex], ...]
     pair_SN: np.ndarray
     sum_SN: np.ndarray
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def statistics(self) -> Mapping[str, np.ndarray]:
@@ -46,6 +54,22 @@ class Pairs:
         found = {"synergy" if name == "effect" else name: values for name, values in self.statistics.items()}
         columns = {**places, **costs, **found, "n": found["n"].astype(np.int32)}
         return as_table(columns).take(integers(largest_first(self.statistics["effect"])))
+
+
+@dataclass(frozen=True)
+class PairsStudy(HeadStudy[Pairs]):
+    """The synergy of every two heads."""
+
+    kind, readings, schema = "pairs", "pairs", "pairs/1"
+
+    def token_layers(self, passes: Passes) -> int:
+        return passes.token_layers(pair_sets(self.heads))
+
+    def answer(self, passes: Passes, facts: dict[str, Any], parts: Parts, advance: Advance) -> Pairs:
+        if len(self.heads) < 2:
+            raise InputError("a pair takes two heads, and one was named", "name more of them")
+        _, effect_SK = effects_of(passes, pair_sets(self.heads), parts, advance)
+        return replace(synergies(self.heads, effect_SK), facts=facts)
 
 
 def pair_sets(heads: Sequence[HeadIndex]) -> list[HeadSet]:

@@ -9,9 +9,10 @@ At every step each head that is left is taken away beside those that are gone, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from attnscope.cells import head_name
 from attnscope.folder.parts import Column, Parts
 from attnscope.intervene.measure import LOSS, Measure
 from attnscope.intervene.sets import HeadSet
+from attnscope.study.ablation.questions import HeadRecord, HeadStudy
 from attnscope.tables import as_table
 
 if TYPE_CHECKING:
@@ -35,6 +37,37 @@ class Step:
     layer: int
     head: int
     value: float
+
+
+@dataclass(frozen=True, repr=False)
+class Pruning(HeadRecord):
+    """The steps in their order. intact: the mean of the measure without any; guess: its value for a uniform guess."""
+
+    stem = "prune"
+
+    steps: Sequence[Step]
+    intact: float
+    guess: float
+    facts: Mapping[str, Any]
+
+    def table(self) -> pa.Table:
+        """A row per step, see `curve`."""
+        return curve(self.steps, self.intact)
+
+
+@dataclass(frozen=True)
+class PruneStudy(HeadStudy[Pruning]):
+    """The heads in the order in which they are missed least, and what is lost with each."""
+
+    kind, readings, schema = "prune", "prune", "prune/1"
+
+    def token_layers(self, passes: Passes) -> int:
+        return passes.token_layers([]) + prune_cost(passes, len(self.heads))
+
+    def answer(self, passes: Passes, facts: dict[str, Any], parts: Parts, advance: Advance) -> Pruning:
+        intact = float(passes.measured([], advance)[:, 0].mean())
+        steps = list(pruned(passes, self.heads, parts, advance))
+        return Pruning(steps, intact, math.log(self.model.geometry.vocab_size), facts)
 
 
 def pruned(

@@ -8,33 +8,39 @@ Shapes: S sequence, K set, N head of all layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnscope.cells import head_name
-from attnscope.intervene.gradient import FirstOrder, first_order
+from attnscope.intervene.gradient import BACKWARD, FirstOrder, first_order
 from attnscope.intervene.sets import HeadSet
+from attnscope.study.ablation.questions import HeadRecord, HeadStudy
 from attnscope.study.statistics import largest_first, rank_correlation
 from attnscope.tables import as_table, integers
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from attnscope.folder.parts import Parts
     from attnscope.intervene.passes import Advance, Passes
 
 TRIED = 8  # heads that are ablated to see how far the screen can be trusted
 
 
-@dataclass(frozen=True)
-class Screen:
+@dataclass(frozen=True, repr=False)
+class Screen(HeadRecord):
     """The screen of every head (means over the sequences), and what ablation costs where it was tried, else NaN."""
+
+    stem = "gradient"
 
     heads: tuple[tuple[int, int], ...]
     signed_N: np.ndarray
     size_N: np.ndarray
     ablated_N: np.ndarray
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def correlations(self) -> tuple[float, float]:
@@ -48,6 +54,19 @@ class Screen:
         layer, head = (np.array(part, np.int32) for part in zip(*self.heads, strict=True))
         columns = {"signed": self.signed_N, "size": self.size_N, "ablated": self.ablated_N}
         return as_table({"layer": layer, "head": head, **columns}).take(integers(largest_first(self.signed_N)))
+
+
+@dataclass(frozen=True)
+class ScreenStudy(HeadStudy[Screen]):
+    """All heads to first order, and some of them ablated."""
+
+    kind, readings, schema = "gradient", "gradient", "gradient/1"
+
+    def token_layers(self, passes: Passes) -> int:
+        return (BACKWARD + 1 + TRIED) * passes.token_layers([])
+
+    def answer(self, passes: Passes, facts: dict[str, Any], parts: Parts, advance: Advance) -> Screen:
+        return replace(screened(passes, advance), facts=facts)
 
 
 def screened(passes: Passes, advance: Advance = lambda token_layers: None) -> Screen:
