@@ -35,7 +35,7 @@ from attnscope.study.ablation import tasks
 from attnscope.study.ablation.direct import direct_means
 from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.screen import screened
-from attnscope.study.atlas.scan import plan, scan_heads
+from attnscope.study.atlas.scan import ScanStudy, plan
 from attnscope.text.prompt import from_ids, from_text
 from helpers.parity_models import in_half, roused_model
 from helpers.pretend import MixedDevicesError, Pretended, Seen, devices_of, place, pretend
@@ -124,7 +124,7 @@ def direct(loaded: LoadedModel) -> None:
 
 
 def scanned(loaded: LoadedModel) -> None:
-    scan_heads(loaded, plan(loaded, sequences=4, pool=range(10, 60)))
+    ScanStudy(loaded, plan(loaded, sequences=4, pool=range(10, 60))).run()
 
 
 QUICK: dict[str, Command] = {  # the others take minutes: slow

@@ -28,7 +28,7 @@ from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.screen import screened
 from attnscope.study.ablation.way import Way, way_to_logits
 from attnscope.study.atlas.copying import copying_of
-from attnscope.study.atlas.scan import plan, scan_heads
+from attnscope.study.atlas.scan import ScanStudy, plan
 from helpers.command_line import SENTENCE
 from helpers.corpora import jsonl, rows
 from helpers.parity_models import in_half
@@ -139,7 +139,7 @@ def gradient(loaded: LoadedModel, folder: Path) -> Any:
 
 
 def scanned(loaded: LoadedModel, folder: Path) -> Any:
-    return scan_heads(loaded, plan(loaded, sequences=2, pool=range(10, 30))).table().to_pylist()
+    return ScanStudy(loaded, plan(loaded, sequences=2, pool=range(10, 30))).run().table().to_pylist()
 
 
 def seen(loaded: LoadedModel, folder: Path) -> Any:

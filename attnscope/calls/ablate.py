@@ -23,7 +23,7 @@ from attnscope.study.ablation.effects import Ablation, AblationStudy, HeadSets
 from attnscope.study.ablation.questions import HeadStudy
 from attnscope.study.ablation.sets import head_set, of_roles, parts, read_sets, selected
 from attnscope.study.atlas.atlas import kept
-from attnscope.study.atlas.scan import plan, scan_heads
+from attnscope.study.atlas.scan import ScanStudy, plan
 from attnscope.telling import SILENT, Teller
 from attnscope.typed import takes_fields
 
@@ -160,7 +160,7 @@ def probed(loaded: LoadedModel, seed: int, tell: Teller = SILENT) -> Atlas:
     planned, layers = probes_of(loaded, seed), len(loaded.geometry.layers)
     tell.say(f"no sets were named: probes find the roles, {planned.tokens} tokens x {layers} layers")
     with tell.stage("reading probes", planned.tokens, "tokens") as advance:
-        return scan_heads(loaded, planned, advance=advance)
+        return ScanStudy(loaded, planned).run(advance=advance)
 
 
 def with_random(loaded: LoadedModel, named: Sequence[HeadSet], asked: AblateOptions) -> HeadSets:

@@ -8,29 +8,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.calls.records import Record, picture_of
+from attnscope.calls.records import StudyResult, run_study
+from attnscope.cells import head_name
 from attnscope.errors import hints_of
 from attnscope.figures import Style
-from attnscope.folder.parts import claim, with_weights
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.show.atlas import HEAD_JS, save_head_js, save_probes
+from attnscope.study.atlas.atlas import Atlas
 from attnscope.study.atlas.probes import SEQUENCES
-from attnscope.study.atlas.scan import READINGS, plan, scan_cost, scan_heads, scan_seconds
+from attnscope.study.atlas.scan import ScanStudy, plan
 from attnscope.study.atlas.texts import DIVERGENCES, LOOKS, on_texts, prompts_of
-from attnscope.tables import save
 from attnscope.telling import SILENT, Teller
 from attnscope.typed import takes_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from attnscope.drawing import Picture
     from attnscope.model.loaded import LoadedModel
-    from attnscope.study.atlas.atlas import Atlas
-    from attnscope.study.atlas.scan import Plan
     from attnscope.study.atlas.texts import OnTexts
-    from attnscope.text.prompt import Prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,110 +65,89 @@ def scan(call: ScanCall) -> Scan:
         >>> found.atlas.named("induction")
     """
     check_loaded(call.model)
-    return ScanPlan.of(call.model, call).run()
+    return run_scan(study_of(call.model, call), call)
 
 
-@dataclass(frozen=True)
-class ScanPlan:
-    """A scan that is about to be read: its trials, and its texts as tokens, where there are any.
+def study_of(model: LoadedModel, asked: ScanOptions, drawn: int | None = None) -> ScanStudy:
+    """What is to be read. drawn: how many sequences are drawn, fewer than are asked for where only the cost is wanted.
 
-    drawn: how many sequences were drawn, fewer than are asked for where only the cost is wanted.
+    Raises as `study.atlas.scan.plan` and `prompts_of`.
     """
+    planned = plan(model, seed=asked.seed, sequences=asked.sequences if drawn is None else drawn, pool=asked.pool)
+    prompts = () if asked.texts is None else prompts_of(model, asked.texts)
+    return ScanStudy(model, planned, asked.sequences, asked.pool, prompts)
 
-    model: LoadedModel
-    options: ScanOptions
-    planned: Plan
-    prompts: Sequence[Prompt] | None = None
 
-    @classmethod
-    def of(cls, model: LoadedModel, options: ScanOptions, drawn: int | None = None) -> ScanPlan:
-        """What is to be read. Raises as `study.atlas.scan.plan` and `prompts_of`."""
-        count = options.sequences if drawn is None else drawn
-        planned = plan(model, seed=options.seed, sequences=count, pool=options.pool)
-        return cls(model, options, planned, None if options.texts is None else prompts_of(model, options.texts))
-
-    def tokens(self) -> dict[str, int]:
-        """{trial: tokens}, of all sequences that are asked for."""
-        return scan_cost(self.model, self.options.sequences, self.options.pool)
-
-    def seconds(self) -> float:
-        """About how long it takes, by a batch that is read now."""
-        each = scan_seconds(self.model, self.planned, self.options.sequences)
-        return each * (sum(self.tokens().values()) + sum(map(len, self.prompts or ())))
-
-    def run(self, tell: Teller = SILENT, style: Style = Style()) -> Scan:
-        """Read the probes, and then the texts; with a folder, write there and draw."""
-        into = None if self.options.out is None else Path(self.options.out)
-        with tell.stage("reading probes", self.planned.tokens, "tokens") as advance:
-            atlas = scan_heads(self.model, self.planned, into, force=self.options.force, advance=advance)
-        found = Scan(self.model, atlas, self.planned.facts)
-        if into is not None:
-            with tell.stage("drawing"):
-                save_probes(atlas, into, self.model.name, style)
-        if not self.prompts:
-            return found
-        with tell.stage("reading texts", len(self.prompts), "texts") as advance:
-            read = on_texts(self.model, self.prompts, into, force=self.options.force, advance=advance)
-        if into is not None:
-            with tell.stage("drawing"):
-                save_head_js(read, atlas, into / f"{HEAD_JS}.{style.image}", style.of_model(self.model.name))
-        return replace(found, texts=read)
+def run_scan(study: ScanStudy, asked: ScanOptions, tell: Teller = SILENT, style: Style = Style()) -> Scan:
+    """Read the probes, and then the texts; with a folder, write there and draw."""
+    into = None if asked.out is None else Path(asked.out)
+    found = Scan(study, run_study(study, into, asked.force, tell, study.planned.tokens, "tokens"))
+    if into is not None:
+        with tell.stage("drawing"):
+            found.draw(into, style)
+    if not study.prompts:
+        return found
+    with tell.stage("reading texts", len(study.prompts), "texts") as advance:
+        found = replace(found, texts=on_texts(study.model, study.prompts, into, force=asked.force, advance=advance))
+    if into is not None:
+        with tell.stage("drawing"):
+            found.draw_texts(into, style)
+    return found
 
 
 @dataclass(frozen=True, repr=False)
-class Scan(Record):
-    """A model's atlas; texts: how far apart its heads are on texts, where some were given.
+class Scan(StudyResult[ScanStudy, Atlas]):
+    """A model's atlas; texts: how far apart its heads are on texts, where some were given."""
 
-    facts: what tells the scan from another.
-    """
-
-    model: LoadedModel
-    atlas: Atlas
-    facts: Mapping[str, Any]
     texts: OnTexts | None = None
+
+    @property
+    def atlas(self) -> Atlas:
+        """What the probes show of every head."""
+        return self.found
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What tells the scan from another."""
+        return self.study.facts
 
     @cached_property
     def roles(self) -> dict[str, list[str]]:
         """{role: names of its heads, as `L3H0`}, of the roles that any head has."""
-        from attnscope.cells import head_name
-
-        named = self.atlas.by_role()
         return {
             role: [head_name(layer, head) for layer, heads in of.items() for head in heads]
-            for role, of in named.items()
+            for role, of in self.atlas.by_role().items()
             if of
         }
 
     @property
-    def line(self) -> str:
-        said = ", ".join(f"{len(heads)} {role}" for role, heads in self.roles.items()) or "no role"
-        return f"{len(self.atlas.heads)} heads of {self.model.name}: {said}"
+    def title(self) -> str:
+        return f"probes of {self.model.name}"
 
     def table(self) -> pa.Table:
         """A row per contrast and head, see `Atlas.table`; those with a role or a mark first."""
         return self.atlas.table(self.atlas.order())
 
-    def figure(self, style: Style = Style()) -> Picture:
-        """Every probe as a layers x heads map of its effects."""
-        style = replace(style, image="png")
-        return picture_of(
-            f"probes of {self.model.name}", lambda to: save_probes(self.atlas, to, self.model.name, style)
-        )
+    def draw(self, folder: Path, style: Style = Style()) -> list[Path]:
+        """Draw every probe as a layers x heads map of its effects into a folder; the path."""
+        return [save_probes(self.atlas, folder, self.model.name, style)]
 
-    def _picture(self) -> Picture:
-        return self.figure()
+    def draw_texts(self, folder: Path, style: Style = Style()) -> Path:
+        """Draw how far apart the heads are on the texts; the path."""
+        assert self.texts is not None
+        return save_head_js(
+            self.texts, self.atlas, folder / f"{HEAD_JS}.{style.image}", style.of_model(self.model.name)
+        )
 
     def export(self, folder: str | Path, *, force: bool = False, style: Style = Style()) -> list[Path]:
         """Write atlas.json, tables and pictures, which `atlas=folder` and `--atlas` read; the paths.
 
         Raises UsageError for a folder that holds another scan, unless force says to write over it.
         """
-        into = Path(folder)
-        claim(into, READINGS, "scan", with_weights(self.facts, self.model), force)
-        self.atlas.save(into)
-        save_probes(self.atlas, into, self.model.name, style)
-        if self.texts is not None:
-            save(self.texts.js_table(), into / DIVERGENCES)
-            save(self.texts.looks_table(), into / LOOKS)
-            save_head_js(self.texts, self.atlas, into / f"{HEAD_JS}.{style.image}", style.of_model(self.model.name))
-        return sorted(path for path in into.iterdir() if path.is_file() and not path.name.startswith("."))
+        written = super().export(folder, force=force, style=style)
+        if self.texts is None:
+            return written
+        self.texts.save(Path(folder))
+        return sorted(
+            {*written, Path(folder) / DIVERGENCES, Path(folder) / LOOKS, self.draw_texts(Path(folder), style)}
+        )

@@ -60,7 +60,7 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measure
         return 0
     output.talk(cost.line, measured.quiet)
     with unwinding():
-        result = run_ablation(study, asked, atlas, tell, cost.token_layers, style)
+        result = run_ablation(study, asked, atlas, tell, cost.steps, style)
     return print_answer(result.found, on, measured)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from typer import Option
 
 from attnscope import cells
-from attnscope.cli import output, scan_texts
+from attnscope.cli import output
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import FIRST, command_line, fill, option_group
 from attnscope.cli.heads import GROUPS
@@ -19,6 +18,7 @@ from attnscope.cli.info import Named
 from attnscope.cli.load_options import Loading
 from attnscope.cli.options import Config, Exporting, Format, Seed
 from attnscope.cli.scan_tables import contrasts, left_out, probe_names, scanned_sheet
+from attnscope.cli.study import show_cost
 from attnscope.cli.study_options import Sequences
 from attnscope.cli.takes import takes
 from attnscope.cli.top import Top
@@ -171,24 +171,21 @@ def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kep
     with output.progress(f"loading {cells.model_name(str(options.model))}", None, kept.quiet):
         loaded = load(options)
 
-    from attnscope.calls.scan import ScanOptions, ScanPlan
+    from attnscope.calls.scan import ScanOptions, run_scan, study_of
 
     asked = fill(ScanOptions, probing, pool=given.pool, texts=given.texts, out=kept.out, force=kept.force)
-    plan = ScanPlan.of(loaded, asked, probing.drawn)
-    if probing.probe not in (None, *plan.planned.probes):
-        raise UsageError(f"there is no probe {probing.probe!r}", f"the probes are {probe_names(plan.planned.probes)}")
-    layers = len(loaded.geometry.attention_layers)
+    study = study_of(loaded, asked, probing.drawn)
+    if probing.probe not in (None, *study.planned.probes):
+        known = probe_names(study.planned.probes)
+        raise UsageError(f"there is no probe {probing.probe!r}", f"the probes are {known}")
     output.talk(loaded.line, kept.quiet)
-    tokens = plan.tokens() if probing.dry_run else {one.name: one.tokens for one in plan.planned.trials}
-    cost = _cost(tokens, layers) + (f"; {scan_texts.texts_cost(plan.prompts, layers)}" if plan.prompts else "")
+    cost = study.cost()
     if probing.dry_run:
-        with output.progress("measuring a batch", None, kept.quiet):
-            seconds = plan.seconds()
-        output.show(cost + output.estimated(seconds))
+        show_cost(cost, kept.quiet)
         return None
-    output.talk(cost, kept.quiet)
+    output.talk(cost.line, kept.quiet)
     with unwinding():
-        return plan.run(output.Talk(kept.quiet), style)
+        return run_scan(study, asked, output.Talk(kept.quiet), style)
 
 
 def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept, style: Style) -> int:
@@ -219,7 +216,3 @@ def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept, 
     table = stacked(atlases, heads[: probing.limit(format)], probing.probe)
     output.emit(table, format, lambda: effects_at(atlases, shown.probe, heads[: probing.shown]))
     return 0
-
-
-def _cost(tokens: Mapping[str, int], layers: int) -> str:
-    return f"{len(tokens)} trials ({', '.join(tokens)}): {sum(tokens.values())} tokens x {layers} layers"

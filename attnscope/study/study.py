@@ -48,19 +48,18 @@ Record = TypeVar("Record", bound=StudyRecord)
 
 @dataclass(frozen=True)
 class Cost:
-    """What a study takes. line: in words. token_layers: tokens times layers. operations: about how many.
+    """What a study takes. line: in words. steps: as its progress counts them, such as tokens times layers.
 
-    token_seconds: measures about how long a token takes in a layer, by a batch that it runs.
+    step_seconds: measures about how long a step takes, by a batch that it runs.
     """
 
     line: str
-    token_layers: int
-    operations: float
-    token_seconds: Callable[[], float]
+    steps: int
+    step_seconds: Callable[[], float]
 
     def seconds(self) -> float:
         """About how long it takes, by a batch that is run now."""
-        return self.token_layers * self.token_seconds()
+        return self.steps * self.step_seconds()
 
 
 class Study(ABC, Generic[Record]):
@@ -209,7 +208,7 @@ def cost_of_passes(
 def cost_of(what: str, token_layers: int, operations: float, passes: Passes, sets: Sequence[HeadSet]) -> Cost:
     """So many tokens times layers, timed by a batch of some sets."""
     line = f"{what} {token_layers} tokens x layers, about {operations:.0e} operations"
-    return Cost(line, token_layers, operations, lambda: pass_seconds(passes, sets))
+    return Cost(line, token_layers, lambda: pass_seconds(passes, sets))
 
 
 @dataclass(frozen=True)

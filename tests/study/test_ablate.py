@@ -38,7 +38,7 @@ def studied(demo, tmp_path_factory):
     said = []
     study = AblationStudy(demo, task, asked)
     found = study.run(folder, advance=said.append)
-    assert sum(said) == study.cost().token_layers
+    assert sum(said) == study.cost().steps
     return task, asked, found, folder
 
 
@@ -263,7 +263,7 @@ def test_roles_of_an_atlas_are_sets(tmp_path):
 def test_without_sets_and_atlas_probes_name_them(monkeypatch, demo_without_atlas):
     probed = []
     monkeypatch.setattr(
-        "attnscope.calls.ablate.scan_heads", lambda loaded, planned, advance: probed.append(planned) or ATLAS
+        "attnscope.study.atlas.scan.ScanStudy.run", lambda study, advance: probed.append(study.planned) or ATLAS
     )
     result = call("ablate", demo_without_atlas, *FAST, "--format", "jsonl")
     assert [one.name for one in probed[0].trials] == [
@@ -272,7 +272,7 @@ def test_without_sets_and_atlas_probes_name_them(monkeypatch, demo_without_atlas
     ]
     assert "no sets were named: probes find the roles, " in result.err
     assert json.loads(result.out.splitlines()[0])["set"] == "induction"
-    monkeypatch.setattr("attnscope.calls.ablate.scan_heads", lambda loaded, planned, advance: made_atlas(None, {}))
+    monkeypatch.setattr("attnscope.study.atlas.scan.ScanStudy.run", lambda study, advance: made_atlas(None, {}))
     result = call("ablate", demo_without_atlas, *FAST)
     assert (result.code, "no head has a role; name heads with --select" in result.err) == (4, True)
 
@@ -285,7 +285,7 @@ def test_a_role_without_an_atlas_is_refused_in_one_line(demo_without_atlas):
 
 def test_the_demos_own_atlas_names_the_sets(monkeypatch):
     monkeypatch.setattr(
-        "attnscope.calls.ablate.scan_heads", lambda *given, **how: pytest.fail("it was scanned already")
+        "attnscope.study.atlas.scan.ScanStudy.run", lambda *given, **how: pytest.fail("it was scanned already")
     )
     result = call("ablate", "demo", *FAST, "-q", "--format", "jsonl").silent()
     sets = [(row["set"], row["heads"]) for row in result.records if row["condition"] == "together"]
@@ -294,7 +294,9 @@ def test_the_demos_own_atlas_names_the_sets(monkeypatch):
 
 
 def test_before_the_probes_have_run_a_set_has_its_cost(monkeypatch, demo_without_atlas):
-    monkeypatch.setattr("attnscope.calls.ablate.scan_heads", lambda *given, **how: pytest.fail("nothing is to be run"))
+    monkeypatch.setattr(
+        "attnscope.study.atlas.scan.ScanStudy.run", lambda *given, **how: pytest.fail("nothing is to be run")
+    )
     result = call("ablate", demo_without_atlas, *FAST, "--dry-run").ok()
     assert b"then per set and random set at most 202 tokens x 4 layers" in result.out  # 2 sequences of 101 tokens
 

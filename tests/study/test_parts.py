@@ -15,7 +15,7 @@ from attnscope.intervene.sets import HeadSet
 from attnscope.study.ablation.prune import pruned
 from attnscope.study.atlas import scan as scan_room
 from attnscope.study.atlas.findings import read_trial
-from attnscope.study.atlas.scan import plan, scan_heads
+from attnscope.study.atlas.scan import ScanStudy, plan
 from helpers.command_line import call
 
 GOOD = {"loss": np.arange(6.0).reshape(2, 3), "word": np.array(["sink", "-"])}
@@ -104,7 +104,7 @@ def test_a_claim_that_is_damaged_is_one_line_and_force_writes_over_it(tmp_path: 
 def test_a_scan_reads_damaged_readings_anew(demo, tmp_path: Path, monkeypatch) -> None:
     planned = plan(demo, sequences=2)
     planned = type(planned)([one for one in planned.trials if one.name == "offsets"], planned.seed, planned.facts)
-    found, path = scan_heads(demo, planned, tmp_path), tmp_path / "readings" / "offsets.npz"
+    found, path = ScanStudy(demo, planned).run(tmp_path), tmp_path / "readings" / "offsets.npz"
     whole, trials = path.read_bytes(), []
 
     def watched(loaded, trial, *how):
@@ -116,7 +116,7 @@ def test_a_scan_reads_damaged_readings_anew(demo, tmp_path: Path, monkeypatch) -
         others = {name: columns[name] for name in columns.files} | {"heads": np.zeros((24, 2), int)}
     for damage in (whole[:100], saved(tmp_path / "other.npz", **others)):
         path.write_bytes(damage)
-        assert scan_heads(demo, planned, tmp_path).table().equals(found.table())
+        assert ScanStudy(demo, planned).run(tmp_path).table().equals(found.table())
         assert path.read_bytes() == whole
     assert trials == ["offsets", "offsets"]
 
@@ -159,7 +159,7 @@ def test_a_damaged_folder_is_said_by_the_command(tmp_path: Path, command: str) -
 def test_the_cost_of_a_million_sequences_is_that_of_few_times_as_many(
     line: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnscope.calls.scan.scan_seconds", lambda *given: 1e-3)  # which would read a batch
+    monkeypatch.setattr("attnscope.study.atlas.scan.scan_seconds", lambda *given: 1e-3)  # which would read a batch
 
     def numbers(sequences: int) -> list[str]:
         result = call(line[0], "demo", *line[1:], "-q", "--dry-run", "--sequences", str(sequences)).ok()

@@ -14,7 +14,7 @@ from attnscope.study.atlas.copying import copying_of
 from attnscope.study.atlas.findings import read_trial
 from attnscope.study.atlas.pool import begins, token_pool
 from attnscope.study.atlas.probes import Arm, Measure, Trial, trials
-from attnscope.study.atlas.scan import plan, scan_heads
+from attnscope.study.atlas.scan import ScanStudy, plan
 from helpers.families import tiny_model
 from helpers.parity_models import ids_for, roused_model
 
@@ -188,7 +188,7 @@ def hand_built(tokenizer):
 def built(demo):
     """The atlas of the hand-built decoder, and its effects as {(probe, against): effects}."""
     loaded = hand_built(demo.tokenizer)
-    atlas = scan_heads(loaded, plan(loaded, sequences=32, pool=range(1, WORDS)))
+    atlas = ScanStudy(loaded, plan(loaded, sequences=32, pool=range(1, WORDS))).run()
     assert atlas.heads == ((0, 0), (0, 1), (1, 0), (1, 1))
     assert atlas.facts["not_measured"] == {}
     return atlas, {(one.probe, one.against): one.effects for one in atlas.findings}

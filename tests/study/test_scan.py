@@ -24,7 +24,7 @@ from attnscope.study.atlas.atlas import kept as read_back
 from attnscope.study.atlas.findings import read_trial
 from attnscope.study.atlas.pool import token_pool
 from attnscope.study.atlas.roles import named_by
-from attnscope.study.atlas.scan import plan, scan_heads
+from attnscope.study.atlas.scan import ScanStudy, plan
 from helpers.atlases import made_atlas
 from helpers.command_line import call
 from helpers.families import tiny_model
@@ -45,7 +45,7 @@ EXPECTED = {
 def scanned(demo, tmp_path_factory):
     """The demo's atlas of a fresh scan, and the folder it was written to."""
     folder = tmp_path_factory.mktemp("atlas")
-    return scan_heads(demo, plan(demo), folder), folder
+    return ScanStudy(demo, plan(demo)).run(folder), folder
 
 
 @pytest.fixture(scope="module", params=["packed", pytest.param("scanned", marks=pytest.mark.e2e)])
@@ -63,7 +63,7 @@ def some(demo, tmp_path_factory):
     planned, folder = plan(demo), tmp_path_factory.mktemp("some")
     short = [one for one in planned.trials if one.name in ("repeated p10", "offsets", "sink")]
     planned = replace(planned, trials=short)
-    return scan_heads(demo, planned, folder), planned, folder
+    return ScanStudy(demo, planned).run(folder), planned, folder
 
 
 def heads_of(roles):
@@ -152,7 +152,7 @@ def test_a_stranger_has_no_induction_head(real_model_folder):
     loaded = load(LoadOptions(model=str(real_model_folder)))
     planned = plan(loaded)
     repeated = replace(planned, trials=[one for one in planned.trials if one.name.startswith("repeated")])
-    assert not [names for names in scan_heads(loaded, repeated).roles.values() if "induction" in names]
+    assert not [names for names in ScanStudy(loaded, repeated).run().roles.values() if "induction" in names]
 
 
 def test_the_picture_hatches_who_is_not_named_and_says_which_probes_name_nobody(kept):
@@ -195,7 +195,7 @@ def test_a_scan_that_was_stopped_goes_on_and_ends_the_same(demo, some, tmp_path,
         return read_trial(loaded, trial, *how)
 
     monkeypatch.setattr(scan_room, "read_trial", watched)
-    again = scan_heads(demo, planned, tmp_path)
+    again = ScanStudy(demo, planned).run(tmp_path)
     assert sorted(read_now) == [path.stem for path in left]
     assert again.table().equals(found.table())
     assert again.facts == found.facts
@@ -203,7 +203,7 @@ def test_a_scan_that_was_stopped_goes_on_and_ends_the_same(demo, some, tmp_path,
 
 def test_another_scan_is_not_mixed_in(demo, some):
     with pytest.raises(UsageError, match="another scan: seed was 0, now 1;"):
-        scan_heads(demo, plan(demo, seed=1), some[2])
+        ScanStudy(demo, plan(demo, seed=1)).run(some[2])
 
 
 def test_a_model_whose_layers_see_summaries_of_tokens_is_refused():
@@ -230,7 +230,7 @@ def random_model(scale, seed, demo, sequences=64, **sizes):
     """The atlas of a decoder that has learned nothing."""
     sizes = {"initializer_range": scale, "max_position_embeddings": 128} | sizes
     loaded = wrap(tiny_model("llama", seed=seed, **sizes), demo.tokenizer)
-    return scan_heads(loaded, plan(loaded, sequences=sequences, seed=seed, pool=range(5, 90)))
+    return ScanStudy(loaded, plan(loaded, sequences=sequences, seed=seed, pool=range(5, 90))).run()
 
 
 def test_one_random_model_names_nobody(demo):
@@ -271,7 +271,7 @@ def expected_lines(atlas):
 
 
 def test_the_command_prints_the_heads_that_are_named(kept, monkeypatch):
-    monkeypatch.setattr("attnscope.calls.scan.scan_heads", lambda *arguments, **how: kept[0])
+    monkeypatch.setattr("attnscope.study.atlas.scan.ScanStudy.run", lambda *given, **how: kept[0])
     result = call("scan", "demo", "-q", "--sequences", "2", columns=120).silent()
     assert sorted(named_lines(result)) == expected_lines(kept[0])
 

@@ -21,7 +21,7 @@ from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.sets import head_set
 from attnscope.study.ablation.tasks import copy
 from attnscope.study.atlas import findings
-from attnscope.study.atlas.scan import plan, scan_heads
+from attnscope.study.atlas.scan import ScanStudy, plan
 from helpers.command_line import call
 from helpers.forks import HANGS, Forked
 
@@ -53,7 +53,7 @@ def scanning(demo, monkeypatch) -> Study:
     monkeypatch.setattr(findings, "BATCH_TOKENS", 4 * 65)
     planned = plan(demo, sequences=6)
     few = [one for one in planned.trials if one.name in ("offsets", "sink")]
-    return lambda folder: scan_heads(demo, type(planned)(few, planned.seed, planned.facts), folder)
+    return lambda folder: ScanStudy(demo, type(planned)(few, planned.seed, planned.facts)).run(folder)
 
 
 PASSES = {"ablating": (Passes, "run"), "scanning": (findings, "_pass")}

@@ -19,16 +19,26 @@ from attnscope.files import save_json
 from attnscope.keep.atlas import COLUMNS, NAME, TABLE, HeadNames, damage, read_atlas, roles_by_head
 from attnscope.study.atlas.findings import Finding
 from attnscope.study.atlas.roles import MARK, RULES, Rule
+from attnscope.study.records import StudyRecord
 from attnscope.study.statistics import Effects, largest_first
 from attnscope.tables import as_table, numbers, save
 
 
 @dataclass(frozen=True)
-class Atlas(HeadNames):
+class Atlas(HeadNames, StudyRecord):
     """What the probes show of every head: roles by head, facts, heads as (layer, head), findings in order."""
+
+    stem = "atlas"
 
     heads: tuple[tuple[int, int], ...]
     findings: Sequence[Finding]
+
+    @property
+    def line(self) -> str:
+        """How many heads have each role."""
+        counts = {role: sum(map(len, heads.values())) for role, heads in self.by_role().items()}
+        said = ", ".join(f"{count} {role}" for role, count in counts.items() if count) or "no role"
+        return f"{len(self.heads)} heads of {self.facts['model']['name']}: {said}"
 
     def table(self, places: Sequence[int] | None = None, probe: str | None = None) -> pa.Table:
         """A row per contrast and head: layer, head, probe, against, then the columns of `Effects`; NaN is null.

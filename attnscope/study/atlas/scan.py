@@ -1,6 +1,6 @@
 """The scan of a model: its trials, read one by one into a folder, from which a stopped scan goes on.
 
-atlas = scan_heads(loaded, plan(loaded), folder=Path("runs/atlas"))
+atlas = ScanStudy(loaded, plan(loaded)).run(Path("runs/atlas"))
 atlas.roles[3, 0]      # ("induction", "sink")
 """
 
@@ -11,15 +11,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnscope.cells import head_name
-from attnscope.folder.parts import Column, Columns, Parts, claim, of_heads, with_weights
+from attnscope.folder.parts import Column, Columns, Parts, of_heads
+from attnscope.intervene.passes import Advance
 from attnscope.keep.atlas import SCHEMA
-from attnscope.model.libraries import versions
 from attnscope.seam.causal import check_causal
 from attnscope.study.atlas.atlas import Atlas
 from attnscope.study.atlas.copying import Copying, copying_of
@@ -36,11 +35,11 @@ from attnscope.study.atlas.long_range_copying import recalled, unable
 from attnscope.study.atlas.pool import begins, token_pool
 from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, SEQUENCES, Measure, Trial, batches, drafts, trials
 from attnscope.study.atlas.roles import near_uniform, roles_of
+from attnscope.study.study import Cost, Study
+from attnscope.text.prompt import Prompt
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
-
-READINGS = "readings"
 
 
 @dataclass(frozen=True)
@@ -128,38 +127,48 @@ def _allowed(
     return drawn_from, begin, copying_of(loaded, few), unable(loaded, few)
 
 
-def scan_heads(
-    loaded: LoadedModel,
-    planned: Plan,
-    folder: Path | None = None,
-    *,
-    force: bool = False,
-    advance: Callable[[int], object] = lambda tokens: None,
-) -> Atlas:
-    """Read every trial and compare; with a folder, keep each trial's readings and write table and atlas.json.
+@dataclass(frozen=True)
+class ScanStudy(Study[Atlas]):
+    """What each head does in the trials of a plan. sequences, pool: what was asked for, of which `planned` may hold but
+    a few sequences, where only the cost is wanted. prompts: texts that are read after the probes."""
 
-    advance: called with the tokens of every pass, and of what an earlier run had read. Raises UsageError for a folder
-    that holds another scan, unless force says to write over it.
-    """
-    parts = Parts()
-    if folder is not None:
-        planned = replace(planned, facts=with_weights(planned.facts, loaded))
-        parts = claim(folder, READINGS, "scan", planned.facts, force)
-    findings: list[Finding] = []
-    beside: dict[str, Any] = {}
-    heads: tuple[tuple[int, int], ...] = ()
-    parts.expect(sum(map(batches_of, planned.trials)))
-    with parts.resumable():
-        for trial in planned.trials:
-            readings = _readings(loaded, trial, parts, advance)
-            findings += findings_of(trial, readings, planned.seed)
-            beside |= _beside(trial, readings)
+    kind, readings, schema, stage = "scan", "readings", SCHEMA, "reading probes"
+
+    model: LoadedModel
+    planned: Plan
+    sequences: int = SEQUENCES
+    pool: Sequence[int] | None = None
+    prompts: Sequence[Prompt] = ()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return dict(self.planned.facts)
+
+    def cost(self) -> Cost:
+        whole = self.planned.facts["sequences"] == self.sequences
+        tokens = {one.name: one.tokens for one in self.planned.trials}
+        tokens = tokens if whole else scan_cost(self.model, self.sequences, self.pool)
+        layers, total = len(self.model.geometry.attention_layers), sum(tokens.values())
+        lines, texts = [f"{len(tokens)} trials ({', '.join(tokens)}): {total} tokens x {layers} layers"], 0
+        if self.prompts:
+            texts, longest = sum(map(len, self.prompts)), max(map(len, self.prompts))
+            cut = sum(prompt.removed > 0 for prompt in self.prompts)
+            said = f" ({cut} cut to {longest})" if cut else ""
+            lines.append(f"{len(self.prompts)} texts{said}: {texts} tokens x {layers} layers")
+        return Cost("; ".join(lines), total + texts, lambda: scan_seconds(self.model, self.planned, self.sequences))
+
+    def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> Atlas:
+        """Read every trial and compare. advance: called with the tokens of every pass, and of what an earlier run had
+        read."""
+        findings: list[Finding] = []
+        heads: tuple[tuple[int, int], ...] = ()
+        parts.expect(sum(map(batches_of, self.planned.trials)))
+        for trial in self.planned.trials:
+            readings = _readings(self.model, trial, parts, advance)
+            findings += findings_of(trial, readings, self.planned.seed)
+            facts |= _beside(trial, readings)
             heads = readings.heads
-    named = dict(zip(heads, roles_of(findings, len(heads)), strict=True))
-    atlas = Atlas(named, {"schema": SCHEMA, **planned.facts, **beside, "versions": versions()}, heads, findings)
-    if folder is not None:
-        atlas.save(folder)
-    return atlas
+        return Atlas(dict(zip(heads, roles_of(findings, len(heads)), strict=True)), facts, heads, findings)
 
 
 def _beside(trial: Trial, readings: Readings) -> dict[str, Any]:
@@ -173,7 +182,7 @@ def _beside(trial: Trial, readings: Readings) -> dict[str, Any]:
     return said
 
 
-def _readings(loaded: LoadedModel, trial: Trial, parts: Parts, advance: Callable[[int], object]) -> Readings:
+def _readings(loaded: LoadedModel, trial: Trial, parts: Parts, advance: Advance) -> Readings:
     """The trial's readings, from the folder where an earlier run left them."""
     name = trial.name.replace(" ", "-")
     heads, fits = of_heads(loaded.geometry)

@@ -80,6 +80,11 @@ class OnTexts:
         columns = {"layer": layer[one], "head": head[one], "other_layer": layer[two], "other_head": head[two]}
         return as_table({**columns, "js": self.js_NN[one, two]})
 
+    def save(self, folder: Path) -> None:
+        """Write both tables."""
+        save(self.js_table(), folder / DIVERGENCES)
+        save(self.looks_table(), folder / LOOKS)
+
 
 def kept_texts(folder: Path) -> OnTexts | None:
     """How far apart heads are by the tables of a scan's folder; None where it read no texts.
@@ -149,8 +154,7 @@ def on_texts(
     mean_NN = np.sum([part.sum_NN for part in parts], axis=0) / len(prompts)
     found = OnTexts(heads, mean_NN, np.concatenate([part.looks_SN for part in parts]))
     if folder is not None:
-        save(found.js_table(), folder / DIVERGENCES)
-        save(found.looks_table(), folder / LOOKS)
+        found.save(folder)
     return found
 
 
