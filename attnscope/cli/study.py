@@ -112,7 +112,7 @@ class Printed(Generic[Record]):
 
     sheet: Callable[[Record, int | None], RenderableType]
     notes: Callable[[Record], Iterable[str]]
-    draw: Callable[[Record, Path], Sequence[Path | None]]
+    draw: Callable[[Record, Path], Sequence[Path | None]] = lambda record, folder: []
     page: Callable[[Record, Path], object] = lambda record, folder: None
     beside: Callable[[Record], object] = lambda record: None
     hint: str = ONE_BY_ONE

@@ -50,7 +50,7 @@ def refuse_other_kind(folder: Path, name: str, force: bool) -> None:
 
     force lets it be written next to that.
     """
-    (own,) = (kind for kind, names in KINDS.items() if name in names)
+    own = next((kind for kind, names in KINDS.items() if name in names), None)  # None: a study that is not listed
     others = [(kind, file) for kind, file in kinds_in(folder).items() if kind != own]
     if not others or force:
         return

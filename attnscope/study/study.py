@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from attnscope.cells import head_name
+from attnscope.cells import head_name, number_of
 from attnscope.folder.parts import Column, Parts, claim, with_weights
 from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.measure import LOSS, Measure
@@ -181,6 +181,14 @@ class SetStudy(Study[Record]):
             "heads_sha256": hashlib.sha256(names.encode()).hexdigest(),
             "stack": DECODER,
         }
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return self.task_facts | self.heads_facts([head for one in self.sets for head in one.heads])
+
+    def cost(self) -> Cost:
+        texts = number_of(len(self.passes.task), "text")
+        return self.cost_of_passes(f"{number_of(len(self.sets), 'set')} of heads, on {texts}", self.sets)
 
     def cost_of_passes(self, what: str, sets: Sequence[HeadSet], *, times: int = 1, before: int = 0) -> Cost:
         """What it would take at most. what: how many sets of what kind, on how many texts. times: the sets that are run
