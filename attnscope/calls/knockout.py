@@ -12,7 +12,7 @@ from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.selection import select as selected
 from attnscope.study.budgets.asked import BELOW, check_below, check_budgets, check_no_budget
-from attnscope.study.budgets.cases import asked_caches
+from attnscope.study.budgets.cases import AskedCache
 from attnscope.study.budgets.effects import BudgetPlan, BudgetStudy
 from attnscope.study.knockout.asked import DRAWS, CutPlan, asked_of
 from attnscope.study.knockout.effects import KnockoutStudy
@@ -22,17 +22,14 @@ if TYPE_CHECKING:
     from attnscope.keep.atlas import HeadNames
     from attnscope.model.loaded import LoadedModel
     from attnscope.study.budgets.effects import BudgetCosts
-    from attnscope.study.knockout.asked import Selection
+    from attnscope.study.knockout.asked import Selection, Texts
     from attnscope.study.knockout.records import Knocked
-
-
-Text = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
 @overload
 def knockout(
     model: LoadedModel,
-    text: Text,
+    text: Texts,
     query: str | int = "last",
     key: str | int | None = None,
     *,
@@ -54,7 +51,7 @@ def knockout(
 @overload
 def knockout(
     model: LoadedModel,
-    text: Text,
+    text: Texts,
     *,
     keep: str,
     at: str | int | None = None,
@@ -75,7 +72,7 @@ def knockout(
 @hints_of(LoadOptions)
 def knockout(
     model: LoadedModel,
-    text: Text,
+    text: Texts,
     query: str | int = "last",
     key: str | int | None = None,
     *,
@@ -124,7 +121,7 @@ def knockout(
     spelled = None if key is None else str(key)
     if keep is not None:
         check_budgets(keep, over, query=None if query == "last" else str(query), key=spelled, how=how)
-        caches = asked_caches(text, {**shared, "at": at, "generate": generate})
+        caches = AskedCache.of(text, {**shared, "at": at, "generate": generate})
         check_below(below)
         plan = BudgetPlan(keep, over, chosen_heads(model, select, atlas), select or BudgetPlan.name, below)
         return BudgetStudy.of(model, caches, plan).run(folder, force=force)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnscope.calls.knockout import chosen_heads
 from attnscope.errors import UsageError, hints_of
@@ -13,12 +13,13 @@ from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.study.patching.effects import PatchPlan, PatchStudy
 from attnscope.study.patching.over import METHODS, OVER
-from attnscope.study.patching.pairs import asked_pairs
+from attnscope.study.patching.pairs import AskedPair
 
 if TYPE_CHECKING:
     from attnscope.intervene.what import What
     from attnscope.keep.atlas import HeadNames
     from attnscope.model.loaded import LoadedModel
+    from attnscope.study.knockout.asked import Texts
     from attnscope.study.patching.effects import PatchedPairs
     from attnscope.study.patching.over import Method, Over
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 @hints_of(LoadOptions)
 def patch(
     model: LoadedModel,
-    text: str | Sequence[int] | Sequence[Mapping[str, Any]],
+    text: Texts,
     corrupted: str | Sequence[int] | None = None,
     *,
     at: str | int | None = None,
@@ -66,6 +67,6 @@ def patch(
                 f"{name}: expected one of {', '.join(known)}, got {str(value)[:20]!r}", f"use {known[0]!r}"
             )
     shared = {"corrupted": corrupted, "at": None if at is None else str(at), "answer": answer, "foil": foil}
-    asked = asked_pairs(text, {**shared, "define": define or {}, "chat": chat})
+    asked = AskedPair.of(text, {**shared, "define": define or {}, "chat": chat})
     plan = PatchPlan(what, over, chosen_heads(model, select, atlas), select or PatchPlan.name, method, random, seed)
     return PatchStudy.of(model, asked, plan).run(None if out is None else Path(out), force=force)

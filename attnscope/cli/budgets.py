@@ -25,7 +25,7 @@ def measure_budgets(
     output.wanted_format(table.format)
     text = read_one(answered, table)
 
-    from attnscope.study.budgets.cases import FIELDS, asked_caches
+    from attnscope.study.budgets.cases import AskedCache
 
     shared: dict[str, Any] = {
         "at": budgets.at,
@@ -36,7 +36,7 @@ def measure_budgets(
         "chat": answered.chat,
         "truncate": answered.truncate,
     }
-    asked = questions(answered, text, FIELDS, partial(asked_caches, shared=shared), compared.sequences)
+    asked = questions(answered, text, AskedCache.FIELDS, partial(AskedCache.of, shared=shared), compared.sequences)
 
     from attnscope.calls.knockout import chosen_heads
     from attnscope.study.budgets.effects import BudgetPlan, BudgetStudy

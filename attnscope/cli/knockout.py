@@ -57,12 +57,12 @@ def knockout(
     output.wanted_format(table.format)  # what it refuses is refused before the work
     text = read_one(answered, table)
 
-    from attnscope.study.knockout.asked import FIELDS, asked_of
+    from attnscope.study.knockout.asked import AskedText, asked_of
 
     shared = edges.asks() | {"answer": answered.answer, "foil": answered.foil}
     shared |= {"query": shared["query"] or "last", "chat": answered.chat, "truncate": answered.truncate}
     make = partial(asked_of, shared=shared, each_key=edges.of_keys)
-    asked = questions(answered, text, FIELDS, make, compared.sequences)
+    asked = questions(answered, text, AskedText.FIELDS, make, compared.sequences)
     ask, purpose = cut_asked(answered, edges, compared, text)
 
     from attnscope.cli.single import answer

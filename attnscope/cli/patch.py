@@ -40,7 +40,7 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTa
     output.wanted_format(table.format)
     text = read_one(paired, table)
 
-    from attnscope.study.patching.pairs import FIELDS, asked_pairs
+    from attnscope.study.patching.pairs import AskedPair
 
     shared = {
         "corrupted": paired.corrupted,
@@ -51,7 +51,8 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTa
         "chat": paired.chat,
         "truncate": paired.truncate,
     }
-    asked = questions(paired, text, FIELDS, partial(asked_pairs, shared=shared), beside.sequences, stdin="jsonl")
+    make = partial(AskedPair.of, shared=shared)
+    asked = questions(paired, text, AskedPair.FIELDS, make, beside.sequences, stdin="jsonl")
 
     from attnscope.calls.knockout import chosen_heads
     from attnscope.study.patching.effects import PatchStudy

@@ -16,7 +16,7 @@ from attnscope.intervene.budgets import CacheBudget
 from attnscope.model.loading import wrap
 from attnscope.selection import select, written_heads
 from attnscope.show.budgets import save_budgets
-from attnscope.study.budgets.cases import asked_caches, budget_cases
+from attnscope.study.budgets.cases import AskedCache, budget_cases
 from attnscope.study.budgets.effects import BudgetPlan, BudgetStudy
 from helpers.budgeted import budgeted
 from helpers.families import tiny_model
@@ -343,7 +343,7 @@ def test_a_curve_has_a_line_per_kind_over_the_share_that_is_kept(demo, monkeypat
 
 
 def test_a_folder_of_another_policy_is_not_written_over(demo, tmp_path):
-    cases = {keep: budget_cases(demo, asked_caches("the bank of the river", {}), keep) for keep in ("top:2", "top:4")}
+    cases = {keep: budget_cases(demo, AskedCache.of("the bank of the river", {}), keep) for keep in ("top:2", "top:4")}
     BudgetStudy(demo, cases["top:2"], BudgetPlan("top:2")).run(tmp_path)
     with pytest.raises(UsageError, match="keep"):
         BudgetStudy(demo, cases["top:4"], BudgetPlan("top:4")).run(tmp_path)

@@ -7,9 +7,9 @@ Without an answer the rows of the whole text count, with `at` those from the end
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnscope.errors import InputError, UsageError
 from attnscope.intervene.budget_names import written_budgets
@@ -18,7 +18,7 @@ from attnscope.intervene.task import Task
 from attnscope.seam.causal import check_causal
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.generation import continuation, say_ignored
-from attnscope.study.knockout.asked import AskedText, records_of
+from attnscope.study.knockout.asked import AskedText
 from attnscope.study.knockout.cases import CaseReader, naming, said_of_ids
 from attnscope.text.answer import check_answer, check_room
 from attnscope.text.prompt import Prompt
@@ -27,7 +27,6 @@ from attnscope.text.tokens import find
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
 
-FIELDS = ("at", "answer", "foil")
 FOLLOW = "give {answer} of several tokens, {generate=32}, or {at=TOKEN}, where the prompt ends"
 
 
@@ -35,6 +34,8 @@ FOLLOW = "give {answer} of several tokens, {generate=32}, or {at=TOKEN}, where t
 class AskedCache(AskedText):
     """What is asked of one text. at: the last token of the prompt, None for the end of the text. generate: how many
     tokens of its own the model is to give as the answer."""
+
+    FIELDS = ("at", "answer", "foil")
 
     at: str | None = None
     generate: int | None = None
@@ -66,15 +67,6 @@ class CacheCase:
     def stop(self) -> int:
         """The rows that anything depends on: all but the last."""
         return len(self.ids) - 1
-
-
-def asked_caches(
-    text: str | Sequence[int] | Sequence[Mapping[str, Any]], shared: Mapping[str, Any]
-) -> list[AskedCache]:
-    """What is asked of a text, or of records of texts; shared: the fields of all. Raises UsageError for a record that
-    is none."""
-    every = records_of(text, shared, FIELDS)
-    return [AskedCache(**own | {"at": None if own.get("at") is None else str(own["at"])}) for own in every]
 
 
 def budget_cases(loaded: LoadedModel, questions: Sequence[AskedCache], keep: str) -> list[CacheCase]:

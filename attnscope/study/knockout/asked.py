@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from attnscope.errors import UsageError
 
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from attnscope.attention.again import CutHow
     from attnscope.text.prompt import Side
 
-FIELDS = ("query", "key", "answer", "foil")
 DRAWS = 40  # with which p can be below 0.05: at least 2 / 41
 Selection = Mapping[int, Sequence[int]]
+Texts = str | Sequence[int] | Sequence[Mapping[str, Any]]  # one text, its token ids, or records of texts
+EXPRESSIONS = ("query", "key", "at")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,10 @@ class AskedText:
 
     text: the text, or its token ids. query: the rows. key: the keys, None for all tokens of the text. answer: what the
     text is followed by, as the text is given; None for the model's own next token. foil: what it is not followed by.
+    where: the place of its record, of several. FIELDS: what a record of texts may say of each.
     """
+
+    FIELDS: ClassVar[tuple[str, ...]] = ("query", "key", "answer", "foil")
 
     text: str | Sequence[int]
     query: str = "last"
@@ -36,35 +40,38 @@ class AskedText:
     truncate: Side | None = None
     where: str = ""
 
+    @classmethod
+    def of(cls, text: Texts, shared: Mapping[str, Any]) -> list[Self]:
+        """What is asked of a text, or of each record of texts; shared: what is said of all, where a record does not.
 
-def asked_of(
-    text: str | Sequence[int] | Sequence[Mapping[str, Any]], shared: Mapping[str, Any], *, each_key: bool
-) -> list[AskedText]:
-    """What is asked of a text, or of records of texts; shared: the fields of all. Raises UsageError for a record that
-    is none, and where no key is named and each is not cut alone."""
-    found = []
-    for own in records_of(text, shared, FIELDS):
-        own |= {name: str(own[name]) for name in ("query", "key") if own[name] is not None}
-        if own["key"] is None and not each_key:
-            where = own["where"]
-            raise UsageError(f"{where}: no key was named".removeprefix(": "), "name it with {key}, or use {over=keys}")
-        found.append(AskedText(**own))
-    return found
+        Raises UsageError for a record that is none, and for what no text makes right.
+        """
+        records = text
+        if isinstance(text, str) or not any(isinstance(one, Mapping) for one in text):
+            records = [{"text": text}]
+        questions = []
+        for number, record in enumerate(records, 1):
+            where = f"text {number}" if len(records) > 1 else ""
+            if not isinstance(record, Mapping) or "text" not in record or set(record) - {"text", *cls.FIELDS}:
+                names = ", ".join(cls.FIELDS)
+                raise UsageError(f"{where or 'text'} is not a record of text, {names}", "leave out the rest")
+            own = {**shared, **{name: value for name, value in record.items() if value is not None}, "where": where}
+            own |= {name: str(own[name]) for name in EXPRESSIONS if own.get(name) is not None}
+            questions.append(cls(**own))
+        return questions
+
+    def refused(self, message: str, hint: str) -> UsageError:
+        """An error that says where the question was written."""
+        return UsageError(f"{self.where}: {message}".removeprefix(": "), hint)
 
 
-def records_of(
-    text: str | Sequence[int] | Sequence[Mapping[str, Any]], shared: Mapping[str, Any], names: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    """What is given of a text, or of each record of texts: the fields of all, its own, and `where` it was written.
-
-    names: what a record may say beside its text. Raises UsageError for a record that is none.
-    """
-    records = [{"text": text}] if isinstance(text, str) or not any(isinstance(one, Mapping) for one in text) else text
-    for number, record in enumerate(records, 1):
-        where = f"text {number}" if len(records) > 1 else ""
-        if not isinstance(record, Mapping) or "text" not in record or set(record) - {"text", *names}:
-            raise UsageError(f"{where or 'text'} is not a record of text, {', '.join(names)}", "leave out the rest")
-        yield {**shared, **{name: value for name, value in record.items() if value is not None}, "where": where}
+def asked_of(text: Texts, shared: Mapping[str, Any], *, each_key: bool) -> list[AskedText]:
+    """As `AskedText.of`. Raises UsageError where no key is named and each is not cut alone."""
+    questions = AskedText.of(text, shared)
+    for one in questions:
+        if one.key is None and not each_key:
+            raise one.refused("no key was named", "name it with {key}, or use {over=keys}")
+    return questions
 
 
 @dataclass(frozen=True)

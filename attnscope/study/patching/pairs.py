@@ -1,60 +1,47 @@
 """What is patched: pairs of a clean and a corrupted text with one answer, and which of their tokens belong together.
 
-pairs = pairs_of(loaded, [AskedPair("Mary and John. John saw", "Mary and John. Mary saw", answer=" Mary")])
+pairs = pairs_of(loaded, [AskedPair("Mary and John. John saw", corrupted="Mary and John. Mary saw", answer=" Mary")])
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from attnscope.errors import InputError, UsageError
+from attnscope.errors import InputError
 from attnscope.intervene.measure import Measure
 from attnscope.intervene.task import Task
 from attnscope.intervene.what import What
 from attnscope.seam.causal import check_causal
-from attnscope.study.knockout.asked import AskedText, records_of
+from attnscope.study.knockout.asked import AskedText
 from attnscope.study.knockout.cases import CaseReader, case_of, naming, task_of
 from attnscope.study.knockout.records import Case, key_name
 from attnscope.text.align import alignment, units
-from attnscope.text.prompt import Side
 from attnscope.text.tokens import find
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
 
-FIELDS = ("corrupted", "at", "answer", "foil")
 AS_MANY = "use texts with the same number of tokens"
 
 
 @dataclass(frozen=True)
-class AskedPair:
-    """What is asked of one pair. text, corrupted: texts, or both token ids. at: the tokens of the clean text that are
-    patched, None for all that have a partner. answer, foil: as of `AskedText`, behind either text."""
+class AskedPair(AskedText):
+    """What is asked of one pair, of which the text itself is the clean one. corrupted: the other, or its token ids. at:
+    the tokens of the clean text that are patched, None for all that have a partner. answer, foil: behind either text.
 
-    text: str | Sequence[int]
-    corrupted: str | Sequence[int]
+    Raises UsageError where there is no corrupted text.
+    """
+
+    FIELDS = ("corrupted", "at", "answer", "foil")
+
+    corrupted: str | Sequence[int] = None  # type: ignore[assignment]  # which is refused
     at: str | None = None
-    answer: str | Sequence[int] | None = None
-    foil: str | Sequence[int] | None = None
-    define: Mapping[str, str] = field(default_factory=dict)
-    chat: bool = False
-    truncate: Side | None = None
-    where: str = ""
 
-    @property
-    def clean(self) -> AskedText:
-        """The question of the clean text."""
-        return AskedText(
-            self.text,
-            answer=self.answer,
-            foil=self.foil,
-            define=self.define,
-            chat=self.chat,
-            truncate=self.truncate,
-            where=self.where,
-        )
+    def __post_init__(self) -> None:
+        if self.corrupted is None:
+            raise self.refused("no corrupted text was given", "give one with {corrupted}")
 
 
 @dataclass(frozen=True)
@@ -74,18 +61,6 @@ class TextPair:
         return self.clean.ids == self.corrupted.ids
 
 
-def asked_pairs(text: str | Sequence[int] | Sequence[Mapping[str, Any]], shared: Mapping[str, Any]) -> list[AskedPair]:
-    """What is asked of a text, or of records of pairs; shared: the fields of all. Raises UsageError for a record that
-    is none, and where a text has no corrupted one."""
-    found = []
-    for own in records_of(text, shared, FIELDS):
-        if own["corrupted"] is None:
-            where = own["where"]
-            raise UsageError(f"{where}: no corrupted text was given".removeprefix(": "), "give one with {corrupted}")
-        found.append(AskedPair(**own | {"at": None if own["at"] is None else str(own["at"])}))
-    return found
-
-
 def pairs_of(loaded: LoadedModel, questions: Sequence[AskedPair], what: What = "output") -> list[TextPair]:
     """The pairs of some questions. Raises InputError for what cannot be one, with the line where there are several."""
     check_causal(loaded, "patching")
@@ -99,7 +74,7 @@ def pairs_of(loaded: LoadedModel, questions: Sequence[AskedPair], what: What = "
 
 
 def _pair(loaded: LoadedModel, question: AskedPair, what: What, read: CaseReader) -> TextPair:
-    clean = case_of(loaded, question.clean, read)
+    clean = case_of(loaded, question, read)
     corrupted = _corrupted(question, clean, read)
     partner = partners(clean, corrupted)
     if question.at is None:
@@ -118,7 +93,7 @@ def _pair(loaded: LoadedModel, question: AskedPair, what: What, read: CaseReader
 
 def _corrupted(question: AskedPair, clean: Case, read: CaseReader) -> Case:
     """The corrupted text with the answer of the clean one behind it."""
-    asked = replace(question.clean, text=question.corrupted)
+    asked = replace(question, text=question.corrupted)
     prompt = read.prompt(asked)
     if isinstance(question.answer, str) and read.answer(asked, prompt, question.answer) != clean.answer:
         raise InputError(
