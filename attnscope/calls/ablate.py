@@ -48,7 +48,7 @@ class AblateOptions:
     groups. each: every head of the model alone, too. replace: a head's mean over other sequences, zero, or another
     sequence's output. random: random sets of as many heads to hold each against. controls: the heads that these are
     drawn from. on: "copy", repeated tokens, or a JSONL file of texts with targets. sequences: at most. seed: of what is
-    drawn. pairs, prune, method="gradient": another question instead. out: a folder in which a stopped run goes on.
+    drawn. pairs, prune, method="gradient": another question instead. out: a folder in which a stopped run resumes.
     force: write over another study there.
     """
 
@@ -128,7 +128,7 @@ def named_sets(
     if isinstance(heads, Mapping):
         there = loaded.geometry.heads_by_layer
         return [head_set(name, select(",".join(names), there)) for name, names in heads.items()], None
-    atlas = atlas_beside(loaded, asked.atlas)
+    atlas = atlas_named(loaded, asked.atlas)
     if heads is not None:
         expression = heads if isinstance(heads, str) else ",".join(heads)
         together = selected(expression, loaded.geometry, atlas.by_role() if atlas else None)
@@ -141,8 +141,8 @@ def named_sets(
     return found, atlas
 
 
-def atlas_beside(loaded: LoadedModel, asked: Atlas | Path | str | None) -> Atlas | None:
-    """The atlas that was asked for, or the one beside the model; None without one."""
+def atlas_named(loaded: LoadedModel, asked: Atlas | Path | str | None) -> Atlas | None:
+    """The atlas that was asked for, or the one in the model's folder; None without one."""
     atlas = atlas_of(loaded, asked, kept)
     if atlas is not None and set(atlas.heads) != set(_all_heads(loaded)):
         raise InputError("the atlas is of a model with other heads", "scan this one")

@@ -96,7 +96,7 @@ def compare(call: CompareCall) -> Compared:
 
 
 def _sides(text: Text | Sequence[str], asked: CompareOptions) -> list[SidesOfText]:
-    """The texts of either side. Raises UsageError for several beside another text or a target."""
+    """The texts of either side. Raises UsageError for several with another text or a target."""
     if isinstance(text, Sequence) and not isinstance(text, str) and text and all(isinstance(one, str) for one in text):
         for name in ("compare_text", "target"):
             if getattr(asked, name) is not None:
@@ -124,6 +124,7 @@ def compared(
     before the passes where it holds another comparison. maps: keep the maps of one pair, to be drawn. ready: called
     with either run of a single text.
     """
+    # What can be refused is refused before the passes: other models, heads that are not there, a folder of another.
     check_alike(*models)
     heads = heads_of(models[0], asked)
     wanted = _said(asked) if options is None else options
@@ -140,6 +141,7 @@ def compared(
             align=asked.align,
             advance=advance,
         )
+    # All heads are compared, since they share their passes; those that were chosen are listed.
     chosen = {(stack, layer, head) for stack, of in heads.items() for layer, here in of.items() for head in here}
     places = [place for place in found.order if (found.head_stacks[place], *found.heads[place]) in chosen]
     return Compared(found, places, said)

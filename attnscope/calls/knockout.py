@@ -104,7 +104,7 @@ def knockout(
 
     keep: budgets of a KV cache instead of queries and keys, by commas: "stream:A+N" and "top:N" in every row, "h2o:N",
     and "received:N" and "snap:N@W", which choose at the end of the prompt. at: the last token of the prompt, in a text
-    that goes on. generate: so many tokens of the model's own as the answer. Without an answer the effect is over all
+    that continues. generate: so many tokens of the model's own as the answer. Without an answer the effect is over all
     tokens of the text, those after `at` alone where it is given. below: the heads that lose less alone, in the first
     half of 64 texts or more, are measured together in the other half. random and seed have no meaning then. Records are
     of {"text", "at", "answer", "foil"}.
@@ -119,12 +119,14 @@ def knockout(
     folder = None if out is None else Path(out)
     shared: dict[str, Any] = {"answer": answer, "foil": foil, "define": define or {}, "chat": chat}
     spelled = None if key is None else str(key)
+    # A cache chooses its keys itself, so that queries and keys have no meaning with a budget.
     if keep is not None:
         check_budgets(keep, over, query=None if query == "last" else str(query), key=spelled, how=how)
         caches = AskedCache.of(text, {**shared, "at": at, "generate": generate})
         check_below(below)
         plan = BudgetPlan(keep, over, chosen_heads(model, select, atlas), select or BudgetPlan.name, below)
         return BudgetStudy.of(model, caches, plan).run(folder, force=force)
+    # A record may leave out what all texts share.
     check_no_budget(at, generate)
     shared |= {"query": str(query), "key": spelled}
     asked = asked_of(text, shared, each_key=over == "keys")

@@ -61,11 +61,13 @@ def patch(
         >>> attnscope.patch(model, "the bank of the river, the", "the bank of the field, the", over="heads").table()
     """
     check_loaded(model)
+    # A wrong word is refused here: a type is of no help to a program that is not checked.
     for name, value, known in (("what", what, WHAT), ("over", over, OVER), ("method", method, METHODS)):
         if value not in known:
             raise UsageError(
                 f"{name}: expected one of {', '.join(known)}, got {str(value)[:20]!r}", f"use {known[0]!r}"
             )
+    # A record may leave out what all pairs share.
     shared = {"corrupted": corrupted, "at": None if at is None else str(at), "answer": answer, "foil": foil}
     asked = AskedPair.of(text, {**shared, "define": define or {}, "chat": chat})
     plan = PatchPlan(what, over, chosen_heads(model, select, atlas), select or PatchPlan.name, method, random, seed)

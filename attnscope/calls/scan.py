@@ -35,7 +35,7 @@ class ScanOptions:
 
     sequences: of each probe. seed: of what is drawn. pool: the token ids that probes are made of; those that the
     tokenizer tells to be whole words without it. texts: on these, how far apart heads are and what each looks like.
-    out: a folder in which a stopped scan goes on. force: write over another scan there.
+    out: a folder in which a stopped scan resumes. force: write over another scan there.
     """
 
     sequences: int = SEQUENCES

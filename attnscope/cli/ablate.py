@@ -41,11 +41,11 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measure
     otherwise.check(taken)
     loaded = _loaded(studied, measured)
 
-    from attnscope.calls.ablate import AblateOptions, atlas_beside, loss_task, named_sets, run_ablation, study_of
+    from attnscope.calls.ablate import AblateOptions, atlas_named, loss_task, named_sets, run_ablation, study_of
 
     asked = fill(AblateOptions, taken, **_of(on), **_of(otherwise), out=measured.out, force=measured.force)
     task, whole = loss_task(loaded, on.read_texts(), asked, on.drawn), otherwise.asks_all and taken.nothing
-    if on.dry_run and taken.nothing and not whole and atlas_beside(loaded, None) is None:
+    if on.dry_run and taken.nothing and not whole and atlas_named(loaded, None) is None:
         output.show(_before_probes(loaded, task, on))
         return 0
     style = look.style(command_line("ablate", studied, taken, on, otherwise, look))

@@ -39,7 +39,7 @@ DRAWN = {
 
 
 def notes(found: Ablation) -> list[str]:
-    """What a reader of the table has to know beside it."""
+    """What a reader of the table has to know."""
     facts = found.facts
     lines = [EFFECT] + [RANDOM] * any(facts["random_sets"].values()) + [AT_ONCE] * found.has_intervals
     lines += [f"intact {facts['intact']:.3f} {facts['measure']['unit']}, {len(found.intact_S)} sequences"]

@@ -22,7 +22,7 @@ def measure_budgets(
     answered: Answered, edges: Edges, budgets: CacheBudgets, compared: Compared, table: Table, look: Look
 ) -> int:
     """The command with --keep."""
-    output.wanted_format(table.format)
+    output.wanted_format(table.format)  # what it refuses is refused before the work
     text = read_one(answered, table)
 
     from attnscope.study.budgets.cases import AskedCache
@@ -38,6 +38,7 @@ def measure_budgets(
     }
     asked = questions(answered, text, AskedCache.FIELDS, partial(AskedCache.of, shared=shared), compared.sequences)
 
+    # All that a text makes wrong is said by now: a model takes seconds to load, and torch with it.
     from attnscope.calls.knockout import chosen_heads
     from attnscope.study.budgets.effects import BudgetPlan, BudgetStudy
 
@@ -45,6 +46,7 @@ def measure_budgets(
     loaded = load_studied(answered, table)
     name = BudgetPlan.name if edges.select is None else edges.select
     plan = BudgetPlan(budgets.keep, edges.over, chosen_heads(loaded, edges.select, edges.atlas), name, budgets.below)
+    # Pictures are drawn from a folder alone, and matplotlib is imported for them alone.
     style = look.style(command_line("knockout", answered, edges, budgets, look))
 
     def draw(record: BudgetCosts, folder: Path) -> list[Path]:

@@ -99,6 +99,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     from attnscope.calls.compare import CompareOptions, compared
     from attnscope.cli.compare_table import differences_sheet
 
+    # What compare.json says was asked for has no paths and nothing that leaves the numbers as they are.
     groups = (asked, room, selected, look)
     options = {name: value for name, value in recorded(*groups).items() if name not in AROUND}
     if len(texts) > 1 and loaded[0].geometry.task == SEQ2SEQ:
@@ -115,6 +116,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
         tell=output.Talk(printing.quiet),
         ready=partial(tell_side, quiet=printing.quiet),
     )
+    # Files first: a reader of stdout that goes away takes nothing from the folder.
     found = held.found
     if printing.out is not None:
         write_comparison(held, look.style(command_line("compare", *groups)), printing)

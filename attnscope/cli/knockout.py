@@ -68,6 +68,7 @@ def knockout(
     from attnscope.cli.single import answer
     from attnscope.show.knockout_page import PAGE, Again, cuts_page
 
+    # The page says how its numbers are made again: as a command, and as a program.
     said = command_line("knockout", answered, edges, compared, look)
     asked_as = (answered, edges, compared, text)
     again = Again(said, knockout_command(*asked_as), knockout_python(*asked_as))

@@ -33,7 +33,7 @@ SINK = "key 0 is often a sink: to cut it harms whatever the head does"
 
 
 def notes(found: Knocked, geometry: Geometry) -> list[str]:
-    """What a reader of the table has to know beside it, and what was measured without a cut."""
+    """What a reader of the table has to know, and what was measured without a cut."""
     facts, unit = found.facts, found.facts["measure"]["unit"]
     intact = f"intact {facts['intact']:.3f} {unit}, {len(found.cases)} text{'s' * (len(found.cases) > 1)}"
     return [*cautions(found, geometry), intact]

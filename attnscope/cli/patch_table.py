@@ -29,8 +29,9 @@ ESTIMATE = "estimate: to first order, from one backward pass"
 
 
 def to_know(found: PatchedPairs) -> list[str]:
-    """What a reader of the table has to know beside it, and what was measured without a patch."""
+    """What a reader of the table has to know, and what was measured without a patch."""
     facts, unit = found.facts, found.facts["measure"]["unit"]
+    # What each column is, those alone that the table has.
     lines = [f"{EFFECT}, in {unit}", RESTORED]
     lines += [SHARE] if found.gap is not None else [f"there is no share: {found.no_share}"]
     lines += [AT_ONCE] * has_intervals(found) + [POSITIVE] * (has_intervals(found) and found.gap is None)
@@ -49,6 +50,7 @@ def to_know(found: PatchedPairs) -> list[str]:
             else f"rank correlation with what was measured {rank:.2f}"
         )
         lines.append(f"{ESTIMATE}; {facts['tried']} patches were run: {said}")
+    # What the numbers do not say.
     if any(pair.alike for pair in found.pairs):
         lines.append("a text that is patched from itself loses 0, and was not run")
     lines += rounding_notes(facts, found.statistics["effect"]) + interval_notes(found.statistics, "pairs")

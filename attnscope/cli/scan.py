@@ -135,6 +135,7 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept, look: Look) -> int:
     from attnscope.model.libraries import silence_libraries
     from attnscope.text.reading import read_ids
 
+    # Files are read first: what is wrong with them is known before a model is loaded.
     output.complain_through_talk(kept.quiet)
     silence_libraries(kept.verbose)
     pool = None if probing.pool is None else read_ids(str(probing.pool))
@@ -148,6 +149,7 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept, look: Look) -> int:
     atlas = found.atlas
     table = atlas.table(atlas.order(probing.probe)[: probing.limit(format)], probing.probe)
     output.emit(table, format, lambda: scanned_sheet(atlas, probing.probe, probing.shown, found.texts, output.width()))
+    # Under the table what it leaves out, and by which rule each role that it names was given.
     for what, why in atlas.facts["not_measured"].items():
         output.talk(f"not measured: {what}: {why}", kept.quiet)
     for rule in atlas.rules():

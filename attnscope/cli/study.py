@@ -106,7 +106,7 @@ def load_studied(asked: Checkpoint, writing: Writing) -> LoadedModel:
 class Printed(Generic[Record]):
     """How the record of a study is shown. sheet: its first rows on a terminal. notes: what a reader has to know.
 
-    draw: writes the pictures into a folder. page: writes what else a folder gets. beside: writes what an option of this
+    draw: writes the pictures into a folder. page: writes what else a folder gets. extra: writes what an option of this
     study alone asks for. hint: what makes one picture of many.
     """
 
@@ -114,7 +114,7 @@ class Printed(Generic[Record]):
     notes: Callable[[Record], Iterable[str]]
     draw: Callable[[Record, Path], Sequence[Path | None]] = lambda record, folder: []
     page: Callable[[Record, Path], object] = lambda record, folder: None
-    beside: Callable[[Record], object] = lambda record: None
+    extra: Callable[[Record], object] = lambda record: None
     hint: str = ONE_BY_ONE
 
 
@@ -146,7 +146,7 @@ def print_study(record: Record, top: Top, table: StudyTable, printed: Printed[Re
     """The file where one was asked for, the table on stdout, and what to know to read it on stderr."""
     if table.file is not None:
         write_file(table.file, record.table, lambda folder: printed.draw(record, folder), table.quiet, printed.hint)
-    printed.beside(record)
+    printed.extra(record)
     format = output.wanted_format(table.format)
     output.emit_first(record.table(), top, format, lambda: printed.sheet(record, top.shown), table.quiet)
     for line in printed.notes(record):

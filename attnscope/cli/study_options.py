@@ -24,7 +24,7 @@ class ManyTexts:
 
 @option_group
 class Sampled:
-    """How many sequences stand behind a number."""
+    """How many sequences a number is of."""
 
     panel = "Corpus"
     sequences: Annotated[

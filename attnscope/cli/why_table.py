@@ -21,7 +21,7 @@ TRUE = "true: what the logit loses where the component is its mean over the same
 
 
 def to_know(found: Why) -> list[str]:
-    """What a reader of the table has to know beside it, and how exact it is."""
+    """What a reader of the table has to know, and how exact it is."""
     parts = found.parts
     compared = (
         f"its mean over {parts.visible} visible key{'s' * (parts.visible > 1)}"

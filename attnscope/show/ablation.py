@@ -1,4 +1,4 @@
-"""ablation.png: what each set costs, beside random ones; ablation_heads.png: score, direct effect, cost of each head.
+"""ablation.png: what each set costs, next to random ones; ablation_heads.png: score, direct effect, cost of each head.
 
 L layer, H head.
 """

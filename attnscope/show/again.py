@@ -37,7 +37,7 @@ class Redrawn(NamedTuple):
 def redraw_study(folder: Path, into: Path, style: Style = Style()) -> Redrawn | None:
     """Draw the pictures of a study from its folder into another; None for a folder that holds none.
 
-    Raises InputError for a folder whose tables are not whole.
+    Raises InputError for a folder with damaged or missing tables.
     """
     draw = next((draw for name, draw in STUDIES.items() if (folder / name).exists()), None)
     return None if draw is None else draw(folder, into, style)

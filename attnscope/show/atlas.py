@@ -56,7 +56,7 @@ def probes_note(atlas: Atlas, left_out: Sequence[str]) -> str:
 
 
 def _kind(probe: str) -> str:
-    """The probe without its period: its panels stand side by side."""
+    """The probe without its period: its panels are drawn side by side."""
     return probe.partition(" p")[0]
 
 

@@ -39,7 +39,7 @@ def _line(found: BudgetCosts) -> str:
     """What the picture is of."""
     case, count = found.cases[0], len(found.cases)
     texts = f"{count} texts" if count > 1 else f"{len(case.ids)} tokens"
-    answer = f", answer {shortened(case.said, 24)}" if count == 1 and case.answer else ""
+    answer = f", answer {shortened(case.answer_text, 24)}" if count == 1 and case.answer else ""
     return f"{found.facts['model']['name']}, {found.facts['select']}, {texts}{answer}"
 
 

@@ -84,17 +84,19 @@ def panels(found: Comparison, stack: str | None = None) -> tuple[tuple[int, ...]
 def signed_maps(pair: Pair, stack: str | None = None, prefix: str = "") -> list[Maps]:
     """The other side minus the first, a layer each, between the units that the texts share.
 
-    stack: of which stack; the first without it. prefix: what stands before a layer's number.
+    stack: of which stack; the first without it. prefix: the words before a layer's number.
     """
     stack = stack or next(iter(pair.drawn), "")
     if stack not in pair.drawn:
         return []
+    # A cell is named by the first unit that it holds.
     drawn, axes = pair.drawn[stack], pair.axes(stack)
     labels = [tuple(_label(one, unit) for unit in cells.starts) for one, cells in zip(axes, drawn.cells, strict=True)]
     starts = [
         tuple(one.units.members[0][unit][0] for unit in cells.starts)
         for one, cells in zip(axes, drawn.cells, strict=True)
     ]
+    # One size of cells is said of both axes, the larger: the other has as many units or fewer.
     size = max(cells.size for cells in drawn.cells)
     return [
         Maps(
@@ -150,7 +152,7 @@ def _apart(first: str, other: str) -> tuple[str, str]:
 
 
 def _line(found: Comparison) -> str:
-    """What stands at the foot of a picture: of one pair the models and texts, else how many texts."""
+    """The line at the foot of a picture: of one pair the models and texts, else how many texts."""
     if found.pair is None:
         return f"{found.texts} texts"
     texts = [[f"“{shorten(one.text, LONGEST_TEXT)}”" for one in text[2:4]] for text in reversed(found.pair.texts)]
@@ -161,7 +163,7 @@ def _line(found: Comparison) -> str:
 
 
 def _label(text: Shared, unit: int) -> str:
-    """`·the`, or `·Mary/·Anna` where a word stands for another."""
+    """`·the`, or `·Mary/·Anna` where a word replaces another."""
     sides = zip((text.first, text.other), text.units.members, strict=True)
     labels = ["".join(prompt.labels[at] for at in members[unit]) for prompt, members in sides]
     return labels[0] if labels[0].lstrip("·") == labels[1].lstrip("·") else "/".join(labels)

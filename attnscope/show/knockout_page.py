@@ -34,21 +34,21 @@ NUMBERS = (
 
 @dataclass(frozen=True)
 class Again:
-    """What makes the numbers again. said: the command as the page says it, without the text; command: as a shell takes
+    """What makes the numbers again. line: the command as the page says it, without the text; command: as a shell takes
     it; python: the lines of a program."""
 
-    said: str | None = None
+    line: str | None = None
     command: str | None = None
     python: Sequence[str] = ()
 
 
 def cuts_page(found: Knocked, geometry: Geometry, notes: Sequence[str] = (), again: Again = Again()) -> Page:
-    """The page of a knockout; notes: what a reader has to know beside the numbers.
+    """The page of a knockout; notes: what a reader has to know to read the numbers.
 
     >>> cuts_page(found, loaded.geometry).save("knockout.html")
     """
     side = CutsSide(found, geometry, notes, again)
-    return page_of([side], Plan(), About(again.said, side.open))
+    return page_of([side], Plan(), About(again.line, side.open))
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class CutsSide:
     @cached_property
     def said(self) -> Mapping[str, Any]:
         """The side's words and numbers, as the page's JSON has them."""
+        # The page of a text has tokens, layers and heads; of a knockout those that were cut, and no weights.
         facts, model = self.found.facts, self.found.facts["model"]
         whole = {layer.index: layer for layer in self.geometry.layers}
         count = len(self.found.cases)
@@ -92,6 +93,7 @@ class CutsSide:
                 }
                 for layer in self._layers
             ],
+            # A head has the fields that the page reads of every head, empty: nothing of it was measured but its cuts.
             "metrics": [],
             "heads": [
                 {
@@ -162,7 +164,7 @@ class CutsSide:
         ]
 
     def _place(self, one: AskedCut) -> dict[str, Any]:
-        """Where a cut stands on the page: its layer, its head or heads, its key."""
+        """The place of a cut on the page: its layer, its head or heads, its key."""
         over, at = self.found.facts["over"], self._layers.index
         return {
             "at": None if one.layer is None else at(one.layer),
@@ -187,7 +189,7 @@ def _asked(case: Case, apart: bool) -> dict[str, Any]:
     return {
         "queries": list(case.queries),
         "keys": list(case.keys),
-        "answer": case.said,
-        "foil": case.foil_said or None,
+        "answer": case.answer_text,
+        "foil": case.foil_text or None,
         "tokens": {name: tokens[name] for name in ("label", "plain", "special")} if apart else None,
     }

@@ -39,13 +39,13 @@ def save_patching(found: PatchedPairs, folder: Path, style: Style = Style()) -> 
 def _line(found: PatchedPairs) -> str:
     """What the picture is of."""
     count = len(found.pairs)
-    texts = f"{count} pairs" if count > 1 else f"answer {shortened(found.pairs[0].clean.said, 24)}"
+    texts = f"{count} pairs" if count > 1 else f"answer {shortened(found.pairs[0].clean.answer_text, 24)}"
     gap = "" if found.gap is None else f"; the texts differ by {found.gap:.2f} {found.facts['measure']['unit']}"
     return f"{found.facts['model']['name']}, {texts}{gap}"
 
 
 def _values(found: PatchedPairs) -> tuple[np.ndarray, np.ndarray, str]:
-    """What each patch costs and gives back, and the unit: shares of the gap where there is one. Estimates stand where
+    """What each patch costs and gives back, and the unit: shares of the gap where there is one. Estimates where
     patches were not run."""
     unit = found.facts["measure"]["unit"] if found.gap is None else "share of the gap"
     if found.estimates is not None:

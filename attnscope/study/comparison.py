@@ -49,7 +49,7 @@ OfLayers = dict[LayerKey, Mapping[str, torch.Tensor]]  # of each layer {metric: 
 
 
 class OneSide(NamedTuple):
-    """One text that a model is about to read; source: what an encoder-decoder's encoder reads beside it."""
+    """One text that a model is about to read; source: what an encoder-decoder's encoder reads."""
 
     loaded: LoadedModel
     prompt: Prompt
@@ -85,12 +85,12 @@ class Shared(NamedTuple):
 
     @property
     def moved(self) -> int:
-        """How many shared tokens stand elsewhere in the other text; 0 for one text on both sides."""
+        """How many shared tokens are at another position in the other text; 0 for one text on both sides."""
         return 0 if "".join(self.first.plain) == "".join(self.other.plain) else self.units.moved
 
 
 class Drawn(NamedTuple):
-    """What can be drawn of a stack: the heads of each layer, their maps (h, Q, K), the units that cells stand for."""
+    """What can be drawn of a stack: the heads of each layer, their maps (h, Q, K), the units that cells are of."""
 
     heads: HeadsByLayer
     values: Mapping[int, np.ndarray]
@@ -135,7 +135,7 @@ class Pair(NamedTuple):
 
     @property
     def sources(self) -> Units | None:
-        """What two encoders' texts share, beside `shared` of their decoders'."""
+        """What two encoders' texts share, besides `shared` of their decoders'."""
         return self.texts[0].units if len(self.texts) > 1 else None
 
     def axes(self, stack: str) -> tuple[Shared, Shared]:
@@ -175,7 +175,7 @@ class Comparison:
         }
 
     def stack_name(self, stack: str) -> str:
-        """`cross `, as it stands before a layer; nothing where a number alone means one of this stack."""
+        """`cross `, as it is put before a layer; nothing where a number alone means one of this stack."""
         return prefix(stack) * (len(self.stacks) > 1)
 
     def name(self, place: int) -> str:
@@ -236,11 +236,11 @@ def compare_heads(
 ) -> Comparison:
     """Read both sides of every pair and compare each head with the one of the same place, stack by stack.
 
-    maps: the heads of each stack whose difference is kept to be drawn, binned to at most MAP_SIDE cells a side; of one
-    pair alone. memory: what may be kept of the first side, such as "4GB"; what is free without it. align: how tokens
-    are paired; as `alignment` says without it. advance: called with 1 whenever a layer was read. Raises UsageError for
-    models of other layers or heads, InputError for texts that share nothing or cannot be paired as asked,
-    MemoryLimitError for one that is too long.
+    maps: the heads of each stack of which the difference is kept to be drawn, binned to at most MAP_SIDE cells a side;
+    of one pair alone. memory: what may be kept of the first side, such as "4GB"; what is free without it. align: how
+    tokens are paired; as `alignment` says without it. advance: called with 1 whenever a layer was read. Raises
+    UsageError for models of other layers or heads, InputError for texts that share nothing or cannot be paired as
+    asked, MemoryLimitError for one that is too long.
     """
     found = [_Passes(Pair.of(first, other, align), maps or {}, memory, advance) for first, other in pairs]
     if not found:

@@ -105,7 +105,7 @@ def comparison_facts(models: Sequence[LoadedModel], texts: Sequence[str], option
 def kept_comparison(folder: Path) -> tuple[Comparison, str]:
     """The divergences and differences of a finished comparison as if of one text, and what was compared, in words.
 
-    Raises InputError for a folder whose tables are not whole.
+    Raises InputError for a folder with damaged or missing tables.
     """
     from attnscope.study.comparison import Comparison
 

@@ -80,7 +80,7 @@ class Study(ABC, Generic[Record]):
 
     @property
     def lines(self) -> Iterable[str]:
-        """What a person is told before it runs, such as the tokens that are meant."""
+        """Lines for a person before it runs, such as the tokens that are meant."""
         return ()
 
     @property

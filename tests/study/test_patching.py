@@ -189,7 +189,7 @@ def test_without_a_foil_it_is_the_loss_of_the_answer(demo):
         assert found.intact_S[place] == pytest.approx(expected, abs=1e-4)
     assert found.facts["measure"]["unit"] == "nats"
     own = attnscope.patch(demo, RIVER, FIELD, select="3")
-    assert own.pairs[0].clean.said == "·river"
+    assert own.pairs[0].clean.answer_text == "·river"
 
 
 def test_texts_of_two_lengths_are_aligned_by_what_they_share(demo):

@@ -190,7 +190,7 @@ def test_hostile_words_are_shown_as_text(browser, demo, cut, tmp_path, kind, nam
     prompt = called(case, [text, "b"])
     facts = {**found.facts, "model": {**found.facts["model"], "name": text}, "select": text}
     asked = [replace(one, cut=replace(one.cut, name=text)) for one in found.asked]
-    case = replace(case, prompt=prompt, said=text, foil_said=text, queries=(2,))
+    case = replace(case, prompt=prompt, answer_text=text, foil_text=text, queries=(2,))
     hostile = replace(found, cases=(case,), facts=facts, asked=tuple(asked))
     page = cuts_page(hostile, demo.geometry, [text], Again(text, text, [text]))
     path = page.save(tmp_path / "page.html")

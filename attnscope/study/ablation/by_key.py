@@ -41,8 +41,8 @@ def directions(
 ) -> Directions:
     """Where a value must point to raise the right token's logit, of every head in each row that is asked.
 
-    right: the token that is right after each row that is asked. foil: a token whose logit is taken off; without one
-    it is the mean over the vocabulary. Raises UsageError where the way from the heads to the logits is not plain.
+    right: the token that is right after each row that is asked. foil: a token with a logit that is taken off; without
+    one it is the mean over the vocabulary. Raises UsageError where the way from the heads to the logits is not plain.
     """
     way = way_to_logits(loaded, ids[:TRIED])
     if isinstance(way, str):

@@ -1,4 +1,4 @@
-"""What sets of heads cost a task: each head alone, all together, and random sets of the same shape beside them.
+"""What sets of heads cost a task: each head alone, all together, and random sets of the same shape to compare with.
 
     asked = HeadSets.of(sets_of_roles, loaded.geometry)
     found = AblationStudy(loaded, task, asked).run(Path("runs/ablate"))
@@ -62,7 +62,7 @@ COPY = HeadSet("intact copy", ())
 
 @dataclass(frozen=True)
 class HeadSets:
-    """Sets by name, what of each goes alone, and the random sets that each is held against, at most so many.
+    """Sets by name, what of each goes alone, and the random sets that each is compared with, at most so many.
 
     controls: the heads that random sets are drawn from.
     """
@@ -150,6 +150,7 @@ class Ablation(StudyRecord):
         rows += [("alone", name, one) for name, sets in self.asked.alone.items() for one in sets]
         tested = len(rows)
         rows += [("random", name, one) for name, sets in self.asked.random.items() for one in sets]
+        # Random sets have a mean alone: intervals hold for the tested at once, and would be wider with these.
         column = {heads: place for place, heads in enumerate(self.tested)}
         places, absent_K = [column[one.heads] for _, _, one in rows[:tested]], np.full(len(rows) - tested, np.nan)
         columns = {name: np.concatenate([of[places], absent_K]) for name, of in self.statistics.items()}
@@ -157,6 +158,7 @@ class Ablation(StudyRecord):
         n_K = columns.pop("n")
         n_K[tested:] = len(self.intact_S)
         direct = [np.nan if self.direct is None else self._direct(condition, one) for condition, _, one in rows]
+        # Each named set is compared with its own random sets.
         beside = {name: np.full(len(rows), np.nan) for name in ("random_low", "random_high", "p_random")}
         for place, one in enumerate(self.asked.named):
             random_D = np.array([self.effect(other).mean() for other in self.asked.random[one.name]])
@@ -239,7 +241,7 @@ class AblationStudy(Study[Ablation]):
 def kept_ablation(folder: Path) -> Ablation:
     """What the tables of a finished ablation say of its sets, one number for all sequences.
 
-    Raises InputError for a folder whose tables are not whole.
+    Raises InputError for a folder with damaged or missing tables.
     """
     with damaged(f"{folder} holds no whole ablation", AGAIN):
         facts = read_json(folder / NAME)

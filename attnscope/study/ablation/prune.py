@@ -3,8 +3,8 @@
     for step in pruned(prepared(loaded, task, []), heads):
         print(step.layer, step.head, step.value)
 
-At every step each head that is left is taken away beside those that are gone, and the one that costs least stays away
-(Michel et al. 2019, arXiv 1905.10650, prune by a score instead of by the loss itself).
+At every step each head that is left is taken away together with those that are gone, and the one that costs least stays
+away (Michel et al. 2019, arXiv 1905.10650, prune by a score instead of by the loss itself).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def pruned(
     parts: Parts = Parts(),
     advance: Advance = lambda token_layers: None,
 ) -> Iterator[Step]:
-    """The steps until no head is left; parts: where each is kept, and where a pruning goes on."""
+    """The steps until no head is left; parts: where each is kept, and where a stopped pruning resumes."""
     away: list[HeadIndex] = []
     parts.expect(len(heads), "steps")
     while len(away) < len(heads):

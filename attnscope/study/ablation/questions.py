@@ -1,4 +1,4 @@
-"""Another question than what sets of heads cost, to the same heads and task: what its study says beside its passes."""
+"""Another question than what sets of heads cost, to the same heads and task: what all such studies have in common."""
 
 from __future__ import annotations
 

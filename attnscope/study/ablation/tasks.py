@@ -29,7 +29,7 @@ RECORD = 'write {"text": "...", "targets": [[12, 16]]}'
 
 def copy(loaded: LoadedModel, *, sequences: int = SEQUENCES, seed: int = 0, pool: Sequence[int] | None = None) -> Task:
     """The probes' repeated tokens r r, as long as PERIOD if the model reads that; of r's second copy all but its first
-    token count, which nothing foretells. Drawn apart from the probes, whose sequences chose the heads of each role."""
+    token count, which nothing predicts. Drawn apart from the probes, whose sequences chose the heads of each role."""
     begin = begins(loaded)
     made = drafts(token_pool(loaded, pool), begin, loaded.geometry.max_positions, sequences)
     repeated = {one.period: one for one in made if one.period is not None}

@@ -1,6 +1,6 @@
 """The way from heads to logits: output projection, residual stream and final norm, with gates and norms between.
 
-Nothing here knows families: every step is measured on a few tokens, and where one is not as simple it is said which.
+Nothing here knows families: every step is measured on a few tokens, and the first that is not as simple is named.
 
     way = way_to_logits(loaded, ids)        # or in words why there is none
     way.towards(token_BT)                   # (B, T, E)
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 ROUNDINGS = 4  # of the additions and factors between a block's input and its output
 OTHERWISE = "its attention gives something else than the sum of its heads"
-MOST_PARTS = 2  # modules of a block that add to the residual stream beside its attention
+MOST_PARTS = 2  # modules of a block that add to the residual stream besides its attention
 
 
 @dataclass(frozen=True)
@@ -114,11 +114,11 @@ class _Sum:
 class _Passed:
     """What every module was given and gave in one pass, and the heads' outputs of every attention module.
 
-    beside: what else than its hidden states a module was given, of tensors that hold several vectors per token.
+    extras: what else than its hidden states a module was given, of tensors that hold several vectors per token.
     """
 
     given: Mapping[nn.Module, Tensor]
-    beside: Mapping[nn.Module, Sequence[Tensor]]
+    extras: Mapping[nn.Module, Sequence[Tensor]]
     gave: Mapping[nn.Module, Tensor]
     heads: Mapping[nn.Module, tuple[int, Tensor]]
     logits: Tensor
@@ -161,7 +161,7 @@ def _check_residual(blocks: Sequence[nn.Module], passed: _Passed) -> None:
     residuals = [passed.given[block] for block in blocks if block in passed.given]
     if written is not None and residuals and (count := streams(residuals[0], written)) > 1:
         raise _NotPlainError(in_streams(count))
-    if any(has_earlier(passed.beside.get(block, ()), residuals) for block in blocks):
+    if any(has_earlier(passed.extras.get(block, ()), residuals) for block in blocks):
         raise _NotPlainError(EARLIER)
 
 
@@ -176,8 +176,9 @@ def _added(sums: Sequence[_Sum]) -> dict[nn.Module, float]:
 
 
 def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:
+    # Of every module what it is given and gives; of an attention call, from which a block's part is made, the heads.
     given: dict[nn.Module, Tensor] = {}
-    beside: dict[nn.Module, list[Tensor]] = {}
+    extras: dict[nn.Module, list[Tensor]] = {}
     gave: dict[nn.Module, Tensor] = {}
     heads: dict[nn.Module, tuple[int, Tensor]] = {}
 
@@ -186,7 +187,7 @@ def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:
         if came is not None and went is not None:
             given[module], gave[module] = came.detach().cpu().clone(), went.detach().cpu().clone()
             others = [one for one in (*inputs, *kwargs.values()) if isinstance(one, Tensor) and one.ndim > 3]
-            beside[module] = [one.detach().cpu().clone() for one in others if one is not came]
+            extras[module] = [one.detach().cpu().clone() for one in others if one is not came]
 
     def on_call(call: AttentionCall) -> None:
         if call.call > 0:
@@ -195,6 +196,7 @@ def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:
             raise _NotPlainError(f"{loaded.geometry.model_type} attends where its heads' outputs are not seen")
         heads[call.module] = call.layer, call.output_BQHV
 
+    # Hooks go whatever happens: the model is somebody else's.
     handles = [one.register_forward_hook(keep, with_kwargs=True) for one in loaded.model.modules()]
     ids_BT = torch.tensor([list(ids)], device=loaded.device)
     try:
@@ -203,7 +205,7 @@ def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:
         for handle in handles:
             handle.remove()
     assert report.logits is not None
-    return _Passed(given, beside, gave, heads, report.logits.cpu(), next(loaded.model.parameters()).dtype)
+    return _Passed(given, extras, gave, heads, report.logits.cpu(), next(loaded.model.parameters()).dtype)
 
 
 def _first(values: Sequence[Any]) -> Tensor | None:
@@ -283,7 +285,7 @@ def _factors(
 
 
 def _fitted(terms: Sequence[Tensor], gave: Tensor) -> list[float]:
-    """The factors of the terms whose sum is nearest: Granite's, MiniCPM3's and Beam's are not 1."""
+    """The factors with which the sum of the terms is nearest: Granite's, MiniCPM3's and Beam's are not 1."""
     columns = torch.stack([one.double().flatten() for one in terms], 1)
     found: list[float] = torch.linalg.lstsq(columns, gave.double().flatten()[:, None]).solution[:, 0].tolist()
     return found

@@ -87,12 +87,12 @@ class Atlas(HeadNames, StudyRecord):
         return list(dict.fromkeys(one.probe for one in self.findings))
 
     def rules(self) -> list[Rule]:
-        """The conditions of what is said of any head."""
+        """The conditions of the roles and the mark that any head has."""
         said = {role for roles in self.roles.values() for role in roles}
         return [rule for rule in RULES if rule.role in said] + [MARK] * bool(self.facts.get("near_uniform"))
 
     def save(self, folder: Path) -> None:
-        """Write the table, and beside it roles, rules and facts."""
+        """Write the table, and a file of roles, rules and facts."""
         save(self.table(), folder / TABLE)
         rules = {one.role: one.condition for one in (*RULES, MARK)}
         save_json({**self.facts, "roles": roles_by_head(self.roles), "rules": rules}, folder / NAME)

@@ -1,4 +1,4 @@
-"""Average linkage (UPGMA; Sokal & Michener 1958): which of N things are alike, as a tree whose leaves stand in a row.
+"""Average linkage (UPGMA; Sokal & Michener 1958): which of N things are alike, as a tree with its leaves in a row.
 
     tree = clustered(distance_NN)
     tree.leaves       # neighbours are alike
@@ -25,7 +25,7 @@ class Tree:
 
 
 def clustered(distance_NN: np.ndarray) -> Tree:
-    """The tree of a symmetric matrix of distances; of two clusters' four joints the shortest stands in the row."""
+    """The tree of a symmetric matrix of distances; of two clusters' four joints the shortest is in the row."""
     apart_NN = distance_NN.astype(np.float64)
     np.fill_diagonal(apart_NN, np.inf)
     count = len(apart_NN)

@@ -31,7 +31,7 @@ RAISED = 5  # logits that count as raised most
 
 @dataclass(frozen=True)
 class CalledLayer(Layer):
-    """A layer beside the call that it was heard in.
+    """A layer with the call that it was heard in.
 
     gated_BRC: of heads behind a gate, what their projection is given in the rows that are asked; C: all heads' numbers.
     """
@@ -53,7 +53,7 @@ class Copying:
 
     unembed: the vocabulary projection W_U. out: the output projection of each attention module. row_R: the rows. gated:
     the attention modules with a gate between heads and projection, which is frozen. after: the norm that takes what an
-    attention module gives, where there is one, with a frozen scale: z W_O stands for what it makes of that.
+    attention module gives, where there is one, with a frozen scale: z W_O means what it makes of that.
     """
 
     unembed: nn.Module

@@ -44,7 +44,7 @@ class Readings:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one contrast shows of all heads: the probe, what it is held against, and the effects."""
+    """What one contrast shows of all heads: the probe, what it is compared with, and the effects."""
 
     probe: str
     against: str
@@ -116,6 +116,7 @@ def _pass(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm) -> OfHeads:
     texts = Texts(ids, torch.full((count,), tokens, device=loaded.device))
     layers, windows = tuple(loaded.geometry.heads_by_layer), loaded.geometry.windows
     kept: dict[int, dict[str, torch.Tensor]] = {}
+    # Copying is read of what a gate lets through, which a pass before this one tells.
     copying = [one for one in arm.asks.values() if isinstance(one, Copying)]
     gated = copying[0].behind_gates(loaded, ids) if copying else {}
 

@@ -51,7 +51,7 @@ def needles(
 ) -> np.ndarray:
     """(S, T): a haystack with a key and its values at one depth after the other, and the key once more.
 
-    Other tokens of the pool make the haystack, distinct as far as they go. -1 stands behind a shorter sequence.
+    Other tokens of the pool make the haystack, distinct as far as they go. -1 pads a shorter sequence.
     """
     ids_ST, ordinary = np.full((len(length_S), max(length_S) - VALUES), -1, np.int64), np.setdiff1d(pool, begin)
     for place, length in enumerate(length_S):
@@ -65,7 +65,7 @@ def needles(
 
 
 class FoundNeedles(NamedTuple):
-    """Of completed texts: where the needle's values stand (B, V), the tokens made (B, V), how many values they say."""
+    """Of completed texts: where the needle's values are (B, V), the tokens made (B, V), how many values they say."""
 
     value_BV: Tensor
     made_BV: Tensor
@@ -73,7 +73,7 @@ class FoundNeedles(NamedTuple):
 
 
 def found(ids_BT: Tensor) -> FoundNeedles:
-    """Where the last token of the prompt stands first, its needle begins: no other token is as it."""
+    """Where the last token of the prompt occurs first, its needle begins: no other token is as it."""
     key_B1 = ids_BT[:, -VALUES - 1, None]
     value_BV = (ids_BT == key_B1).int().argmax(-1, keepdim=True) + torch.arange(1, VALUES + 1, device=ids_BT.device)
     made_BV = ids_BT[:, -VALUES:]

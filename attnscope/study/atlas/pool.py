@@ -54,7 +54,7 @@ def begins(loaded: LoadedModel) -> tuple[int, ...]:
 
 
 def _ordinary(tokenizer: Any, embeddings: int | None) -> list[int]:
-    """The ids below the embeddings whose tokens are ordinary, ascending; not their texts, which may have any length."""
+    """The ids of ordinary tokens below the embeddings, ascending; not their texts, which may have any length."""
     left_out = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     known = sorted(token for token in set(tokenizer.get_vocab().values()) if token not in left_out)
     names = tokenizer.convert_ids_to_tokens(known)

@@ -41,7 +41,7 @@ KEY0, STRONGEST = "key 0", "strongest key"
 class Arm(NamedTuple):
     """Sequences (S, T), and by name what is asked of every layer that reads them: a (B, H) tensor each.
 
-    Behind a shorter sequence stands -1. completed: tokens that the model itself adds to each before it is read.
+    A shorter sequence is padded with -1. completed: tokens that the model itself adds to each before it is read.
     """
 
     ids_ST: np.ndarray

@@ -1,4 +1,4 @@
-"""The scan of a model: its trials, read one by one into a folder, from which a stopped scan goes on.
+"""The scan of a model: its trials, read one by one into a folder, from which a stopped scan resumes.
 
 atlas = ScanStudy(loaded, plan(loaded)).run(Path("runs/atlas"))
 atlas.roles[3, 0]      # ("induction", "sink")
@@ -166,13 +166,13 @@ class ScanStudy(Study[Atlas]):
         for trial in self.planned.trials:
             readings = _readings(self.model, trial, parts, advance)
             findings += findings_of(trial, readings, self.planned.seed)
-            facts |= _beside(trial, readings)
+            facts |= _marks_of(trial, readings)
             heads = readings.heads
         return Atlas(dict(zip(heads, roles_of(findings, len(heads)), strict=True)), facts, heads, findings)
 
 
-def _beside(trial: Trial, readings: Readings) -> dict[str, Any]:
-    """What a trial says beside its contrasts: which heads are near uniform attention, how many needles were found."""
+def _marks_of(trial: Trial, readings: Readings) -> dict[str, Any]:
+    """What a trial says besides its contrasts: which heads are near uniform attention, how many needles were found."""
     said: dict[str, Any] = {}
     if FROM_UNIFORM in readings.values:
         marked = near_uniform(readings.values[FROM_UNIFORM])

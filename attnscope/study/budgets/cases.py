@@ -19,7 +19,7 @@ from attnscope.seam.causal import check_causal
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.generation import continuation, say_ignored
 from attnscope.study.knockout.asked import AskedText
-from attnscope.study.knockout.cases import CaseReader, naming, said_of_ids
+from attnscope.study.knockout.cases import CaseReader, naming, text_of_ids
 from attnscope.text.answer import check_answer, check_room
 from attnscope.text.prompt import Prompt
 from attnscope.text.tokens import find
@@ -44,15 +44,15 @@ class AskedCache(AskedText):
 @dataclass(frozen=True)
 class CacheCase:
     """A text as it is read. prompt: the text alone. end: the tokens of the prompt. start: the first row that counts.
-    answer: its ids, empty for none; said: as text. foil: an id; foil_said: as text."""
+    answer: its ids, empty for none; answer_text: as text. foil: an id; foil_text: as text."""
 
     prompt: Prompt
     end: int
     start: int
     answer: tuple[int, ...] = ()
-    said: str = ""
+    answer_text: str = ""
     foil: int | None = None
-    foil_said: str = ""
+    foil_text: str = ""
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -106,11 +106,11 @@ def _case(loaded: LoadedModel, question: AskedCache, read: CaseReader) -> CacheC
             )
         if foil == answer[0]:
             raise InputError("the answer and its foil begin with the same token", "choose another foil")
-    case = CacheCase(prompt, end, start, answer, said_of_ids(loaded, answer), foil)
+    case = CacheCase(prompt, end, start, answer, text_of_ids(loaded, answer), foil)
     if not case.rows:
         said = f"no token follows token {start}" if start else "the text is one token, and no token follows it"
         raise InputError(said, "give a longer text")
-    return case if foil is None else replace(case, foil_said=said_of_ids(loaded, (foil,)))
+    return case if foil is None else replace(case, foil_text=text_of_ids(loaded, (foil,)))
 
 
 def _answer(loaded: LoadedModel, question: AskedCache, read: CaseReader, prompt: Prompt) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What a smaller cache costs texts or their answers, beside the share of the keys that it keeps.
+"""What a smaller cache costs texts or their answers, and the share of the keys that it keeps.
 
     found = BudgetStudy(loaded, cases, BudgetPlan("stream:4+64,top:64", over="heads")).run()
     found.table()
@@ -7,7 +7,7 @@
 Heads that can bear a budget are chosen by their effects, and an effect of chosen heads on the texts that chose them is
 too small. So they are chosen on the first half of the texts, and measured together on the other.
 
-Shapes: S text, N budget of a set of heads, K of those the ones whose heads were chosen, P head of a layer.
+Shapes: S text, N budget of a set of heads, K of those the ones of chosen heads, P head of a layer.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class BudgetCosts(StudyRecord):
     @cached_property
     def families(self) -> Sequence[Mapping[str, np.ndarray]]:
         """The columns of `effect_columns`, NaN for null: of the budgets over all texts, and, where there are any, of
-        those whose heads were chosen, over the texts that did not choose them."""
+        those of chosen heads, over the texts that did not choose them."""
         chosen = sum(one.condition == "bearable" for one in self.asked)  # the last ones
         asked = len(self.asked) - chosen
         families = [self.effect_SN[:, :asked], self.effect_SN[self.facts["choosing_texts"] :, asked:]]
@@ -197,7 +197,9 @@ class BudgetStudy(SetStudy[BudgetCosts]):
         last = case.end - 1
         if last < len(case.prompt) - 1:
             yield f"the prompt ends with token {last}: {case.prompt.labels[last]}"
-        yield f"answer: {shortened(case.said, 200)}" if case.answer else f"measured: {len(case.rows)} next tokens"
+        yield (
+            f"answer: {shortened(case.answer_text, 200)}" if case.answer else f"measured: {len(case.rows)} next tokens"
+        )
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class AskedText:
 
     @classmethod
     def of(cls, text: Texts, shared: Mapping[str, Any]) -> list[Self]:
-        """What is asked of a text, or of each record of texts; shared: what is said of all, where a record does not.
+        """What is asked of a text, or of each record of texts; shared: the fields of all that leave them out.
 
         Raises UsageError for a record that is none, and for what no text makes right.
         """

@@ -122,11 +122,11 @@ def case_of(loaded: LoadedModel, question: AskedText, read: CaseReader) -> Case:
             f"no query sees the key {question.key}: its first token is {keys[0]}, and the last query {max(queries)}",
             "name keys that come before a query",
         )
-    said, foil_said = (said_of_ids(loaded, one) for one in (ids, () if foil is None else (foil,)))
-    return Case(prompt, queries, keys, ids, said, foil, foil_said, own=answer is None)
+    said, foil_text = (text_of_ids(loaded, one) for one in (ids, () if foil is None else (foil,)))
+    return Case(prompt, queries, keys, ids, said, foil, foil_text, own=answer is None)
 
 
-def said_of_ids(loaded: LoadedModel, ids: Sequence[int]) -> str:
+def text_of_ids(loaded: LoadedModel, ids: Sequence[int]) -> str:
     """Some ids as text, with blanks that are seen."""
     return visible_blanks("".join(from_ids(loaded.tokenizer, ids).plain)) if ids else ""
 

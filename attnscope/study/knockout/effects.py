@@ -82,7 +82,7 @@ class KnockoutStudy(SetStudy[Knocked]):
         [case] = self.cases
         for name, places in (("query", case.queries), *[("key", case.keys)] * self.key):
             yield f"{name}: {shortened(', '.join(key_name(case, at) for at in places), 200)}"
-        yield f"answer: {case.said}"
+        yield f"answer: {case.answer_text}"
 
     @property
     def facts(self) -> dict[str, Any]:

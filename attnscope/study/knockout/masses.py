@@ -28,6 +28,7 @@ class MassReader:
     def __call__(self, call: AttentionCall, texts: Sequence[int], heads: Sequence[int], block: RowBlock) -> None:
         if call.place.call:  # a layer that attends twice is read once
             return
+        # A pass of shared layers has the intact texts first; rows that pad a block are of no query.
         batch = len(texts)
         asked_B1r1 = (block.query_Nr[:batch] >= 0)[:, None, :, None]
         weights_BPrK = block.weights_NPrK[:batch] * asked_B1r1

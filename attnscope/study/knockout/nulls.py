@@ -42,11 +42,12 @@ def permuted_null(
 ) -> Null:
     """The same weights on other keys, drawn for each text apart; at most so many draws, or all that one key has.
 
-    queries: the asked rows of each text. own: the texts whose answer is the model's own. It was chosen as what the
+    queries: the asked rows of each text. own: the texts with the model's own answer. It was chosen as what the
     values give where they are, so that no other order of them can be expected to give it as much.
     """
     if not most:
         return Null()
+    # Keys are exchangeable where every row and head that is cut sees them, and where no exchange changes a row itself.
     heads = masses.looking(cut)
     pools, missing = {}, []
     for text in range(len(cut.keys)):
@@ -64,6 +65,7 @@ def permuted_null(
             pools[text] = pool
     if not pools:
         return Null(why=tuple(missing))
+    # A draw is one exchange in every text that has a null: as many draws as the text with the fewest has.
     orders = {text: _exchanges(cut, text, pool, most, seed, alone=len(pools) == 1) for text, pool in pools.items()}
     draws = []
     for number in range(min(map(len, orders.values()))):

@@ -31,16 +31,16 @@ TextLayer = tuple[int, int]  # text of the task, layer
 
 @dataclass(frozen=True)
 class Case:
-    """A text as it is read. prompt: the text alone. queries, keys: positions. answer: its ids; said: as text. foil: an
-    id; foil_said: as text. own: whether the answer is the model's own next token."""
+    """A text as it is read. prompt: the text alone. queries, keys: positions. answer: its ids; answer_text: as
+    text. foil: an id; foil_text: as text. own: whether the answer is the model's own next token."""
 
     prompt: Prompt
     queries: tuple[int, ...]
     keys: tuple[int, ...]
     answer: tuple[int, ...]
-    said: str
+    answer_text: str
     foil: int | None = None
-    foil_said: str = ""
+    foil_text: str = ""
     own: bool = False
 
     @property
@@ -221,7 +221,7 @@ class Knocked(StudyRecord):
         return float(self.effect(one.cut)[texts].mean()), np.array([draw[texts].mean() for draw in draw_D])
 
     def by_token(self) -> np.ndarray:
-        """(T,): of one text whose keys were cut one by one, the effect of each token, NaN for those that were not."""
+        """(T,): the effect of each token of one text, as a key that was cut alone; NaN for those that were not."""
         effect_T = np.full(len(self.cases[0].prompt), np.nan)
         for one in self.asked:
             [key] = one.cut.keys[0]

@@ -268,7 +268,7 @@ class PatchStudy(SetStudy[PatchedPairs]):
         yield f"differ: {shortened(', '.join(differ), 200) or 'none of the patched tokens'}"
         if pair.without:
             yield f"{pair.without} tokens have no partner in the corrupted text and are not patched"
-        yield f"answer: {pair.clean.said}"
+        yield f"answer: {pair.clean.answer_text}"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -312,6 +312,7 @@ class PatchStudy(SetStudy[PatchedPairs]):
             tried_N = np.isfinite(cost_N)
             rank = rank_correlation(estimates[::2].mean(0)[tried_N], cost_N[tried_N])
             order = {"tried": len(sets), "rank_correlation": None if np.isnan(rank) else rank}
+        # A share is of the gap, which facts say whether there is: they come first.
         facts |= {"least_gap": least_gap(found.passes)}
         asked, random, worse = tuple(self.asked), tuple(self.random), found.passes.measure.worse
         result = PatchedPairs(tuple(self.pairs), asked, random, effects, found.intact_S, estimates, worse, facts)

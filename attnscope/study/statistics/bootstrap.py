@@ -46,9 +46,10 @@ def bootstrap_widths(
     """The widths and p of means over S sequences; NaN for all heads at once where that is not asked for.
 
     there_SN: which sequences a head has, all without it; other entries of known_SN are not read. All heads share
-    the draws, and a resampled mean is over those of its sequences that the head has. A head whose sequences are all
+    the draws, and a resampled mean is over those of its sequences that the head has. A head with sequences that are all
     equal has the width 0, and p 1: the caller says what that means.
     """
+    # What does not vary has no error, and stays off the draws: a rounding error would be its t.
     count, heads = known_SN.shape
     count_N = np.full(heads, count) if there_SN is None else there_SN.sum(0)
     whole_SN = known_SN if there_SN is None else np.where(there_SN, known_SN, 0.0)
@@ -61,6 +62,7 @@ def bootstrap_widths(
     own_margin_N, margin_N = (reach_N * _unseen(count_N, one, level) for one in (1, heads))
     least = NOTHING * error_N.max(initial=0.0)
 
+    # A draw is how often each sequence is taken: a product of matrices makes all resampled means of a block at once.
     own_t, largest_t = [], []
     for block in blocks(draws, count + 5 * heads):
         times_BS = generator.multinomial(count, np.full(count, 1 / count), block) / count
@@ -110,7 +112,7 @@ def _unseen(count_N: np.ndarray, heads: int, level: float) -> np.ndarray:
 
 
 def _counted(moved_BN: np.ndarray, error_BN: np.ndarray, collapsed_BN: np.ndarray, margin_N: np.ndarray) -> np.ndarray:
-    """|t| of resamples. One that left out what a head's spread rests on counts where it leaves the margin, too."""
+    """|t| of resamples. One that left out what makes a head's spread counts where it leaves the margin, too."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(collapsed_BN & (moved_BN <= margin_N), 0.0, moved_BN / error_BN)
 

@@ -1,4 +1,4 @@
-"""Effects: scores held against nulls, sequence by sequence, and what many texts show of many heads.
+"""Effects: scores compared with nulls, sequence by sequence, and what many texts show of many heads.
 
 Shapes: S sequence or text, N head.
 """
@@ -66,6 +66,7 @@ def paired(
     """
     score_SN, null = np.asarray(score_SN, np.float64), np.asarray(null, np.float64)
     difference_SN = score_SN - null
+    # Heads without a number have no part in what holds for all at once.
     there = np.logical_not(np.isnan(difference_SN).any(0))
     null = null[..., there] if null.ndim else null
     known_SN, score_SN = difference_SN[:, there], score_SN[:, there]
@@ -76,6 +77,7 @@ def paired(
         whole[there] = values
         return whole
 
+    # The flips take the generator's first numbers, and the resampling those after them.
     t_N = t_of(known_SN.mean(0), (known_SN**2).mean(0), len(known_SN))
     p_symmetric_N = symmetric_p(known_SN, flips, generator)
     ends = intervals(score_SN, null, generator, within=within, draws=draws, level=level)

@@ -20,7 +20,7 @@ def symmetric_p(
 ) -> np.ndarray:
     """How often the largest |t| of all heads under random signs reaches each head's own.
 
-    count_N: how many sequences a head has, 0 standing where it has none; all without it.
+    count_N: how many sequences a head has, with 0 where it has none; all without it.
     """
     count, heads = known_SN.shape
     if not heads:

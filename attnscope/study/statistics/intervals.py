@@ -54,6 +54,7 @@ def intervals(
     difference_SN, heads = score_SN - null, score_SN.shape[1]
     count_N = np.full(heads, len(score_SN)) if there_SN is None else there_SN.sum(0)
     found = Intervals(*np.full((5, heads), np.nan))
+    # Of fewer sequences no interval holds its level.
     enough = np.flatnonzero(count_N >= FEWEST)
     if not len(enough):
         return found
@@ -65,6 +66,7 @@ def intervals(
     found.low[enough], found.high[enough] = mean_N - widths.own, mean_N + widths.own
     found.low_all[enough], found.high_all[enough] = mean_N - widths.all_heads, mean_N + widths.all_heads
     found.p[enough] = np.where(count_N[enough] >= fewest_for_p(heads), widths.p, np.nan)
+    # Where few sequences carry the spread, resampling does not know how far the mean may be off.
     if within is None:
         off_SN = np.where(widths.own > 0, known_SN - mean_N, 0.0)
         low_N, high_N = open_ends(off_SN if here_SN is None else np.where(here_SN, off_SN, 0.0))

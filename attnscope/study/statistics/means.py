@@ -43,6 +43,7 @@ def means(
     """
     there_SN = np.logical_not(np.isnan(values_SN))
     mean_N, low_N, high_N = np.full((3, values_SN.shape[1]), np.nan)
+    # Columns with the same units share their draws, so many at a time as memory allows.
     _, alike_N = np.unique(np.packbits(there_SN, axis=0), axis=1, return_inverse=True)
     for which in range(alike_N.max(initial=-1) + 1):
         columns = np.flatnonzero(alike_N == which)
@@ -52,6 +53,7 @@ def means(
             some = columns[start : start + width]
             known_SN = values_SN[np.ix_(there_S, some)].astype(np.float64)
             mean_N[some] = known_SN.mean(0)
+            # Each from the same seed: a mean does not depend on which others are asked for.
             ends = intervals(
                 known_SN,
                 np.zeros(len(some)),

@@ -85,7 +85,7 @@ def _apart(
 
 
 def _resampled_t(rest_SN: np.ndarray, generator: np.random.Generator, draws: int) -> np.ndarray:
-    """(B, N): t of resampled means of columns whose mean is 0; NaN of a column that is 0 throughout."""
+    """(B, N): t of resampled means of columns with mean 0; NaN of a column that is 0 throughout."""
     count = len(rest_SN)
     times_BS = generator.multinomial(count, np.full(count, 1 / count), draws) / count
     moved_BN = times_BS @ rest_SN

@@ -53,7 +53,7 @@ def written(
 ) -> Iterator[WrittenSides]:
     """Run the model up to the attention of a layer. While open, the call can be made again.
 
-    reads, inputs: what the model's forward is given first, and beside it. by_tokens: keep what earlier heads read, so
+    reads, inputs: what the model's forward is given first, and by name. by_tokens: keep what earlier heads read, so
     that `shares_by_token` can be asked: the matrices of all layers, of a family outside the interface. Raises
     ModelError for a family whose residual cannot be followed.
     """
@@ -98,12 +98,12 @@ class _Track:
         """Whether the block runs that holds what is asked for."""
         return self.ends and self.entered == len(self.course.runs)
 
-    def enter(self, residual: Tensor, beside: Iterable[Any]) -> Tensor:
-        """A block begins, given this: the first as a variable. beside: what else the block is given."""
+    def enter(self, residual: Tensor, others: Iterable[Any]) -> Tensor:
+        """A block begins, given this: the first as a variable. others: what else the block is given."""
         if not self.written.residuals:
             residual = residual.detach().requires_grad_()
         elif not residual.requires_grad:
-            tensors = (one for one in beside if isinstance(one, Tensor))
+            tensors = (one for one in others if isinstance(one, Tensor))
             mixed = has_earlier(tensors, self.written.residuals)
             raise ModelError(f"{LOST}: {EARLIER if mixed else 'a block is run without gradients'}", ANOTHER)
         self.written.residuals.append(residual)
@@ -200,7 +200,7 @@ class _Pass:
         return with_hidden(args, kwargs, residual)
 
     def _constant(self, track: _Track, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Before a module whose output is taken as it is: no gradient comes back from it, but by the heads' outputs."""
+        """Before a module that counts as a constant: no gradient comes back from it, but by the heads' outputs."""
         if track.closed or (track.at_last and (not track.within or module is self.place.module)):
             return None
         given = hidden_of(args, kwargs)
@@ -264,7 +264,7 @@ class _Pass:
         return variable
 
     def _heard(self, call: AttentionCall, heads: HeadOutputs, through: Projection | None) -> None:
-        """A call outside the interface, whose output is a variable already."""
+        """A call outside the interface, of which the output is a variable already."""
         self._reached(call)
         track = self.tracks.get(group_of(call.stack))
         if track is not None and not track.closed:

@@ -41,7 +41,7 @@ class FrozenNorms:
         self._handles.clear()
 
     def forget(self, but: nn.Module | None = None) -> None:
-        """Forget the scales so far: what is run again begins here. but: a norm whose scale is kept."""
+        """Forget the scales so far: what is run again begins here. but: a norm that keeps its scale."""
         self._found = {norm: found for norm, found in self._found.items() if norm is but}
 
     @contextmanager
@@ -83,7 +83,7 @@ def _some_rows(x: Tensor) -> Tensor:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module may be a norm, by its name: one without parts, whose weights are one per number of a row."""
+    """Whether a module may be a norm, by its name: one without parts, with a weight per number of a row."""
     named = NORM.search(type(module).__name__) is not None
     return named and not list(module.children()) and all(one.ndim <= 2 for one in weights_of(module).values())
 

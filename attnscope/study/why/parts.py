@@ -44,8 +44,8 @@ def parts_of(loaded: LoadedModel, reads: Sequence[int] | Tensor, asked: AskedLog
     quantized weights and those made in inference mode, ModelError for a family whose contributions do not sum to the
     logit.
 
-    reads, inputs: the ids of a text, or what the model's forward is given first, and beside it: of an encoder-decoder,
-    whose encoder reads the ids, `decoder_input_ids`.
+    reads, inputs: the ids of a text, or what the model's forward is given first, and by name: of an encoder-decoder,
+    with an encoder that reads the ids, `decoder_input_ids`.
     """
     check_model(loaded)
     # Cloned, since a tensor of the caller's inference mode cannot be kept for a backward pass.
@@ -170,7 +170,7 @@ class _Apart:
         return [self._checked(one, found_CD.numpy()) for one, found_CD in zip(numbers, found_NCD, strict=True)]
 
     def _checked(self, one: OneSided, found_CD: np.ndarray) -> np.ndarray:
-        """The vectors with that of the layer's own biases; made anew where their products are not the contributions."""
+        """The vectors with that of the layer's own biases; made again where products are not the contributions."""
         nothing_D = one.vectors(self.nothing[one.side]).mean(0)
         found_CD = np.vstack([found_CD, nothing_D.cpu().numpy()])
         given_C = self._given(one)

@@ -1,4 +1,4 @@
-"""Where a head stands: which runs of blocks write the residual of its queries, and that of its keys.
+"""The place of a head: which runs of blocks write the residual of its queries, and that of its keys.
 
 Found by one pass over a few tokens. A cross layer's keys are of the encoder, and its queries of the decoder; elsewhere
 both are of one residual.
@@ -50,7 +50,7 @@ class BlockRun:
 class Course:
     """The runs of blocks that write a residual, in order. group: ENCODER or DECODER, the part that they are of.
 
-    stack: whose they are, as a component names it; None for the model's own.
+    stack: that they are of, as a component names it; None for the model's own.
     """
 
     group: str
@@ -60,7 +60,7 @@ class Course:
 
 @dataclass(frozen=True)
 class HeadPlace:
-    """Where the heads of one attention stand.
+    """The place of the heads of one attention.
 
     module: the one that attends, in a call of this stack and layer. query, key: what writes the residuals of its
     queries and of its keys; key is None where the encoder's blocks are not found. within: whether more of its block
@@ -92,7 +92,7 @@ class HeadPlace:
 def place_of(loaded: LoadedModel, reads: Tensor, inputs: Mapping[str, Any], stack: str, layer: int) -> HeadPlace:
     """The place of a layer's attention. Raises ModelError where it makes no call, or its blocks are in no list.
 
-    reads, inputs: what the model's forward is given first, and beside it.
+    reads, inputs: what the model's forward is given first, and by name.
     """
     if loaded.geometry.over_patches:
         raise ModelError(f"{LOST}: its layers are over bytes and patches of them", ANOTHER)
@@ -216,7 +216,7 @@ class _Seen:
 
 
 def group_of(stack: str) -> str:
-    """The part of a model that a stack's blocks are of: cross layers stand in the decoder's."""
+    """The part of a model that a stack's blocks are of: cross layers are in the decoder's."""
     return stack if stack in (ENCODER, VISION) else DECODER
 
 

@@ -1,7 +1,7 @@
 """Attention that no interface is asked for: its heads' outputs as variables, and its q and k as the oracle makes them.
 
-The output projection is given the heads side by side, or, where it stands in another module, the attention module gives
-them. q and k are made by the family's layout of what enters the module, and are held against the weights that it gave.
+The output projection is given the heads side by side, or, where it is in another module, the attention module gives
+them. q and k are made by the family's layout of what enters the module, and are compared with the weights that it gave.
 
 Shapes: B text, T token, H head, V width of v, Q query, K key.
 """

@@ -83,7 +83,7 @@ def visible_keys(spec: AttentionSpec, head: int, query: int) -> list[int]:
 
 
 def position_term(spec: AttentionSpec, head: int, query: int) -> Tensor | None:
-    """(K,) float64: what positions add to the logits beside q and k, as ALiBi and relative bias do; None without."""
+    """(K,) float64: what positions add to the logits of q and k, as ALiBi and relative bias do; None without."""
     mask = spec.visible.mask if spec.visible.additive else None
     rows = [_row(values, spec, head, query) for values in (spec.bias, mask) if values is not None]
     if not rows:
