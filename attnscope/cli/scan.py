@@ -17,7 +17,7 @@ from attnscope.cli.heads import GROUPS
 from attnscope.cli.info import Named
 from attnscope.cli.load_options import Loading
 from attnscope.cli.options import Config, Exporting, Format, Seed
-from attnscope.cli.scan_tables import contrasts, left_out, probe_names, scanned_sheet
+from attnscope.cli.scan_tables import contrasts, effects_at, left_out, probe_names, scanned_sheet
 from attnscope.cli.study import show_cost
 from attnscope.cli.study_options import Sequences
 from attnscope.cli.takes import takes
@@ -192,7 +192,6 @@ def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kep
 
 def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept, style: Style) -> int:
     """One scan per revision, each model gone before the next is loaded; then all of them side by side."""
-    from attnscope.cli.scan_revisions import effects_at
     from attnscope.folder.kinds import refuse_other_kind
     from attnscope.show.checkpoints import TABLE, folder_of, save_checkpoints, stacked
 

@@ -1,19 +1,20 @@
-"""What `scan` shows on a terminal: each named head with the probe that named it, or every head on one probe."""
+"""What `scan` shows on a terminal: each named head with the probe that named it, every head on one probe, or on one
+probe at every checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attnscope import cells
 from attnscope.cli.intervals import Effect, interval_notes
-from attnscope.cli.scan_texts import looked
 from attnscope.sheets import Column, Row, Sheet
 
 if TYPE_CHECKING:
     from rich.console import Group
 
     from attnscope.cli.top import Top
+    from attnscope.selection import HeadIndex
     from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.atlas.findings import Finding
     from attnscope.study.atlas.texts import OnTexts
@@ -142,3 +143,28 @@ def _copying(atlas: Atlas, shown: Finding) -> Finding | None:
     """What belongs to induction: a head that finds the place may still not write the token there."""
     found = [one for one in atlas.findings if one.probe == "copying"]
     return found[0] if found and shown.probe.startswith("induction") else None
+
+
+def looked(found: OnTexts, head: tuple[int, int]) -> str:
+    """`sink 82 %`: the role that a head has on most texts that show one."""
+    shares = {look: share for look, share in found.shares.get(head, {}).items() if look != "-"}
+    return next((f"{look} {cells.percent(100 * share)}" for look, share in shares.items()), cells.MISSING)
+
+
+def effects_at(atlases: Mapping[str, Atlas], probe: str, heads: Sequence[HeadIndex]) -> Sheet:
+    """The effect of one probe at every checkpoint, a row per head."""
+    from attnscope.show.checkpoints import courses
+
+    last = list(atlases.values())[-1]
+    [course] = [one for one in courses(atlases, list(last.heads)) if one.name == probe]
+    rows = [
+        {
+            "head": cells.head_name(*head),
+            "roles": " ".join(last.roles[head]) or cells.MISSING,
+            **{f"at {name}": value for name, value in zip(atlases, values, strict=True)},
+        }
+        for head in heads
+        for values in [course.values_RN[:, last.heads.index(head)].tolist()]
+    ]
+    columns = [Column("head", align="left"), Column("roles at the last", name="roles", align="left")]
+    return Sheet(rows, [*columns, *(Column(name, cells.signed, f"at {name}") for name in atlases)])

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
     from attnscope.study.records import StudyRecord
     from attnscope.study.study import Cost, Study
+    from attnscope.tables import TableRecord
 
 Record = TypeVar("Record", bound="StudyRecord")
+Tabled = TypeVar("Tabled", bound="TableRecord")
 
 
 class Question(Protocol):
@@ -103,18 +105,18 @@ def load_studied(asked: Checkpoint, writing: Writing) -> LoadedModel:
 
 
 @dataclass(frozen=True)
-class Printed(Generic[Record]):
+class Printed(Generic[Tabled]):
     """How the record of a study is shown. sheet: its first rows on a terminal. notes: what a reader has to know.
 
     draw: writes the pictures into a folder. page: writes what else a folder gets. extra: writes what an option of this
     study alone asks for. hint: what makes one picture of many.
     """
 
-    sheet: Callable[[Record, int | None], RenderableType]
-    notes: Callable[[Record], Iterable[str]]
-    draw: Callable[[Record, Path], Sequence[Path | None]] = lambda record, folder: []
-    page: Callable[[Record, Path], object] = lambda record, folder: None
-    extra: Callable[[Record], object] = lambda record: None
+    sheet: Callable[[Tabled, int | None], RenderableType]
+    notes: Callable[[Tabled], Iterable[str]]
+    draw: Callable[[Tabled, Path], Sequence[Path | None]] = lambda record, folder: []
+    page: Callable[[Tabled, Path], object] = lambda record, folder: None
+    extra: Callable[[Tabled], object] = lambda record: None
     hint: str = ONE_BY_ONE
 
 
@@ -142,7 +144,7 @@ def show_cost(cost: Cost, quiet: bool) -> None:
     output.show(cost.line + output.estimated(seconds))
 
 
-def print_study(record: Record, top: Top, table: StudyTable, printed: Printed[Record]) -> int:
+def print_study(record: Tabled, top: Top, table: StudyTable, printed: Printed[Tabled]) -> int:
     """The file where one was asked for, the table on stdout, and what to know to read it on stderr."""
     if table.file is not None:
         write_file(table.file, record.table, lambda folder: printed.draw(record, folder), table.quiet, printed.hint)

@@ -8,7 +8,7 @@ from attnscope.cli import output
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.place import write_file
+from attnscope.cli.study import Printed, print_study
 from attnscope.cli.takes import takes
 from attnscope.cli.top import Top
 from attnscope.cli.why_options import Logit, LogitText, WhyTable
@@ -16,6 +16,8 @@ from attnscope.cli.why_table import logit_sheet, to_know
 from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from attnscope.calls.why_record import Why
 
 RIVER = '"the bank of the river, the bank of the" --head L3H0 --key river'
@@ -38,7 +40,7 @@ def why(asked: LogitText, logit: Logit, top: Top, table: WhyTable, look: Look) -
     of the query. In an encoder-decoder L3H0 is a head of its decoder, "cross L3H0" and "encoder L3H0" are others; in
     cross-attention the key is taken apart by what wrote the encoder's output.
     """
-    format = output.wanted_format(table.format)
+    output.wanted_format(table.format)  # what it refuses is refused before the work
     head, options = logit.named, logit.options(asked)
 
     from attnscope.cli.single import read_given
@@ -50,14 +52,12 @@ def why(asked: LogitText, logit: Logit, top: Top, table: WhyTable, look: Look) -
     from attnscope.purposes.take_apart import TakeApart
 
     found: Why = answer(asked, ask_of(text, options), TakeApart.of(head, options), table)
-    if table.out is not None:
+
+    def draw(record: Why, folder: Path) -> list[Path]:
+        return [record.draw(folder, look.style(command_line("why", asked, logit, look)))]
+
+    if table.folder is not None:
         style = look.style(command_line("why", asked, logit, look))
-        if table.file is not None:
-            write_file(table.file, found.table, lambda folder: [found.draw(folder, style)], table.quiet)
-        else:
-            with unwinding(), output.progress("drawing", None, table.quiet):
-                found.export(table.out, style=style, force=table.force)
-    output.emit_first(found.table(), top, format, lambda: logit_sheet(found, top.shown), table.quiet)
-    for line in to_know(found):
-        output.talk(line, table.quiet)
-    return 0
+        with unwinding(), output.progress("drawing", None, table.quiet):
+            found.export(table.folder, style=style, force=table.force)
+    return print_study(found, top, table, Printed(logit_sheet, to_know, draw, hint="name a folder"))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli.groups import FIRST, fill, option_group
-from attnscope.cli.options import Config, Exporting, Format, Generated, MayAsk, ModelTexts, OneHead, Question
+from attnscope.cli.options import Generated, MayAsk, ModelTexts, OneHead, Question
+from attnscope.cli.study_options import StudyTable
 from attnscope.folder.suffix import PICTURES, TABLES
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Logit(OneHead, Question):
 
 
 @option_group
-class WhyTable(Config, Format, Exporting):
+class WhyTable(StudyTable):
     """A table to stdout, table, facts and a figure to --out."""
 
     files = (*PICTURES, *TABLES)

@@ -10,14 +10,15 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+from attnscope.cells import head_name
 from attnscope.errors import InputError, UsageError
 from attnscope.intervene.sets import HeadSet
 from attnscope.model.geometry import Geometry
-from attnscope.selection import HeadsByRole, pairs, select
+from attnscope.selection import HeadIndex, HeadsByRole, pairs, select
 from attnscope.text.reading import parsed_line, read_text
 
 CONTROLS, MOST_SETS = 100, 100_000
@@ -96,6 +97,25 @@ def parts(one: HeadSet, geometry: Geometry, by_kv: bool = False) -> list[HeadSet
     single = [HeadSet("", (head,)) for head in one.heads]
     groups = dict.fromkeys(whole_groups(part, geometry).heads if by_kv else part.heads for part in single)
     return [HeadSet(str(HeadSet("", heads)), heads) for heads in groups]
+
+
+class Portion(NamedTuple):
+    """What of a set is changed at a time; layer, head: where it is of one."""
+
+    name: str
+    heads: tuple[HeadIndex, ...]
+    layer: int
+    head: int | None = None
+
+
+def portions(over: str, whole: HeadSet, geometry: Geometry) -> list[Portion]:
+    """A set head by head, by kv groups, or by layers, as `over` says."""
+    if over == "heads":
+        return [Portion(head_name(*head), (head,), *head) for head in whole.heads]
+    if over == "kv":
+        return [Portion(one.name, one.heads, one.heads[0][0]) for one in parts(whole, geometry, True)]
+    by_layer = itertools.groupby(whole.heads, lambda head: head[0])
+    return [Portion(f"L{layer}", tuple(heads), layer) for layer, heads in by_layer]
 
 
 def controls_of(

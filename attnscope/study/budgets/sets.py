@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from attnscope.cells import head_name
 from attnscope.intervene.budgets import HeadBudget
 from attnscope.model.geometry import Geometry
-from attnscope.study.ablation.sets import head_set, parts
+from attnscope.study.ablation.sets import head_set, portions
 
 
 @dataclass(frozen=True)
@@ -29,19 +28,9 @@ def budgets_over(
 ) -> list[AskedBudget]:
     """Of each kind of budget all chosen heads together, and what goes alone; selection: the heads, by layer. name: of
     all of them together."""
-    whole = head_set(name, selection)
-    alone: list[tuple[str, tuple[tuple[int, int], ...], int, int | None]] = []
-    if over == "heads":
-        alone = [(head_name(*head), (head,), *head) for head in whole.heads]
-    elif over == "kv":
-        alone = [(one.name, one.heads, one.heads[0][0], None) for one in parts(whole, geometry, True)]
-    elif over == "layers":
-        alone = [
-            (f"L{layer}", tuple((layer, head) for head in heads), layer, None)
-            for layer, heads in sorted(selection.items())
-        ]
-    found = []
+    whole, asked = head_set(name, selection), []
+    alone = [] if over == "none" else portions(over, whole, geometry)
     for kind in kinds:
-        found.append(AskedBudget(HeadBudget(name, whole.heads, kind)))
-        found += [AskedBudget(HeadBudget(said, heads, kind), "alone", *place) for said, heads, *place in alone]
-    return found
+        asked.append(AskedBudget(HeadBudget(name, whole.heads, kind)))
+        asked += [AskedBudget(HeadBudget(one.name, one.heads, kind), "alone", one.layer, one.head) for one in alone]
+    return asked

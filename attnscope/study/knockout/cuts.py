@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attnscope.cells import head_name
 from attnscope.errors import UsageError
 from attnscope.intervene.sets import Cut
 from attnscope.model.geometry import Geometry
-from attnscope.study.ablation.sets import head_set, parts
+from attnscope.study.ablation.sets import head_set, portions
 from attnscope.study.knockout.asked import Selection
 from attnscope.study.knockout.over import check_over, window_of
 from attnscope.study.knockout.records import AskedCut, Case, key_name
@@ -21,10 +20,9 @@ def cuts_over(over: str, selection: Selection, geometry: Geometry, cases: Sequen
     whole = head_set(name, selection)
     if over == "none":
         return [AskedCut(Cut(name, whole.heads, keys))]
-    if over == "heads":
-        return [AskedCut(Cut(head_name(*head), (head,), keys), *head) for head in whole.heads]
-    if over == "kv":
-        return [AskedCut(Cut(one.name, one.heads, keys), one.heads[0][0]) for one in parts(whole, geometry, True)]
+    if over in ("heads", "kv"):
+        parts = portions(over, whole, geometry)
+        return [AskedCut(Cut(one.name, one.heads, keys), one.layer, one.head) for one in parts]
     if over == "keys":
         if len(cases) > 1:
             raise UsageError("keys of several texts are not the same tokens", "give one text, or another {over}")

@@ -10,7 +10,7 @@ from attnscope.intervene.patching import Patch
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.what import SHARED, What
 from attnscope.model.geometry import Geometry
-from attnscope.study.ablation.sets import controls_of, parts, whole_groups
+from attnscope.study.ablation.sets import controls_of, portions, whole_groups
 from attnscope.study.knockout.records import key_name
 from attnscope.study.patching.over import Over
 from attnscope.study.patching.pairs import TextPair
@@ -40,39 +40,35 @@ def patches_over(
     if over == "none":
         return [AskedPatch(Patch(whole.name, whole.heads, every))]
     if over in ("heads", "kv"):
-        return [_alone(one, every, geometry) for one in parts(whole, geometry, over == "kv" or what in SHARED)]
-    by_layer = [(layer, tuple(head for head in whole.heads if head[0] == layer)) for layer in sorted(whole.per_layer)]
+        # A group of one head is that head, whatever it was asked as.
+        parts = portions("kv" if what in SHARED else over, whole, geometry)
+        alone = [one.heads[0][1] if len(one.heads) == 1 else None for one in parts]
+        return [
+            AskedPatch(Patch(one.name, one.heads, every), one.layer, head)
+            for one, head in zip(parts, alone, strict=True)
+        ]
+    layers = portions("layers", whole, geometry)
     if over == "layers":
-        return [AskedPatch(Patch(f"L{layer}", heads, every), layer) for layer, heads in by_layer]
-    places = range(_count(pairs))
+        return [AskedPatch(Patch(one.name, one.heads, every), one.layer) for one in layers]
+    counts = sorted({len(pair.at) for pair in pairs})
+    if len(counts) > 1:
+        raise UsageError(
+            f"one by one, pairs need as many tokens, got {counts[0]} and {counts[-1]}", "name as many with {at}"
+        )
+    places = range(counts[0])
     if over == "positions":
         return [AskedPatch(Patch(_name(pairs, one), whole.heads, _at(pairs, one)), place=one) for one in places]
     return [
-        AskedPatch(Patch(f"L{layer} {_name(pairs, one)}", heads, _at(pairs, one)), layer, place=one)
-        for layer, heads in by_layer
+        AskedPatch(Patch(f"{layer.name} {_name(pairs, one)}", layer.heads, _at(pairs, one)), layer.layer, place=one)
+        for layer in layers
         for one in places
     ]
-
-
-def _alone(one: HeadSet, at: tuple[tuple[int, ...], ...], geometry: Geometry) -> AskedPatch:
-    layer = one.heads[0][0]
-    return AskedPatch(Patch(str(one), one.heads, at), layer, one.heads[0][1] if len(one.heads) == 1 else None)
 
 
 def _at(pairs: Sequence[TextPair], place: int | None = None) -> tuple[tuple[int, ...], ...]:
     """The positions of each text of the task; place: of one asked token alone."""
     both = [positions for pair in pairs for positions in (pair.at, pair.partners)]
     return tuple(positions if place is None else (positions[place],) for positions in both)
-
-
-def _count(pairs: Sequence[TextPair]) -> int:
-    """How many tokens each pair is patched at."""
-    counts = sorted({len(pair.at) for pair in pairs})
-    if len(counts) > 1:
-        raise UsageError(
-            f"one by one, pairs need as many tokens, got {counts[0]} and {counts[-1]}", "name as many with {at}"
-        )
-    return counts[0]
 
 
 def _name(pairs: Sequence[TextPair], place: int) -> str:
