@@ -69,12 +69,16 @@ def taken_apart(run: Run, head: str, asked: WhyOptions) -> Why:
             f"{what} {one}" for what, one in (("query", asked.query), ("key", asked.key)) if one is not None
         )
         raise UsageError(f"{named} means no token that {stack} layers read, expected one of each", ONE)
+    against = None  # the mean of all keys
+    if asked.against != MEAN:
+        found = find(meant.looked_at, str(asked.against), asked.define or {})
+        against = _one("against", meant.looked_at, found)
     logit = AskedLogit(
         layer,
         number,
         _one("query", meant.prompt, meant.chosen.query),
         None if meant.chosen.key is None else _one("key", meant.looked_at, meant.chosen.key),
-        _against(meant.looked_at, asked),
+        against,
         asked.side,
         asked.by == "tokens",
         VERIFIED if asked.verify else 0,
@@ -101,10 +105,3 @@ def _one(what: str, prompt: Prompt, found: Found) -> int:
     if len(found.positions) != 1:
         raise UsageError(f"{what} {found.expression} means {described(prompt, found)}, expected one token", ONE)
     return found.positions[0]
-
-
-def _against(prompt: Prompt, asked: WhyOptions) -> int | None:
-    """The other key that the key is compared with; None for the mean of all."""
-    if asked.against == MEAN:
-        return None
-    return _one("against", prompt, find(prompt, str(asked.against), asked.define or {}))

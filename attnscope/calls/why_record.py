@@ -113,13 +113,16 @@ class Why(Record):
         parts, order = self.parts, self.order
         components = [parts.components[row] for row in order]
         others = [parts.others[row] for row in order]
+        read = [
+            None if one.position is None else self.texts[one.stack].looked_at.tokens[one.position] for one in components
+        ]
         columns: dict[str, Any] = {
             "side": words([parts.side] * len(order)).dictionary_encode(),
             "component": words([one.name for one in components]),
             **{name: integers([getattr(one, name) for one in components], np.int32) for name in ("layer", "head")},
             "other": words([None if one is None else one.name for one in others]),
             "position": integers([one.position for one in components], np.int32),
-            "token": words([self._token_read(one) for one in components]),
+            "token": words(read),
         }
         values = {
             "contribution": parts.contribution_N,
@@ -128,10 +131,6 @@ class Why(Record):
             "true": parts.true_N,
         }
         return as_table(columns | {name: numbers(value[order]) for name, value in values.items()})
-
-    def _token_read(self, component: Component) -> str | None:
-        at = component.position
-        return None if at is None else self.texts[component.stack].looked_at.tokens[at]
 
     def facts(self) -> dict[str, Any]:
         """What was asked, the logit, and what the contributions sum to, as `why.json` has it."""

@@ -30,9 +30,8 @@ def save_knockout(found: Knocked, folder: Path, style: Style = Style()) -> Path 
 
 def _line(found: Knocked) -> str:
     """What the picture is of."""
-    texts = (
-        f"{len(found.cases)} texts" if len(found.cases) > 1 else f"answer {shortened(found.cases[0].answer_text, 24)}"
-    )
+    count, answer = len(found.cases), found.cases[0].answer_text
+    texts = f"{count} texts" if count > 1 else f"answer {shortened(answer, 24)}"
     how = {"mask": "the rest of the row takes the weight", "zero": "the weight is lost"}[found.facts["how"]]
     return f"{found.facts['model']['name']}, {texts}; {how}"
 

@@ -106,7 +106,9 @@ def _pulled(
         z_RHV = call.output_BQHV[0, rows]
 
         def gate(given: Tensor) -> None:
-            gate_RHV = _ratio(given.reshape(1, len(ids), *z_RHV.shape[1:])[0, rows].float(), z_RHV.float())
+            # What the heads' outputs were multiplied by; 0 where nothing was to be multiplied.
+            gated_RHV = given.reshape(1, len(ids), *z_RHV.shape[1:])[0, rows].float()
+            gate_RHV = torch.where(z_RHV == 0, 0.0, gated_RHV / torch.where(z_RHV == 0, 1.0, z_RHV.float()))
             pulled[call.module] = pulled[call.module] * gate_RHV.transpose(0, 1)
 
         if call.module in way.gated:
@@ -120,8 +122,3 @@ def _pulled(
             scale_R1 = scale_R1 * scales[way.after[attention].module][0, rows]
         pulled[attention] = one_HRV * scale_R1.to(one_HRV.device)
     return pulled
-
-
-def _ratio(gated: Tensor, z: Tensor) -> Tensor:
-    """What the heads' outputs were multiplied by; 0 where nothing was to be multiplied."""
-    return torch.where(z == 0, 0.0, gated / torch.where(z == 0, 1.0, z))

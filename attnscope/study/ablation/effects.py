@@ -157,7 +157,11 @@ class Ablation(StudyRecord):
         columns["effect"][tested:] = [self.effect(one).mean() for _, _, one in rows[tested:]]
         n_K = columns.pop("n")
         n_K[tested:] = len(self.intact_S)
-        direct = [np.nan if self.direct is None else self._direct(condition, one) for condition, _, one in rows]
+        known = self.direct or {}  # of heads, and of what goes alone
+        direct = [
+            sum(known[head] for head in one.heads) if known and condition == "alone" else np.nan
+            for condition, _, one in rows
+        ]
         # Each named set is compared with its own random sets.
         beside = {name: np.full(len(rows), np.nan) for name in ("random_low", "random_high", "p_random")}
         for place, one in enumerate(self.asked.named):
@@ -179,10 +183,6 @@ class Ablation(StudyRecord):
             }
         )
         return whole.take(numbers(np.argsort([sets.index(name) for _, name, _ in rows], kind="stable")))
-
-    def _direct(self, condition: str, one: HeadSet) -> float:
-        assert self.direct is not None
-        return sum(self.direct[head] for head in one.heads) if condition == "alone" else np.nan
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from attnscope.errors import InputError
 from attnscope.intervene.task import Task
 from attnscope.study.atlas.pool import begins, token_pool
@@ -38,11 +36,8 @@ def copy(loaded: LoadedModel, *, sequences: int = SEQUENCES, seed: int = 0, pool
     period = min(repeated, key=lambda one: abs(one - PERIOD))
     ids_ST = repeated[period]._replace(seeded_as=f"copy p{period}").drawn(seed).arms["repeated"].ids_ST
     rows = tuple(range(len(begin) + period, len(begin) + 2 * period - 1))
-    return Task("copy", _tuples(ids_ST), (rows,) * len(ids_ST), {"period": period, "seed": seed})
-
-
-def _tuples(ids_ST: np.ndarray) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(int(token) for token in ids) for ids in ids_ST)
+    ids = tuple(tuple(map(int, one)) for one in ids_ST)
+    return Task("copy", ids, (rows,) * len(ids_ST), {"period": period, "seed": seed})
 
 
 def texts(loaded: LoadedModel, given: Sequence[str], most: int | None = None) -> Task:

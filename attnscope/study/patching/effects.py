@@ -174,19 +174,25 @@ class PatchedPairs(StudyRecord):
     def table(self) -> pa.Table:
         """A row per patch, in `order`; NaN is null. docs/schemas.md says what the columns are."""
         count = len(self.asked)
-        estimate, restored_estimate = self._estimates()
+        none, one_pair = np.full(count, np.nan), self.pairs[0] if len(self.pairs) == 1 else None
+        estimates = (
+            [none, none] if self.estimates is None else [self.estimates[0::2].mean(0), -self.estimates[1::2].mean(0)]
+        )
+        # Of several pairs each has positions of its own, which patching.json has.
+        places = [None if one_pair is None else ",".join(map(str, one.patch.at[0])) for one in self.asked]
+        position = [None if one_pair is None or one.place is None else one_pair.at[one.place] for one in self.asked]
         random_D = np.array([self.effect(one).mean() for one in self.random])
         low, high, p_random = beside_random(self.effect(self.asked[0].patch).mean(), random_D)
         columns: dict[str, Any] = {
             "set": words([one.patch.name for one in self.asked]),
             "layer": pa.array([one.layer for one in self.asked], pa.int32()),
             "head": pa.array([one.head for one in self.asked], pa.int32()),
-            "position": pa.array([self._position(one) for one in self.asked], pa.int32()),
+            "position": pa.array(position, pa.int32()),
             "stack": words([DECODER] * count).dictionary_encode(),
-            "at": words([self._places(one) for one in self.asked]),
+            "at": words(places),
             **{name: numbers(values) for name, values in self.statistics.items() if name != "n"},
-            "estimate": numbers(estimate),
-            "restored_estimate": numbers(restored_estimate),
+            "estimate": numbers(estimates[0]),
+            "restored_estimate": numbers(estimates[1]),
             "random_low": numbers(np.full(count, low)),
             "random_high": numbers(np.full(count, high)),
             "p_random": numbers(np.full(count, p_random)),
@@ -197,19 +203,6 @@ class PatchedPairs(StudyRecord):
     def normalised(self, values: np.ndarray) -> np.ndarray:
         """Effects as a share of the gap between the two texts: 0 as the clean one, 1 as the corrupted one."""
         return values / self.gap if self.gap is not None else np.full(len(values), np.nan)
-
-    def _estimates(self) -> tuple[np.ndarray, np.ndarray]:
-        if self.estimates is None:
-            return np.full(len(self.asked), np.nan), np.full(len(self.asked), np.nan)
-        return self.estimates[::2].mean(0), -self.estimates[1::2].mean(0)
-
-    def _position(self, one: AskedPatch) -> int | None:
-        """The position of one pair's token; null of several pairs."""
-        return None if one.place is None or len(self.pairs) > 1 else self.pairs[0].at[one.place]
-
-    def _places(self, one: AskedPatch) -> str | None:
-        """Positions of one pair's clean text; null of several pairs, whose positions patching.json has."""
-        return ",".join(map(str, one.patch.at[0])) if len(self.pairs) == 1 else None
 
 
 @dataclass(frozen=True)

@@ -99,15 +99,11 @@ def _corrupted(question: AskedPair, clean: Case, read: CaseReader) -> Case:
         raise InputError(
             "the answer is tokenised otherwise after the corrupted text", "end both texts with the same word"
         )
-    if read.loaded.geometry.max_positions is not None:
-        _check_room(len(prompt) + len(clean.answer), read.loaded.geometry.max_positions)
+    tokens, room = len(prompt) + len(clean.answer), read.loaded.geometry.max_positions
+    if room is not None and tokens > room:
+        raise InputError(f"the corrupted text has {tokens} tokens with its answer, the model reads {room}", "cut it")
     last = len(prompt) - 1
     return replace(clean, prompt=prompt, queries=(last,), keys=tuple(range(len(prompt))))
-
-
-def _check_room(tokens: int, room: int) -> None:
-    if tokens > room:
-        raise InputError(f"the corrupted text has {tokens} tokens with its answer, the model reads {room}", "cut it")
 
 
 def partners(clean: Case, corrupted: Case) -> dict[int, int]:

@@ -50,6 +50,7 @@ def patches_over(
     layers = portions("layers", whole, geometry)
     if over == "layers":
         return [AskedPatch(Patch(one.name, one.heads, every), one.layer) for one in layers]
+    # The first token of each pair is one patch, the second another: pairs need as many.
     counts = sorted({len(pair.at) for pair in pairs})
     if len(counts) > 1:
         raise UsageError(

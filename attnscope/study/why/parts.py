@@ -56,19 +56,15 @@ def parts_of(loaded: LoadedModel, reads: Sequence[int] | Tensor, asked: AskedLog
         spec = spec_of(found)
         seen = visible_keys(spec, asked.head, asked.query)
         if asked.key is None:
-            asked = replace(asked, key=_most_seen(spec, asked))
+            # The key that the query gives most weight.
+            query_BH = torch.full((1, spec.heads), asked.query, device=spec.device)
+            asked = replace(asked, key=int(spec.logits_of(query_BH)[0, asked.head].argmax()))
         for key in (asked.key, asked.against):
             if key is not None and key not in seen:
                 raise InputError(
                     f"query {asked.query} does not see key {key} in this head", "choose a key that it sees"
                 )
         return _Apart(found, asked, seen).parts()
-
-
-def _most_seen(spec: AttentionSpec, asked: AskedLogit) -> int:
-    """The key that the query gives most weight."""
-    query_BH = torch.full((1, spec.heads), asked.query, device=spec.device)
-    return int(spec.logits_of(query_BH)[0, asked.head].argmax())
 
 
 def check_model(loaded: LoadedModel) -> None:

@@ -148,7 +148,9 @@ class Written:
         if spec.k_BGKD.requires_grad:
             return None
         earlier = [heads.call for _, heads in self.heads if heads.call is not None]
-        return next((one.layer for one in reversed(earlier) if _equal(one.spec, spec)), None)
+        keys = [(one.layer, one.spec.k_BGKD) for one in reversed(earlier) if one.spec is not None]
+        alike = (layer for layer, k in keys if k.shape == spec.k_BGKD.shape and torch.equal(k, spec.k_BGKD))
+        return next(alike, None)
 
     @property
     def tokens(self) -> int:
@@ -207,10 +209,6 @@ class WrittenSides:
         if found is None:
             raise ModelError("what the heads of this encoder write is not seen", "ask for {side=query}")
         return found
-
-
-def _equal(one: AttentionSpec | None, other: AttentionSpec) -> bool:
-    return one is not None and one.k_BGKD.shape == other.k_BGKD.shape and torch.equal(one.k_BGKD, other.k_BGKD)
 
 
 def _by_row(x_BTHV: Tensor, gradient_BTHV: Tensor | None) -> Tensor:
