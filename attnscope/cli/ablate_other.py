@@ -65,19 +65,19 @@ class Otherwise:
 PRUNED = "each step is chosen and measured on the same sequences: on average its loss is too low"
 
 
-def print_answer(found: Any, on: On, measured: Measured) -> int:
+def print_answer(record: Any, on: On, measured: Measured) -> int:
     """The table on stdout, of sets a number of sets and not of rows; on stderr what a reader has to know."""
     format = output.wanted_format(measured.format)
-    kind, table = found.stem, found.table()
+    kind, table = record.stem, record.table()
     if kind == "ablation":
-        output.emit(first_sets(table, on.limit(format)), format, lambda: sets_sheet(found, on.shown))
+        output.emit(first_sets(table, on.limit(format)), format, lambda: sets_sheet(record, on.shown))
         sets = table["set"].unique()
         rest = on.rest(len(sets.slice(0, on.shown)), len(sets), "sets") if format == "table" else []
-        lines = [*rest, *notes(found)]
+        lines = [*rest, *notes(record)]
     else:
         sheet, told = ANSWERS[kind]
-        output.emit_first(table, on, format, lambda: sheet(found, on.shown), measured.quiet)
-        lines = told(found)
+        output.emit_first(table, on, format, lambda: sheet(record, on.shown), measured.quiet)
+        lines = told(record)
     for line in lines:
         output.talk(line, measured.quiet)
     return 0
@@ -85,10 +85,10 @@ def print_answer(found: Any, on: On, measured: Measured) -> int:
 
 # Of each question what a terminal shows of the first rows, and the lines below.
 ANSWERS: Mapping[str, tuple[Callable[[Any, int | None], Sheet], Callable[[Any], list[str]]]] = {
-    "pairs": (pairs_sheet, lambda found: interval_notes(found.statistics, "sequences")),
+    "pairs": (pairs_sheet, lambda record: interval_notes(record.statistics, "sequences")),
     "prune": (
-        lambda found, top: prune_sheet(found.steps, found.intact, top),
-        lambda found: [f"intact {found.intact:.3f} {found.unit}", PRUNED],
+        lambda record, top: prune_sheet(record.steps, record.intact, top),
+        lambda record: [f"intact {record.intact:.3f} {record.unit}", PRUNED],
     ),
-    "gradient": (screen_sheet, lambda found: [trusted(found)]),
+    "gradient": (screen_sheet, lambda record: [trusted(record)]),
 }

@@ -117,12 +117,12 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
         ready=partial(tell_side, quiet=printing.quiet),
     )
     # Files first: a reader of stdout that goes away takes nothing from the folder.
-    found = held.found
+    comparison = held.found
     if printing.out is not None:
         write_comparison(held, look.style(command_line("compare", *groups)), printing)
-    sheet = partial(differences_sheet, found, held.places[: top.shown], output.width())
+    sheet = partial(differences_sheet, comparison, held.places[: top.shown], output.width())
     output.emit_first(held.table(), top, format, sheet, printing.quiet, printing.spreadsheet)
-    return report(found, printing.quiet)
+    return report(comparison, printing.quiet)
 
 
 def tell_side(run: Run, quiet: bool) -> None:
@@ -162,37 +162,37 @@ def write_comparison(held: Compared, style: Style, printing: Differences) -> Non
     """Tables and pictures into --out, with a bar while they are drawn."""
     from attnscope.show.comparison import save
 
-    found = held.found
+    comparison = held.found
     assert printing.out is not None
-    drawn = found.pair.drawn.values() if found.pair else ()
-    pictures = len(found.stacks) + sum(len(one.values) for one in drawn)
+    drawn = comparison.pair.drawn.values() if comparison.pair else ()
+    pictures = len(comparison.stacks) + sum(len(one.values) for one in drawn)
     with unwinding(), output.progress("drawing", pictures, printing.quiet, "pictures") as advance:
         spreadsheet = printing.spreadsheet
         written = save(
-            found, printing.out, held.asked, style, places=held.places, spreadsheet=spreadsheet, advance=advance
+            comparison, printing.out, held.asked, style, places=held.places, spreadsheet=spreadsheet, advance=advance
         )
     output.talk(f"wrote {len(written)} files to {printing.out}", printing.quiet)
-    opened, intervals = found.open_ends()
+    opened, intervals = comparison.open_ends()
     if opened:
         output.talk(open_line(opened, f"{intervals} differences of metrics"), printing.quiet)
 
 
-def report(found: Comparison, quiet: bool) -> int:
+def report(comparison: Comparison, quiet: bool) -> int:
     """Say what belongs to the table and what did not hold; the exit code that follows."""
-    if found.pair:
-        for text in found.pair.texts:
+    if comparison.pair:
+        for text in comparison.pair.texts:
             tell_shared(text, quiet)
     else:
         from attnscope.study.statistics import FEWEST
 
-        output.talk(f"{found.texts} texts" + ", too few for intervals" * (found.texts < FEWEST), quiet)
-    if not (found.js.effect > 0).any():
+        output.talk(f"{comparison.texts} texts" + ", too few for intervals" * (comparison.texts < FEWEST), quiet)
+    if not (comparison.js.effect > 0).any():
         output.talk("no head differs", quiet)
     else:
-        tell_first(found, quiet)
-    for line in found.failures:
+        tell_first(comparison, quiet)
+    for line in comparison.failures:
         output.talk(f"does not hold: {line}", quiet=False)
-    return 1 if found.failures else 0
+    return 1 if comparison.failures else 0
 
 
 def tell_shared(text: Shared, quiet: bool) -> None:
@@ -208,11 +208,11 @@ def tell_shared(text: Shared, quiet: bool) -> None:
             output.talk(f"only in {name}: {described(prompt, Found('', tuple(alone)))}", quiet)
 
 
-def tell_first(found: Comparison, quiet: bool) -> None:
+def tell_first(comparison: Comparison, quiet: bool) -> None:
     """Say which layer of each stack is the first to differ, where it is not the first."""
-    for stack, places in found.stacks.items():
-        name, js = found.stack_name(stack), found.js.effect[places]
-        layers = [found.heads[place][0] for place in places]
+    for stack, places in comparison.stacks.items():
+        name, js = comparison.stack_name(stack), comparison.js.effect[places]
+        layers = [comparison.heads[place][0] for place in places]
         differing = [layer for layer, bits in zip(layers, js, strict=True) if bits > 0]
         if not differing:
             output.talk(f"no {name}head differs", quiet)

@@ -47,7 +47,7 @@ class Shown:
 
 
 def save_ablation(
-    found: Ablation,
+    record: Ablation,
     folder: Path,
     heads: Sequence[HeadIndex],
     atlas: Atlas | None = None,
@@ -58,19 +58,19 @@ def save_ablation(
 
     A score is of the probe that names the heads of a set: a set that is a role of the atlas, or selected by one.
     """
-    facts = found.facts
+    facts = record.facts
     task, stands_in = facts["task"], STANDS_IN[facts["replacement"]]
     unit = facts["measure"]["unit"].partition(" per ")[0]
     note = f"task {task['name']}, {task['sequences']} sequences; intact {facts['intact']:.2f} {unit}; {stands_in}"
     style = style.of_model(facts["model"]["name"])
-    costs = costs_of(found.table().to_pydict()) if costs is None else costs
+    costs = costs_of(record.table().to_pydict()) if costs is None else costs
     left = f"the first {MOST_SETS} of {len(costs)} sets" * (len(costs) > MOST_SETS)
     interval = "in black 95 % intervals for all rows at once" * any(one.interval[0] == one.interval[0] for one in costs)
     said = "; ".join(filter(None, (note, interval, left)))
     paths = [folder / f"{name}.{style.image}" for name in (PICTURE, OF_HEADS)]
     title = f"What is lost without {count(len(costs), 'set')} of heads"
     figures.save_sets(paths[0], costs[:MOST_SETS], style, title=title, note=said, unit=facts["measure"]["unit"])
-    if shown := shown_of(found, atlas):
+    if shown := shown_of(record, atlas):
         save_effects(paths[1], heads, shown, style, note)
     return paths[: 1 + bool(shown)]
 
@@ -97,25 +97,25 @@ def _end(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def shown_of(found: Ablation, atlas: Atlas | None = None) -> list[Shown]:
+def shown_of(record: Ablation, atlas: Atlas | None = None) -> list[Shown]:
     """The panels of a study: what was measured of score, direct and alone."""
     alone: dict[HeadIndex, float] = {}
-    for heads, effect_S in found.effects.items():
+    for heads, effect_S in record.effects.items():
         if len(heads) == 1:
             alone[heads[0]] = float(effect_S.mean())
-    unit = found.facts["measure"]["unit"]
-    panels = [*_scores(found, atlas), Shown("direct", "logits of the right token", found.direct or {}, "direct")]
+    unit = record.facts["measure"]["unit"]
+    panels = [*_scores(record, atlas), Shown("direct", "logits of the right token", record.direct or {}, "direct")]
     panels.append(Shown("alone", f"{unit} without it", alone, "effect"))
     return [one for one in panels if one.values]
 
 
-def _scores(found: Ablation, atlas: Atlas | None) -> list[Shown]:
+def _scores(record: Ablation, atlas: Atlas | None) -> list[Shown]:
     """The probe that names each role by which the sets were chosen; of several periods the task's, else the first."""
     if atlas is None:
         return []
-    said = [f"@{one.name}" for one in found.asked.named]
+    said = [f"@{one.name}" for one in record.asked.named]
     roles = [role for role in NAMED_BY if any(re.search(rf"@{re.escape(role)}(?![\w-])", name) for name in said)]
-    period, shown = found.facts["task"].get("period"), dict[str, Shown]()
+    period, shown = record.facts["task"].get("period"), dict[str, Shown]()
     for probe, against in (NAMED_BY[role] for role in roles):
         probes = [one for one in atlas.findings if one.probe.partition(" p")[0] == probe and one.against == against]
         one = next((one for one in probes if one.probe == f"{probe} p{period}"), next(iter(probes), None))

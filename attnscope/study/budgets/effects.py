@@ -1,8 +1,8 @@
 """What a smaller cache costs texts or their answers, and the share of the keys that it keeps.
 
-    found = BudgetStudy(loaded, cases, BudgetPlan("stream:4+64,top:64", over="heads")).run()
-    found.table()
-    found.bearable(0.01)      # {"stream:4+64": "0-2,3.2-5", ...}
+    record = BudgetStudy(loaded, cases, BudgetPlan("stream:4+64,top:64", over="heads")).run()
+    record.table()
+    record.bearable(0.01)      # {"stream:4+64": "0-2,3.2-5", ...}
 
 Heads that can bear a budget are chosen by their effects, and an effect of chosen heads on the texts that chose them is
 too small. So they are chosen on the first half of the texts, and measured together on the other.
@@ -124,7 +124,7 @@ class BudgetCosts(StudyRecord):
 
     def table(self) -> pa.Table:
         """A row per budget and set of heads, in `order`; NaN is null. docs/schemas.md says what the columns are."""
-        found = self.statistics
+        statistics = self.statistics
         columns: dict[str, Any] = {
             "keep": words([one.budget.keep for one in self.asked]),
             "set": words([one.budget.name for one in self.asked]),
@@ -133,9 +133,9 @@ class BudgetCosts(StudyRecord):
             "head": pa.array([one.head for one in self.asked], pa.int32()),
             "stack": words([self.facts["stack"]] * len(self.asked)).dictionary_encode(),
             "kept": numbers(self.kept_N),
-            **{name: numbers(values) for name, values in found.items() if name != "n"},
+            **{name: numbers(values) for name, values in statistics.items() if name != "n"},
         }
-        return as_table(columns | {"n": found["n"].astype(np.int32)}).take(integers(self.order))
+        return as_table(columns | {"n": statistics["n"].astype(np.int32)}).take(integers(self.order))
 
     def bearable(self, below: float = BELOW) -> dict[str, str]:
         """The heads that each budget costs less than `below`, as `select` takes them, empty for none.
@@ -235,22 +235,22 @@ class BudgetStudy(SetStudy[BudgetCosts]):
     def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> BudgetCosts:
         asked, first, widths = self.asked, self.choosing, self.model.geometry.heads_by_layer
         shares = read_shares(self.passes, self.plan.kinds)
-        found = _measured(self.passes, asked, shares, parts, advance)
-        effect_SN = np.stack([found.by_set[one.identity] for one in self.sets], 1)
+        run = _measured(self.passes, asked, shares, parts, advance)
+        effect_SN = np.stack([run.by_set[one.identity] for one in self.sets], 1)
         # Heads that the first texts chose are measured together on the others, unless that set was measured already.
         chosen = _chosen(asked, effect_SN[:first], self.plan, widths) if first else []
-        known = {name: effect_S[first:] for name, effect_S in found.by_set.items()}
+        known = {name: effect_S[first:] for name, effect_S in run.by_set.items()}
         if new := [one for one in chosen if one.budget.identity not in known]:
-            rest = _passes_over(found.passes, self.cases[first:])
+            rest = _passes_over(run.passes, self.cases[first:])
             known |= _measured(rest, new, shares, parts, advance, first).by_set
         chosen_SK = np.full((len(self.cases), len(chosen)), np.nan)
         for place, one in enumerate(chosen):
             chosen_SK[first:, place] = known[one.budget.identity]
         asked, effect_SN = [*asked, *chosen], np.hstack([effect_SN, chosen_SK])
-        kept_N = np.array([np.mean(_kept(shares, found.passes, one, first)) for one in asked])
-        measured = {"intact": float(found.intact_S.mean()), **found.facts, "below": self.plan.below}
-        facts |= {**measured, "choosing_texts": first, **found.unshared}
-        return BudgetCosts(tuple(self.cases), tuple(asked), effect_SN, kept_N, found.intact_S, widths, facts)
+        kept_N = np.array([np.mean(_kept(shares, run.passes, one, first)) for one in asked])
+        measured = {"intact": float(run.intact_S.mean()), **run.facts, "below": self.plan.below}
+        facts |= {**measured, "choosing_texts": first, **run.unshared}
+        return BudgetCosts(tuple(self.cases), tuple(asked), effect_SN, kept_N, run.intact_S, widths, facts)
 
 
 def _ends(cases: Sequence[CacheCase]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -260,16 +260,16 @@ def _ends(cases: Sequence[CacheCase]) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 def read_shares(passes: Passes, kinds: Sequence[str]) -> Shares:
     """What every budget keeps of each text, layer and head, in one pass over each text."""
-    cache, found = passes.intervention, dict[tuple[str, int, int], np.ndarray]()
+    cache, shares = passes.intervention, dict[tuple[str, int, int], np.ndarray]()
     assert isinstance(cache, CacheBudget)
 
     def note(kind: str, text: int, layer: int, share_P: Tensor) -> None:
-        found[kind, text, layer] = share_P.numpy()
+        shares[kind, text, layer] = share_P.numpy()
 
     reading = replace(passes, intervention=KeptShares(cache, kinds, note), layers=None)
     for batch in reading.batches(0):
         reading.run(batch, [])
-    return found
+    return shares
 
 
 def shares_of(shares: Shares, passes: Passes, one: HeadBudget, text: int) -> np.ndarray:
@@ -327,5 +327,5 @@ def _measured(
     texts = range(first, first + len(passes.task))
     lost = {name: [shares_of(shares, passes, one, text).min() < 1 for text in texts] for name, one in every.items()}
     sets = [one for name, one in every.items() if any(lost[name])]
-    found = effects_by_set(passes, sets, parts, advance, COPY)
-    return replace(found, by_set={name: np.where(lost[name], found.by_set.get(name, 0.0), 0.0) for name in every})
+    run = effects_by_set(passes, sets, parts, advance, COPY)
+    return replace(run, by_set={name: np.where(lost[name], run.by_set.get(name, 0.0), 0.0) for name in every})

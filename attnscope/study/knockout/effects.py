@@ -118,26 +118,26 @@ class KnockoutStudy(SetStudy[Knocked]):
     def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> Knocked:
         # One cut without draws is read and run in the same passes; else what is drawn depends on what the rows give.
         if len(self.sets) == 1 and not self.plan.random:
-            masses, found = self._at_once(self.sets[0], advance)
+            masses, run = self._at_once(self.sets[0], advance)
             nulls: dict[NullKind, tuple[Null, ...]] = {kind: (Null(),) for kind in KINDS}
         else:
             masses, nulls = self._compared()
             draws = [cut for kind in KINDS for null in nulls[kind] for cut in null.cuts]
-            found = self._measured(draws, masses, parts, advance)
-        if all(np.isnan(found.by_set[one.identity]).all() for one in self.sets):
+            run = self._measured(draws, masses, parts, advance)
+        if all(np.isnan(run.by_set[one.identity]).all() for one in self.sets):
             why = "no query sees any of the keys in the heads that were chosen"
             raise InputError(why, "choose other keys or heads")
         emptied = sorted({head for one in self.sets for head in masses.left_empty(one)})
         measured = {
-            "intact": float(found.intact_S.mean()),
-            **found.facts,
-            "rounding": max(AGREES[self.model.dtype], found.spread or 0.0),
+            "intact": float(run.intact_S.mean()),
+            **run.facts,
+            "rounding": max(AGREES[self.model.dtype], run.spread or 0.0),
             "without_null": {kind: dict(reasons(nulls[kind])) for kind in KINDS},
             "emptied": [head_name(*head) for head in emptied],
-            **found.unshared,
+            **run.unshared,
         }
         asked = tuple(self.asked)
-        return Knocked(tuple(self.cases), asked, nulls, masses, found.by_set, found.intact_S, facts | measured)
+        return Knocked(tuple(self.cases), asked, nulls, masses, run.by_set, run.intact_S, facts | measured)
 
     def _compared(self) -> tuple[Masses, dict[NullKind, tuple[Null, ...]]]:
         """What the rows give to each key, and what each cut is compared with."""
@@ -173,10 +173,10 @@ class KnockoutStudy(SetStudy[Knocked]):
         texts = range(len(self.cases))
         taken = [one for one in every.values() if one.moves or any(masses.of(one, text) > 0 for text in texts)]
         passes = replace(self.passes, intervention=replace(self.intervention, heads=heads_by_layer(taken)))
-        found = effects_by_set(passes, taken, parts, advance, self._copy)
+        run = effects_by_set(passes, taken, parts, advance, self._copy)
         nothing = np.zeros(len(texts))
-        by_set = {name: _known(one, masses, found.by_set.get(name, nothing)) for name, one in every.items()}
-        return replace(found, by_set=by_set)
+        by_set = {name: _known(one, masses, run.by_set.get(name, nothing)) for name, one in every.items()}
+        return replace(run, by_set=by_set)
 
 
 def _known(cut: Cut, masses: Masses, effect_S: np.ndarray) -> np.ndarray:

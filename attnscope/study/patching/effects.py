@@ -297,28 +297,28 @@ class PatchStudy(SetStudy[PatchedPairs]):
         every = {one.identity: one for one in [*sets, *self.random]}
         alike_S = np.repeat([pair.alike for pair in self.pairs], 2)
         copy, nothing = Patch(COPY, (), ((),) * len(alike_S)), np.zeros(len(alike_S))
-        run = [] if alike_S.all() else list(every.values())
-        found = effects_by_set(self.passes, run, parts, advance, copy)
-        effects = {name: np.where(alike_S, 0.0, found.by_set.get(name, nothing)) for name in every}
+        taken = [] if alike_S.all() else list(every.values())
+        run = effects_by_set(self.passes, taken, parts, advance, copy)
+        effects = {name: np.where(alike_S, 0.0, run.by_set.get(name, nothing)) for name in every}
         if estimates is not None:
             cost_N = np.array([effects.get(one.identity, nothing + np.nan)[::2].mean() for one in self.sets])
             tried_N = np.isfinite(cost_N)
             rank = rank_correlation(estimates[::2].mean(0)[tried_N], cost_N[tried_N])
             order = {"tried": len(sets), "rank_correlation": None if np.isnan(rank) else rank}
         # A share is of the gap, which facts say whether there is: they come first.
-        facts |= {"least_gap": least_gap(found.passes)}
-        asked, random, worse = tuple(self.asked), tuple(self.random), found.passes.measure.worse
-        result = PatchedPairs(tuple(self.pairs), asked, random, effects, found.intact_S, estimates, worse, facts)
+        facts |= {"least_gap": least_gap(run.passes)}
+        asked, random, worse = tuple(self.asked), tuple(self.random), run.passes.measure.worse
+        result = PatchedPairs(tuple(self.pairs), asked, random, effects, run.intact_S, estimates, worse, facts)
         ends = [None if np.isnan(one) else one for one in result.gap_ends]
         measured = {
-            "intact": float(found.intact_S[::2].mean()),
-            "corrupted": float(found.intact_S[1::2].mean()),
+            "intact": float(run.intact_S[::2].mean()),
+            "corrupted": float(run.intact_S[1::2].mean()),
             "gap": result.gap,
             "gap_low": ends[0],
             "gap_high": ends[1],
             "no_share": result.no_share or None,
-            **found.facts,
-            **found.unshared,
+            **run.facts,
+            **run.unshared,
             **order,
         }
         return replace(result, facts=facts | measured)
