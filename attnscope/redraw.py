@@ -1,127 +1,341 @@
-"""A finished run drawn again from its folder, with other looks: an observation as its tables tell it.
+"""The folder of a run -> an observation of what its tables hold, for another page or other pictures.
 
-    seen = kept_run(Path("runs/bank"))
+    seen = run_of_folder(Path("runs/bank"))          # of every stack; `view --from-tables`
+    seen = kept_run(Path("runs/bank"))               # of one stack, with maps to draw; `heatmap FOLDER`
     drawings(seen)[""].draw(Path("pictures"), style=Style(cmap="magma"))
 
-Metrics are drawn from heads.csv, maps from relations.csv where it lists every weight. What the tables do not hold (what
-uniform attention scores, how many rows a metric stands on) is not drawn. No model is loaded.
+No model is loaded. Scores are those of heads.csv, weights those of relations.csv. What the tables do not hold (what
+uniform attention scores, how many rows a metric stands on) is not drawn.
 
-Shapes: N head, T token.
+Tables are what somebody wrote: a cell that is no number, a head, query or key that is not there, is refused.
+
+Shapes: N head, Q query, K key, k kept key.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.drawing import coarser
-from attnscope.errors import UsageError
-from attnscope.folder.manifest import TARGET
+from attnscope.errors import MemoryLimitError, UsageError
+from attnscope.files import open_native
+from attnscope.folder.manifest import NAME, TARGET, prompt_of, read_manifest
 from attnscope.keep.columns import HeadColumns, Score
 from attnscope.keep.layers import LayerKey, PerLayer
-from attnscope.keep.records import LayerMaps
+from attnscope.keep.records import KeptKeys, LayerMaps, Matrices
 from attnscope.keep.view import View
 from attnscope.measure.binned import MAP_SIDE, Cells
 from attnscope.measure.metrics import KNOWN
+from attnscope.measure.roles import NONE
+from attnscope.memory import free_memory, human_bytes
 from attnscope.observation import Observation
 from attnscope.seam.report import CaptureReport
-from attnscope.viewer.kept import KeptSide, StackHead
+from attnscope.stacks import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, STACKS, is_causal, is_cross
+from attnscope.tables import read_delimited
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from attnscope.text.prompt import Prompt
+
+Place = tuple[LayerKey, int]  # a layer and a head of it
 MOST = 1 << 12  # heads of a layer: a number beyond is no head
 ENOUGH = 1 << 30  # rows of a text, where nothing says how many there are
+LISTED_BYTES = 32  # of a weight and its key, while they are laid out
 AGAIN = "read the text again: attnscope heatmap --from {}"
 
 
-def kept_run(folder: Path, *, sink_apart: bool = False) -> Observation:
-    """The run of a folder; its maps are None where relations.csv does not list every weight.
+def run_of_folder(folder: Path, otherwise: str = "leave out {from_tables}") -> Observation:
+    """What the tables of a run hold; of an encoder-decoder the decoder's, with `other_stacks`.
 
-    sink_apart: whether key 0 of a long text keeps a column of its own. Raises UsageError for a folder that is damaged,
-    and for one of several stacks or of means over kv heads, whose tables are read by nothing yet.
+    Kept are the keys that relations.csv lists, and whole weights where it lists all of them. otherwise: the hint of
+    refusals. Raises UsageError for a folder that is damaged, and for one of means over kv heads; MemoryLimitError where
+    there is no room for what is listed.
     """
-    side = KeptSide(folder, AGAIN.format(folder))
-    if TARGET in side.manifest or len({stack for (stack, _), _ in side.places}) > 1:
-        raise UsageError(f"{folder} is a run of several stacks", side.otherwise)
+    tables = RunTables(folder, otherwise)
+    if tables.target is None:
+        return _observation(tables, tables.places, tables.source, tables.source)
+    texts = {
+        ENCODER: (tables.source, tables.source),
+        DECODER: (tables.target, tables.target),
+        CROSS: (tables.target, tables.source),
+    }
+    of_stack = {
+        stack: _observation(tables, [place for place in tables.places if place[0].stack == stack], *both)
+        for stack, both in texts.items()
+    }
+    return replace(of_stack.pop(DECODER), other_stacks=of_stack)
+
+
+def kept_run(folder: Path, *, sink_apart: bool = False) -> Observation:
+    """The run of a folder as it is drawn; its maps are None where relations.csv does not list every weight.
+
+    sink_apart: whether key 0 of a long text keeps a column of its own. Raises UsageError as `run_of_folder`, and for a
+    run of several stacks.
+    """
+    from attnscope.drawing import coarser
+
+    again = AGAIN.format(folder)
+    seen = run_of_folder(folder, again)
+    if seen.other_stacks or len({key.stack for key in seen.kv_of}) > 1:
+        raise UsageError(f"{folder} is a run of several stacks", again)
+    kept = seen.kept.get("weights")
+    if not kept:
+        return replace(seen, kept={})
+    # a query sees no key after it where the stack is causal: those cells are empty in the picture, and not 0
+    count = len(seen.queries)
+    hidden_TT = np.triu(np.ones((count, count), bool), 1) & is_causal(seen.stack)
+    values = {key: np.where(hidden_TT, np.float32(np.nan), np.asarray(one.weights)) for key, one in kept.items()}
+    cells = Cells.of(range(count), count)
+    heads = PerLayer({key: one.heads for key, one in kept.items()})
+    maps = coarser(LayerMaps(PerLayer(values), heads, cells, cells, "sum"), MAP_SIDE, sink_apart)
+    return replace(seen, kept={"maps": maps})
+
+
+class RunTables:
+    """heads.csv and relations.csv of a folder, and what its manifest says.
+
+    Raises UsageError for what is damaged, and for a run whose tables are not of heads of a text.
+    """
+
+    def __init__(self, folder: Path, otherwise: str) -> None:
+        self.folder, self.otherwise = folder, otherwise
+        self.manifest = read_manifest(folder / NAME)
+        self.source = prompt_of(self.manifest, folder / NAME)
+        self.target = prompt_of(self.manifest, folder / NAME, TARGET) if TARGET in self.manifest else None
+        if self.of_run("options").get("by"):
+            raise UsageError(f"{folder} is of means over kv heads", otherwise)
+        self.heads, self.relations = self._table("heads.csv"), self._table("relations.csv")
+        if not self.places:
+            raise UsageError(f"{folder} has no table of heads or relations", otherwise)
+        crossed = self.of_run("target") or any(is_cross(key.stack) for key, _ in self.places)
+        if self.target is None and crossed:
+            raise UsageError(f"{folder} does not say which tokens its target has", otherwise)
+        if max(head for _, head in self.places) >= MOST:
+            raise UsageError(f"{folder} names heads that no model has", "name the folder of a finished run")
+
+    def of_run(self, name: str) -> Mapping[str, Any]:
+        """A part of the manifest; empty where it is none."""
+        part = self.manifest.get(name)
+        return part if isinstance(part, Mapping) else {}
+
+    def lengths(self, stack: str) -> tuple[int, int]:
+        """How many queries and keys a stack has."""
+        source, target = len(self.source), len(self.target or self.source)
+        return (source if stack == ENCODER else target), (target if stack == DECODER else source)
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """The heads of the tables, in the model's order."""
+        found = {place for table in self._tables for place in _places_of(table)}
+        return sorted(found, key=lambda place: (STACKS.index(place[0].stack), place[0].layer, place[1]))
+
+    @cached_property
+    def rows(self) -> Mapping[Place, Mapping[str, Any]]:
+        """The row of heads.csv of every head that has one."""
+        return {} if self.heads is None else dict(zip(_places_of(self.heads), self.heads.to_pylist(), strict=True))
+
+    @cached_property
+    def kv_heads(self) -> Mapping[Place, int]:
+        """The kv head that each head reads."""
+        numbers = [zip(_places_of(table), table["kv_head"].to_pylist(), strict=True) for table in self._tables]
+        return dict(chain.from_iterable(numbers))
+
+    @cached_property
+    def listed(self) -> Mapping[LayerKey, KeptKeys]:
+        """The keys of every query, as listed; {} where relations are of words, or not there.
+
+        Raises MemoryLimitError where there is no room for all: few rows may name heads and tokens that are far apart.
+        """
+        table, grouped = self.relations, self.of_run("export").get("group")
+        if table is None or "weight" not in table.column_names or grouped:
+            return {}
+        number = {place: at for at, place in enumerate(self.places)}
+        places = _places_of(table)
+        most_N2 = np.array([self.lengths(key.stack) for key, _ in places], np.int64).reshape(-1, 2)
+        query, key = (table[name].to_numpy() for name in ("query", "key"))
+        if (query >= most_N2[:, 0]).any() or (key >= most_N2[:, 1]).any():
+            raise self.damaged("relations.csv")
+        # the nth row of a head and query is its nth key
+        queries, keys = (max(of) for of in zip(*(self.lengths(key.stack) for key, _ in self.places), strict=True))
+        row = np.array([number[place] for place in places], np.int64) * queries + query
+        order = np.argsort(row, kind="stable")
+        row, key, weight = row[order], key[order], table["weight"].to_numpy()[order]
+        nth = np.arange(len(row)) - np.searchsorted(row, row)
+        most = int(nth.max(initial=0)) + 1
+        if most > keys:
+            raise self.damaged("relations.csv")
+        needed, room = len(number) * queries * most * LISTED_BYTES, free_memory("cpu")
+        if needed > room:
+            raise MemoryLimitError(
+                f"{most} keys of {queries} tokens and {len(number)} heads take {human_bytes(needed)}, and this "
+                f"machine has {human_bytes(room)} free",
+                "name fewer heads with {select} where the run is exported",
+            )
+        weights, listed = (np.full((len(number) * queries, most), none) for none in (np.float32(np.nan), np.int64(0)))
+        weights[row, nth], listed[row, nth] = np.where(np.isfinite(weight) & (weight >= 0), weight, np.nan), key
+        arrays: list[Any] = [part.reshape(len(number), queries, -1) for part in (weights, listed)]
+        found = {}
+        for layer, of_layer in groupby(self.places, key=lambda place: place[0]):
+            heads = [head for _, head in of_layer]
+            count, first = self.lengths(layer.stack)[0], number[layer, heads[0]]
+            weight_HQk, key_HQk = (array[first : first + len(heads), :count] for array in arrays)
+            found[layer] = KeptKeys(heads, weight_HQk, key_HQk, range(count))
+        return found
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether every weight is listed: of every query of every head one of each key that it sees."""
+        listed = sum(np.count_nonzero(~np.isnan(one.weight)) for one in self.listed.values())
+        return bool(self.listed) and listed == sum(self._visible_pairs(key.stack) for key, _ in self.places)
+
+    def _visible_pairs(self, stack: str) -> int:
+        queries, keys = self.lengths(stack)
+        return queries * (queries + 1) // 2 if is_causal(stack) else queries * keys
+
+    def roles(self, place: Place) -> tuple[str, str, str | None]:
+        """What a head is called, its role on the text, and all that an atlas names it; None without an atlas.
+
+        Until run/4 the column `role` was the text's.
+        """
+        row = self.rows.get(place, {})
+        text_role = _unquoted(row.get("text_role" if "text_role" in row else "role")) or NONE
+        if self.heads is None or not self.of_run("atlas"):
+            return text_role, text_role, None
+        names = _unquoted(row.get("atlas_roles")).split()
+        return next(iter(names), NONE), text_role, " ".join(names)
+
+    def damaged(self, name: str) -> UsageError:
+        """The refusal of a table."""
+        return UsageError(f"{self.folder / name} is damaged, or of another kind", self.otherwise)
+
+    @property
+    def _tables(self) -> list[pa.Table]:
+        return [table for table in (self.heads, self.relations) if table is not None]
+
+    def _table(self, name: str) -> pa.Table | None:
+        """A table of the folder, its numbers as numbers; only rows of heads."""
+        import pyarrow as pa
+
+        path = self.folder / name
+        if not path.is_file():
+            return None
+        whole, real = ("layer", "head", "kv_head", "query", "key", "top_key"), ("weight", "top_key_mass", *KNOWN)
+        dtypes = {**dict.fromkeys(whole, pa.int32()), **dict.fromkeys(real, pa.float32()), "near_uniform": pa.bool_()}
+        needed = {"layer", "head", "kv_head"} | ({"query", "key"} if name == "relations.csv" else set())
+        try:
+            with open_native(path) as source:
+                table = read_delimited(source, dtypes, multiline=True)
+            columns = table.column_names
+            if len(set(columns)) < len(columns) or not {*needed, "stack"} <= set(columns):
+                raise self.damaged(name)
+            stacks = table["stack"].to_pylist()
+            if not set(stacks) <= set(STACKS):
+                raise self.damaged(name)
+            # a layer without attention has a type, and no head
+            types = table["type"].to_pylist() if "type" in columns else [None] * len(table)
+            kept = [stack in OF_TWO_TEXTS and not what for stack, what in zip(stacks, types, strict=True)]
+            table = table.filter(pa.array(kept, pa.bool_()))
+            if any(table[one].null_count or (table[one].to_numpy() < 0).any() for one in needed):
+                raise self.damaged(name)
+        except (pa.ArrowException, OSError, ValueError):
+            raise self.damaged(name) from None
+        return table
+
+
+def _observation(tables: RunTables, places: Sequence[Place], queries: Prompt, keys: Prompt) -> Observation:
+    """The heads of some places as they are in the tables."""
     counts: dict[LayerKey, int] = defaultdict(int)
-    for (stack, layer), head in side.places:
-        counts[LayerKey(layer, stack)] = max(counts[LayerKey(layer, stack)], head + 1)
-    if max(counts.values()) > MOST:
-        raise UsageError(f"{folder} names heads that no model has", "name the folder of a finished run")
-    maps = _maps(side, sink_apart)
+    kv_counts: dict[LayerKey, int] = defaultdict(int)
+    for place in places:
+        counts[place[0]] = max(counts[place[0]], place[1] + 1)
+        kv_counts[place[0]] = max(kv_counts[place[0]], tables.kv_heads[place] + 1)
+    listed = {key: one for key, one in tables.listed.items() if key in counts}
+    weights = {key: _whole(one, len(keys)) for key, one in listed.items()} if tables.whole else {}
+    model = tables.of_run("model")
+    facts = {name: _fact(model.get(name)) for name in ("type", "revision", "layers")}
     return Observation(
-        queries=side.prompt,
-        keys=side.prompt,
-        columns=_columns(side, counts),
+        queries=queries,
+        keys=keys,
+        columns=_columns(tables, counts, len(keys)),
         view=View(),
         group=None,
         support=PerLayer({key: defaultdict(lambda: ENOUGH) for key in counts}),
-        visible=PerLayer(dict.fromkeys(counts, "")),
-        received=np.zeros(len(side.prompt)),
+        visible=PerLayer(dict.fromkeys(counts, "-")),
+        received=np.zeros(len(keys)),
         report=CaptureReport(),
-        kv_of=PerLayer({key: (count, 1 + _last_kv_head(side, key)) for key, count in counts.items()}),
-        facts={"model": {"name": str(side.of_run("model").get("name"))}},
-        kept={} if maps is None else {"maps": maps},
+        kv_of=PerLayer({key: (count, kv_counts[key]) for key, count in counts.items()}),
+        facts={
+            "model": {"name": str(model.get("name")), **facts},
+            **{name: str(tables.manifest.get(name)) for name in ("dtype", "engine")},
+        },
+        kept={
+            **({"weights": PerLayer(weights)} if weights else {}),
+            **({"relations": PerLayer(listed)} if listed else {}),
+        },
     )
 
 
-def _last_kv_head(side: KeptSide, key: LayerKey) -> int:
-    return max(number for ((stack, layer), _), number in side.kv_heads.items() if (layer, stack) == key)
+def _whole(listed: KeptKeys, keys: int) -> Matrices:
+    """The matrices of a layer whose every weight is listed; 0 for keys that a query does not see."""
+    weight_HQk, key_HQk = np.asarray(listed.weight), np.asarray(listed.key)
+    weights_HQK: Any = np.zeros((*weight_HQk.shape[:2], keys), np.float32)
+    head, query, nth = np.nonzero(~np.isnan(weight_HQk))
+    weights_HQK[head, query, key_HQk[head, query, nth]] = weight_HQk[head, query, nth]
+    return Matrices(listed.heads, weights_HQK)
 
 
-def _columns(side: KeptSide, counts: Mapping[LayerKey, int]) -> HeadColumns:
+def _columns(tables: RunTables, counts: Mapping[LayerKey, int], keys: int) -> HeadColumns:
     """The heads of every layer up to the last that is listed; those that are listed are kept."""
-    places: list[StackHead] = [((key.stack, key.layer), head) for key, count in counts.items() for head in range(count)]
-    rows = [side.rows.get(place, {}) for place in places]
-    ids = [name for name in KNOWN if side.heads is not None and name in side.heads.column_names]
-    number_N, none_N = np.zeros(len(places), np.int64), np.full(len(places), np.nan)
-    role, text_role, names = zip(*map(side.roles, places), strict=True)
+    places: list[Place] = [(key, head) for key, count in counts.items() for head in range(count)]
+    rows = [tables.rows.get(place, {}) for place in places]
+    ids = [name for name in KNOWN if tables.heads is not None and name in tables.heads.column_names]
+    none_N, zero_N = np.full(len(places), np.nan), np.zeros(len(places), np.int64)
+    top_key_N = np.array([-1 if row.get("top_key") is None else row["top_key"] for row in rows], np.int64)
+    if not all(0 <= row.get("top_key", 0) < keys for row in rows if row.get("top_key") is not None):
+        raise tables.damaged("heads.csv")
+    roles_N3 = np.array([tables.roles(place) for place in places], object).reshape(-1, 3)
     return HeadColumns(
-        layer=np.array([layer for (_, layer), _ in places]),
-        stack=np.array([stack for (stack, _), _ in places], object),
-        head=np.array([head for _, head in places]),
-        kv_head=np.array([side.kv_heads.get(place, 0) for place in places]),
-        role=np.array(role, object),
-        text_role=np.array(text_role, object),
-        atlas_roles=np.array([None if of_head is None else " ".join(of_head) for of_head in names], object),
+        layer=np.array([key.layer for key, _ in places], np.int64),
+        stack=np.array([key.stack for key, _ in places], object),
+        head=np.array([head for _, head in places], np.int64),
+        kv_head=np.array([tables.kv_heads.get(place, 0) for place in places], np.int64),
+        role=roles_N3[:, 0],
+        text_role=roles_N3[:, 1],
+        atlas_roles=roles_N3[:, 2],
         near_uniform=np.array([row.get("near_uniform") for row in rows], object),
         scores={name: Score(_numbers(rows, name), none_N) for name in ids},
-        top_key=_top_keys(side, rows),
-        top_key_mass=_numbers(rows, "top_key_mass"),
+        top_key=top_key_N,
+        top_key_mass=np.where(top_key_N < 0, np.nan, _numbers(rows, "top_key_mass")),
         relation_weight=none_N,
-        relation_query=number_N,
-        relation_key=number_N,
-        kept=np.array([place in side.kv_heads for place in places]),
+        relation_query=zero_N,
+        relation_key=zero_N,
+        kept=np.array([place in tables.kv_heads for place in places], bool),
     )
-
-
-def _top_keys(side: KeptSide, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    found = [row.get("top_key") or 0 for row in rows]
-    if not all(0 <= key < len(side.prompt) for key in found):
-        raise UsageError(f"{side.folder} names keys that its text does not have", side.otherwise)
-    return np.array(found)
 
 
 def _numbers(rows: Sequence[Mapping[str, object]], name: str) -> np.ndarray:
     return np.array([row.get(name) for row in rows], np.float64)
 
 
-def _maps(side: KeptSide, sink_apart: bool) -> LayerMaps | None:
-    """The matrices, NaN where a query sees no key; None where a table does not list every weight."""
-    found, count = side.listed(), len(side.prompt)
-    if found is None or not side.lists_all(found[0]):
-        return None
-    weight_NTk, key_NTk = found
-    values: dict[LayerKey, list[np.ndarray]] = defaultdict(list)
-    heads: dict[LayerKey, list[int]] = defaultdict(list)
-    for number, ((stack, layer), head) in enumerate(side.places):
-        values_TT = np.full((count, count), np.nan, np.float32)
-        query, nth = np.nonzero(~np.isnan(weight_NTk[number]))
-        values_TT[query, key_NTk[number, query, nth]] = weight_NTk[number, query, nth]
-        values[LayerKey(layer, stack)].append(values_TT)
-        heads[LayerKey(layer, stack)].append(head)
-    cells = Cells.of(range(count), count)
-    whole = LayerMaps(PerLayer({key: np.stack(of) for key, of in values.items()}), PerLayer(heads), cells, cells, "sum")
-    return coarser(whole, MAP_SIDE, sink_apart)
+def _fact(value: object) -> str | int | None:
+    """What a manifest says of a model, as a page can write it."""
+    return value if value is None or isinstance(value, int) else str(value)
+
+
+def _unquoted(cell: object) -> str:
+    """A cell of text, also of a table for spreadsheets."""
+    return str(cell or "").removeprefix("'")
+
+
+def _places_of(table: pa.Table) -> list[Place]:
+    """The head of each row."""
+    layers = map(LayerKey, table["layer"].to_pylist(), table["stack"].to_pylist())
+    return list(zip(layers, table["head"].to_pylist(), strict=True))

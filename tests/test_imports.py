@@ -20,64 +20,66 @@ SOURCES = {
 # What each room, and each module of the ground floor, may import of ours, types included. A room that is missing here
 # fails the test.
 MAY_IMPORT = {
-    "process": "",
-    "shown": "",
+    "stacks": "",
     "sheets": "",
     "callable_room": "",
     "signals": "",
+    "process": "",
     "cells": "",
-    "stacks": "",
+    "shown": "",
     "_version": "",
     "errors": "shown",
     "typed": "shown errors",
-    "selection": "cells stacks errors",
-    "memory": "errors",
     "apart": "signals errors",
     "files": "shown errors apart",
+    "text": "stacks shown errors apart",
     "parquet": "files",
     "tables": "files parquet",
-    "text": "shown stacks errors apart",
+    "memory": "errors",
     "telling": "text",
-    "model": "process shown stacks _version errors memory apart files",
+    "selection": "stacks cells errors",
+    "model": "stacks process shown _version errors apart files memory",
     "media": "errors apart text model",
-    "attention": "errors memory apart files",
+    "attention": "errors apart files memory",
+    "seam": "stacks process errors text memory model attention",
+    "intervene": "stacks cells errors model attention seam",
     "measure": "stacks errors attention",
-    "seam": "process stacks errors memory text model attention",
-    "intervene": "cells stacks errors model attention seam",
-    "keep": "cells stacks errors memory files parquet tables text model attention measure seam",
-    "observation": "cells stacks errors tables text measure seam keep",
-    "notebook": "cells stacks errors tables text measure keep observation",
-    "looks": "stacks errors tables text keep observation",
+    "keep": "stacks cells errors files text parquet tables memory model attention seam measure",
+    "observation": "stacks cells errors text tables seam measure keep",
+    "notebook": "stacks cells errors text tables measure keep observation",
     "ask": "errors typed text media keep",
-    "folder": "shown signals stacks errors typed selection files text model ask",
+    "folder": "stacks signals shown errors typed files text selection model ask",
+    "looks": "stacks errors text tables keep observation",
     "inputs": "stacks errors apart text model media seam ask",
     "reference": "",
-    "parity": "callable_room stacks errors selection memory tables text model attention seam reference",
-    "explain": "callable_room cells stacks errors text model seam reference parity",
-    "observe": "stacks errors memory text model attention measure seam keep observation",
-    "study": "cells stacks errors selection memory apart files tables text model attention measure seam"
-    " intervene keep folder parity observe",
-    "run": "stacks errors selection memory text model media seam keep observation ask inputs parity observe study",
+    "parity": "stacks callable_room errors text tables memory selection model attention seam reference",
+    "explain": "stacks callable_room cells errors text model seam reference parity",
+    "observe": "stacks errors text memory model attention seam measure keep observation",
+    "study": "stacks cells errors apart files text tables memory selection model attention seam intervene"
+    " measure keep folder parity observe",
+    "run": "stacks errors text memory selection model media seam keep observation ask inputs parity"
+    " observe study",
     "told": "text telling model seam observation ask observe run",
-    "figures": "shown signals cells errors apart files",
-    "panels": "shown cells measure observation figures",
-    "drawing": "cells stacks errors files text measure keep observation figures panels",
-    "batch": "process shown callable_room signals stacks _version errors typed selection memory apart files"
-    " parquet tables text model media measure seam keep observation ask folder inputs observe study"
-    " figures drawing",
-    "viewer": "shown cells stacks _version errors selection memory files tables text measure keep observation"
-    " folder explain",
-    "redraw": "errors measure seam keep observation folder drawing viewer",
-    "show": "shown cells errors selection files tables text model measure keep observation folder study figures viewer",
-    "calls": "shown cells stacks errors typed selection files parquet tables text telling model media"
-    " attention measure seam intervene keep observation ask folder parity explain observe study run"
+    "figures": "signals cells shown errors apart files",
+    "panels": "cells shown measure observation figures",
+    "drawing": "stacks cells errors files text measure keep observation figures panels",
+    "batch": "stacks callable_room signals process shown _version errors typed apart files text parquet"
+    " tables memory selection model media seam measure keep observation ask folder inputs observe"
+    " study figures drawing",
+    "redraw": "stacks errors files text tables memory seam measure keep observation folder drawing",
+    "viewer": "stacks cells shown _version errors files text selection measure keep observation explain",
+    "show": "cells shown errors files text tables selection model measure keep observation folder study"
+    " figures viewer",
+    "calls": "stacks cells shown errors typed files text parquet tables telling selection model media"
+    " attention seam intervene measure keep observation ask folder parity explain observe study run"
     " figures drawing batch show",
-    "purposes": "stacks errors selection text telling model keep observation ask explain study run told viewer calls",
+    "purposes": "stacks errors text telling selection model keep observation ask explain study run told viewer"
+    " calls",
     "live": "_version errors typed model viewer",
-    "export": "errors files tables text model observation looks folder figures drawing",
+    "export": "errors files text tables model observation folder looks figures drawing",
     "face": "errors typed selection keep observation notebook looks figures drawing viewer export",
     "api": "errors typed text model media keep ask observe run calls face",
-    "serve": "signals errors typed memory apart files text telling model keep ask purposes face api",
+    "serve": "signals errors typed apart files text memory telling model keep ask purposes face api",
     # handed out, imported on first use
     "": "_version errors model seam keep observation observe figures calls api serve",
 }

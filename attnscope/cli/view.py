@@ -142,16 +142,23 @@ def groups_of(seen: Observation, question: Question) -> dict[str, Sequence[int]]
 
 def page_of_tables(asked: TextRun, pages: Pages, command: str) -> int:
     """A page of a run's folder, as it lies there."""
-    from attnscope.viewer.kept import KeptSide
-    from attnscope.viewer.page import About, page_of
+    from attnscope.redraw import run_of_folder
+    from attnscope.viewer.page import about, page_of
     from attnscope.viewer.plan import Plan
+    from attnscope.viewer.side import Side
+    from attnscope.viewer.stacks import StackedSide, kept_columns, stacked
 
     if asked.from_ is None:
         raise UsageError(
             "--from-tables needs the folder of a run", "name its folder: attnscope view runs/bank --from-tables"
         )
-    side = KeptSide(asked.from_.parent)
-    write_page(page_of([side], Plan(pages.max_mb, 16), About(command, side.open)), pages)
+    folder = asked.from_.parent
+    seen = run_of_folder(folder)
+    side = StackedSide(seen) if stacked(seen) else Side(replace(seen, columns=kept_columns(seen.columns)))
+    if not (side.said["metrics"] or side.seen.kept_keys):
+        raise UsageError(f"{folder} has neither metrics nor weights of tokens", "leave out {from_tables}")
+    said = about(side.seen, {}, command, first="metrics" if side.said["metrics"] else "head")
+    write_page(page_of([side], Plan(pages.max_mb, 16, listed=True), said), pages)
     return 0
 
 

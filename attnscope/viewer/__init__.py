@@ -2,6 +2,6 @@
 
     page_of([Side(seen)], Plan(), About()).save("bank.html")
 
-`plan` says what fits, `side` takes an observation apart and `kept` a run's folder, `pack` makes bytes of weights,
-`page` the document. `src/` is bundled into bundle.js and bundle.css by `npm run build`.
+`plan` says what fits, `side` takes an observation apart, `pack` makes bytes of weights, `page` the
+document. `src/` is bundled into bundle.js and bundle.css by `npm run build`.
 """

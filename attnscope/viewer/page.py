@@ -160,8 +160,9 @@ def _on_pictures(seen: Observation, query: int) -> tuple[int, int] | None:
         if key not in seen.weights or (is_vision(key.stack) and not alone):
             continue
         of_picture = [token for token in tokens if token < seen.weights[key].shape[-1]]
-        mass, place = seen.weights[key][:, query, of_picture].sum(-1).max(0)
-        found = max(found, (float(mass), (at, seen.weight_heads[key][int(place)])))
+        mass_H = np.asarray(seen.weights[key])[:, query, of_picture].sum(-1)
+        place = int(mass_H.argmax())
+        found = max(found, (float(mass_H[place]), (at, seen.weight_heads[key][place])))
     return found[1] if found[0] > 0 else None
 
 

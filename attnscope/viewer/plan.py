@@ -15,6 +15,7 @@ from attnscope.viewer.pack import Bits
 from attnscope.viewer.side import MOST_KEYS, Wanted
 
 BASE64 = 4 / 3
+ALL_KEYS = 1 << 31  # of a query: no limit
 RELATION_BYTES = 6  # a key and its weight
 MOST_ROWS, LEAST_ROWS = 500, 16  # of a binned map
 DEFLATED = 1 / 3  # of their bytes, what whole maps may come to: where they could fit, they are packed and seen
@@ -38,11 +39,15 @@ class Shape(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """A page of at most `max_mb` megabytes; whole: heads whose maps stay whole whatever they take."""
+    """A page of at most `max_mb` megabytes; whole: heads whose maps stay whole whatever they take.
+
+    listed: of tables, with every key that they list; where that is too much, with fewer keys and without maps.
+    """
 
     max_mb: float = 20.0
     bits: Bits = 8
     whole: HeadsByLayer = field(default_factory=dict)
+    listed: bool = False
 
     @property
     def room(self) -> float:
@@ -68,14 +73,14 @@ class Plan:
 
     def packed_whole(self) -> Wanted:
         """Every map as it was kept."""
-        return Wanted(self.bits)
+        return Wanted(self.bits, top_k=ALL_KEYS if self.listed else MOST_KEYS)
 
     def shrunk(self, heads: int, tokens: int) -> Wanted:
         """Binned maps and relations, each within its share of the page."""
         rows = math.isqrt(int(2 * MAPS * self.room / (max(heads, 1) * self.bits / 8 * BASE64)))
         rows = min(max(rows, LEAST_ROWS), MOST_ROWS)
         top_k = int(self.room * RELATIONS / (max(heads, 1) * tokens * RELATION_BYTES * BASE64))
-        return Wanted(self.bits, rows, min(top_k, MOST_KEYS, tokens), self.whole)
+        return Wanted(self.bits, rows, min(top_k, MOST_KEYS, tokens), self.whole, bins=not self.listed)
 
     def request(self, layers: Sequence[Shape], tokens: int) -> dict[str, Any]:
         """What to keep of a pass, as fields of `Request`: whole matrices if they may fit, else bins and relations."""

@@ -39,13 +39,14 @@ class Wanted:
     """How much of a side goes into the page: bits per weight, and where whole maps are too many, what is made of them.
 
     rows: of a binned map, at most; None leaves maps whole. top_k: keys per query that are kept beside binned maps.
-    whole: {layer: heads} whose maps stay whole.
+    whole: {layer: heads} whose maps stay whole. bins: whether the others are binned; without, they are left out.
     """
 
     bits: Bits = 8
     rows: int | None = None
     top_k: int = MOST_KEYS
     whole: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    bins: bool = True
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Matrices:
             return [self]
         whole = self.of(wanted.whole.get(layer, ()))
         rest, size = self.of([head for head in self.heads if head not in whole.heads]), -(-tokens // rows)
-        found = [whole, Matrices(rest.heads, binned(rest.values_HRC, size), size)]
+        found = [whole, *([Matrices(rest.heads, binned(rest.values_HRC, size), size)] if wanted.bins else [])]
         return [one for one in found if one.heads]
 
 
@@ -165,11 +166,11 @@ class Side:
                 "role": columns.role[place],
                 "text_role": columns.text_role[place],
                 "near_uniform": columns.near_uniform[place],
-                "top_key": int(columns.top_key[place]),
+                "top_key": int(columns.top_key[place]) if columns.top_key[place] >= 0 else None,
                 "top_key_mass": mass_N[place],
                 "scores": values_N[place],
                 "uniform": nulls_N[place],
-                **({"atlas": (columns.atlas_roles[place] or "").split()} if self.seen.atlas else {}),
+                **({} if columns.atlas_roles[place] is None else {"atlas": columns.atlas_roles[place].split()}),
             }
 
     def _kept(self, key: LayerKey) -> list[Matrices]:

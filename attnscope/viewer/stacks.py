@@ -132,7 +132,7 @@ def end_of(query: range, key: range, count: int, end_Q: np.ndarray | None = None
 
 def joined(seen: Observation, axis: PageAxis) -> Observation:
     """The kept heads of all stacks as those of one, over both texts, one behind the other."""
-    prompt, columns = behind(axis), _kept(seen.every, axis)
+    prompt, columns = behind(axis), _moved_columns(kept_columns(seen.every), axis)
     keys = dict.fromkeys(LayerKey(*key) for key in zip(columns.layer.tolist(), columns.stack.tolist(), strict=True))
 
     def merged(parts: Iterable[Mapping[LayerKey, T] | None]) -> dict[LayerKey, T]:
@@ -178,23 +178,27 @@ def behind(axis: PageAxis) -> Prompt:
     )
 
 
-def _kept(columns: HeadColumns, axis: PageAxis) -> HeadColumns:
-    """The kept heads, their top keys at their places on the axis."""
-    top_key = columns.top_key + np.array(
-        [axis.starts[stack][1] for stack in columns.stack.tolist()], columns.top_key.dtype
-    )
+def kept_columns(columns: HeadColumns) -> HeadColumns:
+    """The kept heads alone."""
     parts = {one.name: getattr(columns, one.name)[columns.kept] for one in fields(columns) if one.name != "scores"}
     scores = {
         name: replace(one, value=one.value[columns.kept], null=one.null[columns.kept])
         for name, one in columns.scores.items()
     }
-    return replace(columns, **parts | {"top_key": top_key[columns.kept]}, scores=scores)
+    return replace(columns, **parts, scores=scores)
+
+
+def _moved_columns(columns: HeadColumns, axis: PageAxis) -> HeadColumns:
+    """Heads with their top keys at their places on the axis; none stays none."""
+    start_N = np.array([axis.starts[stack][1] for stack in columns.stack.tolist()], columns.top_key.dtype)
+    return replace(columns, top_key=np.where(columns.top_key < 0, columns.top_key, columns.top_key + start_N))
 
 
 def _placed(one: Matrices, start: tuple[int, int], count: int) -> Matrices:
-    heads, queries, keys = one.weights.shape
-    whole_HTT = one.weights.new_zeros(heads, count, count)
-    whole_HTT[:, start[0] : start[0] + queries, start[1] : start[1] + keys] = one.weights
+    weights_HQK = np.asarray(one.weights)
+    heads, queries, keys = weights_HQK.shape
+    whole_HTT: Any = np.zeros((heads, count, count), weights_HQK.dtype)
+    whole_HTT[:, start[0] : start[0] + queries, start[1] : start[1] + keys] = weights_HQK
     return one._replace(weights=whole_HTT)
 
 

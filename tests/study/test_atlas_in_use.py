@@ -18,10 +18,9 @@ from attnscope.keep.atlas import atlas_of
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.notebook import heads_html
-from attnscope.redraw import kept_run
+from attnscope.redraw import kept_run, run_of_folder
 from attnscope.selection import resolved, select
 from attnscope.stacks import CSA, DECODER, HCA, STACKS
-from attnscope.viewer.kept import KeptSide
 from attnscope.viewer.side import Side
 from helpers.atlases import made_atlas
 from helpers.command_line import call
@@ -242,7 +241,7 @@ def test_every_way_out_calls_a_head_by_the_same_role(demo, tmp_path):
         "table()": of_rows(seen.table().to_pylist()),
         "heads.csv": of_rows(csv_rows((tmp_path / "heads.csv").read_bytes())),
         "page": of_page(Side(seen).said),
-        "page of tables": of_page(KeptSide(tmp_path).said),
+        "page of tables": of_page(Side(run_of_folder(tmp_path)).said),
         "drawn again": of_rows([{name: getattr(again, name)[at] for name in PARTS} for at in range(24)]),
         "terminal": in_words(*(terminal[title] for title in ("head", "roles", "text role"))),
         "notebook": in_words(*zip(*((row[0], row[2], row[3]) for row in notebook), strict=True)),

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import attnscope
+from attnscope import redraw
 from attnscope.model.loading import DEMO_FOLDER
 from attnscope.observe import Request
-from attnscope.redraw import kept_run
-from attnscope.viewer import kept
-from attnscope.viewer.kept import KeptSide
+from attnscope.redraw import kept_run, run_of_folder
+from attnscope.viewer.side import Side
 from helpers.atlases import made_atlas
 from helpers.command_line import HANGS, SENTENCE, call, tree
 from helpers.folders import saved
@@ -123,7 +123,7 @@ def of_run_3(run: Path, folder: Path, named: bool) -> Path:
 
 def test_a_run_of_the_version_before_is_read_with_the_same_words(tmp_path, run):
     old, bare = of_run_3(run, tmp_path / "old", True), of_run_3(run, tmp_path / "bare", False)
-    now, before, plain = (KeptSide(folder).said["heads"] for folder in (run, old, bare))
+    now, before, plain = (Side(run_of_folder(folder)).said["heads"] for folder in (run, old, bare))
     assert [one["role"] for one in before] == [one["role"] for one in now]
     assert [one["atlas"] for one in before] == [one["atlas"] for one in now]
     assert {one["text_role"] for one in (*before, *plain)} == {"local"}
@@ -204,6 +204,14 @@ def test_tables_with_every_key_make_maps(tmp_path):
         assert maps[layer, head][query, key] == pytest.approx(weight, abs=0.51 / 65535)
 
 
+def test_tables_keep_every_key_that_they_list(tmp_path):
+    """Also where a query has more of them than a page of the model would keep."""
+    text = " ".join([SENTENCE, SWAPPED] * 2)
+    call("relations", "--text", text, "--top-k", "20", "--out", str(tmp_path / "run"), "-q").ok()
+    page, _ = viewed(tmp_path, str(tmp_path / "run"), "--from-tables")
+    assert (page.maps(), page.said["sides"][0]["relations"]["k"]) == ({}, 20)
+
+
 def test_what_is_left_out_is_said_on_stderr_and_in_the_page(tmp_path):
     long = " ".join([SENTENCE, SWAPPED] * 24)
     page, talk = viewed(tmp_path, long, "--max-mb", "0.2", "--select", "2.1")
@@ -277,7 +285,7 @@ def test_a_column_that_stands_twice_is_damage(tmp_path, run):
 
 
 def test_tables_whose_listing_has_no_room_are_refused_before_it_is_taken(tmp_path, run, monkeypatch):
-    monkeypatch.setattr(kept, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(redraw, "free_memory", lambda device: 1000)
     result = call("view", str(run), "--from-tables", "-o", str(tmp_path / "x.html"), "-q")
     assert (result.code, result.out) == (5, b"")
     assert "and this machine has 1000 bytes free" in result.err
