@@ -74,8 +74,9 @@ class Drawing:
 
     layers: those of which the view keeps a head, the rows of the panels. about: what every figure is of. mass: panels
     of the mass on named keys, and their note. sheet: the first heads side by side, as those of one layer. without:
-    {layer: what it is} of layers without attention, whose rows are grey. within: what layers with attention compute
-    beside it. over: what is drawn over each picture that stands beside the text. depth: metrics over layers, a note.
+    {layer: what it is} of layers without attention, which have grey rows. within: what layers with attention
+    compute in parallel. over: what is drawn over each picture that was given with the text. depth: metrics over
+    layers, a note.
     """
 
     maps: tuple[Maps, ...]
@@ -125,7 +126,7 @@ class Drawing:
     ) -> list[Path]:
         """Write overview, layers/, heads/ and metrics into a folder; the paths.
 
-        workers: processes that draw heads; None for as many as pay, and for the process that was begun beforehand.
+        workers: processes that draw heads; None for as many as pay, and for the process that was started beforehand.
         """
         style = replace(style, about=replace(self.about, command=style.about.command))
         process, written = begun() if workers is None else None, list[Path]()
@@ -164,7 +165,7 @@ class Drawing:
     def _apart(
         self, process: DrawingProcess, folder: Path, kinds: Sequence[str], style: Style
     ) -> Generator[Path, None, None]:
-        """`drawn` in the processes that were begun, but for heads that pay for several."""
+        """`drawn` in the processes that were started, but for heads that pay for several."""
         jobs = self._jobs(folder, kinds, style)
         several = worker_count([maps.values_HQK[0].size for _, maps, _ in jobs], style) > 1
         there = [kind for kind in kinds if kind != "heads" or not several]
@@ -207,7 +208,7 @@ def drawings(
 
 @dataclass(frozen=True)
 class Pictures:
-    """What to draw of every text of a corpus; called with an observation beside the model, drawn in another process.
+    """What to draw of every text of a corpus; called with an observation where the model is, drawn in another process.
 
     Of a model with several stacks there is a folder for each.
     """
@@ -239,7 +240,7 @@ def about(seen: Observation) -> About:
 
 
 def _said(prompt: Prompt) -> str:
-    """The text of a prompt; beside pictures without the tokens that stand around them."""
+    """The text of a prompt; where pictures were given, without the tokens around them."""
     if not prompt.medium.patches:
         return prompt.text
     return "".join(word for word, special in zip(prompt.plain, prompt.special, strict=True) if not special)
@@ -312,6 +313,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
     rule = "sum over keys, mean over queries" if found.rule == "sum" else "largest entry"
     starts_Q, starts_K = tuple(found.rows.starts), tuple(found.columns.starts)
     part = _part(seen, found)
+    # a part of the tokens has no turns: its rows are not in the order of the text
     second = seen.queries.segments[1:]
     turns = {turn.start // found.bin_size for turn in (*seen.queries.turns, *second) if not part} - {0}
     sinks = {key: _sinks(seen, key, found.heads[key]) for key in found.values}
@@ -359,14 +361,14 @@ def rows_of(layers: Sequence[Maps], without: Mapping[int, str]) -> list[Maps]:
 
 
 def _sinks(seen: Observation, key: LayerKey, heads: Sequence[int]) -> tuple[tuple[int, float], ...]:
-    """What each of a layer's heads rests on, and its mean mass: its top key, or key 0 where it rests on none."""
+    """The key that gets most from each of a layer's heads, and its mean mass: key 0 where the top key has little."""
     places = _places(seen, key, heads)
     mass, top_key = seen.columns.top_key_mass[places], seen.columns.top_key[places]
     return tuple(zip(np.where(mass > seen.rests_above, top_key, 0).tolist(), mass.tolist(), strict=True))
 
 
 def _places(seen: Observation, key: LayerKey, heads: Sequence[int]) -> np.ndarray:
-    """Where some heads of a layer stand in the columns."""
+    """The places of some heads of a layer in the columns."""
     return np.flatnonzero((seen.columns.layer == key.layer) & (seen.columns.stack == key.stack))[list(heads)]
 
 
@@ -440,6 +442,7 @@ def save_rollout(seen: Observation, folder: Path, style: Style) -> Path:
     rolled = seen.rollout
     if rolled is None:
         raise UsageError("this observation kept no rollout", 'ask with Request(rollout="tokens")')
+    # units of which there are too many for a picture are put together, `step` to a cell
     values_GG, step = rolled.binned()
     bins = rolled.group == "bins"
     shown, run = unit_labels(seen.queries, rolled.units, rolled.group)[::step], rolled.longest if bins else 1
@@ -458,6 +461,7 @@ def save_rollout(seen: Observation, folder: Path, style: Style) -> Path:
         starts_K=starts[::step],
         axes=(name, "attributed to"),
     )
+    # a rollout is of a stack and not of a head: its picture is drawn as a head's, under a title of its own
     title = f"Rollout of {len(rolled.layers)} {prefix(seen.stack)}layers" + f", {step} {rolled.group} a cell" * (
         step > 1
     )
@@ -467,7 +471,7 @@ def save_rollout(seen: Observation, folder: Path, style: Style) -> Path:
 
 
 def unit_labels(prompt: Prompt, units: Sequence[Span], group: str) -> tuple[str, ...]:
-    """What stands beside each unit: the label of its first token, a word, `S4 Lily was very` of a sentence."""
+    """What is written next to each unit: the label of its first token, a word, `S4 Lily was very` of a sentence."""
     if group in ("bins", "tokens"):
         return tuple(prompt.labels[unit.start] for unit in units)
     if group == "words":
@@ -483,7 +487,7 @@ def unit_labels(prompt: Prompt, units: Sequence[Span], group: str) -> tuple[str,
 def head_picture(seen: Observation, layer: int, head: int, **style: Unpack[StyleFields]) -> Picture:
     """One head's labelled heatmap; style: fields of `Style`.
 
-    Raises UsageError for a head whose map was not kept, UnknownLayerError for a layer without attention.
+    Raises UsageError for a head without a kept map, UnknownLayerError for a layer without attention.
     """
     name, look, maps = head_name(layer, head, seen.view.by_kv), _style(style), layer_maps(seen)
     if not head_jobs(Path(), maps, [name], look):

@@ -206,7 +206,7 @@ def _drawn(seen: Observation, folder: Path, how: Export, names: Sequence[str]) -
 
 
 def drawn_heads(seen: Observation, sort: str | None) -> list[str]:
-    """The heads that are drawn one by one where nobody names them: those that the view chose, or the first in order."""
+    """The heads that are drawn one by one where none are named: those that the view chose, or the first in order."""
     found = seen.kept_heads(sort)[:MOST_HEADS] if seen.view.heads is None else seen.kept_heads()
     return [head.name for head in found]
 
@@ -224,6 +224,7 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
         }
     said = run_facts(seen.prompt, facts, options)
     prompt = said.pop("prompt")  # the longest, last
+    # a model of one stack has the tokens that were asked about without the stack's name, as before there were several
     asked_of = {stack: one.chosen for stack, one in seen.stacks.items() if named(one.chosen) and not one.chosen.nothing}
     said_of = {stack: {name: asdict(found) for name, found in named(one).items()} for stack, one in asked_of.items()}
     chosen = said_of if seen.other_stacks else said_of.get(seen.stack)
@@ -240,6 +241,7 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
             "failures": seen.failures,
             "unmeasured": seen.unmeasured,
         },
+        # what is false of most calls is written where it is true: a deep model has hundreds of them
         "calls": [
             {
                 "layer": check.layer,

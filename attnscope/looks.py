@@ -29,7 +29,7 @@ Mean = Literal["none", "layer", "all"]
 class Look:
     """One head, or the mean of several: every token's weight, and what uniform attention gives it, (T,), NaN if hidden.
 
-    layer, head, kv_head: None where several were averaged. sink: the key that most of the heads rest on.
+    layer, head, kv_head: None where several were averaged. sink: the key to which most of the heads give most.
     stack: the layer's stack.
     """
 

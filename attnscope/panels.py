@@ -102,11 +102,13 @@ def mass_panels(seen: Observation) -> tuple[tuple[Panel, ...], str]:
     mass, order = seen.columns.scores.get(MASS.id), np.flatnonzero(seen.columns.kept)
     if mass is None or not np.isfinite(mass.value[order]).any():
         return (), ""
+    # the heads furthest above uniform attention are framed: in a short text every head gives much
     layers, above = np.unique(seen.columns.layer[order]).tolist(), mass.value - mass.null
     best = [head for head in seen.kept_heads(MASS.id)[:FRAMED] if math.isfinite(head.score[MASS.id])]
     first = tuple((layers.index(head.layer), head.kv_head if head.head is None else head.head) for head in best)
     high, uniform = float(np.nanmax(mass.value[order])) or 1.0, np.unique(mass.null[order].round(3))
     uniform = uniform[np.isfinite(uniform)]
+    # the whole range only where it is nearly reached: small masses would all have the colour of 0
     panels = [
         Panel(
             name="mass",
@@ -132,7 +134,7 @@ def mass_panels(seen: Observation) -> tuple[tuple[Panel, ...], str]:
 
 
 def patch_sheets(seen: Observation, names: Sequence[str]) -> tuple[PatchSheet, ...]:
-    """For each picture beside the text, what the chosen queries' weights on its patches are drawn from.
+    """For each picture that was given with the text, what the chosen queries' weights on its patches are drawn from.
 
     names: the heads, or none for those that look most at the pictures, without those that hardly look. Nothing where
     no weights per token were kept, where they are of keys alone, and where the patches' places are not known.
@@ -177,7 +179,7 @@ def _patch_sheet(seen: Observation, number: int, heads: Sequence[tuple[str, np.n
 
 
 def _panel(seen: Observation, metric: Metric, values: np.ndarray, null: np.ndarray, layers: np.ndarray) -> Panel:
-    """A metric on its whole range, with what uniform attention scores and how many rows stand behind it."""
+    """A metric on its whole range, with what uniform attention scores and from how many rows it was measured."""
     role = next((one for one in ROLES if metric.id.startswith(one.name.replace("-", "_"))), None)
     kind, needed = (role.rows, role.needed) if role else (metric.rows, NEEDED_ROWS)
     rows = [seen.support[layer][kind] for layer in layers.tolist()]
@@ -196,7 +198,7 @@ def _panel(seen: Observation, metric: Metric, values: np.ndarray, null: np.ndarr
 
 
 def _ends(values: np.ndarray) -> tuple[float, float]:
-    """The least and the largest of the values, for a metric whose range is open."""
+    """The least and the largest of the values, for a metric with an open range."""
     finite = values[np.isfinite(values)]
     return (float(finite.min()), float(finite.max())) if finite.size and np.ptp(finite) else (0.0, 1.0)
 

@@ -5,7 +5,7 @@
     drawings(seen)[""].draw(Path("pictures"), style=Style(cmap="magma"))
 
 No model is loaded. Scores are those of heads.csv, weights those of relations.csv. What the tables do not hold (what
-uniform attention scores, how many rows a metric stands on) is not drawn.
+uniform attention scores, how many rows a metric was measured on) is not drawn.
 
 Tables are what somebody wrote: a cell that is no number, a head, query or key that is not there, is refused.
 
@@ -102,7 +102,7 @@ def kept_run(folder: Path, *, sink_apart: bool = False) -> Observation:
 class RunTables:
     """heads.csv and relations.csv of a folder, and what its manifest says.
 
-    Raises UsageError for what is damaged, and for a run whose tables are not of heads of a text.
+    Raises UsageError for what is damaged, and for a run without tables of the heads of a text.
     """
 
     def __init__(self, folder: Path, otherwise: str) -> None:
@@ -163,7 +163,7 @@ class RunTables:
         query, key = (table[name].to_numpy() for name in ("query", "key"))
         if (query >= most_N2[:, 0]).any() or (key >= most_N2[:, 1]).any():
             raise self.damaged("relations.csv")
-        # the nth row of a head and query is its nth key
+        # rows may come in any order, and a query may have fewer keys than another: its nth row is its nth key
         queries, keys = (max(of) for of in zip(*(self.lengths(key.stack) for key, _ in self.places), strict=True))
         row = np.array([number[place] for place in places], np.int64) * queries + query
         order = np.argsort(row, kind="stable")
@@ -172,6 +172,7 @@ class RunTables:
         most = int(nth.max(initial=0)) + 1
         if most > keys:
             raise self.damaged("relations.csv")
+        # the size comes from numbers that somebody wrote: it is checked before the arrays are made
         needed, room = len(number) * queries * most * LISTED_BYTES, free_memory("cpu")
         if needed > room:
             raise MemoryLimitError(
@@ -182,6 +183,7 @@ class RunTables:
         weights, listed = (np.full((len(number) * queries, most), none) for none in (np.float32(np.nan), np.int64(0)))
         weights[row, nth], listed[row, nth] = np.where(np.isfinite(weight) & (weight >= 0), weight, np.nan), key
         arrays: list[Any] = [part.reshape(len(number), queries, -1) for part in (weights, listed)]
+        # heads of a table alone, which list no key, have rows too: a page counts them
         found = {}
         for layer, of_layer in groupby(self.places, key=lambda place: place[0]):
             heads = [head for _, head in of_layer]
@@ -252,6 +254,7 @@ class RunTables:
 
 def _observation(tables: RunTables, places: Sequence[Place], queries: Prompt, keys: Prompt) -> Observation:
     """The heads of some places as they are in the tables."""
+    # a table does not say how many heads a layer has: as many as the last one listed needs
     counts: dict[LayerKey, int] = defaultdict(int)
     kv_counts: dict[LayerKey, int] = defaultdict(int)
     for place in places:
@@ -259,6 +262,7 @@ def _observation(tables: RunTables, places: Sequence[Place], queries: Prompt, ke
         kv_counts[place[0]] = max(kv_counts[place[0]], tables.kv_heads[place] + 1)
     listed = {key: one for key, one in tables.listed.items() if key in counts}
     weights = {key: _whole(one, len(keys)) for key, one in listed.items()} if tables.whole else {}
+    # what a manifest says of its model goes into pages: texts and numbers, whatever was written there
     model = tables.of_run("model")
     facts = {name: _fact(model.get(name)) for name in ("type", "revision", "layers")}
     return Observation(
@@ -284,7 +288,7 @@ def _observation(tables: RunTables, places: Sequence[Place], queries: Prompt, ke
 
 
 def _whole(listed: KeptKeys, keys: int) -> Matrices:
-    """The matrices of a layer whose every weight is listed; 0 for keys that a query does not see."""
+    """The matrices of a layer with every weight listed; 0 for keys that a query does not see."""
     weight_HQk, key_HQk = np.asarray(listed.weight), np.asarray(listed.key)
     weights_HQK: Any = np.zeros((*weight_HQk.shape[:2], keys), np.float32)
     head, query, nth = np.nonzero(~np.isnan(weight_HQk))
@@ -298,9 +302,11 @@ def _columns(tables: RunTables, counts: Mapping[LayerKey, int], keys: int) -> He
     rows = [tables.rows.get(place, {}) for place in places]
     ids = [name for name in KNOWN if tables.heads is not None and name in tables.heads.column_names]
     none_N, zero_N = np.full(len(places), np.nan), np.zeros(len(places), np.int64)
+    # -1 for no top key, as where the queries that were asked about see none
     top_key_N = np.array([-1 if row.get("top_key") is None else row["top_key"] for row in rows], np.int64)
     if not all(0 <= row.get("top_key", 0) < keys for row in rows if row.get("top_key") is not None):
         raise tables.damaged("heads.csv")
+    # what is in no table is NaN: a page and a picture leave it out
     roles_N3 = np.array([tables.roles(place) for place in places], object).reshape(-1, 3)
     return HeadColumns(
         layer=np.array([key.layer for key, _ in places], np.int64),

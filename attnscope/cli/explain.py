@@ -1,4 +1,4 @@
-"""`attnscope explain`: one head, one sentence, every step with its numbers, each held against the model's own."""
+"""`attnscope explain`: one head, one sentence, every step with its numbers, each compared with the model's own."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Attention:
         return (self.steps_HQK["masked"][head] > HIDDEN).numpy()
 
     def summary(self, head: int) -> dict[str, Any]:
-        """What an `Explanation` keeps beside its steps."""
+        """What an `Explanation` keeps as well as its steps."""
         return {
             "raw_QK": array(self.steps_HQK["raw"][head]),
             "scale": self.operands.scale,

@@ -44,7 +44,7 @@ STAGES = {  # what may happen to q, k and v between split and scores, by the ora
 def before_scores(given: Given, module: nn.Module, head: int, observed: Observed) -> tuple[list[Step], Attention]:
     """Hidden states, projections, heads, norms and positions; and the attention of the q, k and v that they make.
 
-    module: the model's own, whose projections are asked for their output to compare with.
+    module: the model's own; its projections run on the same hidden states, and their output is compared.
     """
     noted: dict[str, Any] = {}
     operands = operands_of(given, noted.__setitem__)

@@ -101,7 +101,7 @@ def divisor(scale: float, width: int) -> str:
 
 @dataclass(frozen=True)
 class StepWords:
-    """A step without its numbers: what is said of it, and which arrays it shows.
+    """A step without its numbers: its words, and which arrays it shows.
 
     formula: may hold {keys} and {sight}, which depend on the query. arrays: of each its key, by which its numbers are
     found, its name and its axes.
@@ -113,7 +113,7 @@ class StepWords:
     arrays: tuple[tuple[str, str, str], ...]
 
     def step(self, numbers: Mapping[str, np.ndarray], checks: tuple[Check, ...] = (), **query: object) -> Step:
-        """The step with its numbers; query: what the formula says of the query."""
+        """The step with its numbers; query: the values of the formula's placeholders."""
         arrays = tuple(Numbers(name, tuple(axes.split()), numbers[key]) for key, name, axes in self.arrays)
         return Step(self.name, self.formula.format(**query), self.why, arrays, checks)
 
@@ -142,14 +142,15 @@ def attention_words(
     ahead: bool = False,
     windowed: bool = False,
 ) -> list[StepWords]:
-    """What is said of the steps from the scores to the weighted values.
+    """The words of the steps from the scores to the weighted values.
 
     width: of q and k. ahead: whether some query sees keys after it. windowed: whether some query does not see a key
-    that came before it. The formula of the mask has placeholders, see `StepWords`.
+    before it. The formula of the mask has placeholders, see `StepWords`.
 
     >>> [words.name for words in attention_words(64, 0.125)]
     ['scores', 'scaling', 'mask', 'softmax', 'weighted values']
     """
+    # what depends on the layer: the usual scale has a reason, another one is a fact of its family
     scaled = f"s {divisor(scale, width)}"
     why_scaled = (
         f"A sum of {width} products spreads about √{width} = {math.sqrt(width):.4g} times as far as one product; "
@@ -162,6 +163,7 @@ def attention_words(
     part = "; this layer hides some of that too (a window, a chunk, a choice)" if windowed else ""
     largest = "; the largest logit is subtracted first, which changes nothing but keeps exp small"
     largest = largest if sink is None else f"; a sink logit of {sink:.4g} takes its share and gives nothing"
+    # arrays that several steps show, so that each begins with the numbers at which the one before it ended
     raw, logit, weight = ("raw", "q · k", PAIRS), ("masked", "logit", PAIRS), ("weights", "weight", PAIRS)
     steps = [
         StepWords(
@@ -172,6 +174,7 @@ def attention_words(
         ),
         StepWords("scaling", f"{scaled}   d_k = {width}", why_scaled, (raw, ("scaled", scaled, PAIRS))),
     ]
+    # few families have these two: a step that does nothing would only lengthen the explanation of the others
     if softcap is not None:
         why = f"Keeps every score between −{softcap:g} and {softcap:g}, so that no key can win by any margin."
         capped = (("capped", "capped", PAIRS),)
@@ -180,6 +183,7 @@ def attention_words(
         why = "This family tells positions apart by adding a number that depends on the distance of query and key."
         biased = (("bias", "bias", PAIRS), ("biased", "s + bias", PAIRS))
         steps.append(StepWords("position bias", "s + bias", why, biased))
+    # the mask's words alone depend on the query, which the reader of a page may change
     return [
         *steps,
         StepWords(

@@ -1,8 +1,8 @@
 """One head of a real model, from the hidden states that enter its layer to what the layer gives back.
 
 Where the family's layout is known every number comes from the raw weights; else the steps begin with the q, k and v
-that the model passed to its attention, and what came before is said to be missing. Nothing is taken over from a step's
-check: an error made early stays visible to the end.
+that the model passed to its attention, and what precedes them is reported as missing. Nothing is taken over from a
+step's check: an error made early stays visible to the end.
 
 Shapes: H query head, G kv head, Q query, K key, D width of q and k, V width of v, E model width.
 """

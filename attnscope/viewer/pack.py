@@ -100,7 +100,7 @@ def strongest(weight_HQk: np.ndarray, key_HQk: np.ndarray) -> tuple[np.ndarray, 
 
 
 def packed_maps(blobs: Blobs, weights_HRC: np.ndarray, bits: Bits) -> list[dict[str, object]]:
-    """What the page says of the maps of a layer's heads, whose numbers are added to the blobs, one blob."""
+    """What the page says of the maps of a layer's heads; their numbers are added to the blobs, as one blob."""
     lower_HE = triangle(weights_HRC)
     numbers_HE, scale_H = quantised(weights_HRC.reshape(len(weights_HRC), -1) if lower_HE is None else lower_HE, bits)
     padded_HE = aligned(numbers_HE)

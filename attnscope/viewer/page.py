@@ -74,7 +74,7 @@ class Copied:
 class About:
     """What a page says of itself; open: the state that it begins with, after `#`.
 
-    defined: {name: the tokens that it stands for}. query, key: what was asked for, as text and tokens. copied: what a
+    defined: {name: the tokens that it means}. query, key: what was asked for, as text and tokens. copied: what a
     copied command or program begins with.
     """
 
@@ -188,7 +188,7 @@ def page_of(
     align: Align | None = None,
     divergences: Sequence[HeadDivergence] = (),
 ) -> Page:
-    """The page of one text, or of two beside each other; what does not fit is made smaller, and said.
+    """The page of one text, or of two next to each other; what does not fit is made smaller, and listed in `left_out`.
 
     align: how the tokens of two texts are paired; as `alignment` says without it. Raises as it does. divergences: of
     heads of two texts, (layer, head, bits, mass that either gives to what the other lacks).
@@ -197,10 +197,12 @@ def page_of(
     """
     pair = (sides[0].plain, sides[1].plain) if len(sides) > 1 else None
     by = alignment(*pair, align) if pair else None
+    # whether all weights fit is known when they are packed: deflate makes less of them than any estimate
     found, blobs = _packed(sides, plan.packed_whole())
     if blobs.size > plan.room:
         heads, tokens = sum(len(side.said["heads"]) for side in sides), max(len(side.plain) for side in sides)
         found, blobs = _packed(sides, plan.shrunk(heads, tokens))
+    # what was left out is in the page too: who reads it may not be who made it
     left_out = tuple(chain.from_iterable(sentences(side) for side in found))
     title = _title(found) + (f" | {WORDS[by]}" if by else "")
     said = {
@@ -263,7 +265,7 @@ def _quoted(side: Mapping[str, Any]) -> str:
 
 
 def _texts(side: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Where the texts of a side stand, each with the queries of a stack of its own; one of a page of one stack."""
+    """The places of the texts of a side, one for each range of queries and keys; one text where there is one stack."""
     whole = [0, len(side["tokens"]["plain"])]
     return sorted({tuple(layer.get(axis, whole)) for layer in side["layers"] for axis in ("queries", "keys")})
 
@@ -276,7 +278,7 @@ def _short(tokens: Mapping[str, Any], start: int, stop: int) -> str:
 
 
 def document(said: Mapping[str, Any], blobs: Blobs) -> bytes:
-    """The whole file: what is said as JSON, the blobs, the viewer. Text of others stands in the JSON and the title."""
+    """The whole file: the record as JSON, the blobs, the viewer. Text of others is in the JSON and the title alone."""
     script, style = bundle("bundle.js"), bundle("bundle.css")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "

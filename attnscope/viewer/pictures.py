@@ -1,6 +1,6 @@
-"""The pictures of a text as the page has them: small, encoded anew, as data URIs; and which tokens are of what part.
+"""The pictures of a text as the page has them: small, encoded again, as data URIs; and which tokens are of what part.
 
-Nothing of a file goes in as it came: what Pillow decoded is encoded again, its pixels alone.
+No bytes of a file go in: the pixels that Pillow decoded are encoded again, and nothing else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def pictures_of(prompt: Prompt) -> dict[str, Any]:
 
 
 def uri(image: Image) -> str:
-    """A picture as a data URI: JPEG of its pixels, at most LONGEST on a side, without anything that its file said."""
+    """A picture as a data URI: JPEG of its pixels, at most LONGEST on a side, without the metadata of its file."""
     from PIL import Image
 
     plain = image.convert("RGB")

@@ -38,7 +38,7 @@ DIGITS = 7  # of a score: what float32 holds
 class Wanted:
     """How much of a side goes into the page: bits per weight, and where whole maps are too many, what is made of them.
 
-    rows: of a binned map, at most; None leaves maps whole. top_k: keys per query that are kept beside binned maps.
+    rows: of a binned map, at most; None leaves maps whole. top_k: keys per query that are kept as well as binned maps.
     whole: {layer: heads} whose maps stay whole. bins: whether the others are binned; without, they are left out.
     """
 
@@ -131,7 +131,7 @@ class Side:
 
     @cached_property
     def said(self) -> dict[str, Any]:
-        """What is said in words and numbers."""
+        """What needs no bytes: words and numbers, as the page's JSON has them."""
         seen, prompt = self.seen, self.seen.prompt
         model = seen.facts.get("model", {})
         return {
@@ -365,7 +365,7 @@ def _rows(columns: Sequence[np.ndarray], count: int) -> list[list[float | None]]
 
 
 def _of_all_queries(kept: KeptKeys, tokens: int) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """Heads, weights and keys (H, T, k) of every query: NaN for those whose keys were not kept."""
+    """Heads, weights and keys (H, T, k) of every query: NaN for those without kept keys."""
     kept_weight, kept_key = np.asarray(kept.weight), np.asarray(kept.key)
     if len(kept.query) >= tokens:
         return kept.heads, kept_weight, kept_key

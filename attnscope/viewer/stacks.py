@@ -48,7 +48,7 @@ def stacked(seen: Observation) -> bool:
 
 
 def axis_of(seen: Observation) -> PageAxis:
-    """Where the stacks of an observation stand."""
+    """Where on one axis the texts of an observation's stacks are."""
     decoder = seen.of(DECODER).queries
     if seen.of_two_texts:
         return with_target(seen.of(ENCODER).queries, decoder)
@@ -80,7 +80,7 @@ class StackedSide(Side):
         return {**super()._layer(key, heads, kv), **said_axes(*self._axes(key)[:2])}
 
     def _axes(self, key: LayerKey) -> tuple[range, range, int]:
-        """Where a stack's queries and keys stand on the axis, and how many tokens that has."""
+        """The ranges of a stack's queries and keys on the axis, and how many tokens that has."""
         of_stack, (query, start) = self.stacks[key.stack], self.axis.starts[key.stack]
         return along(query, of_stack.queries), along(start, of_stack.keys), len(self.seen.queries)
 
@@ -101,7 +101,7 @@ class StackedSide(Side):
 
 
 def along(start: int, prompt: Prompt) -> range:
-    """Where a text stands that begins there."""
+    """The range of a text that begins there."""
     return range(start, start + len(prompt))
 
 
@@ -113,7 +113,7 @@ def said_axes(query: range, key: range) -> dict[str, list[int]]:
 def first_of(query: range, key: range, count: int, first_Q: np.ndarray | None = None) -> np.ndarray | None:
     """The first key that each of so many tokens sees, (T,); None where that is key 0.
 
-    query, key: where a stack's stand. first_Q: of its keys the first that each query sees, None where that is key 0.
+    query, key: the ranges of a stack's. first_Q: of its keys the first that each query sees, None where that is key 0.
     """
     first_T = np.zeros(count, "<i4")
     first_T[query] = key.start + (0 if first_Q is None else first_Q)
@@ -123,7 +123,7 @@ def first_of(query: range, key: range, count: int, first_Q: np.ndarray | None = 
 def end_of(query: range, key: range, count: int, end_Q: np.ndarray | None = None) -> np.ndarray:
     """What is behind the last key that each of so many tokens sees, (T,): 0 for the queries of the other text.
 
-    query, key: where a stack's stand. end_Q: what of its keys is behind the last, None where every query sees all.
+    query, key: the ranges of a stack's. end_Q: what of its keys is behind the last, None where every query sees all.
     """
     end_T = np.zeros(count, "<i4")
     end_T[query] = key.stop if end_Q is None else key.start + end_Q
