@@ -111,9 +111,9 @@ class Drawing:
         maps = tuple(layer_maps(seen, stack)) if seen.maps else ()
         sheet, without = head_sheet(seen, maps, sort, top), seen.others
         of_mass, over = (with_rows(layers, mass, without)[1], note), patch_sheets(seen, names)
-        rows, found = with_rows(layers, panels, without), depths_of(seen, depth, sort)
+        rows, depths = with_rows(layers, panels, without), depths_of(seen, depth, sort)
         return cls(
-            maps, tuple(names), *rows, about(seen), of_mass, sheet, dict(without), dict(seen.within), over, found
+            maps, tuple(names), *rows, about(seen), of_mass, sheet, dict(without), dict(seen.within), over, depths
         )
 
     def draw(
@@ -152,8 +152,8 @@ class Drawing:
             yield figures.save_metrics(folder / f"metrics.{style.image}", self.panels, style, layer_labels=labels)
         if "mass" in kinds and self.mass[0]:
             panels, note = self.mass
-            said = {"title": "Mass on the named keys", "note": note}
-            yield figures.save_metrics(folder / f"mass.{style.image}", panels, style, layer_labels=labels, **said)
+            words = {"title": "Mass on the named keys", "note": note}
+            yield figures.save_metrics(folder / f"mass.{style.image}", panels, style, layer_labels=labels, **words)
         if "top" in kinds and self.sheet:
             yield figures.save_layer(folder / f"top.{style.image}", self.sheet, style)
         if "depth" in kinds and self.depth[0]:
@@ -200,9 +200,9 @@ def drawings(
     if not seen.other_stacks:
         return {"": Drawing.of(seen, heads, sort, top, depth=depth)}
     return {
-        stack: Drawing.of(one, heads, sort, top, f"{stack} " * (stack in seen.other_stacks), depth)
-        for stack, one in seen.stacks.items()
-        if not one.chosen.nothing
+        stack: Drawing.of(obs, heads, sort, top, f"{stack} " * (stack in seen.other_stacks), depth)
+        for stack, obs in seen.stacks.items()
+        if not obs.chosen.nothing
     }
 
 
@@ -220,9 +220,9 @@ class Pictures:
         """Everything that the drawing needs, without torch."""
         return drawings(seen)
 
-    def draw(self, found: Mapping[str, Drawing], folder: Path) -> None:
+    def draw(self, by_stack: Mapping[str, Drawing], folder: Path) -> None:
         """Draw into a folder, made if need be."""
-        for stack, drawing in found.items():
+        for stack, drawing in by_stack.items():
             (folder / stack).mkdir(parents=True, exist_ok=True)
             drawing.draw(folder / stack, self.kinds, self.style)
 
@@ -232,10 +232,10 @@ def about(seen: Observation) -> About:
     model = " ".join(str(seen.facts.get("model", {}).get("name", "")).split())
     texts = [_said(seen.queries)] + [_said(seen.keys)] * (seen.keys.text != seen.queries.text)
     room = LONGEST_TEXT if len(texts) == 1 else LONGEST_TEXT // 2
-    said = " ← ".join(shortened(" ".join(text.split()), room) for text in texts)
+    quoted = " ← ".join(shortened(" ".join(text.split()), room) for text in texts)
     of_text = seen.keys if seen.stack == POOLING else seen.queries
     counted = f"{len(of_text)} {'patches' if seen.stack == GLOBAL else 'tokens'}"
-    line = ", ".join(filter(None, (shortened(model_name(model), LONGEST_NAME), f"“{said}”" * bool(said), counted)))
+    line = ", ".join(filter(None, (shortened(model_name(model), LONGEST_NAME), f"“{quoted}”" * bool(quoted), counted)))
     return About(line, model, seen.queries.sha256)
 
 
@@ -248,7 +248,7 @@ def _said(prompt: Prompt) -> str:
 
 def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: int | None) -> Maps | None:
     """The first heads in an order side by side, with role and score in their titles."""
-    there = {name: (one, index) for one in maps for index, name in enumerate(_names(one))}
+    there = {name: (maps_of_layer, index) for maps_of_layer in maps for index, name in enumerate(_names(maps_of_layer))}
     stack = maps[0].stack if maps else ""
     heads = [head for head in seen.kept_heads(sort)[:top] if stack + head.name in there]
     if not heads:
@@ -258,10 +258,10 @@ def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: i
     return replace(
         chosen[0][0],
         heads=tuple(range(len(chosen))),
-        values_HQK=np.stack([one.values_HQK[index] for one, index in chosen]),
+        values_HQK=np.stack([maps_of_layer.values_HQK[index] for maps_of_layer, index in chosen]),
         kv_heads=(),
-        key0=tuple(one.key0[index] for one, index in chosen if one.key0),
-        sinks=tuple(one.sinks[index] for one, index in chosen if one.sinks),
+        key0=tuple(maps_of_layer.key0[index] for maps_of_layer, index in chosen if maps_of_layer.key0),
+        sinks=tuple(maps_of_layer.sinks[index] for maps_of_layer, index in chosen if maps_of_layer.sinks),
         roles=tuple(head.role for head in heads),
         window="",
         parallel="",
@@ -286,11 +286,11 @@ def draw_alone(path: Path, draw: Callable[[Path], Sequence[Path | None]], hint: 
     Raises UsageError, with the hint, where it draws none, or several.
     """
     with TemporaryDirectory(prefix="attnscope-") as folder:
-        drawn = [one for one in draw(Path(folder)) if one is not None]
+        drawn = [file for file in draw(Path(folder)) if file is not None]
         if not drawn:
             raise UsageError(f"there is no picture to write to {path}", hint)
         if len(drawn) > 1:
-            names = ", ".join(one.relative_to(folder).as_posix() for one in drawn[:3]) + ", …" * (len(drawn) > 3)
+            names = ", ".join(file.relative_to(folder).as_posix() for file in drawn[:3]) + ", …" * (len(drawn) > 3)
             raise UsageError(f"{path} is one picture, and {len(drawn)} are drawn: {names}", hint)
         return write_whole(path, lambda temp: temp.write_bytes(drawn[0].read_bytes()))
 
@@ -307,37 +307,37 @@ def check_kinds(kinds: Sequence[str], seen: Observation) -> None:
 
 def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
     """The observation's matrices as figures take them: with labels, bins, kv heads and turns; stack: see `Maps`."""
-    found, by_kv = seen.maps, seen.view.by_kv
-    if found is None:
+    kept, by_kv = seen.maps, seen.view.by_kv
+    if kept is None:
         raise UsageError("this observation kept no maps", "ask with Request(maps=...)")
-    rule = "sum over keys, mean over queries" if found.rule == "sum" else "largest entry"
-    starts_Q, starts_K = tuple(found.rows.starts), tuple(found.columns.starts)
-    part = _part(seen, found)
+    rule = "sum over keys, mean over queries" if kept.rule == "sum" else "largest entry"
+    starts_Q, starts_K = tuple(kept.rows.starts), tuple(kept.columns.starts)
+    part = _part(seen, kept)
     # a part of the tokens has no turns: its rows are not in the order of the text
     second = seen.queries.segments[1:]
-    turns = {turn.start // found.bin_size for turn in (*seen.queries.turns, *second) if not part} - {0}
-    sinks = {key: _sinks(seen, key, found.heads[key]) for key in found.values}
+    turns = {turn.start // kept.bin_size for turn in (*seen.queries.turns, *second) if not part} - {0}
+    sinks = {key: _sinks(seen, key, kept.heads[key]) for key in kept.values}
     elsewhere = any(key for layer in sinks.values() for key, _ in layer)  # all maps of a text have the same columns
     return [
         Maps(
             layer=key.layer,
-            heads=tuple(found.heads[key]),
+            heads=tuple(kept.heads[key]),
             values_HQK=np.ascontiguousarray(values),
             labels_Q=tuple(seen.queries.labels[start] for start in starts_Q),
             labels_K=tuple(seen.keys.labels[start] for start in starts_K),
-            bin_size=found.bin_size,
-            bin_rule=rule if max(found.rows.size, found.columns.size) > 1 else "",
-            kv_heads=() if by_kv else tuple(seen.kv_head(key, head) for head in found.heads[key]),
+            bin_size=kept.bin_size,
+            bin_rule=rule if max(kept.rows.size, kept.columns.size) > 1 else "",
+            kv_heads=() if by_kv else tuple(seen.kv_head(key, head) for head in kept.heads[key]),
             by_kv=by_kv,
             quantity="difference" if is_difference(key.stack) else QUANTITIES[seen.view.weights],
             starts_Q=starts_Q,
             starts_K=starts_K,
             turns=tuple(sorted(turns)),
             begins="the second text" if second else "a turn",
-            key0=tuple(found.key0[key].tolist()) if key in found.key0 else (),
+            key0=tuple(kept.key0[key].tolist()) if key in kept.key0 else (),
             sinks=sinks[key] if elsewhere else (),
             part=part,
-            roles=tuple(seen.columns.role[_places(seen, key, found.heads[key])].tolist()),
+            roles=tuple(seen.columns.role[_places(seen, key, kept.heads[key])].tolist()),
             roles_by="a scan of the model" if seen.atlas else "this text",
             stack=stack,
             numbered=(seen.queries.medium.step is None, seen.keys.medium.step is None),
@@ -345,7 +345,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             ahead=is_bidirectional(key.stack),
             parallel=seen.within.get(key.layer, ""),
         )
-        for key, values in found.values.items()
+        for key, values in kept.values.items()
     ]
 
 
@@ -395,10 +395,10 @@ def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: i
     from attnscope.figures.terminal import HeadMaps
 
     jobs: dict[str, tuple[Path, Maps, int]] = {}
-    for stack, one in seen.stacks.items():
-        if one.maps is not None:
-            one = one.keeping(maps=coarser(one.maps, side, style.sink == "mask"))
-            maps = layer_maps(one, f"{stack} " * (stack in seen.other_stacks))
+    for stack, obs in seen.stacks.items():
+        if obs.maps is not None:
+            obs = obs.keeping(maps=coarser(obs.maps, side, style.sink == "mask"))
+            maps = layer_maps(obs, f"{stack} " * (stack in seen.other_stacks))
             jobs |= {name: (Path(), of, index) for of in maps for index, name in enumerate(_names(of))}
 
     def title(maps: Maps, index: int) -> str:

@@ -105,16 +105,16 @@ def export(seen: Observation, folder: str | Path, how: Export = Export()) -> lis
     check_kinds(how.figures, seen)
     how = replace(how, sort=how.sort or seen.ranked_by)
     names = drawn_heads(seen, how.sort) if how.heads is None else list(how.heads)
-    said, made = manifest(seen, how.options, _asked(seen, how, names)), Path(folder)
-    check(made, said, how.force)
+    record, made = manifest(seen, how.options, _asked(seen, how, names)), Path(folder)
+    check(made, record, how.force)
     if how.figures or seen.rollout is not None:
         refuse_links(inner_folders(made))
-    with taken(made, said) as files:
+    with taken(made, record) as files:
         written = [save(table, made / name, spreadsheet=how.spreadsheet) for name, table in _tables(seen, how)]
         written += _drawn(seen, made, how, names)
         hashes = {path.relative_to(made).as_posix(): sha256_of(path) for path in sorted(written)}
         files.update(hashes)
-        return [*written, save_json({**said, "files": hashes}, made / NAME)]
+        return [*written, save_json({**record, "files": hashes}, made / NAME)]
 
 
 def export_file(seen: Observation, path: Path, how: Export = Export(), hint: str = ONE_PICTURE) -> Path:
@@ -160,7 +160,7 @@ def write_alone(
 def _asked(seen: Observation, how: Export, names: Sequence[str]) -> dict[str, Any]:
     """What the manifest says was to be written; names: of the heads that are drawn one by one."""
     one_by_one = names if seen.maps and "heads" in how.figures else []
-    chosen = [named(one.chosen) for one in seen.stacks.values() if not one.chosen.nothing]
+    chosen = [named(obs.chosen) for obs in seen.stacks.values() if not obs.chosen.nothing]
     return {
         "figures": how.figures,
         "heads": one_by_one,
@@ -196,8 +196,8 @@ def _tables(seen: Observation, how: Export) -> Iterator[tuple[str, pa.Table]]:
 
 def _drawn(seen: Observation, folder: Path, how: Export, names: Sequence[str]) -> list[Path]:
     """Draw the figures of every stack, each stack but the first in a folder of its own."""
-    rolled = {stack * bool(seen.other_stacks): one for stack, one in seen.stacks.items() if one.rollout is not None}
-    written = [save_rollout(one, folder / stack, how.style) for stack, one in rolled.items()]
+    rolled = {stack * bool(seen.other_stacks): obs for stack, obs in seen.stacks.items() if obs.rollout is not None}
+    written = [save_rollout(obs, folder / stack, how.style) for stack, obs in rolled.items()]
     top = how.top if "top" in how.figures else 0
     drawn = drawings(seen, names, how.sort, top, how.depth) if how.figures else {}
     for stack, drawing in drawn.items():
@@ -220,16 +220,16 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
     calls, facts = seen.calls, dict(seen.facts)
     if seen.other_stacks and seen.rollout is not None:
         facts["rollout"] = {
-            stack: one.facts["rollout"] for stack, one in seen.stacks.items() if one.rollout is not None
+            stack: obs.facts["rollout"] for stack, obs in seen.stacks.items() if obs.rollout is not None
         }
-    said = run_facts(seen.prompt, facts, options)
-    prompt = said.pop("prompt")  # the longest, last
+    record = run_facts(seen.prompt, facts, options)
+    prompt = record.pop("prompt")  # the longest, last
     # a model of one stack has the tokens that were asked about without the stack's name, as before there were several
-    asked_of = {stack: one.chosen for stack, one in seen.stacks.items() if named(one.chosen) and not one.chosen.nothing}
-    said_of = {stack: {name: asdict(found) for name, found in named(one).items()} for stack, one in asked_of.items()}
+    asked_of = {stack: obs.chosen for stack, obs in seen.stacks.items() if named(obs.chosen) and not obs.chosen.nothing}
+    said_of = {stack: {name: asdict(found) for name, found in named(obs).items()} for stack, obs in asked_of.items()}
     chosen = said_of if seen.other_stacks else said_of.get(seen.stack)
     return {
-        **said,
+        **record,
         "export": jsonable(asked),
         **({"chosen": jsonable(chosen)} if chosen else {}),
         "versions": versions(),
@@ -265,7 +265,7 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
 
 def named(chosen: Chosen) -> dict[str, Found]:
     """The queries and the keys that were chosen, where some were."""
-    return {name: found for name, found in (("query", chosen.query), ("key", chosen.key)) if found is not None}
+    return {name: match for name, match in (("query", chosen.query), ("key", chosen.key)) if match is not None}
 
 
 def _largest(values: Sequence[float | None]) -> float | None:

@@ -49,23 +49,25 @@ def looks(seen: Observation, mean: Mean = "none") -> list[Look]:
     Raises UsageError where none was asked for, InputError where no stack's texts have what is named.
     """
     stacks = list(seen.stacks.values())
-    found = [look for one in stacks for look in _of_stack(one, mean, f"{one.stack} " * bool(seen.other_stacks))]
-    if not found and any(one.chosen.nothing for one in stacks):
+    weights = [look for obs in stacks for look in _of_stack(obs, mean, f"{obs.stack} " * bool(seen.other_stacks))]
+    if not weights and any(obs.chosen.nothing for obs in stacks):
         raise InputError("no stack that is shown has what is named in its texts", "choose others: {select=enc,dec}")
-    if not found:
+    if not weights:
         raise UsageError("this observation kept no weights per token", "ask with Request(per_token=True)")
-    return found
+    return weights
 
 
 def _of_stack(seen: Observation, mean: Mean, stack: str) -> list[Look]:
-    found = [look for key in seen.per_token for look in _of_layer(seen, key, stack)]
-    if mean == "none" or not found:
-        return found
+    weights = [look for key in seen.per_token for look in _of_layer(seen, key, stack)]
+    if mean == "none" or not weights:
+        return weights
     if mean == "all":
-        return [_averaged(found, f"{stack}mean of {len(found)} heads", None)]
-    layers = sorted({look.layer for look in found if look.layer is not None})
-    per_layer = [[look for look in found if look.layer == layer] for layer in layers]
-    return [_averaged(one, f"{stack}L{one[0].layer}, mean of {len(one)} heads", one[0].layer) for one in per_layer]
+        return [_averaged(weights, f"{stack}mean of {len(weights)} heads", None)]
+    layers = sorted({look.layer for look in weights if look.layer is not None})
+    per_layer = [[look for look in weights if look.layer == layer] for layer in layers]
+    return [
+        _averaged(group, f"{stack}L{group[0].layer}, mean of {len(group)} heads", group[0].layer) for group in per_layer
+    ]
 
 
 def coloured(seen: Observation) -> Prompt:
@@ -75,22 +77,24 @@ def coloured(seen: Observation) -> Prompt:
 
 def look_table(seen: Observation, mean: Mean = "none") -> pa.Table:
     """The looks as rows; see `Capture.token_table`."""
-    found = looks(seen, mean)
-    counts = [len(look.weight_T) for look in found]
+    weights = looks(seen, mean)
+    counts = [len(look.weight_T) for look in weights]
     position = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
     which = {
-        name: np.repeat(np.array([-1 if (one := getattr(look, name)) is None else one for look in found]), counts)
+        name: np.repeat(
+            np.array([-1 if (number := getattr(look, name)) is None else number for look in weights]), counts
+        )
         for name in ("layer", "head", "kv_head")
     }
-    tokens = [token for look in found for token in coloured(seen.of(look.stack)).tokens]
+    tokens = [token for look in weights for token in coloured(seen.of(look.stack)).tokens]
     return as_table(
         {
             **{name: numbers(column.astype(np.int32), column < 0) for name, column in which.items()},
             "position": position,
             "token": texts_at(tokens, np.arange(len(tokens))),
-            "weight": np.concatenate([look.weight_T for look in found]),
-            "uniform": np.concatenate([look.uniform_T for look in found]),
-            "stack": texts_at(STACKS, np.repeat(codes([look.stack for look in found]), counts)),
+            "weight": np.concatenate([look.weight_T for look in weights]),
+            "uniform": np.concatenate([look.uniform_T for look in weights]),
+            "stack": texts_at(STACKS, np.repeat(codes([look.stack for look in weights]), counts)),
         }
     )
 
@@ -114,11 +118,11 @@ def _of_layer(seen: Observation, key: LayerKey, stack: str) -> list[Look]:
     ]
 
 
-def _averaged(found: list[Look], name: str, layer: int | None) -> Look:
+def _averaged(weights: list[Look], name: str, layer: int | None) -> Look:
     """The mean; a token that some of the heads cannot see has nothing of theirs."""
-    sink = Counter(look.sink for look in found).most_common(1)[0][0]
-    weight_T, uniform_T = (_mean([getattr(look, part) for look in found]) for part in ("weight_T", "uniform_T"))
-    return Look(name, layer, None, None, weight_T, uniform_T, sink, found[0].stack)
+    sink = Counter(look.sink for look in weights).most_common(1)[0][0]
+    weight_T, uniform_T = (_mean([getattr(look, part) for look in weights]) for part in ("weight_T", "uniform_T"))
+    return Look(name, layer, None, None, weight_T, uniform_T, sink, weights[0].stack)
 
 
 def _mean(parts: list[np.ndarray]) -> np.ndarray:

@@ -159,7 +159,7 @@ def _patch_sheet(seen: Observation, number: int, heads: Sequence[tuple[str, np.n
     elsewhere = "on the text" if seen.queries.text else "on other tokens"
     at = [place for place, patch in patches.items() if patch.picture == number]
 
-    def said(weight_T: np.ndarray) -> str:
+    def mass_words(weight_T: np.ndarray) -> str:
         here, every, all_T = (float(np.nansum(part)) for part in (weight_T[at], weight_T[list(patches)], weight_T))
         others = f", {every - here:.2f} on the others" * (len(images) > 1)
         return f"{here:.2f} on the picture{others}, {all_T - every:.2f} {elsewhere}"
@@ -172,7 +172,7 @@ def _patch_sheet(seen: Observation, number: int, heads: Sequence[tuple[str, np.n
     return PatchSheet(
         image=images[number],
         box_N4=box_N4,
-        heads=tuple(Patches(weight_T[at], name, said(weight_T)) for name, weight_T in heads),
+        heads=tuple(Patches(weight_T[at], name, mass_words(weight_T)) for name, weight_T in heads),
         title=f"Attention weights on {which}",
         note=f"{chosen_words(seen) or 'mean over all queries'}; {each}{first}",
     )
@@ -180,7 +180,7 @@ def _patch_sheet(seen: Observation, number: int, heads: Sequence[tuple[str, np.n
 
 def _panel(seen: Observation, metric: Metric, values: np.ndarray, null: np.ndarray, layers: np.ndarray) -> Panel:
     """A metric on its whole range, with what uniform attention scores and from how many rows it was measured."""
-    role = next((one for one in ROLES if metric.id.startswith(one.name.replace("-", "_"))), None)
+    role = next((row for row in ROLES if metric.id.startswith(row.name.replace("-", "_"))), None)
     kind, needed = (role.rows, role.needed) if role else (metric.rows, NEEDED_ROWS)
     rows = [seen.support[layer][kind] for layer in layers.tolist()]
     low, high = ends(metric, len(seen.prompt)) or _ends(values)
@@ -208,8 +208,8 @@ def chosen_words(seen: Observation) -> str:
     named = {"queries": (seen.chosen.query, seen.queries), "keys": (seen.chosen.key, seen.keys)}
     return visible(
         ", ".join(
-            f"{side} “{shortened(found.expression, LONGEST_NAME)}” ({len(found.positions)} of {len(text)})"
-            for side, (found, text) in named.items()
-            if found
+            f"{side} “{shortened(match.expression, LONGEST_NAME)}” ({len(match.positions)} of {len(text)})"
+            for side, (match, text) in named.items()
+            if match
         )
     )

@@ -92,9 +92,11 @@ def kept_run(folder: Path, *, sink_apart: bool = False) -> Observation:
     # a query sees no key after it where the stack is causal: those cells are empty in the picture, and not 0
     count = len(seen.queries)
     hidden_TT = np.triu(np.ones((count, count), bool), 1) & is_causal(seen.stack)
-    values = {key: np.where(hidden_TT, np.float32(np.nan), np.asarray(one.weights)) for key, one in kept.items()}
+    values = {
+        key: np.where(hidden_TT, np.float32(np.nan), np.asarray(matrices.weights)) for key, matrices in kept.items()
+    }
     cells = Cells.of(range(count), count)
-    heads = PerLayer({key: one.heads for key, one in kept.items()})
+    heads = PerLayer({key: matrices.heads for key, matrices in kept.items()})
     maps = coarser(LayerMaps(PerLayer(values), heads, cells, cells, "sum"), MAP_SIDE, sink_apart)
     return replace(seen, kept={"maps": maps})
 
@@ -134,8 +136,8 @@ class RunTables:
     @cached_property
     def places(self) -> list[Place]:
         """The heads of the tables, in the model's order."""
-        found = {place for table in self._tables for place in _places_of(table)}
-        return sorted(found, key=lambda place: (STACKS.index(place[0].stack), place[0].layer, place[1]))
+        places = {place for table in self._tables for place in _places_of(table)}
+        return sorted(places, key=lambda place: (STACKS.index(place[0].stack), place[0].layer, place[1]))
 
     @cached_property
     def rows(self) -> Mapping[Place, Mapping[str, Any]]:
@@ -184,18 +186,18 @@ class RunTables:
         weights[row, nth], listed[row, nth] = np.where(np.isfinite(weight) & (weight >= 0), weight, np.nan), key
         arrays: list[Any] = [part.reshape(len(number), queries, -1) for part in (weights, listed)]
         # heads of a table alone, which list no key, have rows too: a page counts them
-        found = {}
+        kept = {}
         for layer, of_layer in groupby(self.places, key=lambda place: place[0]):
             heads = [head for _, head in of_layer]
             count, first = self.lengths(layer.stack)[0], number[layer, heads[0]]
             weight_HQk, key_HQk = (array[first : first + len(heads), :count] for array in arrays)
-            found[layer] = KeptKeys(heads, weight_HQk, key_HQk, range(count))
-        return found
+            kept[layer] = KeptKeys(heads, weight_HQk, key_HQk, range(count))
+        return kept
 
     @cached_property
     def whole(self) -> bool:
         """Whether every weight is listed: of every query of every head one of each key that it sees."""
-        listed = sum(np.count_nonzero(~np.isnan(one.weight)) for one in self.listed.values())
+        listed = sum(np.count_nonzero(~np.isnan(keys.weight)) for keys in self.listed.values())
         return bool(self.listed) and listed == sum(self._visible_pairs(key.stack) for key, _ in self.places)
 
     def _visible_pairs(self, stack: str) -> int:
@@ -245,7 +247,7 @@ class RunTables:
             types = table["type"].to_pylist() if "type" in columns else [None] * len(table)
             kept = [stack in OF_TWO_TEXTS and not what for stack, what in zip(stacks, types, strict=True)]
             table = table.filter(pa.array(kept, pa.bool_()))
-            if any(table[one].null_count or (table[one].to_numpy() < 0).any() for one in needed):
+            if any(table[column].null_count or (table[column].to_numpy() < 0).any() for column in needed):
                 raise self.damaged(name)
         except (pa.ArrowException, OSError, ValueError):
             raise self.damaged(name) from None
@@ -260,8 +262,8 @@ def _observation(tables: RunTables, places: Sequence[Place], queries: Prompt, ke
     for place in places:
         counts[place[0]] = max(counts[place[0]], place[1] + 1)
         kv_counts[place[0]] = max(kv_counts[place[0]], tables.kv_heads[place] + 1)
-    listed = {key: one for key, one in tables.listed.items() if key in counts}
-    weights = {key: _whole(one, len(keys)) for key, one in listed.items()} if tables.whole else {}
+    listed = {key: kept for key, kept in tables.listed.items() if key in counts}
+    weights = {key: _whole(kept, len(keys)) for key, kept in listed.items()} if tables.whole else {}
     # what a manifest says of its model goes into pages: texts and numbers, whatever was written there
     model = tables.of_run("model")
     facts = {name: _fact(model.get(name)) for name in ("type", "revision", "layers")}

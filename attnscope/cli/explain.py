@@ -124,7 +124,7 @@ def run_scaling(telling: Telling, seed: int) -> int:
     """Measure std(q . k) against d_k."""
     from attnscope.explain.scaling import FORMULA, SAMPLES, measure_scaling
 
-    found = measure_scaling(seed=seed)
+    spreads = measure_scaling(seed=seed)
     if place := telling.place("scaling"):
         import numpy as np
 
@@ -132,16 +132,17 @@ def run_scaling(telling: Telling, seed: int) -> int:
 
         curves = [
             Curve(
-                label, *(np.array([getattr(one, name) for one in group]) for name in ("width", "measured", "predicted"))
+                label,
+                *(np.array([getattr(spread, name) for spread in group]) for name in ("width", "measured", "predicted")),
             )
-            for label, group in _by_case(found).items()
+            for label, group in _by_case(spreads).items()
         ]
         note = f"points: measured on {SAMPLES} random pairs, seed {seed}; lines: √Var, {FORMULA}"
         with unwinding():
             style = telling.style(command_line("explain", telling))
             save_scaling_curves(place, curves, note=note, style=style)
         output.talk(f"wrote {place}", telling.quiet)
-    output.emit(spread_table(found), telling.on_stdout, lambda: spread_picture(found))
+    output.emit(spread_table(spreads), telling.on_stdout, lambda: spread_picture(spreads))
     if telling.on_stdout == "table":
         output.talk(f"{SAMPLES} random pairs of q and k for each number, seed {seed}; {FORMULA}", telling.quiet)
     return 0
@@ -186,33 +187,33 @@ def read_query(text: str) -> int:
     return int(text)
 
 
-def spread_table(found: list[Spread]) -> pa.Table:
+def spread_table(spreads: list[Spread]) -> pa.Table:
     """One row a measurement."""
     from attnscope.tables import as_table
 
     names = ("mean_q", "std_q", "mean_k", "std_k")
     return as_table(
         {
-            **{name: [getattr(one.entries, name) for one in found] for name in names},
-            "d_k": [one.width for one in found],
-            "std": [one.measured for one in found],
-            "std_formula": [one.predicted for one in found],
-            "std_scaled": [one.scaled for one in found],
+            **{name: [getattr(spread.entries, name) for spread in spreads] for name in names},
+            "d_k": [spread.width for spread in spreads],
+            "std": [spread.measured for spread in spreads],
+            "std_formula": [spread.predicted for spread in spreads],
+            "std_scaled": [spread.scaled for spread in spreads],
         }
     )
 
 
-def spread_picture(found: list[Spread]) -> RichTable:
+def spread_picture(spreads: list[Spread]) -> RichTable:
     """A row a width, a column a case: std(q . k), and what is left after the division by sqrt(d_k)."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as RichTable
 
-    groups = _by_case(found)
+    groups = _by_case(spreads)
     shown = RichTable(
         "d_k", "√d_k", *groups, box=SIMPLE_HEAD, padding=(0, 2, 0, 0), title="std(q·k) → after the division by √d_k"
     )
     for rows in zip(*groups.values(), strict=True):
-        cells = [f"{one.measured:.2f} → {one.scaled:.2f}" for one in rows]
+        cells = [f"{spread.measured:.2f} → {spread.scaled:.2f}" for spread in rows]
         shown.add_row(str(rows[0].width), f"{rows[0].width ** 0.5:.2f}", *cells)
     shown.add_section()
     by_formula = [f"{group[0].predicted / group[0].width ** 0.5:.2f}" for group in groups.values()]
@@ -220,8 +221,8 @@ def spread_picture(found: list[Spread]) -> RichTable:
     return shown
 
 
-def _by_case(found: list[Spread]) -> dict[str, list[Spread]]:
+def _by_case(spreads: list[Spread]) -> dict[str, list[Spread]]:
     groups: dict[str, list[Spread]] = {}
-    for one in found:
-        groups.setdefault(one.entries.label, []).append(one)
+    for spread in spreads:
+        groups.setdefault(spread.entries.label, []).append(spread)
     return groups

@@ -65,8 +65,8 @@ def _summary(explanation: Explanation) -> Text:
     checks = [check for step in explanation.steps for check in step.checks]
     weights_K, broken = explanation.weights_QK[explanation.query], len(explanation.failures)
     largest = [key for key in np.argsort(-weights_K, kind="stable")[:3] if weights_K[key] >= 0.01]
-    found = ", ".join(f"{_short(explanation.labels[key])} ({weights_K[key]:.2f})" for key in largest)
-    words = Text(f"In short: {_short(explanation.labels[explanation.query])} gives most weight to {found}.\n")
+    most = ", ".join(f"{_short(explanation.labels[key])} ({weights_K[key]:.2f})" for key in largest)
+    words = Text(f"In short: {_short(explanation.labels[explanation.query])} gives most weight to {most}.\n")
     if broken:
         return words.append(f"✗ {broken} of {len(checks)} checks do not hold", "bold red")
     worst = max((check.difference for check in checks), default=0.0)
@@ -180,7 +180,7 @@ def _entry(value: np.ndarray | np.generic) -> str:
 
 def _terms(step: Step, query: int) -> list[str]:
     """A score spelled out, `0·1 + 2·(−1)`, where the vectors are short enough to be shown whole."""
-    arrays = {one.name: one.values for one in step.numbers}
+    arrays = {array.name: array.values for array in step.numbers}
     if not {"q", "k"} <= set(arrays) or arrays["q"].shape[1] > FIRST:
         return []
     return [
@@ -194,7 +194,7 @@ def _terms(step: Step, query: int) -> list[str]:
 
 def _sums(columns: Sequence[tuple[Numbers, np.ndarray]], keys: np.ndarray) -> list[str]:
     """The sum over these keys in the columns that add up to something."""
-    return [_entry(values[keys].sum(0)) if one.name in SUMMED else "" for one, values in columns]
+    return [_entry(values[keys].sum(0)) if array.name in SUMMED else "" for array, values in columns]
 
 
 def _rest(keys: np.ndarray, explanation: Explanation) -> str:

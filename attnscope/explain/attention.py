@@ -101,7 +101,7 @@ def attention_steps(attention: Attention, head: int, query: int, observed: Obser
     values = _values_of(attention, head, query, sink)
     checks = _checks(attention, observed)
     seen, keys = int(visible_QK[query].sum()), visible_QK.shape[1]
-    return [one.step(values, checks.get(one.name, ()), keys=keys, sight=sight(seen, keys)) for one in words]
+    return [step.step(values, checks.get(step.name, ()), keys=keys, sight=sight(seen, keys)) for step in words]
 
 
 def concatenation(heads_HQV: Tensor, head: int, checks: tuple[Check, ...] = ()) -> Step:

@@ -20,12 +20,17 @@ def json_lines(explanation: Explanation) -> Iterator[str]:
     yield _line({**head, "step": 0, "name": "text", "tokens": list(explanation.tokens)})
     for place, step in enumerate(explanation.steps, 1):
         numbers = [
-            {"name": one.name, "axes": list(one.axes), "shape": list(one.values.shape), "values": one.values.tolist()}
-            for one in step.numbers
+            {
+                "name": array.name,
+                "axes": list(array.axes),
+                "shape": list(array.values.shape),
+                "values": array.values.tolist(),
+            }
+            for array in step.numbers
         ]
         checks = [{**vars(check), "holds": check.holds} for check in step.checks]
-        said = {"name": step.name, "formula": step.formula, "why": step.why, "missing": step.missing or None}
-        yield _line({**head, "step": place, **said, "numbers": numbers, "checks": checks})
+        words = {"name": step.name, "formula": step.formula, "why": step.why, "missing": step.missing or None}
+        yield _line({**head, "step": place, **words, "numbers": numbers, "checks": checks})
 
 
 def _line(value: dict[str, Any]) -> str:

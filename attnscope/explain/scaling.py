@@ -78,7 +78,7 @@ def measure_scaling(
     def draw(mean: float, std: float, width: int) -> torch.Tensor:
         return mean + std * torch.randn(samples, width, generator=generator)
 
-    found = []
+    spreads = []
     for entries in cases:
         for width in widths:
             q_SD, k_SD = (
@@ -86,5 +86,5 @@ def measure_scaling(
                 draw(entries.mean_k, entries.std_k, width),
             )
             measured = float((q_SD * k_SD).sum(-1, dtype=torch.float64).std())
-            found.append(Spread(entries, width, measured, entries.product_std(width)))
-    return found
+            spreads.append(Spread(entries, width, measured, entries.product_std(width)))
+    return spreads

@@ -85,12 +85,12 @@ def run_layer(loaded: LoadedModel, ids: Sequence[int], layer: int) -> LayerRun:
 
     Raises ModelError where the layer was not observed.
     """
-    found: list[LayerRun] = []
+    runs: list[LayerRun] = []
 
     def keep(run: ModuleRun, recorder: ModuleRecorder) -> None:
         places = [place for place, call in enumerate(run.calls) if call.layer == layer]
-        if places and not found:
-            found.append(_trusted(loaded, run, places[0], recorder))
+        if places and not runs:
+            runs.append(_trusted(loaded, run, places[0], recorder))
 
     with ModuleRecorder(loaded.model, keep) as recorder:
         listen(
@@ -100,9 +100,9 @@ def run_layer(loaded: LoadedModel, ids: Sequence[int], layer: int) -> LayerRun:
             engine=ENGINES["eager"],
             windows=loaded.geometry.windows,
         )
-    if not found:
+    if not runs:
         raise ModelError(f"layer {layer} made no attention call", "choose another layer")
-    return found[0]
+    return runs[0]
 
 
 def _trusted(loaded: LoadedModel, run: ModuleRun, place: int, recorder: ModuleRecorder) -> LayerRun:

@@ -47,14 +47,14 @@ def _scan(folder: Path, into: Path, style: Style) -> Redrawn:
     from attnscope.show.atlas import HEAD_JS, save_head_js, save_probes
     from attnscope.study.atlas.texts import kept_texts
 
-    found = atlas.kept(folder)
-    name = _name(found.facts)
-    _check(folder, found.heads)
-    paths = [save_probes(found, into, name, style)]
+    scan = atlas.kept(folder)
+    name = _name(scan.facts)
+    _check(folder, scan.heads)
+    paths = [save_probes(scan, into, name, style)]
     read = kept_texts(folder)
     if read is not None:
         _check(folder, read.heads)
-        paths.append(save_head_js(read, found, into / f"{HEAD_JS}.{style.image}", style.of_model(name)))
+        paths.append(save_head_js(read, scan, into / f"{HEAD_JS}.{style.image}", style.of_model(name)))
     return Redrawn(paths)
 
 
@@ -64,23 +64,23 @@ def _checkpoints(folder: Path, into: Path, style: Style) -> Redrawn:
     with damaged(f"{folder} holds no whole scans", "make them: attnscope scan MODEL --out DIR"):
         columns = columns_of(folder / TABLE, pa.schema([("revision", pa.string())]))
         revisions = list(dict.fromkeys(map(str, columns["revision"])))
-    atlases = {visible(one): atlas.kept(folder_of(folder, one)) for one in revisions}
-    for one in atlases.values():
-        _check(folder, one.heads)
+    atlases = {visible(name): atlas.kept(folder_of(folder, name)) for name in revisions}
+    for scan in atlases.values():
+        _check(folder, scan.heads)
     return Redrawn([draw_checkpoints(atlases, into, _name(next(iter(atlases.values())).facts), style)])
 
 
 def _ablation(folder: Path, into: Path, style: Style) -> Redrawn:
     from attnscope.show.ablation import costs_of, save_ablation
 
-    found = effects.kept_ablation(folder)
-    heads = sorted({head for heads in found.effects for head in heads})
+    ablation = effects.kept_ablation(folder)
+    heads = sorted({head for heads in ablation.effects for head in heads})
     _check(folder, heads)
     with damaged(f"{folder} holds no whole ablation", effects.AGAIN):
         costs = costs_of(columns_of(folder / effects.TABLE, effects.STORED, lists="heads"))
-        if not all(isfinite(one.value) for one in costs):
+        if not all(isfinite(cost.value) for cost in costs):
             raise ValueError("an effect is no number")
-    paths = save_ablation(found, into, heads, style=style, costs=costs)
+    paths = save_ablation(ablation, into, heads, style=style, costs=costs)
     return Redrawn(
         paths, ("heads in no set, and scores of an atlas, are not drawn: they are not in the tables; ablate again",)
     )
@@ -90,9 +90,9 @@ def _comparison(folder: Path, into: Path, style: Style) -> Redrawn:
     from attnscope.show.comparison import save_differences
     from attnscope.study.differences import kept_comparison
 
-    found, texts = kept_comparison(folder)
-    _check(folder, found.heads)
-    paths = list(save_differences(found, into, style.of(About(line=visible(texts), command=style.about.command))))
+    comparison, texts = kept_comparison(folder)
+    _check(folder, comparison.heads)
+    paths = list(save_differences(comparison, into, style.of(About(line=visible(texts), command=style.about.command))))
     return Redrawn(paths, ("layers/ is not drawn: no table holds the weights of both sides; compare again",))
 
 

@@ -105,7 +105,7 @@ def packed_maps(blobs: Blobs, weights_HRC: np.ndarray, bits: Bits) -> list[dict[
     numbers_HE, scale_H = quantised(weights_HRC.reshape(len(weights_HRC), -1) if lower_HE is None else lower_HE, bits)
     padded_HE = aligned(numbers_HE)
     [place] = blobs.add(padded_HE)
-    said = {
+    record = {
         "rows": weights_HRC.shape[1],
         "columns": weights_HRC.shape[2],
         "bits": bits,
@@ -113,7 +113,7 @@ def packed_maps(blobs: Blobs, weights_HRC: np.ndarray, bits: Bits) -> list[dict[
     }
     size = padded_HE.shape[1] * padded_HE.itemsize
     return [
-        {**said, "scale": float(scale), "blob": place["blob"], "offset": place["offset"] + number * size}
+        {**record, "scale": float(scale), "blob": place["blob"], "offset": place["offset"] + number * size}
         for number, scale in enumerate(scale_H)
     ]
 

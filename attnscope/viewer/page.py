@@ -87,15 +87,15 @@ class About:
 
     def said(self) -> dict[str, Any]:
         """As the page's JSON has it."""
-        asked = {"query": self.query, "key": self.key}
+        chosen = {"query": self.query, "key": self.key}
         return {
             "command": self.command,
             "open": self.open,
             "copied": self.copied and {"commands": dict(self.copied.commands), "python": list(self.copied.python)},
             "defined": {name: {"positions": list(positions)} for name, positions in self.defined.items()},
             "asked": {
-                name: None if one is None else {"text": one[0], "positions": list(one[1])}
-                for name, one in asked.items()
+                name: None if tokens is None else {"text": tokens[0], "positions": list(tokens[1])}
+                for name, tokens in chosen.items()
             },
         }
 
@@ -154,7 +154,7 @@ def _sharpest(seen: Observation) -> tuple[int, int]:
 
 def _on_pictures(seen: Observation, query: int) -> tuple[int, int] | None:
     """The head that gives most of a query's weight to pictures, of the decoder where there is one; None without any."""
-    tokens, found = list(seen.queries.medium.patches), (0.0, (0, 0))
+    tokens, best = list(seen.queries.medium.patches), (0.0, (0, 0))
     alone = all(is_vision(key.stack) for key in seen.kv_of)
     for at, key in enumerate(seen.kv_of):
         if key not in seen.weights or (is_vision(key.stack) and not alone):
@@ -162,8 +162,8 @@ def _on_pictures(seen: Observation, query: int) -> tuple[int, int] | None:
         of_picture = [token for token in tokens if token < seen.weights[key].shape[-1]]
         mass_H = np.asarray(seen.weights[key])[:, query, of_picture].sum(-1)
         place = int(mass_H.argmax())
-        found = max(found, (float(mass_H[place]), (at, seen.weight_heads[key][place])))
-    return found[1] if found[0] > 0 else None
+        best = max(best, (float(mass_H[place]), (at, seen.weight_heads[key][place])))
+    return best[1] if best[0] > 0 else None
 
 
 class Packs(Protocol):
@@ -198,35 +198,35 @@ def page_of(
     pair = (sides[0].plain, sides[1].plain) if len(sides) > 1 else None
     by = alignment(*pair, align) if pair else None
     # whether all weights fit is known when they are packed: deflate makes less of them than any estimate
-    found, blobs = _packed(sides, plan.packed_whole())
+    packed, blobs = _packed(sides, plan.packed_whole())
     if blobs.size > plan.room:
         heads, tokens = sum(len(side.said["heads"]) for side in sides), max(len(side.plain) for side in sides)
-        found, blobs = _packed(sides, plan.shrunk(heads, tokens))
+        packed, blobs = _packed(sides, plan.shrunk(heads, tokens))
     # what was left out is in the page too: who reads it may not be who made it
-    left_out = tuple(chain.from_iterable(sentences(side) for side in found))
-    title = _title(found) + (f" | {WORDS[by]}" if by else "")
-    said = {
+    left_out = tuple(chain.from_iterable(sentences(side) for side in packed))
+    title = _title(packed) + (f" | {WORDS[by]}" if by else "")
+    record = {
         "format": FORMAT,
         "version": __version__,
         "title": title,
-        "sides": found,
-        "units": _units(found, units(*pair, by)) if pair and by else None,
-        "divergences": [_divergence(one, found[0]["layers"]) for one in divergences],
+        "sides": packed,
+        "units": _units(packed, units(*pair, by)) if pair and by else None,
+        "divergences": [_divergence(divergence, packed[0]["layers"]) for divergence in divergences],
         "left_out": left_out,
         **about.said(),
     }
-    return Page(document(said, blobs), title, left_out)
+    return Page(document(record, blobs), title, left_out)
 
 
-def _units(found: Sequence[Mapping[str, Any]], tokens: Units) -> dict[str, Any]:
+def _units(sides: Sequence[Mapping[str, Any]], tokens: Units) -> dict[str, Any]:
     """What both sides share: the unit of each token of either, -1 for none, of tokens and of whole words."""
-    words = tokens.whole(*([(start, stop) for start, stop, _ in side["words"]] for side in found))
+    words = tokens.whole(*([(start, stop) for start, stop, _ in side["words"]] for side in sides))
     return {"tokens": tokens[:2], "words": words[:2]}
 
 
 def _divergence(of_head: HeadDivergence, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     (layer, stack), head, *numbers = of_head
-    at = next(at for at, one in enumerate(layers) if (one["layer"], one["stack"]) == (layer, stack))
+    at = next(at for at, record in enumerate(layers) if (record["layer"], record["stack"]) == (layer, stack))
     js, lost, other_lost = rounded(np.array(numbers, float))
     return {"at": at, "head": head, "js": js, "lost": [lost, other_lost]}
 
@@ -241,7 +241,7 @@ def sentences(side: Mapping[str, Any]) -> Iterator[str]:
     heads, held = len(side["heads"]), side["maps"]
     if side.get("cuts") and not (held or side["relations"]):
         return  # a page of cuts alone is asked for no map
-    binned, related = [one for one in held if one["bin"] > 1], side["relations"]
+    binned, related = [entry for entry in held if entry["bin"] > 1], side["relations"]
     name, of = brief(side["name"]), f"of {heads} heads"
     strongest = f"with the {related['k']} strongest keys of every query" if related else "without single keys"
     if binned:
@@ -277,7 +277,7 @@ def _short(tokens: Mapping[str, Any], start: int, stop: int) -> str:
     return shortened(line, LONGEST_TEXT)
 
 
-def document(said: Mapping[str, Any], blobs: Blobs) -> bytes:
+def document(record: Mapping[str, Any], blobs: Blobs) -> bytes:
     """The whole file: the record as JSON, the blobs, the viewer. Text of others is in the JSON and the title alone."""
     script, style = bundle("bundle.js"), bundle("bundle.css")
     policy = (
@@ -288,13 +288,13 @@ def document(said: Mapping[str, Any], blobs: Blobs) -> bytes:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(in_a_line(str(said['title'])))}</title>\n<style>".encode()
+        f"<title>{html.escape(in_a_line(str(record['title'])))}</title>\n<style>".encode()
     )
     body = (
         b'</style>\n</head>\n<body>\n<div id="app"><noscript>This page draws with JavaScript, from this file alone.'
         b"</noscript></div>\n"
     )
-    data = json.dumps(said, allow_nan=False, separators=(",", ":")).encode()  # in ASCII: all else is escaped
+    data = json.dumps(record, allow_nan=False, separators=(",", ":")).encode()  # in ASCII: all else is escaped
     for char in b"<>&":
         data = data.replace(b"%c" % char, b"\\u%04x" % char)
     parts = [head, style, body, b'<script type="application/json" id="page">', data, b"</script>\n"]

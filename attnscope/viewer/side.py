@@ -71,8 +71,8 @@ class Matrices:
             return [self]
         whole = self.of(wanted.whole.get(layer, ()))
         rest, size = self.of([head for head in self.heads if head not in whole.heads]), -(-tokens // rows)
-        found = [whole, *([Matrices(rest.heads, binned(rest.values_HRC, size), size)] if wanted.bins else [])]
-        return [one for one in found if one.heads]
+        parts = [whole, *([Matrices(rest.heads, binned(rest.values_HRC, size), size)] if wanted.bins else [])]
+        return [part for part in parts if part.heads]
 
 
 def said_of(prompt: Prompt) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def said_of(prompt: Prompt) -> dict[str, Any]:
             "label": prompt.labels,
             "plain": prompt.plain,
             "id": prompt.ids,
-            "special": [int(one) for one in prompt.special],
+            "special": [int(special) for special in prompt.special],
             "start": [0, *ends_T[:-1]],
             "stop": ends_T,
         },
@@ -100,12 +100,12 @@ def said_of(prompt: Prompt) -> dict[str, Any]:
 
 def metrics_of(ids: Sequence[str], tokens: int) -> list[dict[str, Any]]:
     """What the page says of metrics."""
-    found = []
+    records = []
     for metric in (KNOWN[name] for name in ids):
         low, high = ends(metric, tokens) or (None, None)
         words = {name: getattr(metric, name) for name in ("id", "short", "title", "formula", "unit", "reading")}
-        found.append({**words, "low": low, "high": high})
-    return found
+        records.append({**words, "low": low, "high": high})
+    return records
 
 
 class Side:
@@ -121,7 +121,9 @@ class Side:
         """The side as the page's JSON has it, its numbers added to the blobs."""
         maps = list(self._maps(blobs, wanted))
         relations, steps = self._relations(blobs, wanted, maps), self._steps(blobs)
-        first, end = ([None if one is None else blobs.add(one)[0] for one in ends] for ends in (self.first, self.end))
+        first, end = (
+            [None if ends_T is None else blobs.add(ends_T)[0] for ends_T in ends] for ends in (self.first, self.end)
+        )
         return {**self.said, "maps": maps, "relations": relations, "steps": steps, "first": first, "end": end}
 
     @property
@@ -175,28 +177,30 @@ class Side:
 
     def _kept(self, key: LayerKey) -> list[Matrices]:
         """What the observation kept of a layer's maps: whole, and of the heads that it has not whole, binned."""
-        seen, found, whole = self.seen, list[Matrices](), list[int]()
+        seen, parts, whole = self.seen, list[Matrices](), list[int]()
         if key in seen.weights:
             whole = list(seen.weight_heads[key])
-            found.append(Matrices(whole, np.asarray(seen.weights[key])))
+            parts.append(Matrices(whole, np.asarray(seen.weights[key])))
         if seen.maps is not None and key in seen.maps.values and _square(seen.maps):
             drawn = Matrices(seen.maps.heads[key], seen.maps.values[key], seen.maps.bin_size)
             rest = drawn.of([head for head in drawn.heads if head not in whole])
-            found.append(replace(rest, values_HRC=np.nan_to_num(rest.values_HRC)))
-        return [one for one in found if one.heads]
+            parts.append(replace(rest, values_HRC=np.nan_to_num(rest.values_HRC)))
+        return [part for part in parts if part.heads]
 
     def _maps(self, blobs: Blobs, wanted: Wanted) -> Iterator[dict[str, Any]]:
         for key, at in self.at.items():
             windowed = self.first[at] is not None
             for kept in self._kept(key):
-                for one in kept.shrunk(wanted, key.layer):
-                    said = {"at": at, "bin": one.size, "windowed": windowed}
-                    entries = packed_maps(blobs, one.values_HRC, wanted.bits)
-                    yield from ({**said, "head": head, **entry} for head, entry in zip(one.heads, entries, strict=True))
+                for part in kept.shrunk(wanted, key.layer):
+                    record = {"at": at, "bin": part.size, "windowed": windowed}
+                    entries = packed_maps(blobs, part.values_HRC, wanted.bits)
+                    yield from (
+                        {**record, "head": head, **entry} for head, entry in zip(part.heads, entries, strict=True)
+                    )
 
     def _relations(self, blobs: Blobs, wanted: Wanted, maps: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         """The strongest keys of every query of the heads that have no whole map."""
-        whole = {(one["at"], one["head"]) for one in maps if one["bin"] == 1}
+        whole = {(entry["at"], entry["head"]) for entry in maps if entry["bin"] == 1}
         parts = [part for key in self.at for part in self._strongest(key, wanted.top_k, whole)]
         if not parts:
             return None
@@ -214,16 +218,16 @@ class Side:
             return
         of_all_keys = seen.group is None and seen.chosen.key is None  # else they are not the strongest
         if seen.kept_keys is not None and of_all_keys and key in seen.kept_keys:
-            heads, weight, found = _of_all_queries(seen.kept_keys[key], len(seen.prompt))
+            heads, weight_HTk, key_HTk = _of_all_queries(seen.kept_keys[key], len(seen.prompt))
         elif key in seen.weights:
             heads = list(seen.weight_heads[key])
-            weight, found = keys_of_most_weight(np.asarray(seen.weights[key]), min(top_k, len(seen.prompt)))
+            weight_HTk, key_HTk = keys_of_most_weight(np.asarray(seen.weights[key]), min(top_k, len(seen.prompt)))
         else:
             return
         places = [place for place, head in enumerate(heads) if (at, head) not in whole]
         if places:
             count = len(seen.prompt)
-            numbers = (array[places, :count, :top_k] for array in (weight, found))
+            numbers = (array[places, :count, :top_k] for array in (weight_HTk, key_HTk))
             yield Strongest(at, [heads[place] for place in places], *numbers)
 
     def _steps(self, blobs: Blobs) -> dict[str, Any] | None:

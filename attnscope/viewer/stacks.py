@@ -140,11 +140,11 @@ def joined(seen: Observation, axis: PageAxis) -> Observation:
         return {key: part[key] for key in keys for part in there if key in part}
 
     def kept(name: str, placed: Callable[[T, tuple[int, int]], T]) -> PerLayer[T]:
-        found: dict[LayerKey, T] = merged(one.kept.get(name) for one in seen.stacks.values())
-        return PerLayer({key: placed(one, axis.starts[key.stack]) for key, one in found.items()})
+        by_layer: dict[LayerKey, T] = merged(one.kept.get(name) for one in seen.stacks.values())
+        return PerLayer({key: placed(one, axis.starts[key.stack]) for key, one in by_layer.items()})
 
     weights, related = kept("weights", partial(_placed, count=len(prompt))), kept("relations", _moved)
-    asked = {stack: one.chosen for stack, one in seen.stacks.items()}
+    chosen = {stack: one.chosen for stack, one in seen.stacks.items()}
     return replace(
         seen,
         queries=prompt,
@@ -153,7 +153,7 @@ def joined(seen: Observation, axis: PageAxis) -> Observation:
         kv_of=PerLayer(merged(one.kv_of for one in seen.stacks.values())),
         visible=PerLayer(merged(one.visible for one in seen.stacks.values())),
         kept={**seen.kept, "weights": weights, "relations": related or None, "operands": PerLayer(), "maps": None},
-        chosen=first_asked(asked, len(axis.front)) if ENCODER in asked else seen.chosen,
+        chosen=first_asked(chosen, len(axis.front)) if ENCODER in chosen else seen.chosen,
         other_stacks={},
     )
 
@@ -180,10 +180,14 @@ def behind(axis: PageAxis) -> Prompt:
 
 def kept_columns(columns: HeadColumns) -> HeadColumns:
     """The kept heads alone."""
-    parts = {one.name: getattr(columns, one.name)[columns.kept] for one in fields(columns) if one.name != "scores"}
+    parts = {
+        column.name: getattr(columns, column.name)[columns.kept]
+        for column in fields(columns)
+        if column.name != "scores"
+    }
     scores = {
-        name: replace(one, value=one.value[columns.kept], null=one.null[columns.kept])
-        for name, one in columns.scores.items()
+        name: replace(column, value=column.value[columns.kept], null=column.null[columns.kept])
+        for name, column in columns.scores.items()
     }
     return replace(columns, **parts, scores=scores)
 
@@ -194,27 +198,29 @@ def _moved_columns(columns: HeadColumns, axis: PageAxis) -> HeadColumns:
     return replace(columns, top_key=np.where(columns.top_key < 0, columns.top_key, columns.top_key + start_N))
 
 
-def _placed(one: Matrices, start: tuple[int, int], count: int) -> Matrices:
-    weights_HQK = np.asarray(one.weights)
+def _placed(matrices: Matrices, start: tuple[int, int], count: int) -> Matrices:
+    weights_HQK = np.asarray(matrices.weights)
     heads, queries, keys = weights_HQK.shape
     whole_HTT: Any = np.zeros((heads, count, count), weights_HQK.dtype)
     whole_HTT[:, start[0] : start[0] + queries, start[1] : start[1] + keys] = weights_HQK
-    return one._replace(weights=whole_HTT)
+    return matrices._replace(weights=whole_HTT)
 
 
 def _moved(kept: KeptKeys, start: tuple[int, int]) -> KeptKeys:
     return kept._replace(key=kept.key + start[1], query=range(start[0], start[0] + kept.weight.shape[1]))
 
 
-def first_asked(asked: Mapping[str, Chosen], source: int) -> Chosen:
+def first_asked(chosen_of: Mapping[str, Chosen], source: int) -> Chosen:
     """What the first stack was asked that was asked, cross-attention before the others, at its places on the axis."""
 
-    def moved(found: Found | None, start: int) -> Found | None:
-        return found and replace(found, positions=tuple(at + start for at in found.positions))
+    def moved(match: Found | None, start: int) -> Found | None:
+        return match and replace(match, positions=tuple(at + start for at in match.positions))
 
-    stack = next((stack for stack in reversed(OF_TWO_TEXTS) if stack in asked and not asked[stack].nothing), CROSS)
-    one, (query, key) = asked[stack], starts(source)[stack]
-    return replace(one, query=moved(one.query, query), key=moved(one.key, key))
+    stack = next(
+        (stack for stack in reversed(OF_TWO_TEXTS) if stack in chosen_of and not chosen_of[stack].nothing), CROSS
+    )
+    chosen, (query, key) = chosen_of[stack], starts(source)[stack]
+    return replace(chosen, query=moved(chosen.query, query), key=moved(chosen.key, key))
 
 
 def starts(source: int) -> dict[str, tuple[int, int]]:
