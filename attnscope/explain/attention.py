@@ -87,7 +87,7 @@ def attention_steps(attention: Attention, head: int, query: int, observed: Obser
     >>> [step.name for step in attention_steps(attention, 0, 2, observed)]
     ['scores', 'scaling', 'mask', 'softmax', 'weighted values']
     """
-    operands, visible_QK = attention.operands, attention.visible_QK(head)
+    operands, steps_HQK, visible_QK = attention.operands, attention.steps_HQK, attention.visible_QK(head)
     sink = None if operands.sinks is None else float(operands.sinks[head])
     words = attention_words(
         operands.q_HQD.shape[-1],
@@ -98,8 +98,29 @@ def attention_steps(attention: Attention, head: int, query: int, observed: Obser
         ahead=bool(np.triu(visible_QK, 1).any()),
         windowed=not visible_QK[:, 0].all(),
     )
-    values = _values_of(attention, head, query, sink)
-    checks = _checks(attention, observed)
+
+    # the head's numbers by their keys in the words: those that the oracle noted, and what is shown of its softmax,
+    # which is one step to it: the exponents of what is left of the logits after the largest
+    q_QD, k_KD, v_KV = attention.qkv.of(head)
+    parts = {name: step_HQK[head] for name, step_HQK in steps_HQK.items()} | {"q": q_QD, "k": k_KD, "v": v_KV}
+    largest_Q1 = parts["masked"].amax(-1, keepdim=True)
+    largest_Q1 = largest_Q1 if sink is None else largest_Q1.clamp_min(sink)
+    parts["exp"] = (parts["masked"] - largest_Q1.masked_fill(largest_Q1 == -torch.inf, 0.0)).exp()
+    if operands.bias is not None:
+        parts["bias"] = operands.bias.expand_as(steps_HQK["raw"])[head]
+    parts["weighted"], parts["output"] = parts["weights"][query, :, None] * v_KV, attention.heads_HQV[head]
+    values = {key: array(part) for key, part in parts.items()} | {"visible": visible_QK}
+
+    # all heads are compared: a head that is right among wrong ones would be right by chance
+    weights_HQK = steps_HQK["weights"]
+    shares_HQK = weights_HQK if attention.sinks_in_weights else weights_HQK / weights_HQK.sum(-1, keepdim=True)
+    checks = {
+        "scores": observed.check("q · k", steps_HQK["raw"], _product(observed, 1.0)),
+        "scaling": observed.check("scaled q · k", steps_HQK["scaled"], _product(observed, observed.scale)),
+        "mask": observed.check("logits, all heads", steps_HQK["masked"], observed.logits_HQK),
+        "softmax": observed.check("weights, all heads", shares_HQK, observed.weights_HQK),
+        "weighted values": observed.check("output of each head", attention.heads_HQV, observed.heads_HQV),
+    }
     seen, keys = int(visible_QK[query].sum()), visible_QK.shape[1]
     return [step.step(values, checks.get(step.name, ()), keys=keys, sight=sight(seen, keys)) for step in words]
 
@@ -115,35 +136,6 @@ def concatenation(heads_HQV: Tensor, head: int, checks: tuple[Check, ...] = ()) 
         (numbers("output of head", "token head dim", heads_HQV.transpose(0, 1)),),
         checks,
     )
-
-
-def _values_of(attention: Attention, head: int, query: int, sink: float | None) -> dict[str, np.ndarray]:
-    """The numbers of a head by their keys in `attention_words`: the oracle's, and what is shown of its softmax."""
-    q_QD, k_KD, v_KV = attention.qkv.of(head)
-    noted = {name: step_HQK[head] for name, step_HQK in attention.steps_HQK.items()}
-    # the softmax is one step to the oracle; its exponents are what is left of the logits after the largest
-    largest_Q1 = noted["masked"].amax(-1, keepdim=True)
-    largest_Q1 = largest_Q1 if sink is None else largest_Q1.clamp_min(sink)
-    exp_QK = (noted["masked"] - largest_Q1.masked_fill(largest_Q1 == -torch.inf, 0.0)).exp()
-    if attention.operands.bias is not None:
-        noted["bias"] = attention.operands.bias.expand_as(attention.steps_HQK["raw"])[head]
-    weighted_KV = noted["weights"][query, :, None] * v_KV
-    output_QV = attention.heads_HQV[head]
-    parts = {"q": q_QD, "k": k_KD, "v": v_KV, "exp": exp_QK, "weighted": weighted_KV, "output": output_QV, **noted}
-    return {**{key: array(part) for key, part in parts.items()}, "visible": attention.visible_QK(head)}
-
-
-def _checks(attention: Attention, observed: Observed) -> dict[str, tuple[Check, ...]]:
-    """What was observed against the oracle's, by step."""
-    steps, weights_HQK = attention.steps_HQK, attention.steps_HQK["weights"]
-    shares_HQK = weights_HQK if attention.sinks_in_weights else weights_HQK / weights_HQK.sum(-1, keepdim=True)
-    return {
-        "scores": observed.check("q · k", steps["raw"], _product(observed, 1.0)),
-        "scaling": observed.check("scaled q · k", steps["scaled"], _product(observed, observed.scale)),
-        "mask": observed.check("logits, all heads", steps["masked"], observed.logits_HQK),
-        "softmax": observed.check("weights, all heads", shares_HQK, observed.weights_HQK),
-        "weighted values": observed.check("output of each head", attention.heads_HQV, observed.heads_HQV),
-    }
 
 
 def _product(observed: Observed, scale: float | None) -> Tensor | None:

@@ -22,8 +22,6 @@ from attnscope.reference.reader import OutputStages, operands_of, output_stages
 
 LATENT_PROJECTIONS = ("q_proj", "q_a_proj", "kv_a_proj_with_mqa")
 SEPARATE = ("separate", "gated_query")
-
-
 STAGES = {  # what may happen to q, k and v between split and scores, by the oracle's names
     "norm": Step(
         "norm of q and k",
@@ -50,16 +48,33 @@ def before_scores(given: Given, module: nn.Module, head: int, observed: Observed
     operands = operands_of(given, noted.__setitem__)
     names = [name for name in noted if name in ("split", *STAGES)]  # in the oracle's order
     split, *stages = [(name, QKV(*(x_BHTD[0] for x_BHTD in noted[name]))) for name in names]
-    heads = split[1]
-    steps = [_hidden(given), _projections(given, heads, module, observed), _split(given, heads, head)]
+    heads, x_TE = split[1], given.hidden_BTE[0]
+    hidden = Step(
+        "hidden states",
+        f"X   {len(x_TE)} tokens × {x_TE.shape[-1]}",
+        f"What enters the attention of layer {given.layer.index}: one vector per token, as the model passes it.",
+        (numbers("x", "token dim", x_TE),),
+    )
+    steps = [hidden, _projections(given, heads, module, observed), _split(given, heads, head)]
     # a step that changes nothing here, as a clamp that nothing reaches, is not shown
     for name, after in stages:
         if not all(torch.equal(a, b) for a, b in zip(heads, after, strict=True)):
             step = _positions(given, noted) if name == "positions" else STAGES[name]
-            steps.append(replace(step, numbers=_changes(heads, after, head) + step.numbers))
+            changes = [
+                numbers(f"{letter} {when}", "token dim", x_TD)
+                for letter, *pair in zip("qkv", heads.of(head), after.of(head), strict=True)
+                if not torch.equal(*pair)
+                for when, x_TD in zip(("before", "after"), pair, strict=True)
+            ]
+            steps.append(replace(step, numbers=(*changes, *step.numbers)))
             heads = after
-    checks = _checks(heads, observed.with_scale(operands.scale))
-    steps[-1] = replace(steps[-1], checks=(*steps[-1].checks, *checks))
+    # q, k and v as they meet against what the model's attention received, on the last step that made them
+    seen = observed.with_scale(operands.scale)
+    checks = list(steps[-1].checks)
+    for name, ours, theirs in zip("qkv", heads, (seen.q_HQD, seen.k_GKD, seen.v_GKV), strict=True):
+        if theirs is not None:  # families that repeat a kv head for each of its query heads pass more than they have
+            checks += seen.check(f"{name}, all heads", ours, theirs[:: len(theirs) // len(ours)])
+    steps[-1] = replace(steps[-1], checks=tuple(checks))
     of_text = replace(operands, q_HQD=heads.q_HTD, k_GKD=heads.k_GTD, v_GKV=heads.v_GTV)
     return steps, Attention(of_text, given.layout.sinks_in_weights)
 
@@ -71,7 +86,15 @@ def after_values(given: Given, heads_HTV: Tensor, head: int, observed: Observed)
     checks = observed.check("heads side by side", _side_by_side(heads_HTV), others_TE)
     if given.layout.gate:
         gated_HTV = stages.gated_BTHV[0].transpose(0, 1)
-        steps.append(_gate(heads_HTV[head], gated_HTV[head]))
+        shown = zip(("before the gate", "after the gate"), (heads_HTV[head], gated_HTV[head]), strict=True)
+        steps.append(
+            Step(
+                "gate",
+                "output of the head × gate(x)",
+                "This family lets each token damp what its heads found before they are mixed.",
+                tuple(numbers(name, "token dim", x_TV) for name, x_TV in shown),
+            )
+        )
         heads_HTV, checks = gated_HTV, ()
     output = _output if given.layout.out else _no_output
     return [*steps, concatenation(heads_HTV, head, checks), output(given, stages, observed)]
@@ -88,17 +111,6 @@ def observed_heads(heads: QKV, head: int) -> Step:
     )
 
 
-def _hidden(given: Given) -> Step:
-    x_TE = given.hidden_BTE[0]
-    tokens, width = x_TE.shape
-    return Step(
-        "hidden states",
-        f"X   {tokens} tokens × {width}",
-        f"What enters the attention of layer {given.layer.index}: one vector per token, as the model passes it.",
-        (numbers("x", "token dim", x_TE),),
-    )
-
-
 def _projections(given: Given, heads: QKV, module: nn.Module, observed: Observed) -> Step:
     layout, shared = given.layout, given.shared is not None
     made = dict(zip("q" if shared else "qkv", heads, strict=False))
@@ -110,30 +122,23 @@ def _projections(given: Given, heads: QKV, module: nn.Module, observed: Observed
         "separate": " This layer makes queries only: its keys and values are those of an earlier layer." * shared,
         "gated_query": " The query's matrix also makes a gate, used after the values.",
     }.get(layout.split, f" This family keeps the three matrices in one, {layout.fused}.")
+    # our products against the model's own projection modules, on the same hidden states
+    names: Sequence[str] = (layout.q, layout.k, layout.v) if layout.split in SEPARATE else (layout.fused,)
+    checks: list[Check] = []
+    for name in LATENT_PROJECTIONS if layout.split == "latent" else names:
+        if f"{name}.weight" in given.parameters:
+            projection = module.get_submodule(name)
+            with torch.no_grad():
+                output_TE = projection(as_input(given.hidden_BTE, projection))[0]
+            checks += observed.check(name, given.linear(name, given.hidden_BTE)[0], output_TE)
     return Step(
         "projections",
         f"{products}{bias}   {given.hidden_BTE.shape[-1]} → {sizes}",
         "Learned matrices make of each token a query (what it looks for), a key (what it is found by) and a value "
         f"(what it hands over).{how}",
         tuple(numbers(letter, "token dim", _side_by_side(x)) for letter, x in made.items()),
-        _projection_checks(given, module, observed),
+        tuple(checks),
     )
-
-
-def _projection_checks(given: Given, module: nn.Module, observed: Observed) -> tuple[Check, ...]:
-    """Our products against the model's own projection modules, on the same hidden states."""
-    layout = given.layout
-    names: Sequence[str] = (layout.q, layout.k, layout.v) if layout.split in SEPARATE else (layout.fused,)
-    names = LATENT_PROJECTIONS if layout.split == "latent" else names
-    checks: list[Check] = []
-    for name in names:
-        if f"{name}.weight" not in given.parameters:
-            continue
-        projection = module.get_submodule(name)
-        with torch.no_grad():
-            output_TE = projection(as_input(given.hidden_BTE, projection))[0]
-        checks += observed.check(name, given.linear(name, given.hidden_BTE)[0], output_TE)
-    return tuple(checks)
 
 
 def _split(given: Given, heads: QKV, head: int) -> Step:
@@ -191,40 +196,6 @@ def _positions(given: Given, noted: Mapping[str, Any]) -> Step:
     places = np.array([(*a, *b) for a, b in zip(*ways, strict=True)])
     shown = numbers("angle t", "token pair", angle_TM), Numbers("places of a and b", ("pair", "place"), places)
     return replace(step, why=f"{step.why}{stretched}.", numbers=shown)
-
-
-def _changes(before: QKV, after: QKV, head: int) -> tuple[Numbers, ...]:
-    """q, k and v of the chosen head before and after, those that change."""
-    return tuple(
-        numbers(f"{letter} {when}", "token dim", x_TD)
-        for letter, *pair in zip("qkv", before.of(head), after.of(head), strict=True)
-        if not torch.equal(*pair)
-        for when, x_TD in zip(("before", "after"), pair, strict=True)
-    )
-
-
-def _checks(heads: QKV, observed: Observed) -> tuple[Check, ...]:
-    """q, k and v as they meet against what the model's attention received."""
-    others = (observed.q_HQD, observed.k_GKD, observed.v_GKV)
-    return tuple(
-        check
-        for name, ours, other in zip("qkv", heads, others, strict=True)
-        for check in observed.check(f"{name}, all heads", ours, _unrepeated(other, len(ours)))
-    )
-
-
-def _unrepeated(theirs: Tensor | None, heads: int) -> Tensor | None:
-    """Families that repeat a kv head for each of its query heads pass more heads than they have."""
-    return theirs if theirs is None or len(theirs) == heads else theirs[:: len(theirs) // heads]
-
-
-def _gate(before_TV: Tensor, after_TV: Tensor) -> Step:
-    return Step(
-        "gate",
-        "output of the head × gate(x)",
-        "This family lets each token damp what its heads found before they are mixed.",
-        (numbers("before the gate", "token dim", before_TV), numbers("after the gate", "token dim", after_TV)),
-    )
 
 
 def _output(given: Given, stages: OutputStages, observed: Observed) -> Step:

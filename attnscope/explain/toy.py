@@ -46,7 +46,12 @@ def explain_toy(head: int = 0, query: int = 3) -> Explanation:
     observed = _torch(x_TE, matrices)
     checks = observed.check("heads", attention.heads_HQV, observed.heads_HQV)
     steps = (
-        _vectors(x_TE),
+        Step(
+            "token vectors",
+            "X   4 tokens × 4 numbers",
+            'Each token is a vector; both "saw" are the same one, for a vector knows its word and not its place.',
+            (numbers("x", "token dim", x_TE),),
+        ),
         _projections(x_TE, matrices),
         _heads(attention.qkv, head, observed),
         *attention_steps(attention, head, query, observed),
@@ -78,15 +83,6 @@ def _torch(x_TE: Tensor, matrices: dict[str, Tensor]) -> Observed:
         scale=q_HTD.shape[-1] ** -0.5,
         weights_HQK=functional.scaled_dot_product_attention(q_HTD, k_HTD, identity_HTT, is_causal=True),
         heads_HQV=functional.scaled_dot_product_attention(q_HTD, k_HTD, v_HTD, is_causal=True),
-    )
-
-
-def _vectors(x_TE: Tensor) -> Step:
-    return Step(
-        "token vectors",
-        "X   4 tokens × 4 numbers",
-        'Each token is a vector; both "saw" are the same one, for a vector knows its word and not its place.',
-        (numbers("x", "token dim", x_TE),),
     )
 
 

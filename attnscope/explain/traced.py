@@ -72,8 +72,10 @@ def explain_head(loaded: LoadedModel, prompt: Prompt, layer: int, head: int, que
         )
     ran = run_layer(loaded, prompt.ids, layer)
     try:
-        given = _given(loaded, ran.run, shape)
-        steps, attention = _from_weights(given, ran, head, query)
+        given, observed = _given(loaded, ran.run, shape), observed_of(ran)
+        before, attention = before_scores(given, ran.run.module, head, observed)
+        steps = attention_steps(attention, head, query, observed.with_scale(attention.operands.scale))
+        steps = [*before, *steps, *after_values(given, attention.heads_HQV, head, observed)]
     except UnreadableError as error:
         steps, attention = _from_call(ran, head, query, str(error))
     source, text = f"{loaded.name}{ran.note}", (prompt.tokens, prompt.labels)
@@ -169,13 +171,6 @@ def _given(loaded: LoadedModel, run: ModuleRun, shape: Any) -> Given:
     if is_quantised(loaded.model):
         raise UnreadableError("the weights are quantised")
     return given_of(run, layout, config, shape, "cpu")
-
-
-def _from_weights(given: Given, ran: LayerRun, head: int, query: int) -> tuple[list[Step], Attention]:
-    observed = observed_of(ran)
-    before, attention = before_scores(given, ran.run.module, head, observed)
-    steps = attention_steps(attention, head, query, observed.with_scale(attention.operands.scale))
-    return [*before, *steps, *after_values(given, attention.heads_HQV, head, observed)], attention
 
 
 def _from_call(ran: LayerRun, head: int, query: int, why: str) -> tuple[list[Step], Attention]:
