@@ -128,20 +128,13 @@ def export_file(seen: Observation, path: Path, how: Export = Export(), hint: str
     check_kinds(how.figures, seen)
     how = replace(how, sort=how.sort or seen.ranked_by)
     names = drawn_heads(seen, how.sort) if how.heads is None else list(how.heads)
-    return write_alone(
-        path,
-        lambda: _first_table(seen, path, how, hint),
-        lambda folder: _drawn(seen, folder, how, names),
-        hint,
-        how.spreadsheet,
-    )
 
-
-def _first_table(seen: Observation, path: Path, how: Export, hint: str) -> pa.Table:
-    table = next((table for _, table in _tables(seen, how)), None)
-    if table is None:
+    def first_table() -> pa.Table:
+        for _, table in _tables(seen, how):
+            return table
         raise UsageError(f"there is no table to write to {path}", hint)
-    return table
+
+    return write_alone(path, first_table, lambda folder: _drawn(seen, folder, how, names), hint, how.spreadsheet)
 
 
 def write_alone(

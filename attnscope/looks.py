@@ -121,12 +121,9 @@ def _of_layer(seen: Observation, key: LayerKey, stack: str) -> list[Look]:
 def _averaged(weights: list[Look], name: str, layer: int | None) -> Look:
     """The mean; a token that some of the heads cannot see has nothing of theirs."""
     sink = Counter(look.sink for look in weights).most_common(1)[0][0]
-    weight_T, uniform_T = (_mean([getattr(look, part) for look in weights]) for part in ("weight_T", "uniform_T"))
-    return Look(name, layer, None, None, weight_T, uniform_T, sink, weights[0].stack)
-
-
-def _mean(parts: list[np.ndarray]) -> np.ndarray:
-    part_HT = np.stack(parts)
-    return np.where(np.isnan(part_HT).all(0), np.nan, np.nan_to_num(part_HT).mean(0, dtype=np.float64)).astype(
-        np.float32
-    )
+    means = {}
+    for part in ("weight_T", "uniform_T"):
+        part_HT = np.stack([getattr(look, part) for look in weights])
+        mean_T = np.nan_to_num(part_HT).mean(0, dtype=np.float64)
+        means[part] = np.where(np.isnan(part_HT).all(0), np.nan, mean_T).astype(np.float32)
+    return Look(name, layer, None, None, **means, sink=sink, stack=weights[0].stack)

@@ -65,17 +65,14 @@ def with_rows(
     if not without or not panels:
         return tuple(layers), tuple(panels)
     every = sorted({*layers, *without})
-    row_of = [every.index(layer) for layer in layers]
-    return tuple(every), tuple(_spread(panel, row_of, [without.get(layer, "") for layer in every]) for panel in panels)
-
-
-def _spread(panel: Panel, row_of: Sequence[int], names: Sequence[str]) -> Panel:
-    values_LH = np.full((len(names), panel.values_LH.shape[1]), np.nan)
-    values_LH[list(row_of)] = panel.values_LH
-    few = np.zeros(len(names), bool)
-    few[list(row_of)] = panel.few_L or False
-    first = tuple((row_of[row], head) for row, head in panel.first)
-    return replace(panel, values_LH=values_LH, few_L=tuple(few.tolist()), first=first, without_L=tuple(names))
+    row_of, names = [every.index(layer) for layer in layers], tuple(without.get(layer, "") for layer in every)
+    spread = []
+    for panel in panels:
+        values_LH, few_L = np.full((len(every), panel.values_LH.shape[1]), np.nan), np.zeros(len(every), bool)
+        values_LH[row_of], few_L[row_of] = panel.values_LH, panel.few_L or False
+        first = tuple((row_of[row], head) for row, head in panel.first)
+        spread.append(replace(panel, values_LH=values_LH, few_L=tuple(few_L.tolist()), first=first, without_L=names))
+    return tuple(every), tuple(spread)
 
 
 def _by_layer(seen: Observation, values: np.ndarray) -> np.ndarray:
@@ -183,7 +180,9 @@ def _panel(seen: Observation, metric: Metric, values: np.ndarray, null: np.ndarr
     role = next((row for row in ROLES if metric.id.startswith(row.name.replace("-", "_"))), None)
     kind, needed = (role.rows, role.needed) if role else (metric.rows, NEEDED_ROWS)
     rows = [seen.support[layer][kind] for layer in layers.tolist()]
-    low, high = ends(metric, len(seen.prompt)) or _ends(values)
+    finite = values[np.isfinite(values)]  # for a metric with an open range: the least and the largest of its values
+    measured = (float(finite.min()), float(finite.max())) if finite.size and np.ptp(finite) else (0.0, 1.0)
+    low, high = ends(metric, len(seen.prompt)) or measured
     uniform = np.unique(null[np.isfinite(null)].round(2))
     return Panel(
         name=metric.title,
@@ -195,12 +194,6 @@ def _panel(seen: Observation, metric: Metric, values: np.ndarray, null: np.ndarr
         few_L=tuple(count < needed for count in rows),
         support=f"{count(min(rows), 'row')}, {needed} needed" if min(rows) < needed else "",
     )
-
-
-def _ends(values: np.ndarray) -> tuple[float, float]:
-    """The least and the largest of the values, for a metric with an open range."""
-    finite = values[np.isfinite(values)]
-    return (float(finite.min()), float(finite.max())) if finite.size and np.ptp(finite) else (0.0, 1.0)
 
 
 def chosen_words(seen: Observation) -> str:

@@ -197,12 +197,11 @@ class RunTables:
     @cached_property
     def whole(self) -> bool:
         """Whether every weight is listed: of every query of every head one of each key that it sees."""
-        listed = sum(np.count_nonzero(~np.isnan(keys.weight)) for keys in self.listed.values())
-        return bool(self.listed) and listed == sum(self._visible_pairs(key.stack) for key, _ in self.places)
-
-    def _visible_pairs(self, stack: str) -> int:
-        queries, keys = self.lengths(stack)
-        return queries * (queries + 1) // 2 if is_causal(stack) else queries * keys
+        listed, visible = sum(np.count_nonzero(~np.isnan(keys.weight)) for keys in self.listed.values()), 0
+        for layer, _ in self.places:
+            queries, keys = self.lengths(layer.stack)
+            visible += queries * (queries + 1) // 2 if is_causal(layer.stack) else queries * keys
+        return bool(self.listed) and listed == visible
 
     def roles(self, place: Place) -> tuple[str, str, str | None]:
         """What a head is called, its role on the text, and all that an atlas names it; None without an atlas.
@@ -266,7 +265,8 @@ def _observation(tables: RunTables, places: Sequence[Place], queries: Prompt, ke
     weights = {key: _whole(kept, len(keys)) for key, kept in listed.items()} if tables.whole else {}
     # what a manifest says of its model goes into pages: texts and numbers, whatever was written there
     model = tables.of_run("model")
-    facts = {name: _fact(model.get(name)) for name in ("type", "revision", "layers")}
+    facts = {name: model.get(name) for name in ("type", "revision", "layers")}
+    facts = {name: fact if fact is None or isinstance(fact, int) else str(fact) for name, fact in facts.items()}
     return Observation(
         queries=queries,
         keys=keys,
@@ -331,11 +331,6 @@ def _columns(tables: RunTables, counts: Mapping[LayerKey, int], keys: int) -> He
 
 def _numbers(rows: Sequence[Mapping[str, object]], name: str) -> np.ndarray:
     return np.array([row.get(name) for row in rows], np.float64)
-
-
-def _fact(value: object) -> str | int | None:
-    """What a manifest says of a model, as a page can write it."""
-    return value if value is None or isinstance(value, int) else str(value)
 
 
 def _unquoted(cell: object) -> str:

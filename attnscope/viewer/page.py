@@ -254,14 +254,13 @@ def sentences(side: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _title(sides: Sequence[Mapping[str, Any]]) -> str:
-    """`demo: “the financial bank”`, what is read after it, and what it is compared with."""
-    return " | ".join(f"{side['name']}: {side.get('called') or _quoted(side)}" for side in sides)
-
-
-def _quoted(side: Mapping[str, Any]) -> str:
-    """`“the bank” → “la banque”`: the beginning of the text, and of its target."""
-    texts = [_short(side["tokens"], start, stop) for start, stop in _texts(side)]
-    return " → ".join(f"“{text}”" for text in texts if text) or ("a picture" if side.get("pictures") else "“”")
+    """`demo: “the financial bank”`, `“the bank” → “la banque”` with a target, and what it is compared with."""
+    titles = []
+    for side in sides:
+        texts = [_short(side["tokens"], start, stop) for start, stop in _texts(side)]
+        quoted = " → ".join(f"“{text}”" for text in texts if text) or ("a picture" if side.get("pictures") else "“”")
+        titles.append(f"{side['name']}: {side.get('called') or quoted}")
+    return " | ".join(titles)
 
 
 def _texts(side: Mapping[str, Any]) -> list[tuple[int, int]]:

@@ -25,7 +25,7 @@ from attnscope.viewer.pictures import pictures_of
 
 if TYPE_CHECKING:
     from attnscope.keep.layers import LayerKey
-    from attnscope.keep.records import KeptKeys, KeptOperands, LayerMaps
+    from attnscope.keep.records import KeptKeys, KeptOperands
     from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt, Span
 
@@ -181,8 +181,11 @@ class Side:
         if key in seen.weights:
             whole = list(seen.weight_heads[key])
             parts.append(Matrices(whole, np.asarray(seen.weights[key])))
-        if seen.maps is not None and key in seen.maps.values and _square(seen.maps):
-            drawn = Matrices(seen.maps.heads[key], seen.maps.values[key], seen.maps.bin_size)
+        maps = seen.maps
+        # the page's cells are sums over keys and means over queries, of as many tokens in rows as in columns
+        square = maps is not None and maps.rows == maps.columns and (maps.rule == "sum" or maps.bin_size == 1)
+        if maps is not None and key in maps.values and square:
+            drawn = Matrices(maps.heads[key], maps.values[key], maps.bin_size)
             rest = drawn.of([head for head in drawn.heads if head not in whole])
             parts.append(replace(rest, values_HRC=np.nan_to_num(rest.values_HRC)))
         return [part for part in parts if part.heads]
@@ -352,11 +355,6 @@ def keys_of_most_weight(weights_HQK: np.ndarray, count: int) -> tuple[np.ndarray
 def rounded(values: np.ndarray) -> list[float | None]:
     """Numbers for JSON, to what float32 holds; None for what is none."""
     return [float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for value in values.tolist()]
-
-
-def _square(maps: LayerMaps) -> bool:
-    """Whether the cells are sums over keys and means over queries of as many tokens in rows as in columns."""
-    return maps.rows == maps.columns and (maps.rule == "sum" or maps.bin_size == 1)
 
 
 def _spans(spans: Sequence[Span]) -> list[tuple[int, int, str]]:
