@@ -11,7 +11,7 @@ Shapes: H head, Q query, K key, T token of both.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -51,14 +51,10 @@ def axis_of(seen: Observation) -> PageAxis:
     """Where on one axis the texts of an observation's stacks are."""
     decoder = seen.of(DECODER).queries
     if seen.of_two_texts:
-        return with_target(seen.of(ENCODER).queries, decoder)
+        source = seen.of(ENCODER).queries
+        return PageAxis(source, decoder, ("text", "target"), starts(len(source)))
     tower, count = seen.of(VISION).queries, len(decoder)
     return PageAxis(decoder, tower, ("text", "vision tower"), {DECODER: (0, 0), VISION: (count, count)})
-
-
-def with_target(source: Prompt, target: Prompt) -> PageAxis:
-    """The text of an encoder-decoder, and behind it its target."""
-    return PageAxis(source, target, ("text", "target"), starts(len(source)))
 
 
 class StackedSide(Side):
@@ -70,69 +66,54 @@ class StackedSide(Side):
 
     @cached_property
     def first(self) -> list[np.ndarray | None]:
-        return [first_of(*self._axes(key), self._first(key)) for key in self.at]
+        return [self._first(layer) for layer in self.at]
 
     @cached_property
     def end(self) -> list[np.ndarray | None]:
-        return [end_of(*self._axes(key), self._end(key)) for key in self.at]
+        return [self._end(layer) for layer in self.at]
 
     def _layer(self, key: LayerKey, heads: int, kv: int) -> dict[str, Any]:
-        return {**super()._layer(key, heads, kv), **said_axes(*self._axes(key)[:2])}
+        queries, keys = self._axes(key)
+        axes = {"queries": [queries.start, queries.stop], "keys": [keys.start, keys.stop]}
+        return {**super()._layer(key, heads, kv), **axes}
 
-    def _axes(self, key: LayerKey) -> tuple[range, range, int]:
-        """The ranges of a stack's queries and keys on the axis, and how many tokens that has."""
-        of_stack, (query, start) = self.stacks[key.stack], self.axis.starts[key.stack]
-        return along(query, of_stack.queries), along(start, of_stack.keys), len(self.seen.queries)
+    def _axes(self, layer: LayerKey) -> tuple[range, range]:
+        """The ranges of a stack's queries and keys on the axis."""
+        of_stack, (query, key) = self.stacks[layer.stack], self.axis.starts[layer.stack]
+        return range(query, query + len(of_stack.queries)), range(key, key + len(of_stack.keys))
 
-    def _first(self, key: LayerKey) -> np.ndarray | None:
-        if is_bidirectional(key.stack):
-            return both_sides(self.stacks[key.stack], key)[0]
-        query_Q = np.arange(len(self.stacks[key.stack].queries), dtype="<i4")
-        return first_key(self.seen.visible[key], query_Q) if is_causal(key.stack) else None
+    def _first(self, layer: LayerKey) -> np.ndarray | None:
+        """The first key that each token of the axis sees, (T,); None where that is key 0."""
+        queries, keys = self._axes(layer)
+        first_Q = None
+        if is_bidirectional(layer.stack):
+            first_Q = both_sides(self.stacks[layer.stack], layer)[0]
+        elif is_causal(layer.stack):
+            first_Q = first_key(self.seen.visible[layer], np.arange(len(queries), dtype="<i4"))
+        first_T = np.zeros(len(self.seen.queries), "<i4")
+        first_T[queries] = keys.start + (0 if first_Q is None else first_Q)
+        return first_T if first_T.any() else None
 
-    def _end(self, key: LayerKey) -> np.ndarray | None:
-        of_stack = self.stacks[key.stack]
-        if is_bidirectional(key.stack):
-            return both_sides(of_stack, key)[1]
-        if not is_causal(key.stack):
-            return None
-        ahead_Q = ahead(of_stack, key)
-        return np.arange(1, len(of_stack.queries) + 1) if ahead_Q is None else ahead_Q
-
-
-def along(start: int, prompt: Prompt) -> range:
-    """The range of a text that begins there."""
-    return range(start, start + len(prompt))
-
-
-def said_axes(query: range, key: range) -> dict[str, list[int]]:
-    """The queries and keys of a layer on the axis of all stacks, half-open, as the page has them."""
-    return {"queries": [query.start, query.stop], "keys": [key.start, key.stop]}
-
-
-def first_of(query: range, key: range, count: int, first_Q: np.ndarray | None = None) -> np.ndarray | None:
-    """The first key that each of so many tokens sees, (T,); None where that is key 0.
-
-    query, key: the ranges of a stack's. first_Q: of its keys the first that each query sees, None where that is key 0.
-    """
-    first_T = np.zeros(count, "<i4")
-    first_T[query] = key.start + (0 if first_Q is None else first_Q)
-    return first_T if first_T.any() else None
-
-
-def end_of(query: range, key: range, count: int, end_Q: np.ndarray | None = None) -> np.ndarray:
-    """What is behind the last key that each of so many tokens sees, (T,): 0 for the queries of the other text.
-
-    query, key: the ranges of a stack's. end_Q: what of its keys is behind the last, None where every query sees all.
-    """
-    end_T = np.zeros(count, "<i4")
-    end_T[query] = key.stop if end_Q is None else key.start + end_Q
-    return end_T
+    def _end(self, layer: LayerKey) -> np.ndarray:
+        """What is behind the last key that each token of the axis sees, (T,): 0 for the queries of the other text."""
+        of_stack, (queries, keys) = self.stacks[layer.stack], self._axes(layer)
+        end_Q = np.full(len(queries), len(keys))
+        if is_bidirectional(layer.stack):
+            end_Q = both_sides(of_stack, layer)[1]
+        elif is_causal(layer.stack):
+            ahead_Q = ahead(of_stack, layer)
+            end_Q = np.arange(1, len(queries) + 1) if ahead_Q is None else ahead_Q
+        end_T = np.zeros(len(self.seen.queries), "<i4")
+        end_T[queries] = keys.start + end_Q
+        return end_T
 
 
 def joined(seen: Observation, axis: PageAxis) -> Observation:
     """The kept heads of all stacks as those of one, over both texts, one behind the other."""
-    prompt, columns = behind(axis), _moved_columns(kept_columns(seen.every), axis)
+    prompt, columns = behind(axis), kept_columns(seen.every)
+    # top keys at their places on the axis; none stays none
+    start_N = np.array([axis.starts[stack][1] for stack in columns.stack.tolist()], columns.top_key.dtype)
+    columns = replace(columns, top_key=np.where(columns.top_key < 0, columns.top_key, columns.top_key + start_N))
     keys = dict.fromkeys(LayerKey(*key) for key in zip(columns.layer.tolist(), columns.stack.tolist(), strict=True))
 
     def merged(parts: Iterable[Mapping[LayerKey, T] | None]) -> dict[LayerKey, T]:
@@ -180,22 +161,13 @@ def behind(axis: PageAxis) -> Prompt:
 
 def kept_columns(columns: HeadColumns) -> HeadColumns:
     """The kept heads alone."""
-    parts = {
-        column.name: getattr(columns, column.name)[columns.kept]
-        for column in fields(columns)
-        if column.name != "scores"
-    }
+    kept_N = columns.kept
+    parts = {name: column[kept_N] for name, column in vars(columns).items() if name != "scores"}
     scores = {
-        name: replace(column, value=column.value[columns.kept], null=column.null[columns.kept])
-        for name, column in columns.scores.items()
+        name: replace(score, value=score.value[kept_N], null=score.null[kept_N])
+        for name, score in columns.scores.items()
     }
     return replace(columns, **parts, scores=scores)
-
-
-def _moved_columns(columns: HeadColumns, axis: PageAxis) -> HeadColumns:
-    """Heads with their top keys at their places on the axis; none stays none."""
-    start_N = np.array([axis.starts[stack][1] for stack in columns.stack.tolist()], columns.top_key.dtype)
-    return replace(columns, top_key=np.where(columns.top_key < 0, columns.top_key, columns.top_key + start_N))
 
 
 def _placed(matrices: Matrices, start: tuple[int, int], count: int) -> Matrices:
