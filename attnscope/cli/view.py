@@ -115,7 +115,7 @@ def shown_sides(
 
 
 def model_beside(asked: TextRun, ask: Ask, pages: Pages, purpose: ShowPage) -> PageSide:
-    """What the page shows of the text by the model, and beside it by another."""
+    """What the page shows of the text by the model, and next to it by another."""
     from attnscope.cli.single import load_model
     from attnscope.media.sound import Sound
     from attnscope.purposes.page import beside
