@@ -86,6 +86,7 @@ class CacheBudget(Intervention):
                     budgeted = BudgetedHeads(spec, heads, ends, *torch.tensor(pairs, device=spec.device).T)
                     policies.append((budgeted, policy_of(kind).over(budgeted)))
 
+            # A policy may depend on the rows before: every block is shown to all of them, in order.
             def output(block: RowBlock) -> Tensor:
                 if not policies:
                     return block.output(None, "mask")

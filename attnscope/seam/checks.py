@@ -17,12 +17,12 @@ CHECKED_ROWS = 64  # rows of an answer compared with what the model's own attent
 REPEATED_ROWS = 16  # rows of P V compared with the output that the model made of the same P
 
 
-def same_numbers(one: Tensor, other: Tensor) -> bool:
+def same_numbers(x: Tensor, other: Tensor) -> bool:
     """Whether two tensors hold the same numbers in one order, in whatever shape; False where their devices differ.
 
     A model on two cards gives tensors of both, which torch compares with an error.
     """
-    return one.device == other.device and one.numel() == other.numel() and torch.equal(one.reshape(other.shape), other)
+    return x.device == other.device and x.numel() == other.numel() and torch.equal(x.reshape(other.shape), other)
 
 
 def check_call(call: AttentionCall, route: str) -> CallCheck:
@@ -62,8 +62,7 @@ def sampled(visible: Visibility, count: int, device: torch.device) -> tuple[Tens
     """So many rows spread over all, on the device and on the CPU; layers that share a mask share them."""
 
     def make() -> tuple[Tensor, Tensor]:
-        on_device, on_host = (sampled_rows(visible.queries, count, one) for one in (device, torch.device("cpu")))
-        return on_device, on_host
+        return sampled_rows(visible.queries, count, device), sampled_rows(visible.queries, count, torch.device("cpu"))
 
     return visible.once(("rows sampled", count, device), make)
 
@@ -77,9 +76,9 @@ def sampled_rows(queries: int, count: int = CHECKED_ROWS, device: torch.device |
     return torch.cat([torch.arange(start, start + run, device=device) for start in starts])
 
 
-def relative_error(found: Tensor, expected: Tensor) -> Tensor:
+def relative_error(actual: Tensor, expected: Tensor) -> Tensor:
     """Largest difference over the largest expected magnitude, one number."""
-    difference = (found.float() - expected.float()).abs().max()
+    difference = (actual.float() - expected.float()).abs().max()
     return difference / expected.abs().max().float().clamp_min(1e-30)
 
 

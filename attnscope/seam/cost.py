@@ -1,4 +1,4 @@
-"""What engines cost: the most memory that one layer's attention takes beside the model.
+"""What engines cost: the most memory that one layer's attention takes, without the model itself.
 
 eager_bytes(geometry, 2048, 4)      # grows with the square of the text
 fused_bytes(geometry, 2048)         # grows with the text
@@ -70,12 +70,13 @@ def fused_bytes(geometry: Geometry, tokens: int, dtype_bytes: int = 4, batch: in
     layers, kind = geometry.attention_layers, device.partition(":")[0]
     per_token = max(
         (
-            one.heads * (one.head_dim + 2 * one.value_dim) + 2 * one.kv_heads * (one.head_dim + one.value_dim)
-            for one in layers
+            layer.heads * (layer.head_dim + 2 * layer.value_dim)
+            + 2 * layer.kv_heads * (layer.head_dim + layer.value_dim)
+            for layer in layers
         ),
         default=0,
     )
-    whole = 4 * max((one.heads for one in layers), default=0) * tokens**2
+    whole = 4 * max((layer.heads for layer in layers), default=0) * tokens**2
     tiles = 2 * TILE_BYTES["cpu"] if kind == "cpu" else SORTED_TILES * min(TILE_BYTES[kind], whole)
     return 4 * batch * tokens * per_token + tiles
 

@@ -1,4 +1,4 @@
-"""The steps of a generation, held against the one pass in which its text is read: same tokens, positions and rows.
+"""The steps of a generation, compared with the one pass in which its text is read: same tokens, positions and rows.
 
 Shapes: B text, T token, S step, E hidden size.
 """
@@ -67,7 +67,7 @@ class _Counted:
 
 @contextmanager
 def reading_as_given(loaded: LoadedModel, ids_BT: Tensor, otherwise: str) -> Iterator[None]:
-    """While open, the model's first run must read the ids of its text, and nothing behind them.
+    """While open, the model's first run must read the ids of its text, and nothing after them.
 
     Raises ModelError, with otherwise as the next step, where the family's own code for generation puts tokens there, as
     XLM does with a mask token at each step: the rows that make its answer are then in no pass over the text.
@@ -111,15 +111,15 @@ class DecodingSteps:
         states_TE: of the pass. None where its rows are not those of the tokens.
         """
         rows_SE = states_TE[self.first : self.first + len(self.states)].float()
-        steps_SE = torch.stack([one.to(rows_SE.device) for one in self.states]).float() if self.states else rows_SE
-        if not self.states or rows_SE.shape != steps_SE.shape:
+        if not self.states or rows_SE.shape != (len(self.states), *self.states[0].shape):
             return None
+        steps_SE = torch.stack([state_E.to(rows_SE.device) for state_E in self.states]).float()
         return float(((rows_SE - steps_SE).norm(dim=-1) / rows_SE.norm(dim=-1)).max())
 
 
 @contextmanager
 def watched_steps(model: nn.Module) -> Iterator[DecodingSteps]:
-    """While open, the steps are noted in which this thread lets the model go on from one text.
+    """While open, the steps are noted in which this thread lets the model continue one text.
 
     >>> with watched_steps(loaded.model) as steps:
     ...     ids = continuation(loaded, ids, 8, ENGINES["eager"]).ids

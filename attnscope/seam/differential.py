@@ -26,7 +26,7 @@ def strength(module: nn.Module) -> float | None:
     True
     """
     learned = [getattr(module, name, None) for name in LEARNED]
-    q1, k1, q2, k2 = (one.detach().float() if isinstance(one, Tensor) else None for one in learned)
+    q1, k1, q2, k2 = (vector.detach().float() if isinstance(vector, Tensor) else None for vector in learned)
     if q1 is None or k1 is None or q2 is None or k2 is None:
         return None
     return float(torch.exp(q1 @ k1) - torch.exp(q2 @ k2)) + float(getattr(module, "lambda_init", 0.0))

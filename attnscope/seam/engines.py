@@ -41,7 +41,7 @@ class Engine:
     """Who computes the layers' attention.
 
     name: what `--engine` and manifests say. operator: answers the questions where the model shows no matrix. bytes:
-    about the most memory that one layer's attention takes beside the model. implementation: transformers' attention
+    about the most memory that one layer's attention adds to the model. implementation: transformers' attention
     that the model runs under. output: who gives the layers' outputs: the model's own attention, or attnscope, by an
     operator that is a TiledAttention; some rows are then compared with the model's own. checked: whether the calls of
     the model's own attention are checked. change(call, output_BQHV): returns what the model gets instead of a layer's
@@ -162,8 +162,8 @@ def changing(engine: Engine | None, change: Callable[[AttentionCall], Tensor | N
         raise UsageError("the engine changes outputs already", "leave out {change}, or the engine")
 
     def changed(call: AttentionCall, output_BQHV: Tensor) -> Tensor:
-        found = change(replace(call, output_BQHV=output_BQHV))
-        return output_BQHV if found is None else found
+        result = change(replace(call, output_BQHV=output_BQHV))
+        return output_BQHV if result is None else result
 
     return replace(engine or ENGINES["eager"], change=changed)
 

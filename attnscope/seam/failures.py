@@ -29,7 +29,12 @@ def own_errors(model: nn.Module) -> Iterator[None]:
             raise
         if (failed := hook_error(error, model)) is not None:
             raise failed from error
-        if not _of_model(error, model):
+
+        # The model's own code failed where neither attnscope nor who listens called PyTorch last.
+        packages = _packages(model)
+        frames = (frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__))
+        callers = [package for package in frames if package == OURS or package in packages - {"torch"}]
+        if not callers or callers[-1] == OURS:
             raise
         raise ForwardError(
             f"the forward pass of {_kind(model)} failed: {first_line(error)}",
@@ -39,21 +44,6 @@ def own_errors(model: nn.Module) -> Iterator[None]:
 
 def hook_error(error: BaseException, model: nn.Module) -> ForwardError | None:
     """What to raise for an error that rose in somebody else's hook on the model; None for an error elsewhere."""
-    hook = _failed_hook(error, model)
-    if hook is None:
-        return None
-    return ForwardError(
-        f"a hook of {hook} failed in the forward pass of {_kind(model)}: {first_line(error)}",
-        "read the model without that hook",
-    )
-
-
-def _kind(model: nn.Module) -> str:
-    return getattr(config_of(model), "model_type", None) or type(bare_model(model)).__name__
-
-
-def _failed_hook(error: BaseException, model: nn.Module) -> str | None:
-    """The package of the hook on the model in which an error rose, and the hook's name; None for an error elsewhere."""
     codes, own = set(_hook_codes(bare_model(model))), _packages(model) | {"torch", "accelerate"}
     failed = None
     for frame, _ in walk_tb(error.__traceback__):
@@ -62,7 +52,16 @@ def _failed_hook(error: BaseException, model: nn.Module) -> str | None:
             failed = None  # who listens was called in the hook, and failed
         elif frame.f_code in codes and package not in own:
             failed = f"{package} ({frame.f_code.co_qualname})"
-    return failed
+    if failed is None:
+        return None
+    return ForwardError(
+        f"a hook of {failed} failed in the forward pass of {_kind(model)}: {first_line(error)}",
+        "read the model without that hook",
+    )
+
+
+def _kind(model: nn.Module) -> str:
+    return getattr(config_of(model), "model_type", None) or type(bare_model(model)).__name__
 
 
 def _hook_codes(model: nn.Module) -> Iterator[CodeType]:
@@ -78,14 +77,6 @@ def _hook_codes(model: nn.Module) -> Iterator[CodeType]:
         code = getattr(plain, "__code__", None) or getattr(type(plain).__call__, "__code__", None)
         if code is not None:
             yield code
-
-
-def _of_model(error: BaseException, model: nn.Module) -> bool:
-    """Whether an error rose in code of the model: what called PyTorch there was not attnscope, and not who listens."""
-    packages = _packages(model)
-    frames = (frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__))
-    known = [package for package in frames if package == OURS or package in packages - {"torch"}]
-    return bool(known) and known[-1] != OURS
 
 
 def _packages(model: nn.Module) -> set[str]:

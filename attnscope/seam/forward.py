@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from attnscope.model.placed import hooks_of
 
 
 def bare_model(model: nn.Module) -> nn.Module:
-    """The module behind a torch.compile wrapper."""
+    """The module inside a torch.compile wrapper."""
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, nn.Module) else model
 
@@ -47,13 +48,24 @@ def run_backbone(model: nn.Module, ids_BT: Tensor, **inputs: Any) -> Any:
     if not hooks_around(model):
         return inner(ids_BT, **inputs)
     outputs: list[Any] = []
-    handle = inner.register_forward_hook(lambda module, args, output: outputs.append(output))
-    try:
+    with inner.register_forward_hook(lambda module, args, output: outputs.append(output)):
         names = inspect.signature(bare.forward).parameters
         whole = bare(ids_BT, **inputs, **({"logits_to_keep": 1} if "logits_to_keep" in names else {}))
-    finally:
-        handle.remove()
     return outputs[-1] if outputs else whole
+
+
+@contextmanager
+def temporary(hooks: Iterable[Any]) -> Iterator[None]:
+    """While open, hooks that were registered stay; afterwards they are removed, whatever happened.
+
+    >>> with temporary([module.register_forward_hook(note) for module in model.modules()]):
+    ...     run_backbone(model, ids_BT)
+    """
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def hooks_around(model: nn.Module) -> bool:

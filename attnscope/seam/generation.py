@@ -1,4 +1,4 @@
-"""The model goes on from its prompt by itself: greedy, with its cache, and a mask that hides nothing."""
+"""The model continues its prompt by itself: greedy, with its cache, and a mask that hides nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from attnscope.text.prompt import Prompt
 
 logger = logging.getLogger(__name__)
-MOST_MADE = 64  # tokens of a target that nobody gave
+MOST_MADE = 64  # tokens of a target that is not given
 END, STOP, NUMBER = "end token", "stop string", "number asked for"
 DEFAULT, POSITIONS, OWN = "default number", "positions of the decoder", "the model's own code"
 
@@ -36,7 +36,7 @@ class Continuation(NamedTuple):
     """What a model generated, and why it ends there.
 
     ids: of a causal model with the end token, which belongs to its answer; of an encoder-decoder without it, since the
-    decoder does not read it. stopped_by: END, STOP, NUMBER, DEFAULT (nobody said how many), POSITIONS (the decoder has
+    decoder does not read it. stopped_by: END, STOP, NUMBER, DEFAULT (no number was given), POSITIONS (the decoder has
     no more of them) or OWN. start: what a decoder begins with by itself.
     """
 
@@ -53,39 +53,36 @@ def continuation(
     advance: Callable[[int], object] = lambda tokens: None,
     **inputs: Any,
 ) -> Continuation:
-    """What the model puts behind a prompt: at most `most` tokens.
+    """What the model puts after a prompt: at most `most` tokens.
 
     As its own generation config says, but without sampling and beams, so that it repeats: see `model.generating`.
     engine: whose attention implementation it runs under. advance: called with 1 for every new token. inputs: what the
-    model is given beside the ids. Raises ModelError where the model has no generation of its own, or fails in it.
+    model is given with the ids. Raises ModelError where the model has no generation of its own, or fails in it.
 
         >>> continuation(loaded, loaded.tokenizer("the bank").input_ids, 8, ENGINES["eager"]).ids
     """
     ids_BT = torch.tensor([list(ids)], device=loaded.device)
-    made_BT = greedy(loaded, ids_BT, most, engine.implementation, streamer=_Steps(advance), **inputs)[:, len(ids) :]
-    _say_window(loaded, made_BT.shape[1])
-    made: list[int] = made_BT[0].tolist()
-    return Continuation(made, _ended(loaded, ids, made) or (OWN if len(made) < most else NUMBER))
+    text_BT = greedy(loaded, ids_BT, most, engine.implementation, streamer=_Steps(advance), **inputs)
+    generated: list[int] = text_BT[0, len(ids) :].tolist()
 
-
-def _ended(loaded: LoadedModel, before: Sequence[int], made: Sequence[int]) -> str | None:
-    """What the text itself ends with: END or STOP; None where something else ended it."""
-    if made and ends(loaded, made[-1]):
-        return END
-    stop = _StopStrings.of(loaded)
-    return STOP if made and stop is not None and stop.ends([*before, *made]) else None
-
-
-def _say_window(loaded: LoadedModel, made: int) -> None:
-    """Say where layers saw fewer of the generated tokens than they do in one pass over the text."""
-    windows = [one.generated_window for one in loaded.geometry.layers if one.generated_window]
-    if windows and made > min(windows):
+    # What is measured is one pass over the text, in which such layers see more than they did here.
+    windows = [layer.generated_window for layer in loaded.geometry.layers if layer.generated_window]
+    if windows and len(generated) > min(windows):
         logger.warning(
             "while it generated, %s saw the prompt and the last %s of its own tokens; read again in one pass it sees "
             "all of them",
             loaded.name,
             min(windows),
         )
+    return Continuation(generated, _ended(loaded, ids, generated) or (OWN if len(generated) < most else NUMBER))
+
+
+def _ended(loaded: LoadedModel, before: Sequence[int], generated: Sequence[int]) -> str | None:
+    """What the text itself ends with: END or STOP; None where something else ended it."""
+    if generated and ends(loaded, generated[-1]):
+        return END
+    stop = _StopStrings.of(loaded)
+    return STOP if generated and stop is not None and stop.ends([*before, *generated]) else None
 
 
 def say_ignored(loaded: LoadedModel) -> tuple[str, ...]:
@@ -113,8 +110,8 @@ def greedy(
     """
     model, otherwise = loaded.model, _otherwise(loaded)
     check_generates(loaded, otherwise)
-    begun = None if ids_BT.is_floating_point() else 1 if loaded.geometry.task == SEQ2SEQ else ids_BT.shape[1]
-    if begun is not None:
+    start = None if ids_BT.is_floating_point() else 1 if loaded.geometry.task == SEQ2SEQ else ids_BT.shape[1]
+    if start is not None:
         # Without it, transformers takes every token that equals the pad token for padding: with one token for both, the
         # begin token too.
         how["attention_mask"] = torch.ones_like(ids_BT)
@@ -126,8 +123,9 @@ def greedy(
         try:
             if settings and (stop := _StopStrings.of(loaded)):
                 how["stopping_criteria"] = [stop]
-            with following(model, most, begun, settings):
-                made: Tensor = model.generate(
+            # Without sampling and beams the same text gets the same answer every time.
+            with following(model, most, start, settings):
+                text_BT: Tensor = model.generate(
                     ids_BT,
                     do_sample=False,
                     num_beams=1,
@@ -142,7 +140,7 @@ def greedy(
             if (failed := hook_error(error, model)) is not None:
                 raise failed from error
             raise ModelError(f"{loaded.name} cannot generate: {first_line(error)}", otherwise) from error
-    return made
+    return text_BT
 
 
 def check_generates(loaded: LoadedModel, otherwise: str) -> None:
@@ -167,31 +165,33 @@ def translation(
 ) -> Continuation:
     """What an encoder-decoder makes of a source, greedily, and what its decoder begins with.
 
-    At most `most` new tokens, MOST_MADE without it, and no more than the decoder can read behind its start. Raises as
+    At most `most` new tokens, MOST_MADE without it, and no more than the decoder can read after its start. Raises as
     `continuation`.
     """
-    asked, room, steps = most or MOST_MADE, loaded.geometry.decoder_positions, _Steps(advance)
+    limit, room, steps = most or MOST_MADE, loaded.geometry.decoder_positions, _Steps(advance)
     how: dict[str, Any] = {"streamer": steps}
     check_generates(loaded, _otherwise(loaded))
     if _in_parts(loaded.model):
         how["force_unique_generate_call"] = True  # one part, with the tokens that it begins with
-    reads, beside = given_of(loaded, source)
-    how |= {name: one for name, one in beside.items() if name == GLOBAL}
-    limit = asked if room is None else min(asked, room - 1)
-    read = greedy(loaded, reads, limit, engine.implementation, **how)[0].tolist()
-    start, made = read[: steps.begun or 1], read[steps.begun or 1 :]
-    why = _ended(loaded, start, made)
-    if why is None and len(made) >= asked:
+    reads, inputs = given_of(loaded, source)
+    how |= {name: value for name, value in inputs.items() if name == GLOBAL}
+    most_new = limit if room is None else min(limit, room - 1)
+    target = greedy(loaded, reads, most_new, engine.implementation, **how)[0].tolist()
+
+    # How many tokens the decoder began with, a language among them, shows in the first that its code handed on.
+    start, generated = target[: steps.start or 1], target[steps.start or 1 :]
+    why = _ended(loaded, start, generated)
+    if why is None and len(generated) >= limit:
         why = NUMBER if most else DEFAULT
     if why is None:
-        why = OWN if room is None or len(read) < room else POSITIONS
-    return Continuation(made[:-1] if why == END else made, why, start)
+        why = OWN if room is None or len(target) < room else POSITIONS
+    return Continuation(generated[:-1] if why == END else generated, why, start)
 
 
 def _in_parts(model: Any) -> bool:
     """Whether it reads long sounds in parts, as Whisper does.
 
-    Its number of new tokens is then `max_length`, which it cuts to what its decoder reads behind its start tokens.
+    Its number of new tokens is then `max_length`, which it cuts to what its decoder reads after its start tokens.
     """
     return "force_unique_generate_call" in inspect.signature(model.generate).parameters
 
@@ -199,8 +199,8 @@ def _in_parts(model: Any) -> bool:
 def start_token(loaded: LoadedModel) -> int | None:
     """The token that an encoder-decoder's decoder begins with; None where its configs do not say."""
     configs = (getattr(loaded.model, "generation_config", None), loaded.model.config)
-    found = (getattr(config, name, None) for name in ("decoder_start_token_id", "bos_token_id") for config in configs)
-    return next((one for one in found if isinstance(one, int)), None)
+    tokens = (getattr(config, name, None) for name in ("decoder_start_token_id", "bos_token_id") for config in configs)
+    return next((token for token in tokens if isinstance(token, int)), None)
 
 
 def ends(loaded: LoadedModel, token: int) -> bool:
@@ -224,9 +224,9 @@ def end_tokens(loaded: LoadedModel) -> frozenset[int]:
     )
     for name in ("eos_token_id", "sep_token_id"):
         values = [getattr(config, name, None) for config in configs]
-        found = {token for value in values for token in (value if isinstance(value, list) else [value])}
-        if found := {token for token in found if isinstance(token, int)}:
-            return frozenset(found)
+        tokens = {token for value in values for token in (value if isinstance(value, list) else [value])}
+        if tokens := {token for token in tokens if isinstance(token, int)}:
+            return frozenset(tokens)
     return frozenset()
 
 
@@ -234,12 +234,12 @@ class _Steps:
     """What transformers hands each new token to, after the prompt."""
 
     def __init__(self, advance: Callable[[int], object]) -> None:
-        self.advance, self.begun = advance, 0  # begun: how many tokens there were before the first new one
+        self.advance, self.start = advance, 0  # start: how many tokens there were before the first new one
 
     def put(self, ids: Tensor) -> None:
-        if self.begun:
+        if self.start:
             self.advance(1)
-        self.begun = self.begun or ids.shape[-1]
+        self.start = self.start or ids.shape[-1]
 
     def end(self) -> None:
         """Nothing is left to do."""
@@ -252,7 +252,7 @@ class _StopStrings:
     """
 
     def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:
-        self.tokenizer, self.strings = tokenizer, [one.encode("utf-8", "surrogatepass") for one in strings]
+        self.tokenizer, self.strings = tokenizer, [text.encode("utf-8", "surrogatepass") for text in strings]
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> _StopStrings | None:
@@ -265,6 +265,6 @@ class _StopStrings:
 
     def ends(self, ids: Sequence[int]) -> bool:
         """Whether one of the strings ends within the last of these tokens."""
-        said = bytes_of(self.tokenizer, ids[-max(map(len, self.strings)) - 1 :])  # a token is a byte at the least
-        text, last = b"".join(said), len(said[-1])
-        return any(text.find(one, max(0, len(text) - last - len(one) + 1)) >= 0 for one in self.strings)
+        tokens = bytes_of(self.tokenizer, ids[-max(map(len, self.strings)) - 1 :])  # a token is a byte at the least
+        text, last = b"".join(tokens), len(tokens[-1])
+        return any(text.find(string, max(0, len(text) - last - len(string) + 1)) >= 0 for string in self.strings)

@@ -16,10 +16,10 @@ from torch import Tensor
 from attnscope.model.families import Family
 
 
-def weights_in(output: Any, known: Family) -> list[Tensor]:
+def weights_in(output: Any, family: Family) -> list[Tensor]:
     """The weights in what a module returned, in its order; empty where there are none.
 
-    They stand behind the module's output, or by name beside it; where the output itself comes with more, behind that.
+    They follow the module's output, or have a name as it has; where the output itself comes with more, follow that.
 
         >>> weights_in((hidden, weights), Family())
         [weights]
@@ -30,35 +30,35 @@ def weights_in(output: Any, known: Family) -> list[Tensor]:
         parts = [*(output[0] if isinstance(output[0], tuple | list) else ()), *output[1:]]
     else:
         return []
-    if known.layout == "blocks":  # before them stands the bias of positions
+    if family.layout == "blocks":  # the bias of positions is before them
         parts = parts[1:]
-    rank = 5 if known.layout == "blocks" else 4
-    found = [one for one in parts if isinstance(one, Tensor) and one.ndim == rank and one.is_floating_point()]
-    found = [one for one in found if len(one)]  # a module around the one that attends may have none, see `without`
-    return found if known.merges_cross or known.layout == "band" else found[:1]
+    rank = 5 if family.layout == "blocks" else 4
+    matrices = [part for part in parts if isinstance(part, Tensor) and part.ndim == rank and part.is_floating_point()]
+    matrices = [part for part in matrices if len(part)]  # that of a module around one that attends is empty: `without`
+    return matrices if family.merges_cross or family.layout == "band" else matrices[:1]
 
 
 def without(output: Any, weights: list[Tensor], keep_shape: bool) -> Any:
-    """The same with None in place of the weights, or with a tensor of no texts, for code that goes on with it."""
+    """The same with None in place of the weights, or with a tensor of no texts, for code that works on with it."""
     if isinstance(output, Tensor):
-        if not any(output is one for one in weights):
+        if not any(output is matrix for matrix in weights):
             return output
         return output.new_empty(0, *output.shape[1:]) if keep_shape else None
     like: Any = type(output)
     if isinstance(output, Mapping):
-        return like({name: without(one, weights, keep_shape) for name, one in output.items()})
+        return like({name: without(part, weights, keep_shape) for name, part in output.items()})
     if isinstance(output, tuple | list):
-        return like([without(one, weights, keep_shape) for one in output])
+        return like([without(part, weights, keep_shape) for part in output])
     return output
 
 
-def banded(found: Sequence[Tensor], global_BT: Tensor | None, tokens: int) -> tuple[Tensor, int]:
+def banded(matrices: Sequence[Tensor], global_BT: Tensor | None, tokens: int) -> tuple[Tensor, int]:
     """(B, H, Q, K) of weights in the layout "band", cut to the text's tokens, and how far a query sees to either side.
 
-    found: (B, Q, H, X + W), each query's weights on the X global keys and on those of its window; where there are
+    matrices: (B, Q, H, X + W), each query's weights on the X global keys and on those of its window; where there are
     global tokens their own rows too, (B, H, X, K). global_BT: which tokens these are. X is the most of a text.
     """
-    weights, *global_rows = found
+    weights, *global_rows = matrices
     B, Q, H, _ = weights.shape
     X = global_rows[0].shape[2] if global_rows else 0
     local_BHQW = weights[..., X:].transpose(1, 2)
@@ -68,14 +68,11 @@ def banded(found: Sequence[Tensor], global_BT: Tensor | None, tokens: int) -> tu
     key_QW = torch.arange(Q, device=weights.device)[:, None] + torch.arange(W, device=weights.device)
     whole_BHQK.scatter_(-1, key_QW.expand(B, H, Q, W), local_BHQW)
     whole_BHQK = whole_BHQK[..., reach : reach + Q].clone()
-    for text, at in enumerate(_global_places(global_BT) if global_rows else ()):
+    for text, global_T in enumerate(global_BT if global_BT is not None and global_rows else ()):
+        at = global_T.nonzero()[:, 0]
         whole_BHQK[text, :, :, at] += weights[text, :, :, : len(at)].transpose(0, 1)  # the window leaves these keys out
         whole_BHQK[text, :, at] = global_rows[0][text, :, : len(at), :Q]
     return whole_BHQK[:, :, :tokens, :tokens], reach
-
-
-def _global_places(global_BT: Tensor | None) -> list[Tensor]:
-    return [] if global_BT is None else [one.nonzero()[:, 0] for one in global_BT]
 
 
 def whole(weights: Tensor, layout: str, tokens: int) -> tuple[Tensor, int | None]:

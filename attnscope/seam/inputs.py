@@ -1,4 +1,4 @@
-"""What a model's forward is given of prompts: ids, and what some bring beside them or in their stead.
+"""What a model's forward is given of prompts: ids, and what some bring with them or instead of them.
 
 Shapes: B text, T token.
 """
@@ -23,15 +23,21 @@ TYPES, GLOBAL = "token_type_ids", "global_attention_mask"  # arguments of a mode
 
 
 def given(loaded: LoadedModel, prompts: Sequence[Prompt], ids_BT: Tensor) -> tuple[Tensor, dict[str, Any]]:
-    """What the model's forward is given: its first argument, and what the prompts bring beside it, by name.
+    """What the model's forward is given: its first argument, and what else the prompts bring, by name.
 
     The first argument is the ids, unless the prompts bring it: the features of a sound, (B, F, frames).
     """
     names = dict.fromkeys(name for prompt in prompts for name in prompt.medium.inputs)
-    inputs = {name: torch.cat([prompt.medium.inputs[name] for prompt in prompts]).to(loaded.device) for name in names}
-    inputs = {name: one.to(loaded.model.dtype) if one.is_floating_point() else one for name, one in inputs.items()}
+    inputs: dict[str, Any] = {}
+    for name in names:
+        value = torch.cat([prompt.medium.inputs[name] for prompt in prompts]).to(loaded.device)
+        inputs[name] = value.to(loaded.model.dtype) if value.is_floating_point() else value
+
+    # Padding has the type of the text's last token; a text without any has 0.
     if any(prompt.types for prompt in prompts):
-        inputs[TYPES] = torch.tensor([_types(prompt, ids_BT.shape[1]) for prompt in prompts], device=loaded.device)
+        tokens, types = ids_BT.shape[1], [prompt.types or (0,) for prompt in prompts]
+        padded = [[*own, *own[-1:] * (tokens - len(own))][:tokens] for own in types]
+        inputs[TYPES] = torch.tensor(padded, device=loaded.device)
     reads = inputs.pop(getattr(loaded.model, "main_input_name", "input_ids"), ids_BT)
     if prompts[0].medium.unasked and (cache := cache_argument(loaded.model)):
         inputs[cache] = loaded.prefix
@@ -50,12 +56,6 @@ def known_types(loaded: LoadedModel) -> int | None:
     return count if isinstance(count, int) else None
 
 
-def _types(prompt: Prompt, tokens: int) -> list[int]:
-    """The token types of so many tokens: behind a text as its last, and 0 of a text without any."""
-    types = prompt.types or (0,)
-    return [*types, *types[-1:] * (tokens - len(types))][:tokens]
-
-
 def given_of(
     loaded: LoadedModel, prompt: Prompt, source: Prompt | None = None, most: int | None = None
 ) -> tuple[Tensor, dict[str, Any]]:
@@ -64,8 +64,8 @@ def given_of(
     most: so many tokens from the beginning of each; of one that brings more than its ids all, since parts of it differ.
     """
 
-    def ids(one: Prompt) -> Tensor:
-        return torch.tensor([one.ids if one.medium.inputs else one.ids[:most]], device=loaded.device)
+    def ids(text: Prompt) -> Tensor:
+        return torch.tensor([text.ids if text.medium.inputs else text.ids[:most]], device=loaded.device)
 
     first = source or prompt
     reads, inputs = given(loaded, [first], ids(first))

@@ -44,6 +44,7 @@ from attnscope.seam.forward import (
     config_of,
     hooks_around,
     run_backbone,
+    temporary,
     with_logits,
     without_cache,
 )
@@ -81,7 +82,7 @@ def listen(
     model runs as it is. expected_layers: layers that must call, with their stack where they have several; ModelError
     names those that did not. windows: of layers whose family builds its mask out of sight. patches: of each
     window of a picture, in the order in which a vision tower reads them: its calls are handed on as one per layer.
-    logits_at: positions whose logits are wanted, from the end where negative; the whole model runs then, and makes no
+    logits_at: positions to make logits of, from the end where negative; the whole model runs then, and makes no
     others where its family can leave them out. gradients: keep what a backward pass needs. calls_alone: the output is
     not needed; the pass ends with the last call, once a whole pass of the model has shown which that is. computed: keep
     of a call outside the interface logits, values and outputs too, which takes one matrix more. change: called
@@ -98,7 +99,7 @@ def listen(
         >>> listen(model, ids, lambda call: None, logits_at=[-1]).logits     # (texts, 1, vocabulary)
         >>> listen(model, ids, lambda call: None, change=lambda call: 0 * call.output_BQHV if call.layer == 2 else None)
     """
-    ends = calls_alone and not hooks_around(model)
+    bare, ends = bare_model(model), calls_alone and not hooks_around(model)
     with (
         own_errors(model),
         running(model, engine.implementation if engine else None) as attention,
@@ -114,42 +115,45 @@ def listen(
         torch.set_grad_enabled(gradients),
         suppress(_LastCallError),
     ):
-        report.tokens, beside = ids_BT.shape[1], inputs.keys() - {"decoder_input_ids", *CACHE_ARGUMENTS}
-        inputs = {**without_cache(bare_model(model)), **_route(model).extras, **inputs}
+        report.tokens, further = ids_BT.shape[1], inputs.keys() - {"decoder_input_ids", *CACHE_ARGUMENTS}
+        inputs = {**without_cache(bare), **_route(model).extras, **inputs}
 
         def run(**more: Any) -> None:
             if logits_at is None:
                 report.output = run_backbone(model, ids_BT, **inputs, **more)
             else:
-                report.output, report.logits = with_logits(bare_model(model), ids_BT, logits_at, {**inputs, **more})
+                report.output, report.logits = with_logits(bare, ids_BT, logits_at, {**inputs, **more})
 
         run()
         if not report.calls and "output_attentions" not in inputs:  # a family may return weights to who asks for them
             with suppress(AttributeError, TypeError, ValueError):  # or fail in its own code for want of any
                 run(output_attentions=True)
     report.attention = attention
-    for check in report.calls if beside else ():  # patches of a picture see each other, and PaliGemma's whole prompt
+
+    # Patches of a picture see each other, and so does PaliGemma's whole prompt: which way these look is not known.
+    for check in report.calls if further else ():
         check.back_alone = None
-    if calls_alone and report.output is not None:
-        _remember_calls(bare_model(model), report)
-    _check_all_called(report, expected_layers or ())
-    return report
 
+    # A later pass may end with its last call, where each layer makes one and no hook waits for the end of a forward.
+    once = len(set(report.layers)) == len(report.calls)
+    if calls_alone and report.output is not None and once and not any(map(hooks_of, bare.modules())):
+        _calls_of_pass[bare] = len(report.calls)
 
-def _check_all_called(report: CaptureReport, expected: Sequence[int | tuple[int, str]]) -> None:
-    heard = {(check.layer, check.stack) for check in report.calls}
-    missing = [one for one in expected if one not in (heard if isinstance(one, tuple) else report.layers)]
+    # A layer that was not heard would be missing from every number, silently.
+    called = {(check.layer, check.stack) for check in report.calls}
+    missing = [at for at in expected_layers or () if at not in (called if isinstance(at, tuple) else report.layers)]
     if missing:
-        names = [f"{one[1]} {one[0]}" if isinstance(one, tuple) else str(one) for one in missing]
+        names = [f"{at[1]} {at[0]}" if isinstance(at, tuple) else str(at) for at in missing]
         raise ModelError(
             f"no attention call in layer{'s' * (len(missing) > 1)} {', '.join(names)}",
             "this model computes its attention where attnscope cannot listen",
         )
+    return report
 
 
 @contextmanager
 def running(model: nn.Module, implementation: str | None) -> Iterator[str]:
-    """The model as it may be run: by one caller at a time, as if no text came before, uncompiled, without gradients.
+    """The model as it may be run: by one caller at a time, as if this were its first text, uncompiled, no gradients.
 
     Yields the attention implementation that it runs under. Raises UsageError for a model in training mode.
     """
@@ -178,20 +182,16 @@ def listening(
     For callers who run the model themselves (generation, a custom forward). The report fills as the calls come. With
     `ends` the last call of a pass, where it is known, ends it. computed: see `listen`.
     """
-    engine, thread = engine or ENGINES["eager"], threading.get_ident()
+    engine = engine or ENGINES["eager"]
     listener = _Listener(bare_model(model), on_call, engine, windows or {})
     listener.tower = InWindows(patches, engine, on_call) if patches else None
     listener.last = _calls_of_pass.get(bare_model(model), 0) if ends else 0
-    _install(thread, listener)
-    handles = listener.hook_modules(computed)
-    try:
+    with _dispatching(listener), temporary(listener.hook_modules(computed)):
+        # A watch slows every function of torch: it is open only where a module asks no interface.
         with listener.watch if listener.watches else nullcontext():
             yield listener.report
+        # Numbers that are still on a device are read in one copy, when all calls have been heard.
         settle(listener.report.calls)
-    finally:
-        _remove(thread, listener)
-        for handle in handles:
-            handle.remove()
 
 
 SINKS = ("s_aux", "sinks")  # what families call their sink logits
@@ -208,14 +208,7 @@ _calls_of_pass: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDicti
 
 
 class _LastCallError(Exception):
-    """What follows of the pass makes an output that nobody wants."""
-
-
-def _remember_calls(model: nn.Module, report: CaptureReport) -> None:
-    """How many calls a pass has, where each layer makes one, and no hooks wait for the end of a module's forward."""
-    once = len(set(report.layers)) == len(report.calls)
-    if once and not any(map(hooks_of, model.modules())):
-        _calls_of_pass[model] = len(report.calls)
+    """What follows of the pass makes an output that is not needed."""
 
 
 def _get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
@@ -234,28 +227,26 @@ def _get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callabl
     return dispatched
 
 
-def _interface() -> Any:
-    return needed("transformers.modeling_utils", "AttentionInterface", "get_interface")
-
-
-def _install(thread: int, listener: _Listener) -> None:
+@contextmanager
+def _dispatching(listener: _Listener) -> Iterator[None]:
+    """While open, the listener hears the calls of this thread; the method is put back when the last one closes."""
     global _original
-    AttentionInterface = _interface()
+    thread = threading.get_ident()  # a generator may be closed in another one
+    AttentionInterface = needed("transformers.modeling_utils", "AttentionInterface", "get_interface")
     with _lock:
         if not _listeners and AttentionInterface.get_interface is not _get_interface:
             _original = AttentionInterface.get_interface
             AttentionInterface.get_interface = _get_interface
         _listeners.setdefault(thread, []).append(listener)
-
-
-def _remove(thread: int, listener: _Listener) -> None:
-    AttentionInterface = _interface()
-    with _lock:
-        _listeners[thread].remove(listener)
-        if not _listeners[thread]:
-            del _listeners[thread]
-        if not _listeners and AttentionInterface.get_interface is _get_interface:
-            AttentionInterface.get_interface = _original
+    try:
+        yield
+    finally:
+        with _lock:
+            _listeners[thread].remove(listener)
+            if not _listeners[thread]:
+                del _listeners[thread]
+            if not _listeners and AttentionInterface.get_interface is _get_interface:
+                AttentionInterface.get_interface = _original
 
 
 @contextmanager
@@ -268,19 +259,19 @@ def _model_lock(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _implementation(model: nn.Module, wanted: str | None) -> Iterator[str]:
+def _implementation(model: nn.Module, name: str | None) -> Iterator[str]:
     """The model under another of transformers' attention implementations, and afterwards under its own.
 
     A family that has no sdpa stays as it is; yields the one that it runs under.
     """
     bare = bare_model(model)
     before = getattr(getattr(bare, "config", None), "_attn_implementation", None) or "eager"
-    if wanted in (None, before) or not (calls_interface(model) and getattr(bare, f"_supports_{wanted}", True)):
+    if name in (None, before) or not (calls_interface(model) and getattr(bare, f"_supports_{name}", True)):
         yield before
         return
-    bare.set_attn_implementation(wanted)  # type: ignore[operator]
+    bare.set_attn_implementation(name)  # type: ignore[operator]
     try:
-        yield str(wanted)
+        yield str(name)
     finally:
         bare.set_attn_implementation(before)  # type: ignore[operator]
 
@@ -301,7 +292,7 @@ class _Listener:
         self._families: dict[nn.Module, Family] = {}
         self._by_interface: set[nn.Module] = set()
         self._visible: dict[Any, tuple[Any, Visibility]] = {}
-        self._asked: tuple[Callable[[], Any], ...] = (lambda: None, lambda: None)  # q and k of the last call
+        self._last_qk: tuple[Callable[[], Any], ...] = (lambda: None, lambda: None)  # of the last call, where alive
 
     def hook_modules(self, computed: bool) -> list[Any]:
         """Forward hooks on every attention module, for families that never call the interface.
@@ -312,8 +303,8 @@ class _Listener:
         hooks = [module.register_forward_hook(self._from_hook, prepend=True, with_kwargs=True) for module in attention]
         watched = []  # those that ask no interface, as far as is known of their family and file
         for module in attention if computed else ():
-            known = self._family(module)
-            if known.bypasses_interface or known.returns_weights_when_asked or not knows_interface(type(module)):
+            family = self._family(module)
+            if family.bypasses_interface or family.returns_weights_when_asked or not knows_interface(type(module)):
                 watched.append(module)
         self.watches = bool(watched)
         hooks += [module.register_forward_pre_hook(self.watch.enter) for module in watched]
@@ -326,17 +317,16 @@ class _Listener:
         self._by_interface.update(self._around(own.module))
         place, spec = self._place(own.module), self._spec(own)
         if self.tower and is_vision(place.stack):
-            output, told = self.tower.run(place, spec, own)
-            if told is None:
+            output, check = self.tower.run(place, spec, own)
+            if check is None:  # one of several windows: reported when the module is done
                 return output, None
-            check = told
         else:
             output, check = self.engine.run(place, spec, own, self.on_call)
         self._directed(check, spec.visible)
-        given = own.given
-        asked = (given["query"], given["key"])
-        check.repeats = all(before() is now for before, now in zip(self._asked, asked, strict=True))
-        self._asked = tuple(map(weakref.ref, asked))
+        # A family that attends twice with the same weights hands on the same q and k, over other values.
+        qk = (spec.q_BHQD, spec.k_BGKD)
+        check.repeats = all(before() is now for before, now in zip(self._last_qk, qk, strict=True))
+        self._last_qk = tuple(map(weakref.ref, qk))
         self._read(check)
         return output, None
 
@@ -352,7 +342,7 @@ class _Listener:
             raise _LastCallError
 
     def _family(self, module: nn.Module) -> Family:
-        """What is known of the family of the part of the model that a module stands in."""
+        """What is known of the family of the part of the model that a module is in."""
         if module not in self._families:
             inner = (part for part in reversed([self.model, *self._around(module)[1:], module]))
             owner = next((part for part in inner if hasattr(part, "config")), None)
@@ -360,100 +350,107 @@ class _Listener:
         return self._families[module]
 
     def _around(self, module: nn.Module) -> list[nn.Module]:
-        """The module, and those that it stands in: what they return second may be a bias of positions."""
+        """The module, and those that it is in: what they return second may be a bias of positions."""
         names = self.paths[module].split(".")
         return [module, *(self.model.get_submodule(".".join(names[:depth])) for depth in range(1, len(names)))]
 
     def _spec(self, own: OwnAttention) -> AttentionSpec:
-        given = own.given
-        q, sinks = given["query"], next((given[name] for name in SINKS if given.get(name) is not None), None)
+        arguments = own.arguments
+        q = arguments["query"]
+        sinks = next((arguments[name] for name in SINKS if arguments.get(name) is not None), None)
         if sinks is not None:  # one per head, or one per head and query
             sinks = sinks.reshape(1, -1, 1) if sinks.numel() == q.shape[1] else sinks[..., 0]
         return AttentionSpec(
             q_BHQD=q,
-            k_BGKD=given["key"],
-            v_BGKV=given["value"],
-            scale=q.shape[-1] ** -0.5 if given.get("scaling") is None else given["scaling"],
-            visible=self._visibility(own, given),
-            softcap=given.get("softcap"),
-            bias=given.get("position_bias"),
+            k_BGKD=arguments["key"],
+            v_BGKV=arguments["value"],
+            scale=q.shape[-1] ** -0.5 if arguments.get("scaling") is None else arguments["scaling"],
+            visible=self._visibility(own, arguments),
+            softcap=arguments.get("softcap"),
+            bias=arguments.get("position_bias"),
             sinks=sinks,
             sinks_scale_output=family_of(own.module).sinks_scale_output,
         )
 
-    def _from_hook(self, module: nn.Module, args: Any, given: Mapping[str, Any], output: Any) -> Any:
+    def _from_hook(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> Any:
         for check in self.tower.done(module) if self.tower else ():
             self._read(check)
-        known, steps = self._family(module), self.watch.leave(module)
-        found = [] if module in self._by_interface else weights_in(output, known)
-        if not found:
+        family, steps = self._family(module), self.watch.leave(module)
+        matrices = [] if module in self._by_interface else weights_in(output, family)
+        if not matrices:
             return None
-        if (self._layer(module), self.stacks.of(module)) in self._without_attention and not _are_rows(found[0]):
-            return None  # what a linear layer returns second is its state
+
+        # What a linear layer returns second is its state, which does not have rows of weights.
+        if (self._layer(module), self.stacks.of(module)) in self._without_attention:
+            sums, (allowed, _) = matrices[0].float().sum(-1), tolerance(matrices[0].dtype)
+            if bool((matrices[0] < 0).any()) or not bool(((sums - 1).abs() <= allowed).all()):
+                return None
+
+        # What cannot be changed or told apart is refused, instead of numbers that are of something else.
         if self.engine.alters:
             raise ModelError(
                 "this family attends outside the attention interface, where its output cannot be changed",
                 "choose a model whose attention calls the interface",
             )
-        if any(one.shape[1] > 1 and one.stride(1) == 0 for one in found if known.layout is None):
+        if any(matrix.shape[1] > 1 and matrix.stride(1) == 0 for matrix in matrices if family.layout is None):
             raise ModelError(
                 "this family returns the mean of its heads, which does not show the single heads",
                 "choose another model",
             )
-        two = known.merges_cross and len(found) > 1
-        for stack, parts in zip((DECODER, CROSS), [[one] for one in found], strict=True) if two else [(None, found)]:
-            self._hooked(self._place(module, stack), parts, steps, given.get(GLOBAL_TOKENS))
-        return without(output, found, keep_shape=known.layout is not None)
+
+        # One module may attend to its own text and to the encoder's states: these are calls of two stacks.
+        by_stack: list[tuple[str | None, list[Tensor]]] = [(None, matrices)]
+        if family.merges_cross and len(matrices) > 1:
+            by_stack = [(stack, [matrix]) for stack, matrix in zip((DECODER, CROSS), matrices, strict=True)]
+        for stack, own in by_stack:
+            self._hooked(self._place(module, stack), own, steps, kwargs.get(GLOBAL_TOKENS))
+        return without(output, matrices, keep_shape=family.layout is not None)
 
     def _hooked(
-        self, place: CallPlace, found: Sequence[Tensor], steps: Sequence[FunctionCall], global_BT: Tensor | None
+        self, place: CallPlace, matrices: Sequence[Tensor], steps: Sequence[FunctionCall], global_BT: Tensor | None
     ) -> None:
         """One call whose weights a module returned; global_BT: its tokens that see all others."""
-        known = self._family(place.module)
-        weights_BHQK, visible = self._positioned(place, found, known, global_BT)
-        beside = computed(steps, weights_BHQK)
-        P = DenseAttention(weights_BHQK, visible, logits_BHQK=beside.logits_BHQK)
-        call = AttentionCall(place, P, None, weights_BHQK, beside.output_BQHV, beside.v_BGKV)
+        family = self._family(place.module)
+        weights_BHQK, visible = self._positioned(place, matrices, family, global_BT)
+        inside = computed(steps, weights_BHQK)
+        P = DenseAttention(weights_BHQK, visible, logits_BHQK=inside.logits_BHQK)
+        call = AttentionCall(place, P, None, weights_BHQK, inside.output_BQHV, inside.v_BGKV)
         with full_precision(weights_BHQK.device):
             check = check_call(call, "hook")
-            if known.merges_cross:  # each part's rows lack what the other has
+            if family.merges_cross:  # each part's rows lack what the other has
                 check.note(row_sum_error=None)
             self._directed(check, visible)
             self.on_call(call)
         self._read(check)
 
     def _positioned(
-        self, place: CallPlace, found: Sequence[Tensor], known: Family, global_BT: Tensor | None
+        self, place: CallPlace, matrices: Sequence[Tensor], family: Family, global_BT: Tensor | None
     ) -> tuple[Tensor, Visibility]:
         """A module's weights as (B, H, Q, K), and which keys its queries may see."""
-        weights, tokens = found[0], self.report.tokens or sys.maxsize
-        if type(place.module).__name__ == known.returns_logits:
+        weights, stack, tokens = matrices[0], place.stack, self.report.tokens or sys.maxsize
+        if type(place.module).__name__ == family.returns_logits:
             weights = weights.softmax(-1)
-        if known.layout and is_bidirectional(place.stack):
-            in_band = known.layout == "band"
-            weights, reach = banded(found, global_BT, tokens) if in_band else whole(weights, known.layout, tokens)
+
+        # Windows and blocks have places of their own, and are padded beyond the text.
+        if family.layout and is_bidirectional(stack):
+            in_band = family.layout == "band"
+            weights, reach = banded(matrices, global_BT, tokens) if in_band else whole(weights, family.layout, tokens)
             T, device = weights.shape[-1], weights.device
-            global_BT = global_BT if len(found) > 1 else None
+            global_BT = global_BT if len(matrices) > 1 else None
             of_window = T, reach, device, global_BT is not None
             return weights, self._shared(
                 of_window, None, lambda: Visibility(T, T, near(T, reach, device, global_BT), False, None, device)
             )
+
+        # No mask was seen: causal attention alone gives all keys after a query's own a weight of exactly 0. One query
+        # does not show that, nor do keys that are another text's.
         Q, K = weights.shape[-2:]
-        causal = self._hides_later(weights, place.stack)
+        causal = is_causal(stack)
+        if Q == K >= 2 and (causal or is_bidirectional(stack)):
+            causal = not bool((weights.amax((0, 1)).triu(1) > 0).any())
         window = self.windows.get(place.layer) if causal else None
         key = Q, K, causal, window, weights.device
         return weights, self._shared(key, None, lambda: Visibility(Q, K, None, causal, window, weights.device))
-
-    def _hides_later(self, weights: Tensor, stack: str) -> bool:
-        """Whether no weight is on a key behind its query's own, where no mask was heard; of one query what is usual.
-
-        Causal attention gives such keys a weight of exactly 0, and no other gives it to all of them.
-        """
-        Q, K = weights.shape[-2:]
-        one_text = is_causal(stack) or is_bidirectional(stack)
-        if not one_text or Q != K or Q < 2:
-            return is_causal(stack)
-        return not bool((weights.amax((0, 1)).triu(1) > 0).any())
 
     @cached_property
     def _without_attention(self) -> set[tuple[int, str]]:
@@ -462,29 +459,30 @@ class _Listener:
         if config is None:
             return set()
         every = geometry_of(config, count=False).every
-        return {(one.index, stack) for stack, layers in every.items() for one in layers if not one.attention}
+        return {(layer.index, stack) for stack, layers in every.items() for layer in layers if not layer.attention}
 
     def _place(self, module: nn.Module, stack: str | None = None) -> CallPlace:
         """The module's layer, and which call of that layer this is; stack: of the call, where the module makes two."""
         stack = stack or self.stacks.of(module)
-        layer = sum(one == stack for one, _ in self._calls) if self._family(module).by_order else self._layer(module)
+        by_order = self._family(module).by_order
+        layer = sum(called == stack for called, _ in self._calls) if by_order else self._layer(module)
         self._calls[stack, layer] = self._calls.get((stack, layer), -1) + 1
         return CallPlace(layer, self._calls[stack, layer], self.paths[module], module, stack)
 
-    def _visibility(self, own: OwnAttention, given: Mapping[str, Any]) -> Visibility:
+    def _visibility(self, own: OwnAttention, arguments: Mapping[str, Any]) -> Visibility:
         """One Visibility per mask: layers that share a mask share its counts.
 
         Without a mask the model hides later keys by `is_causal`, which the call hands on or the module has. Its eager
         attention asks neither, and then hides nothing.
         """
-        Q, K, mask = given["query"].shape[2], given["key"].shape[2], given.get("attention_mask")
+        Q, K, mask = arguments["query"].shape[2], arguments["key"].shape[2], arguments.get("attention_mask")
         if isinstance(mask, Tensor):
-            return self._shared(id(mask), mask, lambda: _of_mask(Q, K, mask, given.get("sliding_window")))
-        causal, stack = given.get("is_causal"), self.stacks.of(own.module)
+            return self._shared(id(mask), mask, lambda: _of_mask(Q, K, mask, arguments.get("sliding_window")))
+        causal, stack = arguments.get("is_causal"), self.stacks.of(own.module)
         causal = getattr(own.module, "is_causal", is_causal(stack)) if causal is None else causal
         eager = getattr(own.attend, "__name__", "").startswith("eager")
         causal = bool(causal) and not is_cross(stack) and not eager
-        device = given["query"].device
+        device = arguments["query"].device
         return self._shared((Q, K, causal, device), None, lambda: Visibility(Q, K, None, causal, None, device))
 
     def _shared(self, key: Any, mask: Any, make: Callable[[], Visibility]) -> Visibility:
@@ -498,25 +496,14 @@ class _Listener:
         return layer_of(module, self.paths[module])
 
 
-def _are_rows(weights: Tensor) -> bool:
-    """Whether a tensor holds rows of weights, not less than 0 and with a sum of 1, as a state has none."""
-    sums = weights.float().sum(-1)
-    allowed, _ = tolerance(weights.dtype)
-    return bool((weights >= 0).all()) and bool(((sums - 1).abs() <= allowed).all())
-
-
 def _of_mask(Q: int, K: int, mask: Tensor, window: Any) -> Visibility:
-    """What a mask shows; on a device without it, where its window or its order say the same: kernels read none then."""
-    visible = Visibility(Q, K, _one(mask)[..., :K], device=mask.device)
-    if mask.device.type == "cpu":
-        return visible
-    return by_place(visible, [*([window] if isinstance(window, int) and window > 0 else []), None])
-
-
-def _one(mask: Tensor) -> Tensor:
-    """The mask of one text where all have the same; a look at a device's would make the host wait for it."""
-    same = len(mask) > 1 and mask.device.type == "cpu" and torch.equal(mask[1:], mask[:-1])
-    return mask[:1] if same else mask
+    """What a mask shows: that of one text where all have the same; on a device without it, where its window or its
+    order say the same, since kernels read none then."""
+    if mask.device.type != "cpu":  # to compare a device's masks of several texts would make the host wait for it
+        visible = Visibility(Q, K, mask[..., :K], device=mask.device)
+        return by_place(visible, [*([window] if isinstance(window, int) and window > 0 else []), None])
+    same = len(mask) > 1 and torch.equal(mask[1:], mask[:-1])
+    return Visibility(Q, K, (mask[:1] if same else mask)[..., :K], device=mask.device)
 
 
 def calls_interface(model: nn.Module) -> bool:
@@ -525,11 +512,11 @@ def calls_interface(model: nn.Module) -> bool:
 
 
 def _route(model: nn.Module) -> Route:
-    return route_of(bare_model(model), lambda extras: _heard(model, extras))
+    return route_of(bare_model(model), lambda extras: _routes_of(model, extras))
 
 
-def _heard(model: nn.Module, extras: Mapping[str, Any]) -> set[str]:
-    """The routes by which the attention calls of a pass over two tokens came."""
+def _routes_of(model: nn.Module, extras: Mapping[str, Any]) -> set[str]:
+    """The routes by which the attention calls of a pass over two tokens are heard."""
     ids_BT = torch.zeros(1, 2, dtype=torch.long, device=device_of(bare_model(model)))
     with _model_lock(model), torch.no_grad(), _uncompiled(), listening(model, lambda call: None) as report:
         run_backbone(model, ids_BT, **without_cache(bare_model(model)), **extras)

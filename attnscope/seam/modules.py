@@ -35,12 +35,12 @@ ModuleCall = tuple[Tensor, nn.Module, tuple[Any, ...], dict[str, Any], int]
 
 @dataclass(eq=False)
 class ModuleRun:
-    """One run of one attention module: what came in, the attention calls made inside, what came out.
+    """One run of one attention module: what it was given, the attention calls made inside, what it gave.
 
-    hidden_BTE: what the projections read; of a vision tower whose pictures are one row of patches a batch of one.
-    arguments: every argument by the name that the module gives it. model_dtype: what the model runs in, float32 where
-    no tensor came in. caveat: what a repetition in float32 kept. original: the run that this one repeats. first: the
-    same module of the stack's first layer.
+    hidden_BTE: what the projections read; a batch of one for a vision tower that has its pictures as one row of
+    patches. arguments: every argument by the name that the module gives it. model_dtype: what the model runs in,
+    float32 where no tensor was given. caveat: what a repetition in float32 kept. original: the run that this one
+    repeats. first: the same module of the stack's first layer.
     """
 
     module: nn.Module
@@ -62,8 +62,8 @@ class ModuleRun:
         """In cross-attention what the encoder gave, None where the module is given no such thing by a known name."""
         if not is_cross(self.stack):
             return None
-        given = self.arguments
-        return next((given[name] for name in FROM_ENCODER if isinstance(given.get(name), Tensor)), None)
+        arguments = self.arguments
+        return next((arguments[name] for name in FROM_ENCODER if isinstance(arguments.get(name), Tensor)), None)
 
     @property
     def arguments(self) -> Mapping[str, Any]:
@@ -75,7 +75,7 @@ class ModuleRun:
         return _batched(next(value for value in self._candidates() if isinstance(value, Tensor)))
 
     def left(self, output: Any) -> Self:
-        """The run with what came out; the calls of a vision tower, over windows or pictures, are one call."""
+        """The run with what the module gave; the calls of a vision tower, over windows or pictures, are one call."""
         first = _first_tensor(output)
         self.output_BTE = None if first is None else _batched(first)
         self.calls = in_one(self.calls) if is_vision(self.stack) else self.calls
@@ -93,11 +93,11 @@ class ModuleRun:
 
 
 def _first_tensor(output: Any) -> Tensor | None:
-    """The output itself of what a module returned; a quantised one returns it in a pair, beside its factor."""
+    """The output itself of what a module returned; a quantised one returns it in a pair, with its factor."""
     if isinstance(output, Tensor):
         return output
     parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
-    return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
+    return next((first for part in parts if (first := _first_tensor(part)) is not None), None)
 
 
 def _batched(x: Tensor) -> Tensor:
@@ -144,10 +144,8 @@ class ModuleRecorder:
         self.on_run(ModuleRun(call.module, (), {}, [call]), self)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._running.append(ModuleRun(module, args, kwargs, first=self._first(module)))
-
-    def _first(self, module: nn.Module) -> nn.Module | None:
-        return self._modules.get(re.sub(r"(?<=\.)\d+(?=\.)", "0", self._paths[module], count=1))
+        of_first_layer = re.sub(r"(?<=\.)\d+(?=\.)", "0", self._paths[module], count=1)
+        self._running.append(ModuleRun(module, args, kwargs, first=self._modules.get(of_first_layer)))
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         run = self._running.pop()
@@ -167,38 +165,33 @@ class ModuleRecorder:
         module = _float32_copy(run.module)
         kwargs = {name: value for name, value in run.kwargs.items() if name not in CACHES or is_prefix(value)}
         again = ModuleRun(module, _mapped(run.args, self._float32), _mapped(kwargs, self._float32))
-        again.original, again.first, again.caveat = run, run.first, _caveat(run.module)
+        again.original, again.first = run, run.first
+
+        # The rounding of tables that the model keeps in half precision, such as GPT-J's sines, stays in the copy.
+        rounded = sorted(name for name, buffer in run.module.named_buffers() if buffer.dtype in HALF)
+        again.caveat = f"the model keeps its {', '.join(rounded)} in half precision" if rounded else ""
         with listening(module, again.calls.append), torch.no_grad():
             output = module(*again.args, **again.kwargs)
         return again.left(output)
 
     def _float32(self, x: Tensor) -> Tensor:
-        asked = self._rotary.get(id(x)) or self._moved(x)
-        if asked is None:
-            return _mask_widened(x) if x.ndim == 4 else _widened(x)
-        _, module, args, kwargs, index = asked
-        output = module.forward(*_mapped(args, _widened), **_mapped(kwargs, _widened))  # past the hook
-        return (output[index] if isinstance(output, tuple | list) else output).to(x.device)
+        rotary = self._rotary.get(id(x)) or self._moved(x)
+        if rotary is not None:
+            _, module, args, kwargs, index = rotary
+            output = module.forward(*_mapped(args, _widened), **_mapped(kwargs, _widened))  # past the hook
+            return (output[index] if isinstance(output, tuple | list) else output).to(x.device)
+        if x.ndim == 4 and x.dtype in HALF:  # what an additive mask hides stays at the end of the range
+            return x.float().masked_fill(x == torch.finfo(x.dtype).min, FLOAT32_MIN)
+        return _widened(x)
 
     def _moved(self, x: Tensor) -> ModuleCall | None:
         """Which cosines or sines x is a copy of: those that accelerate brings to the device of each layer are new."""
-        alike = (asked for asked in self._rotary.values() if (asked[0].shape, asked[0].dtype) == (x.shape, x.dtype))
-        return next((asked for asked in alike if torch.equal(asked[0].to(x.device), x)), None)
-
-
-def _caveat(module: nn.Module) -> str:
-    """Tables that the model keeps in half precision, such as GPT-J's sines: their rounding stays in the copy."""
-    rounded = sorted(name for name, buffer in module.named_buffers() if buffer.dtype in HALF)
-    return f"the model keeps its {', '.join(rounded)} in half precision" if rounded else ""
+        alike = (call for call in self._rotary.values() if (call[0].shape, call[0].dtype) == (x.shape, x.dtype))
+        return next((call for call in alike if torch.equal(call[0].to(x.device), x)), None)
 
 
 def _widened(x: Tensor) -> Tensor:
     return x.float() if x.is_floating_point() else x
-
-
-def _mask_widened(x: Tensor) -> Tensor:
-    """In float32, with what an additive mask hides still at the end of the range."""
-    return _widened(x) if x.dtype not in HALF else x.float().masked_fill(x == torch.finfo(x.dtype).min, FLOAT32_MIN)
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -213,22 +206,18 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _float32_copy(module: nn.Module) -> nn.Module:
-    """A copy in float32. Hooks that are methods of another object belong to whoever records, and stay behind."""
-    owners = [hook.__self__ for hook in _hooks(module) if isinstance(hook, MethodType)]
-    # accelerate's know the weights of the whole model, where these are offloaded
+    """A copy in float32. Hooks that are methods of another object belong to whoever records, and are not copied."""
+
+    def methods(of: nn.Module) -> list[tuple[dict[int, Any], int, MethodType]]:
+        registries = [hooks for part in of.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+        return [
+            (hooks, key, hook) for hooks in registries for key, hook in hooks.items() if isinstance(hook, MethodType)
+        ]
+
+    # What hooks belong to is not copied: a recorder has all runs, accelerate's hooks the weights of the whole model.
+    owners = [hook.__self__ for _, _, hook in methods(module)]
     owners += [hook for part in module.modules() for hook in hooks_of(part)]
     copied = copy.deepcopy(module, {id(owner): owner for owner in owners})
-    for part in copied.modules():
-        for hooks in (part._forward_hooks, part._forward_pre_hooks):
-            for key in [key for key, hook in hooks.items() if isinstance(hook, MethodType)]:
-                del hooks[key]
+    for hooks, key, _ in methods(copied):
+        del hooks[key]
     return copied.float().eval()
-
-
-def _hooks(module: nn.Module) -> list[Any]:
-    return [
-        hook
-        for part in module.modules()
-        for hooks in (part._forward_hooks, part._forward_pre_hooks)
-        for hook in hooks.values()
-    ]

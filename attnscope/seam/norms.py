@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from attnscope.model.placed import weights_of
 from attnscope.seam.checks import relative_error, same_numbers
 from attnscope.seam.engines import UNCHECKED
+from attnscope.seam.forward import temporary
 from attnscope.seam.listen import listen
 from attnscope.seam.report import tolerance
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm whose scale is frozen: weight ⊙ x, or x without its mean, and some bias."""
+    """A norm with a frozen scale: weight ⊙ x, or x without its mean, and some bias."""
 
     module: nn.Module
     weight_E: Tensor
@@ -56,48 +56,39 @@ class Norm:
 
 
 def norm_of(module: nn.Module, x: Tensor, y: Tensor, close: Callable[[Tensor, Tensor], bool]) -> Norm | None:
-    """The module as a norm with a frozen scale, where it is one: of x or centred x, its weight as it is or beside 1.
+    """The module as a norm with a frozen scale, where it is one: of x or centred x, times its weight or its weight + 1.
 
-    x, y: float32, its input and output. close: whether what was found is what was expected.
+    x, y: float32, its input and output. close: whether a result is what was expected.
     """
-    own = weights_of(module).get("weight")
-    if own is not None and not _fits(own, x):
-        return None
-    one_E = torch.ones(x.shape[-1], device=x.device)
-    weights = [one_E] if own is None else [own.detach().float().to(x.device), own.detach().float().to(x.device) + 1]
-    bias = weights_of(module).get("bias")
-    bias_E = one_E * 0 if bias is None else bias.detach().float().to(x.device)
+    weight, bias = (weights_of(module).get(name) for name in ("weight", "bias"))
+    ones_E = torch.ones(x.shape[-1], device=x.device)
+    weights = [ones_E]
+    if weight is not None:
+        # There must be a weight for each number of a row, or of the last parts of a row.
+        sizes = zip(weight.shape, x.shape[x.ndim - weight.ndim :], strict=True)
+        if weight.ndim > x.ndim or not all(size in (1, own) for size, own in sizes):
+            return None
+        weight_E = weight.detach().float().to(x.device)
+        weights = [weight_E, weight_E + 1]  # Gemma's is added to 1
+    bias_E = ones_E * 0 if bias is None else bias.detach().float().to(x.device)
     for centred in (False, True):
-        for weight_E in weights:  # Gemma's is beside 1
+        for weight_E in weights:
             norm = Norm(module, weight_E, bias_E, centred)
             if x.shape == y.shape and close(norm.frozen(x, norm.scale(x, y)), y):
                 return norm
     return None
 
 
-def _fits(weight: Tensor, x: Tensor) -> bool:
-    """Whether there is a weight for each number of a row, or of the last parts of a row."""
-    last = x.shape[x.ndim - weight.ndim :]
-    return weight.ndim <= x.ndim and all(one in (1, own) for one, own in zip(weight.shape, last, strict=True))
-
-
 @contextmanager
 def frozen_scales(norms: Sequence[Norm]) -> Iterator[Mapping[nn.Module, Tensor]]:
     """While open, the scales that norms give the rows of a pass, (..., 1) on the CPU, by the norm's module."""
-    found: dict[nn.Module, Tensor] = {}
+    by_module, scales = {norm.module: norm for norm in norms}, dict[nn.Module, Tensor]()
 
-    def kept(norm: Norm) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-            found[module] = norm.scale(inputs[0].float(), output.float()).cpu()
+    def note(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        scales[module] = by_module[module].scale(inputs[0].float(), output.float()).cpu()
 
-        return hook
-
-    handles = [norm.module.register_forward_hook(kept(norm)) for norm in norms]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
+    with temporary([module.register_forward_hook(note) for module in by_module]):
+        yield scales
 
 
 def norms_behind(
@@ -105,34 +96,32 @@ def norms_behind(
 ) -> dict[nn.Module, Norm]:
     """{attention module: the norm that is given what its output projection gives, as it is}.
 
-    out: {attention module: its output projection}. ids: what the model's forward is given first, inputs what beside it.
+    out: {attention module: its output projection}. ids: what the model's forward is given first, inputs what else.
     """
     attention_of = {projection: attention for attention, projection in out.items()}
     gave: dict[nn.Module, Tensor] = {}
-    found: dict[nn.Module, Norm] = {}
+    norms: dict[nn.Module, Norm] = {}
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if module in attention_of and isinstance(output, Tensor):
             gave[attention_of[module]] = output
             return
+        # Dropout and identities hand on the same numbers: what follows them is tried instead.
         x = args[0] if args else None
         if not isinstance(x, Tensor) or not isinstance(output, Tensor) or same_numbers(output, x):
             return
+        allowed = tolerance(x.dtype, "bfloat16")[1]
+
+        def close(actual: Tensor, expected: Tensor) -> bool:
+            return actual.shape == expected.shape and float(relative_error(actual, expected)) <= allowed
+
         for attention, projected in gave.items():
-            if x.shape == projected.shape and same_numbers(x, projected) and attention not in found:
-                norm = norm_of(module, x.float(), output.float(), partial(_close, x.dtype))
+            if x.shape == projected.shape and same_numbers(x, projected) and attention not in norms:
+                norm = norm_of(module, x.float(), output.float(), close)
                 if norm is not None:
-                    found[attention] = norm
+                    norms[attention] = norm
 
-    parts = [one for one in loaded.model.modules() if one in attention_of or not list(one.children())]
-    handles = [one.register_forward_hook(after) for one in parts]
-    try:
+    parts = [part for part in loaded.model.modules() if part in attention_of or not list(part.children())]
+    with temporary([part.register_forward_hook(after) for part in parts]):
         listen(loaded.model, ids, lambda call: None, engine=UNCHECKED, **inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
-
-
-def _close(dtype: torch.dtype, found: Tensor, expected: Tensor) -> bool:
-    return found.shape == expected.shape and float(relative_error(found, expected)) <= tolerance(dtype, "bfloat16")[1]
+    return norms

@@ -27,7 +27,7 @@ class OwnAttention:
     kwargs: Mapping[str, Any]
 
     @property
-    def given(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """The arguments by name."""
         return {**dict(zip(ARGUMENTS, self.args, strict=False)), **self.kwargs}
 
@@ -38,28 +38,22 @@ class OwnAttention:
 
     def rows(self, spec: AttentionSpec, row_R: Tensor, host_R: Tensor) -> Tensor:
         """The output of some queries alone, (B, R, H, V); host_R: the same on the CPU."""
-        given = self.given
-        asked = {
-            **given,
-            "query": given["query"][:, :, row_R],
-            "attention_mask": _mask_rows(given, spec, row_R, host_R),
-        }
+        arguments, dtype = self.arguments, spec.q_BHQD.dtype
+        arguments["query"] = arguments["query"][:, :, row_R]
         for name in ("position_bias", "sinks"):  # one per query, where the family has them
-            if isinstance(given.get(name), Tensor) and given[name].ndim == 4:
-                asked[name] = given[name][..., row_R, :]
-        output, _ = self.attend(self.module, *(asked.pop(name) for name in ARGUMENTS[:4]), **asked)
+            if isinstance(arguments.get(name), Tensor) and arguments[name].ndim == 4:
+                arguments[name] = arguments[name][..., row_R, :]
+
+        def make_mask() -> Tensor:
+            runs = host_R.split(max(1, len(host_R) // 4))  # a look at a device's would make the host wait
+            seen = torch.cat([spec.visible.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
+            return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
+
+        # Without a mask a function hides by the order of the queries, which these rows no longer have.
+        mask = arguments.get("attention_mask")
+        if not isinstance(mask, Tensor):
+            arguments["attention_mask"] = spec.visible.once(("mask of rows", len(host_R), dtype), make_mask)
+        elif mask.shape[-2] > 1:
+            arguments["attention_mask"] = mask[..., row_R, :]
+        output, _ = self.attend(self.module, *(arguments.pop(name) for name in ARGUMENTS[:4]), **arguments)
         return output
-
-
-def _mask_rows(given: Mapping[str, Any], spec: AttentionSpec, row_R: Tensor, host_R: Tensor) -> Tensor:
-    mask = given.get("attention_mask")
-    if isinstance(mask, Tensor):
-        return mask[..., row_R, :] if mask.shape[-2] > 1 else mask
-    dtype = spec.q_BHQD.dtype
-
-    def make() -> Tensor:
-        runs = host_R.split(max(1, len(host_R) // 4))  # a look at a device's would make the host wait
-        seen = torch.cat([spec.visible.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
-        return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
-
-    return spec.visible.once(("mask of rows", len(host_R), dtype), make)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torch.func import functional_call
 
 from attnscope.errors import ModelError
 from attnscope.seam.failures import own_errors
-from attnscope.seam.forward import attention_modules, backbone, bare_model, hooks_around
+from attnscope.seam.forward import attention_modules, backbone, bare_model, hooks_around, temporary
 from attnscope.seam.listen import running
 
 SHORT = {"class": "CLS", "distillation": "DIST", "detection": "DET", "register": "REG"}
@@ -73,31 +74,25 @@ class _States:
     def of(self, pixels_BCHW: Tensor, changed: Mapping[str, Tensor] | None = None) -> Tensor:
         """The states; changed: parameters in place of the model's own."""
         self._entered.clear()
-        hooks = [
-            module.register_forward_pre_hook(self._enter, with_kwargs=True) for module in attention_modules(self.model)
-        ]
-        try:
-            with own_errors(self.model), running(self.model, None):
-                functional_call(self.part, dict(changed or {}), (pixels_BCHW,), dict(self.inputs))
-        except _EnteredError:
-            pass
-        finally:
-            for hook in hooks:
-                hook.remove()
+        modules = attention_modules(self.model)
+        hooks = [module.register_forward_pre_hook(self._enter, with_kwargs=True) for module in modules]
+        with suppress(_EnteredError), temporary(hooks), own_errors(self.model), running(self.model, None):
+            functional_call(self.part, dict(changed or {}), (pixels_BCHW,), dict(self.inputs))
         states = self._entered[0] if self._entered else torch.empty(0)
         if states.ndim != 3 or len(states) != 1:
             raise ModelError("the first attention layer of the model does not see all of the picture at once", OTHER)
         return states[0]
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        tensors = (one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.is_floating_point())
-        self._entered += [one.detach().clone() for one in tensors][:1]
+        values = (*args, *kwargs.values())
+        tensors = (value for value in values if isinstance(value, Tensor) and value.is_floating_point())
+        self._entered += [value.detach().clone() for value in tensors][:1]
         raise _EnteredError
 
     def moved(self, states_TE: Tensor) -> Tensor:
         """Which tokens differ from what they are unchanged, (T,) boolean."""
-        apart_T = (states_TE - self.plain_TE).float().norm(dim=-1)
-        return apart_T > 1e-3 * apart_T.max()
+        difference_T = (states_TE - self.plain_TE).float().norm(dim=-1)
+        return difference_T > 1e-3 * difference_T.max()
 
 
 def _spelled(
@@ -105,7 +100,7 @@ def _spelled(
 ) -> tuple[Tensor, Tensor]:
     """The number of each token's patch, (T,), and whether it has one, (T,)."""
     count = grid[0] * grid[1]
-    number_HW = torch.full(pixels_BCHW.shape[-2:], -1)
+    number_HW = torch.full(pixels_BCHW.shape[-2:], -1)  # pixels at the edge that fill no patch stay as they are
     of_grid = torch.arange(count).view(grid).repeat_interleave(side[0], 0).repeat_interleave(side[1], 1)
     number_HW[: of_grid.shape[0], : of_grid.shape[1]] = of_grid
     number_HW = number_HW.to(pixels_BCHW.device)
@@ -113,11 +108,13 @@ def _spelled(
     moved_2NT = torch.stack(
         [
             states.moved(states.of(torch.where(number_HW >= 0, pixels_BCHW + noise_BCHW * on_HW, pixels_BCHW)))
-            for wanted in (0, 1)
+            for value in (0, 1)
             for bit in range(max(1, (count - 1).bit_length()))
-            for on_HW in [(number_HW >> bit) & 1 == wanted]
+            for on_HW in [(number_HW >> bit) & 1 == value]
         ]
     ).unflatten(0, (2, -1))
+
+    # A token of one patch moves with a bit's zeros or with its ones; with both if several patches are in it.
     each_NT = moved_2NT.sum(0)
     if (each_NT > 1).any():
         raise ModelError("the model makes tokens of several patches each", OTHER)
@@ -127,9 +124,13 @@ def _spelled(
 
 def _names(states: _States, other_T: Tensor) -> Iterator[tuple[int, str]]:
     """{position: name} of the tokens that are no patches, by the parameter that each is made of."""
-    width, named = states.plain_TE.shape[-1], states.part.named_parameters()
-    outside = {name: one for name, one in named if one.shape[-1:] == (width,) and not re.search(r"\.\d+\.", name)}
-    for name, parameter in reversed(outside.items()) if other_T.any() else ():
+    width = states.plain_TE.shape[-1]
+    outside = [  # of the layers, which change tokens that are there already
+        (name, parameter)
+        for name, parameter in states.part.named_parameters()
+        if parameter.shape[-1:] == (width,) and not re.search(r"\.\d+\.", name)
+    ]
+    for name, parameter in reversed(outside) if other_T.any() else ():
         moved_T = states.moved(states.of(states.pixels_BCHW, {name: parameter + _noise(parameter)}))
         at = moved_T.nonzero()[:, 0].tolist()
         if at and not (moved_T & ~other_T).any():

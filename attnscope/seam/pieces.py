@@ -12,22 +12,31 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.pieces import PieceAttention
-from attnscope.attention.spec import AttentionSpec
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.report import CallCheck, settle
 
 
 def joined_calls(calls: Sequence[AttentionCall], places: Sequence[Tensor]) -> AttentionCall:
-    """One call over the tokens of several, each of whose texts stand at their places in the whole, (N,) or (W, N).
+    """One call over the tokens of several; places: of each call, where the tokens of its texts are in the whole, (N,)
+    or (W, N).
 
     >>> joined_calls(calls, [torch.tensor([0, 1, 4, 5]), torch.tensor([2, 3, 6, 7])]).P.keys
     8
     """
-    back = torch.cat([place.flatten() for place in places]).argsort()
-    P = PieceAttention([call.P for call in calls], places, _spec([call.spec for call in calls], back))
+    back = torch.cat([place.flatten() for place in places]).argsort().to(calls[0].P.device)
+
+    # Tokens one after the other as the calls have them, then in the order of the whole.
+    spec, specs = None, [call.spec for call in calls if call.spec is not None]
+    if len(specs) == len(calls):
+        q, k, v = (
+            torch.cat([getattr(own, name).transpose(0, 1).flatten(1, 2) for own in specs], 1)[None, :, back]
+            for name in ("q_BHQD", "k_BGKD", "v_BGKV")
+        )
+        spec = replace(specs[0], q_BHQD=q, k_BGKD=k, v_BGKV=v)
+    P = PieceAttention([call.P for call in calls], places, spec)
     outputs = [call.output_BQHV.flatten(0, 1) for call in calls if call.output_BQHV is not None]
-    output_BQHV = torch.cat(outputs)[back.to(P.device)][None] if len(outputs) == len(calls) else None
-    return AttentionCall(calls[0].place, P, P.spec, None, output_BQHV)
+    output_BQHV = torch.cat(outputs)[back][None] if len(outputs) == len(calls) else None
+    return AttentionCall(calls[0].place, P, spec, None, output_BQHV)
 
 
 def in_one(calls: Sequence[AttentionCall]) -> list[AttentionCall]:
@@ -36,30 +45,17 @@ def in_one(calls: Sequence[AttentionCall]) -> list[AttentionCall]:
     >>> [call.P.keys for call in in_one(calls)]
     [8]
     """
-    if len(calls) == 1 or not all(_whole(call) for call in calls):
+    # Each call must be over one text, all of whose queries see all of its keys: then none sees another call's tokens.
+    whole = all(
+        call.spec is not None and call.P.batch == 1 and call.visible.by_position and call.P.queries == call.P.keys
+        for call in calls
+    )
+    if len(calls) == 1 or not whole:
         return list(calls)
     places = torch.arange(sum(call.P.keys for call in calls)).split([call.P.keys for call in calls])
-    made = joined_calls(calls, places)
+    joined = joined_calls(calls, places)
     own = all(call.weights_BHQK is not None for call in calls)
-    return [replace(made, weights_BHQK=made.P.dense() if own else None)]
-
-
-def _whole(call: AttentionCall) -> bool:
-    """Whether all of a call's queries see all of its keys, which are the same tokens."""
-    one_text = call.spec is not None and call.P.batch == 1
-    return one_text and call.visible.by_position and call.P.queries == call.P.keys
-
-
-def _spec(specs: Sequence[AttentionSpec | None], back: Tensor) -> AttentionSpec | None:
-    there = [spec for spec in specs if spec is not None]
-    if len(there) < len(specs):
-        return None
-    back = back.to(there[0].device)
-    q, k, v = (
-        torch.cat([getattr(spec, name).transpose(0, 1).flatten(1, 2) for spec in there], 1)[None, :, back]
-        for name in ("q_BHQD", "k_BGKD", "v_BGKV")
-    )
-    return replace(there[0], q_BHQD=q, k_BGKD=k, v_BGKV=v)
+    return [replace(joined, weights_BHQK=joined.P.dense() if own else None)]
 
 
 def joined_checks(checks: Sequence[CallCheck]) -> CallCheck:
@@ -68,8 +64,8 @@ def joined_checks(checks: Sequence[CallCheck]) -> CallCheck:
     settle(checks)
 
     def largest(name: str) -> float | None:
-        found = [getattr(check, name) for check in checks]
-        return None if None in found else max(found)
+        numbers = [getattr(check, name) for check in checks]
+        return None if None in numbers else max(numbers)
 
     return replace(
         checks[0],

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from attnscope.model.quantised import is_plain
 from attnscope.seam.checks import relative_error, same_numbers
 from attnscope.seam.engines import ENGINES, UNCHECKED, full_precision
+from attnscope.seam.forward import attention_modules, temporary
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.seam.report import tolerance
 
@@ -27,40 +28,34 @@ if TYPE_CHECKING:
 def output_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **inputs: Any) -> dict[nn.Module, nn.Module]:
     """{attention module: its output projection}: the linear module that is given the heads' outputs as they are.
 
-    It may lie outside the module that attends, as BERT's does. ids: of one text, or what the model's forward is given
-    first, and inputs what beside it, see `inputs.given`. One with an adapter beside its weights is the layer around
-    both, which is given them before its parts are.
+    It may be outside the module that attends, as BERT's is. ids: of one text, or what the model's forward is given
+    first, and inputs what else, see `inputs.given`. One with an adapter is the layer around it and its own weights,
+    which is given the heads' outputs before its parts are.
     """
     reads = ids if isinstance(ids, Tensor) else torch.tensor([list(ids)], device=loaded.device)
-    given: dict[nn.Module, Tensor] = {}
-    found: dict[nn.Module, nn.Module] = {}
+    outputs: dict[nn.Module, Tensor] = {}  # of all heads side by side, by the module that attends
+    projections: dict[nn.Module, nn.Module] = {}
     since: list[tuple[nn.Module, Tensor]] = []  # what modules were given since the last call
 
     def on_call(call: AttentionCall) -> None:
         if call.output_BQHV is not None:
-            given[call.module] = call.output_BQHV.flatten(-2)
+            outputs[call.module] = call.output_BQHV.flatten(-2)
             for module, x in since if call.spec is None else ():  # such a call is heard when its module is left
-                if same_numbers(x, given[call.module]):
-                    found.setdefault(call.module, module)
+                if same_numbers(x, outputs[call.module]):
+                    projections.setdefault(call.module, module)
         since.clear()
 
-    def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if not inputs or not isinstance(inputs[0], Tensor):
+    def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not args or not isinstance(args[0], Tensor):
             return
-        since.append((module, inputs[0]))
-        attention, heads = next(reversed(given.items()), (None, None))  # the last that called
-        if attention is None or heads is None:
-            return
-        if same_numbers(inputs[0], heads):
-            found.setdefault(attention, module)
+        since.append((module, args[0]))
+        for attention, heads in list(outputs.items())[-1:]:  # the last that called
+            if same_numbers(args[0], heads):
+                projections.setdefault(attention, module)
 
-    handles = [part.register_forward_pre_hook(before) for part in weighted(loaded.model)]
-    try:
+    with temporary([part.register_forward_pre_hook(before) for part in weighted(loaded.model)]):
         listen(loaded.model, reads, on_call, engine=ENGINES["eager"], **inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return {attention: out for attention, out in found.items() if _is_linear(out, given[attention])}
+    return {attention: out for attention, out in projections.items() if _is_linear(out, outputs[attention])}
 
 
 def gated_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **inputs: Any) -> dict[nn.Module, nn.Module]:
@@ -73,16 +68,17 @@ def gated_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **inputs
     """
     if not calls_interface(loaded.model):
         return {}
-    heard = _Scaled(loaded, ids if isinstance(ids, Tensor) else torch.tensor([list(ids)], device=loaded.device), inputs)
-    first, second = heard.given(intact=True), heard.given(intact=False)
-    found = {}
-    for attention, given in first.items():
-        for part, before in reversed(given.items()):  # what is nearest to the module's output first
+    reads = ids if isinstance(ids, Tensor) else torch.tensor([list(ids)], device=loaded.device)
+    passes = _Scaled(loaded, reads, inputs)
+    first, second = passes.given(intact=True), passes.given(intact=False)
+    projections = {}
+    for attention, inputs_of in first.items():
+        for part, before in reversed(inputs_of.items()):  # what is nearest to the module's output first
             after = second.get(attention, {}).get(part)
-            if after is not None and heard.scales(attention, before, after) and _is_linear(part, before.flatten(-2)):
-                found[attention] = part
+            if after is not None and passes.scales(attention, before, after) and _is_linear(part, before.flatten(-2)):
+                projections[attention] = part
                 break
-    return found
+    return projections
 
 
 def plain_and_gated(
@@ -90,12 +86,12 @@ def plain_and_gated(
 ) -> tuple[dict[nn.Module, nn.Module], dict[nn.Module, nn.Module]]:
     """`output_projections`, and where these are fewer than `modules`, `gated_projections` of the others."""
     plain = output_projections(loaded, ids, **inputs)
-    found = gated_projections(loaded, ids, **inputs) if len(plain) < modules else {}
-    return plain, {attention: out for attention, out in found.items() if attention not in plain}
+    gated = gated_projections(loaded, ids, **inputs) if len(plain) < modules else {}
+    return plain, {attention: out for attention, out in gated.items() if attention not in plain}
 
 
 class ProjectionInputs:
-    """What output projections are given, while the pass goes on.
+    """What output projections are given, while the pass continues.
 
     out: {attention module: its output projection}.
 
@@ -122,13 +118,11 @@ class ProjectionInputs:
                 with torch.no_grad(), full_precision(inputs[0].device):
                     call(inputs[0])
 
-        handles = [one.register_forward_pre_hook(before) for one in self.out.values()]
-        try:
-            yield
-        finally:
-            self._waiting.clear()
-            for handle in handles:
-                handle.remove()
+        with temporary([out.register_forward_pre_hook(before) for out in self.out.values()]):
+            try:
+                yield
+            finally:
+                self._waiting.clear()
 
 
 class _Scaled:
@@ -145,7 +139,7 @@ class _Scaled:
 
     def given(self, intact: bool) -> dict[nn.Module, dict[nn.Module, Tensor]]:
         """What the parts of each attention module were given after its call, of as many numbers as the heads give."""
-        found: dict[nn.Module, dict[nn.Module, Tensor]] = {}
+        inputs_of: dict[nn.Module, dict[nn.Module, Tensor]] = {}
         calls: dict[nn.Module, Tensor] = {}
         twice: set[nn.Module] = set()
 
@@ -156,25 +150,23 @@ class _Scaled:
             return None if intact else call.output_BQHV * self._factor(call.module, call.output_BQHV)
 
         def watch(attention: nn.Module) -> Any:
-            def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-                heads, x = calls.get(attention), inputs[0] if inputs else None
+            def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+                heads, x = calls.get(attention), args[0] if args else None
                 if heads is not None and isinstance(x, Tensor) and x.numel() == heads.numel():
-                    found.setdefault(attention, {})[module] = x.reshape(heads.shape).clone()
+                    inputs_of.setdefault(attention, {})[module] = x.reshape(heads.shape).clone()
 
             return before
 
-        def after(attention: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        # The second pass gets the first one's outputs, so that each layer is given the same in both.
+        def after(attention: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             return self._gave.setdefault(attention, output) if attention in calls else None
 
-        attentions = _attentions(self._model)
-        handles = [part.register_forward_pre_hook(watch(one)) for one in attentions for part in weighted(one)]
-        handles += [one.register_forward_hook(after) for one in attentions]
-        try:
+        attentions = attention_modules(self._model)
+        hooks = [part.register_forward_pre_hook(watch(outer)) for outer in attentions for part in weighted(outer)]
+        hooks += [attention.register_forward_hook(after) for attention in attentions]
+        with temporary(hooks):
             listen(self._model, self._ids, lambda call: None, engine=UNCHECKED, change=change, **self._inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return {attention: given for attention, given in found.items() if attention not in twice}
+        return {attention: parts for attention, parts in inputs_of.items() if attention not in twice}
 
     def scales(self, attention: nn.Module, before_BTHV: Tensor, after_BTHV: Tensor) -> bool:
         """Whether the second input is the first times the factors, but for one factor per token and head."""
@@ -191,18 +183,14 @@ class _Scaled:
         return self._factor_HV[attention]
 
 
-def _attentions(model: nn.Module) -> list[nn.Module]:
-    return [one for one in model.modules() if "attention" in type(one).__name__.lower()]
-
-
 def weighted(module: nn.Module) -> list[nn.Module]:
     """The parts of a module that have weights and no parts, and those with an adapter.
 
-    >>> [type(one).__name__ for one in weighted(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))]
+    >>> [type(part).__name__ for part in weighted(nn.Sequential(nn.Linear(1, 1), nn.ReLU()))]
     ['Linear']
     """
-    parts = [one for one in module.modules() if one is not module and list(one.parameters())]
-    return [one for one in parts if not list(one.children()) or hasattr(one, "base_layer")]
+    parts = [part for part in module.modules() if part is not module and list(part.parameters())]
+    return [part for part in parts if not list(part.children()) or hasattr(part, "base_layer")]
 
 
 @torch.no_grad()

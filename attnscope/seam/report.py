@@ -44,7 +44,7 @@ class CallCheck:
     model's own output or weights, where there are any: not always that of the model. answered_by: which of attnscope's
     own ways read each kind of question, {"Entropy": "tiles"}. stack: the layer's stack. repeats: whether its weights
     are those of the call before it: of the same q and k, over other values. ahead: the share of its queries that see
-    the key behind their own. back_alone: whether none may, by the model's config and class; None where they do not say
+    the key after their own. back_alone: whether none may, by the model's config and class; None where they do not say
     it. owed: numbers still on a device, by field; `settle` reads them.
     """
 
@@ -70,9 +70,9 @@ class CallCheck:
     back_alone: bool | None = None
     owed: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
-    def note(self, **found: Tensor | None) -> None:
+    def note(self, **numbers: Tensor | None) -> None:
         """Numbers that were measured, one each, by field: on a CPU known at once, on a device owed."""
-        for name, number in found.items():
+        for name, number in numbers.items():
             self.owed.pop(name, None)
             if number is None or number.device.type == "cpu":
                 setattr(self, name, None if number is None else float(number.detach()))
@@ -100,16 +100,16 @@ class CallCheck:
         if self.no_number:
             weights = _nan(self.row_sum_error) or _nan(self.masked_weight)
             return [f"{self.name}: NaN {'among its weights' if weights else 'in P V, or in its own output'}"]
-        row, value = max(tolerance(one) for one in (dtype, self.dtype or dtype))
+        row, value = max(tolerance(of) for of in (dtype, self.dtype or dtype))
         limits = (
             ("row sums off by", self.row_sum_error, row),
             ("weight on masked keys", self.masked_weight, 0.0),
             ("P V differs from the layer's own output by", self.value_error, value),
         )
         return [
-            f"{self.name}: {what} {found:.2g} (allowed {limit:.2g})"
-            for what, found, limit in limits
-            if found is not None and not found <= limit
+            f"{self.name}: {what} {number:.2g} (allowed {limit:.2g})"
+            for what, number, limit in limits
+            if number is not None and not number <= limit
         ]
 
 
@@ -145,7 +145,7 @@ def turned(checks: Iterable[CallCheck]) -> list[str]:
     for check in checks:
         if check.turned:
             layers.setdefault((check.stack, check.turned), []).append(check.layer)
-    return [f"{prefix(stack)}layers {sorted({*found})}: {what}" for (stack, what), found in layers.items()]
+    return [f"{prefix(stack)}layers {sorted({*numbers})}: {what}" for (stack, what), numbers in layers.items()]
 
 
 def _nan(number: float | None) -> bool:
@@ -199,10 +199,10 @@ class CaptureReport:
         return joined_ways({kind: [way] for kind, way in check.answered_by.items()} for check in self.calls)
 
 
-def joined_ways(found: Iterable[Mapping[str, Iterable[str]]]) -> dict[str, list[str]]:
+def joined_ways(accounts: Iterable[Mapping[str, Iterable[str]]]) -> dict[str, list[str]]:
     """Who read each kind of question, of several such accounts: {"Entropy": ["numba", "tiles"]}."""
     ways: dict[str, set[str]] = {}
-    for one in found:
-        for kind, names in one.items():
+    for account in accounts:
+        for kind, names in account.items():
             ways.setdefault(kind, set()).update(names)
     return {kind: sorted(names) for kind, names in sorted(ways.items())}

@@ -27,14 +27,13 @@ def in_streams(count: int) -> str:
     return f"its residual is {count} streams that every block mixes, as in hyper-connections, and no plain sum"
 
 
-def has_earlier(given: Iterable[Tensor], earlier: Sequence[Tensor]) -> bool:
+def has_earlier(inputs: Iterable[Tensor], earlier: Sequence[Tensor]) -> bool:
     """Whether a block is given, side by side in one tensor, what earlier blocks were given, (B, T, E) each."""
-    stacked = [one for one in given if one.ndim > 3 and one.is_floating_point()]
-    return any(_within(one_BTE, many) for one_BTE in earlier for many in stacked)
-
-
-def _within(one_BTE: Tensor, many: Tensor) -> bool:
-    """Whether a tensor is one of those that another holds along its axis before the last."""
-    if one_BTE.ndim != 3 or many.shape[:-2] != one_BTE.shape[:-1] or many.shape[-1:] != one_BTE.shape[-1:]:
-        return False
-    return any(bool((part_BTE == one_BTE).all()) for part_BTE in many.unbind(-2))
+    stacked = [value for value in inputs if value.ndim > 3 and value.is_floating_point()]
+    return any(
+        bool((part_BTE == state_BTE).all())
+        for state_BTE in earlier
+        for many in stacked
+        if state_BTE.ndim == 3 and (*many.shape[:-2], many.shape[-1]) == state_BTE.shape
+        for part_BTE in many.unbind(-2)
+    )

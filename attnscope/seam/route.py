@@ -1,4 +1,4 @@
-"""Whether a model's attention asks the interface, and what its forward pass must be told for its weights to be heard.
+"""Whether a model's attention asks the interface, and what its forward pass must be given for its weights to be heard.
 
 Of transformers' own families `families.py` knows it. Of code that somebody else wrote, a pass over two tokens shows it.
 """
@@ -26,7 +26,7 @@ class Route:
     extras: Mapping[str, Any] = field(default_factory=dict)
 
 
-_found: WeakKeyDictionary[nn.Module, Route] = WeakKeyDictionary()
+_routes: WeakKeyDictionary[nn.Module, Route] = WeakKeyDictionary()
 
 
 def route_of(model: nn.Module, heard: Callable[[Mapping[str, Any]], set[str]]) -> Route:
@@ -35,28 +35,20 @@ def route_of(model: nn.Module, heard: Callable[[Mapping[str, Any]], set[str]]) -
     >>> route_of(attnscope.load("demo").model, lambda extras: set()).interface
     True
     """
-    if type(model).__module__.startswith("transformers.") or not hasattr(model, "config"):
-        known = family_of(model)
-        asks = not known.bypasses_interface and _asks(model)
-        return Route(asks, ASKED if known.returns_weights_when_asked else {})
-    if model not in _found:
-        _found[model] = _tried(heard)
-    return _found[model]
+    has_config = hasattr(model, "config")
+    if type(model).__module__.startswith("transformers.") or not has_config:
+        family = family_of(model)
+        files = {type(module) for module in model.modules()} if has_config else ()
+        asks = not family.bypasses_interface and (not has_config or any(map(knows_interface, files)))
+        return Route(asks, ASKED if family.returns_weights_when_asked else {})
 
-
-def _asks(model: nn.Module) -> bool:
-    """Whether a file of transformers that the model's modules come from knows the interface."""
-    if not hasattr(model, "config"):
-        return True
-    return any(map(knows_interface, {type(module) for module in model.modules()}))
-
-
-def _tried(heard: Callable[[Mapping[str, Any]], set[str]]) -> Route:
-    for extras in ({}, ASKED):
+    # Code that somebody else wrote may ask the interface, return its weights, or return them to who asks for them.
+    for extras in ({}, ASKED) if model not in _routes else ():
         try:
             routes = heard(extras)
-        except Exception:  # any author's code: what is wrong with it is said where it is run in earnest
+        except Exception:  # any author's code: what is wrong with it is shown where it is run in earnest
             continue
         if routes:
-            return Route("interface" in routes, extras)
-    return Route()
+            _routes[model] = Route("interface" in routes, extras)
+            break
+    return _routes.setdefault(model, Route())

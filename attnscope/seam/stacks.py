@@ -34,7 +34,9 @@ class Stacks:
         self._of: dict[nn.Module, str] = {}
         self._crossing: dict[nn.Module, bool] = {}
         self._states: set[int] = set()  # where the encoder's output lies
-        self.encoder = _encoder(model) if getattr(config, "is_encoder_decoder", False) else None
+        has_encoder = getattr(config, "is_encoder_decoder", False)
+        encoder = getattr(model, "get_encoder", lambda: None)() if has_encoder else None  # of an encoder's, itself
+        self.encoder = encoder if isinstance(encoder, nn.Module) else None
         self._mark(self.encoder, ENCODER)
         parts = {VISION: "vision_config"} | dict(family(getattr(config, "model_type", None)).parts)
         stacks = {id(getattr(config, name)): stack for stack, name in parts.items() if getattr(config, name, None)}
@@ -43,7 +45,7 @@ class Stacks:
                 self._mark(module, stack)
 
     def _mark(self, part: nn.Module | None, stack: str) -> None:
-        crossing = next((one for one, of in CROSSING.items() if of == stack), stack)
+        crossing = next((crossed for crossed, of in CROSSING.items() if of == stack), stack)
         for module in part.modules() if part is not None else ():
             self._of.setdefault(module, crossing if "Cross" in type(module).__name__ else stack)
 
@@ -53,13 +55,13 @@ class Stacks:
         return CROSS if stack == DECODER and self._crossing.get(module) else stack
 
     def back_alone(self, stack: str) -> bool | None:
-        """Whether queries of a stack see no key behind their own, by config and class; None where these do not say."""
+        """Whether queries of a stack see no key after their own, by config and class; None where these do not say."""
         if stack not in self._back_alone:
             self._back_alone[stack] = None if self.config is None else looks_back_alone(self.config, stack)
         return self._back_alone[stack]
 
     def hook(self, modules: Iterable[nn.Module]) -> list[Any]:
-        """Hooks that watch what the attention modules of a decoder beside an encoder are given; none without one."""
+        """Hooks that watch what the attention modules of a decoder with an encoder are given; none without one."""
         if self.encoder is None:
             return []
         watched = [module for module in modules if self._of.get(module) is None]
@@ -73,10 +75,10 @@ class Stacks:
         self._states = {_place(states)} if isinstance(states, Tensor) else set()
 
     def _watch(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        given = {**dict(zip(_names(type(module).forward), args, strict=False)), **kwargs}
-        named = any(isinstance(given.get(name), Tensor) for name in FROM_ENCODER)
-        tensors = (one for one in given.values() if isinstance(one, Tensor))
-        self._crossing[module] = named or any(_place(one) in self._states for one in tensors)
+        arguments = {**dict(zip(_names(type(module).forward), args, strict=False)), **kwargs}
+        by_name = any(isinstance(arguments.get(name), Tensor) for name in FROM_ENCODER)
+        tensors = (value for value in arguments.values() if isinstance(value, Tensor))
+        self._crossing[module] = by_name or any(_place(value) in self._states for value in tensors)
 
 
 def _place(tensor: Tensor) -> int:
@@ -90,10 +92,3 @@ def _place(tensor: Tensor) -> int:
 def _names(forward: Callable[..., Any]) -> tuple[str, ...]:
     """What the forward of a class calls its arguments, in order."""
     return tuple(inspect.signature(forward).parameters)[1:]
-
-
-def _encoder(model: nn.Module) -> nn.Module | None:
-    """The encoder of an encoder-decoder; the model itself where it is one's encoder."""
-    get = getattr(model, "get_encoder", None)
-    part = get() if get is not None else None
-    return part if isinstance(part, nn.Module) else None

@@ -25,7 +25,7 @@ PRODUCTS = ("matmul", "bmm", "einsum")
 
 @dataclass(frozen=True)
 class Computed:
-    """What a module computed beside its weights, each None where it was not seen.
+    """What a module computed with its weights, each None where it was not seen.
 
     logits_BHQK: what the softmax was given, masked. v_BGKV: each value is that of H / G heads. output_BQHV: what the
     heads gave, before the output projection.
@@ -69,7 +69,7 @@ class Watch(TorchFunctionMode):
 
     def leave(self, module: nn.Module) -> list[FunctionCall]:
         """What was kept of a module that ends, and of none that another error has ended; nothing where none began."""
-        if all(one is not module for one, _ in self._running):
+        if all(running is not module for running, _ in self._running):
             return []
         while self._running[-1][0] is not module:
             self._running.pop()
@@ -81,20 +81,21 @@ class Watch(TorchFunctionMode):
         gave = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "").strip("_")
         if self._running and (name == SOFTMAX or name in PRODUCTS) and isinstance(gave, Tensor):
-            steps, again = self._running[-1][1], partial(func, *args, **(kwargs or {}))
-            named = kwargs or {}
-            given = (*args, *(named[name] for name in ("input", "other", "mat2") if name in named))
-            step = FunctionCall(name, given, gave.numel(), None if name == SOFTMAX else gave, again)
-            if name == SOFTMAX or any(_left(step).numel() == one.size for one in steps if one.name == SOFTMAX):
+            steps, by_name = self._running[-1][1], kwargs or {}
+            tensors = (*args, *(by_name[key] for key in ("input", "other", "mat2") if key in by_name))
+            again = partial(func, *args, **by_name)
+            step = FunctionCall(name, tensors, gave.numel(), None if name == SOFTMAX else gave, again)
+            sizes = [earlier.size for earlier in steps if earlier.name == SOFTMAX]
+            if name == SOFTMAX or _left(step).numel() in sizes:
                 steps.append(step)  # no product from before the softmax: it would keep a matrix alive
         return gave
 
 
 def computed(steps: Sequence[FunctionCall], weights_BHQK: Tensor) -> Computed:
-    """What the module that gave these weights computed beside them."""
+    """What the module that gave these weights computed with them."""
     shape = weights_BHQK.shape
-    logits = next((_left(one) for one in steps if one.name == SOFTMAX and _are(one.again(), weights_BHQK)), None)
-    product = next((one for one in steps if one.name != SOFTMAX and _are(_left(one), weights_BHQK)), None)
+    logits = next((_left(step) for step in steps if step.name == SOFTMAX and _are(step.again(), weights_BHQK)), None)
+    product = next((step for step in steps if step.name != SOFTMAX and _are(_left(step), weights_BHQK)), None)
     v_BGKV, output_BQHV = (None, None) if product is None else _values(product, *shape)
     return Computed(None if logits is None else logits.reshape(shape), v_BGKV, output_BQHV)
 
@@ -102,8 +103,8 @@ def computed(steps: Sequence[FunctionCall], weights_BHQK: Tensor) -> Computed:
 def _left(step: FunctionCall) -> Tensor:
     """What a softmax or a product was given first."""
     if step.name != "einsum":
-        given: Tensor = step.args[0]
-        return given
+        first: Tensor = step.args[0]
+        return first
     operands = step.args[1:] if isinstance(step.args[1], Tensor) else step.args[1]
     return operands[0]
 
@@ -129,13 +130,13 @@ def _values_of_sum(product: FunctionCall) -> tuple[Tensor | None, Tensor | None]
     """The same of `einsum("bnij,jbnd->ibnd", weights, values)`, whatever the order of the letters."""
     equation, *operands = product.args
     operands = operands if isinstance(operands[0], Tensor) else list(operands[0])
-    given, _, made = equation.replace(" ", "").partition("->")
-    left, right = given.split(",") if given.count(",") == 1 else ("", "")
-    width = set(right) - set(left)
-    if len(left) != 4 or len(right) != 4 or len(width) != 1 or left[2] in right or len(made) != 4:
+    inputs, _, output = equation.replace(" ", "").partition("->")
+    left, right = inputs.split(",") if inputs.count(",") == 1 else ("", "")
+    widths = set(right) - set(left)
+    if len(left) != 4 or len(right) != 4 or len(widths) != 1 or left[2] in right or len(output) != 4:
         return None, None
     text, head, query, key = tuple(left)
-    [one] = width
+    [width] = widths
     assert product.gave is not None
-    v_BHKV = operands[1].permute([right.index(letter) for letter in (text, head, key, one)])
-    return v_BHKV, product.gave.permute([made.index(letter) for letter in (text, query, head, one)])
+    v_BHKV = operands[1].permute([right.index(letter) for letter in (text, head, key, width)])
+    return v_BHKV, product.gave.permute([output.index(letter) for letter in (text, query, head, width)])

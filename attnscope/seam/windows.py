@@ -1,4 +1,4 @@
-"""A vision tower that attends window by window: its calls of a layer, told as one when the layer is done.
+"""A vision tower that attends window by window: its calls of a layer, handed on as one when the layer is done.
 
 Windows of equal size are the texts of one batch, so that a layer is asked once per size, not once per window.
 
@@ -48,10 +48,14 @@ class InWindows:
         self.waiting: dict[nn.Module, list[Heard]] = {}
 
     def run(self, place: CallPlace, spec: AttentionSpec, own: OwnAttention) -> tuple[Tensor, CallCheck | None]:
-        """A call's output, and how it held; None of one that is told when its module is done."""
+        """A call's output, and how it held; None of one that is handed on when its module is done."""
         if spec.q_BHQD.shape[2] == len(self.order_T):
             return self.engine.run(place, spec, own, lambda call: self.on_call(joined_calls([call], [self.order_T])))
-        if self.engine.alters or not _plain(spec):
+
+        # Calls can be joined that are of one text, all of whose queries see all of its keys, by q and k alone.
+        seen = spec.visible.by_position and not spec.visible.causal and spec.q_BHQD.shape[2] == spec.visible.keys
+        plain = seen and spec.batch == 1 and spec.bias is None and spec.sinks is None
+        if self.engine.alters or not plain:
             return self.engine.run(place, spec, own, self.on_call)
         output, weights = own()
         self.waiting.setdefault(own.module, []).append(Heard(place, spec, own, output, weights))
@@ -60,57 +64,44 @@ class InWindows:
     def done(self, module: nn.Module) -> list[CallCheck]:
         """How the calls of a module held, which has made all: of the first picture as one, of others by their size."""
         heard, counts = self.waiting.pop(module, []), [len(part) for part in self.patches]
-        if [one.spec.q_BHQD.shape[2] for one in heard[: len(counts)]] != counts:
-            return [self._told(group)[1] for group in _groups(heard)]
-        told = [self._told([heard[one] for one in numbers]) for numbers, _ in self.groups]
-        calls, checks = zip(*told, strict=True)
+        first, others = heard[: len(counts)], heard[len(counts) :]
+        if [call.spec.q_BHQD.shape[2] for call in first] != counts:  # this layer does not attend in these windows
+            return _checks_by_size(heard)
+        batches = [_as_batch([first[number] for number in numbers]) for numbers, _ in self.groups]
+        calls, checks = zip(*batches, strict=True)
         self.on_call(joined_calls(calls, [patch_WN for _, patch_WN in self.groups]))
-        return [joined_checks(checks), *(self._told(group)[1] for group in _groups(heard[len(counts) :]))]
+        return [joined_checks(checks), *_checks_by_size(others)]
 
-    def _told(self, heard: Sequence[Heard]) -> tuple[AttentionCall, CallCheck]:
-        """Calls of equal size as those of one batch of texts, and how they held."""
-        one = _stacked(heard)
-        weights, spec = one.weights_BHQK, one.spec
-        P = RowsAttention(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
-        call = AttentionCall(one.place, P, spec, weights, one.output_BQHV)
-        with full_precision(P.device):
-            check = check_own(call, one.own)
-        tokens = P.batch * P.keys
-        return call, replace(check, keys=tokens, queries=tokens)
+
+def _as_batch(heard: Sequence[Heard]) -> tuple[AttentionCall, CallCheck]:
+    """Calls of equal size as those of one batch of texts, and how they held."""
+    q, k, v = (torch.cat([getattr(call.spec, name) for call in heard]) for name in ("q_BHQD", "k_BGKD", "v_BGKV"))
+    spec = replace(heard[0].spec, q_BHQD=q, k_BGKD=k, v_BGKV=v)
+    matrices = [call.weights_BHQK for call in heard if call.weights_BHQK is not None]
+    weights = torch.cat(matrices) if matrices else None
+    P = RowsAttention(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
+    call = AttentionCall(heard[0].place, P, spec, weights, torch.cat([call.output_BQHV for call in heard]))
+    with full_precision(P.device):
+        check = check_own(call, heard[0].own)
+    tokens = P.batch * P.keys
+    return call, replace(check, keys=tokens, queries=tokens)
+
+
+def _checks_by_size(heard: Sequence[Heard]) -> list[CallCheck]:
+    """How calls held, those of one size together."""
+    by_size: dict[int, list[Heard]] = {}
+    for call in heard:
+        by_size.setdefault(call.spec.q_BHQD.shape[2], []).append(call)
+    return [_as_batch(calls)[1] for calls in by_size.values()]
 
 
 def of_equal_size(patches: Sequence[Sequence[int]]) -> list[tuple[list[int], Tensor]]:
-    """The numbers of the windows of each size and their patches, (W, N); the window of patch 0 stands alone.
+    """The numbers of the windows of each size and their patches, (W, N); the window of patch 0 is alone.
 
     >>> [(numbers, patch_WN.shape) for numbers, patch_WN in of_equal_size([[0, 1], [2, 3], [4, 5], [6]])]
     [([0], torch.Size([1, 2])), ([1, 2], torch.Size([2, 2])), ([3], torch.Size([1, 1]))]
     """
-    found: dict[tuple[int, bool], list[int]] = {}
+    by_size: dict[tuple[int, bool], list[int]] = {}
     for number, part in enumerate(patches):
-        found.setdefault((len(part), 0 in part), []).append(number)
-    return [(numbers, torch.tensor([patches[one] for one in numbers])) for numbers in found.values()]
-
-
-def _groups(heard: Sequence[Heard]) -> list[list[Heard]]:
-    """Calls by their size."""
-    found: dict[int, list[Heard]] = {}
-    for one in heard:
-        found.setdefault(one.spec.q_BHQD.shape[2], []).append(one)
-    return list(found.values())
-
-
-def _stacked(heard: Sequence[Heard]) -> Heard:
-    spec, weights = heard[0].spec, [one.weights_BHQK for one in heard if one.weights_BHQK is not None]
-    q, k, v = (torch.cat([getattr(one.spec, name) for one in heard]) for name in ("q_BHQD", "k_BGKD", "v_BGKV"))
-    return replace(
-        heard[0],
-        spec=replace(spec, q_BHQD=q, k_BGKD=k, v_BGKV=v),
-        output_BQHV=torch.cat([one.output_BQHV for one in heard]),
-        weights_BHQK=torch.cat(weights) if weights else None,
-    )
-
-
-def _plain(spec: AttentionSpec) -> bool:
-    """Whether a call is of one text, all of whose queries see all of its keys, by q and k alone."""
-    seen = spec.visible.by_position and not spec.visible.causal and spec.q_BHQD.shape[2] == spec.visible.keys
-    return seen and spec.batch == 1 and spec.bias is None and spec.sinks is None
+        by_size.setdefault((len(part), 0 in part), []).append(number)
+    return [(numbers, torch.tensor([patches[number] for number in numbers])) for numbers in by_size.values()]
