@@ -36,41 +36,25 @@ class RowsAgain:
 
     def blocks(self, query_NR: Tensor) -> Iterator[RowBlock]:
         """Blocks of at most BLOCK_BYTES; query_NR: the positions that are asked of each text, -1 where it has fewer."""
-        whole, spec = self._whole_groups, self.spec
-        numbers = spec.batch * whole.heads * spec.visible.keys
-        for start, stop in row_blocks(query_NR.shape[1], numbers, spec.device):
-            query_Nr = query_NR[:, start:stop]
-            yield RowBlock(self._rows(whole, query_Nr.clamp_min(0)), self._places, query_Nr, start)
+        # All heads of the kv heads that the asked ones share: a group is multiplied as one matrix.
+        spec, device, per_group = self.spec, self.spec.device, self.spec.heads // self.spec.kv_heads
+        groups = sorted({head // per_group for head in self.heads})
+        members = [group * per_group + member for group in groups for member in range(per_group)]
+        shared_by, group_G = torch.tensor(members, device=device), torch.tensor(groups, device=device)
+        place_P = torch.searchsorted(shared_by, torch.tensor(self.heads, device=device))
 
-    @cached_property
-    def _groups(self) -> tuple[int, ...]:
-        """The kv heads that the heads share."""
-        per_group = self.spec.heads // self.spec.kv_heads
-        return tuple(sorted({head // per_group for head in self.heads}))
-
-    @cached_property
-    def _shared_by(self) -> Tensor:
-        """All heads of those kv heads."""
-        per_group = self.spec.heads // self.spec.kv_heads
-        found = [group * per_group + one for group in self._groups for one in range(per_group)]
-        return torch.tensor(found, device=self.spec.device)
-
-    @cached_property
-    def _places(self) -> Tensor:
-        """Where the asked heads stand among those, (P,)."""
-        return torch.searchsorted(self._shared_by, torch.tensor(self.heads, device=self.spec.device))
-
-    @cached_property
-    def _whole_groups(self) -> AttentionSpec:
-        """The call with those heads alone, k and v in float32."""
-        spec, groups = self.spec, torch.tensor(self._groups, device=self.spec.device)
+        # In float32 once, not once per block.
         k, v = spec.k_BGKD, spec.v_BGKV
         if len(groups) < spec.kv_heads:
-            k, v = k[:, groups], v[:, groups]
-        return replace(spec, q_BHQD=spec.q_BHQD[:, self._shared_by], k_BGKD=k.float(), v_BGKV=v.float())
+            k, v = k[:, group_G], v[:, group_G]
+        whole = replace(spec, q_BHQD=spec.q_BHQD[:, shared_by], k_BGKD=k.float(), v_BGKV=v.float())
+        numbers = spec.batch * whole.heads * spec.visible.keys
+        for start, stop in row_blocks(query_NR.shape[1], numbers, device):
+            query_Nr = query_NR[:, start:stop]
+            yield RowBlock(self._rows(whole, shared_by, query_Nr.clamp_min(0)), place_P, query_Nr, start)
 
-    def _rows(self, whole: AttentionSpec, query_Nr: Tensor) -> AttentionSpec:
-        """The call with some rows of each text alone."""
+    def _rows(self, whole: AttentionSpec, shared_by: Tensor, query_Nr: Tensor) -> AttentionSpec:
+        """The call with some rows of each text alone; whole: with the heads `shared_by`."""
         text_N11 = torch.arange(len(query_Nr), device=query_Nr.device)[:, None, None]
         head_1P1 = torch.arange(whole.heads, device=query_Nr.device)[None, :, None]
         query_N1r = query_Nr[:, None, :]
@@ -78,15 +62,19 @@ class RowsAgain:
         def of_rows(value_BHQX: Tensor) -> Tensor:
             """What a call has per text or once, per head or once, per query or once, of these rows."""
             texts, heads, queries = value_BHQX.shape[:3]
-            own = value_BHQX[:, self._shared_by] if heads == self.spec.heads > 1 else value_BHQX
+            own = value_BHQX[:, shared_by] if heads == self.spec.heads > 1 else value_BHQX
             return own[
                 text_N11 if texts > 1 else text_N11 * 0,
                 head_1P1 if own.shape[1] > 1 else head_1P1[:, :1] * 0,
                 query_N1r if queries > 1 else query_N1r * 0,
             ]
 
+        # Rows that are no longer in the text's order need a mask, also where the call has none.
         visible, mask = whole.visible, whole.visible.as_mask
-        seen = _by_position(visible, query_Nr) if mask is None else of_rows(mask[..., : visible.keys])
+        if mask is None:
+            seen = visible.seen_from(visible.position_Q[query_Nr])[:, None]
+        else:
+            seen = of_rows(mask[..., : visible.keys])
         sinks = None if whole.sinks is None else of_rows(whole.sinks[..., None])[..., 0]
         return replace(
             whole,
@@ -130,7 +118,7 @@ class RowBlock:
         return None if sinks is None else sinks.float().expand(-1, -1, rows)[..., None]
 
     def output(self, cut_NPrK: Tensor | None, how: CutHow) -> Tensor:
-        """The output, (N, r, P, V) in float32, without what is cut; 0 in a row that is left without keys."""
+        """The output, (N, r, P, V) in float32, without what is cut; 0 in a row without keys."""
         if cut_NPrK is None or how == "zero":
             weights = self.weights_NPrK if cut_NPrK is None else self.weights_NPrK.masked_fill(cut_NPrK, 0.0)
             return self.weighted(weights, self.logits_NPrK)
@@ -146,9 +134,9 @@ class RowBlock:
 
     def blind(self, cut_NPrK: Tensor | None = None) -> Tensor:
         """Boolean (N, r, P): a row that sees no key, or none but what is cut."""
-        left = self.seen_NPrK if cut_NPrK is None else self.seen_NPrK & ~cut_NPrK
+        uncut_NPrK = self.seen_NPrK if cut_NPrK is None else self.seen_NPrK & ~cut_NPrK
         shape = len(self.query_Nr), self.query_Nr.shape[1], len(self.places_P)
-        return (~left.any(-1)).transpose(1, 2).expand(shape)
+        return (~uncut_NPrK.any(-1)).transpose(1, 2).expand(shape)
 
     @cached_property
     def _asked(self) -> AttentionSpec:
@@ -166,28 +154,21 @@ class RowBlock:
         v_NGKV, per_group = self.spec.v_BGKV, self.spec.heads // self.spec.kv_heads
         N, P, r, K = weights_NPrK.shape
         if per_group * v_NGKV.shape[1] == P:
-            found = (weights_NPrK.reshape(N, -1, per_group * r, K) @ v_NGKV).view(N, P, r, -1)
+            output = (weights_NPrK.reshape(N, -1, per_group * r, K) @ v_NGKV).view(N, P, r, -1)
         else:
-            found = weights_NPrK @ v_NGKV[:, self.places_P // per_group]
+            output = weights_NPrK @ v_NGKV[:, self.places_P // per_group]
         if self.spec.sinks_scale_output and self._asked.sinks is not None:
-            found = found * torch.sigmoid(logits_NPrK.logsumexp(-1) - self._asked.sinks.float())[..., None]
-        return found.transpose(1, 2)
-
-
-def _by_position(visible: Visibility, query_Nr: Tensor) -> Tensor:
-    """Boolean (N, 1, r, K): the keys that a query sees by its position."""
-    position_N1r1 = visible.position_Q[query_Nr][:, None, :, None]
-    distance = position_N1r1 - torch.arange(visible.keys, device=query_Nr.device)
-    seen = distance >= 0 if visible.causal else torch.ones_like(distance, dtype=torch.bool)
-    return seen if visible.window is None else seen & (distance < visible.window)
+            output = output * torch.sigmoid(logits_NPrK.logsumexp(-1) - self._asked.sinks.float())[..., None]
+        return output.transpose(1, 2)
 
 
 def padded(queries: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Positions of every text as one tensor (N, R), -1 behind those of a text that has fewer.
+    """Positions of every text as one tensor (N, R), -1 after those of a text that has fewer.
 
     >>> padded([[3], [1, 4]], torch.device("cpu"))
     tensor([[ 3, -1],
             [ 1,  4]])
     """
     longest = max(map(len, queries), default=0)
-    return torch.tensor([[*one, *[-1] * (longest - len(one))] for one in queries], device=device).view(-1, longest)
+    rows = [[*positions, *[-1] * (longest - len(positions))] for positions in queries]
+    return torch.tensor(rows, device=device).view(-1, longest)

@@ -51,9 +51,9 @@ class AttentionOperator(ABC):
         >>> P.together([Entropy(), TopK(5)])[Entropy()].shape
         torch.Size([1, 6, 9])
         """
-        asked = list(dict.fromkeys(questions))
+        distinct = list(dict.fromkeys(questions))
         blocks = (self.block(start, stop) for start, stop in self.blocks())
-        return dict(zip(asked, read_blocks(blocks, asked), strict=True)) if asked else {}
+        return dict(zip(distinct, read_blocks(blocks, distinct), strict=True)) if distinct else {}
 
     def ask(self, question: Question) -> Any:
         """The answer to one question."""
@@ -84,7 +84,7 @@ class AttentionOperator(ABC):
         return self.ask(Entropy(skip_key0))
 
     def received(self, query_share_BQ: Tensor | None = None) -> Tensor:
-        """(B, H, K): what each key receives, on average over all queries unless said; see `questions.Received`."""
+        """(B, H, K): what each key receives, on average over all queries by default; see `questions.Received`."""
         if query_share_BQ is None:
             query_share_BQ = torch.full((1, self.queries), 1 / self.queries, device=self.device)
         return self.ask(Received(query_share_BQ))

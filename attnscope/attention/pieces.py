@@ -56,8 +56,9 @@ class PieceAttention(AttentionOperator):
     """A layer's attention known by that of its pieces.
 
     pieces: operators all of whose queries see all of their keys, each of one piece or of W of equal size as its texts.
-    places: where the tokens of each one's pieces stand, (N,) or (W, N); the piece of token 0 has an operator of its
-    own. spec: of the whole, whose logits across pieces its visibility hides; None where the pieces have none.
+    places: the places in the text of the tokens of each one's pieces, (N,) or (W, N); the piece of token 0 has an
+    operator of its own. spec: of the whole, whose logits across pieces its visibility hides; None where the pieces have
+    none.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class PieceAttention(AttentionOperator):
         super().__init__(1, pieces[0].heads, visible, spec, device)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        found = torch.zeros(self.heads, stop - start, self.keys, device=self.device)
+        rows_HrK = torch.zeros(self.heads, stop - start, self.keys, device=self.device)
         for piece, place_WN in zip(self.pieces, self.places, strict=True):
             inside_WN = (place_WN >= start) & (place_WN < stop)
             [some] = inside_WN.any(1).nonzero(as_tuple=True)
@@ -83,41 +84,40 @@ class PieceAttention(AttentionOperator):
                 at, query = inside_WN[some].nonzero(as_tuple=True)
                 rows_RHN = _whole(piece, some)[at, :, query]
                 keys_RN, queries_R = place_WN[some[at]], place_WN[some[at], query] - start
-                found[:, queries_R[:, None], keys_RN] = rows_RHN.transpose(0, 1)
-        return found[None]
+                rows_HrK[:, queries_R[:, None], keys_RN] = rows_RHN.transpose(0, 1)
+        return rows_HrK[None]
 
     def together(self, questions: Iterable[ask.Question]) -> Mapping[ask.Question, Any]:
-        asked = list(dict.fromkeys(questions))
-        local = [question for question in asked if type(question) in LOCAL]
-        parts = [self._of_pieces(local, *one) for one in zip(self.pieces, self.places, strict=True)]
-        found = {question: self._in_place([part[question] for part in parts]) for question in local}
-        return {**found, **super().together([question for question in asked if question not in found])}
+        distinct = list(dict.fromkeys(questions))
+        local = [question for question in distinct if type(question) in LOCAL]
 
-    @staticmethod
-    def _of_pieces(
-        questions: Sequence[ask.Question], piece: AttentionOperator, place_WN: Tensor
-    ) -> dict[ask.Question, Any]:
-        own = {question: LOCAL[type(question)](question, place_WN) for question in questions}
-        found = piece.together(own.values())
-        return {question: _of_text(found[one], question, place_WN) for question, one in own.items()}
+        # Each piece is asked in its own places, all questions in one pass.
+        parts: dict[ask.Question, list[Any]] = {question: [] for question in local}
+        for piece, place_WN in zip(self.pieces, self.places, strict=True):
+            own = {question: LOCAL[type(question)](question, place_WN) for question in local}
+            answers = piece.together(own.values())
+            for question, inner in own.items():
+                parts[question].append(_of_text(answers[inner], question, place_WN))
+        whole = {question: self._in_place(part) for question, part in parts.items()}
+        return {**whole, **super().together([question for question in distinct if question not in whole])}
 
     def _in_place(self, parts: Sequence[Any]) -> Any:
         """Answers (W, H, N, ...) as the text's, (1, H, T, ...)."""
         if isinstance(parts[0], tuple):
             return tuple(self._in_place(part) for part in zip(*parts, strict=True))
         joined = torch.cat([part.transpose(0, 1).flatten(1, 2) for part in parts], 1)
-        found = torch.empty_like(joined)
-        found[:, self.order_T] = joined
-        return found[None]
+        ordered = torch.empty_like(joined)
+        ordered[:, self.order_T] = joined
+        return ordered[None]
 
 
 class RowsAttention(TiledAttention):
     """P of many short texts, known by q and k: a block of rows of all of them at once, where tiles go text by text."""
 
     def together(self, questions: Iterable[ask.Question]) -> Mapping[ask.Question, Any]:
-        found = AttentionOperator.together(self, questions)
-        self.answered_by.update({type(question).__name__: "rows" for question in found})
-        return found
+        answers = AttentionOperator.together(self, questions)
+        self.answered_by.update({type(question).__name__: "rows" for question in answers})
+        return answers
 
 
 def _whole(piece: AttentionOperator, some: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ LOCAL: Mapping[type[ask.Question], Callable[[Any, Tensor], ask.Question]] = {
 
 
 def _of_text(answer: Any, question: ask.Question, place_WN: Tensor) -> Any:
-    """An answer of pieces in the text's numbers: keys where they stand, as many as were asked for."""
+    """An answer of pieces in the text's numbers: keys by their places in the text, as many as were asked for."""
     if not isinstance(question, ask.TopK):
         return answer
     weights, keys = answer

@@ -51,20 +51,30 @@ class Block:
 
     @cached_property
     def minus_p_ln_p(self) -> tuple[Tensor, Tensor]:
-        """-p ln p of key 0, and summed over the other keys, (B, H, r) each."""
-        p_ln_p = _p_ln_p(self.rows)
+        """-p ln p of key 0, and summed over the other keys, (B, H, r) each; 0 for a p of 0."""
+        if self.rows.device.type == "cpu":  # NumPy's vectorised logarithm takes a fifth of the time of torch's
+            p_ln_p = torch.empty_like(self.rows)
+            np.log(self.rows.clamp_min(TINY).numpy(), out=p_ln_p.numpy())  # not in place: that is a slow loop
+            p_ln_p.mul_(self.rows)
+        else:
+            p_ln_p = torch.special.entr(self.rows).neg_()
         return -p_ln_p[..., 0], -p_ln_p[..., 1:].sum(-1)
+
+    @property
+    def first_query(self) -> int:
+        """The position of the block's first query among the keys."""
+        return self.start + self.visible.keys - self.visible.queries
 
 
 def read_blocks(blocks: Iterable[Block], questions: Sequence[ask.Question]) -> list[Any]:
     """The answer to each question for all rows, from blocks of them in order."""
-    parts: list[list[Any]] = [[] for _ in questions]
-    asked = list(zip(questions, parts, strict=True))
-    widest_first = sorted(asked, key=lambda one: -one[0].k if isinstance(one[0], ask.TopK) else 0)
+    answers: list[tuple[ask.Question, list[Any]]] = [(question, []) for question in questions]
+    # The largest search of a block serves the smaller ones, see `Block.top`.
+    widest_first = sorted(answers, key=lambda answer: -answer[0].k if isinstance(answer[0], ask.TopK) else 0)
     for block in blocks:
-        for question, part in widest_first:
-            part.append(READ[type(question)](block, question))
-    return [join(question, part) for question, part in asked]
+        for question, parts in widest_first:
+            parts.append(READ[type(question)](block, question))
+    return [join(question, parts) for question, parts in answers]
 
 
 def join(question: ask.Question, parts: Sequence[Any]) -> Any:
@@ -93,16 +103,6 @@ def _entropy(block: Block, question: ask.Entropy) -> Tensor:
     return (raw / total + total.log()).clamp_min(0.0)  # -sum (p/m) ln (p/m) = (-sum p ln p) / m + ln m
 
 
-def _distance(block: Block, question: ask.Distance) -> Tensor:
-    first_query = block.start + block.visible.keys - block.visible.queries
-    return mean_distance(block.rows, block.row_sum, first_query)
-
-
-def _absolute_distance(block: Block, question: ask.AbsoluteDistance) -> Tensor:
-    first_query = block.start + block.visible.keys - block.visible.queries
-    return mean_absolute_distance(block.rows, block.row_sum, first_query)
-
-
 def _one_key(block: Block, question: ask.At | ask.Back | ask.Key) -> Tensor:
     key_Br = asked_key(question, block.visible)[:, block.start : block.stop].to(block.rows.device)
     exists = (key_Br >= 0) & (key_Br < block.visible.keys)
@@ -116,12 +116,18 @@ def _equal_labels(block: Block, question: ask.EqualLabels) -> Tensor:
 
 
 def _window(block: Block, question: ask.Window) -> Tensor:
-    rows, width = block.rows, question.width
-    first = block.start + block.visible.keys - block.visible.queries  # where the block's first query stands
+    rows, width, first = block.rows, question.width, block.first_query
     early = min(rows.shape[-2], max(0, width - 1 - first))  # rows with fewer than `width` keys before them
     start = rows[:, :, :early, :width]
     inside = torch.ones(start.shape[-2:], device=rows.device).tril(first)
-    return torch.cat([(start * inside).sum(-1), _band(rows, early, first, width).sum(-1)], -1)
+
+    # Of the rows after those the last `width` keys are a diagonal band: a view, of which nothing is copied or hidden.
+    row, key = rows.stride()[-2:]
+    count = rows.shape[-2] - early
+    offset = rows.storage_offset() + early * row + max(0, first + early - width + 1) * key
+    size = (*rows.shape[:-2], count, width if count else 0)
+    band = rows.as_strided(size, (*rows.stride()[:-2], row + key, key), offset)
+    return torch.cat([(start * inside).sum(-1), band.sum(-1)], -1)
 
 
 def _features(block: Block, question: ask.Features) -> Tensor:
@@ -148,15 +154,27 @@ def _received(block: Block, question: ask.Received) -> Tensor:
 def _top_k(block: Block, question: ask.TopK) -> tuple[Tensor, Tensor]:
     if block.top is not None and question.k + question.skip_key0 <= block.top[0].shape[-1]:
         return of_found(block.top, question)
-    found = _searched(block, question)
+    rows, count = block.rows, block.stop - block.start
+    hidden = block.visible.rows(block.start, block.stop).to(rows.device).float() - 1  # faster than a masked fill
+    if question.heads is not None:
+        rows = rows[:, list(question.heads)]
+        hidden = hidden[:, list(question.heads)] if hidden.shape[1] > 1 else hidden
+
+    # A few rows at a time, over the keys that they reach; on other devices each search is a launch.
+    parts, step = [], ROWS_PER_SORT if rows.device.type == "cpu" else max(1, count)
+    for a in range(0, count, step):
+        b = min(count, a + step)
+        reach = int(block.visible.reach_Q2[block.start + a : block.start + b, 1].max())
+        parts.append(_largest(rows[:, :, a:b, :reach] + hidden[..., a:b, :reach], question))
+    weights, keys = (torch.cat(part, 2) for part in zip(*parts, strict=True))
     if question.heads is None and not question.skip_key0:
-        block.top = found
-    return found
+        block.top = weights, keys
+    return weights, keys
 
 
-def of_found(found: tuple[Tensor, Tensor], question: ask.TopK) -> tuple[Tensor, Tensor]:
-    """The k largest out of more of them, of all heads; without key 0 those behind it move up."""
-    weights, keys = found if question.heads is None else (part[:, list(question.heads)] for part in found)
+def of_found(largest: tuple[Tensor, Tensor], question: ask.TopK) -> tuple[Tensor, Tensor]:
+    """The k largest out of more of them, of all heads; without key 0 those after it move up."""
+    weights, keys = largest if question.heads is None else (part[:, list(question.heads)] for part in largest)
     if question.skip_key0:
         passed = ((keys == 0) & ~weights.isnan())[..., : question.k].cummax(-1).values
         place = torch.arange(question.k, device=keys.device) + passed.long()
@@ -166,21 +184,6 @@ def of_found(found: tuple[Tensor, Tensor], question: ask.TopK) -> tuple[Tensor, 
 
 def _max_weight(block: Block, question: ask.MaxWeight) -> Tensor:
     return _top_k(block, ask.TopK(1, None, True))[0][..., 0] if question.skip_key0 else block.rows.amax(-1)
-
-
-def _searched(block: Block, question: ask.TopK) -> tuple[Tensor, Tensor]:
-    rows, count = block.rows, block.stop - block.start
-    hidden = block.visible.rows(block.start, block.stop).to(rows.device).float() - 1  # faster than a masked fill
-    if question.heads is not None:
-        rows = rows[:, list(question.heads)]
-        hidden = hidden[:, list(question.heads)] if hidden.shape[1] > 1 else hidden
-    parts, step = [], ROWS_PER_SORT if rows.device.type == "cpu" else max(1, count)  # elsewhere each is a launch
-    for a in range(0, count, step):
-        b = min(count, a + step)
-        reach = int(block.visible.reach_Q2[block.start + a : block.start + b, 1].max())
-        parts.append(_largest(rows[:, :, a:b, :reach] + hidden[..., a:b, :reach], question))
-    weights, keys = zip(*parts, strict=True)
-    return torch.cat(weights, 2), torch.cat(keys, 2)
 
 
 def _largest(entries: Tensor, question: ask.TopK) -> tuple[Tensor, Tensor]:
@@ -206,8 +209,8 @@ READ: Mapping[type[ask.Question], Callable[[Block, Any], Any]] = {
     ),
     ask.MaxWeight: _max_weight,
     ask.Holding: lambda block, question: holding(block.rows, block.row_sum, question.percent),
-    ask.Distance: _distance,
-    ask.AbsoluteDistance: _absolute_distance,
+    ask.Distance: lambda block, question: mean_distance(block.rows, block.row_sum, block.first_query),
+    ask.AbsoluteDistance: lambda block, question: mean_absolute_distance(block.rows, block.row_sum, block.first_query),
     ask.At: _one_key,
     ask.Back: _one_key,
     ask.Key: _one_key,
@@ -257,24 +260,24 @@ def mean_absolute_distance(p: Tensor, sum_of_p: Tensor, first_query: int, first_
 
 def strongest(question: ask.Strongest, rows: Tensor, seen: Tensor, start: int) -> list[tuple[Tensor, Tensor]]:
     """What a block of rows from `start` on, (B, H, r, K), says of the question, and of what it sees (1 for B or H)."""
-    heads, found = torch.tensor(question.heads, device=rows.device), []
+    heads, answers = torch.tensor(question.heads, device=rows.device), []
     for text, (queries, keys) in enumerate(zip(question.query, question.key, strict=True)):
         here = queries[inside(queries, start, start + rows.shape[2])]
         query_q, key_m = (torch.tensor(places, dtype=torch.long, device=rows.device) for places in (here, keys))
         entries, visible = (
             picked(part[text if len(part) > 1 else 0], heads, query_q - start, key_m) for part in (rows, seen)
         )
-        found.append(largest(entries, visible, key_m, question.k))
-    return found
+        answers.append(largest(entries, visible, key_m, question.k))
+    return answers
 
 
 def inside(places: Sequence[int], start: int, stop: int) -> slice:
-    """Where those of ascending places stand that lie in [start, stop)."""
+    """Which of some ascending places are in [start, stop)."""
     return slice(bisect_left(places, start), bisect_left(places, stop))
 
 
 def picked(values_HrK: Tensor, head_h: Tensor, row_q: Tensor, key_m: Tensor) -> Tensor:
-    """The entries of some rows and keys, (h, q, m); one head of values stands for all."""
+    """The entries of some rows and keys, (h, q, m); values of one head are those of all."""
     head_h = head_h if len(values_HrK) > 1 else head_h * 0
     return values_HrK[head_h[:, None, None], row_q[:, None], key_m]
 
@@ -288,21 +291,3 @@ def largest(entries_hqm: Tensor, seen_hqm: Tensor, key_m: Tensor, k: int) -> tup
 def indicator(groups_BT: Tensor, count: int) -> Tensor:
     """One column per group of so many, (B, T, G) of zeros and ones; a token of group -1 is in none."""
     return (groups_BT[..., None] == torch.arange(count, device=groups_BT.device)).float()
-
-
-def _p_ln_p(p: Tensor) -> Tensor:
-    """p ln p, 0 for 0; on a CPU NumPy's vectorised logarithm takes a fifth of the time of torch's."""
-    if p.device.type != "cpu":
-        return torch.special.entr(p).neg_()
-    logarithm = torch.empty_like(p)
-    np.log(p.clamp_min(TINY).numpy(), out=logarithm.numpy())  # not in place: that is a slow loop
-    return logarithm.mul_(p)
-
-
-def _band(rows: Tensor, start: int, first: int, width: int) -> Tensor:
-    """The last `width` keys of every row from `start` on, a view (..., rows - start, width); row 0 is query `first`."""
-    row, key = rows.stride()[-2:]
-    count = rows.shape[-2] - start
-    offset = rows.storage_offset() + start * row + max(0, first + start - width + 1) * key
-    size = (*rows.shape[:-2], count, width if count else 0)
-    return rows.as_strided(size, (*rows.stride()[:-2], row + key, key), offset)

@@ -105,9 +105,7 @@ class AttentionSpec:
         mask = None if mask is None else row(mask[..., : visible.keys])
         added = mask if visible.additive else None
         if mask is None:
-            back = visible.position_Q.to(self.device)[at_BH11] - torch.arange(visible.keys, device=self.device)
-            seen = back >= 0 if visible.causal else torch.ones_like(back, dtype=torch.bool)
-            mask = seen if visible.window is None else seen & (back < visible.window)
+            mask = visible.seen_from(visible.position_Q.to(self.device)[at_BH11[..., 0]])
         bias = None if self.bias is None else row(self.bias.expand(*shape[:2], -1, visible.keys))
         return self._shaped(logits, bias, added, None if visible.additive else mask)[:, :, 0]
 

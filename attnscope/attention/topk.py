@@ -1,4 +1,4 @@
-"""The k largest of every row, and where they stand.
+"""The k largest of every row, and their places.
 
 Shapes: n entries of a row, k of them wanted; any number of dimensions before.
 """
@@ -39,8 +39,8 @@ def _places(entries: Tensor, k: int) -> Tensor:
     chunk = _places(entries[..., : whole * CHUNK].unflatten(-1, (CHUNK, whole)).amax(-2), k)
     candidate = (chunk[..., None, :] + torch.arange(0, whole * CHUNK, whole)[:, None]).flatten(-2)
     if n % CHUNK:
-        rest = torch.arange(whole * CHUNK, n)
-        candidate = torch.cat([candidate, rest.expand(*candidate.shape[:-1], -1)], -1)
+        remainder = torch.arange(whole * CHUNK, n)
+        candidate = torch.cat([candidate, remainder.expand(*candidate.shape[:-1], -1)], -1)
     return _sorted(entries.gather(-1, candidate), candidate, k)
 
 

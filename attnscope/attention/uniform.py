@@ -21,7 +21,7 @@ from attnscope.attention.visibility import Visibility
 class UniformAttention(AttentionOperator):
     """Uniform attention as an operator: every visible key gets 1 / (how many there are).
 
-    It has one head, which stands for all, or, where the mask differs from head to head, as many as the mask.
+    It has one head for all, or, where the mask differs from head to head, as many as the mask.
 
     Without a mask a query sees one run of keys, and every answer is read off sums over the keys so far: O(K), where
     rows would take O(Q K).
@@ -40,13 +40,10 @@ class UniformAttention(AttentionOperator):
 
     def together(self, questions: Iterable[ask.Question]) -> Mapping[ask.Question, Any]:
         """From the counts where they tell, else from the rows."""
-        asked = list(questions)
+        every = list(questions)
         forms = BY_COUNT if self._run_Q2 is None else {**BY_COUNT, **BY_RUN}
-        known = {question: forms[type(question)](self, question) for question in asked if type(question) in forms}
-        return {**super().together([question for question in asked if question not in known]), **known}
-
-    def _row_sum(self, question: ask.RowSum) -> Tensor:
-        return (self.visible.counts_BHQ > 0).float()
+        direct = {question: forms[type(question)](self, question) for question in every if type(question) in forms}
+        return {**super().together([question for question in every if question not in direct]), **direct}
 
     def _one_key(self, question: ask.At | ask.Back | ask.Key) -> Tensor:
         return self.visible.at(asked_key(question, self.visible).to(self.device)) * self._share_BHQ
@@ -55,15 +52,9 @@ class UniformAttention(AttentionOperator):
         count_BHQ = self.visible.others_BHQ if question.skip_key0 else self.visible.counts_BHQ
         return count_BHQ.float().clamp_min(1).log()
 
-    def _share(self, question: ask.SumOfSquares) -> Tensor:
-        return self._share_BHQ
-
     def _largest(self, question: ask.MaxWeight) -> Tensor:
         share_BHQ, others_BHQ = self._share_BHQ, self.visible.others_BHQ
         return share_BHQ.masked_fill(others_BHQ == 0, torch.nan) if question.skip_key0 else share_BHQ
-
-    def _holding(self, question: ask.Holding) -> Tensor:
-        return (-(-self.visible.counts_BHQ * question.percent // 100)).float()
 
     def _features(self, question: ask.Features) -> Tensor:
         features_BKM = question.features.to(self.device, torch.float64)
@@ -93,10 +84,10 @@ class UniformAttention(AttentionOperator):
 
     def _received(self, question: ask.Received) -> Tensor:
         """Every query gives its share to the keys of its run: added where the run begins, taken away past its end."""
-        given_BHQ = question.query_share_BQ.to(self.device, torch.float64)[:, None] * self._share_BHQ
-        steps_BHK = given_BHQ.new_zeros(*given_BHQ.shape[:2], self.keys + 1)
+        share_BHQ = question.query_share_BQ.to(self.device, torch.float64)[:, None] * self._share_BHQ
+        steps_BHK = share_BHQ.new_zeros(*share_BHQ.shape[:2], self.keys + 1)
         for edge_Q, sign in zip(self._runs, (1, -1), strict=True):
-            steps_BHK.index_add_(-1, edge_Q, given_BHQ, alpha=sign)
+            steps_BHK.index_add_(-1, edge_Q, share_BHQ, alpha=sign)
         return steps_BHK.cumsum(-1)[..., :-1].float()
 
     def _of_counts(self, sums_BHQM: Tensor) -> Tensor:
@@ -123,14 +114,14 @@ class UniformAttention(AttentionOperator):
 
 Form = Callable[[UniformAttention, Any], Tensor]
 BY_COUNT: Mapping[type[ask.Question], Form] = {
-    ask.RowSum: UniformAttention._row_sum,
+    ask.RowSum: lambda P, question: (P.visible.counts_BHQ > 0).float(),
     ask.At: UniformAttention._one_key,
     ask.Back: UniformAttention._one_key,
     ask.Key: UniformAttention._one_key,
     ask.Entropy: UniformAttention._entropy,
-    ask.SumOfSquares: UniformAttention._share,
+    ask.SumOfSquares: lambda P, question: P._share_BHQ,
     ask.MaxWeight: UniformAttention._largest,
-    ask.Holding: UniformAttention._holding,
+    ask.Holding: lambda P, question: (-(-P.visible.counts_BHQ * question.percent // 100)).float(),
 }
 BY_RUN: Mapping[type[ask.Question], Form] = {
     ask.Features: UniformAttention._features,

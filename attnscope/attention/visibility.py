@@ -63,13 +63,13 @@ class Visibility:
         """Boolean (B or 1, H or 1, stop - start, K): True where the query may look."""
         if self.mask is not None:
             return _allowed(self.mask[..., start:stop, : self.keys])
-        query_position = self.position_Q[start:stop, None]
-        key_position = torch.arange(self.keys, device=self.device)
-        distance_QK = query_position - key_position
-        visible_QK = distance_QK >= 0 if self.causal else torch.ones_like(distance_QK, dtype=torch.bool)
-        if self.window is not None:
-            visible_QK &= distance_QK < self.window
-        return visible_QK[None, None]
+        return self.seen_from(self.position_Q[start:stop])[None, None]
+
+    def seen_from(self, position: Tensor) -> Tensor:
+        """Boolean (..., K): the keys that queries at some positions see, as `causal` and `window` say it."""
+        distance = position[..., None] - torch.arange(self.keys, device=position.device)
+        seen = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
+        return seen if self.window is None else seen & (distance < self.window)
 
     def at(self, key_BQ: Tensor) -> Tensor:
         """Boolean (B or 1, H or 1, Q): may query i see key `key_BQ[b, i]`? False where the key does not exist."""
@@ -90,7 +90,7 @@ class Visibility:
 
     @cached_property
     def ahead(self) -> Tensor:
-        """The share of the queries that see the key behind their own, one number: 0 in causal attention, 1 both ways.
+        """The share of the queries that see the key after their own, one number: 0 in causal attention, 1 both ways.
 
         NaN of a single query.
         """
@@ -126,22 +126,26 @@ class Visibility:
             while len(self._once) >= MOST_KEPT:
                 del self._once[next(iter(self._once))]
             self._once[what] = make()
-        found: T = self._once[what]
-        return found
+        result: T = self._once[what]
+        return result
 
     def matches(self, query_label_BQ: Tensor, key_label_BK: Tensor, gap: int, start: int, stop: int) -> Tensor:
         """(B, stop - start, K) float: 1 on the keys j <= i - gap whose label equals the query's; layers share it."""
-        asked = id(query_label_BQ), id(key_label_BK), gap, start, stop
-        if asked in self._matches:
-            return self._matches[asked][-1]
+        key = id(query_label_BQ), id(key_label_BK), gap, start, stop
+        if key in self._matches:
+            return self._matches[key][-1]
         same_BQK = query_label_BQ[:, start:stop, None] == key_label_BK[:, None, :]
         latest_Q = self.position_Q[start:stop, None].to(same_BQK.device) - gap
-        found = (same_BQK & (torch.arange(self.keys, device=same_BQK.device) <= latest_Q)).float()
-        if 4 * found.numel() <= KEPT_BYTES:
+        matches_BQK = (same_BQK & (torch.arange(self.keys, device=same_BQK.device) <= latest_Q)).float()
+        if 4 * matches_BQK.numel() <= KEPT_BYTES:
             while len(self._matches) >= 4:
                 del self._matches[next(iter(self._matches))]
-            self._matches[asked] = query_label_BQ, key_label_BK, found  # holding the labels keeps their ids their own
-        return found
+            self._matches[key] = (
+                query_label_BQ,
+                key_label_BK,
+                matches_BQK,
+            )  # holding the labels keeps their ids their own
+        return matches_BQK
 
     def cells(self, row_sizes: Sequence[int], column_sizes: Sequence[int]) -> Tensor | None:
         """(rows, columns) boolean: does any query of a run of queries see any key of a run? None with a mask."""
@@ -179,15 +183,16 @@ def by_place(visible: Visibility, windows: Sequence[int | None]) -> Visibility:
     """
     if visible.mask is None:
         return visible
-    mask, found = visible.mask[..., : visible.keys], []
-    placed = [Visibility(visible.queries, visible.keys, None, True, window, mask.device) for window in windows]
-    for one in placed:
+    mask, verdicts = visible.mask[..., : visible.keys], []
+    candidates = [Visibility(visible.queries, visible.keys, None, True, window, mask.device) for window in windows]
+    for candidate in candidates:
         same = []
         for a, b in row_blocks(visible.queries, visible.keys, mask.device):
-            part, seen = mask[..., a:b, :], one.rows(a, b)
+            part, seen = mask[..., a:b, :], candidate.rows(a, b)
             same.append((part == seen if part.dtype == torch.bool else torch.where(seen, part == 0, hides(part))).all())
-        found.append(torch.stack(same).all())
-    return next((one for one, holds in zip(placed, torch.stack(found).tolist(), strict=True) if holds), visible)
+        verdicts.append(torch.stack(same).all())
+    equal = zip(candidates, torch.stack(verdicts).tolist(), strict=True)
+    return next((candidate for candidate, holds in equal if holds), visible)
 
 
 def _allowed(mask: Tensor) -> Tensor:

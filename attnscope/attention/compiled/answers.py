@@ -48,7 +48,7 @@ class Answers:
         shape = B, len(self.top_heads), Q, asked.most
         self.top = torch.empty(shape), torch.empty(shape, dtype=torch.int32)
         self.received = [torch.zeros(B, H, spec.visible.keys, dtype=torch.float64) for _ in asked.received]
-        self.groups = [torch.zeros(B, H, *_sizes(question), dtype=torch.float64) for question in asked.groups]
+        self.groups = [torch.zeros(B, H, *question.counts, dtype=torch.float64) for question in asked.groups]
         self._lock = threading.Lock()
         self._turns: dict[tuple[int, int], int] = {}
         self._waiting: dict[tuple[int, int, int], tuple[Job, Tensor]] = {}
@@ -79,24 +79,24 @@ class Answers:
         """
         start, output = 0, [] if self.output_BQHV is None else [self.output_BQHV.transpose(1, 2)]
         answers = [*output, *self.features]
-        found = torch.empty(*job.shape, len(answers), 6, dtype=torch.int64)
+        copies = torch.empty(*job.shape, len(answers), 6, dtype=torch.int64)
         for number, answer in enumerate(answers):
             mine, width = self._of_job(answer, job), answer.shape[-1]
             steps = 4 * mine.stride(3), 4 * mine.stride(2)
-            found[:, :, number] = torch.tensor([start, width, 0, *steps, int(number < len(output))])
-            found[:, :, number, 2] = torch.from_numpy(Each(mine).addresses)
+            copies[:, :, number] = torch.tensor([start, width, 0, *steps, int(number < len(output))])
+            copies[:, :, number, 2] = torch.from_numpy(Each(mine).addresses)
             start += width
-        return found
+        return copies
 
     def shares(self, job: Job) -> Tensor:
         """What each row of a job counts in each of the sums over rows, (b, c, r)."""
         texts = job.shape[0]
         parts = [_of(question.query_share_BQ, job).float()[:, None] for question in self.asked.received]
         parts += [_groups(question, job)[1][None] for question in self.asked.groups]
-        return torch.cat([one.expand(texts, -1, -1) for one in parts], 1) if parts else torch.empty(texts, 0, 0)
+        return torch.cat([part.expand(texts, -1, -1) for part in parts], 1) if parts else torch.empty(texts, 0, 0)
 
     def add_in_turn(self, job: Job, columns_bgcRn: Tensor) -> None:
-        """Add up what the jobs of a kv head say of keys, in the jobs' own order whichever came first."""
+        """Add up what the jobs of a kv head say of keys, in the jobs' own order whichever was done first."""
         who, keys = (job.texts.start, job.groups.start), job.keys
         with self._lock:
             self._waiting[*who, job.turn] = job, columns_bgcRn[..., keys].clone()
@@ -114,20 +114,20 @@ class Answers:
             mass_iRn = columns_bgcRn[0, 0, start : start + len(members_ir)].double()
             start += len(members_ir)
             key_n = question.key_group_BK[job.texts.start, job.keys]
-            known = key_n >= 0
+            real = key_n >= 0
             mass_iRm = torch.zeros(*mass_iRn.shape[:2], answer.shape[-1], dtype=torch.float64)
-            mass_iRm.index_add_(2, key_n[known], mass_iRn[..., known])
+            mass_iRm.index_add_(2, key_n[real], mass_iRn[..., real])
             mine = answer.unflatten(1, (self.spec.kv_heads, -1))[job.texts.start, job.groups.start]
             mine.index_add_(1, group_i, mass_iRm.transpose(0, 1))
 
     def answers(self) -> dict[Question, Any]:
         asked, notes = self.asked, iter(self.notes_SBHQ[NOTES:])
-        found: dict[Question, Any] = {question: self._statistic(question) for question in asked.statistics}
-        found |= {question: next(notes).clone() for question in [*asked.places, *asked.labels, *asked.windows]}
-        found |= dict(zip(asked.features, self.features, strict=True))
-        found |= {question: answer.float() for question, answer in zip(asked.received, self.received, strict=True)}
-        found |= {question: answer.float() for question, answer in zip(asked.groups, self.groups, strict=True)}
-        return found | {question: self._top(question) for question in asked.top}
+        answers: dict[Question, Any] = {question: self._statistic(question) for question in asked.statistics}
+        answers |= {question: next(notes).clone() for question in [*asked.places, *asked.labels, *asked.windows]}
+        answers |= dict(zip(asked.features, self.features, strict=True))
+        answers |= {question: answer.float() for question, answer in zip(asked.received, self.received, strict=True)}
+        answers |= {question: answer.float() for question, answer in zip(asked.groups, self.groups, strict=True)}
+        return answers | {question: self._top(question) for question in asked.top}
 
     def _statistic(self, question: Question) -> Tensor:
         notes = self.notes_SBHQ
@@ -151,10 +151,6 @@ class Answers:
 
 def _of(table_BQ: Tensor, job: Job) -> Tensor:
     return table_BQ[job.texts if len(table_BQ) > 1 else slice(None), job.rows]
-
-
-def _sizes(question: GroupMass) -> tuple[int, int]:
-    return int(question.query_group_BQ.max()) + 1, int(question.key_group_BK.max()) + 1
 
 
 def _groups(question: GroupMass, job: Job) -> tuple[Tensor, Tensor]:

@@ -77,10 +77,8 @@ class SweepQuestions:
 
     def top_heads(self, heads: int) -> list[int]:
         """The heads that any TopK asks about."""
-        wanted = {
-            head for question in self.top for head in (range(heads) if question.heads is None else question.heads)
-        }
-        return sorted(wanted)
+        every = (range(heads) if question.heads is None else question.heads for question in self.top)
+        return sorted({head for some in every for head in some})
 
     def place_tables(self, spec: AttentionSpec) -> Tensor:
         """(n, B, Q) int32: the key that each question asks of each query, -1 where there is none."""

@@ -38,24 +38,25 @@ def is_private(folder: Path) -> bool:
     if sys.platform == "win32":  # the local application data have an access list
         return True
     with suppress(OSError):
-        found = os.lstat(folder) if _leads_safely(folder) else None
-        return found is not None and stat.S_ISDIR(found.st_mode) and found.st_uid == _us() and not found.st_mode & 0o077
+        if _leads_safely(folder):
+            status = os.lstat(folder)
+            return stat.S_ISDIR(status.st_mode) and status.st_uid == _us() and not status.st_mode & 0o077
     return False
 
 
 def _leads_safely(folder: Path) -> bool:
     """Whether all on the way to a folder, links included, is ours or root's, and none can be replaced by others."""
-    at, rest = Path(folder.anchor), list(folder.parts[:0:-1])
+    at, remaining = Path(folder.anchor), list(folder.parts[:0:-1])
     for _ in range(MOST_STEPS):
-        if not rest:
+        if not remaining:
             return True
-        step = at / rest.pop()
-        found = _made(step)
-        if found.st_uid not in (0, _us()):
+        step = at / remaining.pop()
+        status = _made(step)
+        if status.st_uid not in (0, _us()):
             return False
-        if stat.S_ISLNK(found.st_mode):
-            rest += reversed(Path(os.readlink(step)).parts)
-        elif found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        if stat.S_ISLNK(status.st_mode):
+            remaining += reversed(Path(os.readlink(step)).parts)
+        elif status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
             return False
         else:
             at = step
@@ -74,8 +75,8 @@ def _made(folder: Path) -> os.stat_result:
 def read_object(path: Path) -> bytes | None:
     """What `keep` wrote there; None where there is no such file, or another one."""
     with suppress(OSError), open(path, "rb", opener=_without_waiting) as file:
-        found = os.fstat(file.fileno())
-        if stat.S_ISREG(found.st_mode) and found.st_uid == _us() and found.st_size <= MOST_BYTES:
+        status = os.fstat(file.fileno())
+        if stat.S_ISREG(status.st_mode) and status.st_uid == _us() and status.st_size <= MOST_BYTES:
             digest, content = file.read(DIGEST().digest_size), file.read(MOST_BYTES)
             return content if digest == _digest(path, content) else None
     return None

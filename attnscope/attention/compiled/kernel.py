@@ -86,7 +86,7 @@ def set_reach(a, start, queries):
         position = given(a, "first") + start + query
         low = max(0, position - window + 1) if window else 0
         high = max(0, min(keys, position + 1)) if causal else keys
-        if spans:
+        if spans:  # a mask has the last word
             low, high = long(spans + 16 * (start + query)), long(spans + 16 * (start + query) + 8)
         put_long(row + REACH * i, low)
         put_long(row + REACH * i + 8, high)
@@ -128,23 +128,26 @@ def make_logits(a, start, rows, panel0, panel1):
     for panel in range(panel0, panel1):
         keys, key = given(a, "k") + panel * depth * ROW, panel * PANEL
         for block in range(blocks):
+            # Blocks of early rows of a causal text reach few panels: the others are never made.
             reach = given(a, "ranges") + 16 * block
             if panel < long(reach) or panel >= long(reach + 8):
                 continue
             x = tile + ((panel - panel0) * blocks + block) * BLOCK * ROW
+            # DEPTH numbers at a time: one long sum in float32 would lose more digits.
             for strip in range(0, ROW, 4 * STRIP):
                 first = q + block * BLOCK * depth * 4
                 product(first, depth * 4, keys + strip, ROW, min(depth, DEPTH), x + strip, ROW, 0)
                 for d in range(DEPTH, depth, DEPTH):
                     part = keys + d * ROW + strip
                     product(first + 4 * d, depth * 4, part, ROW, min(depth - d, DEPTH), x + strip, ROW, 1)
+            # While the logits are in the first cache: what is added to them, and the largest so far of each class.
             row, most = given(a, "reach") + REACH * block * BLOCK, given(a, "classes") + block * BLOCK * ROW
             for _ in range(BLOCK):
                 low, high = long(row), long(row + 8)
                 if softcap or extra or key < low or key + PANEL > high:
-                    beside = extra + long(row + 24) * given(a, "extra_head")
-                    beside += (start + long(row + 16)) * given(a, "extra_row") + (panel - given(a, "extra_panel")) * ROW
-                    shape_row(x, key, low, high, softcap, beside if extra else 0)
+                    added = extra + long(row + 24) * given(a, "extra_head")
+                    added += (start + long(row + 16)) * given(a, "extra_row") + (panel - given(a, "extra_panel")) * ROW
+                    shape_row(x, key, low, high, softcap, added if extra else 0)
                 for v in range(VECTORS):
                     store(most + v * WIDTH, larger(load_floats(x + v * WIDTH), load_floats(most + v * WIDTH)))
                 x, row, most = x + ROW, row + REACH, most + ROW
@@ -210,6 +213,7 @@ def read_panels(a, start, rows, panel0, panel1):
         key = panel * PANEL
         for block in range(blocks):
             x, ranges = tile + ((panel - panel0) * blocks + block) * BLOCK * ROW, given(a, "ranges") + 16 * block
+            # What was never made is 0 for the sums over rows, which read whole panels.
             if panel < long(ranges) or panel >= long(ranges + 8):
                 for at in range(BLOCK * VECTORS * (given(a, "count") > 0)):
                     store(x + at * WIDTH, splat(F(0)))
@@ -218,9 +222,11 @@ def read_panels(a, start, rows, panel0, panel1):
             sums = given(a, "sums") + block * BLOCK * row_sums
             for i in range(BLOCK):
                 row, query = x + i * ROW, long(here + 16)
+                # The strongest are searched among logits: exp makes equal what is far below a row's largest.
                 if top and integer(top_index + 4 * long(here + 24)) >= 0 and any_strong(row, state):
                     at = 4 * top * (block * BLOCK + i)
                     keep_strongest(row, key, state, best + at, best_keys + at, top)
+                # Key 0 is left out of the sums and added at the end: so the row without it loses no digits.
                 if panel == 0:
                     t0 = largest_lane(clamped(splat(number(row) - number(state + PEAK))))
                     put(state + T0, t0)
@@ -232,6 +238,7 @@ def read_panels(a, start, rows, panel0, panel1):
                 if labels:
                     read_labelled(a, row, key, sums + SUMS * WIDTH, start, query)
                 here, state, sums = here + REACH, state + STATE, sums + row_sums
+            # P V and features, while the block's exponentials are in the first cache.
             for strip in range(strips):
                 columns = given(a, "v") + (strip * given(a, "panels") + panel) * PANEL * STRIP * 4
                 out = given(a, "out") + (block * strips + strip) * BLOCK * STRIP * 4
@@ -302,6 +309,7 @@ def weigh_columns(a, queries, panel0, panel1):
                 answer = given(a, "columns") + ((column * heads + head) * given(a, "panels") + panel) * ROW
                 x = given(a, "tile") + ((panel - panel0) * padded + head * queries) * ROW
                 weight = given(a, "weights") + (column * padded + head * queries) * 4
+                # Four registers of keys at a time stay there over all rows.
                 for v in range(0, VECTORS, 4):
                     to, row = answer + v * WIDTH, x + v * WIDTH
                     m0, m1, m2, m3 = (
@@ -310,12 +318,13 @@ def weigh_columns(a, queries, panel0, panel1):
                         load_floats(to + 2 * WIDTH),
                         load_floats(to + 3 * WIDTH),
                     )
+                    # A row's share times its factor turns the exponentials of the tile into weights.
                     for i in range(queries):
-                        one = splat(number(weight + 4 * i))
-                        m0 = fma(load_floats(row), one, m0)
-                        m1 = fma(load_floats(row + WIDTH), one, m1)
-                        m2 = fma(load_floats(row + 2 * WIDTH), one, m2)
-                        m3 = fma(load_floats(row + 3 * WIDTH), one, m3)
+                        share = splat(number(weight + 4 * i))
+                        m0 = fma(load_floats(row), share, m0)
+                        m1 = fma(load_floats(row + WIDTH), share, m1)
+                        m2 = fma(load_floats(row + 2 * WIDTH), share, m2)
+                        m3 = fma(load_floats(row + 3 * WIDTH), share, m3)
                         row += ROW
                     store(to, m0)
                     store(to + WIDTH, m1)

@@ -56,19 +56,19 @@ def _object() -> tuple[str, bytes]:
     """The kernel's name and object code for this machine: as kept, or compiled."""
     folder = cache.wanted_folder()
     path = folder / f"sweep-{_key()}.bin" if folder and cache.is_private(folder) else None
-    if path and (kept := cache.read_object(path)):
-        name, _, code = kept.partition(b"\0")
+    if path and (content := cache.read_object(path)):
+        name, _, code = content.partition(b"\0")
         return name.decode(), code
-    logger.warning("compiling the CPU kernel, %s", f"once per machine: {path.parent}" if path else _not_kept(folder))
-    made, code = _compiled()
     if path:
-        cache.keep(path, made.encode() + b"\0" + code)
-    return made, code
-
-
-def _not_kept(folder: Path | None) -> str:
-    why = f"{folder} is not a folder that only you can use" if folder else "there is no home folder to keep it in"
-    return f"for this run alone: {why}; set NUMBA_CACHE_DIR"
+        where = f"once per machine: {path.parent}"
+    else:
+        why = f"{folder} is not a folder that only you can use" if folder else "there is no home folder to keep it in"
+        where = f"for this run alone: {why}; set NUMBA_CACHE_DIR"
+    logger.warning("compiling the CPU kernel, %s", where)
+    symbol, code = _compiled()
+    if path:
+        cache.keep(path, symbol.encode() + b"\0" + code)
+    return symbol, code
 
 
 def _key() -> str:
@@ -79,7 +79,7 @@ def _key() -> str:
 
 
 def _processor() -> tuple[str, str]:
-    """Name and features of the processor at hand, or those that Numba is told to compile for."""
+    """Name and features of the processor at hand, or those that Numba is set to compile for."""
     from llvmlite import binding
 
     name = os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()

@@ -96,10 +96,10 @@ def set_bounds(classes, state, top):
     for _ in range(1, top):
         best = splat(-INFINITE)
         for v in range(VECTORS):
-            one = load_floats(classes + v * WIDTH)
-            one = where(at_least(one, splat(bound)), splat(-INFINITE), one)
-            store(classes + v * WIDTH, one)
-            best = larger(one, best)
+            most = load_floats(classes + v * WIDTH)
+            most = where(at_least(most, splat(bound)), splat(-INFINITE), most)
+            store(classes + v * WIDTH, most)
+            best = larger(most, best)
         bound = largest_lane(best)
     put(state + BOUND, max(bound, F(HIDDEN / 2)))
 
@@ -117,10 +117,10 @@ def any_strong(x, state):
 def keep_strongest(x, key, state, logits, keys, top):
     """Put those of a panel's row that belong there among the strongest, in order."""
     for v in range(VECTORS):
-        found = bits(at_least(load_floats(x + v * WIDTH), splat(number(state + BOUND))))
-        while found:
-            lane = v * LANES + lowest(found)
-            found &= found - 1
+        strong = bits(at_least(load_floats(x + v * WIDTH), splat(number(state + BOUND))))
+        while strong:
+            lane = v * LANES + lowest(strong)
+            strong &= strong - 1
             value, c = number(x + 4 * lane), top - 1
             if value <= number(logits + 4 * c):
                 continue
@@ -163,7 +163,7 @@ def read_row(x, state, sums, back):
 
 @njit(**OPTIONS)
 def read_labels(x, key, sums, mine, labels, past):
-    """Add up the keys before `past` whose label is the query's."""
+    """Add up the keys before `past` that have the query's label."""
     mass, own, end = load_floats(sums), integers(mine), integers(I32(past))
     for v in range(VECTORS):
         same = both(

@@ -29,13 +29,13 @@ class Each(NamedTuple):
 RecordValues = dict[str, int | Tensor | Each | None]  # tensors by their address, None as 0
 
 
-def records(given: RecordValues, shape: tuple[int, int]) -> np.ndarray:
+def records(values: RecordValues, shape: tuple[int, int]) -> np.ndarray:
     """(texts * kv heads, NAMES) int64; what is given must outlive the sweep."""
-    found = np.empty((*shape, len(NAMES)), dtype=np.int64)
+    rows = np.empty((*shape, len(NAMES)), dtype=np.int64)
     for number, name in enumerate(NAMES):
-        value = given[name]
+        value = values[name]
         if isinstance(value, Each):
-            found[..., number] = value.addresses
+            rows[..., number] = value.addresses
         else:
-            found[..., number] = value.data_ptr() if isinstance(value, torch.Tensor) else value or 0
-    return found.reshape(-1, len(NAMES))
+            rows[..., number] = value.data_ptr() if isinstance(value, torch.Tensor) else value or 0
+    return rows.reshape(-1, len(NAMES))

@@ -1,6 +1,6 @@
 """One pass of the compiled sweep over a call: the cores take job after job, each some rows of a kv head's heads.
 
-Of short texts a job takes several, and several kv heads: what a job costs beside its rows is then paid once for them.
+Of short texts a job takes several, and several kv heads: what a job costs however few its rows are is then paid once.
 
 Shapes: B text, H head, G kv head, R heads of a kv head, Q query, K key, D width of q and k, C columns that P is
 multiplied by, P panel of keys, r rows of a head in a job, n keys, c sums over rows; in a job b texts and g kv heads.
@@ -102,13 +102,13 @@ class Sweeping:
         k_bGPDn[:, :, :whole] = k_bGKD[:, :, : whole * PANEL].unflatten(2, (whole, PANEL)).transpose(3, 4)
         k_bGPDn[:, :, whole:, :, : keys - whole * PANEL] = k_bGKD[:, :, None, whole * PANEL :].transpose(3, 4)
         parts = [spec.v_BGKV[some]] * self.with_output
-        parts += [one[:, None].expand(-1, G, -1, -1) for one in self.asked.columns(some)]
-        strips = -(-sum(one.shape[-1] for one in parts) // STRIP)
+        parts += [feature[:, None].expand(-1, G, -1, -1) for feature in self.asked.columns(some)]
+        strips = -(-sum(part.shape[-1] for part in parts) // STRIP)
         columns_bGcKs = torch.zeros(b if parts else 1, G if parts else 1, strips, self.panels * PANEL, STRIP)
         place = 0
-        for one in parts:
+        for part in parts:
             first = -place % STRIP or STRIP  # columns that still go into the strip before
-            for columns in one.tensor_split(tuple(range(first, one.shape[-1], STRIP)), -1):
+            for columns in part.tensor_split(tuple(range(first, part.shape[-1], STRIP)), -1):
                 strip, start = divmod(place, STRIP)
                 columns_bGcKs[:, :, strip, :keys, start : start + columns.shape[-1]] = columns
                 place += columns.shape[-1]
@@ -119,11 +119,11 @@ class Sweeping:
     def _read(self, job: Job, rooms: Rooms, sweep: Callable[[int, int], int], answers: Answers) -> None:
         shares_bcr = answers.shares(job)
         count, columns = shares_bcr.shape[1], rooms.of_columns(job, shares_bcr.shape[1], self.panels)
-        given = self._calls(job) | self._inputs(job) | self._masks(job) | self._questions(job) | answers.places(job)
-        given |= rooms.of_job(job, self.asked, count)
-        given |= {"count": count, "shares": Each(shares_bcr[:, None]), "share_step": 4 * shares_bcr.stride(1)}
-        given |= {"columns": Each(columns)}
-        of_job = records(given, job.shape)
+        values = self._calls(job) | self._inputs(job) | self._masks(job) | self._questions(job) | answers.places(job)
+        values |= rooms.of_job(job, self.asked, count)
+        values |= {"count": count, "shares": Each(shares_bcr[:, None]), "share_step": 4 * shares_bcr.stride(1)}
+        values |= {"columns": Each(columns)}
+        of_job = records(values, job.shape)
         sweep(of_job.ctypes.data, len(of_job))
         if count:
             answers.add_in_turn(job, columns)
@@ -183,16 +183,16 @@ class Sweeping:
             parts.append(torch.where(mask, 0.0, HIDDEN) if mask.dtype == torch.bool else mask.float())
         if not parts:
             return None
-        sizes = [max(one.shape[axis] for one in parts) for axis in range(4)]
+        sizes = [max(part.shape[axis] for part in parts) for axis in range(4)]
         first, past = job.panels
         extra = torch.zeros(*sizes, (past - first) * PANEL)
         inside = extra[..., job.keys.start - first * PANEL : job.keys.stop - first * PANEL]
-        for one in parts:
-            inside += one
+        for part in parts:
+            inside += part
         return extra
 
     def _part(self, table: Tensor, job: Job) -> Tensor:
-        """The part of a (B, H, Q, K) tensor, any of its sizes 1, that a job stands on: (b, g, R, r, n), or 1."""
+        """The part of a (B, H, Q, K) tensor, any of its sizes 1, that a job is of: (b, g, R, r, n), or 1."""
         table = table[job.texts] if table.shape[0] > 1 else table
         grouped = table.unflatten(1, (self.spec.kv_heads, -1))[:, job.groups] if table.shape[1] > 1 else table[:, None]
         grouped = grouped[..., job.rows, :] if grouped.shape[3] > 1 else grouped

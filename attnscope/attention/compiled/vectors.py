@@ -70,8 +70,8 @@ def _call(builder: Any, name: str, kind: Any, *values: Any) -> Any:
 
 
 def _splat(builder: Any, value: Any, kind: Any) -> Any:
-    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(INT, 0))
-    return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(INT, LANES), [0] * LANES))
+    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(INT, 0))
+    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(INT, LANES), [0] * LANES))
 
 
 def _constant(value: float) -> Any:
@@ -197,7 +197,7 @@ def bits(b: Any, mask: Any) -> Any:
 
 @emits(i64, i64)
 def lowest(b: Any, value: Any) -> Any:
-    """Where the lowest bit of a number other than 0 stands."""
+    """The place of the lowest bit of a number other than 0."""
     return b.cttz(value, ir.Constant(ir.IntType(1), 1))
 
 
@@ -270,6 +270,7 @@ def product(b: Any, a: Any, a_row: Any, m: Any, m_row: Any, depth: Any, c: Any, 
     def cell(row: int, half: int) -> Any:
         return moved(c, b.mul(c_row, ir.Constant(LONG, row)), ir.Constant(LONG, half * width))
 
+    # A loop over the depth. Its counter and sums are phi nodes: no memory, but registers from one turn to the next.
     before = b.block
     names = ("loop", "ended", "adding", "putting", "after")
     loop, ended, adding, putting, after = (b.append_basic_block(name) for name in names)
@@ -277,21 +278,25 @@ def product(b: Any, a: Any, a_row: Any, m: Any, m_row: Any, depth: Any, c: Any, 
     b.position_at_end(loop)
     step = b.phi(LONG)
     sums = [b.phi(FLOATS) for _ in places]
-    for one in sums:
-        one.add_incoming(_constant(0.0), before)
+    for total_phi in sums:
+        total_phi.add_incoming(_constant(0.0), before)
     step.add_incoming(ir.Constant(LONG, 0), before)
+
+    # A number of `a` is spread over a register once for all columns of the strip.
     row_m, row_a = moved(m, b.mul(step, m_row)), moved(a, b.mul(step, ir.Constant(LONG, 4)))
     halves = [_load(b, moved(row_m, ir.Constant(LONG, half * width)), FLOATS) for half in range(STRIP // LANES)]
     new = []
-    for (row, half), one in zip(places, sums, strict=True):
+    for (row, half), total_phi in zip(places, sums, strict=True):
         if half == 0:
-            one_a = _splat(b, _load(b, moved(row_a, b.mul(a_row, ir.Constant(LONG, row))), FLOAT), FLOATS)
-        new.append(_call(b, "llvm.fma", FLOATS, one_a, halves[half], one))
+            spread_a = _splat(b, _load(b, moved(row_a, b.mul(a_row, ir.Constant(LONG, row))), FLOAT), FLOATS)
+        new.append(_call(b, "llvm.fma", FLOATS, spread_a, halves[half], total_phi))
     following = b.add(step, ir.Constant(LONG, 1))
     step.add_incoming(following, loop)
-    for one, value in zip(sums, new, strict=True):
-        one.add_incoming(value, loop)
+    for total_phi, value in zip(sums, new, strict=True):
+        total_phi.add_incoming(value, loop)
     b.cbranch(b.icmp_signed("<", following, depth), loop, ended)
+
+    # Two ends instead of a choice inside: see `more`.
     b.position_at_end(ended)
     b.cbranch(b.icmp_signed("!=", more, ir.Constant(LONG, 0)), adding, putting)
     for block in (adding, putting):

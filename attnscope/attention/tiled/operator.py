@@ -60,27 +60,28 @@ class TiledAttention(AttentionOperator):
 
         Smaller tiles are taken where memory runs out; raises MemoryLimitError where the smallest do not fit either.
         """
-        asked = list(dict.fromkeys(questions))
-        found = self._noted(self.swept(asked), self.kernel)
-        left = [question for question in asked if question not in found]
-        if runs := self._few_rows(left):
+        distinct = list(dict.fromkeys(questions))
+        answers = self._noted(self.swept(distinct), self.kernel)
+        remaining = [question for question in distinct if question not in answers]
+        if runs := self._few_rows(remaining):
             blocks = (self.block(start, stop) for start, stop in runs)
-            found |= self._noted(dict(zip(left, read_blocks(blocks, left), strict=True)), "rows")
-            left = []
-        if left or (self.with_output and self._output is None):
-            found |= self._noted(self._tiled(left), "tiles")
-            left = [question for question in left if question not in found]
-        return {**found, **self._noted(dict(super().together(left)), "rows")}
+            answers |= self._noted(dict(zip(remaining, read_blocks(blocks, remaining), strict=True)), "rows")
+            remaining = []
+        if remaining or (self.with_output and self._output is None):
+            answers |= self._noted(self._tiled(remaining), "tiles")
+            remaining = [question for question in remaining if question not in answers]
+        return {**answers, **self._noted(dict(super().together(remaining)), "rows")}
 
-    def _few_rows(self, asked: Sequence[Question]) -> list[tuple[int, int]]:
+    def _few_rows(self, questions: Sequence[Question]) -> list[tuple[int, int]]:
         """The runs of rows that answer these, where they name few and the output is known; empty where tiles do.
 
-        On a CPU all that is asked is read from the same tiles.
+        On a CPU all questions are read from the same tiles.
         """
-        named = [question for question in asked if isinstance(question, Strongest)]
+        of_rows = [question for question in questions if isinstance(question, Strongest)]
         waiting = self.with_output and self._output is None
-        rows = {row for question in named for queries in question.query for row in queries}
-        if self.device.type == "cpu" or waiting or len(named) < len(asked) or len(rows) > self.queries // FEW_ROWS:
+        rows = {row for question in of_rows for queries in question.query for row in queries}
+        few = len(of_rows) == len(questions) and len(rows) <= self.queries // FEW_ROWS
+        if self.device.type == "cpu" or waiting or not few:
             return []
         firsts, lasts = (sorted(row for row in rows if row + step not in rows) for step in (-1, 1))
         most = next(self.blocks())[1]
@@ -98,14 +99,19 @@ class TiledAttention(AttentionOperator):
         self.answered_by.update({type(question).__name__: who for question in answers})
         return answers
 
-    def _tiled(self, asked: Sequence[Question]) -> dict[Question, Any]:
-        tile_bytes = _tile_bytes(self.device)
-        while (answers := self._pass(asked, tile_bytes)) is None:
+    def _tiled(self, questions: Sequence[Question]) -> dict[Question, Any]:
+        # What suits the device, at most an eighth of what is free on it; smaller where that is not there after all.
+        device = str(self.device)
+        tile_bytes = TILE_BYTES.get(self.device.type, TILE_BYTES["cpu"])
+        if self.device.type == "cuda":
+            tile_bytes = min(tile_bytes, max(LEAST_TILE, free_memory(device) // 8))
+        while (answers := self._pass(questions, tile_bytes)) is None:
             tile_bytes //= 2
             if tile_bytes < LEAST_TILE:
-                device = str(self.device)
+                inputs = (self.spec.q_BHQD, self.spec.k_BGKD, self.spec.v_BGKV)
+                takes = 4 * sum(2 * part.numel() for part in inputs)  # they and the output, in float32
                 raise MemoryLimitError(
-                    f"memory ran out over {self.keys} tokens: one layer takes {human_bytes(self._bytes)} on top of "
+                    f"memory ran out over {self.keys} tokens: one layer takes {human_bytes(takes)} on top of "
                     f"the model, and {device} has {human_bytes(free_memory(device))} left",
                     "shorten the text, ask for fewer keys or heads, or free memory on the device",
                 )
@@ -113,17 +119,21 @@ class TiledAttention(AttentionOperator):
                 torch.cuda.empty_cache()
         return answers
 
-    @property
-    def _bytes(self) -> int:
-        """Of q, k, v and the output in float32."""
-        return 4 * sum(2 * part.numel() for part in (self.spec.q_BHQD, self.spec.k_BGKD, self.spec.v_BGKV))
-
     def _pass(self, questions: Sequence[Question], tile_bytes: int) -> dict[Question, Any] | None:
         """One pass with tiles of this size; None where it did not find the memory that it takes."""
         try:
             readers = {question: reader for question in questions if (reader := reader_of(question, self))}
             output = OutputReader(None, self) if self.with_output and self._output is None else None
-            self._read([*readers.values(), *([output] if output else [])], tile_bytes)
+            every = [*readers.values(), *([output] if output else [])]
+
+            def visit(tile: Tile) -> None:
+                for reader in every:
+                    reader.visit(tile)
+
+            if every:
+                self._tiling(every, tile_bytes).each(visit)
+            for reader in every:
+                reader.end()
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 return None
@@ -132,39 +142,21 @@ class TiledAttention(AttentionOperator):
             self._output = output.answer.transpose(1, 2).to(self.spec.q_BHQD.dtype)
         return {question: reader.answer for question, reader in readers.items()}
 
-    def _read(self, readers: Sequence[Reader], tile_bytes: int) -> None:
-        def visit(tile: Tile) -> None:
-            for reader in readers:
-                reader.visit(tile)
-
-        if readers:
-            self._tiling(readers, tile_bytes).each(visit)
-        for reader in readers:
-            reader.end()
-
     def _tiling(self, readers: Sequence[Reader], tile_bytes: int) -> Tiling:
+        # One search of a row serves all that ask for its largest entries.
         top = [reader for reader in readers if isinstance(reader, TopKReader)]
         heads = sorted({head for reader in top for head in reader.heads})
         most = max((reader.wanted for reader in top), default=0)
-        products, G = _side_by_side(readers), self.spec.kv_heads
+
+        # All that multiply share one product per tile: each is given its columns in it.
+        products, start = [reader for reader in readers if isinstance(reader, ProductReader)], 0
+        for product in products:
+            product.span = slice(start, start + product.width)
+            start += product.width
 
         def columns(text: int) -> Tensor | None:
             parts = [product.columns(text).to(self.device) for product in products]
-            return torch.cat([part.expand(G, *part.shape[1:]) for part in parts], -1) if parts else None
+            parts = [part.expand(self.spec.kv_heads, *part.shape[1:]) for part in parts]
+            return torch.cat(parts, -1) if parts else None
 
         return Tiling(self.spec, most, heads, columns, tile_bytes)
-
-
-def _tile_bytes(device: torch.device) -> int:
-    """A tile's size: what suits the device, at most an eighth of what is free on it."""
-    wanted = TILE_BYTES.get(device.type, TILE_BYTES["cpu"])
-    return min(wanted, max(LEAST_TILE, free_memory(str(device)) // 8)) if device.type == "cuda" else wanted
-
-
-def _side_by_side(readers: Sequence[Reader]) -> list[ProductReader]:
-    """The readers that multiply, each given its columns in the common product."""
-    products, start = [reader for reader in readers if isinstance(reader, ProductReader)], 0
-    for product in products:
-        product.span = slice(start, start + product.width)
-        start += product.width
-    return products

@@ -94,7 +94,7 @@ class OneKeyReader(Reader):
 
 
 class ProductReader(Reader):
-    """A question whose columns the weights are multiplied by: all of a pass stand side by side in one product per tile.
+    """A question whose columns the weights are multiplied by: all of a pass are side by side in one product per tile.
 
     width: how many columns. span: where they lie in the product, given by the pass.
     """
@@ -145,8 +145,8 @@ class FeatureReader(Reader):
     def visit(self, tile: Tile) -> None:
         feature = self.feature if self.feature.ndim == 2 else self.feature[tile.place.text]
         H, r, n = tile.p.shape
-        found_Hr = torch.mv(tile.p.view(H * r, n), feature[tile.low : tile.low + n, 0].to(tile.p.device)).view(H, r)
-        self.answer[tile.answer] = (found_Hr * tile.norm[..., 0])[..., None]
+        sum_Hr = torch.mv(tile.p.view(H * r, n), feature[tile.low : tile.low + n, 0].to(tile.p.device)).view(H, r)
+        self.answer[tile.answer] = (sum_Hr * tile.norm[..., 0])[..., None]
 
 
 class DistanceReader(Reader):
@@ -166,18 +166,18 @@ class AbsoluteDistanceReader(Reader):
 class EqualLabelsReader(Reader):
     def room(self) -> Tensor:
         """Sorted by label and position, a query's partners are one run of the keys: from first to past."""
-        asked, K, device = self.question, self.P.keys, self.P.device
+        question, K, device = self.question, self.P.keys, self.P.device
         self._offset = K - self.P.queries
-        sorted_BK, self._position_BK = (asked.key_label_BK * K + torch.arange(K, device=device)).sort()
-        label_BQ = asked.query_label_BQ * K
-        latest_Q = torch.arange(self._offset, K, device=device) - asked.gap
+        sorted_BK, self._position_BK = (question.key_label_BK * K + torch.arange(K, device=device)).sort()
+        label_BQ = question.query_label_BQ * K
+        latest_Q = torch.arange(self._offset, K, device=device) - question.gap
         self._first_BQ = torch.searchsorted(sorted_BK, label_BQ)
         past_BQ = torch.searchsorted(sorted_BK, label_BQ + latest_Q.clamp_min(-1), right=True)
         self._count_BQ = (past_BQ - self._first_BQ).clamp_min(0)
         return super().room()
 
     def pairs(self, tile: Tile) -> tuple[Tensor, Tensor]:
-        """The (row, key) pairs of a tile whose labels are equal."""
+        """The (row, key) pairs of a tile that have equal labels."""
         text, keys = tile.place.text, tile.place.keys
         row, run = _runs(self._first_BQ[text, tile.rows], self._count_BQ[text, tile.rows])
         key = self._position_BK[text, run]
@@ -192,11 +192,11 @@ class EqualLabelsReader(Reader):
         if len(row) > r * n * DENSE_MATCHES:
             same = torch.zeros(r, n, device=tile.p.device)
             same[row, column] = 1.0
-            found = (tile.p * same).sum(-1)
+            mass_Hr = (tile.p * same).sum(-1)
         else:
             weights = tile.p.view(H, r * n).index_select(1, row * n + column)
-            found = torch.zeros(H, r, device=tile.p.device).index_add_(1, row, weights)
-        self.answer[tile.answer] = found * tile.norm[..., 0]
+            mass_Hr = torch.zeros(H, r, device=tile.p.device).index_add_(1, row, weights)
+        self.answer[tile.answer] = mass_Hr * tile.norm[..., 0]
 
 
 class WindowReader(Reader):
@@ -227,11 +227,11 @@ class GroupMassReader(Reader):
         column_n = self.question.key_group_BK[place.text, place.keys] % (self.groups[1] + 1)  # -1: one more column
         mass_Hgm = torch.zeros(*rows_Hgn.shape[:2], self.groups[1] + 1, device=rows_Hgn.device)
         mass_Hgm.scatter_add_(-1, column_n.expand_as(rows_Hgn), rows_Hgn)
-        known = group_g >= 0
-        self._parts[place.text, place.heads.start, place.rows.start] = place.heads, group_g[known], mass_Hgm[:, known]
+        real = group_g >= 0
+        self._parts[place.text, place.heads.start, place.rows.start] = place.heads, group_g[real], mass_Hgm[:, real]
 
     def end(self) -> None:
-        """Tiles that share a group are added in their own order, whichever came first."""
+        """Tiles that share a group are added in their own order, whichever was read first."""
         for (text, _, _), (heads, group_g, mass_Hgm) in sorted(self._parts.items()):
             self.answer[text, heads].index_add_(1, group_g, mass_Hgm[..., :-1])
         self._parts.clear()
@@ -248,9 +248,9 @@ class ReceivedReader(Reader):
     def visit(self, tile: Tile) -> None:
         share_BQ, place = self.question.query_share_BQ, tile.place
         share_r = share_BQ[place.text if len(share_BQ) > 1 else 0, place.rows].to(tile.p)
-        found_Hn = ((share_r * tile.norm[..., 0])[:, None] @ tile.p)[:, 0]
+        sum_Hn = ((share_r * tile.norm[..., 0])[:, None] @ tile.p)[:, 0]
         with self._lock:
-            self.answer[place.text, place.heads, place.keys] += found_Hn
+            self.answer[place.text, place.heads, place.keys] += sum_Hn
 
     def end(self) -> None:
         self.answer = self.answer.float()
@@ -258,10 +258,10 @@ class ReceivedReader(Reader):
 
 class TopKReader(Reader):
     def room(self) -> tuple[Tensor, Tensor]:
-        asked, P = self.question, self.P
-        self.heads = list(range(P.heads)) if asked.heads is None else list(asked.heads)
+        question, P = self.question, self.P
+        self.heads = list(range(P.heads)) if question.heads is None else list(question.heads)
         self._every = self.heads == list(range(P.heads))
-        shape = (P.batch, len(self.heads), P.queries, asked.k)
+        shape = (P.batch, len(self.heads), P.queries, question.k)
         weights = torch.full(shape, torch.nan, device=P.device)
         return weights, torch.zeros(shape, dtype=torch.int32, device=P.device)
 
@@ -301,35 +301,33 @@ class RestReader(TopKReader):
 
 
 class StrongestReader(Reader):
-    """Reads the tiles in which a chosen query stands, and of those the chosen keys alone."""
+    """Reads the tiles that have a chosen query, and of those the chosen keys alone."""
 
     def room(self) -> list[tuple[Tensor, Tensor]]:
-        asked, device = self.question, self.P.device
-        self._keys = [torch.tensor(key, dtype=torch.long, device=device) for key in asked.key]
-        shapes = [
-            (len(asked.heads), len(query), min(asked.k, len(key)))
-            for query, key in zip(asked.query, asked.key, strict=True)
-        ]
-        return [
-            (torch.full(shape, torch.nan, device=device), torch.zeros(shape, dtype=torch.long, device=device))
-            for shape in shapes
-        ]
+        question, device = self.question, self.P.device
+        self._keys = [torch.tensor(key, dtype=torch.long, device=device) for key in question.key]
+        room = []
+        for query, key in zip(question.query, question.key, strict=True):
+            shape = len(question.heads), len(query), min(question.k, len(key))
+            weights = torch.full(shape, torch.nan, device=device)
+            room.append((weights, torch.zeros(shape, dtype=torch.long, device=device)))
+        return room
 
     def visit(self, tile: Tile) -> None:
-        asked, place, device = self.question, tile.place, tile.p.device
-        mine = [at for at, head in enumerate(asked.heads) if place.heads.start <= head < place.heads.stop]
-        rows = inside(asked.query[place.text], place.rows.start, place.rows.stop)
-        keys = inside(asked.key[place.text], place.keys.start, place.keys.stop)
-        queries, key_m = asked.query[place.text][rows], self._keys[place.text][keys]
+        question, place, device = self.question, tile.place, tile.p.device
+        mine = [at for at, head in enumerate(question.heads) if place.heads.start <= head < place.heads.stop]
+        rows = inside(question.query[place.text], place.rows.start, place.rows.stop)
+        keys = inside(question.key[place.text], place.keys.start, place.keys.stop)
+        queries, key_m = question.query[place.text][rows], self._keys[place.text][keys]
         if not (mine and len(queries) and len(key_m)):
             return
-        head_h, query_q = torch.tensor(asked.heads, device=device)[mine], torch.tensor(queries, device=device)
+        head_h, query_q = torch.tensor(question.heads, device=device)[mine], torch.tensor(queries, device=device)
         here = head_h - place.heads.start, query_q - place.rows.start
         weights = picked(tile.p, *here, key_m - tile.low) * tile.norm[here[0]][:, here[1]]
         seen = self.P.visible.rows(place.rows.start, place.rows.stop).to(device)
         visible = picked(seen[place.text if len(seen) > 1 else 0], head_h, here[1], key_m)
-        found = largest(weights, visible, key_m, asked.k)
-        for answer, part in zip(self.answer[place.text], found, strict=True):
+        parts = largest(weights, visible, key_m, question.k)
+        for answer, part in zip(self.answer[place.text], parts, strict=True):
             answer[mine, rows, : part.shape[-1]] = part
 
 

@@ -39,7 +39,7 @@ class SmallAttention(TiledAttention):
         return dict(self.matrix.together(questions))
 
     def answered(self, questions: Iterable[Question]) -> None:
-        """Note that rows of the matrix were read for these elsewhere, beside those of other layers."""
+        """Note that rows of the matrix were read for these elsewhere, with those of other layers."""
         self._noted(dict.fromkeys(questions), self.kernel)
 
 

@@ -28,7 +28,7 @@ LEAST = torch.finfo(torch.float32).min
 
 @dataclass(frozen=True)
 class TilePlace:
-    """Where a tile stands: which text, kv heads, heads, rows and keys."""
+    """The place of a tile: which text, kv heads, heads, rows and keys."""
 
     text: int
     groups: slice
@@ -189,8 +189,8 @@ class Tiling:
         norm, share = (~blind).float(), torch.ones_like(peak)
         if self.spec.sinks is None:
             return norm, share
-        left = torch.sigmoid(peak - max_p.log() - part(self.spec.sinks[..., None], place).float())
-        return (norm, left) if self.spec.sinks_scale_output else (norm * left, share)
+        remaining = torch.sigmoid(peak - max_p.log() - part(self.spec.sinks[..., None], place).float())
+        return (norm, remaining) if self.spec.sinks_scale_output else (norm * remaining, share)
 
     def _top(self, logits: Tensor, heads: Sequence[int], place: TilePlace) -> tuple[Tensor, Tensor]:
         if len(heads) < len(logits):
@@ -232,7 +232,7 @@ def reach(visible: Visibility, start: int, stop: int) -> tuple[int, int]:
 
 
 def part(tensor: Tensor, place: TilePlace) -> Tensor:
-    """The part of a (B, H, Q, K) tensor, any of its sizes 1, that a tile stands on: (H or 1, r or 1, n or 1)."""
+    """The part of a (B, H, Q, K) tensor, any of its sizes 1, that a tile is of: (H or 1, r or 1, n or 1)."""
     tensor = tensor[place.text if tensor.shape[0] > 1 else 0]
     tensor = tensor[place.heads] if tensor.shape[0] > 1 else tensor
     tensor = tensor[:, place.rows] if tensor.shape[1] > 1 else tensor

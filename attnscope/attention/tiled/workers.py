@@ -24,8 +24,8 @@ def work_through(items: Iterator[Any], begin: Callable[[], Callable[[Any], None]
         return
     try:
         working = [_pool(workers, cores, os.getpid()).submit(work) for _ in range(workers)]
-        for one in working:
-            one.result()
+        for worker in working:
+            worker.result()
     finally:
         shared.close()
         torch.set_num_threads(cores)  # a worker's own number is what later threads would begin with

@@ -32,7 +32,7 @@ class Blocks:
 def blocks(spec: AttentionSpec, columns: int = 0, exact: bool = False) -> Blocks:
     """The blocks of a kernel over one call; exact: its columns are multiplied in more than the dtype of q."""
     M = FEW_ROWS if spec.visible.queries <= FEW_ROWS else 64
-    loads = spec.bias is not None or spec.visible.as_mask is not None  # a number for every score, beside k
+    loads = spec.bias is not None or spec.visible.as_mask is not None  # a number for every score, as well as k
     N = 64 if spec.q_BHQD.shape[-1] <= (64 if loads else 128) else 32
     least, most = (LEAST_COLUMNS, LEAST_COLUMNS) if exact else (LEAST_HALVES, 128)
     form = Blocks(M, N, min(most, power_of_two(columns, least)) if columns else 0)
@@ -42,8 +42,8 @@ def blocks(spec: AttentionSpec, columns: int = 0, exact: bool = False) -> Blocks
 def of_statistics(spec: AttentionSpec) -> Blocks:
     """The blocks of `statistics`: as many keys and threads as spill nothing on the card.
 
-    On Hopper twice the keys, if nothing is loaded beside them. On Blackwell, and with a position bias, twice the
-    threads; of wide heads with a bias fewer keys.
+    On Hopper twice the keys, if nothing else is loaded. On Blackwell, and with a position bias, twice the threads; of
+    wide heads with a bias fewer keys.
     """
     form, card, bias = blocks(spec), generation(spec.device), spec.bias is not None
     if form.M == FEW_ROWS:

@@ -16,8 +16,8 @@ from attnscope.apart import without_stderr
 
 def c_compiler() -> str | None:
     """The C compiler that Triton would call: what CC says, gcc or clang; None for none."""
-    named = os.environ.get("CC")
-    return next((name for name in ((named,) if named else ("gcc", "clang")) if shutil.which(name)), None)
+    chosen = os.environ.get("CC")
+    return next((name for name in ((chosen,) if chosen else ("gcc", "clang")) if shutil.which(name)), None)
 
 
 def python_header() -> Path:

@@ -388,7 +388,7 @@ def largest(
 ):  # fmt: skip
     """The largest weights of the rows of some heads, and their keys: (B, heads, Q, most) each.
 
-    chosen: (heads, 2) which head, and how many of it, at most `most`; NaN behind them. A row keeps its K largest so
+    chosen: (heads, 2) which head, and how many of it, at most `most`; NaN after them. A row keeps its K largest so
     far, K >= most a power of two; what is larger than the least of them takes its place.
     """
     head, count = tl.load(chosen + tl.program_id(1) * 2), tl.load(chosen + tl.program_id(1) * 2 + 1)

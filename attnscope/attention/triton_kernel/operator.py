@@ -29,7 +29,7 @@ LEAST_CAPABILITY = (8, 0)  # bfloat16 on tensor cores
 
 
 class TritonAttention(TiledAttention):
-    """Attention whose questions are answered by one walk over the keys on the device; the tiles answer what is left.
+    """Attention that answers questions by one walk over the keys on the device; the tiles answer what is left.
 
     Where a kernel did not compile, or differed from the tiles at its first use, `answered_by` says why they answered.
     """
@@ -59,15 +59,15 @@ class TritonAttention(TiledAttention):
         if why := "" if _interpreted() else driver.missing():
             self._refused = proof.unbuilt(questions, why)
             return {}
-        asked: list[Question | None] = [question for question in questions if self._sweep.knows(question)]
-        asked += [None] if self.with_output and self._output is None else []
+        parts: list[Question | None] = [question for question in questions if self._sweep.knows(question)]
+        parts += [None] if self.with_output and self._output is None else []  # the output
         try:
-            self._refused |= proof.refused(self.spec, asked)
-            proven = [question for question in asked if proof.kind(question) not in self._refused]
-            output, answers = self._of_output(proven), self._sweep.answers([one for one in proven if one])
+            self._refused |= proof.refused(self.spec, parts)
+            proven = [question for question in parts if proof.kind(question) not in self._refused]
+            output, answers = self._of_output(proven), self._sweep.answers(list(filter(None, proven)))
         except Exception as error:  # the tiles' own way with memory, or with anything else, is the better one
             if not is_out_of_memory(error):
-                self._refused |= proof.refuse(self.spec, asked, proof.said(error))
+                self._refused |= proof.refuse(self.spec, parts, proof.said(error))
             return {}
         self._output = self._output if output is None else output
         return answers
@@ -93,7 +93,7 @@ def usable(spec: AttentionSpec) -> bool:
 
 @cache
 def device_can(device: torch.device) -> bool:
-    """CUDA from Ampere on; a CPU where Triton was told to interpret."""
+    """CUDA from Ampere on; a CPU where Triton is set to interpret."""
     if find_spec("triton") is None:
         return False
     if _interpreted():
@@ -104,5 +104,5 @@ def device_can(device: torch.device) -> bool:
 
 
 def _interpreted() -> bool:
-    """Whether Triton was told to run kernels in its interpreter, on the CPU."""
+    """Whether Triton is set to run kernels in its interpreter, on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"

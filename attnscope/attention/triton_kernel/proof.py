@@ -1,6 +1,6 @@
-"""The kernels prove themselves on the machine at hand: at first use a small slice is answered beside the tiles.
+"""The kernels prove themselves on the machine at hand: at first use a small slice is answered by the tiles too.
 
-Nobody has to trust a kernel that was written without this card: where it does not compile, raises, or differs by more
+No one has to trust a kernel that was written without this card: where it does not compile, raises, or differs by more
 than the dtype allows, the tiles answer, one line says why, and the reason stays with the answers.
 """
 
@@ -51,29 +51,29 @@ def _variant(question: ask.Question | None) -> tuple[str, int]:
     return kind(question), size
 
 
-def refused(spec: AttentionSpec, asked: Sequence[ask.Question | None]) -> dict[str, str]:
+def refused(spec: AttentionSpec, questions: Sequence[ask.Question | None]) -> dict[str, str]:
     """Of the kinds that are asked, those that the kernels may not answer for calls like this one, and why."""
     form = _form(spec)
-    kinds = {kind(question) for question in asked if (*form, *_variant(question)) not in _verdicts}
+    kinds = {kind(question) for question in questions if (*form, *_variant(question)) not in _verdicts}
     if kinds:
-        _prove(spec, [question for question in asked if kind(question) in kinds])
-    return {kind(question): why for question in asked if (why := _verdicts[*form, *_variant(question)])}
+        _prove(spec, [question for question in questions if kind(question) in kinds])
+    return {kind(question): why for question in questions if (why := _verdicts[*form, *_variant(question)])}
 
 
-def refuse(spec: AttentionSpec, asked: Sequence[ask.Question | None], why: str) -> dict[str, str]:
-    """Leave these kinds to the tiles from now on, for calls like this one; said once."""
-    names = list(dict.fromkeys(map(kind, asked)))
-    _verdicts.update({(*_form(spec), *_variant(question)): why for question in asked})
+def refuse(spec: AttentionSpec, questions: Sequence[ask.Question | None], why: str) -> dict[str, str]:
+    """Leave these kinds to the tiles from now on, for calls like this one; logged once."""
+    names = list(dict.fromkeys(map(kind, questions)))
+    _verdicts.update({(*_form(spec), *_variant(question)): why for question in questions})
     logger.warning("the Triton kernel for %s %s; the tiles answer", ", ".join(names), why)
     return dict.fromkeys(names, why)
 
 
-def unbuilt(asked: Sequence[ask.Question], why: str) -> dict[str, str]:
-    """Leave everything to the tiles: no kernel can be built. Said once per process."""
+def unbuilt(questions: Sequence[ask.Question], why: str) -> dict[str, str]:
+    """Leave everything to the tiles: no kernel can be built. Logged once per process."""
     if why not in _unbuilt:
         _unbuilt.add(why)
         logger.warning("Triton %s; the tiles answer", why)
-    return {kind(question): f"Triton {why}" for question in asked}
+    return {kind(question): f"Triton {why}" for question in questions}
 
 
 def said(error: Exception) -> str:
@@ -91,9 +91,9 @@ def _form(spec: AttentionSpec) -> tuple[Any, ...]:
     return spec.device, spec.q_BHQD.dtype, *sizes, visible.causal, visible.window is None, mask, *options
 
 
-def _prove(spec: AttentionSpec, asked: Sequence[ask.Question | None]) -> None:
+def _prove(spec: AttentionSpec, questions: Sequence[ask.Question | None]) -> None:
     small = _slice(spec)
-    cut = [None if question is None else _sliced(question, small) for question in asked]
+    cut = [None if question is None else _sliced(question, small) for question in questions]
     tiles, sweep, form = TiledAttention(small), Sweep(small), _form(spec)
     expected = tiles.together([question for question in cut if question is not None])
     verdicts: dict[str, str] = {}
@@ -103,24 +103,25 @@ def _prove(spec: AttentionSpec, asked: Sequence[ask.Question | None]) -> None:
             if not alike:
                 why = _differs([sweep.output()], [tiles.output()], ALLOWED[spec.q_BHQD.dtype][1])
             else:  # those of a kind together, as they will be asked: they may share a launch
-                found = sweep.answers(alike)
-                why = next(filter(None, (_answered(found[one], one, expected[one], tiles) for one in alike)), "")
+                answers = sweep.answers(alike)
+                faults = (_answered(answers[question], question, expected[question], tiles) for question in alike)
+                why = next(filter(None, faults), "")
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             why = said(error)
         verdicts[name] = why
-    _verdicts.update({(*form, *_variant(question)): verdicts[kind(question)] for question in asked})
+    _verdicts.update({(*form, *_variant(question)): verdicts[kind(question)] for question in questions})
     for why in dict.fromkeys(filter(None, verdicts.values())):
-        refuse(spec, [question for question in asked if verdicts[kind(question)] == why], why)
+        refuse(spec, [question for question in questions if verdicts[kind(question)] == why], why)
 
 
-def _answered(found: Any, question: ask.Question, expected: Any, tiles: TiledAttention) -> str:
+def _answered(answer: Any, question: ask.Question, expected: Any, tiles: TiledAttention) -> str:
     """What is wrong with an answer of the kernels, "" where it holds."""
     allowed = ALLOWED[tiles.spec.q_BHQD.dtype][0]
     if not isinstance(question, ask.TopK):
-        return _differs([found], [expected], allowed)
-    weights, keys = found
+        return _differs([answer], [expected], allowed)
+    weights, keys = answer
     rows = tiles.dense() if question.heads is None else tiles.dense()[:, list(question.heads)]
     at_keys = rows.gather(-1, keys.long().clamp(0, tiles.keys - 1))  # equal weights may stand in any order
     gaps = expected[0].isnan()  # of a row that sees fewer keys; what stands there as a key says nothing
@@ -130,8 +131,8 @@ def _answered(found: Any, question: ask.Question, expected: Any, tiles: TiledAtt
     return wrong or ("gives a key twice" if bool(twice.any()) else "")
 
 
-def _differs(found: Sequence[Tensor], expected: Sequence[Tensor], allowed: float) -> str:
-    for mine, theirs in zip(found, expected, strict=True):
+def _differs(actual: Sequence[Tensor], expected: Sequence[Tensor], allowed: float) -> str:
+    for mine, theirs in zip(actual, expected, strict=True):
         mine, theirs = mine.float(), theirs.float()
         if mine.shape != theirs.shape or bool((mine.isnan() != theirs.isnan()).any()):
             return "gives another shape or other gaps than the tiles"

@@ -48,11 +48,11 @@ class Sweep:
 
     def answers(self, questions: Sequence[ask.Question]) -> dict[ask.Question, Any]:
         """Of questions that it knows; those of one kind share a launch where they can."""
-        found: dict[ask.Question, Any] = {}
+        answers: dict[ask.Question, Any] = {}
         for kinds, answer in TOGETHER:
             alike = [question for question in questions if isinstance(question, kinds)]
-            found |= dict(zip(alike, answer(self, alike), strict=True)) if alike else {}
-        return found | {question: self._answer(question) for question in questions if question not in found}
+            answers |= dict(zip(alike, answer(self, alike), strict=True)) if alike else {}
+        return answers | {question: self._answer(question) for question in questions if question not in answers}
 
     def _answer(self, question: ask.Question) -> Any:
         if type(question) in ANSWERS:
@@ -106,15 +106,14 @@ class Sweep:
     @cached_property
     def _found(self) -> tuple[Known, Tensor]:
         spec, shape = self.spec, (self.B, self.H, self.Q)
-        known, found = Known(self._room(*shape), self._room(*shape)), self._room(8, *shape)
+        known, statistics = Known(self._room(*shape), self._room(*shape)), self._room(8, *shape)
         sinks = None if spec.sinks is None else spec.sinks.expand(shape)
         kind = 0 if sinks is None else 2 if spec.sinks_scale_output else 1
         form = of_statistics(self.spec)
         place = (sinks, *((0, 0, 0) if sinks is None else sinks.stride()))
-        self._launch(
-            kernels.statistics, self._grid(form), (known, *place, found, found.stride(0)), form, N=form.N, SINK=kind
-        )
-        return known, found
+        rest = (known, *place, statistics, statistics.stride(0))
+        self._launch(kernels.statistics, self._grid(form), rest, form, N=form.N, SINK=kind)
+        return known, statistics
 
     @property
     def known(self) -> Known:
@@ -125,99 +124,102 @@ class Sweep:
         """The 8 statistics of every row, (B, H, Q) each."""
         return self._found[1].unbind()
 
-    def _shared(self, asked: Any, make: Callable[[], T]) -> T:
-        """What questions take beside the layer, so that layers that share a mask share it."""
-        return self.spec.visible.once((asked, self.B, self.spec.device), make)
+    def _shared(self, key: Any, make: Callable[[], T]) -> T:
+        """What questions take that no layer gives, so that layers that share a mask share it."""
+        return self.spec.visible.once((key, self.B, self.spec.device), make)
 
-    def _of_one_key(self, asked: Sequence[ask.At | ask.Back | ask.Key]) -> Tensor:
+    def _of_one_key(self, questions: Sequence[ask.At | ask.Back | ask.Key]) -> Tensor:
         def make() -> Tensor:
-            keys = [asked_key(question, self.spec.visible).expand(self.B, -1) for question in asked]
+            keys = [asked_key(question, self.spec.visible).expand(self.B, -1) for question in questions]
             return torch.stack([key.to(self.spec.device, torch.int32) for key in keys])
 
-        keys_SBQ = self._shared(tuple(asked), make)
-        found, form = self._room(len(asked), self.B, self.H, self.Q), blocks(self.spec)
-        rest = (self.known, keys_SBQ, found, found.stride(0), self.B)
-        self._launch(kernels.one_key, self._grid(form, len(asked)), rest, form)
-        return found
+        keys_SBQ = self._shared(tuple(questions), make)
+        weights, form = self._room(len(questions), self.B, self.H, self.Q), blocks(self.spec)
+        rest = (self.known, keys_SBQ, weights, weights.stride(0), self.B)
+        self._launch(kernels.one_key, self._grid(form, len(questions)), rest, form)
+        return weights
 
-    def _recent(self, asked: Sequence[ask.Window]) -> Tensor:
-        widths_S = self._shared(tuple(asked), lambda: self._numbers([question.width for question in asked]))
-        found, form = self._room(len(asked), self.B, self.H, self.Q), blocks(self.spec)
-        rest = (self.known, widths_S, found, found.stride(0), self.B)
-        self._launch(kernels.recent, self._grid(form, len(asked)), rest, form, N=form.N)
-        return found
+    def _recent(self, questions: Sequence[ask.Window]) -> Tensor:
+        widths_S = self._shared(tuple(questions), lambda: self._numbers([question.width for question in questions]))
+        mass, form = self._room(len(questions), self.B, self.H, self.Q), blocks(self.spec)
+        rest = (self.known, widths_S, mass, mass.stride(0), self.B)
+        self._launch(kernels.recent, self._grid(form, len(questions)), rest, form, N=form.N)
+        return mass
 
-    def _equal(self, asked: ask.EqualLabels) -> Tensor:
+    def _equal(self, question: ask.EqualLabels) -> Tensor:
         """Sorted by label, the keys of one label are a run: a block of rows reads those of its labels alone."""
-        found, form = self._room(self.B, self.H, self.Q), blocks(self.spec)
-        places = self._shared(asked, lambda: _runs(asked))
-        self._launch(kernels.equal, self._grid(form), (self.known, *places, asked.gap, found), form, N=form.N)
-        return found
+        mass, form = self._room(self.B, self.H, self.Q), blocks(self.spec)
+        places = self._shared(question, lambda: _runs(question))
+        self._launch(kernels.equal, self._grid(form), (self.known, *places, question.gap, mass), form, N=form.N)
+        return mass
 
-    def _received(self, asked: ask.Received) -> Tensor:
-        share, form = _rowwise(asked.query_share_BQ.to(self.spec.device, torch.float32)), blocks(self.spec)
-        found, grid = self._room(self.B, self.H, self.K), (-(-self.K // form.N), self.H, self.B)
-        rest = (self.known, share, share.stride(0) if len(share) > 1 else 0, found)
+    def _received(self, question: ask.Received) -> Tensor:
+        share, form = _rowwise(question.query_share_BQ.to(self.spec.device, torch.float32)), blocks(self.spec)
+        received, grid = self._room(self.B, self.H, self.K), (-(-self.K // form.N), self.H, self.B)
+        rest = (self.known, share, share.stride(0) if len(share) > 1 else 0, received)
         self._launch(kernels.received, grid, rest, form, N=form.N)
-        return found
+        return received
 
-    def _tops(self, asked: Sequence[ask.TopK]) -> list[tuple[Tensor, Tensor]]:
+    def _tops(self, questions: Sequence[ask.TopK]) -> list[tuple[Tensor, Tensor]]:
         """One walk finds of each head as many as any question wants; what is too many for it has a walk of its own."""
         every = tuple(range(self.H))
-        shared = [one for one in asked if one.k + one.skip_key0 <= MOST_TOP] if len(asked) > 1 else []
-        wanted: dict[int, int] = {}
-        for one in shared:
-            for head in every if one.heads is None else one.heads:
-                wanted[head] = max(wanted.get(head, 0), one.k + one.skip_key0)
-        found = self._largest(wanted, skip_key0=False) if wanted else None
-        rank = {head: place for place, head in enumerate(wanted)}
+        fit = [question for question in questions if question.k + question.skip_key0 <= MOST_TOP]
+        shared = fit if len(questions) > 1 else []
+        counts: dict[int, int] = {}
+        for question in shared:
+            for head in every if question.heads is None else question.heads:
+                counts[head] = max(counts.get(head, 0), question.k + question.skip_key0)
+        shared_top = self._largest(counts, skip_key0=False) if counts else None
+        rank = {head: place for place, head in enumerate(counts)}
         answers = []
-        for one in asked:
-            heads = every if one.heads is None else one.heads
-            if found is not None and one in shared:
+        for question in questions:
+            heads = every if question.heads is None else question.heads
+            if shared_top is not None and question in shared:
                 places = tuple(rank[head] for head in heads)
-                answers.append(of_found(found, ask.TopK(one.k, None if places == every else places, one.skip_key0)))
+                answers.append(
+                    of_found(shared_top, ask.TopK(question.k, None if places == every else places, question.skip_key0))
+                )
             else:
-                answers.append(self._largest(dict.fromkeys(heads, one.k), one.skip_key0))
+                answers.append(self._largest(dict.fromkeys(heads, question.k), question.skip_key0))
         return answers
 
-    def _largest(self, wanted: Mapping[int, int], skip_key0: bool) -> tuple[Tensor, Tensor]:
+    def _largest(self, counts: Mapping[int, int], skip_key0: bool) -> tuple[Tensor, Tensor]:
         """wanted: how many of each head."""
-        most, device = max(wanted.values(), default=1), self.spec.device
-        chosen = self._shared((*wanted.items(),), lambda: self._numbers(list(wanted.items())))
-        shape, form = (self.B, len(wanted), self.Q, most), of_largest(self.spec)
+        most, device = max(counts.values(), default=1), self.spec.device
+        chosen = self._shared((*counts.items(),), lambda: self._numbers(list(counts.items())))
+        shape, form = (self.B, len(counts), self.Q, most), of_largest(self.spec)
         weights, places = self._room(*shape), torch.empty(shape, dtype=torch.int32, device=device)
-        grid = (self._grid(form)[0], len(wanted), self.B)
+        grid = (self._grid(form)[0], len(counts), self.B)
         more = {"N": form.N, "K": power_of_two(most), "SKIP": skip_key0}
         self._launch(kernels.largest, grid, (self.known, chosen, most, weights, places), form, **more)
         return weights, places
 
-    def _features(self, asked: ask.Features) -> Tensor:
-        columns = asked.features.to(self.spec.device, torch.float32)
+    def _features(self, question: ask.Features) -> Tensor:
+        columns = question.features.to(self.spec.device, torch.float32)
         stride = (columns.stride(0) if columns.ndim == 3 else 0, 0, *columns.stride()[-2:])
-        found = self._room(self.B, self.H, self.Q, columns.shape[-1])
-        self._product(columns, stride, columns.shape[-1], found)
-        return found
+        product = self._room(self.B, self.H, self.Q, columns.shape[-1])
+        self._product(columns, stride, columns.shape[-1], product)
+        return product
 
-    def _groups(self, asked: ask.GroupMass) -> Tensor:
+    def _groups(self, question: ask.GroupMass) -> Tensor:
         """Keys are added up in the kernel, of so many rows at a time that they fit; then those rows by their group."""
-        labels = asked.key_group_BK.to(self.spec.device, torch.int32)
-        groups, count = asked.counts
-        member_BQg = indicator(asked.query_group_BQ, groups)
-        found = torch.zeros(self.B, self.H, member_BQg.shape[-1], count, device=self.spec.device)
+        labels = question.key_group_BK.to(self.spec.device, torch.int32)
+        groups, count = question.counts
+        member_BQg = indicator(question.query_group_BQ, groups)
+        mass_BHgm = torch.zeros(self.B, self.H, member_BQg.shape[-1], count, device=self.spec.device)
         stride = (labels.stride(0) if len(labels) > 1 else 0, 0, labels.stride(1), 0)
-        for start, stop in row_blocks(self.Q, self.B * self.H * count, self.spec.device) if found.numel() else ():
+        for start, stop in row_blocks(self.Q, self.B * self.H * count, self.spec.device) if mass_BHgm.numel() else ():
             mass = self._room(self.B, self.H, stop - start, count)
             self._product(labels, stride, count, mass, (start, stop), labels=True)
-            found += member_BQg[:, None, start:stop].mT @ mass
-        return found
+            mass_BHgm += member_BQg[:, None, start:stop].mT @ mass
+        return mass_BHgm
 
     def _product(
         self,
         columns: Tensor,
         stride: Sequence[int],
         count: int,
-        found: Tensor,
+        into: Tensor,
         rows: tuple[int, int] | None = None,
         labels: bool = False,
         left: bool = False,
@@ -227,7 +229,7 @@ class Sweep:
         form = blocks(self.spec, count, exact=columns.dtype == torch.float32)
         grid = (-(-(stop - first) // form.M) * -(-count // form.C), self.H, self.B)
         share = self.rows[LEFT] if left and self.spec.sinks_scale_output else None
-        place = (columns, *stride, count, first, stop, found, *found.stride()[:3])
+        place = (columns, *stride, count, first, stop, into, *into.stride()[:3])
         more = {"N": form.N, "C": form.C, "LABELS": labels, "LEFT": share is not None}
         self._launch(kernels.product, grid, (self.known, share, *place), form, **more)
 
@@ -237,8 +239,8 @@ class Sweep:
     def _numbers(self, numbers: Sequence[Any]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int32, device=self.spec.device)
 
-    def _grid(self, form: Blocks, asked: int = 1) -> tuple[int, int, int]:
-        return -(-self.Q // form.M), self.H, self.B * asked
+    def _grid(self, form: Blocks, kinds: int = 1) -> tuple[int, int, int]:
+        return -(-self.Q // form.M), self.H, self.B * kinds
 
     def _launch(self, kernel: Any, grid: tuple[int, int, int], rest: Sequence[Any], form: Blocks, **known: Any) -> None:
         """Triton launches on the current device, which need not be the call's."""
@@ -247,10 +249,10 @@ class Sweep:
             kernel[grid](self.call, *rest, M=form.M, **known, num_warps=form.warps, num_stages=form.stages)
 
 
-def _runs(asked: ask.EqualLabels) -> tuple[Tensor, ...]:
+def _runs(question: ask.EqualLabels) -> tuple[Tensor, ...]:
     """Rows and keys sorted by label, and where the keys of each row's label begin and end."""
-    row_label, row_at = asked.query_label_BQ.contiguous().sort(dim=1, stable=True)
-    key_label, key_at = asked.key_label_BK.contiguous().sort(dim=1, stable=True)
+    row_label, row_at = question.query_label_BQ.contiguous().sort(dim=1, stable=True)
+    key_label, key_at = question.key_label_BK.contiguous().sort(dim=1, stable=True)
     first, past = (torch.searchsorted(key_label, row_label, right=right, out_int32=True) for right in (False, True))
     return row_at.int(), row_label, key_at.int(), key_label, first, past
 
