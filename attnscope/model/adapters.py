@@ -69,7 +69,8 @@ def is_adapter(folder: Path) -> bool:
 def base_of(folder: Path, there: frozenset[str], asked: str | None) -> str:
     """The folder or the Hub id of the model that an adapter changes: as asked for, or as its config says.
 
-    there: the names of all files of the adapter, downloaded or not. A path counts from the adapter's folder first.
+    asked: the user's. there: the names of all files of the adapter, downloaded or not. A path counts from the adapter's
+    folder first.
     Raises ModelError where the config names none, and for a folder that is a whole model as well.
 
         >>> base_of(Path("runs/lora"), frozenset(), None)
@@ -80,18 +81,19 @@ def base_of(folder: Path, there: frozenset[str], asked: str | None) -> str:
             f"{folder} holds a whole model and an adapter, and either could be meant",
             f"leave one of them there: without {CONFIG} it is a model",
         )
-    named = asked or checkpoint.read_json(folder / CONFIG).get("base_model_name_or_path")
-    if not isinstance(named, str) or not named.strip():
+    base = asked or checkpoint.read_json(folder / CONFIG).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base.strip():
         raise ModelError(f"{folder} holds an adapter and does not say of which model", "name it: {base=FOLDER}")
-    beside = folder / named
-    with suppress(OSError):  # a name too long, a folder that is closed to us: said when the base is looked up
-        if asked is None and beside.is_dir():
-            return str(beside)
-    if asked is None and Path(named).is_absolute():
+
+    # What a config names may be a folder next to the adapter's, which moved with it; what the user names is as written.
+    with suppress(OSError):  # a name too long, a folder that is closed to us: reported when the base is looked up
+        if asked is None and (folder / base).is_dir():
+            return str(folder / base)
+    if asked is None and Path(base).is_absolute():
         raise ModelError(
-            f"{folder} holds an adapter of {named}, which is not there", "say where that model is: {base=FOLDER}"
+            f"{folder} holds an adapter of {base}, which is not there", "say where that model is: {base=FOLDER}"
         )
-    return named
+    return base
 
 
 def weight_file(folder: Path, there: frozenset[str], allow_pickle: bool = False) -> str:
@@ -117,13 +119,13 @@ def trained_on(folder: Path, config: Any) -> str | None:
     """
     import transformers
 
-    said = checkpoint.read_json(folder / CONFIG)
-    mapping = TRAINED_ON.get(str(said.get("task_type")))
+    content = checkpoint.read_json(folder / CONFIG)
+    mapping = TRAINED_ON.get(str(content.get("task_type")))
     if mapping is not None:
         kinds = classes_of(getattr(transformers, mapping), config)
         return kinds[0].__name__ if kinds else None
-    written = said.get("auto_mapping")
-    name = written.get("base_model_class") if isinstance(written, dict) else None
+    auto = content.get("auto_mapping")
+    name = auto.get("base_model_class") if isinstance(auto, dict) else None
     return name if isinstance(name, str) else None
 
 
@@ -150,7 +152,7 @@ def check_package() -> None:
 
 
 def attach(model: PreTrainedModel, folder: Path, merged: bool) -> PreTrainedModel:
-    """The model with an adapter: in its weights where merged, else in layers beside its own; or tokens before a text.
+    """The model with an adapter: in its weights where merged, else in layers of its own; or tokens before a text.
 
     Raises ModelError for an adapter that is neither a change of weights nor such tokens, or not of this model.
     """
@@ -164,7 +166,14 @@ def attach(model: PreTrainedModel, folder: Path, merged: bool) -> PreTrainedMode
             return _with_tokens(model, config, learnt, f"the adapter in {folder}")
         _check_kind(config, f"the adapter in {folder}")
         check_patterns(checkpoint.read_json(folder / CONFIG), dict(model.named_modules()), folder / CONFIG)
-        _grow(model, folder / SAFETENSORS)
+
+        # One that was trained with more tokens than its base has brings embeddings for them.
+        embeddings = model.get_input_embeddings()
+        ending = next(f".{name}.weight" for name, module in model.named_modules() if module is embeddings)
+        shapes = _shapes(folder / SAFETENSORS).items()
+        rows = next((shape[0] for key, shape in shapes if key.endswith(ending)), None)
+        if rows not in (None, embeddings.num_embeddings):
+            model.resize_token_embeddings(rows, mean_resizing=False)
         adapted = _with_weights(model, config, folder)
     if not merged:
         return adapted.get_base_model()
@@ -200,8 +209,8 @@ def bare(model: Any) -> Any:
         from attnscope.model.virtual import sharing
 
         # what was loaded to be used has no network around its embeddings, and PEFT then reads these alone
-        made = encoder.embedding.weight if config.inference_mode else model.get_prompt_embedding_to_save(name)
-        inner = _with_tokens(sharing(inner), config, made.detach(), what)
+        learnt = encoder.embedding.weight if config.inference_mode else model.get_prompt_embedding_to_save(name)
+        inner = _with_tokens(sharing(inner), config, learnt.detach(), what)
     return inner
 
 
@@ -240,10 +249,9 @@ def _of_layers(model: PreTrainedModel, what: str) -> tuple[int, int, int, int]:
     from attnscope.model.virtual import cache_argument
 
     geometry = geometry_of(model.config, count=False)
-    shapes = {(one.kv_heads, one.head_dim, one.value_dim) for one in geometry.layers}
-    alike = (
-        len(shapes) == 1 and {one.type for one in geometry.layers} <= {"full", "sliding"} and not geometry.other_stacks
-    )
+    shapes = {(layer.kv_heads, layer.head_dim, layer.value_dim) for layer in geometry.layers}
+    types = {layer.type for layer in geometry.layers}
+    alike = len(shapes) == 1 and types <= {"full", "sliding"} and not geometry.other_stacks
     kv_heads, head_dim, value_dim = next(iter(shapes))
     if not alike or head_dim != value_dim or cache_argument(model) is None:
         raise ModelError(
@@ -266,21 +274,27 @@ def _with_weights(model: PreTrainedModel, config: Any, folder: Path) -> Any:
     """A PeftModel around the model; every weight of the adapter found its place, and no place was left."""
     from peft import PeftModel
 
+    # A LoRA of a larger rank than any of its weights is one that PEFT would draw in a size which the config makes up.
     config.inference_mode = True
-    _check_ranks(config, folder)
+    sizes = [size for shape in _shapes(folder / SAFETENSORS).values() for size in shape]
+    ranks = [config.r, *config.rank_pattern.values()] if config.peft_type.value == "LORA" and sizes else []
+    wrong = next((rank for rank in ranks if not 0 < rank <= max(sizes)), None)
+    if wrong is not None:
+        raise ModelError(f"the adapter in {folder} has no weights of rank {wrong}", "download it again")
+
     # Weights that are read anyway are drawn nowhere before, in sizes that the config alone would say.
     how: dict[str, Any] = {"low_cpu_mem_usage": not _begins_from_base(config, folder)}
     adapted = PeftModel(model, config, **how)
     mapping = getattr(model, "_checkpoint_conversion_mapping", {})
     try:
-        found = adapted.load_adapter(str(folder), "default", key_mapping=mapping, **how, **PERMITS.given)
-        left = sorted([*found.missing_keys, *_unknown(found.unexpected_keys, folder)])
+        report = adapted.load_adapter(str(folder), "default", key_mapping=mapping, **how, **PERMITS.given)
+        misfits = sorted([*report.missing_keys, *_unknown(report.unexpected_keys, folder)])
     except KeyError as error:  # a module that was trained as a whole, and is not in the file
-        left = [str(error.args[0])]
-    if left:
+        misfits = [str(error.args[0])]
+    if misfits:
         raise ModelError(
-            f"the adapter in {folder} does not fit its base: {len(left)} of its weights are "
-            f"missing or unexpected (first: {left[0]})",
+            f"the adapter in {folder} does not fit its base: {len(misfits)} of its weights are "
+            f"missing or unexpected (first: {misfits[0]})",
             "name the model that it was trained on: {base=FOLDER}",
         )
     return adapted
@@ -318,15 +332,6 @@ def _begins_from_base(config: Any, folder: Path) -> bool:
     return True
 
 
-def _check_ranks(config: Any, folder: Path) -> None:
-    """Raise ModelError for a LoRA whose config says of larger ranks than any weight in its file has."""
-    sizes = [size for shape in _shapes(folder / SAFETENSORS).values() for size in shape]
-    ranks = [config.r, *config.rank_pattern.values()] if config.peft_type.value == "LORA" and sizes else []
-    wrong = next((rank for rank in ranks if not 0 < rank <= max(sizes)), None)
-    if wrong is not None:
-        raise ModelError(f"the adapter in {folder} has no weights of rank {wrong}", "download it again")
-
-
 def _shapes(weights: Path) -> dict[str, list[int]]:
     """The shape of each weight in a safetensors file; none where there is no such file."""
     from safetensors import safe_open
@@ -335,12 +340,3 @@ def _shapes(weights: Path) -> dict[str, list[int]]:
         return {}
     with safe_open(weights, framework="numpy") as file:
         return {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
-
-
-def _grow(model: PreTrainedModel, weights: Path) -> None:
-    """As many embeddings as the adapter brings, where it was trained with more tokens than its base has."""
-    embeddings = model.get_input_embeddings()
-    ending = next(f".{name}.weight" for name, module in model.named_modules() if module is embeddings)
-    rows = next((shape[0] for key, shape in _shapes(weights).items() if key.endswith(ending)), None)
-    if rows not in (None, embeddings.num_embeddings):
-        model.resize_token_embeddings(rows, mean_resizing=False)

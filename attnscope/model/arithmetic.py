@@ -56,12 +56,12 @@ def arithmetic_of(model: Any, config: Any) -> Arithmetic | None:
         return Arithmetic(method or "unknown", unpacked=False)
     kinds = (type(getattr(layer, "weight", None)), type(layer))
     packages = [kind.__module__.partition(".")[0] for kind in kinds]
-    named = next((package for package in packages if package not in ("torch", "builtins")), "torch")
-    products, together = _asked(layer, model.dtype)
-    return Arithmetic(method or named, False, products, together)
+    package = next((package for package in packages if package not in ("torch", "builtins")), "torch")
+    products, together = _measured(layer, model.dtype)
+    return Arithmetic(method or package, False, products, together)
 
 
-def _asked(layer: Any, dtype: torch.dtype) -> tuple[str | None, bool]:
+def _measured(layer: Any, dtype: torch.dtype) -> tuple[str | None, bool]:
     """To which dtype a layer rounds what enters it, and whether a token's output depends on the others'."""
     import torch
 
@@ -71,9 +71,9 @@ def _asked(layer: Any, dtype: torch.dtype) -> tuple[str | None, bool]:
         x_BTE = x_BTE.to(next(iter((*own.parameters(), *own.buffers())), x_BTE).device)
         output_BTE = own(x_BTE)
         halves = [half for half in (torch.bfloat16, torch.float16) if dtype == torch.float32]
-        half = next((one for one in halves if torch.equal(own(x_BTE.to(one).to(dtype)), output_BTE)), None)
-        beside_BTE = own(torch.cat([x_BTE, 1000 * x_BTE], 1))[:, :4]
-        apart = float((beside_BTE - output_BTE).norm() / output_BTE.norm())
-        products = None if half is None else str(half).removeprefix("torch.")
-        return products, apart > 10 * torch.finfo(dtype).eps
+        rounding = next((half for half in halves if torch.equal(own(x_BTE.to(half).to(dtype)), output_BTE)), None)
+        products = None if rounding is None else str(rounding).removeprefix("torch.")
+        with_large_BTE = own(torch.cat([x_BTE, 1000 * x_BTE], 1))[:, :4]
+        difference = float((with_large_BTE - output_BTE).norm() / output_BTE.norm())
+        return products, difference > 10 * torch.finfo(dtype).eps
     return None, False

@@ -47,15 +47,16 @@ def attending_layers(config: Any, part: Any, stack: str) -> frozenset[int] | Non
     key = stack, config.to_json_string()
     if key not in _found:
         _found.clear()  # one model is read at a time, and asks again for every pass
-        built = (_built(one, stack) for one in (part, config))
-        _found[key] = next((one for one in built if one is not None), None)
+        answers = (_of_model(built, stack) for built in (part, config))
+        _found[key] = next((layers for layers in answers if layers is not None), None)
     return _found[key]
 
 
 _found: dict[tuple[str, str], frozenset[int] | None] = {}
 
 
-def _built(config: Any, stack: str) -> frozenset[int] | None:
+def _of_model(config: Any, stack: str) -> frozenset[int] | None:
+    """The layers that attend in the model of a config; None where it cannot be built."""
     import torch
     from transformers import AutoModel
 

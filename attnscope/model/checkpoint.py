@@ -92,7 +92,13 @@ def check_config(folder: Path) -> dict[str, Any]:
     """The config.json of a model folder, of a type that may have attention."""
     path = folder / "config.json"
     if not path.is_file():
-        inside = _models_below(folder)
+        # sentence-transformers has the model in `0_Transformer`, a trainer in its `checkpoint-500`, PEFT several
+        # adapters. The name of an adapter's config is `adapters.CONFIG`.
+        inside: list[str] = []
+        with suppress(OSError):
+            below = sorted(part for part in folder.iterdir() if part.is_dir())[:BELOW]
+            names = ("config.json", "adapter_config.json")
+            inside = [part.name for part in below if any((part / name).is_file() for name in names)]
         otherwise = "pass a folder written by save_pretrained, or a Hugging Face Hub id"
         raise ModelError(
             f"{folder} has no config.json" + (f"; the folder {inside[0]} in it has one" if inside else ""),
@@ -100,6 +106,8 @@ def check_config(folder: Path) -> dict[str, Any]:
         )
     check_sizes(folder)
     config = read_json(path)
+
+    # What transformers looks at before anything else: of other types it raises errors that name no file.
     if not config.get("model_type") and not config.get("auto_map"):
         raise ModelError(f"{path} does not say its model_type", 'add it, for example: "model_type": "llama"')
     for key, kind, name in (("model_type", str, "a text"), ("auto_map", dict, "an object")):
@@ -119,30 +127,18 @@ def check_counts(config: Mapping[str, Any], path: Path) -> None:
     while inside:
         for key, value in inside.pop().items():
             values = value if isinstance(value, list) else [value]
-            inside += [one for one in values if isinstance(one, dict)]
-            if COUNT.search(str(key)) and any(isinstance(one, int) and one > MOST_PARTS for one in values):
+            inside += [part for part in values if isinstance(part, dict)]
+            if COUNT.search(str(key)) and any(isinstance(count, int) and count > MOST_PARTS for count in values):
                 raise ModelError(
                     f"{path} says that {brief(key)} is {brief(value)}, and no model has more than {MOST_PARTS:,}",
                     "download the file again",
                 )
 
 
-def _models_below(folder: Path) -> list[str]:
-    """The names of the folders in a folder that hold a model or an adapter, of the first BELOW by name.
-
-    sentence-transformers has the model in `0_Transformer`, a trainer in its `checkpoint-500`, PEFT several adapters.
-    """
-    try:
-        below = sorted(path for path in folder.iterdir() if path.is_dir())[:BELOW]
-    except OSError:
-        return []
-    # that of an adapter has the name `adapters.CONFIG`
-    return [path.name for path in below if any((path / f"{kind}config.json").is_file() for kind in ("", "adapter_"))]
-
-
 def check_sizes(folder: Path) -> None:
     """Raise for a document that is longer than any: transformers would read and parse it whole."""
-    for pattern, most in (*((one, TOKENIZER_BYTES) for one in VOCABULARY_FILES), *((one, SMALL) for one in DOCUMENTS)):
+    bounds = dict.fromkeys(VOCABULARY_FILES, TOKENIZER_BYTES) | dict.fromkeys(DOCUMENTS, SMALL)
+    for pattern, most in bounds.items():
         for path in folder.glob(pattern):
             bound = TOKENIZER_BYTES if path.name == "tokenizer.json" else most
             if path.is_file() and path.stat().st_size > bound:
@@ -174,24 +170,18 @@ def check_tokenizer(folder: Path, trust_remote_code: bool = False) -> None:
             f"{folder} has no tokenizer (no tokenizer.json, tokenizer.model or vocabulary)",
             "copy the tokenizer files of the model into it",
         )
-    # What sentencepiece wrote is converted where there is no other
+    # A precompiled normalizer says in its first four bytes how many follow them (sentencepiece's normalizer.cc). One
+    # that says more has tokenizers take as much memory, or abort. What sentencepiece wrote is converted where there is
+    # no other.
     whole = [path] if (path := folder / "tokenizer.json").is_file() else sorted(folder.glob("*.model"))
     for path in whole:
-        _check_charsmaps(path)
-
-
-def _check_charsmaps(path: Path) -> None:
-    """Raise for a precompiled normalizer that is shorter than it says: tokenizers takes as much memory, or aborts.
-
-    Its first four bytes are the size of what follows them (sentencepiece's normalizer.cc).
-    """
-    try:
-        document = files.read_small(path, TOKENIZER_BYTES)
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error}", "check the file") from None
-    for content in _charsmaps(document) if path.suffix == ".json" else _charsmaps_of_sentencepiece(document):
-        if len(content) < 4 or int.from_bytes(content[:4], "little") > len(content) - 4:
-            raise ModelError(f"{path} has a damaged normalizer (precompiled_charsmap)", "download the model again")
+        try:
+            document = files.read_small(path, TOKENIZER_BYTES)
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error}", "check the file") from None
+        for content in _charsmaps(document) if path.suffix == ".json" else _charsmaps_of_sentencepiece(document):
+            if len(content) < 4 or int.from_bytes(content[:4], "little") > len(content) - 4:
+                raise ModelError(f"{path} has a damaged normalizer (precompiled_charsmap)", "download the model again")
 
 
 def _charsmaps(document: bytes) -> Iterator[bytes]:
@@ -200,11 +190,15 @@ def _charsmaps(document: bytes) -> Iterator[bytes]:
     JSON has several ways to write its key, letter by letter; a document that uses them is spelled plainly first. It is
     not parsed: that would take twenty times its size, and half a second of each command.
     """
+
+    def plain(escape: re.Match[bytes]) -> bytes:  # what is no letter stays escaped
+        return bytes([int(escape[1], 16)]) if escape[1] and ESCAPED_LETTER.fullmatch(escape[0]) else escape[0]
+
     if ESCAPED_LETTER.search(document):
-        document = ESCAPE.sub(_plainly, document)
-    for written in CHARSMAP.findall(document):
+        document = ESCAPE.sub(plain, document)
+    for encoded in CHARSMAP.findall(document):
         try:
-            yield base64.b64decode(json.loads(written), validate=True)
+            yield base64.b64decode(json.loads(encoded), validate=True)
         except ValueError:
             yield b""
 
@@ -235,11 +229,6 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
                 at += 8 if wire == 1 else 4
             elif wire > 5:  # 3 and 4 begin and end a group, and have no content
                 return
-
-
-def _plainly(escape: re.Match[bytes]) -> bytes:
-    """A letter in place of its escape; what else is escaped stays."""
-    return bytes([int(escape[1], 16)]) if escape[1] and ESCAPED_LETTER.fullmatch(escape[0]) else escape[0]
 
 
 def weight_files(folder: Path, allow_pickle: bool = False, listing: frozenset[str] | None = None) -> list[str]:
@@ -303,22 +292,27 @@ def digest(folder: Path, allow_pickle: bool = False, weights: Sequence[Path] | N
         hashed.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         hashed.update(path.read_bytes())
     for path in check_weights(folder, allow_pickle) if weights is None else weights:
-        hashed.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-        for piece in _samples(path):
-            hashed.update(piece)
+        size = path.stat().st_size
+        hashed.update(f"{path.name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            if path.suffix == ".safetensors":
+                hashed.update(file.read(int.from_bytes(file.read(8), "little")))
+            for place in range(0, size, max(SAMPLE_BYTES, size // SAMPLES)):
+                file.seek(place)
+                hashed.update(file.read(SAMPLE_BYTES))
     return hashed.hexdigest()
 
 
 def weights_sha256(*folders: Path | None) -> dict[str, str]:
     """The sha256 of each safetensors file of some folders, by name: seconds for a large model, once per process.
 
-    A GGUF file stands for itself.
+    In place of a folder a GGUF file.
 
     >>> weights_sha256(loaded.source_folder, loaded.base_folder).keys()
     dict_keys(['model.safetensors'])
     """
-    found = [[one] if one.is_file() else sorted(one.glob("*.safetensors")) for one in folders if one]
-    paths = [path for some in found for path in some]
+    given = [place for place in folders if place]
+    paths = [path for place in given for path in ([place] if place.is_file() else sorted(place.glob("*.safetensors")))]
     return {path.name: _sha256(path, files.state_of(path)) for path in paths}
 
 
@@ -326,17 +320,6 @@ def weights_sha256(*folders: Path | None) -> dict[str, str]:
 def _sha256(path: Path, state: files.FileState) -> str:
     """state: the file is read again where it is another."""
     return files.sha256_of(path)
-
-
-def _samples(path: Path) -> Iterator[bytes]:
-    """The header of a file of weights, and pieces at even distances; a small file whole."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if path.suffix == ".safetensors":
-            yield file.read(int.from_bytes(file.read(8), "little"))
-        for place in range(0, size, max(SAMPLE_BYTES, size // SAMPLES)):
-            file.seek(place)
-            yield file.read(SAMPLE_BYTES)
 
 
 def check_safetensors(path: Path) -> None:
@@ -360,16 +343,16 @@ def stored_tensors(paths: Iterable[Path]) -> dict[str, Stored]:
     """
     from safetensors import safe_open
 
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     for path in paths:
         if path.suffix != ".safetensors":
-            found |= _of_pickle(path)
+            tensors |= _of_pickle(path)
             continue
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118
                 header = file.get_slice(name)
-                found[name] = Stored(header.get_dtype(), tuple(header.get_shape()))
-    return found
+                tensors[name] = Stored(header.get_dtype(), tuple(header.get_shape()))
+    return tensors
 
 
 def _of_pickle(path: Path) -> dict[str, Stored]:
@@ -381,8 +364,10 @@ def _of_pickle(path: Path) -> dict[str, Stored]:
     except Exception:  # whatever torch raises: transformers reads the file, and says what is wrong
         return {}
     tensors = content if isinstance(content, dict) else {}
-    types = {name: str(one.dtype).removeprefix("torch.") for name, one in tensors.items() if hasattr(one, "dtype")}
     return {
-        name: Stored(TYPES.sub(lambda word: word[0][0], kind).upper(), tuple(tensors[name].shape))
-        for name, kind in types.items()
+        name: Stored(
+            TYPES.sub(lambda word: word[0][0], str(tensor.dtype).removeprefix("torch.")).upper(), tuple(tensor.shape)
+        )
+        for name, tensor in tensors.items()
+        if hasattr(tensor, "dtype")
     }

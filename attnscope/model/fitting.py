@@ -106,15 +106,15 @@ def unfinished(error: BaseException) -> tuple[Fit, str] | None:
         model: Any = frame.f_locals.get("model")
         if not hasattr(report, "conversion_errors") or not hasattr(model, "base_model_prefix"):
             continue
-        said = [
+        reasons = [
             f"{name} is {tuple(stored)} in the files and {tuple(expected)} by the config"
             for name, stored, expected in sorted(report.mismatched_keys)
         ]
         for name, text in sorted(report.conversion_errors.items()):  # a traceback, its message, and what was done
             lines = [line for line in text.splitlines() if not line.startswith("Error")]
-            said.append(f"{name}: {lines[-1]}")
-        if said:
-            return Fit(type(model), model, (), (), sorted(report.unexpected_keys)), listed(said, most=1)
+            reasons.append(f"{name}: {lines[-1]}")
+        if reasons:
+            return Fit(type(model), model, (), (), sorted(report.unexpected_keys)), listed(reasons, most=1)
     return None
 
 
@@ -126,12 +126,12 @@ def part_of(model: PreTrainedModel, part: str) -> PreTrainedModel:
     """
     if part == WHOLE:
         return model
-    found: Any = model.get_encoder() if part == ENCODER else reading_part(model) if part == TEXT else model.base_model
-    found = tower_of(model) if part == TOWER else found
+    inner: Any = model.get_encoder() if part == ENCODER else reading_part(model) if part == TEXT else model.base_model
+    inner = tower_of(model) if part == TOWER else inner
     for name in OF_THE_WHOLE:
-        if hasattr(model, name) and not hasattr(found, name):
-            setattr(found, name, getattr(model, name))
-    return found
+        if hasattr(model, name) and not hasattr(inner, name):
+            setattr(inner, name, getattr(model, name))
+    return inner
 
 
 def check_body(fit: Fit, name: str, otherwise: str) -> None:

@@ -83,7 +83,7 @@ def stop_strings(model: Any) -> tuple[str, ...]:
     """The strings after which the model's generation config ends a text, without empty ones. Raises ModelError."""
     value = getattr(_own_config(model), STOP, None) or ()
     strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list | tuple) or not all(isinstance(one, str) for one in strings):
+    if not isinstance(strings, list | tuple) or not all(isinstance(string, str) for string in strings):
         raise ModelError(
             f"expected texts as {STOP} of the model's generation config, got {brief(value)}",
             "correct its generation_config.json",
@@ -92,11 +92,11 @@ def stop_strings(model: Any) -> tuple[str, ...]:
 
 
 @contextmanager
-def following(model: Any, most: int, begun: int | None = None, settings: bool = True) -> Iterator[None]:
+def following(model: Any, most: int, start: int | None = None, settings: bool = True) -> Iterator[None]:
     """While open, the model generates by a copy of its generation config that has the settings an answer follows.
 
     Its own config is back afterwards. A family's own settings, as Whisper has them, stay. most: the tokens that are
-    asked for at the most. begun: how many there are before them, where that is known. settings: whether the config's
+    asked for at the most. start: how many there are before them, where that is known. settings: whether the config's
     are followed at all.
 
     >>> with following(loaded.model, 8):
@@ -106,7 +106,7 @@ def following(model: Any, most: int, begun: int | None = None, settings: bool = 
     try:
         for module, config in own:
             _replaced[id(module)] = config
-            module.generation_config = _followed(config, most, begun, settings)
+            module.generation_config = _followed(config, most, start, settings)
         yield
     finally:
         for module, config in own:
@@ -119,16 +119,16 @@ def _own_config(model: Any) -> Any:
     return _replaced.get(id(model)) or getattr(model, "generation_config", None)
 
 
-def _followed(config: Any, most: int, begun: int | None, settings: bool) -> Any:
-    """The copy. What cannot be within so many tokens is made what it comes to, since transformers warns of it."""
+def _followed(config: Any, most: int, start: int | None, settings: bool) -> Any:
+    """The copy. A number that so few tokens cannot have is lowered, since transformers warns of it."""
     copy, plain = deepcopy(config), type(config)()
     for name in _settings(config):
         if not (settings and name in FOLLOWED):
             setattr(copy, name, getattr(plain, name))
     if copy.min_new_tokens is not None:  # it goes before min_length
         copy.min_new_tokens, copy.min_length = min(copy.min_new_tokens, most), None
-    if copy.min_length is not None and begun is not None:
-        copy.min_length = min(copy.min_length, begun + most)
+    if copy.min_length is not None and start is not None:
+        copy.min_length = min(copy.min_length, start + most)
     return copy
 
 
@@ -141,4 +141,4 @@ def _generating(model: Any) -> list[Any]:
     """The modules of a model that generate by a config of their own: itself, and the language model in some."""
     from transformers import GenerationConfig
 
-    return [one for one in model.modules() if isinstance(vars(one).get("generation_config"), GenerationConfig)]
+    return [part for part in model.modules() if isinstance(vars(part).get("generation_config"), GenerationConfig)]

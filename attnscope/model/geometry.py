@@ -81,10 +81,10 @@ class LayerGeometry:
     `type` is `full`, `sliding`, `chunked`, `windowed` (of patches), `sparse`, `compressed` or `patch` (a patch sees its
     own bytes, a byte its patch) for softmax attention; anything else has none over the text: `ssm` (a state space
     model: Mamba, RWKV), `recurrent` (a gated linear recurrence), `linear` (linear or gated delta attention), `conv`,
-    `mlp`, `moe`, `cross` to a picture. It says what the layer is; the stack that it stands in is another thing, see
+    `mlp`, `moe`, `cross` to a picture. It says what the layer is; the stack that it is in is another thing, see
     `stacks.py`. `window` is the sliding window (of an encoder's layer the keys on either side of the query's own), the
     chunk or the window of patches, in tokens. `parallel`: what a layer with attention computes of the text too, `ssm`
-    of Falcon-H1's. `both_ways`: whether its queries see the tokens behind them too. `of_unknown_type`: whether `type`
+    of Falcon-H1's. `both_ways`: whether its queries see the tokens after them too. `of_unknown_type`: whether `type`
     is a word of the config that attnscope does not know, of a layer whose modules attend: which keys a query sees is
     not known before the pass. `generated_window`: how many of the tokens that it generated itself the layer sees, where
     that is not all; it sees the whole text that it is given.
@@ -131,7 +131,7 @@ class Geometry:
     `layers` that have maps of their own, by stack: `difference`, `csa`. rates: the tokens that each summary among their
     keys adds; of `pooling` the vectors that a patch is made into. least_tokens: of a text, fewer of which its code
     cannot read. both_ways: what the config of a decoder says that looks both ways: one that is read as an encoder, or
-    stands behind one.
+    follows one.
     """
 
     model_type: str
@@ -156,27 +156,29 @@ class Geometry:
     @property
     def every(self) -> dict[str, tuple[LayerGeometry, ...]]:
         """{stack: all its layers}, in the order of a forward pass."""
-        found = {**self.other_stacks, self.stack: self.layers}
-        return {stack: found[stack] for stack in STACKS if found.get(stack)}
+        layers = {**self.other_stacks, self.stack: self.layers}
+        return {stack: layers[stack] for stack in STACKS if layers.get(stack)}
 
     @property
     def stacks(self) -> dict[str, dict[int, LayerGeometry]]:
         """{stack: {layer index: layer}} of the layers with attention."""
-        return {stack: {one.index: one for one in layers if one.attention} for stack, layers in self.every.items()}
+        return {
+            stack: {layer.index: layer for layer in layers if layer.attention} for stack, layers in self.every.items()
+        }
 
     @property
     def shown(self) -> dict[str, dict[int, LayerGeometry]]:
-        """`stacks`, and behind them the layers with maps of their own."""
-        return self.stacks | {stack: {one.index: one for one in layers} for stack, layers in self.views.items()}
+        """`stacks`, and after them the layers with maps of their own."""
+        return self.stacks | {stack: {layer.index: layer for layer in layers} for stack, layers in self.views.items()}
 
     @property
     def tower(self) -> tuple[LayerGeometry, ...]:
-        """The layers of a vision tower beside a decoder."""
+        """The layers of the vision tower of a decoder that is given pictures too."""
         return self.other_stacks.get(VISION, ())
 
     @property
     def in_every_pass(self) -> dict[str, dict[int, LayerGeometry]]:
-        """`stacks` without a tower beside a decoder, which attends only where there are pictures."""
+        """`stacks` without the vision tower of a decoder, which attends only where there are pictures."""
         return {stack: layers for stack, layers in self.stacks.items() if not (self.tower and is_vision(stack))}
 
     @property
@@ -207,7 +209,7 @@ class Geometry:
     @property
     def heads_of_stacks(self) -> dict[str, dict[int, int]]:
         """{stack: {layer index: number of heads}} of all that is shown, as `selection.select_stacks` takes them."""
-        return {stack: {one.index: one.heads for one in layers.values()} for stack, layers in self.shown.items()}
+        return {stack: {layer.index: layer.heads for layer in layers.values()} for stack, layers in self.shown.items()}
 
     @property
     def windows(self) -> dict[int, int | None]:
@@ -224,6 +226,7 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
         geometry = geometry_of(AutoConfig.from_pretrained("gpt2"))
         geometry.layers[0].heads  # 12
     """
+    # The config of an encoder-decoder has a part for each stack, or says both in one.
     task = task or task_of(config)
     text, others = stack_config(config, main_stack(task)), {}
     if task == SEQ2SEQ:
@@ -234,6 +237,8 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
     if family(config.model_type).parts:
         others, rates = _in_parts(config), {POOLING: config.cross_attn_k}
         layers = others.pop(DECODER)
+
+    # Dynamic rotary positions stretch themselves: no text is too long for them.
     most, most_of_decoder = (None, None) if "dynamic" in rotary_types(config) else _max_positions(config, task)
     return _sound(
         Geometry(
@@ -291,7 +296,7 @@ def window_side(tower: Any) -> int:
 
 
 def with_tower(geometry: Geometry, config: Any) -> Geometry:
-    """The geometry with the layers of the vision tower beside a decoder; as it is where there are none."""
+    """The geometry with the layers of a decoder's vision tower; as it is where there are none."""
     layers = () if geometry.stack == VISION else vision_layers(getattr(config, "vision_config", None))
     return replace(geometry, other_stacks={**geometry.other_stacks, VISION: layers}) if layers else geometry
 
@@ -397,7 +402,7 @@ def _max_positions(config: Any, task: str) -> tuple[Any, Any]:
     stacks = [stack_config(config, stack) for stack in (ENCODER, DECODER)]
     names = [f"max_{stack}_position_embeddings" for stack in (ENCODER, DECODER)]
     encoder, decoder = map(_positions, stacks, names)
-    limits = [one for one in (encoder, decoder) if one is not None]
+    limits = [limit for limit in (encoder, decoder) if limit is not None]
     together = stacks[0] is stacks[1] or len(set(limits)) < 2
     return (next(iter(limits), None) if together else min(limits)), decoder
 
@@ -405,17 +410,17 @@ def _max_positions(config: Any, task: str) -> tuple[Any, Any]:
 def _positions(text: Any, own: str = "") -> Any:
     """The most tokens that one stack has positions for; None where its config names no limit.
 
-    A table of positions may have a padding row, as RoBERTa's, and begin behind it. No config says so: its module does.
+    A table of positions may have a padding row, as RoBERTa's, and begin after it. No config says so: its module does.
     own: what the config calls this stack's, where it has several.
     """
     limit = _first(text, own, *POSITIONS)
     if limit is None or getattr(text, "pad_token_id", None) is None or rotary_types(text):
         return limit
     try:
-        behind = _rows_behind_padding(empty_model(text))
+        rows = _rows_behind_padding(empty_model(text))
     except Exception:  # any family's constructor, with any config
-        behind = None
-    return limit if behind is None else min(limit, behind - family(text.model_type).positions_ahead)
+        rows = None
+    return limit if rows is None else min(limit, rows - family(text.model_type).positions_ahead)
 
 
 def _rows_behind_padding(model: nn.Module) -> int | None:
@@ -472,48 +477,50 @@ def _layers(config: Any, stack: str) -> tuple[LayerGeometry, ...]:
     """The layers of a stack of the model of a config."""
     text = stack_config(config, stack)
     types = _types(text, stack)
-    parallel, asked = _parallel(text, len(types)), _of_unknown_type(config, text, stack)
-    generated = {index for index, word in enumerate(_named(text, len(types))) if word in OF_GENERATED}
+    words = _named(text, len(types))
+
+    # A word that is not in TYPES is of a layer with attention where its modules attend: then a model is built.
+    unknown = {index for index, word in enumerate(words) if word not in TYPES}
+    attending = unknown & (attending_layers(config, text, stack) or frozenset()) if unknown else set()
+
+    # With a Mamba in the config and no list of the layers that are one, all layers have it parallel to their attention;
+    # with such a list those that it calls hybrid.
+    hybrid = {index for index, word in enumerate(words or ["hybrid"] * len(types)) if word == "hybrid"}
+    parallel = hybrid if _has_mamba(text) else set()
     return tuple(
         replace(
             _layer(text, index, name, stack),
-            parallel=parallel[index],
+            parallel="ssm" if index in parallel else "",
             both_ways=stack == ENCODER,
-            of_unknown_type=index in asked,
-            generated_window=_window(text) if index in generated else None,
+            of_unknown_type=index in attending,
+            generated_window=_window(text) if words and words[index] in OF_GENERATED else None,
         )
         for index, name in enumerate(types)
     )
 
 
-def _of_unknown_type(config: Any, text: Any, stack: str) -> frozenset[int]:
-    """The layers that the config calls by a word which is not in TYPES, and whose modules attend."""
-    unknown = {index for index, word in enumerate(_named(text, _count(text, stack))) if word not in TYPES}
-    return (attending_layers(config, text, stack) or frozenset()).intersection(unknown) if unknown else frozenset()
-
-
 def _in_parts(config: Any) -> dict[str, tuple[LayerGeometry, ...]]:
     """The layers of every part of a model that reads bytes and patches of them, by stack."""
-    found = {stack: _layers(config, stack) for stack in family(config.model_type).parts}
+    stacks = {stack: _layers(config, stack) for stack in family(config.model_type).parts}
     if not config.patch_in_forward or config.patching_mode != "entropy":  # then it is not asked where patches begin
-        del found[PATCHER]
-    local = found[LOCAL][0]  # whose mask the decoder is given too
-    found[DECODER] = tuple(replace(one, type=local.type, window=local.window) for one in found[DECODER])
+        del stacks[PATCHER]
+    local = stacks[LOCAL][0]  # whose mask the decoder is given too
+    stacks[DECODER] = tuple(replace(layer, type=local.type, window=local.window) for layer in stacks[DECODER])
     for stack, part in CROSSING.items():
-        count = len(found[part]) if stack_config(config, stack).cross_attn_all_layers else 1
-        found[stack] = tuple(replace(one, type="patch", window=None) for one in found[part][:count])
-    return found
+        count = len(stacks[part]) if stack_config(config, stack).cross_attn_all_layers else 1
+        stacks[stack] = tuple(replace(layer, type="patch", window=None) for layer in stacks[part][:count])
+    return stacks
 
 
 def _views(text: Any, layers: tuple[LayerGeometry, ...]) -> dict[str, tuple[LayerGeometry, ...]]:
     """The layers with maps of their own, by stack."""
-    found = {}
+    views = {}
     for stack, (name, _) in _compressed(text).items():
-        found[stack] = tuple(one for one in layers if text.layer_types[one.index] == name)
+        views[stack] = tuple(layer for layer in layers if text.layer_types[layer.index] == name)
     if hasattr(text, "lambda_std_dev"):
-        pairs = (replace(one, heads=one.heads // 2, kv_heads=max(1, one.kv_heads // 2)) for one in layers)
-        found[DIFFERENCE] = tuple(pairs)
-    return {stack: of for stack, of in found.items() if of}
+        pairs = (replace(layer, heads=layer.heads // 2, kv_heads=max(1, layer.kv_heads // 2)) for layer in layers)
+        views[DIFFERENCE] = tuple(pairs)
+    return {stack: of_stack for stack, of_stack in views.items() if of_stack}
 
 
 def _compressed(text: Any) -> dict[str, tuple[str, int]]:
@@ -538,12 +545,11 @@ def _bounded(count: int) -> int:
 
 def _types(text: Any, stack: str) -> list[str]:
     """The type of every layer."""
-    count = _count(text, stack)
-    known = family(text.model_type)
-    if one := known.without_softmax or (known.layer_type and known.layer_type(text, stack)):
-        return [one] * count
-    names = _named(text, count) or [_only_type(text)] * count
-    types = [TYPES.get(name) or visible(str(name)) for name in names]
+    count, own = _count(text, stack), family(text.model_type)
+    if of_family := own.without_softmax or (own.layer_type and own.layer_type(text, stack)):
+        return [of_family] * count
+    of_all = "sparse" if _first(text, "keep_window_size") else "sliding" if _window(text) else "full"
+    types = [TYPES.get(name) or visible(str(name)) for name in _named(text, count)] or [of_all] * count
     if _has_mamba(text):
         types = ["ssm" if name == "linear" else name for name in types]
     cross = _first(text, "cross_attention_layers") or ()
@@ -560,20 +566,6 @@ def _has_mamba(text: Any) -> bool:
     return any(name.startswith(("mamba", "n_mamba")) for name in vars(text))
 
 
-def _parallel(text: Any, count: int) -> list[str]:
-    """What each layer computes beside its attention: with a Mamba in the config and no list of the layers that are one,
-    all have it; with such a list those that it calls hybrid.
-    """
-    names = _named(text, count) or ["hybrid"] * count
-    return ["ssm" if _has_mamba(text) and name == "hybrid" else "" for name in names]
-
-
-def _only_type(text: Any) -> str:
-    if _first(text, "keep_window_size"):
-        return "sparse"
-    return "sliding" if _window(text) else "full"
-
-
 def _layer(text: Any, index: int, layer_type: str, stack: str = DECODER) -> LayerGeometry:
     config = text.per_layer_config[index] if getattr(text, "is_heterogeneous", False) else text
     prefix = "swa_" if layer_type == "sliding" else ""
@@ -583,11 +575,12 @@ def _layer(text: Any, index: int, layer_type: str, stack: str = DECODER) -> Laye
         window = _first(config, "attention_chunk_size")
     elif layer_type in ("sliding", "compressed"):
         window = _window(config)
-        if window and stack == ENCODER and _counts_itself(config):
+        # Of a window that looks both ways the query's own key is one where the family makes it of its causal one.
+        counts_itself = getattr(config, "use_bidirectional_attention", None) and getattr(config, "is_causal", True)
+        if window and stack == ENCODER and counts_itself:
             window -= 1
-    return LayerGeometry(
-        index, layer_type, heads, _kv_heads(config, heads, layer_type), *_dims(config, heads, prefix), window
-    )
+    kv_heads, dims = _kv_heads(config, heads, layer_type), _dims(config, heads, prefix)
+    return LayerGeometry(index, layer_type, heads, kv_heads, *dims, window)
 
 
 def _heads(config: Any, index: int, prefix: str, stack: str) -> int:
@@ -605,9 +598,9 @@ def _kv_heads(config: Any, heads: int, layer_type: str) -> int:
     if _latent(config):  # a key of its own for every head
         return heads
     rule = family(config.model_type).kv_heads
-    known = rule(config, heads, layer_type) if rule else None
-    if known is not None:
-        return known
+    count = rule(config, heads, layer_type) if rule else None
+    if count is not None:
+        return count
     swa = "swa_num_key_value_heads" if layer_type == "sliding" else "num_key_value_heads"
     return _first(config, swa, "num_key_value_heads", "num_kv_heads") or heads
 
@@ -624,11 +617,6 @@ def _dims(config: Any, heads: int, prefix: str) -> tuple[int, int]:
 
 def _latent(text: Any) -> bool:
     return bool(_first(text, "kv_lora_rank")) and hasattr(text, "qk_nope_head_dim")
-
-
-def _counts_itself(text: Any) -> bool:
-    """Whether a window that looks both ways has the query's own key in it: Gemma 3 makes it of its causal one."""
-    return bool(getattr(text, "use_bidirectional_attention", None) and getattr(text, "is_causal", True))
 
 
 def _window(text: Any) -> int | None:

@@ -63,10 +63,10 @@ EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", 
 
 @dataclass(frozen=True)
 class Header:
-    """The keys of a GGUF file, and where its tensors lie.
+    """The keys of a GGUF file, and where its tensors are.
 
     keys: numbers, texts and short arrays of numbers; None for other arrays. tensors: {name: (shape, ggml type, offset
-    behind `data`)}.
+    from `data`)}.
     """
 
     path: Path
@@ -102,7 +102,7 @@ def read_header(path: Path) -> Header:
 
 @dataclass
 class _Cursor:
-    """A place in a header. Its methods raise struct.error behind the end, ValueError for what no header holds."""
+    """A place in a header. Its methods raise struct.error past the end, ValueError for what no header holds."""
 
     content: mmap.mmap
     place: int = 4
@@ -111,24 +111,24 @@ class _Cursor:
         version, tensors, keys = self.numbers("IQQ")
         if version not in VERSIONS:
             raise ValueError(f"expected version {' or '.join(map(str, VERSIONS))}, got {version}")
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for _ in range(keys):
             key = self.text()
-            if key in found:
+            if key in values:
                 raise ValueError(f"it has {brief(key)} twice")
-            found[key] = self.value(*self.numbers("I"))
+            values[key] = self.value(*self.numbers("I"))
         places = dict(self.tensor() for _ in range(tensors))
-        alignment = found.get("general.alignment", 32)
-        architecture = found.get("general.architecture")
+        alignment = values.get("general.alignment", 32)
+        architecture = values.get("general.architecture")
         if not isinstance(architecture, str) or not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
             raise ValueError("it has no general.architecture" if alignment else "its alignment is 0")
-        return Header(path, architecture, found, places, -(-self.place // alignment) * alignment)
+        return Header(path, architecture, values, places, -(-self.place // alignment) * alignment)
 
     def numbers(self, form: str) -> tuple[Any, ...]:
         form = f"<{form}"
-        found = struct.unpack_from(form, self.content, self.place)
+        numbers = struct.unpack_from(form, self.content, self.place)
         self.move(struct.calcsize(form))
-        return found
+        return numbers
 
     def move(self, by: int) -> None:
         self.place += by
@@ -194,7 +194,7 @@ def read_vector(header: Header, name: str) -> list[float] | None:
 class Statement:
     """What of a file goes into transformers' config, and what has no entry there.
 
-    architecture: llama.cpp's name. raw: the entries of a config.json. left: keys and tensors that nobody has use for,
+    architecture: llama.cpp's name. raw: the entries of a config.json. left: keys and tensors that no one has use for,
     with their values. unstated: what bears on attention and has no key in such a file, in words.
     """
 
@@ -205,19 +205,19 @@ class Statement:
 
 
 def load_config(path: Path, permits: Permits, trust: bool = False) -> Any:
-    """The config of a file's model, with what the file states. trust: go on with what nobody has use for.
+    """The config of a file's model, with what the file states. trust: continue without what no one has use for.
 
-    Raises `ModelError` that names a key which bears on attention and which nobody has use for.
+    Raises `ModelError` that names a key which bears on attention and which no one has use for.
     """
     from transformers import CONFIG_MAPPING
 
-    found = statement(path, permits)
-    if found.left and not trust:
+    stated = statement(path, permits)
+    if stated.left and not trust:
         raise ModelError(
-            f"{path} has {in_words(found)}, and transformers leaves that out: attention would be another",
+            f"{path} has {in_words(stated)}, and transformers leaves that out: attention would be another",
             "read the model from its own folder, or continue without that: {gguf=trust}",
         )
-    raw = deepcopy(dict(found.raw))
+    raw = deepcopy(dict(stated.raw))
     try:
         config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
     except Exception as error:  # any family's config class, with any values
@@ -226,29 +226,28 @@ def load_config(path: Path, permits: Permits, trust: bool = False) -> Any:
     return config
 
 
-def in_words(found: Statement) -> str:
-    """The keys and tensors that nobody has use for, with their values.
+def in_words(stated: Statement) -> str:
+    """The keys and tensors that no one has use for, with their values.
 
     >>> in_words(Statement("llama", {}, {"llama.attention.clamp_kqv": 8.0}, ()))
     'llama.attention.clamp_kqv = 8.0'
     """
-    words = [name if value is None else f"{name} = {_brief(value)}" for name, value in found.left.items()]
+    words = []
+    for name, value in stated.left.items():
+        shown = f"{value:.7g}" if isinstance(value, float) else brief(value)
+        words.append(name if value is None else f"{name} = {shown}")
     return listed(words)
 
 
-def _brief(value: Any) -> str:
-    return f"{value:.7g}" if isinstance(value, float) else brief(value)
-
-
 def taken_on_trust(path: Path, permits: Permits) -> tuple[str, ...]:
-    """What of a file's attention is taken on trust, in words: what it cannot state, and what nobody has use for.
+    """What of a file's attention is taken on trust, in words: what it cannot state, and what no one has use for.
 
     >>> taken_on_trust(Path("gemma2.gguf"), Permits())
     ('the scale of queries (a gemma2 file does not state it)',)
     """
-    found = statement(path, permits)
-    unstated = [f"{what} (a {found.architecture} file does not state it)" for what in found.unstated]
-    return (*unstated, *([f"{in_words(found)} (of the file, left out by transformers)"] if found.left else []))
+    stated = statement(path, permits)
+    unstated = [f"{what} (a {stated.architecture} file does not state it)" for what in stated.unstated]
+    return (*unstated, *([f"{in_words(stated)} (of the file, left out by transformers)"] if stated.left else []))
 
 
 def statement(path: Path, permits: Permits) -> Statement:
@@ -265,6 +264,8 @@ def _statement(path: Path, permits: Permits, state: FileState) -> Statement:
     parts = header.keys.get("split.count", 1)
     if parts != 1:
         raise ModelError(f"{path} is one of {brief(parts)} parts of a model", "merge them: llama-gguf-split --merge")
+
+    # What transformers makes of the keys, then what its reader left at the defaults of the class.
     try:
         with permits.held():
             raw, _ = PreTrainedConfig.get_config_dict(path.parent, gguf_file=path.name, **permits.given)
@@ -295,18 +296,18 @@ def _statement(path: Path, permits: Permits, state: FileState) -> Statement:
 def _unread(header: Header, kind: Any, raw: Mapping[str, Any]) -> list[str]:
     """Tensors of a file that no weight of the model is made of, which transformers' older reader drops without a word.
 
-    None where the model cannot be made: that is said later.
+    None where the model cannot be made: that is reported later.
     """
     processors = needed(READER, "TENSOR_PROCESSORS")
     try:
         model: Any = empty_model(kind.from_dict(deepcopy(dict(raw))))
         processor = processors.get(header.architecture, needed(READER, "TensorProcessor"))(config=dict(raw))
-        named = needed(READER, "get_gguf_hf_weights_map")
-        known = {name for one in (model, model.base_model) for name in named(_WithoutParts(one), processor)}
+        names_of = needed(READER, "get_gguf_hf_weights_map")
+        names = {name for part in (model, model.base_model) for name in names_of(_WithoutParts(part), processor)}
     except Exception:  # any family's code, with any config; or the newer reader's architecture
         return []
-    stems = {name.removesuffix(".weight") for name in known}
-    there = {name for name in header.tensors if not any(one in name for one in NO_WEIGHT)}
+    stems = {name.removesuffix(".weight") for name in names}
+    there = {name for name in header.tensors if not any(word in name for word in NO_WEIGHT)}
     there -= {"output.weight"} if model.get_output_embeddings() is None else set()  # a body is read without its head
     return sorted(name for name in there if name.removesuffix(".weight") not in stems)
 
@@ -325,8 +326,12 @@ class _Reading:
     unstated: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.left = {key for key in self.header.keys if _bears(key)}
-        self.left |= {name for name in self.header.tensors if "rope_f" in name}
+        self.left = {name for name in self.header.tensors if "rope_f" in name}
+        for key in self.header.keys:
+            place, _, name = key.partition(".")
+            bears = name.startswith(("attention.", "rope.")) or any(word in name for word in BEARING)
+            if bears and place not in ("general", "tokenizer"):
+                self.left.add(key)
 
     @property
     def arch(self) -> str:
@@ -361,11 +366,11 @@ class _Reading:
 
     def name_of(self, *names: str) -> str | None:
         """The first of some entries that the config's class has, as it calls it."""
-        known: set[str] = set()
-        for one in self.kind.__mro__:
-            known |= set(vars(one).get("__annotations__", ()))
+        entries: set[str] = set()
+        for kind in self.kind.__mro__:
+            entries |= set(vars(kind).get("__annotations__", ()))
         mapped = getattr(self.kind, "attribute_map", {})
-        return next((found for name in names if (found := mapped.get(name, name)) in known), None)
+        return next((own for name in names if (own := mapped.get(name, name)) in entries), None)
 
     def put(self, value: Any, *names: str) -> bool:
         """Tell the first of some entries that the config's class has; whether it has one."""
@@ -417,11 +422,11 @@ class _Reading:
 
     def one_of(self, name: str, default: Any = None) -> Any:
         """A number of heads that is the same for all layers with attention; left where it differs."""
-        found = self.take(name, default)
-        if not isinstance(found, tuple):
-            return found
-        numbers = sorted(set(found) - {0})
-        if len(numbers) != 1 or (0 in found and "layer_types" not in self.raw):
+        value = self.take(name, default)
+        if not isinstance(value, tuple):
+            return value
+        numbers = sorted(set(value) - {0})
+        if len(numbers) != 1 or (0 in value and "layer_types" not in self.raw):
             self.leave(name)
         return numbers[-1] if numbers else default
 
@@ -447,17 +452,21 @@ class _Reading:
             self.put(window, "sliding_window")
         if not by_layer:
             return
-        period = PERIODS[self.arch]
-        pattern = self.take("attention.sliding_window_pattern", period)
-        slides = list(pattern) if isinstance(pattern, tuple) else _pattern(pattern, self.layers)
+        # By layer, or the last of so many is full.
+        pattern = self.take("attention.sliding_window_pattern", PERIODS[self.arch])
+        if isinstance(pattern, tuple):
+            slides = list(pattern)
+        else:
+            slides = [pattern == EVERY or index % pattern < pattern - 1 for index in range(self.layers)]
         if len(slides) != self.layers:
             self.leave("attention.sliding_window_pattern")
             return
         names = ("full_attention", "sliding_attention")
-        self.raw["layer_types"] = [names[bool(one and window)] for one in slides]
+        self.raw["layer_types"] = [names[bool(slide and window)] for slide in slides]
 
     def scores(self) -> None:
         """Scales, soft-caps and biases of scores, and which keys are ahead."""
+        # Gemma's classes have the scale as a whole number of its own; the others compute it from the width of a head.
         scale = self.take("attention.scale", 0.0)
         if self.name_of("query_pre_attn_scalar"):
             big = self.layers == BIG_GEMMA.get(self.arch)
@@ -473,6 +482,8 @@ class _Reading:
             self.put_or_equal(name, cap, None, name)
         if not self.take("attention.causal", True):
             self.raw["is_causal"] = False
+
+        # No class has an entry for these: any value but the neutral one is another attention.
         for name, neutral in (
             ("attention.max_alibi_bias", 8.0 if self.arch == "bloom" else 0.0),
             ("attention.clamp_kqv", 0.0),
@@ -497,14 +508,14 @@ class _Reading:
             full["partial_rotary_factor"] = turned / self.size
         elif turned != self.size:
             self.leave("rope.dimension_count")
-        made = self.raw.get("rope_parameters") or {}
+        by_transformers = self.raw.get("rope_parameters") or {}
         for name in ("rope_theta", "rope_scaling", "rotary_dim"):
             self.raw.pop(name, None)
-        if "mrope_section" in made:
+        if "mrope_section" in by_transformers:
             self.take("rope.dimension_sections")
         nested = "sliding_attention" in defaults
         if not nested:
-            self.raw["rope_parameters"] = {**made, **full}
+            self.raw["rope_parameters"] = {**by_transformers, **full}
             if self.arch in SAME_BASE and self.take("rope.freq_base_swa", full["rope_theta"]) != full["rope_theta"]:
                 self.leave("rope.freq_base_swa")
             return
@@ -512,7 +523,7 @@ class _Reading:
         self.raw["rope_parameters"] = {"sliding_attention": sliding, "full_attention": full}
 
     def scaling(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """How rotary positions are scaled, as transformers says it."""
+        """How rotary positions are scaled, in the words of transformers."""
         kind = self.take("rope.scaling.type", "linear")  # llama.cpp: that, with a factor of 1
         older = self.take("rope.scale_linear")
         stated = self.take("rope.scaling.factor", older)
@@ -520,13 +531,15 @@ class _Reading:
         original = self.take("rope.scaling.original_context_length", self.context)
         self.put(original, "original_max_position_embeddings")  # Phi-3 has it in two places
         attention = self.take("rope.scaling.attn_factor", 1.0)
-        yarn = {one: self.take(f"rope.scaling.yarn_{one}") for one in ("beta_fast", "beta_slow", "attn_factor")}
+        yarn = {key: self.take(f"rope.scaling.yarn_{key}") for key in ("beta_fast", "beta_slow", "attn_factor")}
         multiplier = self.take("rope.scaling.yarn_log_multiplier", 0.0)
         self.take("rope.scaling.finetuned")  # which llama.cpp prints, and no more
         if self.take("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
             self.leave("rope.scaling.yarn_ext_factor")
         if self.take("rope.scaling.alpha", 0.0):
             self.leave("rope.scaling.alpha")
+
+        # llama.cpp applies tables of frequencies whatever the kind; transformers has them as a kind of its own.
         scaled = factor != 1.0 and kind in ("linear", "yarn")
         if (tables := self.tables()) and not scaled:
             return _longrope(*tables, original, self.context, attention)
@@ -539,17 +552,19 @@ class _Reading:
         if kind == "linear":
             self.leave_unless(attention == 1.0, "rope.scaling.attn_factor")
             return {"rope_type": "linear", "factor": factor}
-        found = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-        found |= {name: yarn[name] for name in ("beta_fast", "beta_slow") if yarn[name] is not None}
-        found |= {"truncate": defaults["truncate"]} if "truncate" in defaults else {}
+
+        # What remains is YaRN. Whether the bounds of its ramp are whole numbers no key says.
+        entries = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        entries |= {name: yarn[name] for name in ("beta_fast", "beta_slow") if yarn[name] is not None}
         if "truncate" in defaults:
+            entries["truncate"] = defaults["truncate"]
             self.unstated.append("whether the bounds of its YaRN are whole numbers")
         if yarn["attn_factor"] is not None:  # as converters write it: the factor of cos and sin
-            found["attention_factor"] = yarn["attn_factor"] * attention
+            entries["attention_factor"] = yarn["attn_factor"] * attention
         elif attention != 1.0 or multiplier:
             magnitude = _magnitude(factor) / (_magnitude(factor, multiplier) if multiplier else 1.0)
-            found["attention_factor"] = magnitude * attention
-        return found
+            entries["attention_factor"] = magnitude * attention
+        return entries
 
     def leave_unless(self, holds: bool, name: str) -> None:
         if not holds:
@@ -614,7 +629,7 @@ class _Reading:
 
 @dataclass(frozen=True)
 class _WithoutParts:
-    """A model as transformers' reader asks it, without its parts, for each of which it would make all names anew."""
+    """A model as transformers' reader asks it, without its parts, for each of which it would make all names again."""
 
     model: Any
 
@@ -627,19 +642,6 @@ class _WithoutParts:
 
     def named_children(self) -> tuple[()]:
         return ()
-
-
-def _bears(key: str) -> bool:
-    """Whether a key bears on attention by its name."""
-    place, _, name = key.partition(".")
-    if place in ("general", "tokenizer"):
-        return False
-    return name.startswith(("attention.", "rope.")) or any(word in name for word in BEARING)
-
-
-def _pattern(period: int, layers: int) -> list[bool]:
-    """Which layers slide: of `period` all but the last."""
-    return [period == EVERY or index % period < period - 1 for index in range(layers)]
 
 
 def _longrope(

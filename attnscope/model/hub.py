@@ -44,8 +44,21 @@ def fetch(name: str, revision: str | None = None, offline: bool = False, code: b
         fetch("gpt2").folder  # ~/.cache/huggingface/hub/models--gpt2/snapshots/607a30d7...
     """
     from huggingface_hub import constants
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
 
-    _check_names(name, revision)
+    # Both become part of a path: names that can be none of the Hub's are refused before that.
+    try:
+        good = HUB_ID.fullmatch(name) is not None
+        validate_repo_id(name)
+    except HFValidationError:
+        good = False
+    if not good:
+        raise ModelError(f"{name!r} is neither a folder nor a Hub id", "a Hub id has the form owner/name")
+    if revision is not None and (not REVISION.fullmatch(revision) or ".." in revision):
+        raise ModelError(f"{name} has no revision {revision!r}", "pass a branch, a tag or a commit of the model")
+
+    # A Hub that does not answer is no reason to fail where the model is in the cache.
     if offline or constants.HF_HUB_OFFLINE:
         return _cached(name, revision, "the run is offline")
     try:
@@ -60,22 +73,6 @@ def fetch(name: str, revision: str | None = None, offline: bool = False, code: b
     # By its own name, not by the commit: the cache then remembers which commit the branch was, for a run offline.
     folder = _download(name, revision or constants.DEFAULT_REVISION, patterns)
     return Snapshot(name, folder, folder.name, frozenset(file.rfilename for file in info.siblings or ()))
-
-
-def _check_names(name: str, revision: str | None) -> None:
-    """Raise ModelError for a name or a revision that can be none of the Hub's, before it becomes part of a path."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        good = HUB_ID.fullmatch(name) is not None
-        validate_repo_id(name)
-    except HFValidationError:
-        good = False
-    if not good:
-        raise ModelError(f"{name!r} is neither a folder nor a Hub id", "a Hub id has the form owner/name")
-    if revision is not None and (not REVISION.fullmatch(revision) or ".." in revision):
-        raise ModelError(f"{name} has no revision {revision!r}", "pass a branch, a tag or a commit of the model")
 
 
 def fetch_weights(snapshot: Snapshot, names: list[str]) -> None:

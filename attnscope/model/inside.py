@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def model_inside(given: Any) -> PreTrainedModel:
+def model_inside(holder: Any) -> PreTrainedModel:
     """The model that torch.compile, PEFT or a peer's object holds, its adapters in it; a model itself.
 
     A module of torch that keeps a config and no model of transformers is itself read as one. Raises UsageError where
@@ -26,32 +26,32 @@ def model_inside(given: Any) -> PreTrainedModel:
     """
     from torch import nn
 
-    models = list({id(model): model for model in _models(given)}.values())
+    models = list({id(model): model for model in _models(holder)}.values())
     if len(models) == 1:
         return models[0]
-    if isinstance(given, nn.Module) and hasattr(given, "config"):
-        return given  # somebody's own code, of the same kind
-    name = type(given).__name__
+    if isinstance(holder, nn.Module) and hasattr(holder, "config"):
+        return holder  # somebody's own code, of the same kind
+    name = type(holder).__name__
     if models:
         raise UsageError(f"expected one model of transformers, got {name} that holds {len(models)}", "pass one of them")
-    kind = "a torch module of other code" if isinstance(given, nn.Module) else "which holds none"
+    kind = "a torch module of other code" if isinstance(holder, nn.Module) else "which holds none"
     raise UsageError(
         f"expected a model of transformers (PreTrainedModel), got {name}, {kind}",
         "pass a PreTrainedModel, or an object that holds one",
     )
 
 
-def _models(given: Any) -> Iterator[PreTrainedModel]:
+def _models(holder: Any) -> Iterator[PreTrainedModel]:
     """The outermost models in an object: in a module of torch at any depth, in another object among its own entries."""
     from torch import nn
     from transformers import PreTrainedModel
 
-    if not isinstance(given, nn.Module):
-        for value in getattr(given, "__dict__", {}).values():
+    if not isinstance(holder, nn.Module):
+        for value in getattr(holder, "__dict__", {}).values():
             if isinstance(value, nn.Module):
                 yield from _models(value)
         return
-    module = adapters.bare(given)
+    module = adapters.bare(holder)
     if isinstance(module, PreTrainedModel):
         yield module
         return

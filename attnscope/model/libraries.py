@@ -61,7 +61,7 @@ NEVER_ASKS = Switch("transformers.dynamic_module_utils", "TIME_OUT_REMOTE_CODE",
 QUIET = {  # what has them say nothing
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_VERBOSITY": "critical",
-    "TRANSFORMERS_VERBOSITY": "critical",  # an error is raised too, and beside some the whole config is printed
+    "TRANSFORMERS_VERBOSITY": "critical",  # an error is raised too, and with some the whole config is printed
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -73,7 +73,7 @@ def silence_libraries(verbose: bool) -> None:
     """Silence the progress bars, logs and warnings of the libraries underneath, unless `verbose`.
 
     To be called before the first import of them: they read these variables once. For those already imported the same is
-    said again through their own functions.
+    done through their own functions.
 
     Example:
         silence_libraries(verbose=False)
@@ -121,17 +121,17 @@ def bars_as_elsewhere() -> Iterator[None]:
     from transformers.utils.logging import is_progress_bar_enabled
 
     tqdm = import_module("tqdm.std").tqdm
-    made = tqdm.__init__
+    own = tqdm.__init__
 
-    @wraps(made)
+    @wraps(own)
     def init(self: Any, *args: Any, **options: Any) -> None:
-        made(self, *args, **(options if is_progress_bar_enabled() else options | {"disable": True}))
+        own(self, *args, **(options if is_progress_bar_enabled() else options | {"disable": True}))
 
     tqdm.__init__ = init
     try:
         yield
     finally:
-        tqdm.__init__ = made
+        tqdm.__init__ = own
 
 
 @contextmanager
@@ -159,16 +159,16 @@ def needed(module: str, name: str, *attributes: str) -> Any:
     import transformers
 
     try:
-        found = getattr(import_module(module), name)
+        value = getattr(import_module(module), name)
         for attribute in attributes:
-            getattr(found, attribute)
+            getattr(value, attribute)
     except (ImportError, AttributeError) as error:
         path = ".".join((module, name, *attributes))
         raise ModelError(
             f"transformers {transformers.__version__} has no {path}, which attnscope needs",
             f'install one that was tried: pip install "transformers>={TRIED[0]},<={TRIED[-1]}"',
         ) from error
-    return found
+    return value
 
 
 def knows_interface(kind: type) -> bool:

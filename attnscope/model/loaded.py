@@ -31,10 +31,10 @@ WHOLE_MODEL = "load a checkpoint of the whole language model"
 class LoadedModel:
     """A model ready to be read; `revision` is the commit of a Hub model, `device` where its inputs go.
 
-    source_folder: where its files lie, or its GGUF file; None for a model made in memory. stretched_from: the positions
-    it was trained for, where rope scaling stretched them. base_folder: where the files of an adapter's base lie.
+    source_folder: where its files are, or its GGUF file; None for a model made in memory. stretched_from: the positions
+    it was trained for, where rope scaling stretched them. base_folder: where the files of an adapter's base are.
     options: how it was loaded, and loaded_as: as which class; None for a model made in memory. trusted: what of its
-    attention no file states or nobody has use for, in words. replaced: what its config states and the model is read
+    attention no file states or no one has use for, in words. replaced: what its config states and the model is read
     without, by name. arithmetic: how it computes, of one that is or was quantised.
 
         >>> loaded = attnscope.load("demo")
@@ -75,7 +75,7 @@ class LoadedModel:
         'cpu'
         """
         spread = getattr(self.model, "hf_device_map", None) or {}
-        names = (f"cuda:{one}" if isinstance(one, int) else str(one) for one in spread.values())
+        names = (f"cuda:{device}" if isinstance(device, int) else str(device) for device in spread.values())
         return ",".join(sorted({self.device, *names} - {"disk", *({"cpu"} if self.device != "cpu" else ())}))
 
     @property
@@ -85,7 +85,7 @@ class LoadedModel:
 
     @property
     def brought(self) -> bool:
-        """Whether its tokenizer came from elsewhere: its patterns and templates are then somebody's programs."""
+        """Whether its tokenizer is from elsewhere: its patterns and templates are then somebody's programs."""
         return self.source_folder not in (None, DEMO_FOLDER)
 
     @property
@@ -96,8 +96,8 @@ class LoadedModel:
     @property
     def virtual(self) -> Sequence[int]:
         """The ids of the tokens that an adapter puts before every text: the model's last."""
-        known, count = self.embeddings or 0, getattr(self._embeds, "virtual", 0)
-        return range(known - count, known)
+        every, count = self.embeddings or 0, getattr(self._embeds, "virtual", 0)
+        return range(every - count, every)
 
     @property
     def prefix(self) -> Any:
@@ -118,17 +118,21 @@ class LoadedModel:
         """
         config = self.model.config
         most = family(config.model_type).changes_nothing_up_to(config)
-        said = (f"{name} {getattr(config, name)} in place of {value}" for name, value in self.replaced.items())
-        return [f"{one}, from {most + 1} tokens on" for one in said] if tokens > most else []
+        if tokens <= most:
+            return []
+        return [
+            f"{name} {getattr(config, name)} in place of {value}, from {most + 1} tokens on"
+            for name, value in self.replaced.items()
+        ]
 
     def check_dense(self, tokens: int) -> None:
         """Raise ModelError for a text of so many tokens of which the model's own code gives no whole matrices."""
         config = self.model.config
-        known = family(config.model_type)
-        most = known.changes_nothing_up_to(config) if known.config_changes else tokens
+        own = family(config.model_type)
+        most = own.changes_nothing_up_to(config) if own.config_changes else tokens
         if tokens <= most:
             return
-        for name, value in known.config_changes.items():
+        for name, value in own.config_changes.items():
             if any(getattr(module, name, value) != value for module in self.model.modules()):
                 raise ModelError(
                     f"{self.name} ({config.model_type}) reads texts from {most + 1} tokens on in blocks, and gives no "
@@ -183,7 +187,7 @@ class LoadedModel:
     def check_task(self, what: str, *tasks: str, patches: bool = False) -> None:
         """Raise ModelError where `what` is not for a model of this task; tasks: those that it is for.
 
-        patches: whether it is for a model too whose layers are over bytes and patches of them.
+        patches: whether it is for a model too that has layers over bytes and patches of them.
         """
         if self.geometry.over_patches and not patches:
             raise ModelError(
@@ -194,8 +198,8 @@ class LoadedModel:
             meant = " or ".join(NAMES[task] for task in tasks or (CAUSAL_LM,))
             half = self.geometry.task == SEQ2SEQ and ENCODER_ONLY in tasks
             hint = "read its encoder alone: {task=encoder}" if half else "choose another"
-            said = self.geometry.both_ways
-            other = f"looks both ways: its config says {said}" if said else f"is {NAMES[self.geometry.task]}"
+            words = self.geometry.both_ways
+            other = f"looks both ways: its config says {words}" if words else f"is {NAMES[self.geometry.task]}"
             raise ModelError(f"{what} is for {meant}, and {self.name} {other}", hint)
 
     def check_logits(self, what: str, otherwise: str = WHOLE_MODEL) -> None:

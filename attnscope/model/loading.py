@@ -6,6 +6,7 @@ is in eval mode, without gradients, and nothing of it is patched.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import re
 import sys
@@ -79,6 +80,7 @@ def load(options: LoadOptions) -> LoadedModel:
         loaded = load(LoadOptions(model="demo"))
         loaded.geometry.attention_layers[0].heads  # 6
     """
+    # What folder and files show is refused before torch is imported.
     _check_options(options)
     source = sources.checked(options)
     try:
@@ -89,6 +91,8 @@ def load(options: LoadOptions) -> LoadedModel:
         model_class(config, task, source.name)
         if task != VISION_ONLY:
             raise
+
+    # What the config shows is refused before weights are downloaded.
     names = sources.weight_files(source, options)
     device = chosen_device(options)
     config = _stated_config(source, options)
@@ -100,14 +104,18 @@ def load(options: LoadOptions) -> LoadedModel:
     if not geometry.layers:
         model_class(config, task, source.name)  # one that reads no text has none, and that is the better answer
     _readable(geometry)
+
+    # What a reader of the numbers has to know of the model that is read.
     trusted = gguf.taken_on_trust(source.gguf, options.permits) if source.gguf else ()
     if source.gguf and (stated := gguf.statement(source.gguf, options.permits)).left:
         logger.warning("%s has %s, and transformers leaves that out", source.gguf, gguf.in_words(stated))
     if geometry.max_positions != trained:
         logger.warning("positions %s are stretched: heads may do something else than the model was trained to", trained)
-    for one in names:
-        if one.snapshot:
-            hub.fetch_weights(one.snapshot, names[one])
+
+    # Now the weights: of the adapter too, and all there before the first is read.
+    for origin, files in names.items():
+        if origin.snapshot:
+            hub.fetch_weights(origin.snapshot, files)
     sources.check_weights(source, options)
     tokenizer: Any = None if task == VISION_ONLY else _tokenizer(source, config, options)
     import torch
@@ -273,6 +281,8 @@ def _check_options(options: LoadOptions) -> None:
     """Refuse what cannot be meant, before anything is looked up or imported."""
     if not options.model.strip():
         raise UsageError("the model has no name", "pass a folder, a Hub id, or demo")
+
+    # Values: those of a manifest and of Python have not passed the choices of the command line.
     if not DEVICE.fullmatch(options.device):
         raise UsageError(
             f"expected a device auto, cpu, cuda, cuda:N or mps, got {options.device!r}", "use {device=auto}"
@@ -295,11 +305,10 @@ def _check_options(options: LoadOptions) -> None:
         raise UsageError(
             f"expected to quantize to 8bit or 4bit, got {options.quantize!r}", "use {quantize=8bit} or {quantize=4bit}"
         )
-    if options.quantize:
-        from importlib.util import find_spec
 
-        if find_spec("bitsandbytes") is None:
-            raise UsageError("quantized models need bitsandbytes", 'pip install "attnscope[quantize]"')
+    # The package is asked for now, and not after the weights were downloaded.
+    if options.quantize and importlib.util.find_spec("bitsandbytes") is None:
+        raise UsageError("quantized models need bitsandbytes", 'pip install "attnscope[quantize]"')
 
 
 def _config(source: Source, options: LoadOptions) -> Any:
@@ -331,7 +340,7 @@ def _stated_config(source: Source, options: LoadOptions) -> Any:
 
 
 def _as_read(config: Any) -> dict[str, Any]:
-    """Let the config say what the model is read with; what it said instead, by name."""
+    """Let the config say what the model is read with; what it had instead, by name."""
     changes = family(config.model_type).config_changes
     replaced = {name: getattr(config, name) for name, value in changes.items() if getattr(config, name) != value}
     for name, value in changes.items():
@@ -341,10 +350,10 @@ def _as_read(config: Any) -> dict[str, Any]:
 
 def _check_type(source: Source, options: LoadOptions) -> None:
     """Raise where transformers knows no such type, and no code is brought that may be run."""
-    known = needed("transformers.models.auto.configuration_auto", "CONFIG_MAPPING_NAMES")
+    types = needed("transformers.models.auto.configuration_auto", "CONFIG_MAPPING_NAMES")
     raw = checkpoint.read_json(source.folder / "config.json")
     model_type, remote = raw.get("model_type") or None, bool(raw.get("auto_map"))
-    if model_type not in known and not (remote and options.trust_remote_code):
+    if model_type not in types and not (remote and options.trust_remote_code):
         if remote:
             raise ModelError(f"{source.name} ({model_type}) {RUNS_CODE}", TRUST)
         raise ModelError(
@@ -390,13 +399,13 @@ def _readable(geometry: Geometry) -> Geometry:
 
 
 def _cuda_answers() -> bool:
-    """Whether there is a CUDA device. A driver that is there and does not answer, such as one too old, is said."""
+    """Whether there is a CUDA device. A driver that is there and does not answer, such as one too old, is logged."""
     import torch
 
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         answers = torch.cuda.is_available()
-    for words in (str(one.message) for one in heard):
+    for words in (str(warning.message) for warning in caught):
         if words.startswith("CUDA initialization"):
             logger.warning("no CUDA device is used: %s", first_line(Warning(words.partition(":")[2])))
     return answers
@@ -407,16 +416,16 @@ def chosen_device(options: LoadOptions) -> str:
     """The device to load to: what was asked for, if it is there."""
     import torch
 
-    wanted = options.device
-    if wanted == "auto":
+    device = options.device
+    if device == "auto":
         return "cuda" if _cuda_answers() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if wanted.startswith("cuda"):
+    if device.startswith("cuda"):
         count = torch.cuda.device_count() if _cuda_answers() else 0
-        if int(wanted.partition(":")[2] or 0) >= count:
-            raise UsageError(f"there is no {wanted} here ({count} CUDA devices)", "use {device=auto} or {device=cpu}")
-    if wanted == "mps" and not torch.backends.mps.is_available():
+        if int(device.partition(":")[2] or 0) >= count:
+            raise UsageError(f"there is no {device} here ({count} CUDA devices)", "use {device=auto} or {device=cpu}")
+    if device == "mps" and not torch.backends.mps.is_available():
         raise UsageError("there is no mps device here", "use {device=auto} or {device=cpu}")
-    return wanted
+    return device
 
 
 def _tokenizer(source: Source, config: Any, options: LoadOptions) -> PreTrainedTokenizerBase:
@@ -458,21 +467,22 @@ def _model(
             "output_loading_info": True,
         }
 
-        def made(**unpacking: Any) -> Any:
+        def from_files(**unpacking: Any) -> Any:
             return kind.from_pretrained(
                 source.folder, config=config, **options.permits.given, **source.given, **how | changes | unpacking
             )
 
         try:
-            return made()
+            return from_files()
         except RuntimeError:  # such as of zero points, for which transformers expects another shape
             plain = None if "quantization_config" in changes else dequantizing(config)
             if plain is None:
                 raise
-            found = made(quantization_config=plain)
+            model = from_files(quantization_config=plain)
             logger.warning("transformers reads the weights of %s only as unpacked while they are loaded", source.name)
-            return found
+            return model
 
+    # What is loaded is compared with what the files store: transformers passes over what it does not know.
     try:
         if not (source.gguf or options.permits.code):
             check_quantised(config, source.folder / "config.json")
@@ -491,20 +501,29 @@ def _model(
         model = fit.model
         unpack(model, source.name)
         if source.adapter:
-            kept = options.adapter or ("beside" if is_quantised(model) else "merged")
-            model = adapters.attach(model, source.adapter.folder, merged=kept == "merged")
+            way = options.adapter or ("beside" if is_quantised(model) else "merged")
+            model = adapters.attach(model, source.adapter.folder, merged=way == "merged")
     except AttnscopeError:
         raise
     except Exception as error:  # any family's loading code, with any weights
         if is_out_of_memory(error):
             weights = _bytes(options, config, device, files)
             takes = f"its weights take {human_bytes(weights)}" if weights else first_line(error)
+            smaller = {
+                "{device_map=auto}": options.device_map is None,
+                "{quantize=4bit}": options.quantize != "4bit",
+                "{dtype=bfloat16}": options.dtype not in ("bfloat16", "float16"),
+            }
+            open_to_it = [option for option, unused in smaller.items() if unused]
             raise MemoryLimitError(
-                f"{source.name} does not fit on {device}: {takes}, and {room} was free", _smaller(options)
+                f"{source.name} does not fit on {device}: {takes}, and {room} was free",
+                f"use {' or '.join(open_to_it)}" if open_to_it else "take a smaller model",
             ) from error
         raise _not_loaded(error, source, config, files) from error
-    gone = "transformers finds no tensors for them in the file" if source.gguf else "download the model again"
-    check_body(fit, source.name, gone)
+
+    # A body without some of its weights would be random numbers; a head without them is ignored.
+    hint = "transformers finds no tensors for them in the file" if source.gguf else "download the model again"
+    check_body(fit, source.name, hint)
     part = BODY if fit.head else WHOLE
     if task == ENCODER_ONLY and task_of(config) != ENCODER_ONLY:
         part = ENCODER
@@ -517,18 +536,18 @@ def _model(
 
 def _not_loaded(error: Exception, source: Source, config: Any, files: Sequence[Path]) -> ModelError:
     """Why transformers did not load a model, in a line; raised where its weights stay packed. files: of its weights."""
-    said = str(error)
-    if DEVICES.search(said) and not (PACKAGE.search(said) or _cuda_answers()):
+    words = str(error)
+    if DEVICES.search(words) and not (PACKAGE.search(words) or _cuda_answers()):
         hint = "load it on a machine that has one, or choose another checkpoint of the model"
         return ModelError(f"{source.name} cannot be loaded here: {first_line(error)}", hint)
     if isinstance(error, ImportError):  # what a quantised checkpoint needs, named by transformers
         what = f"{source.name} cannot be loaded without another package: {first_line(error)}"
         return ModelError(what, "install that package")
     if (report := unfinished(error)) is not None:
-        fit, said = report
+        fit, reasons = report
         check_numbers(fit, config, checkpoint.stored_tensors(files), source.name)
         hint = "check its config against its files, or download the model again"
-        return ModelError(f"{source.name} cannot be loaded: {said}", hint)
+        return ModelError(f"{source.name} cannot be loaded: {reasons}", hint)
     hint = "its cause says where it failed; {verbose} shows it"
     return unread(source.name, error, hint, "loaded")
 
@@ -537,10 +556,10 @@ def _arithmetic(model: PreTrainedModel, config: Any, name: str) -> Arithmetic | 
     """How the model computes where it is or was quantised, with a warning where tokens are not computed apart."""
     from attnscope.model.arithmetic import arithmetic_of
 
-    found = arithmetic_of(model, config)
-    if found is not None and found.together:
+    arithmetic = arithmetic_of(model, config)
+    if arithmetic is not None and arithmetic.together:
         logger.warning("%s rounds the tokens of a pass together: earlier rows change with later tokens", name)
-    return found
+    return arithmetic
 
 
 def _count(model: PreTrainedModel) -> int:
@@ -552,25 +571,14 @@ def _count(model: PreTrainedModel) -> int:
     )
 
 
-def _smaller(options: LoadOptions) -> str:
-    """What would take less room than what was asked for."""
-    ways = {
-        "{device_map=auto}": options.device_map is None,
-        "{quantize=4bit}": options.quantize != "4bit",
-        "{dtype=bfloat16}": options.dtype not in ("bfloat16", "float16"),
-    }
-    left = [way for way, there in ways.items() if there]
-    return f"use {' or '.join(left)}" if left else "take a smaller model"
-
-
 @uncollected()
 def _attention(config: Any, options: LoadOptions, task: str, kind: Any) -> str:
     """The implementation asked for; eager where the family has no sdpa, or attends outside the interface."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), kind) if kind is AutoModelForCausalLM else kind
-    outside = family(config.model_type).bypasses_interface or (task == VISION_ONLY and not knows_interface(found))
-    if outside or not getattr(found, "_supports_sdpa", True):
+    own = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), kind) if kind is AutoModelForCausalLM else kind
+    outside = family(config.model_type).bypasses_interface or (task == VISION_ONLY and not knows_interface(own))
+    if outside or not getattr(own, "_supports_sdpa", True):
         return "eager"
     return options.attention
 

@@ -33,7 +33,7 @@ def pads_exactly(config: Any) -> bool:
 
 
 def pads(model: nn.Module) -> bool:
-    """`pads_exactly`, and no text was found that this model reads in another way beside a longer one."""
+    """`pads_exactly`, and no text was found that this model reads in another way with a longer one."""
     return model not in _apart and pads_exactly(model.config)
 
 
@@ -43,7 +43,7 @@ def to_be_found(model: nn.Module) -> bool:
 
 
 def to_be_tried(model: nn.Module, longest: int) -> bool:
-    """Whether a text as long as this is still to be tried beside a shorter one."""
+    """Whether a text as long as this is still to be tried with a shorter one."""
     return to_be_found(model) and _tried.get(model, 0) < longest
 
 
@@ -56,7 +56,7 @@ def found(model: nn.Module, longest: int, exact: bool) -> None:
 
 
 def settle_rotary(model: nn.Module) -> None:
-    """Make dynamic rotary frequencies forget the longest text so far: each pass then reads as if it came first."""
+    """Make dynamic rotary frequencies forget the longest text so far: each pass then reads as if it were the first."""
     import torch
 
     for module in model.modules():
@@ -74,5 +74,5 @@ def settle_rotary(model: nn.Module) -> None:
 def _one_length(config: Any) -> bool | None:
     if task_of(config) != CAUSAL_LM:  # whatever looks ahead sees what pads the text
         return True
-    known = [family(one.model_type).one_length for one in (config, config.get_text_config(decoder=True))]
-    return next((one for one in known if one is not None), None)
+    answers = [family(part.model_type).one_length for part in (config, config.get_text_config(decoder=True))]
+    return next((answer for answer in answers if answer is not None), None)

@@ -15,7 +15,7 @@ from attnscope.model.geometry import empty_model
 
 REPEATS = re.compile(r"[*+?{|]")  # a pattern without any of these is as quick as it is short
 # How PEFT and transformers put a pattern together, to match it from the beginning of a module's name.
-WAYS = (
+FORMS = (
     r"(?:{})$",
     r"(.*\.)?({})$",
     r"(?:^|.*?\.){}\.(?P<idx>\d+)\.",
@@ -36,7 +36,7 @@ def check_patterns(config: Any, names: Iterable[str], path: Path) -> None:
     if not patterns:
         return
     names = list(names)
-    with Apart(_matched, "process") as matched:
+    with Apart(_match, "process") as matched:
         try:
             matched(patterns, names)
         except ModelError as error:
@@ -61,13 +61,13 @@ def _modules(config: Any) -> Iterator[str]:
     yield from dict(empty_model(config).named_modules())
 
 
-def _matched(patterns: Iterable[str], names: Iterable[str]) -> None:
+def _match(patterns: Iterable[str], names: Iterable[str]) -> None:
     for pattern in patterns:
-        for way in WAYS:
+        for form in FORMS:
             with suppress(re.error, OverflowError, RecursionError):  # no pattern, then
-                found = re.compile(way.replace("{}", pattern))
+                compiled = re.compile(form.replace("{}", pattern))
                 for name in names:
-                    found.match(name)
+                    compiled.match(name)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -75,5 +75,5 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
-        for one in [*value, *(value.values() if isinstance(value, dict) else ())]:
-            yield from _texts(one)
+        for part in [*value, *(value.values() if isinstance(value, dict) else ())]:
+            yield from _texts(part)

@@ -1,4 +1,4 @@
-"""What the libraries that load a model may do beside reading its files: run its code, and ask the network."""
+"""What the libraries that load a model may do besides reading its files: run its code, and ask the network."""
 
 from __future__ import annotations
 

@@ -25,19 +25,19 @@ def hooks_of(module: nn.Module) -> list[Any]:
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name; an offloaded one as its module's next run would bring it.
 
-    Those that nobody knows where to find stay on the device meta.
+    Those that no one knows where to find stay on the device meta.
 
     >>> weights_of(nn.Linear(2, 3))["weight"].shape
     torch.Size([3, 2])
     """
-    found = {**dict(module.named_buffers()), **dict(module.named_parameters())}
+    weights = {**dict(module.named_buffers()), **dict(module.named_parameters())}
     for path, hook in _offloading(module):
         prefix = f"{path}." if path else ""
-        for name, tensor in found.items():
+        for name, tensor in weights.items():
             short = name.removeprefix(prefix)
             if tensor.is_meta and name.startswith(prefix) and short in hook.weights_map:
-                found[name] = hook.weights_map[short].to(hook.execution_device, tensor.dtype)
-    return found
+                weights[name] = hook.weights_map[short].to(hook.execution_device, tensor.dtype)
+    return weights
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -47,8 +47,8 @@ def device_of(model: nn.Module) -> torch.device:
     device(type='cpu')
     """
     device = next(model.parameters()).device
-    brought = (hook.execution_device for _, hook in _offloading(model)) if device.type == "meta" else ()
-    return torch.device(next((one for one in brought if one is not None), device))
+    targets = (hook.execution_device for _, hook in _offloading(model)) if device.type == "meta" else ()
+    return torch.device(next((target for target in targets if target is not None), device))
 
 
 def as_input(x: Tensor, module: nn.Module) -> Tensor:

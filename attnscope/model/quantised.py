@@ -109,13 +109,13 @@ def check_method(config: Any, name: str) -> None:
     if stated is None:
         return
     try:
-        known = needed("transformers.quantizers.auto", "AutoHfQuantizer").supports_quant_method(stated)
+        supported = needed("transformers.quantizers.auto", "AutoHfQuantizer").supports_quant_method(stated)
     except ValueError:  # as transformers says that there is none
         raise ModelError(
             f"the config of {name} has a quantization_config without a quant_method", "download the model again"
         ) from None
     method = str(method_of(config))
-    if not (known and _is_written(method)):
+    if not (supported and _is_written(method)):
         raise ModelError(f"{name} is quantised by {brief(method)}, a method that transformers does not read", OTHERWISE)
 
 
@@ -126,10 +126,10 @@ def check_numbers(fit: Fit, config: Any, stored: Mapping[str, Stored], name: str
     name, as their headers state them. name: the model's.
     """
     method = method_of(config)
-    said = f"{name} is stored quantised ({method})" if method else f"{name} is stored quantised"
     scale = next(_unapplied(fit, stored), None)
     if scale is not None:
-        raise ModelError(f"{said}, and transformers does not apply its {scale}", OTHERWISE)
+        how = f" ({method})" if method else ""
+        raise ModelError(f"{name} is stored quantised{how}, and transformers does not apply its {scale}", OTHERWISE)
     packs = getattr(fit.model, "hf_quantizer", None) is not None
     checked = _alone(stored) if method else stored.keys()  # a method unpacks what was stored with scales
     key = None if method and packs else next((key for key in _narrow(fit, stored) if key in checked), None)
@@ -156,9 +156,9 @@ def even_out(model: Any) -> None:
     if dtype == torch.float16:
         wide |= set(model._keep_in_fp32_modules or ())
     for name, weight in model.named_parameters():
-        kept = any(f".{part}." in f".{name}." for part in wide)
+        stays_wide = any(f".{part}." in f".{name}." for part in wide)
         if weight.is_floating_point() and not weight.is_meta:
-            weight.data = weight.data.to(torch.float32 if kept else dtype)
+            weight.data = weight.data.to(torch.float32 if stays_wide else dtype)
 
 
 def packed_bytes(config: Any, stored: Mapping[str, Stored], width: int, device: str) -> int | None:
@@ -180,7 +180,8 @@ def packed_bytes(config: Any, stored: Mapping[str, Stored], width: int, device: 
         unpacks = False
     if unpacks:
         return None
-    return sum(prod(one.shape) * (one.bits if one.is_packed else 8 * width) for one in stored.values()) // 8
+    sizes = (prod(tensor.shape) * (tensor.bits if tensor.is_packed else 8 * width) for tensor in stored.values())
+    return sum(sizes) // 8
 
 
 def check_plain(model: Any, name: str) -> None:
@@ -208,11 +209,11 @@ def _stated(config: Any) -> dict[str, Any] | None:
 
     None for one of bitsandbytes with both of its ways switched off, as training without them leaves it.
     """
-    parts = (config, config.get_text_config(decoder=True))
-    found = next((one for part in parts if (one := getattr(part, "quantization_config", None)) is not None), None)
-    if found is None:
+    configs = (getattr(part, "quantization_config", None) for part in (config, config.get_text_config(decoder=True)))
+    content = next((content for content in configs if content is not None), None)
+    if content is None:
         return None
-    stated: dict[str, Any] = found if isinstance(found, dict) else found.to_dict()
+    stated: dict[str, Any] = content if isinstance(content, dict) else content.to_dict()
     of_bitsandbytes = stated.get("quant_method") == "bitsandbytes"
     return None if of_bitsandbytes and not any(map(stated.get, ("load_in_8bit", "load_in_4bit"))) else stated
 
@@ -230,10 +231,10 @@ def _is_written(method: str) -> bool:
 
 
 def _unapplied(fit: Fit, stored: Mapping[str, Stored]) -> Iterator[str]:
-    """The unused tensors that a weight of the model was stored with: those of its name and more, then those beside it.
+    """The unused tensors that a weight of the model was stored with: those of its name and more, then its neighbours.
 
     A bias is none, which stays unused where the config says that its layers have none, nor are floating-point numbers
-    as many as the weight's, such as its average over training. Beside it a single number is none: that scales what
+    as many as the weight's, such as its average over training. A neighbour of a single number is none: that scales what
     enters the layer, or its keys and values in a cache.
     """
     if not fit.unused:
@@ -242,20 +243,22 @@ def _unapplied(fit: Fit, stored: Mapping[str, Stored]) -> Iterator[str]:
     sizes = {name: tensor.numel() for name, tensor in fit.model.state_dict().items()}
     sizes = {name: prod(tensor.shape) for name, tensor in stored.items()} | sizes
     weights = sizes.keys() - set(fit.unused)
-    beside = []
+    neighbours = []
     for key in fit.unused:
         tensor = stored.get(key)
         if key.endswith("bias") or (tensor is not None and tensor.dtype in NO_SCALES):
             continue
+
+        # Packed numbers of any count may be scales; plain ones are fewer than what they scale.
         fewest = 0 if tensor is None or tensor.is_packed else prod(tensor.shape)
-        for spelled in dict.fromkeys((key, prefix + key, key.removeprefix(prefix))):
-            layer = spelled.rpartition(".")[0]
-            named = (spelled[: sign.start()] for sign in SEPARATORS.finditer(spelled))
-            if any(name in weights and fewest < sizes[name] for name in named):
+        for name in dict.fromkeys((key, prefix + key, key.removeprefix(prefix))):
+            weight = f"{name.rpartition('.')[0]}.weight"
+            beginnings = (name[: sign.start()] for sign in SEPARATORS.finditer(name))
+            if any(beginning in weights and fewest < sizes[beginning] for beginning in beginnings):
                 yield key
-            elif f"{layer}.weight" in weights and (fewest != 1 and fewest < sizes[f"{layer}.weight"]):
-                beside.append(key)
-    yield from beside
+            elif weight in weights and (fewest != 1 and fewest < sizes[weight]):
+                neighbours.append(key)
+    yield from neighbours
 
 
 def _narrow(fit: Fit, stored: Mapping[str, Stored]) -> Iterator[str]:
@@ -269,17 +272,18 @@ def _narrow(fit: Fit, stored: Mapping[str, Stored]) -> Iterator[str]:
     prefix, places = f"{fit.model.base_model_prefix}.", {**fit.model.state_dict(), **dict(fit.model.named_buffers())}
     packs = getattr(fit.model, "hf_quantizer", None) is not None  # as it was asked to: its own weights are integers
     for key in sorted(narrow - set(fit.unused)):
-        place = next((places[one] for one in (key, prefix + key, key.removeprefix(prefix)) if one in places), None)
+        names = (key, prefix + key, key.removeprefix(prefix))
+        place = next((places[name] for name in names if name in places), None)
         of_layer = (place is None or packs) and (stored[key].is_float8 or key.endswith(".weight"))
         if of_layer or (place is not None and place.is_floating_point()):
             yield key
 
 
 def _alone(stored: Mapping[str, Stored]) -> set[str]:
-    """The tensors that nothing is stored for: nothing by their name and more, and nothing beside them but a bias."""
+    """The tensors that nothing is stored for: nothing by their name and more, and no neighbour but a bias."""
     longer = {name[: sign.start()] for name in stored for sign in SEPARATORS.finditer(name)}
-    beside = Counter(name.rpartition(".")[0] for name in stored if not name.endswith(".bias"))
-    return {name for name in stored if name not in longer and beside[name.rpartition(".")[0]] == 1}
+    of_layer = Counter(name.rpartition(".")[0] for name in stored if not name.endswith(".bias"))
+    return {name for name in stored if name not in longer and of_layer[name.rpartition(".")[0]] == 1}
 
 
 def _check_blocks(size: Sequence[int] | None, stored: Mapping[str, Stored], name: str) -> None:

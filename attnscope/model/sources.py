@@ -64,15 +64,24 @@ class Source:
 
     @property
     def given(self) -> dict[str, str]:
-        """What transformers must be told of it beside the folder."""
+        """What transformers must be given of it with the folder."""
         return {"gguf_file": self.gguf.name} if self.gguf else {}
 
 
 def checked(options: LoadOptions) -> Source:
     """Where a model comes from, with a config that may be one of attention."""
-    source = _locate(options)
-    if source.adapter:
+    source = _alone(_find(options))
+    if not source.gguf and adapters.is_adapter(source.folder):
+        # The model is the adapter's base, which has a name, and perhaps a revision, of its own.
+        base = adapters.base_of(source.folder, source.files, options.base)
+        whole = _alone(_find(replace(options, model=base, revision=None)))
+        if not whole.gguf and adapters.is_adapter(whole.folder):
+            hint = "name a whole model: {base=FOLDER}"
+            raise ModelError(f"the base of {source.name}, {base}, is an adapter too", hint)
+        source = replace(whole, name=source.name, adapter=source)
         adapters.check_package()
+    elif options.base is not None:
+        raise UsageError(f"{options.model} is no adapter, and has no base", "leave out {base}")
     if source.gguf:
         gguf.check(source.gguf)
     else:
@@ -124,22 +133,8 @@ def _identity(source: Source, options: LoadOptions, weights: Path | None) -> str
     return f"files {checkpoint.digest(source.folder, options.allow_pickle, [weights] if weights else None)[:12]}"
 
 
-def _locate(options: LoadOptions) -> Source:
-    """Where the model comes from; for an adapter, where its base does."""
-    source = _alone(_found(options))
-    if source.gguf or not adapters.is_adapter(source.folder):
-        if options.base is not None:
-            raise UsageError(f"{options.model} is no adapter, and has no base", "leave out {base}")
-        return source
-    base = adapters.base_of(source.folder, source.files, options.base)
-    found = _alone(_found(replace(options, model=base, revision=None)))
-    if not found.gguf and adapters.is_adapter(found.folder):
-        raise ModelError(f"the base of {source.name}, {base}, is an adapter too", "name a whole model: {base=FOLDER}")
-    return replace(found, name=source.name, adapter=source)
-
-
 def _alone(source: Source) -> Source:
-    """The source. Raises ModelError for a GGUF file beside an adapter, which transformers would put into it unasked."""
+    """The source. Raises ModelError for a GGUF file next to an adapter, which transformers would apply unasked."""
     if source.gguf and adapters.is_adapter(source.folder):
         raise ModelError(
             f"{source.gguf} lies in the folder of an adapter, which would change it",
@@ -148,7 +143,7 @@ def _alone(source: Source) -> Source:
     return source
 
 
-def _found(options: LoadOptions) -> Source:
+def _find(options: LoadOptions) -> Source:
     """The folder of the model: its own, the embedded one, or a snapshot of the Hub's; or its GGUF file."""
     try:
         path = DEMO_FOLDER if options.model == DEMO else Path(options.model).expanduser()

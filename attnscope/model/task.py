@@ -43,29 +43,29 @@ def task_of(config: Any) -> str:
         return task_of(part)
     if family(config.model_type).looks_ahead or _as_configured(config) is False:
         return ENCODER_ONLY
-    known = config.model_type in _causal_names() or _causal_part(config) or _generates_beside(config)
+    causal = config.model_type in _causal_names() or _causal_part(config) or _generates_beside(config)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    return CAUSAL_LM if (known or remote) and not both_ways(config) else ENCODER_ONLY
+    return CAUSAL_LM if (causal or remote) and not both_ways(config) else ENCODER_ONLY
 
 
 def both_ways(config: Any) -> str:
-    """What a decoder's config says that has its tokens see those behind them too; empty where it says nothing of it.
+    """What a decoder's config says that has its tokens see those after them too; empty where it says nothing of it.
 
     transformers makes the mask of a text by `is_causal`. A model of text alone may ask `use_bidirectional_attention`
-    first, whose `vision` is of pictures; beside pictures the whole model makes the masks, and does not ask it.
+    first, whose `vision` is of pictures; with pictures the whole model makes the masks, and does not ask it.
 
     >>> both_ways(LlamaConfig(is_causal=False))
     'is_causal=false'
     """
     text = stack_config(config, DECODER)
-    asked, causal = getattr(text, "use_bidirectional_attention", None), getattr(text, "is_causal", True)
-    if asked in (True, "all") and (text is config or not causal):
-        return f"use_bidirectional_attention={json.dumps(asked)}"
+    both, causal = getattr(text, "use_bidirectional_attention", None), getattr(text, "is_causal", True)
+    if both in (True, "all") and (text is config or not causal):
+        return f"use_bidirectional_attention={json.dumps(both)}"
     return "" if causal or family(text.model_type).hides_future else f"is_causal={json.dumps(causal)}"
 
 
 def looks_back_alone(config: Any, stack: str) -> bool | None:
-    """Whether a stack's queries see no key behind their own, by config and class; None where these do not say it.
+    """Whether a stack's queries see no key after their own, by config and class; None where these do not say it.
 
     Of an encoder that is known where transformers has a masked language model of it, or a decoder's config says so, and
     has no layers that look back all the same: transformers makes chunks and the keys of an indexer so.
@@ -94,14 +94,14 @@ def _as_configured(config: Any) -> bool | None:
 
 def _causal_names() -> Mapping[str, Any]:
     """The types that transformers has a causal language model of."""
-    found: Mapping[str, Any] = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
-    return found
+    names: Mapping[str, Any] = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
+    return names
 
 
 def _masked_names() -> Mapping[str, Any]:
     """The types that transformers has a masked language model of."""
-    found: Mapping[str, Any] = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_MASKED_LM_MAPPING_NAMES")
-    return found
+    names: Mapping[str, Any] = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_MASKED_LM_MAPPING_NAMES")
+    return names
 
 
 def _generates_beside(config: Any) -> bool:
@@ -127,9 +127,9 @@ def text_part(config: Any) -> Any | None:
     'clip_text_model'
     """
     part = config.get_text_config()
-    known = config.model_type in _causal_names() or getattr(config, "is_encoder_decoder", False)
+    writes = config.model_type in _causal_names() or getattr(config, "is_encoder_decoder", False)
     brings_code = bool(getattr(config, "auto_map", None))
-    return None if part is config or known or brings_code or _generates_beside(config) else part
+    return None if part is config or writes or brings_code or _generates_beside(config) else part
 
 
 def reading_part(model: Any) -> Any:
@@ -138,8 +138,8 @@ def reading_part(model: Any) -> Any:
     if part is None:
         return model
     kind = type(part)
-    of_text = (one for one in model.modules() if type(getattr(one, "config", None)) is kind)
-    return next((one for one in of_text if getattr(one, "main_input_name", "") == "input_ids"), model)
+    of_text = (inner for inner in model.modules() if type(getattr(inner, "config", None)) is kind)
+    return next((inner for inner in of_text if getattr(inner, "main_input_name", "") == "input_ids"), model)
 
 
 def _given_pixels(config: Any) -> bool:
@@ -153,11 +153,10 @@ def _given_pixels(config: Any) -> bool:
     from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, MODEL_MAPPING
 
     auto = (MODEL_MAPPING, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING)
-    found = next((one[type(config)] for one in auto if type(config) in one), None)
-    found = found[0] if isinstance(found, tuple) else found
-    if found is None:
+    kinds = [kind for mapping in auto for kind in classes_of(mapping, config)]
+    if not kinds:
         return hasattr(config, "image_size") and hasattr(config, "patch_size") and not hasattr(config, "vocab_size")
-    return _takes_pixels(found, config)
+    return _takes_pixels(kinds[0], config)
 
 
 def _takes_pixels(kind: Any, config: Any) -> bool:
@@ -184,10 +183,10 @@ def _causal_part(config: Any) -> bool:
 
     file = "transformers.models.auto.modeling_auto"
     alone = config.model_type in needed(file, "MODEL_MAPPING_NAMES")
-    beside = needed(file, "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES") if alone else ()
-    names = [name for name in (*_causal_names(), *beside) if config.model_type.startswith(f"{name}_")]
+    with_pictures = needed(file, "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES") if alone else ()
+    names = [name for name in (*_causal_names(), *with_pictures) if config.model_type.startswith(f"{name}_")]
     parts = [CONFIG_MAPPING[name].sub_configs for name in names]
-    return any(type(config) is one.get(part) for one in parts for part in ("text_config", "decoder"))
+    return any(type(config) is part.get(name) for part in parts for name in ("text_config", "decoder"))
 
 
 def stack_config(config: Any, stack: str) -> Any:
@@ -225,10 +224,10 @@ def chosen_task(config: Any, wanted: str | None, name: str) -> str:
         raise UsageError(f"expected a task auto, {', '.join(TASKS)}, got {wanted!r}", "use {task=auto}")
     if own == SEQ2SEQ and wanted == ENCODER_ONLY:
         return ENCODER_ONLY
-    said = both_ways(config)
-    if own == ENCODER_ONLY and wanted == CAUSAL_LM and (said or _as_configured(config) is False):
+    entry = both_ways(config)
+    if own == ENCODER_ONLY and wanted == CAUSAL_LM and (entry or _as_configured(config) is False):
         raise ModelError(
-            f"{name} ({config.model_type}) as configured looks ahead{f' ({said})' * bool(said)}: it is not a causal "
+            f"{name} ({config.model_type}) as configured looks ahead{f' ({entry})' * bool(entry)}: it is not a causal "
             "language model",
             "leave out {task=decoder}, or take a checkpoint trained as one",
         )
@@ -245,9 +244,9 @@ def model_class(config: Any, task: str, name: str) -> Any:
 def model_classes(config: Any, task: str, name: str, exact: bool = False) -> list[Any]:
     """The classes of transformers that such a checkpoint may have been saved from, the likeliest first.
 
-    That is the class which `architectures` names, where transformers has it for this config. A language model stands
+    That is the class which `architectures` names, where transformers has it for this config. A language model comes
     before a body without a head where the head is tied to the embeddings: then a checkpoint of the body has it too.
-    Behind them stand the family's language model and its body. name: of the model, for the error. exact: the named one
+    After them come the family's language model and its body. name: of the model, for the error. exact: the named one
     alone, where there is one. Raises ModelError for a model that reads no text.
 
     >>> [kind.__name__ for kind in model_classes(MistralConfig(architectures=["MistralModel"]), "decoder", "")]
@@ -264,36 +263,40 @@ def model_classes(config: Any, task: str, name: str, exact: bool = False) -> lis
 
     if task != CAUSAL_LM and "AutoModel" in (getattr(config, "auto_map", None) or {}):
         return [AutoModel]
+    # The classes that the config names, as far as they are transformers' own and of this config.
     words = getattr(config, "architectures", None)
-    words = [one for one in words if isinstance(one, str)] if isinstance(words, list) else []
-    saved: list[Any] = [getattr(transformers, one, None) for one in words]
-    named = [one for one in saved if getattr(one, "config_class", None) is type(config)]
+    words = [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
+    saved: list[Any] = [getattr(transformers, word, None) for word in words]
+    stated = [kind for kind in saved if getattr(kind, "config_class", None) is type(config)]
+    if exact and stated:
+        return stated[:1]
+
+    # In what order they are tried: see above. A family with several bodies names the whole first.
     bodies, part = classes_of(MODEL_MAPPING, config), text_part(config)
     head = _language_model(config, task) if part is None else None
     tied = getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False)
-    if exact and named:
-        return named[:1]
-    auto = head is AutoModelForCausalLM and any(one.can_generate() for one in named[:1])
-    first = [head] if auto or (tied and named[:1] in ([one] for one in bodies)) else named
+    auto = head is AutoModelForCausalLM and any(kind.can_generate() for kind in stated[:1])
+    first = [head] if auto or (tied and stated[:1] in ([body] for body in bodies)) else stated
     of_task = {ENCODER_ONLY: MODEL_FOR_MASKED_LM_MAPPING, VISION_ONLY: MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING}
     others = classes_of(of_task[task], config) if task in of_task else []
-    # a family with several bodies names the whole first
-    kinds = [one for one in dict.fromkeys((*first, *named, head, *bodies[:1], *others)) if one is not None]
-    asked = [one for one in kinds if part is None and one is not AutoModelForCausalLM]
-    why = {one: why for one in asked if (why := _unreadable(one, config, task))}
-    kind = config.model_type
+    kinds = [kind for kind in dict.fromkeys((*first, *stated, head, *bodies[:1], *others)) if kind is not None]
+
+    # What reads something else than a text alone is no such class; of the likeliest one that is the error.
+    judged = [kind for kind in kinds if part is None and kind is not AutoModelForCausalLM]
+    why = {kind: why for kind in judged if (why := _unreadable(kind, config, task))}
+    model_type = config.model_type
     pixels = getattr(next(iter(kinds), None), "main_input_name", "") == "pixel_values"
     if pixels and task == SEQ2SEQ and hasattr(config, "encoder"):  # two models, as TrOCR and Donut are
         raise ModelError(
-            f"{name} ({kind}) writes the text of a picture, and such a pair of towers is not read",
+            f"{name} ({model_type}) writes the text of a picture, and such a pair of towers is not read",
             "save its encoder as a model of its own, model.encoder.save_pretrained(FOLDER), and read that",
         )
+    not_of_text = f"{name} ({model_type}) is not a model of text that attnscope reads"
     if not kinds:
-        raise ModelError(f"{name} ({kind}) is not a model of text that attnscope reads", "choose a model of text")
+        raise ModelError(not_of_text, "choose a model of text")
     if kinds[0] in why:
-        said = why[kinds[0]]
-        raise ModelError(f"{name} ({kind}) is not a model of text that attnscope reads: {said}", "choose another")
-    return [one for one in kinds if one not in why]
+        raise ModelError(f"{not_of_text}: {why[kinds[0]]}", "choose another")
+    return [kind for kind in kinds if kind not in why]
 
 
 def _language_model(config: Any, task: str) -> Any:
@@ -306,32 +309,32 @@ def _language_model(config: Any, task: str) -> Any:
     )
 
     if task == CAUSAL_LM and not _generates_beside(config):
-        brought = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-        return AutoModelForCausalLM if brought or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else None
+        remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+        return AutoModelForCausalLM if remote or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else None
     if task != SEQ2SEQ and not _generates_beside(config):
         return None
-    beside = classes_of(MODEL_FOR_MULTIMODAL_LM_MAPPING, config)
+    multimodal = classes_of(MODEL_FOR_MULTIMODAL_LM_MAPPING, config)
     pairs = classes_of(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, config) if task == SEQ2SEQ else []
-    return next(iter([*pairs, *beside]), None)
+    return next(iter([*pairs, *multimodal]), None)
 
 
 def classes_of(mapping: Any, config: Any) -> list[Any]:
     """Those of a mapping of transformers for a config: none, one, or several."""
-    found = mapping.get(type(config), None)
-    return list(found) if isinstance(found, tuple) else [] if found is None else [found]
+    kinds = mapping.get(type(config), None)
+    return list(kinds) if isinstance(kinds, tuple) else [] if kinds is None else [kinds]
 
 
-def _unreadable(found: Any, config: Any, task: str) -> str:
-    """Why a class cannot be given a text alone, or a sound whose frames it can count; of a vision tower a picture."""
-    main = getattr(found, "main_input_name", "")
-    counts = hasattr(found, "_get_feat_extract_output_lengths")
+def _unreadable(kind: Any, config: Any, task: str) -> str:
+    """Why a class cannot be given a text alone, or a sound if it can count the frames; of a vision tower a picture."""
+    main = getattr(kind, "main_input_name", "")
+    counts = hasattr(kind, "_get_feat_extract_output_lengths")
     if task == VISION_ONLY:
-        known = _takes_pixels(found, config) or _has_tower(config)
-        return "" if known else f"{found.__name__} is given {main} first, and no picture alone"
+        takes = _takes_pixels(kind, config) or _has_tower(config)
+        return "" if takes else f"{kind.__name__} is given {main} first, and no picture alone"
     if main not in ("input_ids", "input_features") and not (main == "input_values" and counts):
-        return f"{found.__name__} is given {main} first, and no text alone"
-    if found.forward.__name__ == "_forward_unimplemented":  # PyTorch's own: several models run one after another
-        return f"{found.__name__} has no forward pass of its own"
-    if task == SEQ2SEQ and "decoder_input_ids" not in signature(found.forward).parameters:  # FastSpeech2's reads frames
-        return f"the decoder of {found.__name__} reads no tokens"
+        return f"{kind.__name__} is given {main} first, and no text alone"
+    if kind.forward.__name__ == "_forward_unimplemented":  # PyTorch's own: several models run one after another
+        return f"{kind.__name__} has no forward pass of its own"
+    if task == SEQ2SEQ and "decoder_input_ids" not in signature(kind.forward).parameters:  # FastSpeech2's reads frames
+        return f"the decoder of {kind.__name__} reads no tokens"
     return ""

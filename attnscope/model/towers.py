@@ -39,7 +39,7 @@ def tower_of(model: Any) -> Any:
 
 
 def check_tower(config: Any, name: str) -> None:
-    """Raise ModelError for a vision tower whose attention is not over one grid of patches; config: its own."""
+    """Raise ModelError for a vision tower that does not attend over one grid of patches; config: its own."""
     why = _why_not(config)
     if why:
         raise ModelError(f"{name} ({config.model_type}) reads pictures, but {why}", OTHER)
@@ -47,7 +47,7 @@ def check_tower(config: Any, name: str) -> None:
 
 def _why_not(config: Any) -> str:
     heads, layers = (
-        next((one for name in names if (one := getattr(config, name, None)) is not None), None)
+        next((value for name in names if (value := getattr(config, name, None)) is not None), None)
         for names in (("num_attention_heads", "num_heads"), ("num_hidden_layers", "depth"))
     )
     if not _attends(config):

@@ -39,30 +39,26 @@ def unpack(model: Any, name: str) -> None:
             "and only those of transformers are read",
             OTHERWISE,
         )
-    hooks = _left_by_quantizer(model)
+    # Hooks of its quantizer's package, or of one that this works with: whoever loaded the model may have put others
+    # there, which count on being given arguments.
+    parts = (model.hf_quantizer, *getattr(model.hf_quantizer, "__dict__", {}).values())
+    packages = {_package(type(part)) for part in parts} - {"builtins", "torch"}
+    hooks = [hook for hook in model._forward_pre_hooks.values() if _package(hook) in packages]
     if not hooks:
         return
     dtype = model.dtype
     with bars_as_elsewhere():
         for hook in hooks:
             hook(model, ())
+
+    # A layer with weights of two dtypes would fail in its product.
     halves = {torch.bfloat16, torch.float16} - {dtype}
     other = [weight for weight in model.parameters() if weight.dtype in halves]
     for kind in sorted({str(weight.dtype).removeprefix("torch.") for weight in other}):
-        wanted = str(dtype).removeprefix("torch.")
-        logger.warning("the weights of %s unpack to %s, and are read as %s", name, kind, wanted)
+        target = str(dtype).removeprefix("torch.")
+        logger.warning("the weights of %s unpack to %s, and are read as %s", name, kind, target)
     for weight in other:
         weight.data = weight.data.to(dtype)
-
-
-def _left_by_quantizer(model: Any) -> list[Any]:
-    """The hooks before the model's forward that are of its quantizer's package, or of one that this works with.
-
-    Whoever loaded the model may have put others there, which count on being given arguments.
-    """
-    parts = (model.hf_quantizer, *getattr(model.hf_quantizer, "__dict__", {}).values())
-    packages = {_package(type(part)) for part in parts}
-    return [hook for hook in model._forward_pre_hooks.values() if _package(hook) in packages - {"builtins", "torch"}]
 
 
 def _package(of: Any) -> str:
@@ -87,5 +83,5 @@ def dequantizing(config: Any) -> Any | None:
     rounding = [stated.get("kv_cache_scheme")]
     rounding += [scheme.get(f"{what}_activations") for scheme in schemes for what in ("input", "output")]
     weights = [scheme.get("weights") for scheme in schemes]
-    same = len(weights) == len(groups) and all(one == weights[0] for one in weights)
+    same = len(weights) == len(groups) and all(scheme == weights[0] for scheme in weights)
     return kind(dequantize=True) if weights and same and not any(rounding) else None

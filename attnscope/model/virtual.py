@@ -25,7 +25,7 @@ CACHE_ARGUMENTS = ("cache", "past_key_values")  # the first from transformers 5.
 
 
 class WithVirtual(nn.Module):
-    """A model's input embeddings, and behind them those of its virtual tokens, (V, E): ids that no text has.
+    """A model's input embeddings, and after them those of its virtual tokens, (V, E): ids that no text has.
 
     What makes logits of hidden states stays as it was: no virtual token is ever generated. prefix: what the model's
     forward is to be given as its cache where the tokens are keys and values alone, None where they are embeddings.
@@ -64,7 +64,7 @@ def sharing(model: PreTrainedModel) -> PreTrainedModel:
         for them in (part._forward_hooks, part._forward_pre_hooks)
         for hook in them.values()
     )
-    return copy.deepcopy(model, {id(one): one for one in (*model.parameters(), *model.buffers(), *hooks)})
+    return copy.deepcopy(model, {id(shared): shared for shared in (*model.parameters(), *model.buffers(), *hooks)})
 
 
 def put_before(model: PreTrainedModel, virtual_VE: Tensor) -> PreTrainedModel:
@@ -88,8 +88,8 @@ def cache_argument(model: PreTrainedModel) -> str | None:
     >>> cache_argument(model)
     'past_key_values'
     """
-    taken = signature(model.base_model.forward).parameters
-    return next((name for name in CACHE_ARGUMENTS if name in taken), None)
+    parameters = signature(model.base_model.forward).parameters
+    return next((name for name in CACHE_ARGUMENTS if name in parameters), None)
 
 
 def is_prefix(cache: Any) -> bool:
