@@ -59,6 +59,7 @@ class RowsAgain:
         head_1P1 = torch.arange(whole.heads, device=query_Nr.device)[None, :, None]
         query_N1r = query_Nr[:, None, :]
 
+        # A mask, bias or sink logit may be one for all texts, heads or queries: it is then taken once, not copied.
         def of_rows(value_BHQX: Tensor) -> Tensor:
             """What a call has per text or once, per head or once, per query or once, of these rows."""
             texts, heads, queries = value_BHQX.shape[:3]

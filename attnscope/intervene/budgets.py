@@ -58,7 +58,8 @@ class CacheBudget(Intervention):
     def over(
         self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
     ) -> Engine:
-        return replace(engine, change=self.cutting([one for one in sets if isinstance(one, HeadBudget)], texts))
+        budgets = [chosen for chosen in sets if isinstance(chosen, HeadBudget)]
+        return replace(engine, change=self.cutting(budgets, texts))
 
     def cutting(self, budgets: Sequence[HeadBudget], texts: Sequence[int]) -> Change:
         """An engine's `change` for a pass of some texts and, after them, the same texts once per set."""

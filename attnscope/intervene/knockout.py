@@ -52,7 +52,7 @@ class Knockout(Intervention):
     def over(
         self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
     ) -> Engine:
-        return replace(engine, change=self.cutting([one for one in sets if isinstance(one, Cut)], texts))
+        return replace(engine, change=self.cutting([chosen for chosen in sets if isinstance(chosen, Cut)], texts))
 
     def cutting(self, cuts: Sequence[Cut], texts: Sequence[int]) -> Change:
         """An engine's `change` for a pass of some texts and, after them, the same texts once per cut."""

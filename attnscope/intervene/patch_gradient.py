@@ -62,7 +62,7 @@ def _of_layer(
         if moved:
             heads = moved_heads(moved)
             stay = [replace(move, source=move.row, source_at=move.at) for move in moved]  # the same rows computed again
-            before, after = (patching.changed(call, output_BTHV, made, heads) for made in (stay, moved))
+            before, after = (patching.changed(call, output_BTHV, moves_of, heads) for moves_of in (stay, moved))
             product_B = (grad_BTHV.double() * (after - before)).sum((1, 2, 3))
             found_BK[:, number] = product_B.cpu().numpy()
     return found_BK

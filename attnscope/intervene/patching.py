@@ -85,7 +85,7 @@ class Patching(Intervention):
     def over(
         self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
     ) -> Engine:
-        return replace(engine, change=self.patching([one for one in sets if isinstance(one, Patch)], texts))
+        return replace(engine, change=self.patching([chosen for chosen in sets if isinstance(chosen, Patch)], texts))
 
     def patching(self, patches: Sequence[Patch], texts: Sequence[int]) -> Change:
         """An engine's `change` for a pass of some texts and, after them, the same texts once per patch."""

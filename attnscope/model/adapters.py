@@ -66,12 +66,12 @@ def is_adapter(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
-def base_of(folder: Path, there: frozenset[str], asked: str | None) -> str:
+def base_of(folder: Path, there: frozenset[str], chosen: str | None) -> str:
     """The folder or the Hub id of the model that an adapter changes: as asked for, or as its config says.
 
-    asked: the user's. there: the names of all files of the adapter, downloaded or not. A path counts from the adapter's
-    folder first.
-    Raises ModelError where the config names none, and for a folder that is a whole model as well.
+    chosen: by the user. there: the names of all files of the adapter, downloaded or not. A path counts from the
+    adapter's folder first. Raises ModelError where the config names none, and for a folder that is a whole model as
+    well.
 
         >>> base_of(Path("runs/lora"), frozenset(), None)
         'meta-llama/Llama-3.2-1B'
@@ -81,15 +81,15 @@ def base_of(folder: Path, there: frozenset[str], asked: str | None) -> str:
             f"{folder} holds a whole model and an adapter, and either could be meant",
             f"leave one of them there: without {CONFIG} it is a model",
         )
-    base = asked or checkpoint.read_json(folder / CONFIG).get("base_model_name_or_path")
+    base = chosen or checkpoint.read_json(folder / CONFIG).get("base_model_name_or_path")
     if not isinstance(base, str) or not base.strip():
         raise ModelError(f"{folder} holds an adapter and does not say of which model", "name it: {base=FOLDER}")
 
     # What a config names may be a folder next to the adapter's, which moved with it; what the user names is as written.
     with suppress(OSError):  # a name too long, a folder that is closed to us: reported when the base is looked up
-        if asked is None and (folder / base).is_dir():
+        if chosen is None and (folder / base).is_dir():
             return str(folder / base)
-    if asked is None and Path(base).is_absolute():
+    if chosen is None and Path(base).is_absolute():
         raise ModelError(
             f"{folder} holds an adapter of {base}, which is not there", "say where that model is: {base=FOLDER}"
         )

@@ -311,8 +311,8 @@ def weights_sha256(*folders: Path | None) -> dict[str, str]:
     >>> weights_sha256(loaded.source_folder, loaded.base_folder).keys()
     dict_keys(['model.safetensors'])
     """
-    given = [place for place in folders if place]
-    paths = [path for place in given for path in ([place] if place.is_file() else sorted(place.glob("*.safetensors")))]
+    places = [place for place in folders if place]
+    paths = [path for place in places for path in ([place] if place.is_file() else sorted(place.glob("*.safetensors")))]
     return {path.name: _sha256(path, files.state_of(path)) for path in paths}
 
 

@@ -94,10 +94,6 @@ def _few_blocks(config: Any) -> int:
     return blocks
 
 
-def _repeated(config: Any) -> int:
-    return config.num_hidden_layers * config.inner_group_num
-
-
 def _in_blocks(config: Any) -> int:
     sizes, repeats = config.block_sizes, config.block_repeats
     return sum(size * repeat for size, repeat in zip(sizes, repeats, strict=True)) + config.num_decoder_layers
@@ -112,35 +108,15 @@ def _left_to_the_last_block(config: Any) -> int:
     return 1 + 2 ** (blocks - 2 + apart) + 2 ** (blocks - 2) * rounded_up
 
 
-def _in_cycles(config: Any) -> int:
-    return config.num_layers_per_stack * config.H_cycles * (config.L_cycles + 1)
-
-
-def _fewer_heads(config: Any) -> int:
-    return max(1, config.num_attention_heads // config.head_ratio)
-
-
 def _blocks_with_summaries(config: Any, stack: str) -> str | None:
     summaries = getattr(config, "encoder_attention_type", None) != "local"
     return "blocks" if stack == "encoder" and summaries else None
-
-
-def _key_per_head(config: Any, heads: int, layer_type: str) -> int:
-    return heads
 
 
 def _multi_query(config: Any, heads: int, layer_type: str) -> int | None:
     if getattr(config, "new_decoder_architecture", False):
         return None
     return 1 if config.multi_query else heads
-
-
-def _nested(config: Any, heads: int, layer_type: str) -> int:
-    return config.attn_config.kv_n_heads
-
-
-def _twice_when_sliding(config: Any, heads: int, layer_type: str) -> int | None:
-    return 2 * config.num_key_value_heads if layer_type == "sliding" else None
 
 
 USUAL = Family()
@@ -168,9 +144,13 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "xlm": Family(bypasses_interface=True, returns_weights_when_asked=True, hides_future=True, one_length=True),
     # Encoders and encoder-decoders.
-    "albert": Family(by_order=True, layers=_repeated),
+    "albert": Family(by_order=True, layers=lambda config: config.num_hidden_layers * config.inner_group_num),
     "bigbird_pegasus": Family(config_changes={"attention_type": "original_full"}, changes_nothing_up_to=_few_blocks),
-    "convbert": Family(returns_weights_when_asked=True, heads=_fewer_heads, matrices_alive=3),
+    "convbert": Family(
+        returns_weights_when_asked=True,
+        heads=lambda config: max(1, config.num_attention_heads // config.head_ratio),
+        matrices_alive=3,
+    ),
     **dict.fromkeys(
         ("flaubert", "fsmt", "ibert", "luke", "tapas", "visual_bert"), Family(returns_weights_when_asked=True)
     ),
@@ -228,11 +208,16 @@ FAMILIES: Mapping[str, Family] = {
     "blt": Family(
         parts={PATCHER: "patcher_config", LOCAL: "encoder_config", GLOBAL: "global_config", DECODER: "decoder_config"}
     ),
-    "dbrx": Family(kv_heads=_nested),
+    "dbrx": Family(kv_heads=lambda config, heads, layer_type: config.attn_config.kv_n_heads),
     "gpt_bigcode": Family(kv_heads=_multi_query),
-    "hrm_text": Family(by_order=True, layers=_in_cycles),  # numbered as its cache and its `attentions` are
-    "jetmoe": Family(kv_heads=_key_per_head),
-    "mimo_v2_flash": Family(kv_heads=_twice_when_sliding),
+    "hrm_text": Family(  # numbered as its cache and its `attentions` are
+        by_order=True,
+        layers=lambda config: config.num_layers_per_stack * config.H_cycles * (config.L_cycles + 1),
+    ),
+    "jetmoe": Family(kv_heads=lambda config, heads, layer_type: heads),
+    "mimo_v2_flash": Family(
+        kv_heads=lambda config, heads, layer_type: 2 * config.num_key_value_heads if layer_type == "sliding" else None
+    ),
     "moshi": Family(window_unread=True),
     **dict.fromkeys(("granite_swa", "granitemoe_swa"), Family(sinks_scale_output=True)),
 }

@@ -178,9 +178,12 @@ def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str |
     """
     from attnscope.model.placed import device_of
 
+    # Of the whole: a part that is read alone knows neither its quantizer nor the hooks that unpack its weights.
     whole = model_inside(model)
     check_plain(whole, name or type(whole).__name__)
     unpack(whole, name or type(whole).__name__)
+
+    # Of CLIP the text tower; a tower of pictures must be one grid of patches.
     model = reading_part(whole)
     if task_of(model.config) == VISION_ONLY:
         check_tower(model.config, name or type(model).__name__)
@@ -501,8 +504,8 @@ def _model(
         model = fit.model
         unpack(model, source.name)
         if source.adapter:
-            way = options.adapter or ("beside" if is_quantised(model) else "merged")
-            model = adapters.attach(model, source.adapter.folder, merged=way == "merged")
+            adapter_layout = options.adapter or ("beside" if is_quantised(model) else "merged")
+            model = adapters.attach(model, source.adapter.folder, merged=adapter_layout == "merged")
     except AttnscopeError:
         raise
     except Exception as error:  # any family's loading code, with any weights

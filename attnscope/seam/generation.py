@@ -61,6 +61,7 @@ def continuation(
 
         >>> continuation(loaded, loaded.tokenizer("the bank").input_ids, 8, ENGINES["eager"]).ids
     """
+    # What is given back is the whole text; the prompt is no part of the answer.
     ids_BT = torch.tensor([list(ids)], device=loaded.device)
     text_BT = greedy(loaded, ids_BT, most, engine.implementation, streamer=_Steps(advance), **inputs)
     generated: list[int] = text_BT[0, len(ids) :].tolist()

@@ -102,6 +102,7 @@ def norms_behind(
     gave: dict[nn.Module, Tensor] = {}
     norms: dict[nn.Module, Norm] = {}
 
+    # In the order of the pass: a projection gives first what the norm after it is given.
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if module in attention_of and isinstance(output, Tensor):
             gave[attention_of[module]] = output

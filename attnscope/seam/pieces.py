@@ -74,5 +74,5 @@ def joined_checks(checks: Sequence[CallCheck]) -> CallCheck:
         value_error=largest("value_error"),
         keys=sum(check.keys for check in checks),
         queries=sum(check.queries for check in checks),
-        answered_by={kind: way for check in checks for kind, way in check.answered_by.items()},
+        answered_by={kind: reader for check in checks for kind, reader in check.answered_by.items()},
     )

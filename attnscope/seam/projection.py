@@ -143,6 +143,7 @@ class _Scaled:
         calls: dict[nn.Module, Tensor] = {}
         twice: set[nn.Module] = set()
 
+        # Of a module that attends twice in a layer it would not be known which call its parts are given.
         def change(call: AttentionCall) -> Tensor | None:
             assert call.output_BQHV is not None
             twice.update({call.module} & calls.keys())

@@ -196,7 +196,7 @@ class CaptureReport:
     @property
     def answered_by(self) -> dict[str, list[str]]:
         """Which of attnscope's own ways read each kind of question; empty where the model's matrices were read."""
-        return joined_ways({kind: [way] for kind, way in check.answered_by.items()} for check in self.calls)
+        return joined_ways({kind: [reader] for kind, reader in check.answered_by.items()} for check in self.calls)
 
 
 def joined_ways(accounts: Iterable[Mapping[str, Iterable[str]]]) -> dict[str, list[str]]:

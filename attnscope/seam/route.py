@@ -29,8 +29,8 @@ class Route:
 _routes: WeakKeyDictionary[nn.Module, Route] = WeakKeyDictionary()
 
 
-def route_of(model: nn.Module, heard: Callable[[Mapping[str, Any]], set[str]]) -> Route:
-    """The route of a model, tried once. heard: runs two tokens with further arguments, and names the calls' routes.
+def route_of(model: nn.Module, listen: Callable[[Mapping[str, Any]], set[str]]) -> Route:
+    """The route of a model, tried once. listen: runs two tokens with further arguments, and names the calls' routes.
 
     >>> route_of(attnscope.load("demo").model, lambda extras: set()).interface
     True
@@ -45,7 +45,7 @@ def route_of(model: nn.Module, heard: Callable[[Mapping[str, Any]], set[str]]) -
     # Code that somebody else wrote may ask the interface, return its weights, or return them to who asks for them.
     for extras in ({}, ASKED) if model not in _routes else ():
         try:
-            routes = heard(extras)
+            routes = listen(extras)
         except Exception:  # any author's code: what is wrong with it is shown where it is run in earnest
             continue
         if routes:

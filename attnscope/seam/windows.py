@@ -63,34 +63,34 @@ class InWindows:
 
     def done(self, module: nn.Module) -> list[CallCheck]:
         """How the calls of a module held, which has made all: of the first picture as one, of others by their size."""
-        heard, counts = self.waiting.pop(module, []), [len(part) for part in self.patches]
-        first, others = heard[: len(counts)], heard[len(counts) :]
+        waiting, counts = self.waiting.pop(module, []), [len(part) for part in self.patches]
+        first, further = waiting[: len(counts)], waiting[len(counts) :]
         if [call.spec.q_BHQD.shape[2] for call in first] != counts:  # this layer does not attend in these windows
-            return _checks_by_size(heard)
+            return _checks_by_size(waiting)
         batches = [_as_batch([first[number] for number in numbers]) for numbers, _ in self.groups]
         calls, checks = zip(*batches, strict=True)
         self.on_call(joined_calls(calls, [patch_WN for _, patch_WN in self.groups]))
-        return [joined_checks(checks), *_checks_by_size(others)]
+        return [joined_checks(checks), *_checks_by_size(further)]
 
 
-def _as_batch(heard: Sequence[Heard]) -> tuple[AttentionCall, CallCheck]:
+def _as_batch(calls: Sequence[Heard]) -> tuple[AttentionCall, CallCheck]:
     """Calls of equal size as those of one batch of texts, and how they held."""
-    q, k, v = (torch.cat([getattr(call.spec, name) for call in heard]) for name in ("q_BHQD", "k_BGKD", "v_BGKV"))
-    spec = replace(heard[0].spec, q_BHQD=q, k_BGKD=k, v_BGKV=v)
-    matrices = [call.weights_BHQK for call in heard if call.weights_BHQK is not None]
+    q, k, v = (torch.cat([getattr(call.spec, name) for call in calls]) for name in ("q_BHQD", "k_BGKD", "v_BGKV"))
+    spec = replace(calls[0].spec, q_BHQD=q, k_BGKD=k, v_BGKV=v)
+    matrices = [call.weights_BHQK for call in calls if call.weights_BHQK is not None]
     weights = torch.cat(matrices) if matrices else None
     P = RowsAttention(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
-    call = AttentionCall(heard[0].place, P, spec, weights, torch.cat([call.output_BQHV for call in heard]))
+    call = AttentionCall(calls[0].place, P, spec, weights, torch.cat([call.output_BQHV for call in calls]))
     with full_precision(P.device):
-        check = check_own(call, heard[0].own)
+        check = check_own(call, calls[0].own)
     tokens = P.batch * P.keys
     return call, replace(check, keys=tokens, queries=tokens)
 
 
-def _checks_by_size(heard: Sequence[Heard]) -> list[CallCheck]:
+def _checks_by_size(every: Sequence[Heard]) -> list[CallCheck]:
     """How calls held, those of one size together."""
     by_size: dict[int, list[Heard]] = {}
-    for call in heard:
+    for call in every:
         by_size.setdefault(call.spec.q_BHQD.shape[2], []).append(call)
     return [_as_batch(calls)[1] for calls in by_size.values()]
 

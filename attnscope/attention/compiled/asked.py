@@ -36,11 +36,11 @@ class SweepQuestions:
 
     @classmethod
     def of(cls, questions: Sequence[ask.Question], spec: AttentionSpec) -> SweepQuestions:
-        asked = cls()
+        result = cls()
         for question in questions:
-            if (ways := asked._ways(question, spec)) is not None:
+            if (ways := result._ways(question, spec)) is not None:
                 ways.append(question)
-        return asked
+        return result
 
     def _ways(self, question: ask.Question, spec: AttentionSpec) -> list[Any] | None:
         """The list that a question belongs to, None where the sweep has no way for it."""
