@@ -548,8 +548,10 @@ def _types(text: Any, stack: str) -> list[str]:
     count, own = _count(text, stack), family(text.model_type)
     if of_family := own.without_softmax or (own.layer_type and own.layer_type(text, stack)):
         return [of_family] * count
-    of_all = "sparse" if _first(text, "keep_window_size") else "sliding" if _window(text) else "full"
-    types = [TYPES.get(name) or visible(str(name)) for name in _named(text, count)] or [of_all] * count
+    types = [TYPES.get(name) or visible(str(name)) for name in _named(text, count)]
+    if not types:  # asked only here: of layers that differ a config has no window of all
+        of_all = "sparse" if _first(text, "keep_window_size") else "sliding" if _window(text) else "full"
+        types = [of_all] * count
     if _has_mamba(text):
         types = ["ssm" if name == "linear" else name for name in types]
     cross = _first(text, "cross_attention_layers") or ()
