@@ -78,7 +78,7 @@ def check_parity(
     """Run the model once over a text and compare every attention layer with the oracle.
 
     prompt: a prompt, or token ids (T,) or (B, T) without padding; of an encoder-decoder what its decoder reads, and
-    source what its encoder reads, ids or features (B, F, T). select: heads whose weights are compared, in the grammar
+    source what its encoder reads, ids or features (B, F, T). select: heads to compare the weights of, in the grammar
     of `selection.select_stacks` (default: all); outputs are compared for the whole of their layers. atol: what the
     weights, and the outputs relative to their norm, may differ by, as long as rounding alone does less to weights of
     logits that large. level: go no higher than this. engine: that runs the model, as it is without; under one that
@@ -96,7 +96,8 @@ def check_parity(
             "an encoder-decoder reads two texts, other models one",
             "give the encoder's as source" if source is None else "leave out source",
         )
-    given, reads = _given(loaded, prompt if source is None else source)
+    # What the model's forward is given, and how tokens of pictures are arranged, which their order does not say.
+    first, reads = _given(loaded, prompt if source is None else source)
     pictures = reads if isinstance(prompt, Prompt) and prompt.medium.patches else {}
     arrangements = arrangements_of(loaded.model.config, ids_BT[0].tolist(), pictures)
     if isinstance(prompt, Prompt) and is_vision(loaded.geometry.stack):
@@ -104,23 +105,25 @@ def check_parity(
     comparison = Comparison(loaded, heads, atol, level, arrangements)
     if source is not None:
         reads |= {"decoder_input_ids": ids_BT}
+    # Each run of an attention module is compared as it ends, so that no more than one is held.
     with exact_products(ModuleRecorder(loaded.model, comparison.judge)) as recorder:
         listen(
             loaded.model,
-            given,
+            first,
             recorder.record,
             engine=engine,
             expected_layers=_expected(loaded.geometry.in_every_pass),
             windows=loaded.geometry.windows,
             **reads,
         )
-    layers = tuple(sorted(comparison.found, key=lambda one: (STACKS.index(one.stack), one.layer, one.call)))
+    layers = tuple(sorted(comparison.found, key=lambda layer: (STACKS.index(layer.stack), layer.layer, layer.call)))
+    # What the verdict leaves open is found last: it depends on the levels that layers reached.
     other_keys = comparison.keys.get(CROSS, 0), comparison.keys.get(VISION, 0)
     of_text = ids_BT.shape[-1], select, (), loaded.geometry.stack
     report = ParityReport(layers, atol, loaded.dtype, comparison.quantised, *of_text, *other_keys)
     if whole:
-        modules = list(dict.fromkeys(one.module for one in layers))
-        report = replace(report, whole=check_whole(loaded, given, reads, modules, atol=atol, engine=engine))
+        modules = list(dict.fromkeys(layer.module for layer in layers))
+        report = replace(report, whole=check_whole(loaded, first, reads, modules, atol=atol, engine=engine))
     return replace(report, too_short=too_short(loaded, report), on_trust=on_trust(loaded, report))
 
 
@@ -143,7 +146,7 @@ def _expected(stacks: Mapping[str, Mapping[int, Any]]) -> list[int | tuple[int, 
 
 
 def _given(loaded: LoadedModel, text: Prompt | Tensor | Sequence[int]) -> tuple[Tensor, dict[str, Any]]:
-    """What the model's forward is given first, and what a prompt brings beside it."""
+    """What the model's forward is given first, and what a prompt brings with it."""
     ids_BT = _ids(text, loaded.device)
     return inputs.given(loaded, [text], ids_BT) if isinstance(text, Prompt) else (ids_BT, {})
 

@@ -1,4 +1,4 @@
-"""Projections with LoRA beside them, as the one matrix that they amount to.
+"""Projections with LoRA next to them, as the one matrix that they amount to.
 
 Shapes: O width out, I width in, R rank.
 """
@@ -23,8 +23,10 @@ def adapted(module: nn.Module, parameters: dict[str, Tensor]) -> dict[str, Tenso
     layers = {path: part for path, part in module.named_modules() if path and hasattr(part, "base_layer")}
     for path, layer in layers.items():
         inside = {name: parameters[name] for name in parameters if name.startswith(f"{path}.")}
-        parameters = {name: one for name, one in parameters.items() if name not in inside}
-        parameters |= {name.replace(".base_layer.", "."): one for name, one in inside.items() if ".base_layer." in name}
+        parameters = {name: matrix for name, matrix in parameters.items() if name not in inside}
+        parameters |= {
+            name.replace(".base_layer.", "."): matrix for name, matrix in inside.items() if ".base_layer." in name
+        }
         for name in [] if layer.merged or layer.disable_adapters else layer.active_adapters:
             parameters[f"{path}.weight"] = parameters[f"{path}.weight"] + _change(path, layer, name, inside)
     return parameters

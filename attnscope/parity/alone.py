@@ -29,18 +29,18 @@ def run(model: Any, first: Tensor, inputs: Mapping[str, Any], modules: Iterable[
     """What enters modules of a model, by their paths, and last the first thing that its forward returns, by its name.
 
     That is its logits, or hidden states where it has no head; both (B, T, M), of the last tokens alone where there are
-    many. Where more than one tensor enters a module, as an encoder's states do, a number behind its path counts them.
+    many. Where more than one tensor enters a module, as an encoder's states do, a number after its path counts them.
 
     >>> list(run(loaded.model, torch.tensor([prompt.ids]), {}, ["model.layers.0.self_attn"]))
     ['model.layers.0.self_attn', 'logits']
     """
-    found: dict[str, Tensor] = {}
+    entering: dict[str, Tensor] = {}
 
     def keep(path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        for one in (*args, *kwargs.values()):
-            if isinstance(one, Tensor) and one.is_floating_point() and one.ndim in (2, 3):  # a mask has 4
-                times = sum(name.split(" ")[0] == path for name in found)
-                found[f"{path} {times}" if times else path] = one[..., -MOST_TOKENS:, :].detach().cpu()
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor) and value.is_floating_point() and value.ndim in (2, 3):  # a mask has 4
+                times = sum(name.split(" ")[0] == path for name in entering)
+                entering[f"{path} {times}" if times else path] = value[..., -MOST_TOKENS:, :].detach().cpu()
 
     inside = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT's wrapper
     handles = [
@@ -54,7 +54,7 @@ def run(model: Any, first: Tensor, inputs: Mapping[str, Any], modules: Iterable[
     finally:
         for handle in handles:
             handle.remove()
-    return {**found, name: output.detach().cpu()}
+    return {**entering, name: output.detach().cpu()}
 
 
 def _output(model: Any, first: Tensor, inputs: Mapping[str, Any]) -> tuple[str, Tensor]:
@@ -68,42 +68,47 @@ def _output(model: Any, first: Tensor, inputs: Mapping[str, Any]) -> tuple[str, 
         output = model(first, **inputs, **how)
     if isinstance(output, tuple):
         return "output", output[0]
-    return next((name, found) for name, found in output.items() if name != "loss")
+    return next((name, value) for name, value in output.items() if name != "loss")
 
 
-def made(asked: Mapping[str, Any]) -> Any:
+def made(recipe: Mapping[str, Any]) -> Any:
     """The model, from its files; asked: as `whole.recipe` gives it."""
     import transformers
 
-    code = asked["trust_remote_code"]
-    if entries := asked["entries"]:  # transformers' own reader of a GGUF file leaves some at defaults
+    # The config: as the files say it, with what the first instance changed in it.
+    code = recipe["trust_remote_code"]
+    if entries := recipe["entries"]:  # transformers' own reader of a GGUF file leaves some at defaults
         config = transformers.CONFIG_MAPPING[entries["model_type"]].from_dict(entries)
     else:
-        config = transformers.AutoConfig.from_pretrained(asked["folder"], local_files_only=True, trust_remote_code=code)
-    for part, changes in ((config, asked["config"]), (config.get_text_config(), asked["text_config"])):
+        config = transformers.AutoConfig.from_pretrained(
+            recipe["folder"], local_files_only=True, trust_remote_code=code
+        )
+    for part, changes in ((config, recipe["config"]), (config.get_text_config(), recipe["text_config"])):
         for name, value in changes.items():
             setattr(part, name, value)
-    quantize = asked["quantize"] and transformers.BitsAndBytesConfig(**{f"load_in_{asked['quantize']}": True})
-    if asked["dequantize"]:
+    quantize = recipe["quantize"] and transformers.BitsAndBytesConfig(**{f"load_in_{recipe['quantize']}": True})
+    if recipe["dequantize"]:
         method = config.quantization_config["quant_method"]
         quantize = transformers.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING[method](dequantize=True)
-    model = getattr(transformers, asked["class"]).from_pretrained(
-        asked["folder"],
+    # The weights, by transformers alone; "eager" asks for nothing of ours.
+    model = getattr(transformers, recipe["class"]).from_pretrained(
+        recipe["folder"],
         config=config,
-        dtype=asked["dtype"],
-        device_map=asked["device_map"],
+        dtype=recipe["dtype"],
+        device_map=recipe["device_map"],
         attn_implementation="eager",
-        use_safetensors=asked["use_safetensors"],
+        use_safetensors=recipe["use_safetensors"],
         quantization_config=quantize,
         local_files_only=True,
         trust_remote_code=code,
-        **asked["files"],
+        **recipe["files"],
     )
     if getattr(model, "hf_quantizer", None) is not None:
         unpacked(model)
-    elif asked["unpacked"]:
+    elif recipe["unpacked"]:
         even(model)
-    model = adapted(model, **asked["adapter"]) if asked["adapter"] else model
+    # What of it the first instance is: a tower, or a model's part for texts, is run alone.
+    model = adapted(model, **recipe["adapter"]) if recipe["adapter"] else model
     inside = model.get_base_model() if hasattr(model, "get_base_model") else model
     parts = {
         "whole": lambda: model,
@@ -112,7 +117,7 @@ def made(asked: Mapping[str, Any]) -> Any:
         "tower": lambda: tower(inside),
         "text": lambda: text(inside),
     }
-    return parts[asked["part"]]().eval()
+    return parts[recipe["part"]]().eval()
 
 
 def even(model: Any) -> None:
@@ -156,19 +161,19 @@ def adapted(model: Any, folder: str, embeddings: int, merged: bool) -> Any:
 
     if embeddings != model.get_input_embeddings().num_embeddings:
         model.resize_token_embeddings(embeddings, mean_resizing=False)
-    found = PeftModel.from_pretrained(model, folder, local_files_only=True, trust_remote_code=False)
-    return found.merge_and_unload() if merged else found
+    wrapped = PeftModel.from_pretrained(model, folder, local_files_only=True, trust_remote_code=False)
+    return wrapped.merge_and_unload() if merged else wrapped
 
 
 def main(folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    asked = json.loads((folder / ASKED).read_text("utf-8"))
-    torch.set_num_threads(asked["threads"])
-    model = made(asked)
-    inputs = load_file(folder / INPUTS, device=asked["device"])
-    found = run(model, inputs.pop(FIRST), inputs, asked["modules"])
-    save_file({name: one.contiguous().clone() for name, one in found.items()}, folder / OUTPUT)
+    recipe = json.loads((folder / ASKED).read_text("utf-8"))
+    torch.set_num_threads(recipe["threads"])
+    model = made(recipe)
+    inputs = load_file(folder / INPUTS, device=recipe["device"])
+    entering = run(model, inputs.pop(FIRST), inputs, recipe["modules"])
+    save_file({name: values.contiguous().clone() for name, values in entering.items()}, folder / OUTPUT)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,8 @@ def certificate(
     >>> certificate(report, loaded, prompt)["level"]
     'full'
     """
+    # Of an encoder-decoder two texts were read: the decoder's, and with it the encoder's.
+    texts = {"text": (prompt, report.tokens)} | ({} if source is None else {"source": (source, report.source_tokens)})
     return {
         "schema": SCHEMA,
         "model": {
@@ -51,7 +53,7 @@ def certificate(
         "engine": "eager",
         "quantised": report.quantised,
         "versions": versions(),
-        **_texts(report, prompt, source),
+        **{name: {"sha256": getattr(text, "sha256", None), "tokens": count} for name, (text, count) in texts.items()},
         "select": report.select,
         "atol": report.atol,
         "holds": report.verdict,
@@ -61,12 +63,6 @@ def certificate(
         "whole": None if report.whole is None else {"holds": report.whole.holds, **asdict(report.whole)},
         "layers": [asdict(layer) for layer in report.layers],
     }
-
-
-def _texts(report: ParityReport, prompt: object, source: object) -> dict[str, Any]:
-    """What was read: of an encoder-decoder the decoder's text, and beside it the encoder's."""
-    texts = {"text": (prompt, report.tokens)} | ({} if source is None else {"source": (source, report.source_tokens)})
-    return {name: {"sha256": getattr(one, "sha256", None), "tokens": tokens} for name, (one, tokens) in texts.items()}
 
 
 def verify(
@@ -82,6 +78,13 @@ def verify(
     True
     """
     report = check_parity(loaded, prompt, source=source, atol=atol, engine=ENGINES["eager"])
+    measured = {  # by layer: `3`, or `cross 3` of a stack other than the plain one
+        report.name(layer).replace("layer ", ""): (layer.implementation.weights, layer.implementation.output_relative)
+        for layer in report.layers
+    }
+    largest = {
+        name: max((value for value in values if value is not None), default=None) for name, values in measured.items()
+    }
     return {
         "holds": report.verdict,
         "level": report.level,
@@ -90,7 +93,7 @@ def verify(
         "not_shown": list(report.not_shown),
         "failures": [in_words(layer, report) for layer in report.failures],
         "unchecked": [in_words(layer, report) for layer in report.unchecked],
-        "largest_difference": {_key(layer, report): _largest(layer) for layer in report.layers},
+        "largest_difference": largest,
     }
 
 
@@ -104,7 +107,7 @@ def in_words(layer: LayerParity, report: ParityReport) -> str:
         return f"{report.name(layer)}: cannot be checked, {layer.why}"
     parts = [] if layer.implementation.holds else [_apart(layer.implementation)]
     parts += [] if layer.as_run.holds else [f"as run in {report.dtype}, {_apart(layer.as_run)}"]
-    parts += [one for one in (layer.turned, layer.apart) if one]
+    parts += [words for words in (layer.turned, layer.apart) if words]
     parts = parts or [f"rows sum to 1 but for {layer.row_sum_error:.2g}"]
     return f"{report.name(layer)}: {'; '.join([*parts, *filter(None, [layer.why])])}"
 
@@ -121,17 +124,18 @@ def whole_in_words(whole: WholeParity) -> str:
     )
 
 
-def _apart(found: Difference) -> str:
+def _apart(difference: Difference) -> str:
     parts = (
-        ("weights differ from the oracle by", found.weights, "", found.weights_allowed),
-        ("output by", found.output_relative, " of its norm", found.output_allowed),
+        ("weights differ from the oracle by", difference.weights, "", difference.weights_allowed),
+        ("output by", difference.output_relative, " of its norm", difference.output_allowed),
     )
-    said = (f"{what} {off:.2g}{of} (allowed {allowed:.2g})" for what, off, of, allowed in parts if off is not None)
-    return ", ".join(said)
+    phrases = (f"{name} {off:.2g}{of} (allowed {allowed:.2g})" for name, off, of, allowed in parts if off is not None)
+    return ", ".join(phrases)
 
 
 def parity_table(report: ParityReport) -> pa.Table:
     """The report as rows, one per attention call; what could not be measured is null, a difference of NaN stays NaN."""
+    # A row has both precisions: what was compared with the oracle, and how the run in half precision differs.
     layers = report.layers
 
     def numbers(of: str, name: str) -> pa.Array:
@@ -159,13 +163,3 @@ def parity_table(report: ParityReport) -> pa.Table:
             "stack": [layer.stack for layer in layers],
         }
     )
-
-
-def _key(layer: LayerParity, report: ParityReport) -> str:
-    """`3`, or `cross 3` of a stack beside the plain one."""
-    return report.name(layer).replace("layer ", "")
-
-
-def _largest(layer: LayerParity) -> float | None:
-    measured = (layer.implementation.weights, layer.implementation.output_relative)
-    return max((value for value in measured if value is not None), default=None)

@@ -102,35 +102,42 @@ class Comparison:
     def judge(self, run: ModuleRun, recorder: ModuleRecorder) -> None:
         """Compare one run of an attention module, call by call."""
         self.keys |= {call.stack: call.visible.keys for call in run.calls}
-        wanted = [number for number, call in enumerate(run.calls) if self._wanted(call)]
-        if wanted:
-            subject = self._subject(run, recorder)
-            self.found += [self._compared(subject, number) for number in wanted]
+        numbers = [number for number, call in enumerate(run.calls) if self._wanted(call)]
+        if not numbers:
+            return
+        if self.quantised:
+            subject: Subject = NotJudged(run, "its weights are quantised: rounding only")
+        else:
+            subject = _in_float32(run, recorder) if _dtype(run) in HALF else AsRun(run)
+        self.found += [self._compared(subject, number) for number in numbers]
 
     def _wanted(self, call: AttentionCall) -> bool:
+        """Whether heads of its layer were chosen, or the layer is none that the model was thought to have."""
         stack = self.stacks.get(call.stack)
         return stack is not None and (call.layer in self._heads(call) or call.layer not in stack.layers)
 
     def _heads(self, call: AttentionCall) -> Mapping[int, tuple[int, ...]]:
         return self.heads.get(call.stack, {})
 
-    def _subject(self, run: ModuleRun, recorder: ModuleRecorder) -> Subject:
-        if self.quantised:
-            return NotJudged(run, "its weights are quantised: rounding only")
-        return _in_float32(run, recorder) if _dtype(run) in HALF else AsRun(run)
-
     def _compared(self, subject: Subject, number: int) -> LayerParity:
+        # Through its repetition in float32 where there is one; what the run itself did is judged next to that.
         run = subject.exact if isinstance(subject, Repeated) else subject.run
         original = subject.run.calls[number]  # a copied module no longer knows its layer
         call = replace(run.calls[number], place=original.place)
         level, why, expected = self._oracle(subject, run, call)
         own = _of_the_run(subject.run, original, level, expected) if isinstance(subject, Repeated) else expected
         implementation, as_run, rounding = self._differences(subject, number, expected, own)
-        row_sum_error = _row_sum_error(original)
-        turned = self._turned(original)
+        # Without the oracle: whether rows sum to 1, and whether a call over one text looks where config and class say.
+        row_sum_error, turned = _row_sum_error(original), ""
+        if original.visible.queries == original.visible.keys and original.stack not in self.arrangements:
+            turned = turned_away(float(original.visible.ahead), looks_back_alone(self.config, original.stack))
         judged_exactly = expected is not None and not isinstance(subject, NotJudged)
         apart = seen_apart(call, expected, Tolerance(self.atol)) if expected and judged_exactly else ""
-        held = implementation.holds and as_run.holds and _sums_to_1(row_sum_error, subject) and not (turned or apart)
+        # Rows of half precision sum to 1 to what it allows; elsewhere the weights themselves are held to less.
+        sums_to_1 = True
+        if row_sum_error is not None and isinstance(subject, Repeated):
+            sums_to_1 = row_sum_error <= tolerance(_dtype(subject.run))[0]
+        holds = implementation.holds and as_run.holds and sums_to_1 and not (turned or apart)
         return LayerParity(
             layer=call.layer,
             call=number,
@@ -142,17 +149,11 @@ class Comparison:
             rounding=rounding,
             row_sum_error=row_sum_error,
             masked_weight=None if own is None else _masked_weight(original, own.visible_QK),
-            verdict=None if not turned and not judged_exactly else held,
+            verdict=None if not turned and not judged_exactly else holds,
             stack=call.stack,
             turned=turned,
             apart=apart,
         )
-
-    def _turned(self, call: AttentionCall) -> str:
-        """How a call over one text looks where that is not what config and class say, in words."""
-        if call.visible.queries != call.visible.keys or call.stack in self.arrangements:
-            return ""
-        return turned_away(float(call.visible.ahead), looks_back_alone(self.config, call.stack))
 
     def _differences(
         self, subject: Subject, number: int, expected: Expected | None, own: Expected | None
@@ -182,7 +183,8 @@ class Comparison:
             try:
                 arrangement = self.arrangements.get(call.stack, PLAIN)
                 expected = from_weights(run, stack.layout, stack.config, stack.layers.get(call.layer), arrangement)
-                return "full", self._caveats(run, call), expected
+                known = stack.layout.caveat if stack.layout else ""
+                return "full", "; ".join(filter(None, (known, run.caveat, self.rotary, _blind(call)))), expected
             except UnreadableError as error:
                 why = str(error)
             except MISFITS as error:
@@ -190,11 +192,6 @@ class Comparison:
         if self.highest != "none" and (observed := from_call(call)) is not None:
             return "scores", "; ".join(filter(None, (why, _blind(call)))), observed
         return "none", why + "; its q, k and v cannot be heard" * (dtype_of(call) is None), None
-
-    def _caveats(self, run: ModuleRun, call: AttentionCall) -> str:
-        layout = self.stacks[call.stack].layout
-        known = layout.caveat if layout else ""
-        return "; ".join(filter(None, (known, run.caveat, self.rotary, _blind(call))))
 
 
 def _in_float32(run: ModuleRun, recorder: ModuleRecorder) -> Repeated | NotJudged:
@@ -214,7 +211,7 @@ def _rounded_rotary(model: nn.Module) -> str:
     them. transformers keeps them in float32 where it is asked for a dtype itself.
     """
     for module in model.modules():
-        buffers = {name: one for name, one in module.named_buffers(recurse=False) if name.endswith("inv_freq")}
+        buffers = {name: buffer for name, buffer in module.named_buffers(recurse=False) if name.endswith("inv_freq")}
         fresh: Mapping[str, Tensor] = {}
         if buffers:
             with suppress(Exception):  # any family's module
@@ -239,8 +236,8 @@ def _blind(call: AttentionCall) -> str:
 
 def _dtype(run: ModuleRun) -> torch.dtype:
     """What a run rounds to: half precision where its model or one of its calls is in it."""
-    found = (run.model_dtype, *(dtype_of(call) for call in run.calls))
-    return next((dtype for dtype in found if dtype in HALF), run.model_dtype)
+    dtypes = (run.model_dtype, *(dtype_of(call) for call in run.calls))
+    return next((dtype for dtype in dtypes if dtype in HALF), run.model_dtype)
 
 
 def _of_the_run(run: ModuleRun, call: AttentionCall, level: Level, expected: Expected | None) -> Expected | None:
@@ -254,8 +251,8 @@ def _other_keys(call: AttentionCall, exact: AttentionCall) -> str:
     """Layers that choose keys by their content may choose others in half precision, at any distance in weights."""
     if call.visible is exact.visible or call.spec is None:  # then the mask was not seen, in neither
         return ""
-    seen, exact_seen = (one.visible.rows(0, one.visible.queries) for one in (call, exact))
-    if seen.shape == exact_seen.shape and bool((seen == exact_seen).all()):
+    visible, exact_visible = (each.visible.rows(0, each.visible.queries) for each in (call, exact))
+    if visible.shape == exact_visible.shape and bool((visible == exact_visible).all()):
         return ""
     return "in half precision it attends to other keys than in float32"
 
@@ -279,10 +276,3 @@ def _masked_weight(call: AttentionCall, visible_QK: Tensor) -> float | None:
         return None
     hidden_QK = ~visible_QK & visible_QK.any(-1, keepdim=True)  # a row that sees nothing is uniform in eager attention
     return largest_size(call.weights_BHQK.float() * hidden_QK)
-
-
-def _sums_to_1(row_sum_error: float | None, subject: Subject) -> bool:
-    """To what half precision allows; elsewhere the weights themselves are held to less."""
-    if row_sum_error is None or not isinstance(subject, Repeated):
-        return True
-    return row_sum_error <= tolerance(_dtype(subject.run))[0]

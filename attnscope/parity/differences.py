@@ -35,7 +35,7 @@ class Tolerance:
         return max(self.atol, OUTPUT_ROUNDINGS * epsilon(self.dtype) * self.share)
 
     def output_and_weights(self, expected: Expected) -> float:
-        """What an output may be off by whose weights are not known: those of the row that rounding changes most."""
+        """What an output of unknown weights may be off by: those of the row that rounding changes most."""
         return self.output + max(0.0, float(self.rounding(expected).sum(-1).max()) - self.atol)
 
     def rounding(self, expected: Expected) -> Tensor:
@@ -54,22 +54,22 @@ def judged(
 ) -> Difference:
     """The same, with what is allowed of it.
 
-    Where rounding explains how far all weights are off, it is not held against the output too: that is compared with
-    what the oracle makes of these weights.
+    Where rounding explains how far all weights are off, the output is not judged by it too: that is compared with what
+    the oracle makes of these weights.
     """
-    found = difference(weights_BHQK, expected, heads)
+    result = difference(weights_BHQK, expected, heads)
     if weights_BHQK is None:
-        return replace(found, output_allowed=tolerance.output_and_weights(expected))
-    found = replace(found, weights_allowed=tolerance.atol, output_allowed=tolerance.output)
-    if found.holds:
-        return found
+        return replace(result, output_allowed=tolerance.output_and_weights(expected))
+    result = replace(result, weights_allowed=tolerance.atol, output_allowed=tolerance.output)
+    if result.holds:
+        return result
     off_BHQK, rounding_BHQK = (weights_BHQK - expected.weights_BHQK).abs(), tolerance.rounding(expected)
     allowed_BHQK = rounding_BHQK.clamp_min(tolerance.atol)
-    found = replace(found, weights_allowed=_at_the_worst(of_heads(off_BHQK, heads), of_heads(allowed_BHQK, heads)))
+    result = replace(result, weights_allowed=_at_the_worst(of_heads(off_BHQK, heads), of_heads(allowed_BHQK, heads)))
     if not bool((off_BHQK <= rounding_BHQK).all()):
-        return found
+        return result
     output, output_relative = output_difference(expected.model_output, expected.output_of(precise(weights_BHQK)))
-    return replace(found, output=output, output_relative=output_relative)
+    return replace(result, output=output, output_relative=output_relative)
 
 
 def seen_apart(call: AttentionCall, expected: Expected, tolerance: Tolerance) -> str:
@@ -80,19 +80,19 @@ def seen_apart(call: AttentionCall, expected: Expected, tolerance: Tolerance) ->
     """
     if expected.logits is None or expected.v_BGKV is None:
         return ""
-    said = []
+    phrases = []
     if call.spec is None and call.P.shows_logits:
         off_BHQK = precise(call.P.scores(0, call.P.queries)) - expected.logits()
         off_BHQK = off_BHQK.abs().masked_fill(~expected.visible_QK, 0.0)
         rounding_BHQ = ROUNDINGS * epsilon(tolerance.dtype) * tolerance.share * expected.terms()
         if not bool((off_BHQK <= rounding_BHQ.clamp_min(tolerance.atol)[..., None]).all()):
-            said.append(f"its logits differ from the oracle's by {largest_size(off_BHQK):.2g}")
+            phrases.append(f"its logits differ from the oracle's by {largest_size(off_BHQK):.2g}")
     if call.seen_values is not None:
-        seen, v = (x.repeat_interleave(call.P.heads // x.shape[1], 1) for x in (call.seen_values, expected.v_BGKV))
-        off = largest_size(precise(seen) - v)
+        values, v = (x.repeat_interleave(call.P.heads // x.shape[1], 1) for x in (call.seen_values, expected.v_BGKV))
+        off = largest_size(precise(values) - v)
         if not off <= max(tolerance.atol, tolerance.output * largest_size(v)):
-            said.append(f"its values differ from the oracle's by {off:.2g}")
-    return ", ".join(said)
+            phrases.append(f"its values differ from the oracle's by {off:.2g}")
+    return ", ".join(phrases)
 
 
 def _at_the_worst(off_BHQK: Tensor, allowed_BHQK: Tensor) -> float:

@@ -107,6 +107,6 @@ def _with_sinks(logits_BHQK: Tensor, sinks_BHQ: Tensor | None) -> Tensor:
     return softmax(torch.cat([logits_BHQK, sink_BHQ1], dim=-1))[..., :-1]
 
 
-def _same_shape(what: str, ours: Tensor, theirs: Tensor | None) -> None:
+def _same_shape(name: str, ours: Tensor, theirs: Tensor | None) -> None:
     if theirs is not None and ours.shape != theirs.shape:
-        raise UnreadableError(f"its layout gives {what} {tuple(ours.shape)}, the model {tuple(theirs.shape)}")
+        raise UnreadableError(f"its layout gives {name} {tuple(ours.shape)}, the model {tuple(theirs.shape)}")

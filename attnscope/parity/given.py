@@ -7,7 +7,6 @@ Shapes: B text, T token, H head, G kv head, Q query, K key, D head dim, V width 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ def given_of(
     config: the model's (the text part). layer: index, heads, kv_heads, type and window of the layer. device: where the
     oracle computes, the module's own device where it is None. arrangement: of the tokens of a text with pictures.
     Raises UnreadableError for a module that attends more than once or outside its own forward, where its weights are
-    offloaded to where nobody finds them, where an adapter changes them in another way than LoRA or brings keys and
+    offloaded to where no one finds them, where an adapter changes them in another way than LoRA or brings keys and
     values, and in cross-attention where the encoder's states did not come by a known name.
 
     >>> given_of(run, layout, config, layer).hidden_BTE.dtype
@@ -47,13 +46,19 @@ def given_of(
         raise UnreadableError("its module attends more than once, or outside its own forward")
     if any(map(is_prefix, run.arguments.values())):
         raise UnreadableError("its first keys and values are an adapter's, which no hidden states have made")
-    parameters = _parameters(run, layout)
+    # The module's own; and a table of positions that only the stack's first layer has, as T5's layers share it.
+    parameters = weights_of(run.module)
+    if layout.table and layout.table not in parameters and run.first is not None:
+        parameters |= {name: values for name, values in weights_of(run.first).items() if name == layout.table}
     if any(parameter.is_meta for parameter in parameters.values()):
         raise UnreadableError("its weights are offloaded")
     hidden_BTE, source_BSE = precise(run.hidden_BTE, device), run.source_BSE
     if is_cross(run.stack) and source_BSE is None:
         raise UnreadableError("its module is given the encoder's states in a way of its own")
-    shared = _shared(run, config, layer, parameters)
+    # k and v (B, G, T, D) of an earlier layer, where the module has no projection of its own for them.
+    states, own = run.arguments.get("shared_kv_states"), any(name.startswith("k_proj.") for name in parameters)
+    shared = None if states is None or own else states[config.layer_types[layer.index]]
+    # All of it in the oracle's precision, so that its own rounding is no part of a difference.
     return Given(
         layout=layout,
         parameters=adapted(run.module, {name: precise(one, device) for name, one in parameters.items()}),
@@ -81,22 +86,6 @@ def _to(hidden_BTE: Tensor, of_tokens: Tensor | None) -> Tensor | None:
         what = f"{of_tokens.shape[-1]} tokens by the pictures' sizes, {hidden_BTE.shape[1]} in its module"
         raise UnreadableError(f"its tokens are not arranged as expected: {what}")
     return None if of_tokens is None else of_tokens.to(hidden_BTE.device)
-
-
-def _parameters(run: ModuleRun, layout: Layout) -> dict[str, Tensor]:
-    """The module's own; and a table of positions that only the stack's first layer has, as T5's layers share it."""
-    parameters = weights_of(run.module)
-    if layout.table and layout.table not in parameters and run.first is not None:
-        parameters |= {name: one for name, one in weights_of(run.first).items() if name == layout.table}
-    return parameters
-
-
-def _shared(run: ModuleRun, config: Any, layer: Any, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-    """k and v (B, G, T, D) of an earlier layer that came in, where the module has no projection of its own for them."""
-    states = run.arguments.get("shared_kv_states")
-    if states is None or any(name.startswith("k_proj.") for name in parameters):
-        return None
-    return states[config.layer_types[layer.index]]
 
 
 def precise(x: Tensor, device: str | None = None) -> Tensor:

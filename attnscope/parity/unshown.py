@@ -39,13 +39,13 @@ def too_short(loaded: LoadedModel, report: ParityReport) -> tuple[str, ...]:
     >>> too_short(loaded, report)
     ()
     """
-    compared = {stack: {one.layer for one in report.layers if one.stack == stack} for stack in report.levels}
+    compared = {stack: {layer.layer for layer in report.layers if layer.stack == stack} for stack in report.levels}
     alone = set(loaded.geometry.stacks) == {report.plain}
     tokens = {**dict.fromkeys([report.plain, *CAUSAL], report.tokens), VISION: report.patches}
     return tuple(
-        what if alone else f"{stack}: {what}"
+        words if alone else f"{stack}: {words}"
         for stack, layers in compared.items()
-        for what in _of_stack(loaded, stack, layers, tokens.get(stack, report.source_tokens))
+        for words in _of_stack(loaded, stack, layers, tokens.get(stack, report.source_tokens))
     )
 
 
@@ -65,9 +65,9 @@ def _of_stack(loaded: LoadedModel, stack: str, compared: set[int], tokens: int) 
 
 def _stretched(config: Any) -> Iterator[tuple[int, str]]:
     rope = setting(config, "rope_parameters", {})
-    for one in [rope] if "rope_type" in rope else rope.values():  # or one for each type of layer
-        kind = setting(one, "rope_type", "")
+    for rules in [rope] if "rope_type" in rope else rope.values():  # or one for each type of layer
+        kind = setting(rules, "rope_type", "")
         name = STRETCHED_FROM.get(kind, "")
-        length = setting(one, name) or setting(config, name)
-        if length and not (kind == "longrope" and setting(one, "long_factor") == setting(one, "short_factor")):
+        length = setting(rules, name) or setting(config, name)
+        if length and not (kind == "longrope" and setting(rules, "long_factor") == setting(rules, "short_factor")):
             yield length, f"{kind} positions past {length}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -82,13 +83,13 @@ class WholeParity:
     @property
     def holds(self) -> bool:
         """Whether each is at most what is allowed; NaN is not."""
-        return all(one <= self.allowed for one in self.differences.values())
+        return all(value <= self.allowed for value in self.differences.values())
 
     @property
     def shown(self) -> tuple[str, float]:
         """The first that is more than allowed, in the model's order; else the largest."""
-        first = next((one for one in self.differences.items() if not one[1] <= self.allowed), None)
-        return first or max(self.differences.items(), key=lambda one: one[1])
+        first = next((item for item in self.differences.items() if not item[1] <= self.allowed), None)
+        return first or max(self.differences.items(), key=lambda item: item[1])
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class ParityReport:
         return (*self.too_short, f"taken on trust: {self.on_trust}")
 
     def name(self, layer: LayerParity) -> str:
-        """`layer 3`, or `cross layer 3` of a stack beside the plain one."""
+        """`layer 3`, or `cross layer 3` of a stack other than the plain one."""
         return f"{layer.stack} " * (layer.stack != self.plain) + f"layer {layer.layer}"
 
     @property
@@ -151,16 +152,16 @@ class ParityReport:
     @property
     def failures(self) -> list[LayerParity]:
         """The layers that do not hold."""
-        return [one for one in self.layers if one.verdict is False]
+        return [layer for layer in self.layers if layer.verdict is False]
 
     @property
     def unchecked(self) -> list[LayerParity]:
         """The layers that could not be checked, though the weights are not quantised."""
-        return [one for one in self.layers if one.verdict is None and not self.quantised]
+        return [layer for layer in self.layers if layer.verdict is None and not self.quantised]
 
     def largest(self, of: Literal["implementation", "rounding"] = "implementation") -> Largest | None:
         """The largest difference of the judged layers: what it is of, how large, and in which layer."""
-        found = [
+        found = [  # a difference that is NaN is the largest
             (name, value, one)
             for one in self.layers
             for name, value in (
@@ -169,11 +170,7 @@ class ParityReport:
             )
             if value is not None and one.verdict is not None
         ]
-        return max(found, key=lambda entry: _nan_is_largest(entry[1]), default=None)
+        return max(found, key=lambda entry: float("inf") if math.isnan(entry[1]) else entry[1], default=None)
 
 
 Largest = tuple[str, float, LayerParity]
-
-
-def _nan_is_largest(value: float) -> float:
-    return value if value == value else float("inf")

@@ -67,17 +67,21 @@ def check_whole(
             f"{loaded.name} was made in memory: there are no files to load a second instance from",
             "load it with attnscope.load, or leave out {whole}",
         )
-    _check_room(loaded, loaded.options)
+    # Two of them have to fit at once, unless the weights are spread over devices.
+    needed = sum(weight.nbytes for weight in loaded.model.parameters())
+    room = free_memory(loaded.device)
+    if loaded.options.device_map is None and needed > room:
+        raise _no_room(f"its weights take {human_bytes(needed)}, and {loaded.device} has {human_bytes(room)} free")
     implementation = (engine or ENGINES["eager"]).implementation
     with (
         running(loaded.model, implementation),
         listening(loaded.model, lambda call: None, engine=engine, computed=False),
     ):
         own = alone.run(loaded.model, first, inputs, modules)
-    tensors = {name: one for name, one in inputs.items() if isinstance(one, Tensor)}  # PEFT makes its own prefix
-    given = {alone.FIRST: first[:, len(loaded.virtual) :], **tensors}
-    second = _second(loaded, loaded.options, given, modules)
-    differences = {name: state_difference(one, second.get(name)) for name, one in own.items()}
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}  # PEFT makes its own prefix
+    tensors_given = {alone.FIRST: first[:, len(loaded.virtual) :], **tensors}
+    second = _second(loaded, loaded.options, tensors_given, modules)
+    differences = {name: state_difference(value, second.get(name)) for name, value in own.items()}
     return WholeParity(differences, Tolerance(atol, getattr(torch, loaded.dtype)).output)
 
 
@@ -92,11 +96,11 @@ def state_difference(own: Tensor, second: Tensor | None) -> float:
     if second is None:
         return math.inf
     tokens = min(own.shape[-2], second.shape[-2])
-    ours, theirs = (one.reshape(-1, *one.shape[-2:])[:, -tokens:] for one in (own, second))
+    ours, theirs = (states.reshape(-1, *states.shape[-2:])[:, -tokens:] for states in (own, second))
     if ours.shape != theirs.shape:
         return math.inf
     never = (ours == theirs) & (ours.abs() > NEVER)
-    return output_difference(*(one.double().masked_fill(never, 0.0) for one in (ours, theirs)))[1]
+    return output_difference(*(states.double().masked_fill(never, 0.0) for states in (ours, theirs)))[1]
 
 
 def recipe(loaded: LoadedModel, options: LoadOptions) -> dict[str, Any]:
@@ -111,6 +115,15 @@ def recipe(loaded: LoadedModel, options: LoadOptions) -> dict[str, Any]:
     text = loaded.model.config.get_text_config()
     adapted = {} if source.adapter is None else {"num_labels": loaded.model.config.num_labels}
     stretched = ("rope_parameters", "max_position_embeddings") if loaded.stretched_from is not None else ()
+    adapter = None
+    if source.adapter is not None:
+        kept = options.adapter or ("beside" if is_quantised(loaded.model) else "merged")
+        adapter = {
+            "folder": str(source.adapter.folder),
+            "embeddings": (loaded.embeddings or 0) - len(loaded.virtual),
+            "merged": kept == "merged" and not loaded.virtual,
+        }
+    # Every choice that loading made of "auto" is said here: the second instance chooses nothing.
     return {
         "class": as_what.kind,
         "folder": str(source.folder),
@@ -127,23 +140,9 @@ def recipe(loaded: LoadedModel, options: LoadOptions) -> dict[str, Any]:
         "use_safetensors": None if options.allow_pickle else True,
         "trust_remote_code": options.trust_remote_code,
         "part": as_what.part,
-        "adapter": None if source.adapter is None else _adapter(loaded, options, source.adapter.folder),
+        "adapter": adapter,
         "threads": torch.get_num_threads(),
     }
-
-
-def _adapter(loaded: LoadedModel, options: LoadOptions, folder: Path) -> dict[str, Any]:
-    kept = options.adapter or ("beside" if is_quantised(loaded.model) else "merged")
-    own = (loaded.embeddings or 0) - len(loaded.virtual)
-    return {"folder": str(folder), "embeddings": own, "merged": kept == "merged" and not loaded.virtual}
-
-
-def _check_room(loaded: LoadedModel, options: LoadOptions) -> None:
-    """Raise MemoryLimitError where the weights do not fit a second time, unless they are spread over devices."""
-    needed = sum(weight.nbytes for weight in loaded.model.parameters())
-    room = free_memory(loaded.device)
-    if options.device_map is None and needed > room:
-        raise _no_room(f"its weights take {human_bytes(needed)}, and {loaded.device} has {human_bytes(room)} free")
 
 
 def _no_room(why: str) -> MemoryLimitError:
@@ -157,9 +156,9 @@ def _second(
     from safetensors.torch import load_file, save_file
 
     with TemporaryDirectory(prefix="attnscope-") as name:
-        folder, asked = Path(name), recipe(loaded, options) | {"modules": list(modules)}
-        (folder / alone.ASKED).write_text(json.dumps(asked), "utf-8")
-        save_file({name: one.cpu().contiguous().clone() for name, one in inputs.items()}, folder / alone.INPUTS)
+        folder, document = Path(name), recipe(loaded, options) | {"modules": list(modules)}
+        (folder / alone.ASKED).write_text(json.dumps(document), "utf-8")
+        save_file({name: values.cpu().contiguous().clone() for name, values in inputs.items()}, folder / alone.INPUTS)
         _run(folder, loaded.name)
         return load_file(folder / alone.OUTPUT)
 
@@ -177,8 +176,8 @@ def _run(folder: Path, model: str) -> None:
     )
     if not done.returncode:
         return
-    said = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+    last_line = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
     killed = done.returncode == -getattr(signal, "SIGKILL", 0)  # which Windows lacks
-    if killed or "MemoryError" in said or is_out_of_memory(RuntimeError(said)):
+    if killed or "MemoryError" in last_line or is_out_of_memory(RuntimeError(last_line)):
         raise _no_room("memory ran out while it was loaded or run")
-    raise ModelError(f"no second instance of {model} could be run: {said[:200]}", "leave out {whole}")
+    raise ModelError(f"no second instance of {model} could be run: {last_line[:200]}", "leave out {whole}")
