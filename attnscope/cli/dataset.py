@@ -68,6 +68,7 @@ def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing:
         raise UsageError("--figures are files", "name a folder with --out DIR")
     format = output.wanted_format(printing.format)
     output.complain_through_talk(printing.quiet)
+    # Which heads, and in which order; what is not printed is drawn and written all the same.
     dataset, found = _read(folder, asked, printing.quiet)
     sort, places = asked.sort or found.ranked_by, _places(found, asked)
     order = found.order(sort, places)
@@ -86,6 +87,7 @@ def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing:
                 paths = draw(place_of_pictures(folder, printing.out))
             output.talk(f"wrote {', '.join(map(str, paths))}", printing.quiet)
     output.talk(_header(dataset, found, places), printing.quiet)
+    # A terminal gets the first rows, a file all of them.
     shown = order[: asked.top.shown]
     sheet = dataset_sheet(found, shown, sort, output.width())
     emitted = found.table(order), asked.top, format, lambda: sheet, printing.quiet, printing.spreadsheet
@@ -147,9 +149,9 @@ def _drawn(
     if {part.strip() for part in figures.split(",")} != {DEPTH}:
         raise UsageError(f"--figures: expected {DEPTH} of a dataset, got {figures!r}", "write --figures depth")
     first = [order_of(asked.sort or found.ranked_by)[0], *asked.metrics]
-    names = [one for one in dict.fromkeys(first) if one not in COLUMNS] or [found.ranked_by]
+    names = [name for name in dict.fromkeys(first) if name not in COLUMNS] or [found.ranked_by]
     stacks = dataset.depths(found, places, names, asked.pair)
-    said = f"queries {asked.spans[0]!r}, keys {asked.spans[1]!r}" if asked.pair else visible(_asked(dataset))
+    question = f"queries {asked.spans[0]!r}, keys {asked.spans[1]!r}" if asked.pair else visible(_asked(dataset))
     line = ", ".join(filter(None, (cells.shortened(dataset.model, 60), f"{dataset.texts:,} texts")))
     look = replace(style, about=About(line, dataset.model, command=style.about.command))
     if not stacks:
@@ -158,7 +160,7 @@ def _drawn(
     for stack, depths in stacks.items():
         target = into / stack if len(stacks) > 1 else into
         target.mkdir(parents=True, exist_ok=True)
-        written.append(save_depth(target / f"depth.{style.image}", depths, look, said))
+        written.append(save_depth(target / f"depth.{style.image}", depths, look, question))
     return written
 
 

@@ -34,13 +34,11 @@ SCRIPTS = {  # a character of each script for which figures need a font of the m
     "Thai": "ธ",
     "emoji": "🙂",
 }
-# Variables that change what is found, what is drawn or how fast it runs; values of others are nobody's business.
+# Variables that change what is found, what is drawn or how fast it runs; values of others are no one's business.
 VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "HF_HOME", "HF_HUB_CACHE"),
     *("TERM", "LANG", "COLUMNS", "NO_COLOR", "FORCE_COLOR"),
 )
-
-
 BROWSERS = ("firefox", "chromium", "chromium-browser", "google-chrome", "microsoft-edge")
 
 
@@ -66,7 +64,7 @@ def examined() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "versions": {name: installed for name in PACKAGES if (installed := _version(name))},
         "devices": _devices(),
         "kernels": _kernels(),
         "threads": {"torch": torch.get_num_threads(), "cores": os.cpu_count()},
@@ -127,8 +125,8 @@ def _browser() -> str | None:
     """The browser that opens a page; without a display one that is installed, which says so."""
     with suppress(webbrowser.Error):
         return Path(webbrowser.get().name).name
-    found = next(filter(shutil.which, BROWSERS), None)
-    return found and f"{found}, without a display to open it on"
+    name = next(filter(shutil.which, BROWSERS), None)
+    return name and f"{name}, without a display to open it on"
 
 
 def _cache() -> dict[str, Any]:
@@ -172,11 +170,13 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """A line for a person of each fact."""
     cache, threads = facts["cache"], facts["threads"]
     fonts = {script: font or "none, labelled by position" for script, font in facts["fonts"].items()}
+    kernels = facts["kernels"]
+    header = "Python.h" if kernels["python_header"] else "no Python.h"
     return [
         ("python", f"{facts['python']}, {facts['system']}"),
         *facts["versions"].items(),
-        *((one["device"], f"{one['name']}, {_size(one['free_bytes'])} free") for one in facts["devices"]),
-        ("kernels", _built_with(facts["kernels"])),
+        *((device["device"], f"{device['name']}, {_size(device['free_bytes'])} free") for device in facts["devices"]),
+        ("kernels", f"{kernels['cc'] or 'no C compiler'}, {header}, cuDNN {kernels['cudnn'] or 'none'}"),
         ("threads", f"{threads['torch']} of torch, {threads['cores']} cores"),
         *((f"font: {script}", font) for script, font in fonts.items()),
         ("browser", facts["browser"] or "none"),
@@ -186,11 +186,6 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         *facts["environment"].items(),
     ]
-
-
-def _built_with(kernels: dict[str, Any]) -> str:
-    header = "Python.h" if kernels["python_header"] else "no Python.h"
-    return f"{kernels['cc'] or 'no C compiler'}, {header}, cuDNN {kernels['cudnn'] or 'none'}"
 
 
 def _size(count: int | None) -> str:

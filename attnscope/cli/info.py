@@ -48,7 +48,7 @@ class Named(Checkpoint):
     @property
     def asked(self) -> str:
         """The model that was named, or the embedded one."""
-        return next((one for one in (self.name, self.model) if one is not None), "demo")
+        return next((name for name in (self.name, self.model) if name is not None), "demo")
 
     def load_options(self) -> LoadOptions:
         """What `load` takes."""
@@ -57,7 +57,7 @@ class Named(Checkpoint):
 
 @option_group
 class Costs(Facts):
-    """What is told, and how."""
+    """What is printed, and how."""
 
     tokens: Annotated[str, Option(help="What these text lengths would cost.", metavar="N,N,...")] = "128,2048,32768"
 
@@ -98,7 +98,8 @@ def info(named: Named, costs: Costs, noise: Noise) -> int:
     options = named.load_options()
     config = load_config(options)
     geometry = with_tower(geometry_of(config, task=chosen_task(config, options.task, named.asked)), config)
-    device = chosen_device(options) if options.device == "auto" else options.device  # which need not be here
+    # A device that was named need not be here: what the model would take there is known without it.
+    device = chosen_device(options) if options.device == "auto" else options.device
     room = bytes_in_memory(options, config, device), _free(options, device)
     facts = describe(named.asked, geometry, lengths, (device, named.dtype), room)
     facts["dtype"] = dtype_on(options, device)
@@ -125,10 +126,12 @@ def describe(
     float32 = dtype == "float32" or (dtype == "auto" and device == "cpu")
     case = Case(geometry, device, "float32" if float32 else dtype, not family(geometry.model_type).bypasses_interface)
 
+    # Layers without attention are named too: a person counts layers as the config does.
     width = 4 if dtype in ("auto", "float32") else 2
     every = [(stack, layer) for stack, layers in geometry.every.items() for layer in layers]
     attention = [(stack, layer) for stack, layer in every if layer.attention]
     of_text = sum(layer.heads for layers in geometry.in_every_pass.values() for layer in layers.values())
+    # What each engine would take: facts of the geometry, while what `auto` takes depends on what is free now.
     return {
         "model": name,
         "type": geometry.model_type,
@@ -181,8 +184,8 @@ def _auto(case: Case, length: int, fits: bool) -> dict[str, str]:
     from attnscope.observe import Request
     from attnscope.observe.choice import automatic
 
-    found = automatic(case, length, Request(), fits=fits)
-    return {"engine": found.engine.name, "words": found.words}
+    choice = automatic(case, length, Request(), fits=fits)
+    return {"engine": choice.engine.name, "words": choice.words}
 
 
 def _free(options: LoadOptions, device: str) -> int | None:
@@ -199,6 +202,7 @@ def _free(options: LoadOptions, device: str) -> int | None:
 def _sheet(facts: dict[str, Any]) -> Group:
     from rich.console import Group
 
+    # Layers of one shape are one row, whatever their number.
     layers = output.sheet()
     runs = _runs(facts)
     several = len({stack for stack, _, _ in runs}) > 1
@@ -214,21 +218,22 @@ def _sheet(facts: dict[str, Any]) -> Group:
     if facts["costs"][0]["auto"]:
         costs.add_column("auto takes")
     for cost in facts["costs"]:
-        taken = [cells.decimal_bytes(cost["engines"][name]) for name in engines]
+        taking = [cells.decimal_bytes(cost["engines"][name]) for name in engines]
         automatic = [cost["auto"]["words"]] if cost["auto"] else []
-        costs.add_row(str(cost["tokens"]), *taken, cells.decimal_bytes(cost["all_matrices_bytes"]), *automatic)
-    known = "parameters not counted"
+        costs.add_row(str(cost["tokens"]), *taking, cells.decimal_bytes(cost["all_matrices_bytes"]), *automatic)
+    # The heading is of what is known: a config may lack what counts parameters, a checkpoint may not be here.
+    size = "parameters not counted"
     if facts["parameters"] and facts["weights_bytes"]:
         memory = "memory" if facts["quantised"] or facts["dtype"] == "auto" else facts["dtype"]
         sizes = [f"{cells.decimal_bytes(facts['disk_bytes'])} on disk"] if facts["disk_bytes"] else []
         sizes.append(f"{cells.decimal_bytes(facts['weights_bytes'])} in {memory}")
-        known = f"{facts['parameters'] / 1e6:,.1f} M parameters ({', '.join(sizes)})"
+        size = f"{facts['parameters'] / 1e6:,.1f} M parameters ({', '.join(sizes)})"
     positions = f"{facts['positions'] or 'any number of'} positions"
-    where = [f"on {facts['device']}"] + [f"looks both ways ({said})" for said in [facts["both_ways"]] if said]
+    where = [f"on {facts['device']}"] + [f"looks both ways ({why})" for why in [facts["both_ways"]] if why]
     decodes = any(layer["stack"] == DECODER for layer in facts["attention_layers"])
     head = ["no LM head: no logits"] if decodes and not facts["lm_head"] else []
     packed = [f"quantised ({brief(facts['quantised'])})"] if facts["quantised"] else []
-    parts = [facts["model"], facts["type"], f"{_counted(facts)} layers", known, *packed, positions, *head, *where]
+    parts = [facts["model"], facts["type"], f"{_counted(facts)} layers", size, *packed, positions, *head, *where]
     title = "  ".join(parts)
     return Group(title, layers, costs)
 
@@ -236,16 +241,16 @@ def _sheet(facts: dict[str, Any]) -> Group:
 def _counted(facts: dict[str, Any]) -> str:
     """How many layers there are; of an encoder-decoder in each stack: `encoder 6, decoder 6, cross 6`."""
     counts = Counter(layer["stack"] for layer in (*facts["attention_layers"], *facts["layers_without_attention"]))
-    ordered = sorted(counts.items(), key=lambda one: STACKS.index(one[0]))
+    ordered = sorted(counts.items(), key=lambda item: STACKS.index(item[0]))
     return ", ".join(f"{stack} {count}" for stack, count in ordered) if len(counts) > 1 else str(facts["layers"])
 
 
 def _different(costs: list[dict[str, Any]]) -> list[str]:
     """The engines, of those that take the same the first."""
-    found: dict[tuple[int, ...], str] = {}
+    engines: dict[tuple[int, ...], str] = {}
     for name in costs[0]["engines"]:
-        found.setdefault(tuple(cost["engines"][name] for cost in costs), name)
-    return list(found.values())
+        engines.setdefault(tuple(cost["engines"][name] for cost in costs), name)
+    return list(engines.values())
 
 
 def _runs(facts: dict[str, Any]) -> list[tuple[str, str, tuple[Any, ...]]]:
@@ -258,7 +263,7 @@ def _runs(facts: dict[str, Any]) -> list[tuple[str, str, tuple[Any, ...]]]:
         (layer["stack"], layer["layer"], (f"{layer['type']}: no attention", *[None] * len(SIZES), None))
         for layer in facts["layers_without_attention"]
     ]
-    shapes.sort(key=lambda one: (STACKS.index(one[0]), one[1]))
+    shapes.sort(key=lambda entry: (STACKS.index(entry[0]), entry[1]))
     runs: list[tuple[str, list[int], tuple[Any, ...]]] = []
     for stack, layer, shape in shapes:
         if runs and runs[-1][::2] == (stack, shape) and runs[-1][1][-1] == layer - 1:

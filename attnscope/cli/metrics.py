@@ -29,7 +29,7 @@ class ChosenMetrics:
 
 
 @takes(ChosenMetrics, Format)
-def metrics(asked: ChosenMetrics, printing: Format) -> int:
+def metrics(which: ChosenMetrics, printing: Format) -> int:
     """What each metric is, and the rules that name a head's role.
 
     With an ID: the formula of a metric, its rows, unit, range and source. In a pipe all of them, as csv.
@@ -37,13 +37,13 @@ def metrics(asked: ChosenMetrics, printing: Format) -> int:
     from attnscope.measure.metrics import KNOWN, ROWS, known
     from attnscope.tables import as_table
 
-    chosen = [KNOWN[name] for name in (known([asked.id]) if asked.id else KNOWN)]
+    chosen = [KNOWN[name] for name in (known([which.id]) if which.id else KNOWN)]
     fields = ("id", "short", "formula", "unit", "range", "source", "reading")
     columns = {field: [getattr(metric, field) for metric in chosen] for field in fields}
     columns["rows"] = [ROWS[metric.rows][0] for metric in chosen]
     columns["stacks"] = [", ".join(metric.stacks) for metric in chosen]
     format = output.wanted_format(printing.format)
-    output.emit(as_table(columns), format, lambda: _sheet(columns) if asked.id else _everything(columns))
+    output.emit(as_table(columns), format, lambda: _sheet(columns) if which.id else _everything(columns))
     return 0
 
 
@@ -69,7 +69,7 @@ def _table(*titles: str) -> RichTable:
 
 
 def _grid() -> RichTable:
-    """Two columns, so that a long line goes on under its own beginning."""
+    """Two columns, so that a long line continues under its own beginning."""
     from rich.table import Table
 
     grid = Table.grid(padding=(0, 1))

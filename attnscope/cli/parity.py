@@ -12,7 +12,7 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.groups import option_group
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import ModelTexts, Printing, Selected, Writing
+from attnscope.cli.options import ModelTexts, Printing, Selected
 from attnscope.cli.place import check_file
 from attnscope.cli.takes import takes
 from attnscope.signals import unwinding
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.table import Table as RichTable
 
-    from attnscope.calls.parity import Parity
     from attnscope.parity import ParityReport
     from attnscope.parity.verdicts import Largest
 
@@ -75,7 +74,12 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
 
     from attnscope.cli.single import prepared, read_given
 
-    text = read_given(asked, printing) if asked.has_text or asked.picture else _sentence()
+    if asked.has_text or asked.picture:
+        text = read_given(asked, printing)
+    else:
+        from attnscope.parity import TEXT
+
+        text = TEXT
     output.complain_through_talk(printing.quiet)
     run = prepared(asked, printing, text, selected)
 
@@ -83,11 +87,16 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
 
     compared = ParityOptions(select=selected.select, atol=tolerance.atol, whole=tolerance.whole)
     with output.progress("forward pass and oracle", None, printing.quiet):
-        held = checked(run, compared)
-    found = held.table()
-    _write(printing, held)  # first: a reader of stdout may leave early
-    output.emit(found, format, lambda: parity_sheet(found))
-    return conclude(held.report, printing.quiet)
+        result = checked(run, compared)
+    table = result.table()
+    if printing.out is not None:  # first: a reader of stdout may leave early
+        from attnscope.files import save_json
+
+        with unwinding():
+            written = save_json(result.certificate(), printing.out)
+        output.talk(f"wrote {written}", printing.quiet)
+    output.emit(table, format, lambda: parity_sheet(table))
+    return conclude(result.report, printing.quiet)
 
 
 def conclude(report: ParityReport, quiet: bool) -> int:
@@ -138,26 +147,26 @@ def _reached(report: ParityReport, stack: str) -> str:
 
 
 def _where(largest: Largest, report: ParityReport) -> str:
-    what, value, layer = largest
-    return f"{value:.2g} ({what}, {report.name(layer)})"
+    name, value, layer = largest
+    return f"{value:.2g} ({name}, {report.name(layer)})"
 
 
-def parity_sheet(found: pa.Table) -> RichTable:
+def parity_sheet(table: pa.Table) -> RichTable:
     """The rows for a person, without the columns that say nothing."""
     from attnscope.parity import ATOL
 
-    columns, silent = found.to_pydict(), {"call": 0, "why": "", "weights_allowed": ATOL, "stack": DECODER}
+    columns, silent = table.to_pydict(), {"call": 0, "why": "", "weights_allowed": ATOL, "stack": DECODER}
     if len(set(columns["stack"])) > 1:
         stacks = columns.pop("stack")
         places = zip(stacks, columns["layer"], strict=True)
         columns["layer"] = [f"{prefix(stack)}L{layer}" for stack, layer in places]
-    said = {name: column for name, column in columns.items() if any(value != silent.get(name) for value in column)}
+    telling = {name: column for name, column in columns.items() if any(value != silent.get(name) for value in column)}
     shown = output.sheet()
-    for name, column in said.items():
+    for name, column in telling.items():
         number = all(type(value) in (int, float, NoneType) for value in column)
         words = name.replace("_", " ")  # a heading breaks between words where the screen is narrow
         shown.add_column(words, justify="right" if number else "left")
-    for row in zip(*said.values(), strict=True):
+    for row in zip(*telling.values(), strict=True):
         shown.add_row(*(_cell(value) for value in row))
     return shown
 
@@ -166,19 +175,3 @@ def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "NO"
     return "" if value is None else f"{value:.1e}" if isinstance(value, float) else str(value)
-
-
-def _write(writing: Writing, held: Parity) -> None:
-    if writing.out is None:
-        return
-    from attnscope.files import save_json
-
-    with unwinding():
-        written = save_json(held.certificate(), writing.out)
-    output.talk(f"wrote {written}", writing.quiet)
-
-
-def _sentence() -> str:
-    from attnscope.parity import TEXT
-
-    return TEXT

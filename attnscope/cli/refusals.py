@@ -1,4 +1,4 @@
-"""What Typer refuses, said in our words: a value that an option does not take, a word that a command does not have.
+"""What Typer refuses, in our words: a value that an option does not take, a word that a command does not have.
 
 What there is, is read off the commands' groups; `synonyms` has the words of other tools.
 """
@@ -35,9 +35,9 @@ def refusal(error: typer.TyperException, arguments: Sequence[str]) -> str:
     listing = f"`{whole_help(context)}` lists all options"
     if hasattr(error, "possibilities"):  # which only an option has that does not exist
         return f"{instead(typed, str(context.command.name), groups, arguments)}; {listing}"
-    one = parameters(*groups).get(getattr(getattr(error, "param", None), "name", ""))
-    if one is not None and hasattr(error, "value"):
-        return one.refusal(f"--{one.spelled}", error.value, error.message, listing).for_shell()
+    option = parameters(*groups).get(getattr(getattr(error, "param", None), "name", ""))
+    if option is not None and hasattr(error, "value"):
+        return option.refusal(f"--{option.spelled}", error.value, error.message, listing).for_shell()
     if message.startswith("Got unexpected extra argument") and "given" in parameters(*groups):
         second = "give the second text with --compare-text, and " * ("compare_text" in parameters(*groups))
         return f"{message}; {second}put a text of several words in quotes, and see `{context.command_path} --help`"
@@ -66,12 +66,12 @@ def meant(word: str, own: Mapping[str, Parameter], command: str) -> str:
         for key in synonyms:
             if key in COMMANDS and key != command:
                 return f"`attnscope {key}` does that"
-        if others := _elsewhere(word, own):
-            return f"it is {others}"
+        if commands := _elsewhere(word, own):
+            return f"it is {commands}"
     if guess := suggestion(word, own):
         return guess
-    found = [(key, others) for key in synonyms if (others := _elsewhere(key, own))]
-    return "".join(f"--{key.replace('_', '-')} is {others}" for key, others in found[:1])
+    places = [(key, commands) for key in synonyms if (commands := _elsewhere(key, own))]
+    return "".join(f"--{key.replace('_', '-')} is {commands}" for key, commands in places[:1])
 
 
 def _groups(command: str) -> tuple[type, ...]:
@@ -80,18 +80,18 @@ def _groups(command: str) -> tuple[type, ...]:
 
 
 def _without_value(option: str, arguments: Sequence[str]) -> str:
-    """What to say of an option whose value is missing, of which Typer does not say whose it is; empty of another."""
+    """What to say of an option without its value, of which Typer does not say which command has it; else empty."""
     own = parameters(*_groups(arguments[0])).values() if arguments and arguments[0] in COMMANDS else ()
-    one = next((one for one in own if option in (f"--{one.spelled}", *(one.info.param_decls or ()))), None)
-    return f"{option}: its value is missing; write {option} {one.metavar or 'VALUE'}" if one else ""
+    each = next((each for each in own if option in (f"--{each.spelled}", *(each.info.param_decls or ()))), None)
+    return f"{option}: its value is missing; write {option} {each.metavar or 'VALUE'}" if each else ""
 
 
 def _before_a_command(context: typer.Context, option: str, arguments: Sequence[str]) -> str:
     """What to say of an option before the name of the command; empty where nothing is near."""
-    called = next((one for one in arguments if one in COMMANDS), None)
+    called = next((each for each in arguments if each in COMMANDS), None)
     if option and called:
         return f"{option} comes before the command; write it after the command: attnscope {called} {option}"
-    near = nearest(option, [name for one in context.command.params for name in one.opts]) if option else None
+    near = nearest(option, [name for each in context.command.params for name in each.opts]) if option else None
     return f"No such option: {option}; did you mean {near}?; {ALL_COMMANDS}" if near else ""
 
 

@@ -152,14 +152,14 @@ def hold(served: Served, session: Session, quiet: bool) -> int:
     return 0
 
 
-def ask_server(what: str, quiet: bool) -> int:
+def ask_server(request: str, quiet: bool) -> int:
     """Say what the server that runs holds, or end it; 1 without one, and for its status while it loads its models."""
     from attnscope.memory import human_bytes
     from attnscope.serve.client import asked
     from attnscope.serve.wire import SilentServerError, UnansweredError
 
     try:
-        found = asked(what)
+        status = asked(request)
     except SilentServerError as why:
         step = f"kill -CONT {why.process} continues one that was stopped, kill -KILL {why.process} ends it"
         output.talk(f"attnscope: {why}" + f"; {step}" * bool(why.process), quiet=False)
@@ -167,18 +167,19 @@ def ask_server(what: str, quiet: bool) -> int:
     except UnansweredError as why:
         output.talk(f"attnscope: {why}; start one: attnscope serve", quiet=False)
         return 1
-    for model in found.models:
+    # Data to stdout, a line per model; what is of the server itself to stderr.
+    for model in status.models:
         size = "" if model.bytes is None else f"  weights {human_bytes(model.bytes)}"
         sys.stdout.write(f"{in_a_line(model.name)}  {in_a_line(model.device)}  {in_a_line(model.dtype)}{size}\n")
-    memory = "" if found.memory_bytes is None else f", {human_bytes(found.memory_bytes)} of memory"
-    age, busy = output.clock(found.seconds), ", busy" * (found.busy and not found.loading)
-    pages = f", {found.pages} {'page' if found.pages == 1 else 'pages'}" if found.pages else ""
-    output.talk(f"process {found.pid}, {age} old, {found.answered} answered{busy}{pages}{memory}", quiet)
-    if found.ready:
+    memory = "" if status.memory_bytes is None else f", {human_bytes(status.memory_bytes)} of memory"
+    age, busy = output.clock(status.seconds), ", busy" * (status.busy and not status.loading)
+    pages = f", {status.pages} {'page' if status.pages == 1 else 'pages'}" if status.pages else ""
+    output.talk(f"process {status.pid}, {age} old, {status.answered} answered{busy}{pages}{memory}", quiet)
+    if status.ready:
         return 0
-    if found.loading:
-        output.talk(f"loading {found.loading}, {output.clock(found.loading_seconds)} so far", quiet)
-    return int(what == "status")
+    if status.loading:
+        output.talk(f"loading {status.loading}, {output.clock(status.loading_seconds)} so far", quiet)
+    return int(request == "status")
 
 
 def run_lines(name: str) -> int:

@@ -70,15 +70,16 @@ def join(wanted: Sequence[LoadOptions], port: int | None, status: Status, quiet:
             while not status.ready:
                 time.sleep(client.WORD_SECONDS / 4)
                 status = client.asked("status")
-        link, held = client.joined()
+        link, holdings = client.joined()
     except UnansweredError as why:
         raise UsageError(f"a page cannot join the server that runs: {why}", "end it: attnscope serve --stop") from None
+    # The link is held open: when it closes, the server has ended, and its page with it.
     stop = threading.Event()
     with link, GracefulStop(stop.set) as stopped:
-        check_held(wanted, held)
+        check_held(wanted, holdings)
         stopped()
-        with Page(lambda: held.options, port or 0, held.folder) as address:
-            names = ", ".join(one.model for one in held.options)
+        with Page(lambda: holdings.options, port or 0, holdings.folder) as address:
+            names = ", ".join(options.model for options in holdings.options)
             output.talk(
                 f"joined process {status.pid}, which answers for {names}; attnscope serve --stop ends both", quiet
             )
@@ -92,11 +93,11 @@ def join(wanted: Sequence[LoadOptions], port: int | None, status: Status, quiet:
 
 def check_held(wanted: Sequence[LoadOptions], held: Holdings) -> None:
     """Raise UsageError for a model that a server does not hold, or not with these options."""
-    there = {_from(held.folder, one) for one in held.options}
-    for one in wanted:
-        if _from(os.getcwd(), one) not in there:
+    loaded = {_from(held.folder, options) for options in held.options}
+    for options in wanted:
+        if _from(os.getcwd(), options) not in loaded:
             raise UsageError(
-                f"the server that runs does not hold {one.model} as it is asked for",
+                f"the server that runs does not hold {options.model} as it is asked for",
                 "leave out the model's options, or end it: attnscope serve --stop",
             )
 

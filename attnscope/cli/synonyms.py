@@ -95,7 +95,7 @@ def synonyms_of(word: str) -> list[tuple[str, str]]:
 
 def by_key(groups: Sequence[type]) -> dict[str, Parameter]:
     """The options and settings of groups, by their key in --config."""
-    return {one.key: one for one in parameters(*groups).values() if not one.is_argument}
+    return {option.key: option for option in parameters(*groups).values() if not option.is_argument}
 
 
 def suggestion(word: str, own: Mapping[str, Parameter]) -> str:
@@ -104,15 +104,13 @@ def suggestion(word: str, own: Mapping[str, Parameter]) -> str:
     own: the command's options and settings, by key.
     """
     for key, value in synonyms_of(word):
-        if key in own:
-            return f"did you mean {_described(own[key], value)}?"
+        if key not in own:
+            continue
+        option = own[key]
+        if value and option.choices:
+            value = next((choice for choice in option.choices if choice.startswith(value)), "")
+        # With its value, else with the first sentence of its help.
+        purpose = SENTENCE_END.split(option.info.help or "")[0].rstrip(".")
+        return f"did you mean --{option.spelled} {value}?" if value else f"did you mean --{option.spelled} ({purpose})?"
     near = nearest(word, own)
     return "" if near is None else f"did you mean --{own[near].spelled}?"
-
-
-def _described(one: Parameter, value: str) -> str:
-    """An option with a value, of those that it takes, or with the first sentence of its help."""
-    if value and one.choices:
-        value = next((choice for choice in one.choices if choice.startswith(value)), "")
-    said = SENTENCE_END.split(one.info.help or "")[0].rstrip(".")
-    return f"--{one.spelled} {value}" if value else f"--{one.spelled} ({said})"

@@ -55,7 +55,7 @@ def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) ->
     chosen = choose(prompt, asks["query"], asks["key"], asks["define"])
     output.talk(header(read), noise.quiet)
     say(chosen_lines(prompt, prompt, chosen), noise.quiet)
-    named = sorted({at for found in (chosen.query, chosen.key) if found for at in found.positions})
+    named = sorted({at for match in (chosen.query, chosen.key) if match for at in match.positions})
     table = token_table(prompt)
     table = table.take(integers(named)) if named else table
     output.emit(table, format, lambda: relations_sheet(table, None))
@@ -69,9 +69,9 @@ def read_tokens(asked: Listed, text: str | list[int], noise: Noise) -> Tokenised
     from attnscope.purposes.tokenise import Tokenise, tokenised
 
     ask = Ask(text, chat=asked.chat, truncate=asked.truncate, pair=asked.pair)
-    found: Tokenised | None = served(asked, ask, Tokenise(), output.Talk(noise.quiet), noise.verbose)
-    if found is not None:
-        return found
+    answer: Tokenised | None = served(asked, ask, Tokenise(), output.Talk(noise.quiet), noise.verbose)
+    if answer is not None:
+        return answer
 
     from attnscope.model.libraries import silence_libraries
     from attnscope.model.loading import load_tokenizer
@@ -115,8 +115,8 @@ def _numbers(spans: tuple[Span, ...]) -> list[int]:
 def _segments(prompt: Prompt) -> list[str | None]:
     """Which text of a pair each token is of, in the words of --query: `text` or `pair`."""
     segments: list[str | None] = [None] * len(prompt)
-    for one in prompt.segments:
-        segments[one.start : one.stop] = [one.name] * (one.stop - one.start)
+    for span in prompt.segments:
+        segments[span.start : span.stop] = [span.name] * (span.stop - span.start)
     return segments
 
 

@@ -126,7 +126,7 @@ def llama3_frequencies(
 
 
 def proportional_frequencies(dim: int, base: float, *, proportion: float = 1.0, factor: float = 1.0) -> Tensor:
-    """The first share of the pairs turns as in a whole head, the others stand still (Gemma 4); (dim / 2,).
+    """The first share of the pairs turns as in a whole head, the others do not turn (Gemma 4); (dim / 2,).
 
     >>> proportional_frequencies(8, 10000.0, proportion=0.5)
     tensor([1.0000, 0.1000, 0.0000, 0.0000])
@@ -161,16 +161,12 @@ def _yarn(rope: Mapping[str, Any], dim: int, max_position: int | None, seq_len: 
         beta_slow=rope.get("beta_slow") or 1.0,
         truncate=rope.get("truncate", True),
     )
-    scaling = rope.get("attention_factor")
-    return inv_freq_M, _yarn_scaling(rope, factor) if scaling is None else scaling
-
-
-def _yarn_scaling(rope: Mapping[str, Any], factor: float) -> float:
-    mscale, all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
-    if mscale and all_dim:
-        # DeepSeek takes all_dim's part out of q and k again, and puts it into the softmax scale
-        return yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
-    return yarn_mscale(factor)
+    scaling, mscale, all_dim = (rope.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
+    if scaling is None:
+        scaling = yarn_mscale(factor)
+        if mscale and all_dim:  # DeepSeek takes all_dim's part out of q and k again, into the softmax scale
+            scaling = yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
+    return inv_freq_M, scaling
 
 
 def _longrope(rope: Mapping[str, Any], dim: int, max_position: int | None, seq_len: int | None) -> tuple[Tensor, float]:

@@ -17,7 +17,7 @@ from attnscope.reference.layout import Layout
 
 
 class UnreadableError(Exception):
-    """A layer that its layout does not describe: what was expected and what came.
+    """A layer that its layout does not describe: what was expected and what there was.
 
     >>> raise UnreadableError("its layout expects a parameter q_proj.weight, which the module lacks")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Where the patches of a picture stand: their rows and columns, the windows of a tower, and positions beside text.
+"""Where the patches of a picture are: their rows and columns, the windows of a tower, and positions next to text.
 
 A tower that merges patches reads them in square blocks, one block after the other, each row by row (Wang et al. 2024,
 "Qwen2-VL", section 2.1); one that attends in windows reads window by window (Bai et al. 2025, "Qwen2.5-VL", 2.1.1).
@@ -59,7 +59,7 @@ def mixed_positions(image_T: Sequence[bool], grids: Sequence[tuple[int, int]]) -
     """Positions on the axes time, row and column of a text with pictures, (3, T).
 
     image_T: which tokens are a picture's. grids: rows and columns of each picture, in the order of their tokens. A text
-    counts on on all axes. A picture has one time, and its rows and columns count from there; the text goes on behind
+    counts on on all axes. A picture has one time, and its rows and columns count from there; the text continues after
     the largest of its positions (Wang et al. 2024, "Qwen2-VL", figure 3).
 
     >>> mixed_positions([False, True, True, False], [(1, 2)])

@@ -67,14 +67,11 @@ def latent_heads(hidden_TE: Tensor, weights: LatentWeights) -> tuple[Tensor, Ten
     kv_HTM = _heads(linear(rms_norm(latent_TC, weights.kv_norm, eps=weights.eps), weights.kv_up), weights.n_heads)
     k_nope_HTD, v_HTV = _split(kv_HTM, weights.d_value)
     k_rope_HTD = k_rope_TD.unsqueeze(-3).expand(*k_nope_HTD.shape[:-1], weights.d_rope)
-    return _heads(_query(hidden_TE, weights), weights.n_heads), torch.cat([k_nope_HTD, k_rope_HTD], -1), v_HTV
-
-
-def _query(hidden_TE: Tensor, weights: LatentWeights) -> Tensor:
-    if weights.q_down is None:
-        return linear(hidden_TE, weights.q_up)
-    latent_TC = linear(hidden_TE, weights.q_down, weights.q_down_bias)
-    return linear(rms_norm(latent_TC, weights.q_norm, eps=weights.eps), weights.q_up)
+    query_TE = hidden_TE
+    if weights.q_down is not None:  # else q has no narrow vector, as in DeepSeek-V2-Lite
+        query_TE = rms_norm(linear(hidden_TE, weights.q_down, weights.q_down_bias), weights.q_norm, eps=weights.eps)
+    q_HTD = _heads(linear(query_TE, weights.q_up), weights.n_heads)
+    return q_HTD, torch.cat([k_nope_HTD, k_rope_HTD], -1), v_HTV
 
 
 def _heads(x_TM: Tensor, n_heads: int) -> Tensor:

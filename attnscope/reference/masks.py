@@ -30,7 +30,7 @@ def positions(
 
 
 def causal_mask(query_Q: Tensor, key_K: Tensor) -> Tensor:
-    """A query attends to itself and to what came before: key <= query (Vaswani et al. 2017, section 3.2.3).
+    """A query attends to itself and to what precedes it: key <= query (Vaswani et al. 2017, section 3.2.3).
 
     >>> causal_mask(*positions(2))
     tensor([[ True, False],

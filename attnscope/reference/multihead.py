@@ -41,12 +41,23 @@ class MultiHeadAttention(nn.Module):
         self.n_heads = n_heads
         self.n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
         self.dropout = dropout
-        _check_sizes(d_model, n_heads, self.n_kv_heads)
+        # Sizes that do not divide would give heads of another width than the weights were made for.
+        _at_least_one(d_model=d_model, n_heads=n_heads, n_kv_heads=self.n_kv_heads)
+        if d_model % n_heads:
+            raise ValueError(
+                f"expected d_model to be a multiple of n_heads, got d_model={d_model} and n_heads={n_heads}"
+            )
+        if n_heads % self.n_kv_heads:
+            raise ValueError(
+                f"expected n_heads to be a multiple of n_kv_heads, got n_heads={n_heads} and "
+                f"n_kv_heads={self.n_kv_heads}"
+            )
         if not 0 <= dropout < 1:
             raise ValueError(f"expected dropout in [0, 1), got {dropout}")
         self.d_key = d_model // n_heads if d_key is None else d_key
         self.d_value = d_model // n_heads if d_value is None else d_value
         _at_least_one(d_key=self.d_key, d_value=self.d_value)
+        # A row of heads each, as a checkpoint has them: head h is rows h * d_key to (h + 1) * d_key of W_Q.
         self.W_Q = nn.Linear(d_model, n_heads * self.d_key, bias=bias)
         self.W_K = nn.Linear(d_model, self.n_kv_heads * self.d_key, bias=bias)
         self.W_V = nn.Linear(d_model, self.n_kv_heads * self.d_value, bias=bias)
@@ -85,16 +96,6 @@ class MultiHeadAttention(nn.Module):
 
 def _split_heads(x_TE: Tensor, n_heads: int) -> Tensor:
     return x_TE.unflatten(-1, (n_heads, -1)).transpose(-3, -2)
-
-
-def _check_sizes(d_model: int, n_heads: int, n_kv_heads: int) -> None:
-    _at_least_one(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads)
-    if d_model % n_heads:
-        raise ValueError(f"expected d_model to be a multiple of n_heads, got d_model={d_model} and n_heads={n_heads}")
-    if n_heads % n_kv_heads:
-        raise ValueError(
-            f"expected n_heads to be a multiple of n_kv_heads, got n_heads={n_heads} and n_kv_heads={n_kv_heads}"
-        )
 
 
 def _at_least_one(**sizes: int) -> None:

@@ -58,9 +58,9 @@ def apply_rotary(
     width = 2 * cos_TM.shape[-1]
     _check(x_TD, width, layout, part)
     cos_TM, sin_TM = (t.unsqueeze(-3) if t.dim() == 3 else t for t in (cos_TM, sin_TM))
-    turned, kept = (x_TD[..., :width], x_TD[..., width:]) if part == "first" else _last(x_TD, width)
+    turned, unturned = (x_TD[..., :width], x_TD[..., width:]) if part == "first" else _last(x_TD, width)
     turned = _turn(turned, cos_TM, -sin_TM if reverse else sin_TM, layout).to(x_TD.dtype)
-    return torch.cat([turned, kept] if part == "first" else [kept, turned], dim=-1)
+    return torch.cat([turned, unturned] if part == "first" else [unturned, turned], dim=-1)
 
 
 def _turn(x_TD: Tensor, cos_TM: Tensor, sin_TM: Tensor, layout: str) -> Tensor:
@@ -70,8 +70,8 @@ def _turn(x_TD: Tensor, cos_TM: Tensor, sin_TM: Tensor, layout: str) -> Tensor:
 
 
 def _last(x_TD: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    kept = x_TD.shape[-1] - width
-    return x_TD[..., kept:], x_TD[..., :kept]
+    unturned = x_TD.shape[-1] - width
+    return x_TD[..., unturned:], x_TD[..., :unturned]
 
 
 def _check(x_TD: Tensor, width: int, layout: str, part: str) -> None:

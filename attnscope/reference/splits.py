@@ -37,7 +37,7 @@ def _separate(given: Given) -> QKV:
 
 
 def _gated_query(given: Given) -> QKV:
-    """Separate, but each head's query projection brings a gate behind the query (the gate is applied at the end)."""
+    """Separate, but each head's query projection brings a gate after the query (the gate is applied at the end)."""
     q_BTHM, k, v = _separate(given)
     return q_BTHM.chunk(2, dim=-1)[0], k, v
 
