@@ -97,6 +97,7 @@ def typed(kind: Any, value: Any, name: str) -> Any:
         raise UsageError(f"{name}: expected {' or '.join(map(_words, inner))}, got {brief(value)}", hint)
     if origin is Literal and any(value == item and type(value) is type(item) for item in inner):
         return value
+    # Each item is named by its place or key, so that a message says which one is wrong.
     if origin is list and isinstance(value, list):
         return [typed(inner[0], item, f"{name}[{place}]") for place, item in enumerate(value)]
     if origin in (tuple, Sequence) and isinstance(value, list):
@@ -107,6 +108,7 @@ def typed(kind: Any, value: Any, name: str) -> Any:
         return {
             _key(inner[0], key, name): typed(inner[1], item, f"{name}[{brief(key)}]") for key, item in value.items()
         }
+    # By their very type: to Python true is the whole number 1.
     if kind in (bool, int, str, type(None)) and type(value) is kind:
         return value
     if kind is float and type(value) in (int, float):

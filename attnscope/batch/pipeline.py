@@ -99,6 +99,7 @@ def run_shards(
     # the writer ends first: what is measured is committed also where the corpus is a pipe that says nothing more
     with _loaded_once(), _short_turns(), closing(windows), Writing(open_writer, commit) as writing:
         for window in windows:
+            # A window that was broken off is not written: what a shard holds is whole windows.
             measured = worker.measure(window, stop)
             if measured is None:
                 tally.stopped = True
@@ -109,6 +110,7 @@ def run_shards(
                 where = failed.file if failed.line is None else f"{failed.file}, line {failed.line}"
                 hint = "correct it, or leave {strict} out and read failures.jsonl"
                 raise InputError(f"{where}: {failed.reason}", hint)
+            # Its rows are written while the next window is measured.
             writing.put(window.shard, measured, window.last)
             tally.add(measured)
             tally.read = window.read

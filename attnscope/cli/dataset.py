@@ -148,6 +148,7 @@ def _drawn(
 
     if {part.strip() for part in figures.split(",")} != {DEPTH}:
         raise UsageError(f"--figures: expected {DEPTH} of a dataset, got {figures!r}", "write --figures depth")
+    # The metric that ranks comes first; columns that are no metric are not drawn.
     first = [order_of(asked.sort or found.ranked_by)[0], *asked.metrics]
     names = [name for name in dict.fromkeys(first) if name not in COLUMNS] or [found.ranked_by]
     stacks = dataset.depths(found, places, names, asked.pair)
@@ -156,6 +157,7 @@ def _drawn(
     look = replace(style, about=About(line, dataset.model, command=style.about.command))
     if not stacks:
         raise UsageError(f"{' and '.join(names)}: no text of the dataset has a value", "name another metric")
+    # Layers of two stacks are not one axis: each has a picture.
     written = []
     for stack, depths in stacks.items():
         target = into / stack if len(stacks) > 1 else into

@@ -48,6 +48,7 @@ def certificate(
             "weights_sha256": weights_sha256(loaded.source_folder, loaded.base_folder),
             **({"arithmetic": loaded.arithmetic.facts} if loaded.arithmetic else {}),
         },
+        # How it was run: the same weights round otherwise on another device, and in another dtype.
         "device": loaded.device,
         "dtype": loaded.dtype,
         "engine": "eager",

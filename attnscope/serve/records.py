@@ -146,6 +146,7 @@ class _Unpacking:
             return self._known(type_of(tag)(**values))
         if tag == "again":
             return self.known[document["of"]]
+        # Sizes of arrays are checked against the bytes that are here before memory is taken for them.
         if tag in ("array", "tensor"):
             array = self._array(document)
             return self.tensor(array) if tag == "tensor" else array
