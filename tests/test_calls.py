@@ -78,7 +78,7 @@ def test_a_scan_is_a_table_and_a_picture(scanned) -> None:
 def test_a_scan_is_an_atlas_that_selects_heads(demo, scanned, tmp_path: Path) -> None:
     names = {path.name for path in scanned.export(tmp_path)}
     assert names == {"atlas.json", "atlas.parquet", "probes.png"}
-    assert attnscope.capture(demo, SENTENCE, atlas=tmp_path).atlas.heads == scanned.atlas.heads
+    assert attnscope.capture(demo, SENTENCE, atlas=tmp_path).atlas.roles == scanned.atlas.roles
     with pytest.raises(attnscope.AttnscopeError, match="another scan"):
         attnscope.scan(demo, sequences=1).export(tmp_path)
 
