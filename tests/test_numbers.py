@@ -51,13 +51,13 @@ def test_every_number_has_two_ends_and_says_so(command: str) -> None:
         if not is_number(one):
             continue
         low, high = one.info.min, one.info.max
-        assert None not in (low, high), one.typed
+        assert None not in (low, high), one.spelled
         for number in NUMBERS:
             if number == "0" and low <= 0:
                 continue
             with pytest.raises(UsageError) as refusal:
-                typed(context(command, *BESIDE[command]), COMMANDS[command][0].groups, one.typed, name, number)
-            assert f"{one.typed}: expected a " in str(refusal.value)
+                typed(context(command, *BESIDE[command]), COMMANDS[command][0].groups, f"--{one.spelled}", name, number)
+            assert f"--{one.spelled}: expected a " in str(refusal.value)
             assert f"number from {low:,.15g} to {high:,.15g}, got '{number}'" in str(refusal.value)
 
 
