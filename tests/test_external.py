@@ -1,6 +1,7 @@
 """scripts/external.sh: which judges it runs, what it takes for a failure, and the page that it makes. No network."""
 
 import ast
+import csv
 import json
 import os
 import re
@@ -18,7 +19,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from external import driver  # noqa: E402
 from external.common import by_project, source_of  # noqa: E402
-from external.document import CODE, calls_of, document, fell_short, filled, parts_of, peers  # noqa: E402
+from external.document import CODE, calls_of, document, fell_short, filled, parts_of, peers, tables  # noqa: E402
 
 SCRIPT = """
 from external.common import Report, arguments
@@ -54,6 +55,12 @@ def run(folder: Path, *arguments: str) -> int:
     return driver.main(arguments, folder, folder.parent / "external.md")
 
 
+def rows_of(folder: Path, name: str) -> list[list[str]]:
+    """The rows of a table next to the page, without its head."""
+    with (folder.parent / "external" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return [*csv.reader(file)][1:]
+
+
 def kept(folder: Path, name: str) -> Any:
     return json.loads((folder / "results" / f"{name}.json").read_text())
 
@@ -68,7 +75,14 @@ def test_a_judge_that_passes_is_kept_and_written_to_the_page(place: Path, capfd:
     assert (control["passed"], control["of"]) == (0, 1)
     page = (place.parent / "external.md").read_text()
     assert f"| Of sums | pytest {pytest.__version__} | 1 of 2 | 1 | 0 | 1 of 1 | {found['date']} |" in page
-    assert "- two and two: a bar | that differs" in page
+    assert rows_of(place, "notes") == [["Of sums", "differs", "two and two", "a bar | that differs"]]
+    assert [row[:6] for row in rows_of(place, "checks")] == [
+        ["Of sums", "check", "two and two", "1", "2", "1"],
+        ["Of sums", "control", "one is two", "0", "1", "0"],
+    ]
+    assert rows_of(place, "judges") == [
+        ["Of sums", f"pytest {pytest.__version__}", found["date"], found["machine"], "Sums."]
+    ]
     assert capfd.readouterr().out == f"wrote {place.parent / 'external.md'}\n"
 
 
@@ -78,7 +92,7 @@ def test_a_check_that_falls_short_ends_with_1_and_is_named(place: Path, capfd: p
     assert "sums: two and two: 0 of 2 passed, 1 explained" in capfd.readouterr().out
     page = (place.parent / "external.md").read_text()
     assert "| 0 of 2 | 1 | 1 | 1 of 1 |" in page
-    assert "- two and two: the sum" in page
+    assert ["Of sums", "fell short", "two and two", "the sum"] in rows_of(place, "notes")
 
 
 def test_a_control_that_passes_whole_ends_with_1(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -86,6 +100,7 @@ def test_a_control_that_passes_whole_ends_with_1(place: Path, capfd: pytest.Capt
     assert run(place) == 1
     assert "sums: control passed whole: one is two" in capfd.readouterr().out
     assert "| 0 of 1 |" in (place.parent / "external.md").read_text()
+    assert [row[1:5] for row in rows_of(place, "checks")][1] == ["control", "one is two", "1", "1"]
 
 
 def test_a_result_without_a_case_or_a_control_falls_short() -> None:
@@ -126,15 +141,14 @@ def test_a_missing_source_could_not_be_had(place: Path, capfd: pytest.CaptureFix
     assert "other: could not be had: it needs their clone: --source other=FOLDER" in capfd.readouterr().err
     page = (place.parent / "external.md").read_text()
     assert "| Of other | - | could not be had: needs their clone, `--source other=FOLDER` | | | | |" in page
-    assert "## Of other" not in page
-    assert "## Of sums" in page
+    assert [row[0] for row in rows_of(place, "judges")] == ["Of sums"]
 
 
 def test_a_source_is_handed_to_its_judge(place: Path, tmp_path: Path) -> None:
     judge(place, "other", more='source = "their clone"')
     assert run(place, "other", "--source", f"other={tmp_path}") == 0
     assert kept(place, "other")["not_had"] == [str(tmp_path)]
-    assert f"- {tmp_path}" in (place.parent / "external.md").read_text()
+    assert ["Of other", "not had", "", str(tmp_path)] in rows_of(place, "notes")
 
 
 @pytest.mark.parametrize(
@@ -243,6 +257,8 @@ def test_the_page_is_made_of_the_kept_results_which_hold() -> None:
     results = {path.stem: json.loads(path.read_text()) for path in (driver.HERE / "results").glob("*.json")}
     page = (ROOT / "docs" / "external.md").read_text("utf-8")
     assert page == document(driver.judges(), results)
+    made = tables(driver.judges(), results)
+    assert {path.name: path.read_text("utf-8") for path in (ROOT / "docs" / "external").iterdir()} == made
     assert {name: fell_short(found) for name, found in results.items()} == {name: [] for name in results}
 
 

@@ -1,4 +1,5 @@
 """External judges: a NAME.toml that describes each, a NAME.py that runs in its environment, and what they found.
 
-`driver` makes the environments and keeps the results, `document` writes docs/external.md, `common` is for the judges.
+`driver` makes the environments and keeps the results, `document` writes docs/external.md with its tables, and `common`
+is for the judges.
 """

@@ -1,9 +1,11 @@
-"""docs/external.md, and a column of docs/coming-from.md, from the results that the judges wrote."""
+"""docs/external.md with its tables, and a column of docs/coming-from.md, from the results that the judges wrote."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 HEAD = """# Judged by others' tests and programs
@@ -11,7 +13,9 @@ HEAD = """# Judged by others' tests and programs
 Written by `scripts/external.sh` from the results of the last runs. Each judge is a test suite or program that others
 wrote, at a pinned version and unmodified, in an environment of its own. A *control* is the same check with a planted
 fault: it is right when it fails. A case that differs for a known reason is counted apart from those that pass, and the
-judge checks that it is the case that was expected.
+judge checks that it is the case that was expected. [judges.csv](external/judges.csv) says what each judge does and on
+which machine, [checks.csv](external/checks.csv) has its checks and controls with their seconds,
+[notes.csv](external/notes.csv) what was read, what differs and why, what fell short and what could not be had.
 """
 COLUMNS = (
     "| judge | version | passed | differ as expected | fell short | controls that fail | on |\n"
@@ -22,9 +26,9 @@ PEERS = """## Peers and model types
 
 Tiny random models of each type, read by others' programs in environments of their own: 19 tokens, float32, on a CPU. A
 cell is the largest difference of a weight from what transformers' `eager` attention returns for the same folder and
-version: 0 is every bit. Bold numbers are other weights. Why numbers are bold, and how types are refused, is in the part
-of each program above, under "What differs, and why". A dash is a type that the program's version of transformers does
-not have. Of an encoder-decoder the stacks that a program shows are named where it does not show all.
+version: 0 is every bit. Bold numbers are other weights. Why numbers are bold, and how types are refused, is in
+[notes.csv](external/notes.csv). A dash is a type that the program's version of transformers does not have. Of an
+encoder-decoder the stacks that a program shows are named where it does not show all.
 """
 RIGHT = 5e-6  # below which a difference is rounding
 CALL = re.compile(r"^\| (?P<wrote>.+?) \| (?P<typed>.+?) \| (?P<apart>[^|]*?) ?\|$", re.MULTILINE)
@@ -49,10 +53,44 @@ def unexplained(check: Mapping[str, Any]) -> int:
 
 
 def document(judges: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
-    """The whole page: a row for each judge, then a part for each that has a result."""
+    """The page: a row for each judge, and the table of model types."""
     rows = [row(name, one, kept.get(name)) for name, one in judges.items()]
-    parts = [part(one, kept[name]) for name, one in judges.items() if name in kept]
-    return "\n".join([HEAD, COLUMNS, *rows, "", *parts, *peers(judges, kept)])
+    return "\n".join([HEAD, COLUMNS, *rows, "", *peers(judges, kept)])
+
+
+def tables(judges: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, str]:
+    """{name of a CSV file next to the page: its text}, of all judges that have a result."""
+    had = [(judge, kept[name]) for name, judge in judges.items() if name in kept]
+    about = [
+        (judge.title, versions(result), result["date"], result["machine"], " ".join(judge.about.split()))
+        for judge, result in had
+    ]
+    checks = [
+        (judge.title, kind[:-1], one["what"], one["passed"], one["of"], one.get("explained", 0), one.get("seconds", ""))
+        for judge, result in had
+        for kind in ("checks", "controls")
+        for one in result[kind]
+    ]
+    notes = [(judge.title, *note) for judge, result in had for note in notes_of(result)]
+    return {
+        "judges.csv": as_csv(("judge", "version", "on", "machine", "about"), about),
+        "checks.csv": as_csv(("judge", "kind", "what", "passed", "of", "differ as expected", "seconds"), checks),
+        "notes.csv": as_csv(("judge", "kind", "check", "note"), notes),
+    }
+
+
+def notes_of(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """What a judge read, what differs and why, what fell short, what could not be had: (kind, check, note)."""
+    yield from (("read", "", note) for note in result.get("notes", ()))
+    yield from (("differs", one["what"], "; ".join(one["differs"])) for one in result["checks"] if one.get("differs"))
+    yield from (("fell short", one["what"], case) for one in result["checks"] for case in one.get("short", ()))
+    yield from (("not had", "", note) for note in result["not_had"])
+
+
+def as_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    return text.getvalue()
 
 
 def peers(judges: Mapping[str, Any], kept: Mapping[str, Any]) -> list[str]:
@@ -102,33 +140,6 @@ def row(name: str, judge: Any, found: Mapping[str, Any] | None) -> str:
         found["date"],
     )
     return f"| {' | '.join(map(cell, cells))} |"
-
-
-def part(judge: Any, found: Mapping[str, Any]) -> str:
-    """A judge's own part: its checks, what differs and why, its controls."""
-    tables = [
-        "| check | passed | of | seconds |\n|---|---|---|---|",
-        *(table_row(one) for one in found["checks"]),
-        "",
-        "| control | passed | of | seconds |\n|---|---|---|---|",
-        *(table_row(one) for one in found["controls"]),
-    ]
-    differs = [f"- {one['what']}: {'; '.join(one['differs'])}" for one in found["checks"] if one.get("differs")]
-    short = [f"- {one['what']}: {case}" for one in found["checks"] for case in one.get("short", ())]
-    lists = {
-        "What was read:": [f"- {one}" for one in found.get("notes", ())],
-        "What differs, and why:": differs,
-        "What fell short:": short,
-        "What could not be had:": [f"- {one}" for one in found["not_had"]],
-    }
-    below = [f"\n{head}\n\n" + "\n".join(lines) for head, lines in lists.items() if lines]
-    ran = f"{versions(found)}. {found['date']}, {found['machine']}."
-    return "\n".join([f"## {judge.title}\n", judge.about.strip() + "\n", ran + "\n", *tables, *below, ""])
-
-
-def table_row(check: Mapping[str, Any]) -> str:
-    """One check or control."""
-    return f"| {cell(check['what'])} | {check['passed']} | {check['of']} | {check.get('seconds', '')} |"
 
 
 def versions(found: Mapping[str, Any]) -> str:

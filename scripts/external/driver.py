@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from external.document import document, fell_short, filled
+from external.document import document, fell_short, filled, tables
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -132,10 +132,16 @@ def run(judge: Judge, source: Path | None, folder: Path | None, scripts: Path = 
 
 
 def write_document(folder: Path = HERE, page: Path = ROOT / "docs" / "external.md") -> None:
-    """Make docs/external.md from the results that are kept, and docs/coming-from.md next to it agree with them."""
+    """Make docs/external.md and the tables of docs/external/ from the results that are kept.
+
+    docs/coming-from.md next to it is made to agree with them.
+    """
     kept = {one.stem: json.loads(one.read_text("utf-8")) for one in sorted((folder / "results").glob("*.json"))}
     known = judges(folder)
     page.write_text(document(known, kept), encoding="utf-8")
+    page.with_suffix("").mkdir(exist_ok=True)
+    for name, text in tables(known, kept).items():
+        (page.with_suffix("") / name).write_text(text, encoding="utf-8")
     calls = page.with_name("coming-from.md")
     if calls.exists():
         parts = {judge.calls: kept[name] for name, judge in known.items() if judge.calls and name in kept}
