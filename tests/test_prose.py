@@ -101,9 +101,8 @@ def test_heads_are_averaged_in_a_layer_or_all(matrices, engine):
 
 def test_a_token_outside_a_window_has_no_weight(demo, matrices):
     """Of a mean, it has what the heads that see it give it."""
-    from attnscope.keep.per_token import TokenWeights
-
     from attnscope.keep.layers import LayerKey, PerLayer
+    from attnscope.keep.records import TokenWeights
     from attnscope.looks import looks
 
     prompt = from_text(demo.tokenizer, SENTENCE)

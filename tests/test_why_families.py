@@ -4,7 +4,7 @@ import pytest
 
 from attnscope.calls.why import VERIFIED
 from attnscope.errors import ModelError
-from attnscope.parity import made
+from attnscope.reference import rules
 from attnscope.seam import watching
 from attnscope.study.why.records import AskedLogit
 from helpers.families import BYPASS, few, of_all_families
@@ -74,7 +74,7 @@ def test_outside_the_interface_pairs_sum_and_components_are_replaced(family):
 
 
 def test_weights_that_its_layout_does_not_make_are_not_taken_apart(monkeypatch):
-    monkeypatch.setitem(made.SCALES, "head_dim", lambda given, width: 0.5)
+    monkeypatch.setitem(rules.SCALES, "head_dim", lambda given, width: 0.5)
     with pytest.raises(ModelError, match="weights differ by"):
         last_of(roused_model("gptj"), ids_for("gptj")[0].tolist())
 

@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 from attnscope.cli.completion import as_typed
 from attnscope.cli.config import take_out_settings
 from attnscope.cli.options import PANELS
-from attnscope.cli.settings import as_options, converters, records
+from attnscope.cli.settings import as_options, records
 
 NARROW, WIDE = 29, 60  # columns of the names, at most: where a help text is to stand beside them
 SHORT = "    "  # the room of `-t, `
@@ -44,7 +44,7 @@ class PanelCommand(TyperCommand):
         """The listed options; its settings too, as options, only where one may have been typed: they take time."""
         found = super().get_params(ctx)
         if ctx.meta.get(COMPLETED):
-            found = [*found, *converters(self.groups).values()]
+            found = [*found, *as_options(self.groups, hidden=False)]
         elif ctx.meta.get(MORE):
             found = [*found, *as_options(self.groups)]
         return as_typed(found, ctx)

@@ -51,11 +51,14 @@ def converters(groups: tuple[type, ...]) -> Mapping[str, Any]:
 
 
 @cache
-def as_options(groups: tuple[type, ...]) -> list[Any]:
-    """The settings of groups as options of a command, which no list shows."""
-    options = [copy(one) for one in converters(groups).values()]
-    for one in options:
-        one.hidden = True
+def as_options(groups: tuple[type, ...], hidden: bool = True) -> list[Any]:
+    """The settings of groups as options of a command; hidden: no list shows them.
+
+    They are copies: a command changes how its parameters convert, and `converters` go on converting.
+    """
+    options = [copy(option) for option in converters(groups).values()]
+    for option in options:
+        option.hidden = hidden
     return options
 
 

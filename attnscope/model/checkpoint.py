@@ -292,15 +292,21 @@ def digest(folder: Path, allow_pickle: bool = False, weights: Sequence[Path] | N
         hashed.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         hashed.update(path.read_bytes())
     for path in check_weights(folder, allow_pickle) if weights is None else weights:
-        size = path.stat().st_size
-        hashed.update(f"{path.name}\0{size}\0".encode())
-        with path.open("rb") as file:
-            if path.suffix == ".safetensors":
-                hashed.update(file.read(int.from_bytes(file.read(8), "little")))
-            for place in range(0, size, max(SAMPLE_BYTES, size // SAMPLES)):
-                file.seek(place)
-                hashed.update(file.read(SAMPLE_BYTES))
+        hashed.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        for piece in _samples(path):
+            hashed.update(piece)
     return hashed.hexdigest()
+
+
+def _samples(path: Path) -> Iterator[bytes]:
+    """The header of a file of weights, and pieces at even distances; a small file whole."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if path.suffix == ".safetensors":
+            yield file.read(int.from_bytes(file.read(8), "little"))
+        for place in range(0, size, max(SAMPLE_BYTES, size // SAMPLES)):
+            file.seek(place)
+            yield file.read(SAMPLE_BYTES)
 
 
 def weights_sha256(*folders: Path | None) -> dict[str, str]:
