@@ -211,6 +211,14 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
     where they were not measured.
     """
     calls, facts = seen.calls, dict(seen.facts)
+    # What is asked for a manifest alone follows what the pass said, and what was found after it comes last.
+    late = ("unread", "rollout", "parity", "largest_difference_to_steps")
+    after = {name: facts.pop(name) for name in [*facts] if name in late}
+    if seen.atlas is not None and seen.ask is not None:
+        facts["atlas"] = {name: seen.atlas.facts.get(name) for name in ("seed", "sequences", "ids_sha256")}
+    if seen.ask is not None:
+        facts["ask"] = seen.ask.as_json()
+    facts |= after
     if seen.other_stacks and seen.rollout is not None:
         facts["rollout"] = {
             stack: obs.facts["rollout"] for stack, obs in seen.stacks.items() if obs.rollout is not None

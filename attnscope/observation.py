@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -29,6 +30,7 @@ from attnscope.text.tokens import Chosen
 if TYPE_CHECKING:
     import torch
 
+    from attnscope.ask import Ask
     from attnscope.keep.atlas import HeadNames
     from attnscope.keep.records import KeptKeys, KeptOperands, LayerMaps, Rollout, SpanPairs, TokenWeights
     from attnscope.keep.view import View
@@ -38,18 +40,35 @@ if TYPE_CHECKING:
 Axis = Literal["queries", "keys"]
 
 
+@dataclass(frozen=True)
+class NamesBeside:
+    """A model that names its heads by an atlas in its own folder, where one lies: it is read when a name is wanted."""
+
+    name: str
+    revision: str | None
+    source_folder: Path | None
+    base_folder: Path | None
+
+    def read(self) -> HeadNames | None:
+        """What the atlas calls the heads, None without one."""
+        from attnscope.keep.atlas import atlas_of
+
+        return atlas_of(self)
+
+
 @dataclass(frozen=True, repr=False)
 class Observation:
     """One text, observed.
 
-    queries, keys: the prompts on the two axes, one and the same where a text attends to itself. columns: every head and
-    its scores. view: how entries were read, and of which heads. group: what relations speak of, None for tokens.
-    support: {layer: {kind of rows: how many}}. visible: {layer: which keys a query sees, as `window 16`}. received: the
-    mean mass that each token receives as a key, over the kept heads (T,). kv_of: {layer: (heads, kv heads)}. facts:
-    what a manifest says of the run. kept: what else was kept, by the name of its `Collector`; each has a property
-    here. chosen: the tokens that were asked about; scores, supports and what tokens receive are then of the chosen
-    queries, and `columns.scores["mass"]` is there where keys were chosen. atlas: what names the model's heads, where
-    there is one (`named`). without: {layer: type} of its layers without attention: `ssm`, `linear`, `conv`. within:
+    queries, keys: the prompts on the two axes, one and the same where a text attends to itself. text_columns: every
+    head and its scores, by the roles that it has on this text. view: how entries were read, and of which heads. group:
+    what relations speak of, None for tokens. support: {layer: {kind of rows: how many}}. visible: {layer: which keys a
+    query sees, as `window 16`}. received: the mean mass that each token receives as a key, over the kept heads (T,).
+    kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run. kept: what else was kept, by the name of
+    its `Collector`; each has a property here. chosen: the tokens that were asked about; scores, supports and what
+    tokens receive are then of the chosen queries, and `columns.scores["mass"]` is there where keys were chosen.
+    named_by: the atlas that names the model's heads, or whose own folder may hold one. ask: how the text was asked,
+    without the text itself. without: {layer: type} of its layers without attention: `ssm`, `linear`, `conv`. within:
     {layer: type} of what layers with attention compute in parallel: `ssm`. other_stacks: of an encoder-decoder, whose
     decoder's this is, the observations of its `encoder`, and of `cross`: the decoder's text as queries, the encoder's
     as keys; tables list them too.
@@ -60,7 +79,7 @@ class Observation:
 
     queries: Prompt
     keys: Prompt
-    columns: HeadColumns
+    text_columns: HeadColumns
     view: View
     group: str | None
     support: PerLayer[Mapping[str, int]]
@@ -71,10 +90,11 @@ class Observation:
     facts: Mapping[str, Any] = field(default_factory=dict)
     kept: Mapping[str, Any] = field(default_factory=dict)
     chosen: Chosen = Chosen()
-    atlas: HeadNames | None = None
+    named_by: HeadNames | NamesBeside | None = None
     without: Mapping[int, str] = field(default_factory=dict)
     within: Mapping[int, str] = field(default_factory=dict)
     other_stacks: Mapping[str, Observation] = field(default_factory=dict)
+    ask: Ask | None = None
 
     def __post_init__(self) -> None:
         layers = ModelLayers([key.layer for key in self.kv_of], self.without)
@@ -123,12 +143,24 @@ class Observation:
         """{layer: the mass that the spans of `chosen` give each other, (H, S, S)}."""
         return self.kept.get("spans", PerLayer())
 
-    def named(self, atlas: HeadNames | None) -> Self:
+    @cached_property
+    def atlas(self) -> HeadNames | None:
+        """What names the model's heads, where there is something."""
+        return self.named_by.read() if isinstance(self.named_by, NamesBeside) else self.named_by
+
+    @cached_property
+    def columns(self) -> HeadColumns:
+        """Every head and its scores, called what the atlas calls it where there is one."""
+        return self.text_columns.named(self.atlas.roles) if self.atlas else self.text_columns
+
+    def named(self, by: HeadNames | NamesBeside | None) -> Self:
         """The same with its heads called what an atlas calls them, in all stacks; None: as the text shows them."""
-        if atlas is None:
-            return self
-        others = {stack: one.named(atlas) for stack, one in self.other_stacks.items()}
-        return replace(self, atlas=atlas, columns=self.columns.named(atlas.roles), other_stacks=others)
+        others = {stack: one.named(by) for stack, one in self.other_stacks.items()}
+        return replace(self, named_by=by, other_stacks=others)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """With the names: where it is read, the model's folder may not be."""
+        return {**self.__dict__, "named_by": self.atlas}
 
     def keeping(self, **kept: Any) -> Self:
         """The same with other things kept, or in other form."""

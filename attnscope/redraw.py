@@ -270,7 +270,7 @@ def _observation(tables: RunTables, places: Sequence[Place], queries: Prompt, ke
     return Observation(
         queries=queries,
         keys=keys,
-        columns=_columns(tables, counts, len(keys)),
+        text_columns=_columns(tables, counts, len(keys)),
         view=View(),
         group=None,
         support=PerLayer({key: defaultdict(lambda: ENOUGH) for key in counts}),

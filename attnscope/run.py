@@ -8,6 +8,7 @@ What can be refused is refused before the forward pass; no terminal is known her
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,13 +20,12 @@ from attnscope.inputs.given import ids_of, reading
 from attnscope.inputs.global_tokens import positions
 from attnscope.inputs.made import generated, target
 from attnscope.inputs.notes import notes_of, notes_of_answer, notes_of_steps
-from attnscope.keep.atlas import HeadNames, atlas_of
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, reads_sound
 from attnscope.memory import free_memory, human_bytes
 from attnscope.model.families import family_of
 from attnscope.model.geometry import Geometry, with_tower
 from attnscope.model.loaded import LoadedModel, check_loaded
-from attnscope.observation import Observation
+from attnscope.observation import NamesBeside, Observation
 from attnscope.observe import Asked, Request, observe
 from attnscope.observe.choice import Choice, choose, tiles_difference
 from attnscope.seam.cost import within_memory
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.ask import Text
+    from attnscope.keep.atlas import HeadNames
 
 logger = logging.getLogger(__name__)
 SURELY_FREE = 2**20  # bytes that are not asked after: to ask takes longer than to fill them
@@ -54,8 +55,9 @@ class Run:
     """One text about to be read: the model, the prompt, what to keep, and the engine, with why it was chosen.
 
     source: what an encoder-decoder's encoder reads, while its decoder reads the prompt. chosen: the tokens that are
-    asked about. facts: what the manifest is to say beside what every run says. atlas: what names the model's heads,
-    where there is one. steps: of an answer or a target that the model made, the steps in which it did.
+    asked about. facts: what the manifest is to say beside what every run says. named_by: the atlas that names the
+    model's heads, or whose own folder may hold one. steps: of an answer or a target that the model made, the steps in
+    which it did. ask: how the text was asked, without the text itself.
     """
 
     loaded: LoadedModel
@@ -64,9 +66,10 @@ class Run:
     choice: Choice
     chosen: Chosen = Chosen()
     facts: Mapping[str, Any] = field(default_factory=dict)
-    atlas: HeadNames | None = None
+    named_by: HeadNames | NamesBeside | None = None
     source: Prompt | None = None
     steps: DecodingSteps | None = None
+    ask: Ask | None = None
 
     @property
     def engine(self) -> Engine:
@@ -81,7 +84,8 @@ class Run:
     @property
     def named(self) -> HeadsByRole | None:
         """The heads that the atlas names, as `selection.select` takes them."""
-        return self.atlas.by_role() if self.atlas else None
+        atlas = self.named_by.read() if isinstance(self.named_by, NamesBeside) else self.named_by
+        return atlas.by_role() if atlas else None
 
     @property
     def asked(self) -> dict[str, Asked]:
@@ -127,13 +131,14 @@ class Run:
                 states=states.append if self.steps else None,
             )[0]
         _check_numbers(self.loaded, seen)
-        return replace(seen, facts=self._with_difference(seen.facts, states)).named(self.atlas)
+        facts = seen.facts if self.steps is None else self._with_difference(seen.facts, self.steps, states)
+        return replace(seen.named(self.named_by), facts=facts, ask=self.ask)
 
-    def _with_difference(self, facts: Mapping[str, Any], states: Sequence[Tensor]) -> dict[str, Any]:
+    def _with_difference(
+        self, facts: Mapping[str, Any], steps: DecodingSteps, states: Sequence[Tensor]
+    ) -> dict[str, Any]:
         """What the manifest says, with how far the rows of an answer are from those that made it."""
-        if self.steps is None:
-            return dict(facts)
-        difference = self.steps.difference(states[-1][0]) if states else None
+        difference = steps.difference(states[-1][0]) if states else None
         notes = list(notes_of_steps(self.loaded, difference))
         for note in notes:
             logger.warning("%s", note)
@@ -177,38 +182,50 @@ def prepare(
     eager, which takes a pass of both over the first tokens.
     """
     check_loaded(loaded)
-    request, of_two = ask.keep, loaded.geometry.task == SEQ2SEQ
     _check(loaded, ask)
-    asked = replace(ask, answer="") if ask.generate and not of_two else ask  # an answer that is still to come
+    # The target of an encoder-decoder is read by its decoder; any other answer that is to come follows the text itself.
+    of_two, more = loaded.geometry.task == SEQ2SEQ, 0 if loaded.geometry.task == SEQ2SEQ else ask.generate or 0
     with reading(loaded, place(loaded.tokenizer, loaded.brought, ask.chat), _room(loaded)) as tokens_of:
-        prompt = tokens_of(asked)
-    if prompt.medium.tower and not request.asks:
+        prompt = tokens_of(replace(ask, answer="") if more else ask)
+    if prompt.answer is not None:
+        answers.check_room(prompt, ask.generate, loaded.geometry.max_positions)
+    if prompt.medium.tower and not ask.keep.asks:
         loaded = replace(loaded, geometry=with_tower(loaded.geometry, loaded.model.config))
-    answers.check_room(prompt, ask.generate, loaded.geometry.max_positions)
-    atlas = atlas_of(loaded, ask.atlas)
-    request = _selected(loaded, ask, atlas)
-    tokens, made, source, steps = len(prompt) + (ask.generate or 0) * (not of_two), dict[str, Any](), None, None
-    longest = max([tokens, *map(len, prompt.medium.tower)])
+    # An atlas that is named is read now, so that a wrong one is refused before the pass; else when a name is wanted.
+    named_by = _named_by(loaded, ask)
+    request = _selected(loaded, ask, named_by)
+    longest = max([len(prompt) + more, *map(len, prompt.medium.tower)])
     choice = choose(loaded, longest, ask.engine, ask.memory, listen=ask.listen, request=request)
+    # What the model makes is made by the engine that reads it.
+    source, facts, steps = None, dict[str, Any](), None
     if of_two:
-        source, (prompt, made, steps) = prompt, target(loaded, prompt, ask, choice.engine, advance)
-    elif ask.generate:
-        _check_matrices(loaded, request, prompt, more=ask.generate)
-        prompt, made, steps = generated(loaded, prompt, ask.generate, choice.engine, advance)
+        source, (prompt, facts, steps) = prompt, target(loaded, prompt, ask, choice.engine, advance)
+    elif more:
+        _check_matrices(loaded, request, prompt, more=more)
+        prompt, facts, steps = generated(loaded, prompt, more, choice.engine, advance)
     _check_matrices(loaded, request, prompt, len(source or ()))
     if request.view.weights == "logit":
         request = asked_of_answer(request, prompt)
+    # How the text is read otherwise than whoever gave it may think: said now, and again in the manifest.
     notes = [*notes_of(loaded, source or prompt), *_departures(loaded), *notes_of_answer(loaded, prompt, steps)]
     for note in notes:
         logger.warning("%s", note)
-    facts = (
-        made
-        | ({"notes": notes} if notes else {})
-        | _global_tokens(loaded, source or prompt, ask)
-        | _facts(loaded, prompt, source, choice.engine if compared else None, atlas)
-        | {"ask": _without_text(ask).as_json()}
-    )
-    return Run(loaded, prompt, request, choice, request.chosen(prompt, source), facts, atlas, source, steps)
+    facts |= {"notes": notes} if notes else {}
+    if GLOBAL in arguments(loaded.model):
+        by = type(bare_model(loaded.model)).__name__ if ask.global_tokens is None else None
+        facts["global_tokens"] = {"positions": positions(source or prompt), "chosen_by_class": by}
+    if compared and choice.engine.name != "eager":
+        facts["largest_difference_to_eager"] = tiles_difference(loaded, prompt, source)
+    if loaded.stretched_from is not None:
+        facts["positions"] = {
+            "trained": loaded.stretched_from,
+            "stretched_to": loaded.geometry.max_positions,
+            "by": "linear rope scaling",
+        }
+    # The manifest holds the tokens that were read; of an atlas its folder.
+    atlas = os.fspath(ask.atlas) if isinstance(ask.atlas, str | Path) else None
+    how = replace(ask, text="", answer=None, generate=None, target=None, picture=None, pair=None, atlas=atlas)
+    return Run(loaded, prompt, request, choice, request.chosen(prompt, source), facts, named_by, source, steps, how)
 
 
 def _departures(loaded: LoadedModel) -> Iterator[str]:
@@ -226,10 +243,14 @@ def _room(loaded: LoadedModel) -> int | None:
     return None if most is None else most - len(loaded.virtual)
 
 
-def _without_text(ask: Ask) -> Ask:
-    """How the text was asked, as a manifest holds it beside the tokens that were read; without an atlas in memory."""
-    atlas = ask.atlas if isinstance(ask.atlas, str | Path) else None
-    return replace(ask, text="", answer=None, generate=None, target=None, picture=None, pair=None, atlas=atlas)
+def _named_by(loaded: LoadedModel, ask: Ask) -> HeadNames | NamesBeside | None:
+    """The atlas that was asked for, else what reads the one of the model's own folder. Raises as `atlas_of`."""
+    if ask.atlas is not None:
+        from attnscope.keep.atlas import atlas_of  # for the few asks that name one
+
+        return atlas_of(loaded, ask.atlas)
+    folder = loaded.source_folder
+    return NamesBeside(loaded.name, loaded.revision, folder, loaded.base_folder) if folder else None
 
 
 def _check(loaded: LoadedModel, ask: Ask) -> None:
@@ -242,18 +263,20 @@ def _check(loaded: LoadedModel, ask: Ask) -> None:
     if ask.keep.rollout or ask.keep.operands:
         loaded.check_queries("a rollout" if ask.keep.rollout else "what keeps q and k")
     _check_task(loaded.geometry, ask.generate, ask.answer, ask.target)
-    answers.check_answer(ask.generate, ask.answer, None if loaded.geometry.task == SEQ2SEQ else ask.truncate)
-    if loaded.geometry.task != SEQ2SEQ and (ask.answer is not None or ask.generate is not None):
-        loaded.check_logits("an answer" if ask.generate is None else "a generated answer")
+    if ask.answer is not None or ask.generate is not None:
+        answers.check_answer(ask.generate, ask.answer, None if loaded.geometry.task == SEQ2SEQ else ask.truncate)
+        if loaded.geometry.task != SEQ2SEQ:
+            loaded.check_logits("an answer" if ask.generate is None else "a generated answer")
 
 
-def _selected(loaded: LoadedModel, ask: Ask, atlas: HeadNames | None) -> Request:
+def _selected(loaded: LoadedModel, ask: Ask, named_by: HeadNames | NamesBeside | None) -> Request:
     """What is kept, of the heads that are named."""
     select, geometry = ask.select, loaded.geometry
     if select is None and ask.keep.per_token and geometry.task == SEQ2SEQ:
         select = CROSS  # of three stacks what is asked for most: which tokens of the text a target looks at
     if select is None:
         return ask.keep
+    atlas = named_by.read() if isinstance(named_by, NamesBeside) else named_by
     heads = select_stacks(select, geometry.heads_of_stacks, geometry.stack, atlas.by_role() if atlas else None)
     return ask.keep.selecting(heads, geometry)
 
@@ -263,6 +286,8 @@ def _check_reads(loaded: LoadedModel, text: Text, picture: Any) -> None:
     main = getattr(loaded.model, "main_input_name", "input_ids")
     if loaded.geometry.task == VISION_ONLY and picture is None:
         raise ModelError(f"{loaded.name} reads pictures", "give it one with {picture=FILE}")
+    if main == "input_ids" and not isinstance(text, Sound):
+        return
     given = isinstance(text, Sound) or (isinstance(text, Prompt) and main in text.medium.inputs)
     if reads_sound(loaded.model) and not given:
         raise ModelError(f"{loaded.name} reads sound, and this is a text", "give it a recording with {audio=FILE}")
@@ -278,32 +303,6 @@ def _check_task(geometry: Geometry, generate: int | None, answer: str | Sequence
         raise UsageError(what, "leave out {target}")
     if answer is not None or (generate is not None and task in (ENCODER_ONLY, VISION_ONLY)):
         answers.check_has_answer(task, "use {target=TEXT}", geometry.both_ways)
-
-
-def _facts(
-    loaded: LoadedModel, prompt: Prompt, source: Prompt | None, engine: Engine | None, atlas: HeadNames | None
-) -> dict[str, Any]:
-    """How far the engine is from eager on this text, whether positions were stretched, and who names the heads."""
-    facts: dict[str, Any] = {}
-    if engine is not None and engine.name != "eager":
-        facts["largest_difference_to_eager"] = tiles_difference(loaded, prompt, source)
-    if loaded.stretched_from is not None:
-        facts["positions"] = {
-            "trained": loaded.stretched_from,
-            "stretched_to": loaded.geometry.max_positions,
-            "by": "linear rope scaling",
-        }
-    if atlas is not None:
-        facts["atlas"] = {name: atlas.facts.get(name) for name in ("seed", "sequences", "ids_sha256")}
-    return facts
-
-
-def _global_tokens(loaded: LoadedModel, prompt: Prompt, ask: Ask) -> dict[str, Any]:
-    """The tokens with global attention, of a model that has some, and what chose them."""
-    if GLOBAL not in arguments(loaded.model):
-        return {}
-    by = type(bare_model(loaded.model)).__name__ if ask.global_tokens is None else None
-    return {"global_tokens": {"positions": positions(prompt), "chosen_by_class": by}}
 
 
 def _check_matrices(loaded: LoadedModel, request: Request, prompt: Prompt, source: int = 0, more: int = 0) -> None:

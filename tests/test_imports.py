@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "intervene": "stacks cells errors model attention seam",
     "measure": "stacks errors attention",
     "keep": "stacks cells errors memory text files parquet tables model attention seam measure",
-    "observation": "stacks cells errors text tables seam measure keep",
+    "observation": "stacks cells errors text tables seam measure keep ask",
     "looks": "stacks errors text tables keep observation",
     "notebook": "stacks cells errors text tables measure keep observation",
     "ask": "errors typed text media keep",

@@ -62,4 +62,4 @@ def _together(runs: Sequence[Run], ask: Ask) -> list[Observation]:
     if seen[0].failures:
         return [run.observe() for run in runs]
     pairs = zip(seen, runs, strict=True)
-    return [replace(of, facts={**of.facts, **run.facts}).named(run.atlas) for of, run in pairs]
+    return [replace(of.named(run.named_by), facts={**of.facts, **run.facts}, ask=run.ask) for of, run in pairs]

@@ -154,7 +154,7 @@ def page_of_tables(asked: TextRun, pages: Pages, command: str) -> int:
         )
     folder = asked.from_.parent
     seen = run_of_folder(folder)
-    side = StackedSide(seen) if stacked(seen) else Side(replace(seen, columns=kept_columns(seen.columns)))
+    side = StackedSide(seen) if stacked(seen) else Side(replace(seen, text_columns=kept_columns(seen.columns)))
     if not (side.said["metrics"] or side.seen.kept_keys):
         raise UsageError(f"{folder} has neither metrics nor weights of tokens", "leave out {from_tables}")
     said = about(side.seen, {}, command, first="metrics" if side.said["metrics"] else "head")

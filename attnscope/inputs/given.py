@@ -49,7 +49,8 @@ def reading(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Rea
             return opened.enter_context(INPUTS[row].reading(loaded, where, most))
 
         def read(ask: Ask) -> Prompt:
-            ask.check_pair()
+            if ask.pair is not None:
+                ask.check_pair()
             prompt = _typed(loaded, reader(next(row for row, one in enumerate(INPUTS) if one.takes(ask)))(ask))
             loaded.check_dense(len(prompt))
             return with_global_tokens(loaded, prompt, ask.global_tokens)
@@ -248,4 +249,6 @@ def _answered(loaded: LoadedModel, prompt: Prompt, answer: Sequence[int] | Liter
 
 
 def _behind_virtual(loaded: LoadedModel, prompt: Prompt) -> Prompt:
+    if not loaded.virtual and not prompt.medium.unasked:
+        return prompt
     return with_virtual(prompt, loaded.virtual, keys_alone=loaded.prefix is not None)

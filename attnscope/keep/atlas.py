@@ -73,6 +73,11 @@ class HeadNames:
     roles: Mapping[tuple[int, int], tuple[str, ...]]
     facts: Mapping[str, Any]
 
+    @property
+    def heads(self) -> tuple[tuple[int, int], ...]:
+        """Every head of the model as (layer, head), in order."""
+        return tuple(self.roles)
+
     def named(self, role: str) -> dict[int, tuple[int, ...]]:
         """{layer: heads} that have a role; empty where none has."""
         found: dict[int, tuple[int, ...]] = {}

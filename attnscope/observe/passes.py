@@ -28,7 +28,6 @@ from attnscope.seam.decoding import watched_states
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.inputs import given, given_of
 from attnscope.seam.listen import listen
-from attnscope.seam.projection import ProjectionInputs
 from attnscope.seam.report import CaptureReport, tolerance
 from attnscope.stacks import CAUSAL_LM, ENCODER, ENCODER_ONLY, OF_TWO_TEXTS, VISION, VISION_ONLY, is_vision
 from attnscope.text.tokens import Chosen
@@ -103,9 +102,12 @@ def _observed(
     stacks = stacks_of(loaded, asked, request, check, advance, out, directions)
     reads, inputs = _fed(loaded, asked, stacks.readings)
     of_tower = stacks.readings.get(VISION)
-    gated = out.gated if out else ProjectionInputs({})
-    whole = bool(gated.out) or bool(states) or (mixed and padding.to_be_tried(loaded.model, reads.shape[1]))
-    with gated.watched(), watched_states(loaded.model, states) if states else nullcontext():
+    gated = out.gated if out and out.gated.out else None
+    whole = bool(gated) or bool(states) or (mixed and padding.to_be_tried(loaded.model, reads.shape[1]))
+    with (
+        gated.watched() if gated else nullcontext(),
+        watched_states(loaded.model, states) if states else nullcontext(),
+    ):
         report = listen(
             loaded.model,
             reads,

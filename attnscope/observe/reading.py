@@ -134,7 +134,7 @@ class Reading:
         return Observation(
             queries=self.prompts[row],
             keys=self.keys[row],
-            columns=heads.columns,
+            text_columns=heads.columns,
             view=self.request.view,
             group=self.request.group,
             support=heads.support,

@@ -21,6 +21,7 @@ from attnscope.serve.wire import WireError
 
 TAG = "~"
 RECORDS = {  # by name, where the type is; each is imported without torch
+    "attnscope.ask": ("Ask",),
     "attnscope.calls.why_record": ("Why",),
     "attnscope.explain.records": ("Check", "Explanation", "Numbers", "Step"),
     "attnscope.intervene.sets": ("Cut",),
@@ -30,7 +31,7 @@ RECORDS = {  # by name, where the type is; each is imported without torch
     "attnscope.keep.records": (
         *("KeptKeys", "KeptOperands", "LayerMaps", "Matrices", "Rollout", "SpanPairs", "TokenWeights"),
     ),
-    "attnscope.keep.request": ("Asked",),
+    "attnscope.keep.request": ("Asked", "Request"),
     "attnscope.keep.view": ("View",),
     "attnscope.measure.binned": ("Cells",),
     "attnscope.model.geometry": ("Geometry", "LayerGeometry"),
@@ -93,6 +94,8 @@ class _Packing:
         name = type(value).__name__
         if name == "Atlas":  # whose names are all that is asked of it
             return self.document(type_of("HeadNames")(value.roles, value.facts))
+        if name == "NamesBeside":  # who reads it may know nothing of the model's folder
+            return self.document(value.read())
         if name in HOMES and type(value) is type_of(name):
             return self.once(value, lambda: {TAG: name, "fields": self._fields(name, value)})
         # Arrays go as bytes after the JSON, and tensors as arrays: the other end may have no torch.

@@ -130,7 +130,7 @@ def joined(seen: Observation, axis: PageAxis) -> Observation:
         seen,
         queries=prompt,
         keys=prompt,
-        columns=columns,
+        text_columns=columns,
         kv_of=PerLayer(merged(one.kv_of for one in seen.stacks.values())),
         visible=PerLayer(merged(one.visible for one in seen.stacks.values())),
         kept={**seen.kept, "weights": weights, "relations": related or None, "operands": PerLayer(), "maps": None},

@@ -17,4 +17,4 @@ def made_atlas(folder, roles, model="demo", revision=None, heads=(4, 6)):
     said = {"name": model, "revision": revision, "type": "llama", "weights_sha256": weights_sha256(folder)}
     facts = {"schema": SCHEMA, "model": said, "seed": 0, "sequences": 64, "ids_sha256": "0" * 64}
     named = {place: tuple(roles.get(place, ())) for place in places}
-    return Atlas(named, facts, places, [Finding("sink", "uniform", effects)])
+    return Atlas(named, facts, [Finding("sink", "uniform", effects)])

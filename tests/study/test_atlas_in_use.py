@@ -94,7 +94,7 @@ def test_an_atlas_names_no_head_of_another_stack(demo):
     seen, atlas = attnscope.capture(demo, TEXT, query="last"), made_atlas(None, ROLES)
     named = dict[str, set[str]]()
     for kind in STACKS:
-        of_kind = replace(seen, columns=replace(seen.columns, stack=np.full_like(seen.columns.stack, kind)))
+        of_kind = replace(seen, text_columns=replace(seen.columns, stack=np.full_like(seen.columns.stack, kind)))
         named[kind] = set(of_kind.named(atlas).columns.atlas_roles)
     assert {kind for kind in STACKS if "induction sink" in named[kind]} == {DECODER, CSA, HCA}
     assert all(named[kind] == {""} for kind in set(STACKS) - {DECODER, CSA, HCA})

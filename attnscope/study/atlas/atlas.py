@@ -26,11 +26,10 @@ from attnscope.tables import as_table, numbers, save
 
 @dataclass(frozen=True)
 class Atlas(HeadNames, StudyRecord):
-    """What the probes show of every head: roles by head, facts, heads as (layer, head), findings in order."""
+    """What the probes show of every head: roles by head, facts, findings in order."""
 
     stem = "atlas"
 
-    heads: tuple[tuple[int, int], ...]
     findings: Sequence[Finding]
 
     @property
@@ -102,9 +101,9 @@ def kept(folder: Path) -> Atlas:
     """The atlas of a folder that a scan has filled. Raises InputError for another folder."""
     with damage(folder):
         names, columns = read_atlas(folder)
-        heads, findings = tuple(names.roles), []
-        for start in range(0, len(columns["layer"]), len(heads)):
-            part = {name: np.array(columns[name][start : start + len(heads)], np.float64) for name in COLUMNS}
-            effects = Effects(**{**part, "n": np.array(columns["n"][start : start + len(heads)], np.int64)})
+        count, findings = len(names.heads), []
+        for start in range(0, len(columns["layer"]), count):
+            part = {name: np.array(columns[name][start : start + count], np.float64) for name in COLUMNS}
+            effects = Effects(**{**part, "n": np.array(columns["n"][start : start + count], np.int64)})
             findings.append(Finding(columns["probe"][start], columns["against"][start], effects))
-        return Atlas(names.roles, names.facts, heads, findings)
+        return Atlas(names.roles, names.facts, findings)

@@ -168,7 +168,7 @@ class ScanStudy(Study[Atlas]):
             findings += findings_of(trial, readings, self.planned.seed)
             facts |= _marks_of(trial, readings)
             heads = readings.heads
-        return Atlas(dict(zip(heads, roles_of(findings, len(heads)), strict=True)), facts, heads, findings)
+        return Atlas(dict(zip(heads, roles_of(findings, len(heads)), strict=True)), facts, findings)
 
 
 def _marks_of(trial: Trial, readings: Readings) -> dict[str, Any]:
