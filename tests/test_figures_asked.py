@@ -174,8 +174,8 @@ def test_heads_without_a_query_that_sees_the_keys_are_grey(demo) -> None:
 def test_where_uniform_attention_differs_the_difference_is_drawn_too(asked) -> None:
     score = asked.columns.scores["mass"]
     null = np.where(asked.columns.layer == 2, 0.5, score.null)  # as in a layer with a window
-    columns = replace(asked.columns, scores={**asked.columns.scores, "mass": replace(score, null=null)})
-    mass, above = mass_panels(replace(asked, columns=columns))[0]
+    columns = replace(asked.text_columns, scores={**asked.text_columns.scores, "mass": replace(score, null=null)})
+    mass, above = mass_panels(replace(asked, text_columns=columns))[0]
     np.testing.assert_allclose(above.values_LH[2], mass.values_LH[2] - 0.5)
     assert above.low == -above.high < 0
     with drawing(Fonts()):
