@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from attnscope.calls.why import why
     from attnscope.errors import AttnscopeError
     from attnscope.figures import Style
+    from attnscope.keep.request import Request
     from attnscope.keep.view import View
     from attnscope.model.loaded import LoadedModel
     from attnscope.model.loading import wrap
     from attnscope.observation import Observation
-    from attnscope.observe import Request
     from attnscope.seam.listen import listen
     from attnscope.serve.session import connect
 
@@ -67,7 +67,7 @@ _HOMES = {
     "AttnscopeError": "attnscope.errors",
     "LoadedModel": "attnscope.model.loading",
     "Observation": "attnscope.observation",
-    "Request": "attnscope.observe",
+    "Request": "attnscope.keep.request",
     "Style": "attnscope.figures",
     "View": "attnscope.keep.view",
     "ablate": "attnscope.calls.ablate",

@@ -10,13 +10,13 @@ from attnscope.ask import Ask, How
 from attnscope.calls.texts import read_texts
 from attnscope.errors import UnknownOptionError, UsageError, hints_of, nearest
 from attnscope.face import Capture
+from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.media.sound import sound_of
 from attnscope.model.libraries import without_bars
 from attnscope.model.loaded import LoadedModel, check_loaded
 from attnscope.model.loading import load as load_model
 from attnscope.model.options import LoadOptions
-from attnscope.observe import Request
 from attnscope.run import read
 from attnscope.typed import takes_fields
 

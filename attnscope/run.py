@@ -20,14 +20,15 @@ from attnscope.inputs.given import ids_of, reading
 from attnscope.inputs.global_tokens import positions
 from attnscope.inputs.made import generated, target
 from attnscope.inputs.notes import notes_of, notes_of_answer, notes_of_steps
+from attnscope.keep.request import Asked, Request
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, reads_sound
 from attnscope.memory import free_memory, human_bytes
 from attnscope.model.families import family_of
 from attnscope.model.geometry import Geometry, with_tower
 from attnscope.model.loaded import LoadedModel, check_loaded
 from attnscope.observation import NamesBeside, Observation
-from attnscope.observe import Asked, Request, observe
 from attnscope.observe.choice import Choice, choose, tiles_difference
+from attnscope.observe.passes import observe
 from attnscope.seam.cost import within_memory
 from attnscope.seam.decoding import DecodingSteps
 from attnscope.seam.engines import Engine

@@ -67,7 +67,7 @@ def ways(model: Any, ids: torch.Tensor) -> dict[str, Callable[[], set[str]]]:
     from attnscope.measure.metrics import Texts, means, questions
     from attnscope.model.loading import load, wrap
     from attnscope.model.options import LoadOptions
-    from attnscope.observe import observe
+    from attnscope.observe.passes import observe
     from attnscope.seam.engines import ENGINES
     from attnscope.seam.listen import listen
     from attnscope.text.prompt import from_ids

@@ -71,9 +71,9 @@ def model(name: str, tokens: int):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from attnscope.ask import Ask
+    from attnscope.keep.request import Request
     from attnscope.model.loading import load, wrap
     from attnscope.model.options import LoadOptions
-    from attnscope.observe import Request
     from attnscope.run import read
 
     torch.set_num_threads(1)  # a process that has threads is not to be forked
@@ -112,8 +112,8 @@ def measured(loaded, asked: str, tokens: int, engine: str, threads: int) -> dict
     import torch
 
     from attnscope.ask import Ask
+    from attnscope.keep.request import Request
     from attnscope.keep.view import View
-    from attnscope.observe import Request
     from attnscope.run import read
 
     torch.set_num_threads(threads)

@@ -12,12 +12,12 @@ from transformers.models.auto import modeling_auto
 
 from attnscope.ask import Ask
 from attnscope.errors import ModelError
+from attnscope.keep.request import Request
 from attnscope.model.fitting import LoadedAs
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.model.task import model_classes, task_of
-from attnscope.observe import Request
 from attnscope.parity import check_parity
 from attnscope.run import read
 from helpers.command_line import call

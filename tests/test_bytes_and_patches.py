@@ -11,9 +11,10 @@ import attnscope
 from attnscope.drawing import about
 from attnscope.errors import ModelError
 from attnscope.explain.traced import explain_head
+from attnscope.keep.request import Request
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import wrap
-from attnscope.observe import Request, observe
+from attnscope.observe.passes import observe
 from attnscope.parity import check_parity
 from attnscope.study.comparison import check_alike
 from attnscope.text.prompt import from_text

@@ -9,8 +9,8 @@ import pytest
 
 from attnscope.cells import decimal_bytes
 from attnscope.errors import InputError, UsageError
+from attnscope.keep.request import Request
 from attnscope.model.loading import DEMO_FOLDER
-from attnscope.observe import Request
 from attnscope.observe.choice import choose
 from attnscope.seam.engines import ENGINES
 from attnscope.text.reading import read_text

@@ -27,7 +27,7 @@ from attnscope.keep.view import View
 from attnscope.measure.texts import Texts
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap
-from attnscope.observe import observe
+from attnscope.observe.passes import observe
 from attnscope.parity import check_parity
 from attnscope.seam import listen as seam
 from attnscope.seam.engines import ENGINES

@@ -15,13 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import attnscope
 from attnscope.attention.tiled.operator import TiledAttention
 from attnscope.errors import MemoryLimitError, ModelError, UsageError
+from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.memory import read_size
 from attnscope.model.geometry import geometry_of, longer
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
-from attnscope.observe import Request, choice
+from attnscope.observe import choice
 from attnscope.observe.choice import (
     FASTER_ROWS,
     FASTER_TOKENS,

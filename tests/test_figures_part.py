@@ -18,8 +18,8 @@ from attnscope.figures.fonts import Fonts
 from attnscope.figures.overview import overview_figure
 from attnscope.figures.style import TAKEN, alone, split_sink
 from attnscope.figures.writer import drawing
+from attnscope.keep.request import Request
 from attnscope.keep.view import View
-from attnscope.observe import Request
 from attnscope.run import prepare
 from helpers.command_line import SENTENCE, call
 from helpers.figures import causal, layer_figure, numbered, pixels, places, plain_drawing, shown, words

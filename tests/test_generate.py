@@ -26,13 +26,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_L
 import attnscope
 from attnscope.ask import Ask
 from attnscope.errors import ForwardError, InputError, ModelError, UsageError
+from attnscope.keep.request import Request
 from attnscope.measure.metrics import LOOKBACKS
 from attnscope.model import generating
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, load, wrap
 from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
-from attnscope.observe import Request, observe
+from attnscope.observe.passes import observe
 from attnscope.run import prepare
 from attnscope.seam.decoding import watched_steps
 from attnscope.seam.engines import ENGINES

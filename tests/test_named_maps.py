@@ -9,8 +9,8 @@ import torch
 import attnscope
 from attnscope.drawing import drawings
 from attnscope.export import manifest
+from attnscope.keep.request import Request
 from attnscope.model.loading import wrap
-from attnscope.observe import Request
 from attnscope.seam.differential import strength
 from attnscope.text.summaries import with_summaries
 from helpers.command_line import call

@@ -21,12 +21,13 @@ from attnscope.figures import Style
 from attnscope.figures.jobs import prepare_heads
 from attnscope.keep.collectors.maps import Maps
 from attnscope.keep.layers import Layer, LayerKey
+from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.measure.metrics import Texts
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
-from attnscope.observe import Request, observe
+from attnscope.observe.passes import observe
 from attnscope.run import read
 from attnscope.seam.engines import engine_named
 from attnscope.tables import rows

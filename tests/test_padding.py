@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from attnscope.observe import Request, observe
+from attnscope.keep.request import Request
+from attnscope.observe.passes import observe
 from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.text.prompt import Prompt

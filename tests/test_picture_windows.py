@@ -34,9 +34,9 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import Visibility
+from attnscope.keep.request import Request
 from attnscope.media.patches import windows
 from attnscope.model.loaded import LoadedModel
-from attnscope.observe import Request
 from attnscope.stacks import VISION
 from helpers.picture_models import picture, read_here, saved
 

@@ -14,12 +14,13 @@ import torch
 
 import attnscope
 from attnscope.errors import UsageError
+from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
-from attnscope.observe import Request, observe
+from attnscope.observe.passes import observe
 from attnscope.seam.engines import ENGINES
 from attnscope.text.prompt import Prompt, from_text
 from attnscope.text.tokens import Chosen, Found

@@ -14,12 +14,13 @@ from attnscope.errors import MemoryLimitError, ModelError
 from attnscope.keep.collectors import rollout
 from attnscope.keep.collectors.rollout import Rollout, RolloutCollector
 from attnscope.keep.groups import bins
+from attnscope.keep.request import Request
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
-from attnscope.observe import Request, observe
+from attnscope.observe.passes import observe
 from attnscope.seam.engines import engine_named
 from attnscope.tables import rows as rows_of
 from attnscope.text.prompt import Prompt, from_text

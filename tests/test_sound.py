@@ -16,11 +16,11 @@ from attnscope.ask import Ask
 from attnscope.drawing import layer_maps
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.folder.manifest import prompt_of, read_manifest
+from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.media import sound as sounds
 from attnscope.media.sound import Sound, read_sound, sound_of
 from attnscope.model.loading import wrap
-from attnscope.observe import Request
 from attnscope.run import prepare, read
 from attnscope.seam.generation import POSITIONS
 from attnscope.stacks import CROSS, DECODER, ENCODER

@@ -14,11 +14,11 @@ from attnscope.drawing import drawings
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.export import manifest
 from attnscope.keep.layers import LayerKey, PerLayer
+from attnscope.keep.request import Request
 from attnscope.measure.metrics import KNOWN
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.model.task import task_of
-from attnscope.observe import Request
 from attnscope.run import prepare
 from attnscope.seam import generation
 from attnscope.seam.listen import listen

@@ -19,8 +19,9 @@ from attnscope.cli.groups import parameters
 from attnscope.cli.options import Format
 from attnscope.errors import UsageError
 from attnscope.files import remove_unfinished, save_json, whole_file, whole_path, write_whole
+from attnscope.keep.request import Request
 from attnscope.observation import Observation
-from attnscope.observe import Request, observe
+from attnscope.observe.passes import observe
 from attnscope.tables import CHUNK, FORMATS, as_table, read_delimited, rows, save, texts_at, write
 from attnscope.text.prompt import from_text
 

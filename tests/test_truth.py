@@ -18,12 +18,13 @@ from transformers import BigBirdConfig, BigBirdModel, PreTrainedTokenizerFast
 
 import attnscope
 from attnscope.cli.parity import verdict
+from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
-from attnscope.observe import Request, observe
+from attnscope.observe.passes import observe
 from attnscope.parity import ParityReport, check_parity
 from attnscope.seam.engines import ENGINES
 from attnscope.text.prompt import Prompt

@@ -15,10 +15,10 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import UsageError
+from attnscope.keep.request import Request
 from attnscope.keep.values import Projections, ValueNorms
 from attnscope.keep.view import View
 from attnscope.model.loading import wrap
-from attnscope.observe import Request
 from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen

@@ -17,14 +17,15 @@ from attnscope.batch.rows import Measured
 from attnscope.batch.shards import Shard
 from attnscope.batch.spans import given_spans, given_tokens
 from attnscope.errors import AttnscopeError, ForwardError, InputError, ModelError, UsageError
+from attnscope.keep.request import Request
 from attnscope.memory import is_out_of_memory, keep_freed_memory
 from attnscope.model.geometry import with_tower
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.padding import pads
 from attnscope.observation import Observation
-from attnscope.observe import Request, observe
 from attnscope.observe.choice import FASTER_SCORES, Choice, choose, kernel_reads
+from attnscope.observe.passes import observe
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.generation import check_generates, say_ignored, translation
 from attnscope.selection import select_stacks

@@ -12,8 +12,8 @@ from attnscope.keep.request import Asked
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.padding import pads
 from attnscope.observation import Observation
-from attnscope.observe import observe
 from attnscope.observe.choice import FASTER_SCORES, kernel_reads
+from attnscope.observe.passes import observe
 from attnscope.run import Run, prepare, read
 from attnscope.seam.engines import engine_named
 from attnscope.stacks import SEQ2SEQ

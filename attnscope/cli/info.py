@@ -181,7 +181,7 @@ def _layer_facts(stack: str, layer: LayerGeometry) -> dict[str, Any]:
 
 def _auto(case: Case, length: int, fits: bool) -> dict[str, str]:
     """What `heads --engine auto` would take now."""
-    from attnscope.observe import Request
+    from attnscope.keep.request import Request
     from attnscope.observe.choice import automatic
 
     choice = automatic(case, length, Request(), fits=fits)

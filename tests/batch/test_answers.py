@@ -16,11 +16,11 @@ from attnscope.batch.items import Item
 from attnscope.batch.job import DatasetOutput, Job
 from attnscope.batch.schemas import schema_of
 from attnscope.errors import InputError
+from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.measure.metrics import LOOKBACKS
 from attnscope.model.loaded import LoadedModel
 from attnscope.observation import Observation
-from attnscope.observe import Request
 from attnscope.selection import spelled
 from helpers.command_line import call
 from helpers.corpora import batch, differs, written

@@ -26,8 +26,9 @@ from attnscope.batch.schemas import SCHEMA_VERSIONS, SCHEMAS, schema_of
 from attnscope.batch.worker import Worker
 from attnscope.cli import run
 from attnscope.cli.app import app
+from attnscope.keep.request import Request
 from attnscope.model.options import LoadOptions
-from attnscope.observe import Request, observe
+from attnscope.observe.passes import observe
 from attnscope.stacks import STACKS
 from attnscope.tables import FORMATS, as_text, json_rows, tamed
 from attnscope.text.prompt import from_text

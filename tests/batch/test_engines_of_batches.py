@@ -16,8 +16,9 @@ from attnscope.batch.job import Job
 from attnscope.batch.run import run_folder
 from attnscope.batch.shards import Shard
 from attnscope.batch.worker import Worker
+from attnscope.keep.request import Request
 from attnscope.model.options import LoadOptions
-from attnscope.observe import Request, choice
+from attnscope.observe import choice
 from attnscope.seam.engines import Engine
 from helpers.corpora import some_texts
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from attnscope.cli.intervals import interval_notes
-from attnscope.observe import Request, observe
+from attnscope.keep.request import Request
+from attnscope.observe.passes import observe
 from attnscope.study.statistics import FEWEST, SHARE, beside_random, effect_columns, fewest_for_p, means, paired
 from attnscope.text.prompt import from_text
 

@@ -25,7 +25,8 @@ from attnscope.errors import InputError
 from attnscope.files import check_types, damaged, read_json
 from attnscope.folder.parts import Column, Parts, claim, of_heads
 from attnscope.keep.atlas import columns_of
-from attnscope.observe import Request, observe
+from attnscope.keep.request import Request
+from attnscope.observe.passes import observe
 from attnscope.tables import as_table, save, words
 from attnscope.text.prompt import Prompt, place, reading
 
