@@ -18,7 +18,7 @@ from attnscope.model.loaded import LoadedModel, check_loaded
 from attnscope.model.loading import load as load_model
 from attnscope.model.options import LoadOptions
 from attnscope.run import read
-from attnscope.typed import takes_fields
+from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
     from attnscope.ask import Text

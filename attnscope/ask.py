@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from attnscope.errors import InputError, UsageError
 from attnscope.keep.request import Request
-from attnscope.typed import plain, typed
+from attnscope.utils.schema import from_json as typed
+from attnscope.utils.schema import to_json as plain
 
 if TYPE_CHECKING:
     from attnscope.keep.atlas import HeadNames

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 
 from attnscope import figures
-from attnscope.cells import head_name, model_name, printed, shortened
 from attnscope.errors import UsageError
 from attnscope.figures import About, Depth, Maps, Panel, Part, PatchSheet, Style
 from attnscope.figures.drawing_process import DrawingProcess, begun
 from attnscope.figures.pool import worker_count
 from attnscope.figures.style import Quantity, StyleFields, head_title, layer_name
-from attnscope.files import write_whole
 from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import KNOWN, order_of
 from attnscope.measure.roles import NONE
 from attnscope.panels import LONGEST_NAME, chosen_words, depths_of, mass_panels, patch_sheets, score_panels, with_rows
 from attnscope.stacks import GLOBAL, POOLING, is_bidirectional, is_difference, prefix
+from attnscope.utils.display import head_name, model_name, printed, shortened
+from attnscope.utils.files import write_whole
 
 if TYPE_CHECKING:
     from attnscope.figures.terminal import HeadMaps

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from attnscope.drawing import FIGURES, Advance, check_kinds, draw_alone, drawings, save_rollout
 from attnscope.errors import UsageError
 from attnscope.figures import Style
-from attnscope.files import jsonable, refuse_links, save_json, sha256_of
 from attnscope.folder.manifest import NAME, TARGET, check, inner_folders, run_facts, taken, tokens_of
-from attnscope.folder.suffix import PICTURES, TABLES, suffix_of
 from attnscope.looks import Mean, look_table
 from attnscope.model.libraries import versions
-from attnscope.tables import FORMATS, save
+from attnscope.utils.files import jsonable, refuse_links, save_json, sha256_of
+from attnscope.utils.folders import PICTURES, TABLES, suffix_of
+from attnscope.utils.tables import FORMATS, save
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 from attnscope.errors import UsageError
 from attnscope.notebook import coloured_text, heads_html, matrix_of, place_of
 from attnscope.observation import Observation
-from attnscope.typed import check_names
+from attnscope.utils.schema import check_names
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from attnscope import cells
 from attnscope.errors import UsageError
 from attnscope.keep.layers import LayerKey
 from attnscope.measure.metrics import KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS
 from attnscope.stacks import STACKS
-from attnscope.tables import as_table, texts_at
 from attnscope.text.tokens import Found, choose, described
+from attnscope.utils import display as cells
+from attnscope.utils.tables import as_table, texts_at
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 import pyarrow as pa
 
-from attnscope.cells import shortened
 from attnscope.errors import UsageError
 from attnscope.keep.columns import Head, HeadColumns, Relation, with_others
 from attnscope.keep.layers import LayerKey, ModelLayers, PerLayer, codes
@@ -24,8 +23,9 @@ from attnscope.measure.metrics import MASS
 from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
 from attnscope.seam.report import failures
 from attnscope.stacks import DECODER, ENCODER, STACKS, is_bidirectional
-from attnscope.tables import texts_at
 from attnscope.text.tokens import Chosen
+from attnscope.utils.display import shortened
+from attnscope.utils.tables import texts_at
 
 if TYPE_CHECKING:
     import torch

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.cells import head_name, printed, shortened
+from attnscope.errors import visible
 from attnscope.figures import Depth, Panel, Patches, PatchSheet
 from attnscope.figures.style import Quantity, count
 from attnscope.measure.metrics import KNOWN, MASS, Metric, ends, order_of
 from attnscope.measure.roles import NEEDED_ROWS, ROLES
-from attnscope.shown import visible
+from attnscope.utils.display import head_name, printed, shortened
 
 if TYPE_CHECKING:
     from attnscope.observation import Observation

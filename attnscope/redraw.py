@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.errors import MemoryLimitError, UsageError
-from attnscope.files import open_native
 from attnscope.folder.manifest import NAME, TARGET, prompt_of, read_manifest
 from attnscope.keep.columns import HeadColumns, Score
 from attnscope.keep.layers import LayerKey, PerLayer
@@ -34,11 +33,12 @@ from attnscope.keep.view import View
 from attnscope.measure.binned import MAP_SIDE, Cells
 from attnscope.measure.metrics import KNOWN
 from attnscope.measure.roles import NONE
-from attnscope.memory import free_memory, human_bytes
 from attnscope.observation import Observation
 from attnscope.seam.report import CaptureReport
 from attnscope.stacks import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, STACKS, is_causal, is_cross
-from attnscope.tables import read_delimited
+from attnscope.utils.files import open_native
+from attnscope.utils.memory import free_memory, human_bytes
+from attnscope.utils.tables import read_delimited
 
 if TYPE_CHECKING:
     import pyarrow as pa

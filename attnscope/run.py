@@ -22,7 +22,6 @@ from attnscope.inputs.made import generated, target
 from attnscope.inputs.notes import notes_of, notes_of_answer, notes_of_steps
 from attnscope.keep.request import Asked, Request
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, reads_sound
-from attnscope.memory import free_memory, human_bytes
 from attnscope.model.families import family_of
 from attnscope.model.geometry import Geometry, with_tower
 from attnscope.model.loaded import LoadedModel, check_loaded
@@ -40,6 +39,7 @@ from attnscope.study.ablation.by_key import asked_of_answer, directions_of_answe
 from attnscope.text import answer as answers
 from attnscope.text.prompt import Prompt, place
 from attnscope.text.tokens import Chosen
+from attnscope.utils.memory import free_memory, human_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor

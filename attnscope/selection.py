@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 
-from attnscope.cells import head_name, number_list
 from attnscope.errors import InputError, UsageError
 from attnscope.stacks import STACKS
+from attnscope.utils.display import head_name, number_list
 
 _COUNT = r"\*|last|\d{1,18}(?:-\d{1,18})?|(?<=[LH])-\d{1,18}"
 _PART = re.compile(rf"^(?:L?(?P<layers>{_COUNT}))(?:(?:\.H?|H)(?P<heads>{_COUNT})?)?$", re.IGNORECASE)

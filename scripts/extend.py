@@ -123,7 +123,7 @@ EXAMPLES = ('attnscope sentences --text "The bank. The river."',)
 def sentences(asked: ModelText, printing: Printing) -> int:
     """The sentences of a text, one a row."""
     from attnscope.cli.single import prepared, read_text
-    from attnscope.tables import as_table
+    from attnscope.utils.tables import as_table
 
     format = output.wanted_format(printing.format)
     found = prepared(asked, printing, read_text(asked, printing)).prompt.sentences

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from attnscope import Request, memory
+from attnscope import Request
 from attnscope.attention import rows
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.questions import Entropy, GroupMass, MaxWeight, Strongest, TopK
@@ -24,7 +24,6 @@ from attnscope.attention.visibility import Visibility, by_place, row_blocks
 from attnscope.keep.collectors.heads import TopRelation
 from attnscope.keep.layers import Layer, LayerKey
 from attnscope.measure.texts import Texts
-from attnscope.memory import free_memory
 from attnscope.model import loading
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.options import LoadOptions
@@ -35,6 +34,8 @@ from attnscope.seam.checks import sdpa_kernel
 from attnscope.seam.engines import ENGINES, full_precision
 from attnscope.seam.listen import listen
 from attnscope.stacks import DECODER
+from attnscope.utils import memory
+from attnscope.utils.memory import free_memory
 from helpers.parity_models import roused_model
 from helpers.pretend import devices_of, place, pretend
 

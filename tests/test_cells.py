@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from attnscope import cells
+from attnscope.utils import display as cells
 
 NUMBERS = [
     (0.25, "0.25", "+0.25", "+0.250", "0.25"),

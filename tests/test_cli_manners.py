@@ -18,10 +18,10 @@ import pytest
 import yaml
 
 import attnscope
-from attnscope import signals
 from attnscope.cli import output
 from attnscope.cli.groups import parameters
 from attnscope.model.loading import DEMO_FOLDER
+from attnscope.utils import signals
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call, on_terminal, spawn, start, tree
 from helpers.commands import COMMANDS
 from helpers.forks import Forked, forked, shim
@@ -630,7 +630,7 @@ def test_a_disk_that_fills_up_while_writing(monkeypatch, tmp_path):
     def full(*_):
         raise OSError(28, "No space left on device", "heads.csv")
 
-    monkeypatch.setattr("attnscope.files.os.replace", full)
+    monkeypatch.setattr("attnscope.utils.files.os.replace", full)
     result = call("heads", "--text", SENTENCE, "--quiet", "--out", str(tmp_path / "runs"))
     assert (result.code, result.out) == (2, b"")
     assert "heads.csv: No space left on device" in result.err

@@ -12,7 +12,7 @@ import transformers
 from torch import nn
 
 import attnscope
-from attnscope import Request, memory
+from attnscope import Request
 from attnscope.attention.tiled import TILE_BYTES
 from attnscope.attention.visibility import Visibility
 from attnscope.batch.items import Item
@@ -37,6 +37,7 @@ from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.screen import screened
 from attnscope.study.atlas.scan import ScanStudy, plan
 from attnscope.text.prompt import from_ids, from_text
+from attnscope.utils import memory
 from helpers.parity_models import in_half, roused_model
 from helpers.pretend import MixedDevicesError, Pretended, Seen, devices_of, place, pretend
 

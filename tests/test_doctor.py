@@ -58,7 +58,7 @@ def test_a_device_that_does_not_answer_is_a_line_not_an_end(monkeypatch):
     def broken(device):
         raise RuntimeError("CUDA driver error")
 
-    monkeypatch.setattr("attnscope.memory.free_memory", broken)
+    monkeypatch.setattr("attnscope.utils.memory.free_memory", broken)
     assert json.loads(call("doctor").out)["devices"][0]["free_bytes"] is None
     assert "unknown free" in call("doctor", columns=100).out.decode()
 

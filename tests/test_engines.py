@@ -17,7 +17,6 @@ from attnscope.attention.tiled.operator import TiledAttention
 from attnscope.errors import MemoryLimitError, ModelError, UsageError
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
-from attnscope.memory import read_size
 from attnscope.model.geometry import geometry_of, longer
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
@@ -37,6 +36,7 @@ from attnscope.seam.checks import CHECKED_ROWS, sampled_rows
 from attnscope.seam.engines import ENGINES, Engine, engine_named
 from attnscope.seam.listen import listen
 from attnscope.text.prompt import from_text
+from attnscope.utils.memory import read_size
 from helpers.command_line import call
 from helpers.dispatched import thread_count
 from helpers.families import tiny_config, tiny_model

@@ -366,7 +366,7 @@ def test_workers_end_with_their_parent_and_leave_no_half_file(tmp_path: Path, nu
 
 TOLD_AMID = """
 import multiprocessing, os, signal, sys, threading, time
-from attnscope.signals import begin_worker
+from attnscope.utils.signals import begin_worker
 
 def work():
     begin_worker()

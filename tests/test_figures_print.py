@@ -12,7 +12,6 @@ from matplotlib.colors import PowerNorm, to_hex, to_rgb
 from matplotlib.text import Text
 from PIL import Image
 
-from attnscope.cells import model_name
 from attnscope.cli.app import made
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.figure_options import Look
@@ -36,6 +35,7 @@ from attnscope.show.ablation import costs_of, shown_of
 from attnscope.show.atlas import save_probes
 from attnscope.show.comparison import minus
 from attnscope.study.atlas.findings import Finding
+from attnscope.utils.display import model_name
 from helpers.atlases import made_atlas
 from helpers.command_line import call
 from helpers.commands import COMMANDS

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 import attnscope
-from attnscope.apart import Apart
 from attnscope.ask import Ask
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.inputs.given import ids_of
@@ -19,6 +18,7 @@ from attnscope.text.expressions import DEEPEST, check_expression, defined
 from attnscope.text.prompt import from_ids, from_text
 from attnscope.text.target import reading_target, target
 from attnscope.text.tokens import find
+from attnscope.utils.isolation import IsolatedCall as Apart
 from helpers.alarms import short_seconds
 from helpers.command_line import call
 

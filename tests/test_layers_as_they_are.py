@@ -13,7 +13,6 @@ import torch
 import transformers
 
 import attnscope
-from attnscope.cells import number_list
 from attnscope.cli.heads_legend import without_attention
 from attnscope.drawing import Drawing, layer_maps, rows_of
 from attnscope.errors import UsageError
@@ -32,6 +31,7 @@ from attnscope.keep.request import Request
 from attnscope.model import geometry
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import wrap
+from attnscope.utils.display import number_list
 from helpers.command_line import call
 from helpers.families import tiny_config, tiny_model
 from helpers.figures import layer_figure

@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM
 
 import attnscope
 from attnscope.attention.tiled import TILE_BYTES, tiles
-from attnscope.memory import human_bytes
 from attnscope.model import loading
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
+from attnscope.utils.memory import human_bytes
 from helpers.command_line import SENTENCE, call
 from helpers.pretend import Pretended, place, pretend
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from attnscope import memory
 from attnscope.errors import MemoryLimitError
-from attnscope.memory import free_memory
 from attnscope.observe.choice import choose
 from attnscope.seam.cost import eager_bytes
+from attnscope.utils import memory
+from attnscope.utils.memory import free_memory
 
 
 def test_a_text_too_large_for_eager_is_refused_with_what_fits(demo, monkeypatch):

@@ -30,9 +30,9 @@ from attnscope.observation import Observation
 from attnscope.observe.passes import observe
 from attnscope.run import read
 from attnscope.seam.engines import engine_named
-from attnscope.tables import rows
 from attnscope.text.prompt import from_text
 from attnscope.text.tokens import Chosen, Found
+from attnscope.utils.tables import rows
 from helpers.own import attentions
 from helpers.parity_models import as_loaded, roused_model
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from attnscope import memory
 from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.questions import EqualLabels, Holding, TopK, Window
 from attnscope.attention.uniform import UniformAttention
@@ -18,6 +17,7 @@ from attnscope.measure.metrics import Texts
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
+from attnscope.utils import memory
 from helpers.families import tiny_model
 
 

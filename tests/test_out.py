@@ -15,10 +15,7 @@ from attnscope.cli.place import check_writable, settle_figures
 from attnscope.errors import UsageError
 from attnscope.figures.style import ImageFormat
 from attnscope.folder import manifest
-from attnscope.folder.claim import check
-from attnscope.folder.kinds import KINDS
 from attnscope.folder.parts import claim
-from attnscope.folder.suffix import OTHERS, PICTURES, TABLES
 from attnscope.selection import may_be_one_head
 from attnscope.study import differences
 from attnscope.study.ablation.effects import Ablation
@@ -26,7 +23,8 @@ from attnscope.study.atlas import atlas
 from attnscope.study.budgets.effects import BudgetCosts
 from attnscope.study.knockout.records import Knocked
 from attnscope.study.patching.effects import PatchedPairs
-from attnscope.tables import FORMATS
+from attnscope.utils.folders import KINDS, OTHERS, PICTURES, TABLES, check
+from attnscope.utils.tables import FORMATS
 from helpers.command_line import SENTENCE, call
 from helpers.commands import COMMANDS
 

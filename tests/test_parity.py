@@ -21,7 +21,6 @@ import torch
 import attnscope
 from attnscope.cli import run
 from attnscope.errors import ForwardError, UsageError
-from attnscope.files import save_json
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
@@ -31,6 +30,7 @@ from attnscope.reference.layouts import layout_of
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import ModuleRecorder
 from attnscope.text.prompt import from_text
+from attnscope.utils.files import save_json
 from helpers.compiling import compiling  # noqa: F401
 from helpers.families import tiny_config
 from helpers.parity_models import as_loaded, ids_for, in_half, roused_model

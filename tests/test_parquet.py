@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope import parquet
-from attnscope.parquet import (
+from attnscope.utils import parquet
+from attnscope.utils.parquet import (
     as_plain,
     chunks_of,
     open_parquet,
@@ -18,7 +18,7 @@ from attnscope.parquet import (
     row_batches,
     unpacked_bytes,
 )
-from attnscope.tables import FORMATS
+from attnscope.utils.tables import FORMATS
 
 SCHEMA = pa.schema([("layer", pa.int32()), ("probe", pa.string()), ("score", pa.float64())])
 

@@ -22,12 +22,13 @@ from typing import Any
 
 import pytest
 
-from attnscope import signals
 from attnscope.errors import ModelError, UsageError
-from attnscope.files import open_regular
-from attnscope.folder import claim, journal
-from attnscope.folder.claim import LOCK, locked
 from attnscope.parity import whole
+from attnscope.utils import folders as claim
+from attnscope.utils import folders as journal
+from attnscope.utils import signals
+from attnscope.utils.files import open_regular
+from attnscope.utils.folders import LOCK, locked
 from helpers.command_line import call
 
 OTHER = f"another run is writing to .*: process {os.getpid()} on"
@@ -202,7 +203,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("strict")
 def test_no_run_reads_or_writes_in_the_systems_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.memory._free", lambda device: 2**33)  # the kernel's files are ASCII
+    monkeypatch.setattr("attnscope.utils.memory._free", lambda device: 2**33)  # the kernel's files are ASCII
     call("relations", "the bank", "--out", str(tmp_path / "run"), "-q").ok()
     call("relations", str(tmp_path / "run"), "-q").ok()
     call("view", str(tmp_path / "run"), "--out", str(tmp_path / "page.html"), "-q").ok()
@@ -213,8 +214,11 @@ def test_a_text_without_an_encoding_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a")  # not of ours
     for code in ("open(path)", "path.read_text()", "path.write_text('a')", "path.open()"):
         with pytest.raises(AssertionError, match="without an encoding"):
-            exec(code, {"__name__": "attnscope.files", "path": tmp_path / "a"})
-    exec("open(path, 'rb').close(), path.read_text('utf-8')", {"__name__": "attnscope.files", "path": tmp_path / "a"})
+            exec(code, {"__name__": "attnscope.utils.files", "path": tmp_path / "a"})
+    exec(
+        "open(path, 'rb').close(), path.read_text('utf-8')",
+        {"__name__": "attnscope.utils.files", "path": tmp_path / "a"},
+    )
 
 
 @pytest.mark.e2e

@@ -20,9 +20,9 @@ from attnscope.text import labels
 from attnscope.text.characters import located, over_marks
 from attnscope.text.labels import BYTES, visible_blanks
 from attnscope.text.prompt import Prompt, from_chat, from_ids, from_text
-from attnscope.text.reading import decode_utf8, read_ids, read_text
 from attnscope.text.spans import sentence_ranges, word_ranges
 from attnscope.text.tokens import find
+from attnscope.utils.files import decode_utf8, read_ids, read_text
 from helpers.made_tokenizers import LINES, MAKERS, SlowBytes, SlowWords, byte_level, llama, wordpiece
 from helpers.pretrained import ORACLES, pretrained
 from helpers.work import steps

@@ -22,8 +22,8 @@ from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
 from attnscope.observe.passes import observe
 from attnscope.seam.engines import engine_named
-from attnscope.tables import rows as rows_of
 from attnscope.text.prompt import Prompt, from_text
+from attnscope.utils.tables import rows as rows_of
 from helpers.command_line import call
 from helpers.dispatched import largest_tensor
 from helpers.families import tiny_model

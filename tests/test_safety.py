@@ -22,13 +22,12 @@ from transformers import CONFIG_MAPPING
 import attnscope
 from attnscope.batch.journal import Journal
 from attnscope.cli import output
-from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.errors import LINE, LINES, MESSAGE, InputError, ModelError, UsageError, brief, in_a_line, visible
 from attnscope.inputs.notes import _has_two_types
 from attnscope.model import hub
 from attnscope.model.checkpoint import check_config, check_counts, check_tokenizer
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
-from attnscope.shown import LINE, LINES, MESSAGE, brief, in_a_line, visible
 from attnscope.study.atlas.pool import begins, token_pool
 from helpers.command_line import Result, call, on_terminal, spawn
 from helpers.folders import edit_config
@@ -500,7 +499,7 @@ def test_standard_input_that_is_closed_or_a_folder(monkeypatch) -> None:
 
 
 def attnscope_read() -> str:
-    from attnscope.text.reading import read_text
+    from attnscope.utils.files import read_text
 
     return read_text("-", None)
 
@@ -738,7 +737,7 @@ def test_no_process_is_left(folder: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads the list of files from /proc")
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_fork_holds_no_file_of_ours(tmp_path: Path, monkeypatch, listed: bool) -> None:
-    from attnscope.apart import Apart
+    from attnscope.utils.isolation import IsolatedCall as Apart
 
     def missing(place: str) -> list[str]:
         raise FileNotFoundError(place)

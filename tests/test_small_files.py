@@ -13,11 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope.apart import within
 from attnscope.batch.folder import check_ours
 from attnscope.batch.journal import Journal
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
-from attnscope.files import SMALL_BYTES, read_small
 from attnscope.folder.manifest import read_manifest
 from attnscope.folder.parts import claim
 from attnscope.keep.atlas import atlas_of
@@ -27,7 +25,9 @@ from attnscope.model.loading import DEMO_FOLDER, load, load_tokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.study.atlas.atlas import kept
 from attnscope.study.differences import check_folder
-from attnscope.text import reading
+from attnscope.utils import files as reading
+from attnscope.utils.files import SMALL_BYTES, read_small
+from attnscope.utils.isolation import within
 from helpers.atlases import made_atlas
 from helpers.command_line import SENTENCE, call
 from helpers.sounds import saved_whisper

@@ -13,17 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope import tables
 from attnscope.cli.batch_options import Dataset
 from attnscope.cli.groups import parameters
 from attnscope.cli.options import Format
 from attnscope.errors import UsageError
-from attnscope.files import remove_unfinished, save_json, whole_file, whole_path, write_whole
 from attnscope.keep.request import Request
 from attnscope.observation import Observation
 from attnscope.observe.passes import observe
-from attnscope.tables import CHUNK, FORMATS, as_table, read_delimited, rows, save, texts_at, write
 from attnscope.text.prompt import from_text
+from attnscope.utils import tables
+from attnscope.utils.files import remove_unfinished, save_json, whole_file, whole_path, write_whole
+from attnscope.utils.tables import CHUNK, FORMATS, as_table, read_delimited, rows, save, texts_at, write
 
 TABLE = as_table(
     {
@@ -59,7 +59,7 @@ JSONL = r"""
 {"layer": 1, "head": null, "role": "-", "key_token": "a,b\nc", "weight": null, "entropy": 1e-05, "holds": false, "why": "\r"}
 {"layer": 2, "head": 2, "role": "sink", "key_token": "tab\there", "weight": 1e-05, "entropy": null, "holds": null, "why": "'"}
 {"layer": 3, "head": null, "role": "other", "key_token": " café 🙂", "weight": 0.33333334, "entropy": "inf", "holds": true, "why": null}
-""".lstrip("\n")  # noqa: E501
+""".lstrip("\n")
 
 
 def written(table: pa.Table, form: str) -> bytes:

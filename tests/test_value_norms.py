@@ -23,7 +23,7 @@ from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
 from attnscope.seam.projection import ProjectionInputs
-from attnscope.tables import rows
+from attnscope.utils.tables import rows
 from helpers.dispatched import largest_tensor
 from helpers.families import tiny_model
 from helpers.parity_models import roused_model

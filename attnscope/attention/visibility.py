@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from attnscope.memory import block_bytes
+from attnscope.utils.memory import block_bytes
 
 T = TypeVar("T")
 KEPT_BYTES = 4 * 2**20  # of equal-label pairs that are worth keeping from layer to layer

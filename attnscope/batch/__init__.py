@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from attnscope.callable_room import callable_room
+from attnscope.utils.callable_module import callable_room
 
 if TYPE_CHECKING:
     from attnscope.batch.corpus import Corpus

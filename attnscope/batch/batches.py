@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
-from attnscope.memory import DTYPE_BYTES, free_memory
 from attnscope.seam.cost import eager_bytes
+from attnscope.utils.memory import DTYPE_BYTES, free_memory
 
 if TYPE_CHECKING:
     from attnscope.batch.job import Job

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from attnscope.apart import without_stderr
 from attnscope.batch.corpus import STDIN
 from attnscope.batch.items import read_items
 from attnscope.batch.job import Job
@@ -34,7 +33,8 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.figures.pool import drawing_pool
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import load_config
-from attnscope.signals import given_back
+from attnscope.utils.isolation import without_stderr
+from attnscope.utils.signals import given_back
 
 CONNECT_SECONDS = 5.0
 PATIENCE_SECONDS = 60.0

@@ -27,14 +27,14 @@ from attnscope.batch.schemas import SCHEMAS
 from attnscope.batch.summary import DAMAGED, WrittenRows, damage, head_keys, head_numbers, plain_schema, summary_table
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.figures import Depth
-from attnscope.files import open_native, open_regular
 from attnscope.keep.columns import Score, ranked
 from attnscope.measure.metrics import KNOWN, LENGTHS, LOOKBACKS, MASS
-from attnscope.memory import free_memory, human_bytes
-from attnscope.parquet import open_parquet
 from attnscope.stacks import DECODER, STACKS
 from attnscope.study.statistics import Means, Range, means
-from attnscope.tables import FORMATS, as_table, numbers, texts_at
+from attnscope.utils.files import open_native, open_regular
+from attnscope.utils.memory import free_memory, human_bytes
+from attnscope.utils.parquet import open_parquet
+from attnscope.utils.tables import FORMATS, as_table, numbers, texts_at
 
 ROW_BYTES = 16  # of a row, while one of its columns is read, at the least
 MOST_ROWS = 1 << 23  # of a summary

@@ -23,7 +23,7 @@ from attnscope.batch.corpus import GIVEN, STDIN, Corpus, CorpusFile, find_files
 from attnscope.batch.json_documents import values_in
 from attnscope.batch.records import ABSENT, Record, no_field, value_at
 from attnscope.errors import InputError
-from attnscope.text.reading import decode_utf8
+from attnscope.utils.files import decode_utf8
 
 ITEM_BYTES = 64 * 2**20
 EMPTY, EMPTY_LINE = "empty", "empty line"  # problems of an item
@@ -325,8 +325,8 @@ def _csv_record(line: int, header: Sequence[str], row: Sequence[str]) -> Raw:
 
 
 def _parquet_rows(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
-    from attnscope.files import open_native
-    from attnscope.parquet import CORPUS_FOOTER_BYTES, open_parquet, row_batches, unpacked_bytes
+    from attnscope.utils.files import open_native
+    from attnscope.utils.parquet import CORPUS_FOOTER_BYTES, open_parquet, row_batches, unpacked_bytes
 
     with open_native(Path(file.path), mapped=True) as source:
         number, rows = 0, max(1, open_parquet(source, CORPUS_FOOTER_BYTES).metadata.num_rows)

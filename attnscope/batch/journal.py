@@ -19,10 +19,10 @@ from typing import Any
 
 from attnscope.batch.items import Item
 from attnscope.errors import UsageError
-from attnscope.files import json_line, open_regular, whole_file
-from attnscope.folder.journal import append, read_journal
-from attnscope.tables import FORMATS
-from attnscope.typed import typed
+from attnscope.utils.files import json_line, open_regular, whole_file
+from attnscope.utils.folders import append, read_journal
+from attnscope.utils.schema import from_json as typed
+from attnscope.utils.tables import FORMATS
 
 JOURNAL, FAILURES, PARTIAL = "journal.jsonl", "failures.jsonl", ".partial"
 SUMMARY = "summary"  # of the texts of all shards, with the suffix of its format

@@ -20,7 +20,7 @@ from attnscope.batch.journal import Failure, Journal, Record
 from attnscope.batch.rows import Measured
 from attnscope.batch.shards import Shard
 from attnscope.errors import InputError
-from attnscope.process import ProcessWide
+from attnscope.utils.signals import ProcessWide
 
 if TYPE_CHECKING:
     from attnscope.batch.corpus import Corpus, CorpusFile

@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 
 from attnscope.model.loaded import LoadedModel
-from attnscope.process import ProcessWide
+from attnscope.utils.signals import ProcessWide
 
 MOST_REPLICAS = 4
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from attnscope.seam.generation import DEFAULT, POSITIONS
 from attnscope.seam.report import joined_ways
 from attnscope.selection import spelled
 from attnscope.stacks import STACKS, is_cross
-from attnscope.tables import flags, numbers, texts_at, words
+from attnscope.utils.tables import flags, numbers, texts_at, words
 
 if TYPE_CHECKING:
     from attnscope.batch.job import DatasetOutput

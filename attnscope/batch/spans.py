@@ -8,8 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from attnscope.batch.items import Item
-from attnscope.errors import InputError
-from attnscope.shown import brief
+from attnscope.errors import InputError, brief
 from attnscope.text.characters import touched
 from attnscope.text.prompt import Prompt
 from attnscope.text.tokens import Found

@@ -21,12 +21,12 @@ from attnscope.batch.journal import SUMMARY, Journal, Record
 from attnscope.batch.schemas import SCHEMAS, TOKEN, schema_of
 from attnscope.batch.table_files import TableFile
 from attnscope.errors import InputError
-from attnscope.files import write_whole
-from attnscope.folder.claim import locked
 from attnscope.measure.metrics import KNOWN, MASS, METRICS
 from attnscope.stacks import STACKS
 from attnscope.study.statistics import means
-from attnscope.tables import FORMATS, numbers, texts_at
+from attnscope.utils.files import write_whole
+from attnscope.utils.folders import locked
+from attnscope.utils.tables import FORMATS, numbers, texts_at
 
 HELD = 1 << 27  # numbers that are held at a time: 512 MiB; one metric is held in any case
 MOST_SPARSE = 16  # entries that are held for each number: some layers are not heard in long texts

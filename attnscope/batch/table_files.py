@@ -15,7 +15,7 @@ import pyarrow as pa
 from attnscope._version import __version__
 from attnscope.batch.job import DatasetOutput
 from attnscope.batch.schemas import SCHEMA_VERSIONS
-from attnscope.tables import FORMATS, Pieces, tamed
+from attnscope.utils.tables import FORMATS, Pieces, tamed
 
 
 class _Droppable(io.RawIOBase):

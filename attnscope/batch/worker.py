@@ -18,7 +18,6 @@ from attnscope.batch.shards import Shard
 from attnscope.batch.spans import given_spans, given_tokens
 from attnscope.errors import AttnscopeError, ForwardError, InputError, ModelError, UsageError
 from attnscope.keep.request import Request
-from attnscope.memory import is_out_of_memory, keep_freed_memory
 from attnscope.model.geometry import with_tower
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
@@ -32,6 +31,7 @@ from attnscope.selection import select_stacks
 from attnscope.stacks import NAMES, SEQ2SEQ
 from attnscope.text.prompt import Prompt, from_ids
 from attnscope.text.tokens import NOWHERE, Chosen, Found, naming
+from attnscope.utils.memory import is_out_of_memory, keep_freed_memory
 
 KERNEL = "numba"
 KERNEL_TOKENS = 2  # times a batch's tokens: it makes no matrices, and what a batch costs in Python is paid less often

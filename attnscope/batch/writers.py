@@ -27,10 +27,10 @@ from attnscope.batch.schemas import SCHEMA_VERSIONS
 from attnscope.batch.shards import Shard
 from attnscope.batch.table_files import TableFile
 from attnscope.errors import AttnscopeError
-from attnscope.files import json_line
-from attnscope.folder.journal import sync, sync_file
 from attnscope.seam.report import joined_ways
-from attnscope.tables import json_rows
+from attnscope.utils.files import json_line
+from attnscope.utils.folders import sync, sync_file
+from attnscope.utils.tables import json_rows
 
 if TYPE_CHECKING:
     from attnscope.observation import Observation

@@ -25,7 +25,7 @@ from attnscope.study.ablation.sets import head_set, of_roles, parts, read_sets, 
 from attnscope.study.atlas.atlas import kept
 from attnscope.study.atlas.scan import ScanStudy, plan
 from attnscope.telling import SILENT, Teller
-from attnscope.typed import takes_fields
+from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
     from attnscope.intervene.sets import HeadSet

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.calls.records import StudyResult
-from attnscope.cells import head_name, model_name
 from attnscope.errors import UsageError
 from attnscope.figures import Style
 from attnscope.study.ablation.pairs import PairsStudy
 from attnscope.study.ablation.prune import PruneStudy, Pruning
 from attnscope.study.ablation.questions import HeadRecord, HeadStudy
 from attnscope.study.ablation.screen import ScreenStudy
+from attnscope.utils.display import head_name, model_name
 
 if TYPE_CHECKING:
     from attnscope.drawing import Picture

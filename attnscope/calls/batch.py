@@ -20,23 +20,23 @@ from attnscope.batch.journal import Failure
 from attnscope.batch.run import run_folder
 from attnscope.batch.summary import write_summary
 from attnscope.calls.records import Record, picture_of
-from attnscope.cells import head_name
 from attnscope.errors import UsageError, hints_of
 from attnscope.figures import About, Style, save_depth
-from attnscope.files import open_native
-from attnscope.folder.suffix import CORPORA, refuse_file_name
 from attnscope.keep.atlas import HeadNames, atlas_of
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.measure.metrics import LENGTHS, with_asked
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
-from attnscope.parquet import as_plain, read_columns
 from attnscope.selection import pairs, resolved
-from attnscope.tables import read_delimited
 from attnscope.text.expressions import defined, names_of_spans
 from attnscope.text.tokens import check_expression
-from attnscope.typed import takes_fields
+from attnscope.utils.display import head_name
+from attnscope.utils.files import open_native
+from attnscope.utils.folders import CORPORA, refuse_file_name
+from attnscope.utils.parquet import as_plain, read_columns
+from attnscope.utils.schema import takes_fields
+from attnscope.utils.tables import read_delimited
 
 if TYPE_CHECKING:
     from attnscope.batch.dataset import CorpusHeads, Dataset

@@ -22,7 +22,7 @@ from attnscope.study.comparison import OneSide, check_alike, compare_heads
 from attnscope.study.comparison import heads_of as counts_of
 from attnscope.study.differences import check_folder, comparison_facts, heads_table, metrics_table, tokens_table
 from attnscope.telling import SILENT, Teller
-from attnscope.typed import takes_fields
+from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,7 @@ from attnscope.model.options import LoadOptions
 from attnscope.run import prepare
 from attnscope.selection import check_one_head, only_head, pairs, select
 from attnscope.text.tokens import described
-from attnscope.typed import takes_fields
+from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
     from attnscope.ask import Text

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.calls.records import Record, picture_of
-from attnscope.cells import model_name
+from attnscope.errors import visible
 from attnscope.explain.jsonl import json_lines
 from attnscope.explain.records import divisor
 from attnscope.figures import Style
-from attnscope.files import write_whole
-from attnscope.folder.suffix import refuse_file_name
-from attnscope.shown import visible
-from attnscope.tables import as_table, words
+from attnscope.utils.display import model_name
+from attnscope.utils.files import write_whole
+from attnscope.utils.folders import refuse_file_name
+from attnscope.utils.tables import as_table, words
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from attnscope.drawing import Picture
 from attnscope.figures import Style
-from attnscope.tables import TableRecord
 from attnscope.telling import SILENT, Teller
+from attnscope.utils.tables import TableRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.calls.records import StudyResult, run_study
-from attnscope.cells import head_name
 from attnscope.errors import hints_of
 from attnscope.figures import Style
 from attnscope.model.loaded import check_loaded
@@ -20,7 +19,8 @@ from attnscope.study.atlas.probes import SEQUENCES
 from attnscope.study.atlas.scan import ScanStudy, plan
 from attnscope.study.atlas.texts import DIVERGENCES, LOOKS, on_texts, prompts_of
 from attnscope.telling import SILENT, Teller
-from attnscope.typed import takes_fields
+from attnscope.utils.display import head_name
+from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa

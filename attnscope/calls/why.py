@@ -17,7 +17,7 @@ from attnscope.stacks import OF_TWO_TEXTS, TEXT_TASKS
 from attnscope.study.why.parts import parts_of
 from attnscope.study.why.records import AskedLogit
 from attnscope.text.tokens import Found, described, find
-from attnscope.typed import takes_fields
+from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
     from attnscope.ask import Text

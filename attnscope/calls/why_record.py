@@ -12,16 +12,15 @@ import pyarrow as pa
 
 from attnscope.calls.records import Record, picture_of
 from attnscope.calls.why_options import MEAN, ROWS
-from attnscope.cells import head_name, number, signed
 from attnscope.figures import About, Style
-from attnscope.files import save_json
-from attnscope.folder.claim import check, document
-from attnscope.folder.kinds import refuse_other_kind
 from attnscope.stacks import is_cross, prefix
 from attnscope.study.statistics import rank_correlation
 from attnscope.study.why.records import Component, LogitParts
-from attnscope.tables import as_table, integers, numbers, save, words
 from attnscope.text.labels import visible_blanks
+from attnscope.utils.display import head_name, number, signed
+from attnscope.utils.files import save_json
+from attnscope.utils.folders import check, document, refuse_other_kind
+from attnscope.utils.tables import as_table, integers, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.drawing import Picture

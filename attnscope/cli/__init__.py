@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from attnscope import signals
-from attnscope.errors import AttnscopeError, is_panic
-from attnscope.shown import LINES, visible
+from attnscope.errors import LINES, AttnscopeError, is_panic, visible
+from attnscope.utils import signals
 
 if TYPE_CHECKING:
     import typer
@@ -116,14 +115,14 @@ def _refuse(error: typer.TyperException, arguments: Sequence[str]) -> int:
 
 
 def _stopped(number: int, kept: str = "") -> int:
-    from attnscope.files import remove_unfinished
+    from attnscope.utils.files import remove_unfinished
 
     remove_unfinished()
     return _say("; ".join(filter(None, (signals.WORDS[number], kept))), signals.CODES[number])
 
 
 def _internal(error: Exception, arguments: Sequence[str]) -> int:
-    from attnscope.memory import is_out_of_memory
+    from attnscope.utils.memory import is_out_of_memory
 
     if is_out_of_memory(error):
         return _say("out of memory; give a shorter text, or a smaller model or dtype", OUT_OF_MEMORY)

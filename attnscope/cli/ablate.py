@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.ablate_options import Measured, On, Taken
 from attnscope.cli.ablate_other import Otherwise, print_answer
@@ -14,7 +13,8 @@ from attnscope.cli.heads import GROUPS
 from attnscope.cli.scan import Studied
 from attnscope.cli.study import show_cost
 from attnscope.cli.takes import takes
-from attnscope.signals import unwinding
+from attnscope.utils import display as cells
+from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.intervene.task import Task

@@ -23,7 +23,7 @@ from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.cli.ablate_options import Measured, On, Taken
-    from attnscope.sheets import Sheet
+    from attnscope.utils.display import Sheet
 
 
 @option_group

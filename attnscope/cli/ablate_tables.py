@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attnscope import cells
 from attnscope.cli.intervals import Effect, interval_notes
 from attnscope.cli.rounding import rounding_notes
-from attnscope.sheets import Column, Sheet
 from attnscope.study.statistics import largest_first
+from attnscope.utils import display as cells
+from attnscope.utils.display import Column, Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,13 +13,13 @@ from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.batch_ray import BatchCommand
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.takes import takes
-from attnscope.signals import unwinding
+from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.batch.corpus import Corpus
     from attnscope.batch.job import Job
     from attnscope.cli.batch_report import Outcome
-    from attnscope.signals import GracefulStop
+    from attnscope.utils.signals import GracefulStop
 
 EXAMPLES = (
     "attnscope batch corpus.jsonl --text-field body --out runs/corpus",

@@ -16,7 +16,7 @@ from attnscope.cli.load_options import MOST_TOKENS, EngineName, Loading
 from attnscope.cli.options import GlobalTokens, Printing, Question, Relations, Spreadsheet, Tokens
 from attnscope.cli.study_options import Rehearsal
 from attnscope.errors import UsageError
-from attnscope.folder.suffix import CORPORA
+from attnscope.utils.folders import CORPORA
 
 if TYPE_CHECKING:
     from attnscope.batch.cluster import Cluster

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
-from attnscope.errors import InputError
-from attnscope.shown import visible
-from attnscope.signals import GracefulStop
+from attnscope.errors import InputError, visible
+from attnscope.utils.signals import GracefulStop
 
 if TYPE_CHECKING:
     from rich.progress import Progress

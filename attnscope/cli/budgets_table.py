@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnscope import cells
 from attnscope.cli.intervals import Effect, interval_notes, with_interval
 from attnscope.cli.rounding import rounding_notes
 from attnscope.selection import written_heads
-from attnscope.sheets import Column, Sheet
 from attnscope.study.statistics import FEWEST
+from attnscope.utils import display as cells
+from attnscope.utils.display import Column, Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from attnscope import cells
 from attnscope.cli.intervals import Effect
 from attnscope.measure.metrics import METRICS
-from attnscope.sheets import Column, Sheet
 from attnscope.study.statistics import FEWEST
+from attnscope.utils import display as cells
+from attnscope.utils.display import Column, Sheet
 
 if TYPE_CHECKING:
     from attnscope.study.comparison import Comparison

@@ -15,8 +15,7 @@ from attnscope.cli.figure_options import Drawing
 from attnscope.cli.groups import parameters
 from attnscope.cli.settings import AS_OPTIONS, converters, settings_of
 from attnscope.cli.synonyms import by_key, suggestion, synonyms_of
-from attnscope.errors import UsageError, nearest
-from attnscope.shown import brief
+from attnscope.errors import UsageError, brief, nearest
 
 if TYPE_CHECKING:
     import typer

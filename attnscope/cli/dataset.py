@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.config import refuse_others
 from attnscope.cli.figure_options import DEPTH, Drawing, Look, place_of_pictures
@@ -20,8 +19,9 @@ from attnscope.cli.place import write_file
 from attnscope.cli.top import Top
 from attnscope.errors import UsageError
 from attnscope.measure.metrics import KEPT_FIRST
-from attnscope.sheets import Column, Row, Sheet, fitting
-from attnscope.signals import unwinding
+from attnscope.utils import display as cells
+from attnscope.utils.display import Column, Row, Sheet, fitting
+from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     import numpy as np
@@ -142,9 +142,9 @@ def _drawn(
     figures: str,
 ) -> list[Path]:
     """depth.png, of several stacks one in a folder of each."""
+    from attnscope.errors import visible
     from attnscope.figures import About, save_depth
     from attnscope.measure.metrics import COLUMNS, order_of
-    from attnscope.shown import visible
 
     if {part.strip() for part in figures.split(",")} != {DEPTH}:
         raise UsageError(f"--figures: expected {DEPTH} of a dataset, got {figures!r}", "write --figures depth")

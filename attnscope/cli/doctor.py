@@ -107,7 +107,7 @@ def _kernels() -> dict[str, Any]:
 
 def _free(device: str) -> int | None:
     """Its free bytes, None where a broken driver does not say: that, too, belongs into the report."""
-    from attnscope.memory import free_memory
+    from attnscope.utils.memory import free_memory
 
     with suppress(RuntimeError):
         return free_memory(device)
@@ -189,6 +189,6 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _size(count: int | None) -> str:
-    from attnscope.memory import human_bytes
+    from attnscope.utils.memory import human_bytes
 
     return "unknown" if count is None else human_bytes(count)

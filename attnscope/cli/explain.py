@@ -17,8 +17,8 @@ from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Config, Format, MayAsk, OneHead, PairedText, Query, Seed, Selected, Writing
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
-from attnscope.folder.suffix import PICTURES
-from attnscope.signals import unwinding
+from attnscope.utils.folders import PICTURES
+from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -189,7 +189,7 @@ def read_query(text: str) -> int:
 
 def spread_table(spreads: list[Spread]) -> pa.Table:
     """One row a measurement."""
-    from attnscope.tables import as_table
+    from attnscope.utils.tables import as_table
 
     names = ("mean_q", "std_q", "mean_k", "std_k")
     return as_table(

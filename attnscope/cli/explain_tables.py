@@ -16,8 +16,8 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from attnscope import cells
 from attnscope.explain.records import HIDDEN, SUMMED
+from attnscope.utils import display as cells
 
 if TYPE_CHECKING:
     from attnscope.explain import Check, Explanation, Numbers, Step

@@ -194,9 +194,9 @@ class Drawing(Kinds, Map):
 
 def place_of_pictures(folder: Path, out: Path | None) -> Path:
     """The folder to draw into. Raises UsageError where that is none, or holds what was finished itself."""
-    from attnscope.files import refuse_links
-    from attnscope.folder.kinds import kinds_in
     from attnscope.folder.manifest import inner_folders
+    from attnscope.utils.files import refuse_links
+    from attnscope.utils.folders import kinds_in
 
     if out is None:
         raise UsageError("nowhere to draw", "name a folder with --out DIR")

@@ -27,8 +27,7 @@ from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_ar
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from attnscope.errors import UsageError, nearest
-from attnscope.shown import brief, visible
+from attnscope.errors import UsageError, brief, nearest, visible
 
 T = TypeVar("T")
 UNSET = vars(typer.Option())
@@ -192,7 +191,7 @@ def command_line(command: str, *groups: Any) -> str:
 
 def of_run(command: str, *groups: Any) -> dict[str, Any]:
     """What a manifest says was asked for, and by which command line."""
-    from attnscope.folder.kinds import COMMAND
+    from attnscope.utils.folders import COMMAND
 
     return recorded(*groups) | {COMMAND: command_line(command, *groups).removeprefix("attnscope ")}
 

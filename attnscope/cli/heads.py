@@ -19,7 +19,7 @@ from attnscope.cli.show import FEW, Show, draw, stream
 from attnscope.cli.takes import takes
 from attnscope.cli.top import Top
 from attnscope.errors import UsageError
-from attnscope.folder.suffix import PICTURES, TABLES
+from attnscope.utils.folders import PICTURES, TABLES
 
 if TYPE_CHECKING:
     from attnscope.figures import Style

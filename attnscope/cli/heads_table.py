@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from attnscope import cells
 from attnscope.measure.metrics import COLUMNS, KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, order_of
-from attnscope.sheets import Column, Row, Sheet, fitting
+from attnscope.utils import display as cells
+from attnscope.utils.display import Column, Row, Sheet, fitting
 
 if TYPE_CHECKING:
     from attnscope.keep.columns import Head

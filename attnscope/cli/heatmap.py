@@ -18,9 +18,8 @@ from attnscope.cli.heads import MeasuredEntries, Ranking, over_picture
 from attnscope.cli.options import Config, Exporting, Question, TextRun
 from attnscope.cli.show import Show, draw, first_heads, stream
 from attnscope.cli.takes import takes
-from attnscope.errors import UsageError
-from attnscope.folder.suffix import PICTURES
-from attnscope.shown import visible
+from attnscope.errors import UsageError, visible
+from attnscope.utils.folders import PICTURES
 
 EXAMPLES = (
     'attnscope heatmap --text "the cat sat on the mat" --select last --out runs/cat',

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.completion import models
 from attnscope.cli.groups import option_group
 from attnscope.cli.load_options import Checkpoint
 from attnscope.cli.options import Facts, Noise
 from attnscope.cli.takes import takes
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, brief
 from attnscope.selection import spelled
-from attnscope.shown import brief
 from attnscope.stacks import DECODER, STACKS
+from attnscope.utils import display as cells
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -190,8 +189,8 @@ def _auto(case: Case, length: int, fits: bool) -> dict[str, str]:
 
 def _free(options: LoadOptions, device: str) -> int | None:
     """The free bytes of a device, None where it is not here."""
-    from attnscope.memory import free_memory
     from attnscope.model.loading import chosen_device
+    from attnscope.utils.memory import free_memory
 
     with suppress(UsageError, RuntimeError):
         chosen_device(options)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnscope import cells
-from attnscope.sheets import Column, Row
+from attnscope.utils import display as cells
+from attnscope.utils.display import Column, Row
 
 if TYPE_CHECKING:
     import numpy as np

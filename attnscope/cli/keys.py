@@ -15,8 +15,8 @@ from attnscope.cli.options import Heads, Results, TextRun
 from attnscope.cli.relations import relations_sheet
 from attnscope.cli.takes import takes
 from attnscope.cli.top import Top
-from attnscope.folder.suffix import TABLES
 from attnscope.measure.roles import RESTS
+from attnscope.utils.folders import TABLES
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,7 +15,7 @@ from attnscope.cli.knockout_table import cautions, notes, shown
 from attnscope.cli.study import Printed, load_studied, print_study, questions, read_one, run_study
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
-from attnscope.signals import unwinding
+from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     from pathlib import Path

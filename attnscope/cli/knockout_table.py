@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope import cells
-from attnscope.cells import number_of
 from attnscope.cli.intervals import effects, interval_notes
 from attnscope.cli.rounding import rounding_notes
-from attnscope.sheets import Column, Row, Sheet
+from attnscope.utils import display as cells
+from attnscope.utils.display import Column, Row, Sheet, number_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,7 +8,7 @@ from typer import BadParameter, Option
 
 from attnscope.cli.completion import models, offer
 from attnscope.cli.groups import FIRST, HELD, SETTING, fill, option_group
-from attnscope.shown import brief
+from attnscope.errors import brief
 
 if TYPE_CHECKING:
     from attnscope.model.options import LoadOptions

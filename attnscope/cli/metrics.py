@@ -35,7 +35,7 @@ def metrics(which: ChosenMetrics, printing: Format) -> int:
     With an ID: the formula of a metric, its rows, unit, range and source. In a pipe all of them, as csv.
     """
     from attnscope.measure.metrics import KNOWN, ROWS, known
-    from attnscope.tables import as_table
+    from attnscope.utils.tables import as_table
 
     chosen = [KNOWN[name] for name in (known([which.id]) if which.id else KNOWN)]
     fields = ("id", "short", "formula", "unit", "range", "source", "reading")

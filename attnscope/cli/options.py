@@ -23,8 +23,8 @@ from attnscope.cli.load_options import MOST_TOKENS, Checkpoint, EngineChoice, Lo
 from attnscope.cli.place import check_out
 from attnscope.cli.top import count_of, count_or_all
 from attnscope.errors import UsageError
-from attnscope.folder.suffix import TABLES, suffix_of
 from attnscope.model.options import DEMO
+from attnscope.utils.folders import TABLES, suffix_of
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask, How, Text

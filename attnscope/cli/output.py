@@ -13,10 +13,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from attnscope import signals
-from attnscope.errors import UsageError
-from attnscope.shown import LINES, in_a_line, numbered, visible
+from attnscope.errors import LINES, UsageError, in_a_line, numbered, visible
 from attnscope.telling import Teller
+from attnscope.utils import signals
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,7 +101,7 @@ def emit_first(
 
 def emit_data(table: pa.Table, format: str, spreadsheet: bool = False) -> None:
     """Write a table to stdout as data; spreadsheet: as for `emit`."""
-    from attnscope.tables import tamed, write
+    from attnscope.utils.tables import tamed, write
 
     stream = data_stream(format)
     write(tamed(table) if spreadsheet else table, stream, format)

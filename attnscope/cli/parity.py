@@ -15,8 +15,8 @@ from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import ModelTexts, Printing, Selected
 from attnscope.cli.place import check_file
 from attnscope.cli.takes import takes
-from attnscope.signals import unwinding
 from attnscope.stacks import DECODER, prefix
+from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,7 +90,7 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
         result = checked(run, compared)
     table = result.table()
     if printing.out is not None:  # first: a reader of stdout may leave early
-        from attnscope.files import save_json
+        from attnscope.utils.files import save_json
 
         with unwinding():
             written = save_json(result.certificate(), printing.out)

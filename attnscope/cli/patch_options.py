@@ -11,9 +11,9 @@ from attnscope.cli.groups import FIRST, UNRECORDED, option_group
 from attnscope.cli.knockout_options import Answered, Compared
 from attnscope.cli.options import Named, Selected
 from attnscope.cli.study_options import MOST_SEQUENCES, MOST_SETS, StudyTable
-from attnscope.folder.suffix import PICTURES, TABLES
 from attnscope.intervene.what import What
 from attnscope.study.patching.over import Method, Over
+from attnscope.utils.folders import PICTURES, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope import cells
 from attnscope.cli.intervals import effects, interval_notes
 from attnscope.cli.rounding import rounding_notes
 from attnscope.intervene.what import SHARED
-from attnscope.sheets import Column, Sheet
+from attnscope.utils import display as cells
+from attnscope.utils.display import Column, Sheet
 
 if TYPE_CHECKING:
     from attnscope.study.patching.effects import PatchedPairs

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from attnscope.cli import output
 from attnscope.cli.groups import DRAWN, parameters
 from attnscope.errors import UsageError
-from attnscope.folder.suffix import PICTURES, TABLES, suffix_of
-from attnscope.signals import unwinding
+from attnscope.utils.folders import PICTURES, TABLES, suffix_of
+from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ from attnscope.cli.figure_options import DEPTH, FIGURES, Drawing, kinds_of_file,
 from attnscope.cli.groups import command_line, parameters
 from attnscope.cli.options import Exporting
 from attnscope.errors import UsageError
-from attnscope.signals import unwinding
+from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     import typer

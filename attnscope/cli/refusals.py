@@ -13,8 +13,7 @@ from attnscope.cli.app import COMMANDS, module_of
 from attnscope.cli.groups import Parameter, parameters
 from attnscope.cli.help import whole_help
 from attnscope.cli.synonyms import by_key, suggestion, synonyms_of
-from attnscope.errors import nearest
-from attnscope.shown import listed
+from attnscope.errors import listed, nearest
 
 if TYPE_CHECKING:
     import typer

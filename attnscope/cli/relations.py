@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 from typer import Option
 
-from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.groups import FIRST, HELD, of_run, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Question, Relations, Results, TextRun
 from attnscope.cli.takes import takes
 from attnscope.cli.top import Top
-from attnscope.folder.suffix import TABLES
+from attnscope.utils import display as cells
+from attnscope.utils.folders import TABLES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -154,7 +154,7 @@ def relations_sheet(table: pa.Table, top: int | None, wrapped: str = "") -> Rich
     """
     from pyarrow import types
 
-    from attnscope.tables import rows
+    from attnscope.utils.tables import rows
 
     shown = output.sheet()
     if "stack" in table.column_names and len(table.column("stack").unique()) <= 1:  # a file has it in any case
@@ -171,7 +171,7 @@ def relations_sheet(table: pa.Table, top: int | None, wrapped: str = "") -> Rich
 
 def _with_names(table: pa.Table) -> pa.Table:
     """Heads by name, as on every terminal: `L1H4`, and its kv head where heads share one."""
-    from attnscope.tables import words
+    from attnscope.utils.tables import words
 
     if "kv_head" not in table.column_names:
         return table

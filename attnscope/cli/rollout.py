@@ -16,7 +16,7 @@ from attnscope.cli.options import Relations, Results, Selected, TextRun
 from attnscope.cli.relations import relations_sheet
 from attnscope.cli.takes import takes
 from attnscope.cli.top import Top
-from attnscope.folder.suffix import PICTURES, TABLES
+from attnscope.utils.folders import PICTURES, TABLES
 
 if TYPE_CHECKING:
     from attnscope.observation import Observation

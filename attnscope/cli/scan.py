@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from typer import Option
 
-from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import FIRST, command_line, fill, option_group
@@ -23,7 +22,8 @@ from attnscope.cli.study_options import Sequences
 from attnscope.cli.takes import takes
 from attnscope.cli.top import Top
 from attnscope.errors import UsageError
-from attnscope.signals import unwinding
+from attnscope.utils import display as cells
+from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.calls.scan import Scan
@@ -133,7 +133,7 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept, look: Look) -> int:
 
     from attnscope.batch.items import texts_in
     from attnscope.model.libraries import silence_libraries
-    from attnscope.text.reading import read_ids
+    from attnscope.utils.files import read_ids
 
     # Files are read first: what is wrong with them is known before a model is loaded.
     output.complain_through_talk(kept.quiet)
@@ -192,8 +192,8 @@ def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kep
 
 def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept, style: Style) -> int:
     """One scan per revision, each model gone before the next is loaded; then all of them side by side."""
-    from attnscope.folder.kinds import refuse_other_kind
     from attnscope.show.checkpoints import TABLE, folder_of, save_checkpoints, stacked
+    from attnscope.utils.folders import refuse_other_kind
 
     if kept.out is not None:
         refuse_other_kind(kept.out, TABLE, kept.force)

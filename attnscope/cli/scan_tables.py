@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from attnscope import cells
 from attnscope.cli.intervals import Effect, interval_notes
-from attnscope.sheets import Column, Row, Sheet
+from attnscope.utils import display as cells
+from attnscope.utils.display import Column, Row, Sheet
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.completion import models
 from attnscope.cli.groups import FIRST, fill, option_group
 from attnscope.cli.load_options import Loading
 from attnscope.cli.options import Quiet
 from attnscope.cli.takes import takes
-from attnscope.errors import InputError, UsageError
-from attnscope.shown import in_a_line
+from attnscope.errors import InputError, UsageError, in_a_line
+from attnscope.utils import display as cells
 
 if TYPE_CHECKING:
     from attnscope.model.options import LoadOptions
@@ -134,7 +133,7 @@ def hold(served: Served, session: Session, quiet: bool) -> int:
     if not place.supported():
         raise UsageError("this system has no sockets that say who asks", "use attnscope serve --run FILE")
     from attnscope.serve.server import Server
-    from attnscope.signals import GracefulStop
+    from attnscope.utils.signals import GracefulStop
 
     page = live_page(session.port) if session.page else lambda server: nullcontext("")
     with Server(idle, lambda line: output.talk(line, quiet)) as server, GracefulStop(lambda: server.stop()) as stopped:
@@ -154,9 +153,9 @@ def hold(served: Served, session: Session, quiet: bool) -> int:
 
 def ask_server(request: str, quiet: bool) -> int:
     """Say what the server that runs holds, or end it; 1 without one, and for its status while it loads its models."""
-    from attnscope.memory import human_bytes
     from attnscope.serve.client import asked
     from attnscope.serve.wire import SilentServerError, UnansweredError
+    from attnscope.utils.memory import human_bytes
 
     try:
         status = asked(request)
@@ -209,7 +208,7 @@ def run_lines(name: str) -> int:
 
 def _lines(name: str) -> Iterator[str]:
     """The lines of a file, or of stdin, as they come. Raises InputError for one that is too long, or no text."""
-    from attnscope.text.reading import opened, standard_input
+    from attnscope.utils.files import opened, standard_input
 
     from_stdin = name == "-"
     with standard_input("name a file") if from_stdin else opened(name, "check the path") as stream:

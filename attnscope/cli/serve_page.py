@@ -62,7 +62,7 @@ def join(wanted: Sequence[LoadOptions], port: int | None, status: Status, quiet:
     """
     from attnscope.serve import client
     from attnscope.serve.wire import UnansweredError, is_readable
-    from attnscope.signals import GracefulStop
+    from attnscope.utils.signals import GracefulStop
 
     Page = page_class()
     try:

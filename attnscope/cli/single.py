@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.load_options import Checkpoint
 from attnscope.cli.options import (
@@ -25,7 +24,8 @@ from attnscope.cli.options import (
 )
 from attnscope.cli.place import ONE_PICTURE
 from attnscope.errors import UsageError
-from attnscope.signals import unwinding
+from attnscope.utils import display as cells
+from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask, Text
@@ -150,7 +150,7 @@ def read_given(asked: ModelTexts, writing: Noise) -> str | list[int] | Sound:
     """As `read_text`; or the sound that was given in the text's stead."""
     if asked.audio is None:
         if asked.picture and not asked.has_text:  # which a vision tower reads alone
-            from attnscope.text.reading import piped_text
+            from attnscope.utils.files import piped_text
 
             output.complain_through_talk(writing.quiet)
             return piped_text()
@@ -163,8 +163,8 @@ def read_given(asked: ModelTexts, writing: Noise) -> str | list[int] | Sound:
 
 def read_text(asked: OneText, writing: Noise) -> str | list[int]:
     """The text, or its token ids; from here on the library's warnings are lines on stderr."""
-    from attnscope.text.reading import read_ids
-    from attnscope.text.reading import read_text as read
+    from attnscope.utils.files import read_ids
+    from attnscope.utils.files import read_text as read
 
     output.complain_through_talk(writing.quiet)
     if asked.ids is not None:

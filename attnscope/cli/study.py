@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from attnscope.cli import output
 from attnscope.cli.place import ONE_BY_ONE, write_file
-from attnscope.errors import InputError, UsageError
-from attnscope.shown import brief
-from attnscope.signals import unwinding
+from attnscope.errors import InputError, UsageError, brief
+from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
     from attnscope.study.records import StudyRecord
     from attnscope.study.study import Cost, Study
-    from attnscope.tables import TableRecord
+    from attnscope.utils.tables import TableRecord
 
 Record = TypeVar("Record", bound="StudyRecord")
 Tabled = TypeVar("Tabled", bound="TableRecord")

@@ -15,7 +15,7 @@ from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Question, Results, TextRun
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
-from attnscope.folder.suffix import TABLES
+from attnscope.utils.folders import TABLES
 
 if TYPE_CHECKING:
     from attnscope.figures import Style

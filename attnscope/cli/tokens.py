@@ -48,8 +48,8 @@ def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) ->
 
     read = read_tokens(asked, read_text(asked, noise), noise)
 
-    from attnscope.tables import integers
     from attnscope.text.tokens import choose, chosen_lines
+    from attnscope.utils.tables import integers
 
     prompt = read.prompt
     chosen = choose(prompt, asks["query"], asks["key"], asks["define"])
@@ -90,7 +90,7 @@ def header(read: Tokenised) -> str:
 
 def token_table(prompt: Prompt) -> pa.Table:
     """A row per token: characters from start to stop, null where it has none; words and sentences counted from 0."""
-    from attnscope.tables import as_table, integers, words
+    from attnscope.utils.tables import as_table, integers, words
 
     written = [(start, stop) if start < stop else (None, None) for start, stop in prompt.characters]
     columns: dict[str, Any] = {

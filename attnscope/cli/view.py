@@ -19,7 +19,7 @@ from attnscope.cli.place import check_file
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.purposes.page import ShowPage
-from attnscope.signals import unwinding
+from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask

@@ -13,7 +13,7 @@ from attnscope.cli.takes import takes
 from attnscope.cli.top import Top
 from attnscope.cli.why_options import Logit, LogitText, WhyTable
 from attnscope.cli.why_table import logit_sheet, to_know
-from attnscope.signals import unwinding
+from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from typer import Option
 from attnscope.cli.groups import FIRST, fill, option_group
 from attnscope.cli.options import Generated, MayAsk, ModelTexts, OneHead, Question
 from attnscope.cli.study_options import StudyTable
-from attnscope.folder.suffix import PICTURES, TABLES
+from attnscope.utils.folders import PICTURES, TABLES
 
 if TYPE_CHECKING:
     from attnscope.calls.why_options import WhyOptions

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from attnscope import cells
-from attnscope.sheets import Column, Sheet
+from attnscope.utils import display as cells
+from attnscope.utils.display import Column, Sheet
 
 if TYPE_CHECKING:
     from attnscope.calls.why_record import Why

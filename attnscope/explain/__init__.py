@@ -11,8 +11,8 @@ jsonl.py        an explanation as JSON lines
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from attnscope.callable_room import callable_room
 from attnscope.explain.records import Check, Explanation, Numbers, Step
+from attnscope.utils.callable_module import callable_room
 
 if TYPE_CHECKING:
     from attnscope.explain.toy import explain_toy

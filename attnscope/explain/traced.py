@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attnscope.cells import head_name
 from attnscope.errors import ModelError, UsageError
 from attnscope.explain.attention import Attention, attention_steps, concatenation
 from attnscope.explain.projections import after_values, before_scores, observed_heads
@@ -31,6 +30,7 @@ from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import HALF, ModuleRecorder, ModuleRun
 from attnscope.stacks import DECODER, ENCODER
+from attnscope.utils.display import head_name
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

@@ -19,9 +19,9 @@ from matplotlib.colors import (
 )
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from attnscope import cells
 from attnscope.errors import UsageError, nearest
 from attnscope.figures.style import OPEN, SIGNED, TAKEN, Quantity, Style
+from attnscope.utils import display as cells
 
 BLANK = "#efefef"  # a key the query cannot see: light, so that it is never mistaken for a small weight
 SIGNED_BLANK = "#c9c9c9"  # the same where 0 is light itself

@@ -25,7 +25,7 @@ from pathlib import Path
 from attnscope import figures
 from attnscope.errors import AttnscopeError
 from attnscope.figures.pool import cores
-from attnscope.signals import begin_worker, busy, held, leaving
+from attnscope.utils.signals import begin_worker, busy, held, leaving
 
 log = logging.getLogger("attnscope")
 

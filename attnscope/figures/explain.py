@@ -18,13 +18,13 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from attnscope.cells import printed
 from attnscope.figures import layout
 from attnscope.figures.colours import Limits, cmap_of, find_limits, label_colourbar
 from attnscope.figures.fonts import fonts_for, shown_label
 from attnscope.figures.heatmap import Cells
 from attnscope.figures.style import DPI, MARKERS, Axis, Quantity, Style, ordinal
 from attnscope.figures.writer import drawing, save_figure
+from attnscope.utils.display import printed
 
 EDGE, GAP, BAR_PX, TITLE_ROOM = 18, 10, 12, 52
 PANEL_PX, LARGEST_CELL, LEAST_PITCH = 480, 110, 190

@@ -16,8 +16,8 @@ from pathlib import Path
 from matplotlib import font_manager, ft2font, get_data_path
 from matplotlib.ft2font import FT2Font
 
-from attnscope.apart import without_stderr
-from attnscope.shown import BLANKS, FILLERS, numbered, visible
+from attnscope.errors import BLANKS, FILLERS, numbered, visible
+from attnscope.utils.isolation import without_stderr
 
 log = logging.getLogger("attnscope")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from attnscope.cells import printed
 from attnscope.figures.colours import Limits, find_limits, seen
 from attnscope.figures.fonts import shown_label, undrawable
 from attnscope.figures.style import (
@@ -26,6 +25,7 @@ from attnscope.figures.style import (
     parallel_note,
     split_sink,
 )
+from attnscope.utils.display import printed
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from attnscope.cells import printed
 from attnscope.figures import layout
 from attnscope.figures.colours import BLANK, find_limits
 from attnscope.figures.fonts import fonts_for
@@ -43,6 +42,7 @@ from attnscope.figures.style import (
     split_sink,
 )
 from attnscope.figures.writer import drawing, save_figure
+from attnscope.utils.display import printed
 
 SCREEN_PX, GAP_PX = 1800, 8  # a gap holds the frames of two neighbours
 OVERVIEW_PX, LEAST_THUMB_PX, LARGEST_THUMB_PX, LARGEST_THUMB_CELL = 1680, 40, 150, 16

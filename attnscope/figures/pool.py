@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnscope.errors import AttnscopeError
-from attnscope.signals import begin_worker, busy, held
+from attnscope.utils.signals import begin_worker, busy, held
 
 if TYPE_CHECKING:
     from attnscope.figures.style import Style

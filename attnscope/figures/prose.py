@@ -19,10 +19,10 @@ from rich.color import Color
 from rich.style import Style as Ink
 from rich.text import Text
 
+from attnscope.errors import visible
 from attnscope.figures.colours import Limits, drawable, make_norm
 from attnscope.figures.style import Style
 from attnscope.figures.terminal import COLOURFUL
-from attnscope.shown import visible
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions

@@ -12,13 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from attnscope.cells import printed
 from attnscope.figures import layout
 from attnscope.figures.colours import DARK_INK
 from attnscope.figures.fonts import fonts_for, isolated, shown_text
 from attnscope.figures.intervals import drawn_ends
 from attnscope.figures.style import Style
 from attnscope.figures.writer import drawing, px, save_figure
+from attnscope.utils.display import printed
 
 EDGE, WIDE_PX, LEAST_PX, ROW_PX, MARK_ROOM, VALUE_ROOM, GAP = 18, 560, 60, 26, 48, 64, 8
 HEADING_SIZE, NAME_SIZE, MARK_SIZE = 13.0, 10.0, 9.0

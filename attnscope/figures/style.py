@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
-from attnscope.cells import head_name, model_name
-from attnscope.errors import UsageError
-from attnscope.shown import BLANKS, visible
+from attnscope.errors import BLANKS, UsageError, visible
+from attnscope.utils.display import head_name, model_name
 
 if TYPE_CHECKING:
     import numpy as np

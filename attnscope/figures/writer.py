@@ -23,10 +23,10 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from attnscope import files
 from attnscope.figures.fonts import Fonts, caption, isolated, register
 from attnscope.figures.raster import Boxes, encode_png, press_images
 from attnscope.figures.style import DPI, About, Style
+from attnscope.utils import files
 
 BEYOND = 16  # pixels around artists: tick marks, and ink outside a letter's own box
 # no dates, no random ids: two runs write the same bytes

@@ -18,13 +18,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
-from attnscope.files import check_schema, jsonable, read_json, save_json
-from attnscope.folder.claim import MOST_SAID, OVER, another, changes, writable
-from attnscope.folder.kinds import COMMAND, LONGEST_SAID, clipped, command_of, refuse_other_kind
-from attnscope.folder.suffix import refuse_file_name
 from attnscope.stacks import STACKS
 from attnscope.text.prompt import Medium, Prompt
-from attnscope.typed import typed
+from attnscope.utils.files import check_schema, jsonable, read_json, save_json
+from attnscope.utils.folders import (
+    COMMAND,
+    LONGEST_SAID,
+    MOST_SAID,
+    OVER,
+    another,
+    changes,
+    clipped,
+    command_of,
+    refuse_file_name,
+    refuse_other_kind,
+    writable,
+)
+from attnscope.utils.schema import from_json as typed
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask

@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from attnscope.errors import UsageError, first_line
-from attnscope.files import read_small, refuse_links, save_json, whole_file
-from attnscope.folder.claim import OVER, check, document, writable
-from attnscope.folder.kinds import refuse_other_kind
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.geometry import Geometry
 from attnscope.selection import everything, pairs
-from attnscope.signals import Stopped
+from attnscope.utils.files import read_small, refuse_links, save_json, whole_file
+from attnscope.utils.folders import OVER, check, document, refuse_other_kind, writable
+from attnscope.utils.signals import Stopped
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

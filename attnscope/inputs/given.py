@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex
 
-from attnscope.apart import Apart
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.inputs.global_tokens import with_global_tokens
 from attnscope.media.picture import all_opened
@@ -26,11 +25,12 @@ from attnscope.text import prompt as prompts
 from attnscope.text.answer import continued
 from attnscope.text.prompt import Prompt, from_ids, place
 from attnscope.text.virtual import with_virtual
+from attnscope.utils.isolation import IsolatedCall as Apart
 
 if TYPE_CHECKING:
-    from attnscope.apart import Where
     from attnscope.ask import Ask
     from attnscope.model.loaded import LoadedModel
+    from attnscope.utils.isolation import Where
 
 Read = Callable[["Ask"], Prompt]
 

@@ -16,10 +16,10 @@ from attnscope.text.prompt import Prompt, from_ids, place
 from attnscope.text.target import from_target_ids, reading_target
 
 if TYPE_CHECKING:
-    from attnscope.apart import Where
     from attnscope.ask import Ask
     from attnscope.model.loaded import LoadedModel
     from attnscope.seam.engines import Engine
+    from attnscope.utils.isolation import Where
 
 _Advance = Callable[[int], object]
 

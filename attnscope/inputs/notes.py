@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attnscope.apart import Apart
 from attnscope.model.families import family_of
 from attnscope.model.generating import choosing_settings
 from attnscope.seam.inputs import TYPES, known_types
 from attnscope.seam.report import tolerance
 from attnscope.text.prompt import place
+from attnscope.utils.isolation import IsolatedCall as Apart
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from attnscope.cells import head_names
+from attnscope.utils.display import head_names
 
 
 @dataclass(frozen=True)

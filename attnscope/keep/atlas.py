@@ -19,9 +19,10 @@ from typing import Any, Protocol, TypeVar, overload
 
 import pyarrow as pa
 
-from attnscope.cells import head_name
 from attnscope.errors import InputError, UsageError
-from attnscope.files import (
+from attnscope.model.checkpoint import weights_sha256
+from attnscope.utils.display import head_name
+from attnscope.utils.files import (
     LONGEST_TEXT,
     FileState,
     check_schema,
@@ -31,9 +32,8 @@ from attnscope.files import (
     read_small,
     state_of,
 )
-from attnscope.model.checkpoint import weights_sha256
-from attnscope.parquet import read_columns
-from attnscope.tables import python_values
+from attnscope.utils.parquet import read_columns
+from attnscope.utils.tables import python_values
 
 SCHEMA = "atlas/3"
 NAME, TABLE = "atlas.json", "atlas.parquet"

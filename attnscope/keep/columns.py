@@ -11,13 +11,13 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import pyarrow as pa
 
-from attnscope.cells import head_name
 from attnscope.errors import UsageError
 from attnscope.keep.layers import codes
 from attnscope.measure.metrics import COLUMNS, MASS, order_of
 from attnscope.measure.roles import NONE
 from attnscope.stacks import STACKS, has_decoder_heads
-from attnscope.tables import as_table, flags, numbers, texts_at, words
+from attnscope.utils.display import head_name
+from attnscope.utils.tables import as_table, flags, numbers, texts_at, words
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from attnscope.keep.layers import codes
 from attnscope.stacks import STACKS
-from attnscope.tables import as_table, texts_at, words
+from attnscope.utils.tables import as_table, texts_at, words
 
 
 def table(stacks: Mapping[str, tuple[Sequence[str], np.ndarray]], on: Mapping[tuple[str, int], list[str]]) -> pa.Table:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from attnscope.cells import number_list
 from attnscope.errors import UnknownLayerError, UsageError
 from attnscope.stacks import DECODER, STACKS, prefix
+from attnscope.utils.display import number_list
 
 if TYPE_CHECKING:
     from torch import Tensor

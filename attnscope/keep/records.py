@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from attnscope.keep.layers import PerLayer
 from attnscope.measure.binned import MAP_SIDE, Cells
-from attnscope.tables import as_table, texts_at
 from attnscope.text.prompt import Span
+from attnscope.utils.tables import as_table, texts_at
 
 if TYPE_CHECKING:
     from torch import Tensor

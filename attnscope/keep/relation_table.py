@@ -15,7 +15,7 @@ from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.keep.records import KeptKeys
 from attnscope.keep.view import ENTRIES, View
 from attnscope.stacks import CROSS, STACKS
-from attnscope.tables import as_table, numbers, texts_at
+from attnscope.utils.tables import as_table, numbers, texts_at
 
 COLUMNS = ("layer", "head", "kv_head", "query", "key", "weight", "stack")
 

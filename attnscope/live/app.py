@@ -29,7 +29,7 @@ from attnscope.live.asking import answer
 from attnscope.live.guard import Guard, Strangers, protocol
 from attnscope.live.question import LiveQuestion
 from attnscope.model.options import LoadOptions
-from attnscope.typed import typed
+from attnscope.utils.schema import from_json as typed
 from attnscope.viewer.page import bundle
 
 LOOPBACK = "127.0.0.1"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from attnscope.errors import InputError, UsageError
 from attnscope.model.options import LoadOptions
-from attnscope.typed import plain
+from attnscope.utils.schema import to_json as plain
 
 MOST_LETTERS = 2_000_000  # of the text
 MOST_IN_FILE = 50_000  # letters of all else together: a file of options holds a million bytes

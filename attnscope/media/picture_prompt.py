@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from attnscope.apart import Apart
 from attnscope.errors import InputError, ModelError, first_line
 from attnscope.media.patches import WHOLE, Box, Grid, Sight, cells, patches_of, windows
 from attnscope.media.picture import Picture
@@ -23,6 +22,7 @@ from attnscope.model.geometry import window_side
 from attnscope.text.characters import located
 from attnscope.text.chat import Bounds, Message, read_messages, texts_of, token_turns, turn_ranges
 from attnscope.text.prompt import Medium, Patch, Prompt, Span, from_ids, place
+from attnscope.utils.isolation import IsolatedCall as Apart
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

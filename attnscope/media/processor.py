@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.apart import without_stderr
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError, first_line
 from attnscope.model.checkpoint import read_json
 from attnscope.model.permits import unread
 from attnscope.text.chat import Message, parts_of, pictures_of, texts_of
+from attnscope.utils.isolation import without_stderr
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

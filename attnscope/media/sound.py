@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from attnscope.apart import without_stderr
 from attnscope.errors import InputError, ModelError, UsageError, first_line
 from attnscope.media.processor import read_files
 from attnscope.model.permits import RUNS_CODE, TRUST, needs_code
 from attnscope.text.prompt import Medium, Prompt, Side
-from attnscope.text.reading import opened
+from attnscope.utils.files import opened
+from attnscope.utils.isolation import without_stderr
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

@@ -17,10 +17,9 @@ from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
 
-from attnscope import files
-from attnscope.errors import ModelError, is_panic
+from attnscope.errors import ModelError, brief, is_panic
 from attnscope.model.families import BYTE_TOKENIZERS, family
-from attnscope.shown import brief
+from attnscope.utils import files
 
 SMALL, TOKENIZER_BYTES = files.SMALL_BYTES, 2**30
 CHARSMAP = re.compile(rb'"precompiled_charsmap"\s*:\s*("[^"]*")')

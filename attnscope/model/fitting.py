@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
-from attnscope.errors import ModelError
+from attnscope.errors import ModelError, listed
 from attnscope.model.task import reading_part
 from attnscope.model.towers import tower_of
-from attnscope.shown import listed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
-from attnscope.errors import ModelError
-from attnscope.shown import brief
+from attnscope.errors import ModelError, brief
 
 CHOOSING = {  # may make another token the likeliest than the row before it does
     *("bad_words_ids", "begin_suppress_tokens", "sequence_bias", "suppress_tokens", "watermarking_config"),

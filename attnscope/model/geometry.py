@@ -10,13 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from attnscope.errors import UsageError
-from attnscope.memory import DTYPE_BYTES
+from attnscope.errors import UsageError, brief, visible
 from attnscope.model.attending import attending_layers
 from attnscope.model.families import family
 from attnscope.model.permits import Permits
 from attnscope.model.task import both_ways, model_class, stack_config, task_of
-from attnscope.shown import brief, visible
 from attnscope.stacks import (
     CAUSAL_LM,
     CROSS,
@@ -37,6 +35,7 @@ from attnscope.stacks import (
     is_vision,
     main_stack,
 )
+from attnscope.utils.memory import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from torch import nn

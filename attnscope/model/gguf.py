@@ -22,13 +22,12 @@ from math import inf, log
 from pathlib import Path
 from typing import Any
 
-from attnscope.errors import AttnscopeError, ModelError
-from attnscope.files import FileState, state_of
+from attnscope.errors import AttnscopeError, ModelError, brief, listed
 from attnscope.model.checkpoint import check_counts
 from attnscope.model.geometry import MOST_LAYERS, empty_model
 from attnscope.model.libraries import needed
 from attnscope.model.permits import Permits, unread
-from attnscope.shown import brief, listed
+from attnscope.utils.files import FileState, state_of
 
 VERSIONS = (2, 3)
 HEADER_BYTES = 1 << 26  # a vocabulary of 262,144 tokens with its merges takes a fourth

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnscope.apart import within
 from attnscope.errors import ModelError
+from attnscope.utils.isolation import within
 
 # Connecting, TLS and reading each get ANSWER_SECONDS; DEADLINE_SECONDS bounds them all, and name resolution with them.
 ANSWER_SECONDS = 8.0

@@ -17,7 +17,7 @@ from typing import Any
 
 from attnscope._version import __version__
 from attnscope.errors import ModelError
-from attnscope.process import ProcessWide
+from attnscope.utils.signals import ProcessWide
 
 TRIED = ("5.17.0", "5.23.0")  # versions of transformers, the oldest and the newest: docs/versions.md
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.errors import InputError, ModelError, UsageError, visible
 from attnscope.model.families import family
 from attnscope.model.fitting import LoadedAs, has_head
 from attnscope.model.geometry import Geometry
 from attnscope.model.options import LoadOptions
 from attnscope.model.permits import Permits
 from attnscope.model.sources import DEMO_FOLDER
-from attnscope.shown import visible
 from attnscope.stacks import CAUSAL_LM, ENCODER_ONLY, NAMES, SEQ2SEQ
 
 if TYPE_CHECKING:

@@ -17,9 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.apart import without_stderr
-from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError, first_line, hints_of, is_panic
-from attnscope.memory import free_memory, human_bytes, is_out_of_memory
+from attnscope.errors import (
+    AttnscopeError,
+    MemoryLimitError,
+    ModelError,
+    UsageError,
+    first_line,
+    hints_of,
+    is_panic,
+    listed,
+)
 from attnscope.model import adapters, checkpoint, gguf, hub, sources
 from attnscope.model.families import family
 from attnscope.model.fitting import (
@@ -54,8 +61,9 @@ from attnscope.model.sources import DEMO_FOLDER, Source
 from attnscope.model.task import chosen_task, model_class, model_classes, reading_part, stack_config, task_of, text_part
 from attnscope.model.towers import check_tower
 from attnscope.model.unpacking import dequantizing, unpack
-from attnscope.shown import listed
 from attnscope.stacks import ENCODER_ONLY, SEQ2SEQ, VISION, VISION_ONLY
+from attnscope.utils.isolation import without_stderr
+from attnscope.utils.memory import free_memory, human_bytes, is_out_of_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from attnscope.apart import Apart
 from attnscope.errors import ModelError
 from attnscope.model.checkpoint import read_json
 from attnscope.model.geometry import empty_model
+from attnscope.utils.isolation import IsolatedCall as Apart
 
 REPEATS = re.compile(r"[*+?{|]")  # a pattern without any of these is as quick as it is short
 # How PEFT and transformers put a pattern together, to match it from the beginning of a module's name.

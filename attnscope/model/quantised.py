@@ -14,11 +14,10 @@ from inspect import ismethod
 from math import prod
 from typing import Any
 
-from attnscope.errors import ModelError
+from attnscope.errors import ModelError, brief
 from attnscope.model.checkpoint import Stored
 from attnscope.model.fitting import Fit
 from attnscope.model.libraries import needed
-from attnscope.shown import brief
 
 OTHERWISE = "choose the model as it was before that, or quantised in a way that transformers reads"
 SEPARATORS = re.compile("[._:]")  # of a weight's name and what is stored for it: weight_scale, weight.absmax

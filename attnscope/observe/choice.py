@@ -11,13 +11,13 @@ from attnscope.attention import compiled
 from attnscope.attention.triton_kernel import device_can
 from attnscope.errors import ForwardError, MemoryLimitError, UsageError
 from attnscope.keep.request import Request
-from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
 from attnscope.model.geometry import Geometry
 from attnscope.seam.cost import logits_bytes, tokens_that_fit
 from attnscope.seam.engines import ENGINES, Engine, engine_named
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.stacks import DIFFERENCE
+from attnscope.utils.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

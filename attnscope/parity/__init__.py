@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attnscope.callable_room import callable_room
 from attnscope.errors import UsageError
 from attnscope.model.quantised import is_quantised
 from attnscope.model.task import stack_config, task_of
@@ -41,6 +40,7 @@ from attnscope.seam.modules import ModuleRecorder
 from attnscope.selection import everything, select_stacks
 from attnscope.stacks import CROSS, SEQ2SEQ, STACKS, VISION, is_vision, main_stack
 from attnscope.text.prompt import Prompt
+from attnscope.utils.callable_module import callable_room
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

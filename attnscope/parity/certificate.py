@@ -13,7 +13,7 @@ from attnscope.model.libraries import versions
 from attnscope.parity import ATOL, check_parity
 from attnscope.parity.verdicts import Difference, LayerParity, ParityReport, WholeParity
 from attnscope.seam.engines import ENGINES
-from attnscope.tables import as_table
+from attnscope.utils.tables import as_table
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import MemoryLimitError, ModelError, UsageError
-from attnscope.memory import free_memory, human_bytes, is_out_of_memory
 from attnscope.model.families import family
 from attnscope.model.fitting import WHOLE, LoadedAs
 from attnscope.model.loading import chosen_device, load_config, locate
@@ -37,6 +36,7 @@ from attnscope.parity.differences import Tolerance, output_difference
 from attnscope.parity.verdicts import WholeParity
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listening, running
+from attnscope.utils.memory import free_memory, human_bytes, is_out_of_memory
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from attnscope.attention.tiled import TILE_BYTES
 from attnscope.errors import MemoryLimitError
-from attnscope.memory import DTYPE_BYTES, free_memory, is_out_of_memory
 from attnscope.model.families import family
 from attnscope.model.geometry import Geometry
+from attnscope.utils.memory import DTYPE_BYTES, free_memory, is_out_of_memory
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

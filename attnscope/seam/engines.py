@@ -24,12 +24,12 @@ from attnscope.attention.tiled import TiledAttention, small
 from attnscope.attention.tiled.small import SmallAttention
 from attnscope.attention.triton_kernel import TritonAttention
 from attnscope.errors import ModelError, UsageError
-from attnscope.process import ProcessWide
 from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.checks import CHECKED_ROWS, REPEATED_ROWS, check_call, relative_error, sampled, sdpa_kernel
 from attnscope.seam.cost import Cost, eager_bytes, fused_bytes
 from attnscope.seam.own import OwnAttention
 from attnscope.seam.report import CallCheck
+from attnscope.utils.signals import ProcessWide
 
 OnCall = Callable[[AttentionCall], None]
 Change = Callable[[AttentionCall, Tensor], Tensor]  # a call and its output; what the model gets instead

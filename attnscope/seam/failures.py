@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from attnscope.errors import ForwardError, first_line
-from attnscope.memory import is_out_of_memory
 from attnscope.seam.forward import bare_model, config_of
+from attnscope.utils.memory import is_out_of_memory
 
 OURS = __name__.partition(".")[0]
 

@@ -33,7 +33,6 @@ from attnscope.model.libraries import knows_interface, needed
 from attnscope.model.padding import pads_exactly, settle_rotary
 from attnscope.model.placed import device_of, hooks_of
 from attnscope.model.virtual import CACHE_ARGUMENTS
-from attnscope.process import ProcessWide
 from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.checks import check_call
 from attnscope.seam.engines import ENGINES, Engine, OnCall, changing, full_precision
@@ -56,6 +55,7 @@ from attnscope.seam.stacks import Stacks
 from attnscope.seam.watching import FunctionCall, Watch, computed
 from attnscope.seam.windows import InWindows
 from attnscope.stacks import CROSS, DECODER, is_bidirectional, is_causal, is_cross, is_vision
+from attnscope.utils.signals import ProcessWide
 
 
 @hints_of()

@@ -29,7 +29,8 @@ from attnscope.serve.status import Holdings, Status
 from attnscope.serve.wire import Frame, SilentServerError, UnansweredError, WireError, is_readable, receive, send
 from attnscope.telling import Prepared, Teller
 from attnscope.text.prompt import Prompt
-from attnscope.typed import plain, typed
+from attnscope.utils.schema import from_json as typed
+from attnscope.utils.schema import to_json as plain
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,8 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from attnscope.errors import UsageError
-from attnscope.files import FileState, sha256_of, state_of
 from attnscope.model.libraries import QUIET
+from attnscope.utils.files import FileState, sha256_of, state_of
 
 LIBRARIES = "torch transformers tokenizers numpy accelerate safetensors peft bitsandbytes numba".split()  # noqa: SIM905
 VARIABLES = (  # what begins so

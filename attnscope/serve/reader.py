@@ -16,10 +16,11 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from attnscope.apart import Answer, Apart, answer_of, forked, seconds, within
 from attnscope.model.loading import load_tokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.serve.wire import UnansweredError
+from attnscope.utils.isolation import Answer, answer_of, forked, seconds, within
+from attnscope.utils.isolation import IsolatedCall as Apart
 
 MORE_SECONDS = 5  # than a text may take: a reader that is not suspended has answered by then
 

@@ -19,7 +19,6 @@ from typing import IO, Any
 
 from attnscope import errors
 from attnscope.errors import AttnscopeError, ModelError, UsageError
-from attnscope.files import open_regular
 from attnscope.model.loading import locate
 from attnscope.model.options import DEMO, LoadOptions
 from attnscope.model.sources import Source
@@ -27,7 +26,9 @@ from attnscope.serve import identity, place, wire
 from attnscope.serve.relay import HERE_SECONDS, Asker, Clock, Worker, is_suspended, relay
 from attnscope.serve.status import HeldModel, Holdings, Status
 from attnscope.serve.wire import UnansweredError, WireError, framed, is_readable, receive, send
-from attnscope.typed import plain, typed
+from attnscope.utils.files import open_regular
+from attnscope.utils.schema import from_json as typed
+from attnscope.utils.schema import to_json as plain
 
 MOST_LINKS = 64  # at once: asked, or waiting for their turn
 SPARE_LINKS = 8  # beyond those, for `--status` and `--stop`

@@ -18,7 +18,7 @@ from attnscope.model.options import LoadOptions
 from attnscope.serve.client import answered, asked
 from attnscope.serve.wire import UnansweredError
 from attnscope.telling import SILENT
-from attnscope.typed import takes_fields
+from attnscope.utils.schema import takes_fields
 
 START = "start one: attnscope serve --model "
 

@@ -20,10 +20,8 @@ from typing import Any
 
 from torch import nn
 
-from attnscope.apart import call_elsewhere
 from attnscope.ask import Ask
 from attnscope.errors import AttnscopeError, InputError, MemoryLimitError
-from attnscope.memory import free_memory, human_bytes
 from attnscope.model.libraries import silence_libraries
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import bytes_in_memory, chosen_device, load, load_config
@@ -33,9 +31,11 @@ from attnscope.purposes.purpose import Purpose
 from attnscope.serve.reader import Reader
 from attnscope.serve.records import packed, unpacked
 from attnscope.serve.wire import Frame, UnansweredError, WireError, receive, send
-from attnscope.signals import begin_helper
 from attnscope.telling import Prepared, Teller
-from attnscope.typed import typed
+from attnscope.utils.isolation import call_elsewhere
+from attnscope.utils.memory import free_memory, human_bytes
+from attnscope.utils.schema import from_json as typed
+from attnscope.utils.signals import begin_helper
 
 GO_SECONDS = 5.0  # until who asked has seen that what is known before the pass can be used: the others wait as long
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope import figures
-from attnscope.cells import shortened
 from attnscope.figures import Panel, SetCost, Style, save_metrics
 from attnscope.figures.style import Quantity, count
 from attnscope.study.atlas.roles import NAMED_BY
+from attnscope.utils.display import shortened
 
 if TYPE_CHECKING:
     from attnscope.selection import HeadIndex

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from attnscope.errors import InputError
+from attnscope.errors import InputError, visible
 from attnscope.figures import About, Style
-from attnscope.files import damaged
 from attnscope.keep.atlas import columns_of
-from attnscope.shown import visible
 from attnscope.study.ablation import effects
 from attnscope.study.atlas import atlas
 from attnscope.study.differences import NAME as COMPARISON
+from attnscope.utils.files import damaged
 
 MOST = 1 << 12  # layers of a model, and heads of a layer: a number beyond is no place
 LONGEST_NAME = 80

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.cells import head_name
 from attnscope.figures import Pairs, Panel, Style, save_metrics, save_pairs
 from attnscope.figures.style import ROLE_COLOURS, count
 from attnscope.study.atlas.clusters import clustered
 from attnscope.study.atlas.roles import LEAST
+from attnscope.utils.display import head_name
 
 if TYPE_CHECKING:
     from attnscope.study.atlas.atlas import Atlas

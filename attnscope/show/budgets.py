@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.cells import shortened
 from attnscope.figures import About, Style
 from attnscope.figures.budgets import BudgetLine, save_budget_lines
 from attnscope.show.ablation import Shown, save_effects
+from attnscope.utils.display import shortened
 
 if TYPE_CHECKING:
     from attnscope.study.budgets.effects import BudgetCosts

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from attnscope.cells import head_name
 from attnscope.figures import Course, Style, save_courses
 from attnscope.selection import HeadIndex
 from attnscope.study.atlas.atlas import Atlas
 from attnscope.study.atlas.roles import LEAST
-from attnscope.tables import save, words
+from attnscope.utils.display import head_name
+from attnscope.utils.tables import save, words
 
 TABLE, PICTURE = "checkpoints.parquet", "checkpoints"  # the picture without the suffix of its kind of file
 

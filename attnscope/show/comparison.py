@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.cells import model_name
+from attnscope.errors import visible
 from attnscope.figures import Maps, Panel, Style, save_layers, save_metrics
-from attnscope.files import save_json, sha256_of
-from attnscope.folder.claim import writable
 from attnscope.measure.metrics import METRICS, Metric, metrics_for
 from attnscope.model.libraries import versions
-from attnscope.shown import visible
 from attnscope.study.differences import NAME, SCHEMA, Places, clear, heads_table, metrics_table, tokens_table
-from attnscope.tables import save as save_table
 from attnscope.text.align import WORDS
+from attnscope.utils.display import model_name
+from attnscope.utils.files import save_json, sha256_of
+from attnscope.utils.folders import writable
+from attnscope.utils.tables import save as save_table
 
 if TYPE_CHECKING:
     from attnscope.study.comparison import Comparison, Pair, Shared

@@ -19,14 +19,12 @@ import torch
 
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.visibility import Visibility
-from attnscope.cells import head_name
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.keep.layers import LayerKey
 from attnscope.keep.request import Asked
 from attnscope.measure.binned import MAP_SIDE, Cells
 from attnscope.measure.divergence import Divergence, DivergenceSide, diverge, readable
 from attnscope.measure.metrics import KNOWN, METRICS, measure, metrics_for
-from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
 from attnscope.observe.texts import texts_of
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
@@ -35,6 +33,8 @@ from attnscope.stacks import DECODER, ENCODER, NAMES, STACKS, TEXT_TASKS, prefix
 from attnscope.study.statistics import FEWEST, SHARE, Effects, Range, largest_first, paired
 from attnscope.text.align import Align, Units, alignment, units
 from attnscope.text.tokens import Chosen
+from attnscope.utils.display import head_name
+from attnscope.utils.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
 
 if TYPE_CHECKING:
     from attnscope.attention.operator import AttentionOperator

@@ -17,13 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import InputError
-from attnscope.files import check_schema, check_types, damaged, jsonable, read_json, read_small, refuse_links
-from attnscope.folder.claim import OVER, check, document
-from attnscope.folder.kinds import refuse_other_kind
 from attnscope.measure.metrics import METRICS
 from attnscope.stacks import SOFTMAX, STACKS
-from attnscope.tables import as_table, numbers, read_delimited, words
 from attnscope.text.align import WORDS
+from attnscope.utils.files import check_schema, check_types, damaged, jsonable, read_json, read_small, refuse_links
+from attnscope.utils.folders import OVER, check, document, refuse_other_kind
+from attnscope.utils.tables import as_table, numbers, read_delimited, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from attnscope.files import save_json
-from attnscope.tables import TableRecord, save
+from attnscope.utils.files import save_json
+from attnscope.utils.tables import TableRecord, save
 
 
 class StudyRecord(TableRecord):

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from attnscope.cells import head_name, number_of
 from attnscope.folder.parts import Column, Parts, claim, with_weights
 from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.measure import LOSS, Measure
@@ -36,6 +35,7 @@ from attnscope.model.libraries import versions
 from attnscope.selection import everything
 from attnscope.stacks import DECODER
 from attnscope.study.records import StudyRecord
+from attnscope.utils.display import head_name, number_of
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

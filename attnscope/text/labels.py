@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from attnscope import shown
+from attnscope import errors as shown
 
 Style = Literal["byte", "latin1", "metaspace", "wordpiece", "suffix", "joiner", "plain"]
 

@@ -7,7 +7,6 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from attnscope.apart import Apart, Where
 from attnscope.errors import InputError, UsageError, first_line
 from attnscope.text.characters import Characters, in_order, located, over_marks
 from attnscope.text.chat import (
@@ -32,6 +31,8 @@ from attnscope.text.labels import (
     read_pieces,
 )
 from attnscope.text.spans import sentence_ranges, word_ranges
+from attnscope.utils.isolation import IsolatedCall as Apart
+from attnscope.utils.isolation import Where
 
 
 @dataclass(frozen=True)

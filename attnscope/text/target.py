@@ -6,9 +6,10 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
-from attnscope.apart import Apart, Where
 from attnscope.errors import InputError
 from attnscope.text.prompt import Prompt, check_length, from_ids
+from attnscope.utils.isolation import IsolatedCall as Apart
+from attnscope.utils.isolation import Where
 
 
 def target(tokenizer: Any, text: str, start: int | None, ends: Collection[int], most: int | None) -> Prompt:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from attnscope import shown
+from attnscope import errors as shown
 from attnscope.errors import InputError, UsageError, nearest
 from attnscope.stacks import OF_TWO_TEXTS, sides
 from attnscope.text.characters import touched

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from attnscope._version import __version__
-from attnscope.cells import shortened
-from attnscope.files import write_whole
+from attnscope.errors import brief, in_a_line
 from attnscope.selection import pairs
-from attnscope.shown import brief, in_a_line
 from attnscope.stacks import is_cross, is_vision
 from attnscope.text.align import WORDS, Align, alignment, units
+from attnscope.utils.display import shortened
+from attnscope.utils.files import write_whole
 from attnscope.viewer.pack import Blobs
 from attnscope.viewer.plan import Plan
 from attnscope.viewer.side import Wanted, rounded

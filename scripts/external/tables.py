@@ -121,7 +121,7 @@ def own(path: Path) -> Columns:
     """The rows as attnscope reads its own Parquet."""
     import pyarrow.parquet as pq
 
-    from attnscope.tables import FORMATS as KNOWN
+    from attnscope.utils.tables import FORMATS as KNOWN
 
     return KNOWN["parquet"].read(path, pq.read_schema(path).names, pq.read_schema(path)).to_pydict()
 

@@ -8,13 +8,13 @@ import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
-from attnscope import shown
+from attnscope import errors as shown
 from fuzzing.trying import NETWORK, Ended, Try
 from fuzzing.words import TRAPPED
 
 CODES = {0, 1, 2, 3, 4, 5}
 ERRORS = {2, 3, 4, 5}
-MEMORY = 9 * 2**29  # bytes: more than `attnscope.apart` lets the programs of others take
+MEMORY = 9 * 2**29  # bytes: more than `attnscope.utils.isolation` lets the programs of others take
 LONGEST_LINE = shown.MESSAGE + len("attnscope: ")
 OWN = "home/.cache/attnscope"  # where the command may keep what it likes
 NAMES = ("kept.txt", "heads.csv", ".heads.csv.0123abcd", "part-000000000.csv", ".part-000000000.csv", "000000000/x.csv")

@@ -17,7 +17,7 @@ from typing import Any
 from attnscope.model.libraries import without_bars
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
-from attnscope.signals import Stopped
+from attnscope.utils.signals import Stopped
 from fuzzing.judging import lay_out
 from fuzzing.trying import Try, fork
 from fuzzing.words import NASTY, TEXT, edit

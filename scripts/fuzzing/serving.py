@@ -21,7 +21,7 @@ from attnscope.live.question import LiveQuestion
 from attnscope.model.options import LoadOptions
 from attnscope.purposes.named import PURPOSES
 from attnscope.serve import wire
-from attnscope.typed import typed
+from attnscope.utils.schema import from_json as typed
 from fuzzing.made import shallow
 from fuzzing.trying import Ended, Try, kind
 from fuzzing.words import JSONS, NASTY, TEXT

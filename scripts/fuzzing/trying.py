@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnscope.apart import DEATH_OF_PARENT
+from attnscope.utils.isolation import DEATH_OF_PARENT
 from fuzzing.words import TEXT
 
 DEADLINE, PROCESSOR = 60.0, 40  # seconds of one try: by the clock, and of the processor

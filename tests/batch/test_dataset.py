@@ -30,8 +30,8 @@ from attnscope.keep.request import Request
 from attnscope.model.options import LoadOptions
 from attnscope.observe.passes import observe
 from attnscope.stacks import STACKS
-from attnscope.tables import FORMATS, as_text, json_rows, tamed
 from attnscope.text.prompt import from_text
+from attnscope.utils.tables import FORMATS, as_text, json_rows, tamed
 from helpers.command_line import call
 from helpers.corpora import batch, differs, jsonl, rows, some_texts, written
 from helpers.pictures import without_command

@@ -29,8 +29,8 @@ from attnscope.cli.batch_report import graceful_stop
 from attnscope.drawing import Pictures
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.figures.pool import drawing_pool
-from attnscope.folder.claim import locked
 from attnscope.model.options import LoadOptions
+from attnscope.utils.folders import locked
 from helpers.command_line import HANGS, call
 from helpers.corpora import content, jsonl, rows, some_texts
 from helpers.forks import Forked, forked, until

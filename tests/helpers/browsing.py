@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs
 from weakref import WeakKeyDictionary
 
-from attnscope.shown import visible
+from attnscope.errors import visible
 
 Sight = tuple[int, int]
 DESKTOP, PHONE = (1280, 860), (390, 800)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from attnscope.shown import visible
+from attnscope.errors import visible
 from attnscope.text.prompt import Prompt
 
 RUN = "window.ran = 1; alert(1)"

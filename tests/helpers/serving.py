@@ -18,7 +18,7 @@ from attnscope.model.options import LoadOptions
 from attnscope.serve import client, relay, wire
 from attnscope.serve.wire import UnansweredError
 from attnscope.telling import SILENT
-from attnscope.typed import plain
+from attnscope.utils.schema import to_json as plain
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call
 
 

@@ -19,7 +19,7 @@ import yaml
 from attnscope.errors import AttnscopeError
 from attnscope.model.options import LoadOptions
 from attnscope.serve import identity
-from attnscope.typed import typed
+from attnscope.utils.schema import from_json as typed
 from helpers.command_line import ATTNSCOPE, SENTENCE, call
 from helpers.folders import with_tokenizer
 from helpers.forks import HANGS, shim, until

@@ -21,7 +21,6 @@ import attnscope
 from attnscope.ask import Ask
 from attnscope.cli.serve import run_lines, words_of
 from attnscope.errors import InputError, UsageError
-from attnscope.files import state_of
 from attnscope.keep.request import Request
 from attnscope.model.loading import load_tokenizer
 from attnscope.model.options import LoadOptions
@@ -32,6 +31,7 @@ from attnscope.serve import server as serving_module
 from attnscope.serve.wire import UnansweredError
 from attnscope.serve.worker import CancelledError, cancellable
 from attnscope.text.prompt import _read, from_text
+from attnscope.utils.files import state_of
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call
 from helpers.folders import rewrite
 from helpers.forks import until

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import attnscope
-from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.ablate_tables import sets_sheet
 from attnscope.errors import UsageError
@@ -24,6 +23,7 @@ from attnscope.study.ablation.direct import direct_means
 from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.tasks import copy
 from attnscope.study.statistics import effect_columns
+from attnscope.utils import display as cells
 from helpers.atlases import made_atlas
 from helpers.command_line import call
 

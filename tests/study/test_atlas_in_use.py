@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.cells import head_name
 from attnscope.cli.heads_table import ranked
 from attnscope.drawing import head_sheet, layer_maps
 from attnscope.errors import InputError, UsageError
@@ -21,6 +20,7 @@ from attnscope.notebook import heads_html
 from attnscope.redraw import kept_run, run_of_folder
 from attnscope.selection import resolved, select
 from attnscope.stacks import CSA, DECODER, HCA, STACKS
+from attnscope.utils.display import head_name
 from attnscope.viewer.side import Side
 from helpers.atlases import made_atlas
 from helpers.command_line import call

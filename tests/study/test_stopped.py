@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnscope import signals
 from attnscope.folder.parts import Column, Parts
 from attnscope.intervene.passes import Passes
 from attnscope.study.ablation.effects import AblationStudy, HeadSets
@@ -22,6 +21,7 @@ from attnscope.study.ablation.sets import head_set
 from attnscope.study.ablation.tasks import copy
 from attnscope.study.atlas import findings
 from attnscope.study.atlas.scan import ScanStudy, plan
+from attnscope.utils import signals
 from helpers.command_line import call
 from helpers.forks import HANGS, Forked
 

@@ -17,7 +17,7 @@ from attnscope.intervene.sets import HeadSet
 from attnscope.study.ablation.tasks import texts
 from attnscope.study.records import StudyRecord
 from attnscope.study.study import SetStudy, effects_by_set
-from attnscope.tables import as_table
+from attnscope.utils.tables import as_table
 
 TEXTS = ["the bank of the river, the bank of the", "the cat saw the dog"]
 

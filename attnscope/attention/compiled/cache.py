@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from attnscope.files import whole_file
+from attnscope.utils.files import whole_file
 
 MOST_BYTES = 1 << 22  # the kernel takes a hundredth of that
 MOST_STEPS = 256  # of a path, those of its links included

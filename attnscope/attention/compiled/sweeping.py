@@ -24,7 +24,7 @@ from attnscope.attention.compiled.shapes import BLOCK, HIDDEN, LANES, PANEL, REA
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled.tiles import reach
 from attnscope.attention.tiled.workers import Room, work_through
-from attnscope.memory import second_cache
+from attnscope.utils.memory import second_cache
 
 CPU = torch.device("cpu")
 MOST_ROWS, FEWEST_ROWS = 256, 64  # that are read at once, all heads of a kv head together

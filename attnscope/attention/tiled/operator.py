@@ -21,7 +21,7 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled.readers import OutputReader, ProductReader, Reader, TopKReader, reader_of
 from attnscope.attention.tiled.tiles import Tile, Tiling
 from attnscope.errors import MemoryLimitError
-from attnscope.memory import free_memory, human_bytes, is_out_of_memory
+from attnscope.utils.memory import free_memory, human_bytes, is_out_of_memory
 
 TILE_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20, "mps": 64 * 2**20}  # of a tile, at most
 FEW_ROWS = 8  # where at most one row in so many is asked about, those alone are made

@@ -11,7 +11,7 @@ import sysconfig
 from functools import cache
 from pathlib import Path
 
-from attnscope.apart import without_stderr
+from attnscope.utils.isolation import without_stderr
 
 
 def c_compiler() -> str | None:

@@ -18,7 +18,7 @@ from attnscope.attention.questions import Question
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled.operator import TiledAttention
 from attnscope.attention.triton_kernel import driver
-from attnscope.memory import is_out_of_memory
+from attnscope.utils.memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from attnscope.attention.triton_kernel.sweep import Sweep

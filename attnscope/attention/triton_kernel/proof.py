@@ -20,7 +20,7 @@ from attnscope.attention.tiled.operator import TiledAttention
 from attnscope.attention.triton_kernel.blocks import FEW_ROWS, LEAST_COLUMNS, power_of_two
 from attnscope.attention.triton_kernel.sweep import Sweep
 from attnscope.attention.visibility import Visibility
-from attnscope.memory import is_out_of_memory
+from attnscope.utils.memory import is_out_of_memory
 
 logger = logging.getLogger("attnscope")
 OUTPUT = "output"

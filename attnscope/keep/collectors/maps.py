@@ -23,7 +23,7 @@ from attnscope.keep.records import LayerMaps, Matrices
 from attnscope.keep.request import Asked, Request, nothing_named
 from attnscope.keep.view import View
 from attnscope.measure.binned import MAP_SIDE, Cells
-from attnscope.memory import BLOCK_BYTES
+from attnscope.utils.memory import BLOCK_BYTES
 
 
 class KeptMap(NamedTuple):

@@ -25,8 +25,8 @@ from attnscope.keep.layers import Layer
 from attnscope.keep.records import Rollout
 from attnscope.keep.request import Asked, Request
 from attnscope.measure.binned import MAP_SIDE
-from attnscope.memory import free_memory, human_bytes
 from attnscope.text.prompt import Span
+from attnscope.utils.memory import free_memory, human_bytes
 
 
 @dataclass

@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import InputError
-from attnscope.files import check_schema, check_types, damaged, read_json
 from attnscope.folder.parts import Parts
 from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.measure import LOSS, Measure
@@ -35,7 +34,8 @@ from attnscope.study.ablation.sets import CONTROLS, DrawnFrom, controls_of, part
 from attnscope.study.records import StudyRecord
 from attnscope.study.statistics import FEWEST, beside_random, effect_columns
 from attnscope.study.study import HALF, Cost, Study, cost_of_passes, effects_of, task_facts
-from attnscope.tables import as_table, integers, numbers, words
+from attnscope.utils.files import check_schema, check_types, damaged, read_json
+from attnscope.utils.tables import as_table, integers, numbers, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.cells import head_names
 from attnscope.errors import InputError
 from attnscope.folder.parts import Parts
 from attnscope.intervene.sets import HeadSet
 from attnscope.study.ablation.questions import HeadRecord, HeadStudy
 from attnscope.study.statistics import effect_columns, largest_first
 from attnscope.study.study import effects_of
-from attnscope.tables import as_table, integers
+from attnscope.utils.display import head_names
+from attnscope.utils.tables import as_table, integers
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.cells import head_name
 from attnscope.folder.parts import Column, Parts
 from attnscope.intervene.measure import LOSS, Measure
 from attnscope.intervene.sets import HeadSet
 from attnscope.study.ablation.questions import HeadRecord, HeadStudy
-from attnscope.tables import as_table
+from attnscope.utils.display import head_name
+from attnscope.utils.tables import as_table
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attnscope.cells import head_name
 from attnscope.folder.parts import Parts
 from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.passes import Advance, Passes, prepared
@@ -19,7 +18,8 @@ from attnscope.intervene.task import Task
 from attnscope.selection import everything, pairs
 from attnscope.study.records import StudyRecord
 from attnscope.study.study import Cost, Study, cost_of, operations, task_facts
-from attnscope.tables import save
+from attnscope.utils.display import head_name
+from attnscope.utils.tables import save
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.cells import head_name
 from attnscope.intervene.gradient import BACKWARD, FirstOrder, first_order
 from attnscope.intervene.sets import HeadSet
 from attnscope.study.ablation.questions import HeadRecord, HeadStudy
 from attnscope.study.statistics import largest_first, rank_correlation
-from attnscope.tables import as_table, integers
+from attnscope.utils.display import head_name
+from attnscope.utils.tables import as_table, integers
 
 if TYPE_CHECKING:
     import pyarrow as pa

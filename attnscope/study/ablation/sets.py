@@ -14,12 +14,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from attnscope.cells import head_name
 from attnscope.errors import InputError, UsageError
 from attnscope.intervene.sets import HeadSet
 from attnscope.model.geometry import Geometry
 from attnscope.selection import HeadIndex, HeadsByRole, pairs, select
-from attnscope.text.reading import parsed_line, read_text
+from attnscope.utils.display import head_name
+from attnscope.utils.files import parsed_line, read_text
 
 CONTROLS, MOST_SETS = 100, 100_000
 DrawnFrom = Literal["unnamed", "all"]  # the heads that random sets are drawn from: those that no set names, or all

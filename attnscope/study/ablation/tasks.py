@@ -16,7 +16,7 @@ from attnscope.intervene.task import Task
 from attnscope.study.atlas.pool import begins, token_pool
 from attnscope.study.atlas.probes import SEQUENCES, drafts
 from attnscope.text.prompt import Prompt, place, reading
-from attnscope.text.reading import parsed_line, read_text
+from attnscope.utils.files import parsed_line, read_text
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

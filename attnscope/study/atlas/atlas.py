@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from attnscope.cells import head_name
-from attnscope.files import save_json
 from attnscope.keep.atlas import COLUMNS, NAME, TABLE, HeadNames, damage, read_atlas, roles_by_head
 from attnscope.study.atlas.findings import Finding
 from attnscope.study.atlas.roles import MARK, RULES, Rule
 from attnscope.study.records import StudyRecord
 from attnscope.study.statistics import Effects, largest_first
-from attnscope.tables import as_table, numbers, save
+from attnscope.utils.display import head_name
+from attnscope.utils.files import save_json
+from attnscope.utils.tables import as_table, numbers, save
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attnscope.apart import Apart, Where
 from attnscope.errors import InputError, ModelError
 from attnscope.text.labels import BYTE_TOKEN
 from attnscope.text.prompt import place, reading
+from attnscope.utils.isolation import IsolatedCall as Apart
+from attnscope.utils.isolation import Where
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

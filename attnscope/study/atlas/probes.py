@@ -24,10 +24,10 @@ from attnscope.attention.uniform import UniformAttention
 from attnscope.errors import MemoryLimitError
 from attnscope.keep.collector import Answers, LayerCollector
 from attnscope.keep.layers import Layer
-from attnscope.memory import free_memory, human_bytes
 from attnscope.study.atlas.copying import Copying
 from attnscope.study.atlas.long_range_copying import VALUES, LongRangeCopying, Recall, lengths, needles
 from attnscope.study.atlas.uniformity import FromUniform
+from attnscope.utils.memory import free_memory, human_bytes
 
 SEQUENCES = 64
 TOKEN_BYTES = 64  # of a token of a sequence, as number and as Python's

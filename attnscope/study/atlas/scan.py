@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.cells import head_name
 from attnscope.folder.parts import Column, Columns, Parts, of_heads
 from attnscope.intervene.passes import Advance
 from attnscope.keep.atlas import SCHEMA
@@ -37,6 +36,7 @@ from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, SEQUENCES, Measur
 from attnscope.study.atlas.roles import near_uniform, roles_of
 from attnscope.study.study import Cost, Study
 from attnscope.text.prompt import Prompt
+from attnscope.utils.display import head_name
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
-from attnscope.cells import number_of, shortened
 from attnscope.folder.parts import Parts
 from attnscope.intervene.budget_names import written_budgets
 from attnscope.intervene.budgets import CacheBudget, HeadBudget, KeptShares
@@ -36,7 +35,8 @@ from attnscope.study.budgets.sets import AskedBudget, budgets_over
 from attnscope.study.records import StudyRecord
 from attnscope.study.statistics import FEWEST, effect_columns, largest_of
 from attnscope.study.study import Cost, SetEffects, SetStudy, effects_by_set
-from attnscope.tables import as_table, integers, numbers, words
+from attnscope.utils.display import number_of, shortened
+from attnscope.utils.tables import as_table, integers, numbers, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.cells import head_name, number_of, shortened
 from attnscope.errors import InputError
 from attnscope.folder.parts import Parts
 from attnscope.intervene.knockout import Knockout
@@ -31,6 +30,7 @@ from attnscope.study.knockout.masses import MassReader, read_masses
 from attnscope.study.knockout.nulls import edges_alone, heads_null, permuted_null, reasons
 from attnscope.study.knockout.records import KINDS, AskedCut, Case, Knocked, Masses, Null, NullKind, key_name
 from attnscope.study.study import HALF, Cost, SetEffects, SetStudy, effects_by_set
+from attnscope.utils.display import head_name, number_of, shortened
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

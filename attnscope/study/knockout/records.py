@@ -17,8 +17,8 @@ from attnscope.intervene.sets import Cut, HeadSet
 from attnscope.study.knockout.asked import CutPlan
 from attnscope.study.records import StudyRecord
 from attnscope.study.statistics import effect_columns, largest_first, largest_of
-from attnscope.tables import as_table, integers, numbers, words
 from attnscope.text.labels import visible_blanks
+from attnscope.utils.tables import as_table, integers, numbers, words
 
 if TYPE_CHECKING:
     from attnscope.text.prompt import Prompt

@@ -16,8 +16,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from attnscope import cells
-from attnscope.cells import number_of, shortened
 from attnscope.folder.parts import Parts
 from attnscope.intervene.measure import Measure
 from attnscope.intervene.passes import Advance, Passes
@@ -46,7 +44,9 @@ from attnscope.study.statistics import (
     ratios,
 )
 from attnscope.study.study import Cost, SetStudy, effects_by_set
-from attnscope.tables import as_table, integers, numbers, words
+from attnscope.utils import display as cells
+from attnscope.utils.display import number_of, shortened
+from attnscope.utils.tables import as_table, integers, numbers, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnscope.cells import head_name
+from attnscope.utils.display import head_name
 
 SMALLEST = 0.1  # a sum of contrasts below this has no shares
 

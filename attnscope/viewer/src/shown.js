@@ -1,6 +1,6 @@
 /** Text that somebody else wrote, as the page may show it: nothing that turns a line around or has no shape. */
 
-// As in attnscope/shown.py, but blanks stay, and the joiners and tags of emoji.
+// As in attnscope/errors.py, but blanks stay, and the joiners and tags of emoji.
 const HIDDEN =
   /(?![\n\t\u200d\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\u{110bd}\u{110cd}\u{e0020}-\u{e007f}])[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]|[\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\ufffe\uffff]/gu;
 const EXACT = new Set(["plain", "src", "open"]); // a token as it is searched for, a picture, a state

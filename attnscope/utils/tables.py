@@ -19,8 +19,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from attnscope.files import json_line, jsonable, open_native, whole_file
-from attnscope.parquet import read_columns, threads
+from attnscope.utils.files import json_line, jsonable, open_native, whole_file
+from attnscope.utils.parquet import read_columns, threads
 
 CHUNK = 8192
 SHOWN_ROWS, LETTERS = 12, 60  # of a table in a notebook, and of a cell there

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from attnscope.files import varint
+from attnscope.utils.files import varint
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData, ParquetFile

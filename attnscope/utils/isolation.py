@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from attnscope.errors import AttnscopeError, ModelError, UsageError, first_line, is_panic
-from attnscope.signals import begin_helper
+from attnscope.utils.signals import begin_helper
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -80,7 +80,7 @@ def without_stderr() -> Iterator[None]:
             os.close(nowhere)
 
 
-class Apart(Generic[T]):
+class IsolatedCall(Generic[T]):
     """A function of somebody's code, each call of which has so many seconds.
 
     where: "process" forks one at the first call, so that the function may be a closure over what cannot be pickled; its
@@ -105,7 +105,7 @@ class Apart(Generic[T]):
         self._pipe: Connection | None = None
         self._child = 0
 
-    def __enter__(self) -> Apart[T]:
+    def __enter__(self) -> IsolatedCall[T]:
         return self
 
     def __exit__(self, *error: object) -> None:

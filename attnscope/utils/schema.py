@@ -13,8 +13,7 @@ from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from attnscope.errors import UnknownOptionError, UsageError
-from attnscope.shown import brief
+from attnscope.errors import UnknownOptionError, UsageError, brief
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -65,18 +64,18 @@ def check_names(function: str, keywords: Iterable[str], record: type[DataclassIn
             raise UnknownOptionError(f"{function} has no option {name!r}", f"it has {', '.join(options)}")
 
 
-def plain(record: Any) -> Any:
+def to_json(record: Any) -> Any:
     """A record as JSON has it: mappings with names for keys, lists, and values."""
     if is_dataclass(record):
-        return {field.name: plain(getattr(record, field.name)) for field in fields(record)}
+        return {field.name: to_json(getattr(record, field.name)) for field in fields(record)}
     if isinstance(record, Mapping):
-        return {str(name): plain(value) for name, value in record.items()}
+        return {str(name): to_json(value) for name, value in record.items()}
     if isinstance(record, Sequence) and not isinstance(record, str):
-        return [plain(value) for value in record]
+        return [to_json(value) for value in record]
     return record
 
 
-def typed(kind: Any, value: Any, name: str) -> Any:
+def from_json(kind: Any, value: Any, name: str) -> Any:
     """A value of JSON as an annotation has it. Raises UsageError that names the field where it is none.
 
     kind: a dataclass, None, bool, int, float, str, a Literal, a tuple or Sequence or list or Mapping of these, a union,
@@ -91,7 +90,7 @@ def typed(kind: Any, value: Any, name: str) -> Any:
         hint = ""
         for member in inner:
             try:
-                return typed(member, value, name)
+                return from_json(member, value, name)
             except UsageError as error:
                 hint = error.hint
         raise UsageError(f"{name}: expected {' or '.join(map(_words, inner))}, got {brief(value)}", hint)
@@ -99,14 +98,14 @@ def typed(kind: Any, value: Any, name: str) -> Any:
         return value
     # Each item is named by its place or key, so that a message says which one is wrong.
     if origin is list and isinstance(value, list):
-        return [typed(inner[0], item, f"{name}[{place}]") for place, item in enumerate(value)]
+        return [from_json(inner[0], item, f"{name}[{place}]") for place, item in enumerate(value)]
     if origin in (tuple, Sequence) and isinstance(value, list):
         if inner[0] in (bool, int, str) and all(type(item) is inner[0] for item in value):  # a long text's tokens
             return tuple(value)
-        return tuple(typed(inner[0], item, f"{name}[{place}]") for place, item in enumerate(value))
+        return tuple(from_json(inner[0], item, f"{name}[{place}]") for place, item in enumerate(value))
     if origin is Mapping and isinstance(value, Mapping):
         return {
-            _key(inner[0], key, name): typed(inner[1], item, f"{name}[{brief(key)}]") for key, item in value.items()
+            _key(inner[0], key, name): from_json(inner[1], item, f"{name}[{brief(key)}]") for key, item in value.items()
         }
     # By their very type: to Python true is the whole number 1.
     if kind in (bool, int, str, type(None)) and type(value) is kind:
@@ -122,7 +121,7 @@ def _record(kind: Any, value: Mapping[str, Any], name: str) -> Any:
         if key not in names:
             raise UsageError(f"{name} has no field {brief(key)}", f"it has {', '.join(names)}")
     try:
-        return kind(**{key: typed(hints[key], value[key], f"{name}.{key}") for key in names if key in value})
+        return kind(**{key: from_json(hints[key], value[key], f"{name}.{key}") for key in names if key in value})
     except TypeError as error:
         raise UsageError(f"{name} lacks a field", f"it has {', '.join(names)}") from error
 
@@ -130,7 +129,7 @@ def _record(kind: Any, value: Mapping[str, Any], name: str) -> Any:
 def _key(kind: Any, key: str, name: str) -> Any:
     if kind is int and key.isdecimal() and key.isascii() and len(key) < 10:
         return int(key)
-    return typed(kind, key, f"a key of {name}")
+    return from_json(kind, key, f"a key of {name}")
 
 
 def _words(kind: Any) -> str:

@@ -1,25 +1,60 @@
-"""What fills a folder: a JSON document in it says so, and no run resumes the files of another.
+"""Which paths are names of files by their suffix, and which of folders: on the command line and in Python alike.
+
+What fills a folder: a JSON document in it says so, and no run resumes the files of another.
 
 before = document(folder / "compare.json", "damaged", OVER)      # None without one
 check(folder, "comparison", before, now, force=False)            # UsageError where it is another
+
+Which kind of result fills a folder, by the files that say so; no other kind is written next to it.
+
+refuse_other_kind(folder, "atlas.json", force=False)   # of a scan: refused where a run or a dataset lies
+
+A journal: a file of lines, each a JSON object with a checksum of itself, appended and synced.
+
+What was appended survives a crash of the machine. The end of a line that a crash cut off is dropped when the journal is
+read next.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
 import os
 import re
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
-from attnscope.errors import UsageError
-from attnscope.files import open_regular, read_json
-from attnscope.folder.suffix import refuse_file_name
-from attnscope.shown import brief
+from attnscope.errors import InputError, UsageError, brief, visible
+from attnscope.utils.files import open_regular, read_json
+
+PICTURES = (".png", ".svg", ".pdf")
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
+OTHERS = (".json", ".html", ".htm", ".txt", ".md", ".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff", ".eps", ".xlsx")
+CORPORA = (*TABLES, ".json", ".txt")  # of corpora, by which datasets of them may be called
+
+
+def suffix_of(path: Path | None, of_folders: Sequence[str] = ()) -> str:
+    """The suffix of a path that is the name of a file, in small letters; "" for what is a folder, or to be one.
+
+    of_folders: suffixes that a folder's name may have, too.
+    """
+    suffix = "" if path is None else path.suffix.lower()
+    is_file = suffix in (*PICTURES, *TABLES, *OTHERS) and suffix not in of_folders
+    return suffix if path and is_file and not path.is_dir() else ""
+
+
+def refuse_file_name(folder: Path, of_folders: Sequence[str] = ()) -> None:
+    """Raise UsageError where a folder, which is to be made, has the name of a file; of_folders: as for `suffix_of`."""
+    if suffix_of(folder, of_folders):
+        raise UsageError(f"{folder}: expected a folder", f"name one: {folder.with_suffix('')}")
+
 
 OVER = "name another folder, or write over it with {force=True}"
 LOCK = ".lock"
@@ -199,3 +234,138 @@ def _take(handle: int) -> None:
         raise BlockingIOError(*error.args) from error
     finally:
         os.lseek(handle, position, os.SEEK_SET)
+
+
+COMMAND = "command"  # in a manifest: which command line made it; of Python there is none
+LONGEST_SAID = 40  # letters of a value in a message
+
+# What each is called, and the files by which it is known: of a finished one, and of one that was started.
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "a run": ("manifest.json", "unfinished.json"),
+    "a dataset": ("run.json", "journal.jsonl"),
+    "a scan": ("atlas.json", "checkpoints.parquet", "readings/scan.json", "texts/corpus.json"),
+    "an ablation": (
+        "ablation.json",
+        *(f"{name}/{name}.json" for name in ("ablation", "pairs", "prune", "gradient")),
+    ),
+    "a knockout": ("knockout.json", "knockout/knockout.json"),
+    "cache budgets": ("budgets.json", "budgets/budget.json"),
+    "patches": ("patching.json", "patching/patch.json"),
+    "a comparison": ("compare.json",),
+    "the parts of a logit": ("why.json",),
+}
+
+
+def kinds_in(folder: Path) -> dict[str, str]:
+    """What fills a folder: of each kind the first of its files that is there.
+
+    >>> kinds_in(Path("runs/ioi"))
+    {'a dataset': 'run.json'}
+    """
+    names = ((kind, name) for kind, own in KINDS.items() for name in reversed(own))
+    return {kind: name for kind, name in names if os.path.lexists(folder / name)}
+
+
+def refuse_other_kind(folder: Path, name: str, force: bool) -> None:
+    """Raise UsageError where another kind of result fills the folder than the one with a file of this name.
+
+    force lets it be written next to that.
+    """
+    own = next((kind for kind, names in KINDS.items() if name in names), None)  # None: a study that is not listed
+    others = [(kind, file) for kind, file in kinds_in(folder).items() if kind != own]
+    if not others or force:
+        return
+    kind, file = others[0]
+    try:
+        content = read_json(folder / file)
+    except (OSError, ValueError):
+        content = None
+    command = command_of(content) if isinstance(content, dict) else ""
+    filled_by = f"of `{clipped(command)}`" if command else f"({file.rpartition('/')[2]})"
+    raise UsageError(f"{folder} holds {kind} {filled_by}", OVER)
+
+
+def command_of(manifest: Mapping[str, Any]) -> str:
+    """The command line that a manifest names, in letters that show; "" where it names none."""
+    command = manifest.get(COMMAND)
+    return visible(command[: LONGEST_SAID + 1]) if isinstance(command, str) else ""
+
+
+def clipped(text: str) -> str:
+    """A text for a message, at most LONGEST_SAID letters of it."""
+    return text if len(text) <= LONGEST_SAID else f"{text[:LONGEST_SAID]}…"
+
+
+LINE_BYTES = 2**28  # at most
+T = TypeVar("T")
+
+
+def read_journal(path: Path, parse: Callable[[Mapping[str, Any]], T | None], *, cut: bool = True) -> Iterator[T]:
+    """What `parse` makes of every line; the last one is dropped if it is not whole.
+
+    parse: None, ValueError, TypeError or KeyError for what is none of ours. cut: remove from the file the end of a
+    line that a crash cut off; not while another run may be writing it. Raises InputError for a damaged line.
+    """
+    if not path.exists():
+        return
+    with open_regular(path, "r+b" if cut else "rb", follow=False) as stream:
+        whole, size = 0, os.fstat(stream.fileno()).st_size
+        for number, line in enumerate(iter(partial(stream.readline, LINE_BYTES), b""), start=1):
+            value = _read_line(line, parse)
+            if value is None and whole + len(line) < size:
+                raise InputError(f"{path} is damaged in line {number}", "name another folder with {out}")
+            if value is None:  # the end of a line that a crash cut off
+                break
+            yield value
+            whole += len(line)
+        if cut and whole < size:
+            stream.truncate(whole)
+
+
+def append(path: Path, value: Mapping[str, Any]) -> None:
+    """Append a line; on return it survives a crash of the machine."""
+    body = json.dumps(value, sort_keys=True)
+    line = f"{_checksum(body.encode())} {body}\n".encode()
+    with open_regular(path, "ab", buffering=0, follow=False) as stream:
+        start = stream.tell()
+        try:
+            if stream.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            os.fsync(stream.fileno())
+        except OSError:  # a full disk: half a line must not stay before the next one
+            with suppress(OSError):
+                os.truncate(path, start)
+            raise
+    sync(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Make a file that was written survive a crash of the machine."""
+    with open(path, "r+b") as stream:  # Windows syncs only what is open for writing
+        os.fsync(stream.fileno())
+
+
+def sync(folder: Path) -> None:
+    """Make renames in a folder survive a crash of the machine, where a folder can be opened."""
+    if sys.platform == "win32":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _read_line(line: bytes, parse: Callable[[Mapping[str, Any]], T | None]) -> T | None:
+    """What a line says; None where its checksum does not hold, and where it is none of ours."""
+    checksum, _, body = line.rstrip(b"\n").partition(b" ")
+    if not line.endswith(b"\n") or _checksum(body).encode() != checksum:
+        return None
+    try:
+        return parse(json.loads(body))
+    except (ValueError, TypeError, KeyError, RecursionError):  # whole, and not of ours
+        return None
+
+
+def _checksum(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()[:16]

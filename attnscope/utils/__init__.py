@@ -1,0 +1,1 @@
+"""What every room may use: files, tables, memory, signals, text from strangers, calls of foreign code."""
