@@ -26,8 +26,8 @@ from attnscope.figures.style import Quantity, StyleFields, head_title, layer_nam
 from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import KNOWN, order_of
 from attnscope.measure.roles import NONE
+from attnscope.model.selection import GLOBAL, POOLING, is_bidirectional, is_difference, prefix
 from attnscope.panels import LONGEST_NAME, chosen_words, depths_of, mass_panels, patch_sheets, score_panels, with_rows
-from attnscope.stacks import GLOBAL, POOLING, is_bidirectional, is_difference, prefix
 from attnscope.utils.display import head_name, model_name, printed, shortened
 from attnscope.utils.files import write_whole
 

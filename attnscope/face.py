@@ -125,7 +125,7 @@ class Capture(Observation):
 
             >>> seen.page().save("bank.html")
         """
-        from attnscope.selection import select as selected
+        from attnscope.model.selection import select as selected
         from attnscope.viewer.page import about, page_of
         from attnscope.viewer.plan import Plan
         from attnscope.viewer.side import Side

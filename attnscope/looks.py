@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from attnscope.errors import InputError, UsageError
 from attnscope.keep.layers import codes
-from attnscope.stacks import DECODER, STACKS
+from attnscope.model.selection import DECODER, STACKS
 from attnscope.utils.tables import as_table, numbers, texts_at
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from attnscope.errors import UsageError
 from attnscope.keep.layers import LayerKey
 from attnscope.measure.metrics import KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS
-from attnscope.stacks import STACKS
+from attnscope.model.selection import STACKS
 from attnscope.text.tokens import Found, choose, described
 from attnscope.utils import display as cells
 from attnscope.utils.tables import as_table, texts_at

@@ -21,8 +21,8 @@ from attnscope.keep.columns import Head, HeadColumns, Relation, with_others
 from attnscope.keep.layers import LayerKey, ModelLayers, PerLayer, codes
 from attnscope.measure.metrics import MASS
 from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
+from attnscope.model.selection import DECODER, ENCODER, STACKS, is_bidirectional
 from attnscope.seam.report import failures
-from attnscope.stacks import DECODER, ENCODER, STACKS, is_bidirectional
 from attnscope.text.tokens import Chosen
 from attnscope.utils.display import shortened
 from attnscope.utils.tables import texts_at

@@ -33,9 +33,9 @@ from attnscope.keep.view import View
 from attnscope.measure.binned import MAP_SIDE, Cells
 from attnscope.measure.metrics import KNOWN
 from attnscope.measure.roles import NONE
+from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, STACKS, is_causal, is_cross
 from attnscope.observation import Observation
 from attnscope.seam.report import CaptureReport
-from attnscope.stacks import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, STACKS, is_causal, is_cross
 from attnscope.utils.files import open_native
 from attnscope.utils.memory import free_memory, human_bytes
 from attnscope.utils.tables import read_delimited

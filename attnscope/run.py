@@ -25,6 +25,17 @@ from attnscope.media.sound import MODEL_OF_SOUND, Sound, reads_sound
 from attnscope.model.families import family_of
 from attnscope.model.geometry import Geometry, with_tower
 from attnscope.model.loaded import LoadedModel, check_loaded
+from attnscope.model.selection import (
+    CROSS,
+    ENCODER,
+    ENCODER_ONLY,
+    NAMES,
+    SEQ2SEQ,
+    VISION,
+    VISION_ONLY,
+    HeadsByRole,
+    select_stacks,
+)
 from attnscope.observation import NamesBeside, Observation
 from attnscope.observe.choice import Choice, choose, tiles_difference
 from attnscope.observe.passes import observe
@@ -33,8 +44,6 @@ from attnscope.seam.decoding import DecodingSteps
 from attnscope.seam.engines import Engine
 from attnscope.seam.forward import arguments, bare_model
 from attnscope.seam.inputs import GLOBAL
-from attnscope.selection import HeadsByRole, select_stacks
-from attnscope.stacks import CROSS, ENCODER, ENCODER_ONLY, NAMES, SEQ2SEQ, VISION, VISION_ONLY
 from attnscope.study.ablation.by_key import asked_of_answer, directions_of_answer
 from attnscope.text import answer as answers
 from attnscope.text.prompt import Prompt, place

@@ -25,7 +25,8 @@ from transformers.integrations.peft import MIN_PEFT_VERSION, check_peft_version
 
 import attnscope
 from attnscope.errors import AttnscopeError, ModelError, UsageError
-from attnscope.model import adapters, hub
+from attnscope.model import adapters
+from attnscope.model import sources as hub
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, identify, load, wrap
 from attnscope.model.options import LoadOptions

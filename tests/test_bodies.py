@@ -17,7 +17,7 @@ from attnscope.model.fitting import LoadedAs
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
-from attnscope.model.task import model_classes, task_of
+from attnscope.model.tasks import model_classes, task_of
 from attnscope.parity import check_parity
 from attnscope.run import read
 from helpers.command_line import call

@@ -22,12 +22,12 @@ from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loaded import LoadedModel
-from attnscope.model.task import both_ways, task_of
+from attnscope.model.selection import heard_as
+from attnscope.model.tasks import both_ways, task_of
 from attnscope.parity import check_parity
 from attnscope.parity.certificate import in_words
 from attnscope.run import prepare
 from attnscope.seam.causal import check_causal
-from attnscope.stacks import heard_as
 from helpers.families import NOT_BUILT, WITHOUT_ATTENTION, tiny_config
 from helpers.parity_models import rouse
 

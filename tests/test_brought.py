@@ -28,13 +28,11 @@ from transformers.utils.logging import is_progress_bar_enabled
 import attnscope
 from attnscope.errors import AttnscopeError, ModelError, UsageError
 from attnscope.model import gguf
-from attnscope.model.arithmetic import Arithmetic
 from attnscope.model.libraries import bars_as_elsewhere, without_bars
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, bytes_in_memory, identify, load, load_config, wrap
 from attnscope.model.options import LoadOptions
-from attnscope.model.quantised import is_quantised
-from attnscope.model.unpacking import dequantizing
+from attnscope.model.quantised import Arithmetic, dequantizing, is_quantised
 from attnscope.parity import check_parity
 from attnscope.parity.certificate import certificate
 from attnscope.seam.projection import projection

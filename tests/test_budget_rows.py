@@ -13,9 +13,9 @@ from attnscope.errors import UsageError
 from attnscope.intervene.budget_names import written_budget, written_budgets
 from attnscope.intervene.budgets import CacheBudget, HeadBudget
 from attnscope.intervene.policies import BudgetedHeads, policy_of
+from attnscope.model.selection import DECODER
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
-from attnscope.stacks import DECODER
 from helpers.budgeted import budgeted
 from helpers.families import tiny_model
 from test_rows_again import EQUAL, POSITIONS

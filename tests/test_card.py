@@ -27,13 +27,13 @@ from attnscope.measure.texts import Texts
 from attnscope.model import loading
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.options import LoadOptions
+from attnscope.model.selection import DECODER
 from attnscope.observe import choice
 from attnscope.observe.choice import FASTER_TOKENS, Case, automatic, kernel_reads
 from attnscope.parity import check_parity
 from attnscope.seam.checks import sdpa_kernel
 from attnscope.seam.engines import ENGINES, full_precision
 from attnscope.seam.listen import listen
-from attnscope.stacks import DECODER
 from attnscope.utils import memory
 from attnscope.utils.memory import free_memory
 from helpers.parity_models import roused_model

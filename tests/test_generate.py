@@ -28,7 +28,7 @@ from attnscope.ask import Ask
 from attnscope.errors import ForwardError, InputError, ModelError, UsageError
 from attnscope.keep.request import Request
 from attnscope.measure.metrics import LOOKBACKS
-from attnscope.model import generating
+from attnscope.model import libraries as generating
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, load, wrap
 from attnscope.model.options import LoadOptions

@@ -18,8 +18,8 @@ from attnscope.attention.questions import Entropy, Holding, RowSum
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TILE_BYTES, TiledAttention
 from attnscope.attention.visibility import Visibility
-from attnscope.model.attending import attending_layers
 from attnscope.model.geometry import TYPES, Geometry, LayerGeometry, geometry_of
+from attnscope.model.tasks import attending_layers
 from attnscope.seam.cost import eager_bytes, fused_bytes, tokens_that_fit
 from helpers import stack_families
 from helpers.dispatched import thread_count

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from attnscope.errors import ModelError
-from attnscope.model import hub
+from attnscope.model import sources as hub
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from helpers.command_line import HANGS

@@ -14,7 +14,7 @@ from transformers import AutoModel
 
 from attnscope import batch, capture, parity, wrap
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
-from attnscope.model import hub
+from attnscope.model import sources as hub
 from attnscope.model.checkpoint import digest
 from attnscope.model.libraries import uncollected
 from attnscope.model.loading import DEMO_FOLDER, load, load_config

@@ -20,7 +20,7 @@ from attnscope.intervene.sets import HeadSet
 from attnscope.keep.view import View
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap
-from attnscope.model.placed import weights_of
+from attnscope.model.modules import weights_of
 from attnscope.parity import check_parity
 from attnscope.seam import modules
 from attnscope.study.ablation import tasks

@@ -16,7 +16,7 @@ from attnscope.errors import UsageError
 from attnscope.figures.style import ImageFormat
 from attnscope.folder import manifest
 from attnscope.folder.parts import claim
-from attnscope.selection import may_be_one_head
+from attnscope.model.selection import may_be_one_head
 from attnscope.study import differences
 from attnscope.study.ablation.effects import Ablation
 from attnscope.study.atlas import atlas

@@ -37,7 +37,7 @@ from attnscope.attention.visibility import Visibility
 from attnscope.keep.request import Request
 from attnscope.media.patches import windows
 from attnscope.model.loaded import LoadedModel
-from attnscope.stacks import VISION
+from attnscope.model.selection import VISION
 from helpers.picture_models import picture, read_here, saved
 
 TEXT = "What is on the river bank?"

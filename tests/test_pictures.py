@@ -21,10 +21,10 @@ from attnscope.keep.layers import PerLayer
 from attnscope.media.patches import WHOLE, Sight, patches_of
 from attnscope.media.picture import all_opened, open_picture
 from attnscope.model.loaded import LoadedModel
+from attnscope.model.selection import DECODER, VISION
 from attnscope.observation import Observation
 from attnscope.parity import check_parity
 from attnscope.run import prepare
-from attnscope.stacks import DECODER, VISION
 from helpers.command_line import Result, call
 from helpers.families import few
 from helpers.picture_models import FAMILIES, Models, need_image_processors, picture, read_here, saved

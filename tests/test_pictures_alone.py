@@ -12,11 +12,11 @@ from attnscope.ask import Ask
 from attnscope.batch.asks import check_fields
 from attnscope.batch.job import Job
 from attnscope.errors import AttnscopeError, ModelError
+from attnscope.model.fitting import check_tower
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load, load_tokenizer
 from attnscope.model.options import LoadOptions
-from attnscope.model.task import model_class, task_of
-from attnscope.model.towers import check_tower
+from attnscope.model.tasks import model_class, task_of
 from attnscope.observation import Observation
 from attnscope.parity import check_parity
 from attnscope.reference.layouts import UNREAD_TOWERS

@@ -16,9 +16,9 @@ from attnscope.intervene.knockout import Knockout
 from attnscope.intervene.replacement import replacing, zeros
 from attnscope.intervene.sets import Cut
 from attnscope.model.families import family_of
+from attnscope.model.selection import CROSS, DECODER
 from attnscope.seam.engines import ENGINES, UNCHECKED
 from attnscope.seam.listen import listen
-from attnscope.stacks import CROSS, DECODER
 from helpers.families import BYPASS, MODEL_TYPES, WITHOUT_ATTENTION, few, of_all_families, tiny_model
 from helpers.induction import induction
 from helpers.loops import looped

@@ -3,7 +3,7 @@
 import pytest
 
 from attnscope.errors import UsageError
-from attnscope.selection import everything, pairs, select, spelled
+from attnscope.model.selection import everything, pairs, select, spelled
 
 MODEL = {0: 4, 1: 4, 2: 4, 3: 4}
 HYBRID = {1: 4, 3: 8}

@@ -21,9 +21,9 @@ from attnscope.keep.view import View
 from attnscope.media import sound as sounds
 from attnscope.media.sound import Sound, read_sound, sound_of
 from attnscope.model.loading import wrap
+from attnscope.model.selection import CROSS, DECODER, ENCODER
 from attnscope.run import prepare, read
 from attnscope.seam.generation import POSITIONS
-from attnscope.stacks import CROSS, DECODER, ENCODER
 from attnscope.told import target_lines
 from helpers.command_line import SENTENCE, call
 from helpers.sounds import FRAMES, HEADS, LAYERS, RATE, samples, saved_whisper, tiny_listener, write_wav

@@ -18,12 +18,11 @@ from attnscope.keep.request import Request
 from attnscope.measure.metrics import KNOWN
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import DEMO_FOLDER, wrap
-from attnscope.model.task import task_of
+from attnscope.model.selection import CAUSAL, STACKS, select_stacks
+from attnscope.model.tasks import task_of
 from attnscope.run import prepare
 from attnscope.seam import generation
 from attnscope.seam.listen import listen
-from attnscope.selection import select_stacks
-from attnscope.stacks import CAUSAL, STACKS
 from attnscope.told import target_lines
 from helpers import made_tokenizers
 from helpers.command_line import call

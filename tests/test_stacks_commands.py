@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from attnscope.stacks import CROSS, DECODER, ENCODER
+from attnscope.model.selection import CROSS, DECODER, ENCODER
 from helpers.command_line import SENTENCE, Result, call
 from helpers.folders import with_tokenizer
 from helpers.stack_families import heard, own, tiny

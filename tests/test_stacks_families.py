@@ -21,11 +21,11 @@ from attnscope.errors import ModelError
 from attnscope.model.checkpoint import check_has_attention
 from attnscope.model.families import Family
 from attnscope.model.geometry import geometry_of
-from attnscope.model.task import model_class, task_of
+from attnscope.model.selection import CROSS, DECODER, ENCODER
+from attnscope.model.tasks import model_class, task_of
 from attnscope.seam.cost import eager_bytes
 from attnscope.seam.hooked import banded, weights_in
 from attnscope.seam.listen import calls_interface, listen
-from attnscope.stacks import CROSS, DECODER, ENCODER
 from helpers.families import of_all_families, tiny_config
 from helpers.families_table import read, stack_row, stacks
 from helpers.seconds import once

@@ -14,7 +14,7 @@ import torch
 
 import attnscope
 from attnscope.errors import InputError
-from attnscope.stacks import CROSS, DECODER, ENCODER
+from attnscope.model.selection import CROSS, DECODER, ENCODER
 from helpers.command_line import Result, call
 from helpers.folders import with_tokenizer
 from helpers.stack_families import own, tiny

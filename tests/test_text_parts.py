@@ -13,7 +13,7 @@ import attnscope
 from attnscope.keep.request import Request
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap
-from attnscope.model.task import model_class, task_of, text_part
+from attnscope.model.tasks import model_class, task_of, text_part
 from helpers.families import few, tiny_config
 
 IDS = list(range(6, 20))

@@ -15,8 +15,8 @@ from attnscope.inputs.given import reading
 from attnscope.model import adapters
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, load
+from attnscope.model.modules import put_before
 from attnscope.model.options import LoadOptions
-from attnscope.model.virtual import put_before
 from attnscope.parity import check_parity
 from helpers.brought import an_adapter, in_peft
 from helpers.command_line import call

@@ -27,7 +27,7 @@ from attnscope.inputs.notes import notes_of
 from attnscope.media.processor import processor_of
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, extractor_of, read_sound, reads_sound
 from attnscope.model.loaded import LoadedModel
-from attnscope.stacks import VISION_ONLY
+from attnscope.model.selection import VISION_ONLY
 from attnscope.text.answer import check_answer, check_has_answer, check_room
 from attnscope.text.prompt import Prompt
 from attnscope.utils.isolation import Where

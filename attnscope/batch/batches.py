@@ -1,7 +1,7 @@
 """Which texts run together: batches of like lengths within a token budget.
 
 Texts of different length are padded on the right, except where that changes how a model reads them
-(`model/padding.py`): there a batch has one length.
+(`model/loaded.py`): there a batch has one length.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.figures import Depth
 from attnscope.keep.columns import Score, ranked
 from attnscope.measure.metrics import KNOWN, LENGTHS, LOOKBACKS, MASS
-from attnscope.stacks import DECODER, STACKS
+from attnscope.model.selection import DECODER, STACKS
 from attnscope.study.statistics import Means, Range, means
 from attnscope.utils.files import open_native, open_regular
 from attnscope.utils.memory import free_memory, human_bytes

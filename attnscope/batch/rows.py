@@ -22,10 +22,9 @@ from attnscope.batch.schemas import schema_of
 from attnscope.keep.layers import codes
 from attnscope.keep.view import ENTRIES
 from attnscope.measure.metrics import MASS, METRICS
+from attnscope.model.selection import STACKS, is_cross, spelled
 from attnscope.seam.generation import DEFAULT, POSITIONS
 from attnscope.seam.report import joined_ways
-from attnscope.selection import spelled
-from attnscope.stacks import STACKS, is_cross
 from attnscope.utils.tables import flags, numbers, texts_at, words
 
 if TYPE_CHECKING:

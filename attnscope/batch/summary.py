@@ -22,7 +22,7 @@ from attnscope.batch.schemas import SCHEMAS, TOKEN, schema_of
 from attnscope.batch.table_files import TableFile
 from attnscope.errors import InputError
 from attnscope.measure.metrics import KNOWN, MASS, METRICS
-from attnscope.stacks import STACKS
+from attnscope.model.selection import STACKS
 from attnscope.study.statistics import means
 from attnscope.utils.files import write_whole
 from attnscope.utils.folders import locked

@@ -19,16 +19,14 @@ from attnscope.batch.spans import given_spans, given_tokens
 from attnscope.errors import AttnscopeError, ForwardError, InputError, ModelError, UsageError
 from attnscope.keep.request import Request
 from attnscope.model.geometry import with_tower
-from attnscope.model.loaded import LoadedModel
+from attnscope.model.loaded import LoadedModel, pads
 from attnscope.model.loading import load
-from attnscope.model.padding import pads
+from attnscope.model.selection import NAMES, SEQ2SEQ, select_stacks
 from attnscope.observation import Observation
 from attnscope.observe.choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.observe.passes import observe
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.generation import check_generates, say_ignored, translation
-from attnscope.selection import select_stacks
-from attnscope.stacks import NAMES, SEQ2SEQ
 from attnscope.text.prompt import Prompt, from_ids
 from attnscope.text.tokens import NOWHERE, Chosen, Found, naming
 from attnscope.utils.memory import is_out_of_memory, keep_freed_memory

@@ -15,7 +15,7 @@ from attnscope.intervene.passes import check_model
 from attnscope.keep.atlas import atlas_of
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
-from attnscope.selection import everything, pairs, select
+from attnscope.model.selection import everything, pairs, select
 from attnscope.show.ablation import save_ablation
 from attnscope.study.ablation import tasks
 from attnscope.study.ablation.direct import direct_means
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from attnscope.intervene.sets import HeadSet
     from attnscope.intervene.task import Task
     from attnscope.model.loaded import LoadedModel
-    from attnscope.selection import HeadIndex
+    from attnscope.model.selection import HeadIndex
     from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.atlas.scan import Plan
 

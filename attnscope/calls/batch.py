@@ -28,7 +28,7 @@ from attnscope.keep.view import View
 from attnscope.measure.metrics import LENGTHS, with_asked
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
-from attnscope.selection import pairs, resolved
+from attnscope.model.selection import pairs, resolved
 from attnscope.text.expressions import defined, names_of_spans
 from attnscope.text.tokens import check_expression
 from attnscope.utils.display import head_name

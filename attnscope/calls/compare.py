@@ -15,8 +15,8 @@ from attnscope.keep.atlas import atlas_of
 from attnscope.media.sound import Sound
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
+from attnscope.model.selection import everything, select_stacks
 from attnscope.run import prepare
-from attnscope.selection import everything, select_stacks
 from attnscope.show.comparison import panels, save
 from attnscope.study.comparison import OneSide, check_alike, compare_heads
 from attnscope.study.comparison import heads_of as counts_of

@@ -11,8 +11,8 @@ from attnscope.errors import UsageError, hints_of
 from attnscope.explain import explain_head
 from attnscope.keep.request import Request
 from attnscope.model.options import LoadOptions
+from attnscope.model.selection import check_one_head, only_head, pairs, select
 from attnscope.run import prepare
-from attnscope.selection import check_one_head, only_head, pairs, select
 from attnscope.text.tokens import described
 from attnscope.utils.schema import takes_fields
 

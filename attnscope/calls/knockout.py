@@ -10,7 +10,7 @@ from attnscope.errors import hints_of
 from attnscope.keep.atlas import atlas_of
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
-from attnscope.selection import select as selected
+from attnscope.model.selection import select as selected
 from attnscope.study.budgets.asked import BELOW, check_below, check_budgets, check_no_budget
 from attnscope.study.budgets.cases import AskedCache
 from attnscope.study.budgets.effects import BudgetPlan, BudgetStudy

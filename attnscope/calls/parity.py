@@ -10,10 +10,10 @@ from attnscope.ask import Ask
 from attnscope.calls.records import Record
 from attnscope.errors import UsageError, hints_of
 from attnscope.model.options import LoadOptions
+from attnscope.model.selection import resolved
 from attnscope.parity import ATOL, TEXT, check_parity
 from attnscope.parity.certificate import certificate, in_words, parity_table
 from attnscope.run import prepare
-from attnscope.selection import resolved
 from attnscope.utils.files import save_json
 from attnscope.utils.schema import takes_fields
 

@@ -9,14 +9,13 @@ from attnscope.ask import Ask
 from attnscope.batch.batches import batch_limit, batches
 from attnscope.keep.collectors.maps import drawn_whole
 from attnscope.keep.request import Asked
-from attnscope.model.loaded import LoadedModel
-from attnscope.model.padding import pads
+from attnscope.model.loaded import LoadedModel, pads
+from attnscope.model.selection import SEQ2SEQ
 from attnscope.observation import Observation
 from attnscope.observe.choice import FASTER_SCORES, kernel_reads
 from attnscope.observe.passes import observe
 from attnscope.run import Run, prepare, read
 from attnscope.seam.engines import engine_named
-from attnscope.stacks import SEQ2SEQ
 
 KERNEL = "numba"
 

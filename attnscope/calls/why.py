@@ -10,10 +10,9 @@ from attnscope.calls.why_record import Why
 from attnscope.errors import ModelError, UsageError, hints_of
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
+from attnscope.model.selection import OF_TWO_TEXTS, TEXT_TASKS, check_one_head, only_head, pairs, select_stacks
 from attnscope.run import prepare
 from attnscope.seam.inputs import given_of
-from attnscope.selection import check_one_head, only_head, pairs, select_stacks
-from attnscope.stacks import OF_TWO_TEXTS, TEXT_TASKS
 from attnscope.study.why.parts import parts_of
 from attnscope.study.why.records import AskedLogit
 from attnscope.text.tokens import Found, described, find

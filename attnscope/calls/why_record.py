@@ -13,7 +13,7 @@ import pyarrow as pa
 from attnscope.calls.records import Record, picture_of
 from attnscope.calls.why_options import MEAN, ROWS
 from attnscope.figures import About, Style
-from attnscope.stacks import is_cross, prefix
+from attnscope.model.selection import is_cross, prefix
 from attnscope.study.statistics import rank_correlation
 from attnscope.study.why.records import Component, LogitParts
 from attnscope.text.labels import visible_blanks

@@ -274,7 +274,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
         """The same with heads in place of every @role, as the folder's options have them."""
         if "@" not in (self.select or ""):
             return self
-        from attnscope.selection import resolved
+        from attnscope.model.selection import resolved
 
         return replace(self, select=resolved(self.select or "", atlas.by_role() if atlas else None))
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.cli.intervals import Effect, interval_notes, with_interval
 from attnscope.cli.rounding import rounding_notes
-from attnscope.selection import written_heads
+from attnscope.model.selection import written_heads
 from attnscope.study.statistics import FEWEST
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Sheet
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from attnscope.model.geometry import Geometry
-    from attnscope.selection import HeadIndex
+    from attnscope.model.selection import HeadIndex
     from attnscope.study.budgets.effects import BudgetCosts
 
 KEPT = "kept: the share of the keys a row sees that it keeps, mean over rows, heads and texts"

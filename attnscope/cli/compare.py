@@ -21,7 +21,7 @@ from attnscope.cli.study_options import ManyTexts
 from attnscope.cli.takes import takes
 from attnscope.cli.top import Top
 from attnscope.errors import UsageError
-from attnscope.stacks import SEQ2SEQ
+from attnscope.model.selection import SEQ2SEQ
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:

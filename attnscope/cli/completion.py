@@ -64,7 +64,7 @@ def metrics() -> list[tuple[str, str]]:
 
 def models() -> list[str]:
     """The embedded model and those of the Hub's cache; for folders the shell offers its own."""
-    from attnscope.model.hub import HUB_ID
+    from attnscope.model.sources import HUB_ID
 
     names = [path.name.removeprefix("models--").replace("--", "/") for path in cached_models()]
     return ["demo", *sorted(filter(HUB_ID.fullmatch, names))]  # of others a shell would print whatever they hold

@@ -119,7 +119,7 @@ def _places(found: CorpusHeads, asked: Ranked) -> np.ndarray:
 
     if asked.select is None:
         return np.arange(len(found.key))
-    from attnscope.selection import select_stacks
+    from attnscope.model.selection import select_stacks
 
     named = None
     if asked.atlas is not None:
@@ -222,7 +222,7 @@ def _sorting(found: CorpusHeads, sort: str) -> str:
 
 def _name(found: CorpusHeads, place: int) -> str:
     """`L27H3`, `L27KV1` for the mean over a kv head's group, `cross L3H2` in another stack than the plain one."""
-    from attnscope.stacks import STACKS
+    from attnscope.model.selection import STACKS
 
     stack, head = STACKS[found.stack[place]], int(found.head[place])
     number = int(found.kv_head[place]) if head < 0 else head

@@ -168,7 +168,7 @@ class Kinds:
 
 def kinds_of_file(kinds: tuple[str, ...] | None, select: str | None, file: Path) -> tuple[str, ...]:
     """The one kind of figure that a file holds. Raises UsageError where several pictures are drawn."""
-    from attnscope.selection import may_be_one_head
+    from attnscope.model.selection import may_be_one_head
 
     heads = select is not None and may_be_one_head(select)
     if kinds is None and heads:

@@ -10,8 +10,7 @@ from attnscope.cli.heads_table import TEXT_ROLE
 from attnscope.measure.metrics import MASS
 from attnscope.measure.roles import NEEDED_ROWS, not_shown, unsupported
 from attnscope.model.geometry import NOT_KNOWN
-from attnscope.selection import spelled
-from attnscope.stacks import has_decoder_heads
+from attnscope.model.selection import has_decoder_heads, spelled
 
 if TYPE_CHECKING:
     from attnscope.cli.heads_table import HeadsTable

@@ -18,8 +18,7 @@ from attnscope.cli.load_options import Checkpoint
 from attnscope.cli.options import Facts, Noise
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError, brief
-from attnscope.selection import spelled
-from attnscope.stacks import DECODER, STACKS
+from attnscope.model.selection import DECODER, STACKS, spelled
 from attnscope.utils import display as cells
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def info(named: Named, costs: Costs, noise: Noise) -> int:
         load_config,
     )
     from attnscope.model.quantised import method_of
-    from attnscope.model.task import chosen_task
+    from attnscope.model.tasks import chosen_task
 
     silence_libraries(noise.verbose)
     output.complain_through_talk(noise.quiet)

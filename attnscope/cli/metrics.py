@@ -81,7 +81,7 @@ def _grid() -> RichTable:
 def _sheet(columns: dict[str, list[str]]) -> RichTable:
     from rich.text import Text
 
-    from attnscope.stacks import SOFTMAX
+    from attnscope.model.selection import SOFTMAX
 
     sheet = _grid()
     for values in zip(*columns.values(), strict=True):

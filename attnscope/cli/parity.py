@@ -15,7 +15,7 @@ from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import ModelTexts, Printing, Selected
 from attnscope.cli.place import check_file
 from attnscope.cli.takes import takes
-from attnscope.stacks import DECODER, prefix
+from attnscope.model.selection import DECODER, prefix
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:

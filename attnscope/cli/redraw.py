@@ -87,9 +87,9 @@ def _run(
     """
     from attnscope.drawing import drawings
     from attnscope.folder.manifest import NAME
+    from attnscope.model.selection import pairs
+    from attnscope.model.selection import select as selected
     from attnscope.redraw import AGAIN, kept_run
-    from attnscope.selection import pairs
-    from attnscope.selection import select as selected
     from attnscope.show.again import Redrawn
 
     if not (folder / NAME).exists():

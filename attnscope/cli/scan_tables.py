@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from attnscope.cli.top import Top
-    from attnscope.selection import HeadIndex
+    from attnscope.model.selection import HeadIndex
     from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.atlas.findings import Finding
     from attnscope.study.atlas.texts import OnTexts

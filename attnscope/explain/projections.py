@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from attnscope.explain.attention import QKV, Attention, concatenation
 from attnscope.explain.records import Check, Numbers, Step
 from attnscope.explain.steps import Observed, numbers
-from attnscope.model.placed import as_input
+from attnscope.model.modules import as_input
 from attnscope.reference.given import Given
 from attnscope.reference.reader import OutputStages, operands_of, output_stages
 

@@ -21,6 +21,7 @@ from attnscope.explain.projections import after_values, before_scores, observed_
 from attnscope.explain.records import Explanation, Step
 from attnscope.explain.steps import Observed, check_query
 from attnscope.model.quantised import is_quantised
+from attnscope.model.selection import DECODER, ENCODER
 from attnscope.parity.given import given_of, mask_of, precise
 from attnscope.reference.attention import Operands
 from attnscope.reference.given import Given, UnreadableError
@@ -29,7 +30,6 @@ from attnscope.seam.call import AttentionCall
 from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import HALF, ModuleRecorder, ModuleRun
-from attnscope.stacks import DECODER, ENCODER
 from attnscope.utils.display import head_name
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
-from attnscope.stacks import STACKS
+from attnscope.model.selection import STACKS
 from attnscope.text.prompt import Medium, Prompt
 from attnscope.utils.files import check_schema, jsonable, read_json, save_json
 from attnscope.utils.folders import (

@@ -26,7 +26,7 @@ import numpy as np
 from attnscope.errors import UsageError, first_line
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.geometry import Geometry
-from attnscope.selection import everything, pairs
+from attnscope.model.selection import everything, pairs
 from attnscope.utils.files import read_small, refuse_links, save_json, whole_file
 from attnscope.utils.folders import OVER, check, document, refuse_other_kind, writable
 from attnscope.utils.signals import Stopped

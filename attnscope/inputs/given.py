@@ -17,10 +17,10 @@ from attnscope.inputs.global_tokens import with_global_tokens
 from attnscope.media.picture import all_opened
 from attnscope.media.picture_prompt import reading_pixels, reading_with_pictures
 from attnscope.media.sound import Sound, heard
-from attnscope.model.towers import patch_side
+from attnscope.model.fitting import patch_side
+from attnscope.model.selection import VISION_ONLY
 from attnscope.seam.inputs import known_types
 from attnscope.seam.patch_tokens import patch_tokens
-from attnscope.stacks import VISION_ONLY
 from attnscope.text import prompt as prompts
 from attnscope.text.answer import continued
 from attnscope.text.prompt import Prompt, from_ids, place

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attnscope.model.families import family_of
-from attnscope.model.generating import choosing_settings
+from attnscope.model.libraries import choosing_settings
 from attnscope.seam.inputs import TYPES, known_types
 from attnscope.seam.report import tolerance
 from attnscope.text.prompt import place

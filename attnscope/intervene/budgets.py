@@ -20,9 +20,9 @@ from attnscope.intervene.budget_names import written_budget
 from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.policies import BudgetedHeads, Dropping, policy_of
 from attnscope.intervene.sets import HeadSet
+from attnscope.model.selection import DECODER
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.engines import Change, Engine
-from attnscope.stacks import DECODER
 
 
 @dataclass(frozen=True)

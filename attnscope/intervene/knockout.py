@@ -22,9 +22,9 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.intervene.again import recompute, spec_of
 from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.sets import Cut, HeadSet
+from attnscope.model.selection import DECODER
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.engines import Change, Engine
-from attnscope.stacks import DECODER
 
 OnRows = Callable[[AttentionCall, Sequence[int], Sequence[int], RowBlock], object]  # call, texts, heads, a block
 

@@ -27,7 +27,7 @@ from attnscope.intervene.measure import LOSS, Measure
 from attnscope.intervene.replacement import Replacement, Replacing
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
-from attnscope.model.padding import pads, to_be_found
+from attnscope.model.loaded import pads, to_be_found
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.causal import check_causal
 from attnscope.seam.engines import UNCHECKED, Engine

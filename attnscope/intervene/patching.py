@@ -28,9 +28,9 @@ from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
 from attnscope.intervene.what import What
+from attnscope.model.selection import DECODER
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.engines import Change, Engine
-from attnscope.stacks import DECODER
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from attnscope.errors import UsageError
 from attnscope.keep.layers import codes
 from attnscope.measure.metrics import COLUMNS, MASS, order_of
 from attnscope.measure.roles import NONE
-from attnscope.stacks import STACKS, has_decoder_heads
+from attnscope.model.selection import STACKS, has_decoder_heads
 from attnscope.utils.display import head_name
 from attnscope.utils.tables import as_table, flags, numbers, texts_at, words
 

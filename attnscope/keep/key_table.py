@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.keep.layers import codes
-from attnscope.stacks import STACKS
+from attnscope.model.selection import STACKS
 from attnscope.utils.tables import as_table, texts_at, words
 
 

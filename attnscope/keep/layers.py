@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from attnscope.errors import UnknownLayerError, UsageError
-from attnscope.stacks import DECODER, STACKS, prefix
+from attnscope.model.selection import DECODER, STACKS, prefix
 from attnscope.utils.display import number_list
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.keep.records import KeptKeys
 from attnscope.keep.view import ENTRIES, View
-from attnscope.stacks import CROSS, STACKS
+from attnscope.model.selection import CROSS, STACKS
 from attnscope.utils.tables import as_table, numbers, texts_at
 
 COLUMNS = ("layer", "head", "kv_head", "query", "key", "weight", "stack")

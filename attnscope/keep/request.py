@@ -10,14 +10,7 @@ from attnscope.errors import UsageError
 from attnscope.keep.view import View
 from attnscope.measure.binned import MAP_SIDE
 from attnscope.measure.metrics import METRICS
-from attnscope.stacks import (
-    has_summaries,
-    is_causal,
-    is_cross,
-    is_over_patches,
-    is_vision,
-    sides,
-)
+from attnscope.model.selection import has_summaries, is_causal, is_cross, is_over_patches, is_vision, sides
 from attnscope.text.tokens import Chosen, choose, choose_of_two
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.attention.questions import Question
 from attnscope.measure.texts import Texts
-from attnscope.stacks import SOFTMAX
+from attnscope.model.selection import SOFTMAX
 
 if TYPE_CHECKING:
     from torch import Tensor

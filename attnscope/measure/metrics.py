@@ -17,7 +17,7 @@ from attnscope.attention import questions as ask
 from attnscope.errors import UsageError, nearest
 from attnscope.measure.definition import Metric
 from attnscope.measure.texts import Texts
-from attnscope.stacks import CAUSAL, ENCODER, GLOBAL, VISION, is_causal
+from attnscope.model.selection import CAUSAL, ENCODER, GLOBAL, VISION, is_causal
 
 if TYPE_CHECKING:
     from torch import Tensor

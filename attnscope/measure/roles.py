@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.stacks import CAUSAL, DECODER, ENCODER, STACKS
+from attnscope.model.selection import CAUSAL, DECODER, ENCODER, STACKS
 
 NEEDED_ROWS = 16
 RESTS = 0.3  # mean mass above which a head rests on a key

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from attnscope.attention.questions import Features, Question
-from attnscope.stacks import DECODER
+from attnscope.model.selection import DECODER
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError, first_line
 from attnscope.model.checkpoint import read_json
-from attnscope.model.permits import unread
+from attnscope.model.options import unread
 from attnscope.text.chat import Message, parts_of, pictures_of, texts_of
 from attnscope.utils.isolation import without_stderr
 

@@ -2,12 +2,14 @@
 
 The folder is recognised and judged without peft, which takes seconds to import and is asked for only to put the weights
 into the model.
+
+Patterns in the configs of adapters and quantised models: libraries match them with `re`, which has no deadline.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from math import prod
@@ -16,15 +18,82 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import ModelError, UsageError
 from attnscope.model import checkpoint
-from attnscope.model.geometry import empty_of, geometry_of
-from attnscope.model.patterns import check_patterns
-from attnscope.model.permits import Permits
-from attnscope.model.task import classes_of, task_of
-from attnscope.stacks import CAUSAL_LM, NAMES
+from attnscope.model.checkpoint import read_json
+from attnscope.model.geometry import empty_model, empty_of, geometry_of
+from attnscope.model.options import TrustPolicy as Permits
+from attnscope.model.selection import CAUSAL_LM, NAMES
+from attnscope.model.tasks import classes_of, task_of
+from attnscope.utils.isolation import IsolatedCall as Apart
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
+
+REPEATS = re.compile(r"[*+?{|]")  # a pattern without any of these is as quick as it is short
+# How PEFT and transformers put a pattern together, to match it from the beginning of a module's name.
+FORMS = (
+    r"(?:{})$",
+    r"(.*\.)?({})$",
+    r"(?:^|.*?\.){}\.(?P<idx>\d+)\.",
+    r"(^|.*\.){}($|\..*)",
+    r"(?:{})(?:(?<=\.)|(?=\.|$))",
+)
+
+
+def check_patterns(config: Any, names: Iterable[str], path: Path) -> None:
+    """Raise ModelError where a text of a config, taken as a pattern, does not end in time over the names of modules.
+
+    They are tried by `re` itself, in a process of its own, which can be ended. config: what a JSON file says, of which
+    any text may be a pattern. path: that file.
+
+    >>> check_patterns({"target_modules": r".*\\.(q|k)_proj"}, ["layers.0.q_proj"], Path("adapter_config.json"))
+    """
+    patterns = {text for text in _texts(config) if REPEATS.search(text)}
+    if not patterns:
+        return
+    names = list(names)
+    with Apart(_match, "process") as matched:
+        try:
+            matched(patterns, names)
+        except ModelError as error:
+            raise ModelError(
+                f"{path} has a pattern that takes more than {matched.seconds} seconds over the names of modules",
+                "name the modules in its place",
+            ) from error
+
+
+def check_quantised(config: Any, path: Path) -> None:
+    """The same of what a model's config says of quantised weights, of the whole and of its parts.
+
+    config: as transformers read it. path: its file.
+    """
+    raw = read_json(path)
+    parts = [part.get("quantization_config") for part in (raw, *raw.values()) if isinstance(part, dict)]
+    check_patterns(parts, _modules(config), path)
+
+
+def _modules(config: Any) -> Iterator[str]:
+    """The names of the modules that the model of a config has, which is built for them."""
+    yield from dict(empty_model(config).named_modules())
+
+
+def _match(patterns: Iterable[str], names: Iterable[str]) -> None:
+    for pattern in patterns:
+        for form in FORMS:
+            with suppress(re.error, OverflowError, RecursionError):  # no pattern, then
+                compiled = re.compile(form.replace("{}", pattern))
+                for name in names:
+                    compiled.match(name)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in what a JSON file says, keys of objects too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in [*value, *(value.values() if isinstance(value, dict) else ())]:
+            yield from _texts(part)
+
 
 CONFIG = "adapter_config.json"
 SAFETENSORS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
@@ -185,7 +254,7 @@ def attach(model: PreTrainedModel, folder: Path, merged: bool) -> PreTrainedMode
         ) from error
 
 
-def bare(model: Any) -> Any:
+def unwrap(model: Any) -> Any:
     """The model inside a PeftModel or a compiled one, with its adapters in it; another model itself.
 
     Of one with prompt, prefix or P-tuning it is a second model of the same weights, which knows the virtual tokens as
@@ -206,7 +275,7 @@ def bare(model: Any) -> Any:
         encoder = model.prompt_encoder[name]
         if inner.training or encoder.training:
             raise UsageError(f"{what} is in training mode, where dropout changes it", "call model.eval() first")
-        from attnscope.model.virtual import sharing
+        from attnscope.model.modules import sharing
 
         # what was loaded to be used has no network around its embeddings, and PEFT then reads these alone
         learnt = encoder.embedding.weight if config.inference_mode else model.get_prompt_embedding_to_save(name)
@@ -219,7 +288,7 @@ def _with_tokens(model: PreTrainedModel, config: Any, learnt: Tensor | None, wha
 
     learnt: (virtual tokens, their numbers), as PEFT saves them. what: the adapter, in words.
     """
-    from attnscope.model.virtual import put_before, put_in_layers
+    from attnscope.model.modules import put_before, put_in_layers
 
     if task_of(model.config) != CAUSAL_LM:
         raise ModelError(
@@ -246,7 +315,7 @@ def _of_layers(model: PreTrainedModel, what: str) -> tuple[int, int, int, int]:
 
     Raises ModelError where not every layer attends, with keys and values of one size, from a cache that it is given.
     """
-    from attnscope.model.virtual import cache_argument
+    from attnscope.model.modules import cache_argument
 
     geometry = geometry_of(model.config, count=False)
     shapes = {(layer.kv_heads, layer.head_dim, layer.value_dim) for layer in geometry.layers}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnscope.stacks import DECODER, GLOBAL, LOCAL, PATCHER
+from attnscope.model.selection import DECODER, GLOBAL, LOCAL, PATCHER
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError, brief, visible
-from attnscope.model.attending import attending_layers
 from attnscope.model.families import family
-from attnscope.model.permits import Permits
-from attnscope.model.task import both_ways, model_class, stack_config, task_of
-from attnscope.stacks import (
+from attnscope.model.options import TrustPolicy as Permits
+from attnscope.model.selection import (
     CAUSAL_LM,
     CROSS,
     CROSSING,
@@ -35,6 +33,7 @@ from attnscope.stacks import (
     is_vision,
     main_stack,
 )
+from attnscope.model.tasks import attending_layers, both_ways, model_class, stack_config, task_of
 from attnscope.utils.memory import DTYPE_BYTES
 
 if TYPE_CHECKING:

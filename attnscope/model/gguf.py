@@ -26,7 +26,8 @@ from attnscope.errors import AttnscopeError, ModelError, brief, listed
 from attnscope.model.checkpoint import check_counts
 from attnscope.model.geometry import MOST_LAYERS, empty_model
 from attnscope.model.libraries import needed
-from attnscope.model.permits import Permits, unread
+from attnscope.model.options import TrustPolicy as Permits
+from attnscope.model.options import unread
 from attnscope.utils.files import FileState, state_of
 
 VERSIONS = (2, 3)

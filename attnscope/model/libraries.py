@@ -1,4 +1,12 @@
-"""The libraries underneath: their versions, their switches, and their progress bars, logs and warnings."""
+"""The libraries underneath: their versions, their switches, and their progress bars, logs and warnings.
+
+A model's generation config: which of its settings an answer follows, for the time of one call.
+
+An answer is the likeliest token, one after another, each by one pass over what is there so far. A setting is followed
+where it changes which token is the likeliest, or where the text ends. Chance, beams and ways to the same tokens have no
+part in it. Any other setting is ignored and named: a second pass, another prompt, a clock, or what a later transformers
+adds.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +19,13 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import wraps
 from importlib import import_module
 from typing import Any
 
 from attnscope._version import __version__
-from attnscope.errors import ModelError
+from attnscope.errors import ModelError, brief
 from attnscope.utils.signals import ProcessWide
 
 TRIED = ("5.17.0", "5.23.0")  # versions of transformers, the oldest and the newest: docs/versions.md
@@ -191,3 +200,131 @@ def versions() -> dict[str, str]:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
     }
+
+
+CHOOSING = {  # may make another token the likeliest than the row before it does
+    *("bad_words_ids", "begin_suppress_tokens", "sequence_bias", "suppress_tokens", "watermarking_config"),
+    *("encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "no_repeat_ngram_size", "repetition_penalty"),
+    *("exponential_decay_length_penalty", "forced_bos_token_id", "min_length", "min_new_tokens"),
+}
+FOLLOWED = CHOOSING | {
+    *("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id", "remove_invalid_values")
+}
+STOP = "stop_strings"  # followed too, by a criterion of attnscope's own
+LENGTH = {"forced_eos_token_id", "max_length", "max_new_tokens"}  # the number of tokens that is asked for
+CHANCE_AND_BEAMS = {
+    *("do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("num_beams", "num_beam_groups", "num_return_sequences", "diversity_penalty", "early_stopping", "length_penalty"),
+    "renormalize_logits",
+}
+MEANS = {  # to the same tokens: caches, drafts, compiling; and what is returned beside them
+    *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size", "low_memory"),
+    *("assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight", "assistant_lookbehind"),
+    *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "target_lookbehind", "use_mtp"),
+    *("max_matching_ngram_size", "prompt_lookup_num_tokens", "speculation_type"),
+    *("compile_config", "disable_compile", "continuous_batching_config", "transformers_version"),
+    *("output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate"),
+}
+WITHOUT_EFFECT = {  # values that are there and change nothing
+    **dict.fromkeys(("guidance_scale", "repetition_penalty", "encoder_repetition_penalty"), 1),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
+    "penalty_alpha": 0,
+}
+_replaced: dict[int, Any] = {}  # the own config of each model that generates now, by the id of its module
+
+
+def ignored_settings(model: Any) -> tuple[str, ...]:
+    """The settings that change what the model itself generates, and that an answer does not follow.
+
+    >>> ignored_settings(loaded.model)
+    ('max_time', 'token_healing')
+    """
+    return tuple(sorted(_set(model) - (FOLLOWED | {STOP} | LENGTH | CHANCE_AND_BEAMS | MEANS)))
+
+
+def choosing_settings(model: Any) -> tuple[str, ...]:
+    """The settings that an answer follows, and that may choose another token than the likeliest of its row.
+
+    >>> choosing_settings(loaded.model)
+    ('repetition_penalty', 'suppress_tokens')
+    """
+    return tuple(sorted(_set(model) & CHOOSING))
+
+
+def _set(model: Any) -> set[str]:
+    """The settings that change something."""
+    values = (
+        (name, getattr(config, name, None))
+        for config in map(_own_config, _generating(model))
+        for name in _settings(config)
+    )
+    return {
+        name
+        for name, value in values
+        if not (value is None or value is False or value in ([], {}, "", WITHOUT_EFFECT.get(name)))
+    }
+
+
+def stop_strings(model: Any) -> tuple[str, ...]:
+    """The strings after which the model's generation config ends a text, without empty ones. Raises ModelError."""
+    value = getattr(_own_config(model), STOP, None) or ()
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list | tuple) or not all(isinstance(string, str) for string in strings):
+        raise ModelError(
+            f"expected texts as {STOP} of the model's generation config, got {brief(value)}",
+            "correct its generation_config.json",
+        )
+    return tuple(filter(None, strings))
+
+
+@contextmanager
+def following(model: Any, most: int, start: int | None = None, settings: bool = True) -> Iterator[None]:
+    """While open, the model generates by a copy of its generation config that has the settings an answer follows.
+
+    Its own config is back afterwards. A family's own settings, as Whisper has them, stay. most: the tokens that are
+    asked for at the most. start: how many there are before them, where that is known. settings: whether the config's
+    are followed at all.
+
+    >>> with following(loaded.model, 8):
+    ...     loaded.model.generate(ids, max_new_tokens=8)
+    """
+    own = [(module, module.generation_config) for module in _generating(model)]
+    try:
+        for module, config in own:
+            _replaced[id(module)] = config
+            module.generation_config = _followed(config, most, start, settings)
+        yield
+    finally:
+        for module, config in own:
+            module.generation_config = config
+            _replaced.pop(id(module), None)
+
+
+def _own_config(model: Any) -> Any:
+    """The model's own generation config, also while another thread generates with it; None where it has none."""
+    return _replaced.get(id(model)) or getattr(model, "generation_config", None)
+
+
+def _followed(config: Any, most: int, start: int | None, settings: bool) -> Any:
+    """The copy. A number that so few tokens cannot have is lowered, since transformers warns of it."""
+    copy, plain = deepcopy(config), type(config)()
+    for name in _settings(config):
+        if not (settings and name in FOLLOWED):
+            setattr(copy, name, getattr(plain, name))
+    if copy.min_new_tokens is not None:  # it goes before min_length
+        copy.min_new_tokens, copy.min_length = min(copy.min_new_tokens, most), None
+    if copy.min_length is not None and start is not None:
+        copy.min_length = min(copy.min_length, start + most)
+    return copy
+
+
+def _settings(config: Any) -> list[str]:
+    """What any generation config of this transformers has."""
+    return [name for name in vars(type(config)()) if not name.startswith("_")]
+
+
+def _generating(model: Any) -> list[Any]:
+    """The modules of a model that generate by a config of their own: itself, and the language model in some."""
+    from transformers import GenerationConfig
+
+    return [part for part in model.modules() if isinstance(vars(part).get("generation_config"), GenerationConfig)]

@@ -2,6 +2,10 @@
 
 Everything that can be refused without importing torch is refused first (`sources`, `checkpoint`, `hub`); what is loaded
 is in eval mode, without gradients, and nothing of it is patched.
+
+The model of transformers in an object that somebody handed over: itself, or inside what wraps or holds it.
+
+The object's own entries are read, never what it answers to a name: some objects of other libraries answer to every one.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +31,9 @@ from attnscope.errors import (
     is_panic,
     listed,
 )
-from attnscope.model import adapters, checkpoint, gguf, hub, sources
+from attnscope.model import adapters, checkpoint, gguf, sources
+from attnscope.model import sources as hub
+from attnscope.model.adapters import check_quantised
 from attnscope.model.families import family
 from attnscope.model.fitting import (
     BODY,
@@ -37,38 +43,89 @@ from attnscope.model.fitting import (
     WHOLE,
     LoadedAs,
     check_body,
+    check_tower,
     fitting,
     part_of,
     unfinished,
 )
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, number_bytes, weight_bytes
-from attnscope.model.inside import model_inside
 from attnscope.model.libraries import bars_as_elsewhere, knows_interface, needed, uncollected
 from attnscope.model.loaded import LoadedModel, LoadedTokenizer
-from attnscope.model.options import LoadOptions
-from attnscope.model.patterns import check_quantised
-from attnscope.model.permits import RUNS_CODE, TRUST, unread
+from attnscope.model.options import RUNS_CODE, TRUST, LoadOptions, unread
 from attnscope.model.quantised import (
     check_method,
     check_numbers,
     check_plain,
+    dequantizing,
     even_out,
     is_quantised,
     method_of,
     packed_bytes,
+    unpack,
 )
+from attnscope.model.selection import ENCODER_ONLY, SEQ2SEQ, VISION, VISION_ONLY
 from attnscope.model.sources import DEMO_FOLDER, Source
-from attnscope.model.task import chosen_task, model_class, model_classes, reading_part, stack_config, task_of, text_part
-from attnscope.model.towers import check_tower
-from attnscope.model.unpacking import dequantizing, unpack
-from attnscope.stacks import ENCODER_ONLY, SEQ2SEQ, VISION, VISION_ONLY
+from attnscope.model.tasks import (
+    chosen_task,
+    model_class,
+    model_classes,
+    reading_part,
+    stack_config,
+    task_of,
+    text_part,
+)
 from attnscope.utils.isolation import without_stderr
 from attnscope.utils.memory import free_memory, human_bytes, is_out_of_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from attnscope.model.arithmetic import Arithmetic
+    from attnscope.model.quantised import Arithmetic
+
+
+def model_inside(holder: Any) -> PreTrainedModel:
+    """The model that torch.compile, PEFT or a peer's object holds, its adapters in it; a model itself.
+
+    A module of torch that keeps a config and no model of transformers is itself read as one. Raises UsageError where
+    there is none, or several; ModelError where its adapter is more than layers of the model or tokens before the text.
+
+    >>> model_inside(TransformersModel("gpt2", dispatch=True))  # nnsight's
+    GPT2LMHeadModel(...)
+    """
+    from torch import nn
+
+    models = list({id(model): model for model in _models(holder)}.values())
+    if len(models) == 1:
+        return models[0]
+    if isinstance(holder, nn.Module) and hasattr(holder, "config"):
+        return holder  # somebody's own code, of the same kind
+    name = type(holder).__name__
+    if models:
+        raise UsageError(f"expected one model of transformers, got {name} that holds {len(models)}", "pass one of them")
+    kind = "a torch module of other code" if isinstance(holder, nn.Module) else "which holds none"
+    raise UsageError(
+        f"expected a model of transformers (PreTrainedModel), got {name}, {kind}",
+        "pass a PreTrainedModel, or an object that holds one",
+    )
+
+
+def _models(holder: Any) -> Iterator[PreTrainedModel]:
+    """The outermost models in an object: in a module of torch at any depth, in another object among its own entries."""
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    if not isinstance(holder, nn.Module):
+        for value in getattr(holder, "__dict__", {}).values():
+            if isinstance(value, nn.Module):
+                yield from _models(value)
+        return
+    module = adapters.unwrap(holder)
+    if isinstance(module, PreTrainedModel):
+        yield module
+        return
+    for part in module.children():
+        yield from _models(part)
+
 
 logger = logging.getLogger(__name__)
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?|mps")
@@ -128,7 +185,7 @@ def load(options: LoadOptions) -> LoadedModel:
     tokenizer: Any = None if task == VISION_ONLY else _tokenizer(source, config, options)
     import torch
 
-    from attnscope.model.placed import device_of
+    from attnscope.model.modules import device_of
 
     with torch.inference_mode(False):  # weights made in that mode could not be followed by gradients in any other
         model, loaded_as, unused = _model(source, config, options, device, task)
@@ -184,7 +241,7 @@ def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str |
 
         >>> model = wrap(AutoModelForCausalLM.from_pretrained("gpt2"), AutoTokenizer.from_pretrained("gpt2"))
     """
-    from attnscope.model.placed import device_of
+    from attnscope.model.modules import device_of
 
     # Of the whole: a part that is read alone knows neither its quantizer nor the hooks that unpack its weights.
     whole = model_inside(model)
@@ -565,7 +622,7 @@ def _not_loaded(error: Exception, source: Source, config: Any, files: Sequence[P
 
 def _arithmetic(model: PreTrainedModel, config: Any, name: str) -> Arithmetic | None:
     """How the model computes where it is or was quantised, with a warning where tokens are not computed apart."""
-    from attnscope.model.arithmetic import arithmetic_of
+    from attnscope.model.quantised import arithmetic_of
 
     arithmetic = arithmetic_of(model, config)
     if arithmetic is not None and arithmetic.together:

@@ -2,22 +2,40 @@
 
 transformers passes over a method that it does not know, and over scales that no method applies: what it then computes
 with is another model's. So the registry, the names that stayed unused and the types in the files are asked.
+
+Quantised weights that transformers leaves packed until a model's first forward: unpacked as soon as it is there.
+
+A hook of the whole model does it (compressed-tensors). No part that is read alone has that hook, and PEFT, which calls
+the forward of the model inside it, passes it by.
+
+How a quantised model computes: by which method, in which precision, and whether it computes tokens apart.
+
+One of its layers is asked, a copy of it, since some repack their weights when they first run.
+
+Shapes: B text, T token, E width.
 """
 
 from __future__ import annotations
 
+import copy
+import inspect
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from inspect import ismethod
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import ModelError, brief
 from attnscope.model.checkpoint import Stored
 from attnscope.model.fitting import Fit
-from attnscope.model.libraries import needed
+from attnscope.model.libraries import bars_as_elsewhere, needed
+
+if TYPE_CHECKING:
+    import torch
 
 OTHERWISE = "choose the model as it was before that, or quantised in a way that transformers reads"
 SEPARATORS = re.compile("[._:]")  # of a weight's name and what is stored for it: weight_scale, weight.absmax
@@ -307,3 +325,137 @@ def _check_blocks(size: Sequence[int] | None, stored: Mapping[str, Stored], name
                 "transformers unpacks whole blocks alone",
                 "read it on a GPU that computes in float8",
             )
+
+
+logger = logging.getLogger(__name__)
+
+
+def unpack(model: Any, name: str) -> None:
+    """Run what a quantizer left for the first forward of the model. name: the model's, for
+    warnings and errors.
+
+    Raises ModelError where it put an attention of its own in place of the model's.
+
+    Some formats (NVFP4, MXFP4) unpack to bfloat16 whatever the model's dtype is. Its layers take one dtype, so these
+    weights and their scales get it too, which changes no number where it is float32.
+
+    >>> unpack(loaded.model, "demo")
+    """
+    import torch
+
+    if not getattr(model, "hf_quantizer", None):
+        return
+    own = needed("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS").get(model.config._attn_implementation)
+    if own is not None and not own.__module__.startswith("transformers."):
+        raise ModelError(
+            f"the quantizer of {name} rounds queries in an attention of its own ({model.config._attn_implementation}), "
+            "and only those of transformers are read",
+            OTHERWISE,
+        )
+    # Hooks of its quantizer's package, or of one that this works with: whoever loaded the model may have put others
+    # there, which count on being given arguments.
+    parts = (model.hf_quantizer, *getattr(model.hf_quantizer, "__dict__", {}).values())
+    packages = {_package(type(part)) for part in parts} - {"builtins", "torch"}
+    hooks = [hook for hook in model._forward_pre_hooks.values() if _package(hook) in packages]
+    if not hooks:
+        return
+    dtype = model.dtype
+    with bars_as_elsewhere():
+        for hook in hooks:
+            hook(model, ())
+
+    # A layer with weights of two dtypes would fail in its product.
+    halves = {torch.bfloat16, torch.float16} - {dtype}
+    other = [weight for weight in model.parameters() if weight.dtype in halves]
+    for kind in sorted({str(weight.dtype).removeprefix("torch.") for weight in other}):
+        target = str(dtype).removeprefix("torch.")
+        logger.warning("the weights of %s unpack to %s, and are read as %s", name, kind, target)
+    for weight in other:
+        weight.data = weight.data.to(dtype)
+
+
+def _package(of: Any) -> str:
+    return str(getattr(of, "__module__", "")).partition(".")[0]
+
+
+def dequantizing(config: Any) -> Any | None:
+    """The quantization config by which transformers unpacks a model's weights for good while it loads them.
+
+    None where its method knows no such way, or where the model would be another one: the layers no longer round what
+    enters them, and transformers takes the first of several schemes for all.
+
+    >>> dequantizing(loaded.model.config)
+    """
+    stated = getattr(config, "quantization_config", None)
+    stated = stated if isinstance(stated, dict) else {}
+    kinds = needed("transformers.quantizers.auto", "AUTO_QUANTIZATION_CONFIG_MAPPING")
+    kind, groups = kinds.get(str(stated.get("quant_method"))), stated.get("config_groups")
+    if kind is None or "dequantize" not in inspect.signature(kind).parameters or not isinstance(groups, dict):
+        return None
+    schemes = [group for group in groups.values() if isinstance(group, dict)]
+    rounding = [stated.get("kv_cache_scheme")]
+    rounding += [scheme.get(f"{what}_activations") for scheme in schemes for what in ("input", "output")]
+    weights = [scheme.get("weights") for scheme in schemes]
+    same = len(weights) == len(groups) and all(scheme == weights[0] for scheme in weights)
+    return kind(dequantize=True) if weights and same and not any(rounding) else None
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How a model that is or was quantised computes.
+
+    method: that its config names, or the package of its layers. unpacked: whether its weights are plain numbers now,
+    and its layers compute with these as they are. products: the dtype to which a layer rounds what enters it, where
+    that is another than the model's. together: whether what a layer makes of a token depends on other tokens.
+    """
+
+    method: str
+    unpacked: bool
+    products: str | None = None
+    together: bool = False
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a manifest says of it."""
+        return {
+            "method": self.method,
+            "unpacked": self.unpacked,
+            **({"products": self.products} if self.products else {}),
+            **({"tokens_together": True} if self.together else {}),
+        }
+
+
+def arithmetic_of(model: Any, config: Any) -> Arithmetic | None:
+    """How a model computes that is quantised, or was in its files; None for others. config: as its files state it.
+
+    >>> arithmetic_of(loaded.model, loaded.model.config)
+    """
+    method = method_of(config)
+    if not is_quantised(model):
+        return Arithmetic(method, unpacked=True) if method else None
+    layer = next(rounding_layers(model), None)
+    if layer is None:
+        return Arithmetic(method or "unknown", unpacked=False)
+    kinds = (type(getattr(layer, "weight", None)), type(layer))
+    packages = [kind.__module__.partition(".")[0] for kind in kinds]
+    package = next((package for package in packages if package not in ("torch", "builtins")), "torch")
+    products, together = _measured(layer, model.dtype)
+    return Arithmetic(method or package, False, products, together)
+
+
+def _measured(layer: Any, dtype: torch.dtype) -> tuple[str | None, bool]:
+    """To which dtype a layer rounds what enters it, and whether a token's output depends on the others'."""
+    import torch
+
+    x_BTE = torch.randn(1, 4, layer.in_features, generator=torch.Generator().manual_seed(0)).to(dtype)
+    with torch.no_grad(), suppress(Exception):  # any library's layer
+        own = copy.deepcopy(layer)
+        x_BTE = x_BTE.to(next(iter((*own.parameters(), *own.buffers())), x_BTE).device)
+        output_BTE = own(x_BTE)
+        halves = [half for half in (torch.bfloat16, torch.float16) if dtype == torch.float32]
+        rounding = next((half for half in halves if torch.equal(own(x_BTE.to(half).to(dtype)), output_BTE)), None)
+        products = None if rounding is None else str(rounding).removeprefix("torch.")
+        with_large_BTE = own(torch.cat([x_BTE, 1000 * x_BTE], 1))[:, :4]
+        difference = float((with_large_BTE - output_BTE).norm() / output_BTE.norm())
+        return products, difference > 10 * torch.finfo(dtype).eps
+    return None, False

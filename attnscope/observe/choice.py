@@ -12,11 +12,11 @@ from attnscope.attention.triton_kernel import device_can
 from attnscope.errors import ForwardError, MemoryLimitError, UsageError
 from attnscope.keep.request import Request
 from attnscope.model.geometry import Geometry
+from attnscope.model.selection import DIFFERENCE
 from attnscope.seam.cost import logits_bytes, tokens_that_fit
 from attnscope.seam.engines import ENGINES, Engine, engine_named
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
-from attnscope.stacks import DIFFERENCE
 from attnscope.utils.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ import torch
 
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.values import Directions
-from attnscope.model import padding
+from attnscope.model import loaded as padding
+from attnscope.model.selection import CAUSAL_LM, ENCODER, ENCODER_ONLY, OF_TWO_TEXTS, VISION, VISION_ONLY, is_vision
 from attnscope.observation import Observation
 from attnscope.observe.reading import PaddingError, Reading
 from attnscope.observe.stacks import projections_of, stacks_of
@@ -29,7 +30,6 @@ from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.inputs import given, given_of
 from attnscope.seam.listen import listen
 from attnscope.seam.report import CaptureReport, tolerance
-from attnscope.stacks import CAUSAL_LM, ENCODER, ENCODER_ONLY, OF_TWO_TEXTS, VISION, VISION_ONLY, is_vision
 from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from attnscope.keep.layers import Layer, LayerKey, PerLayer
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.values import Directions, Projections
 from attnscope.measure.texts import Texts
+from attnscope.model.selection import has_summaries, heard_as
 from attnscope.observation import Observation
 from attnscope.observe.texts import texts_of
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.report import CallCheck, CaptureReport
-from attnscope.stacks import has_summaries, heard_as
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

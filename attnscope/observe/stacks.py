@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.errors import InputError
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.values import Directions, Projections
+from attnscope.model.selection import CSA, DIFFERENCE, GLOBAL, OVER_PATCHES, POOLING, UNPOOLING
 from attnscope.observe.reading import Reading
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.differential import differences, strength
@@ -18,7 +19,6 @@ from attnscope.seam.inputs import given_of
 from attnscope.seam.norms import norms_behind
 from attnscope.seam.projection import ProjectionInputs, plain_and_gated
 from attnscope.seam.report import CallCheck, CaptureReport
-from attnscope.stacks import CSA, DIFFERENCE, GLOBAL, OVER_PATCHES, POOLING, UNPOOLING
 from attnscope.text.summaries import of_patches, with_summaries
 from attnscope.text.tokens import Chosen
 

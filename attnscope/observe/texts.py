@@ -13,7 +13,7 @@ import torch
 from attnscope.keep.groups import marked
 from attnscope.keep.request import Asked
 from attnscope.measure.texts import Texts
-from attnscope.stacks import is_causal
+from attnscope.model.selection import is_causal
 
 if TYPE_CHECKING:
     from attnscope.text.prompt import Prompt

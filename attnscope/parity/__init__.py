@@ -26,7 +26,8 @@ from torch import Tensor
 
 from attnscope.errors import UsageError
 from attnscope.model.quantised import is_quantised
-from attnscope.model.task import stack_config, task_of
+from attnscope.model.selection import CROSS, SEQ2SEQ, STACKS, VISION, everything, is_vision, main_stack, select_stacks
+from attnscope.model.tasks import stack_config, task_of
 from attnscope.parity.arranged import arrangements_of, of_picture
 from attnscope.parity.comparing import Comparison
 from attnscope.parity.unshown import on_trust, too_short
@@ -37,8 +38,6 @@ from attnscope.seam import inputs
 from attnscope.seam.engines import Engine, exact_products
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import ModuleRecorder
-from attnscope.selection import everything, select_stacks
-from attnscope.stacks import CROSS, SEQ2SEQ, STACKS, VISION, is_vision, main_stack
 from attnscope.text.prompt import Prompt
 from attnscope.utils.callable_module import callable_room
 

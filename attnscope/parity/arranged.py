@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from attnscope.model.geometry import window_side
+from attnscope.model.selection import CROSSING, DECODER, VISION
 from attnscope.reference.blocks import BLOCKS
 from attnscope.reference.grids import PLACES, grid_positions, mixed_positions, windows
-from attnscope.stacks import CROSSING, DECODER, VISION
 from attnscope.text.prompt import Patch
 
 

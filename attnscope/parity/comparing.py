@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.model.quantised import is_quantised
-from attnscope.model.task import looks_back_alone, stack_config
+from attnscope.model.selection import DECODER, is_cross
+from attnscope.model.tasks import looks_back_alone, stack_config
 from attnscope.parity.arranged import PLAIN, Arrangement
 from attnscope.parity.differences import (
     Tolerance,
@@ -32,7 +33,6 @@ from attnscope.reference.layouts import layout_of
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.modules import HALF, ModuleRecorder, ModuleRun
 from attnscope.seam.report import tolerance, turned_away
-from attnscope.stacks import DECODER, is_cross
 
 if TYPE_CHECKING:
     from attnscope.model.geometry import LayerGeometry

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from attnscope.model.task import stack_config
+from attnscope.model.selection import CAUSAL, CROSS, VISION, is_bidirectional, is_cross
+from attnscope.model.tasks import stack_config
 from attnscope.parity.verdicts import ParityReport
 from attnscope.reference.given import setting
-from attnscope.stacks import CAUSAL, CROSS, VISION, is_bidirectional, is_cross
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from attnscope.stacks import DECODER
+from attnscope.model.selection import DECODER
 
 Level = Literal["full", "scores", "none"]
 LEVELS: tuple[Level, ...] = ("full", "scores", "none")

@@ -29,8 +29,7 @@ from attnscope.errors import MemoryLimitError, ModelError, UsageError
 from attnscope.model.families import family
 from attnscope.model.fitting import WHOLE, LoadedAs
 from attnscope.model.loading import chosen_device, load_config, locate
-from attnscope.model.quantised import is_quantised, method_of
-from attnscope.model.unpacking import dequantizing
+from attnscope.model.quantised import dequantizing, is_quantised, method_of
 from attnscope.parity import alone
 from attnscope.parity.differences import Tolerance, output_difference
 from attnscope.parity.verdicts import WholeParity

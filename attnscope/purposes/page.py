@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from attnscope.errors import UsageError
+from attnscope.model.selection import SEQ2SEQ, is_vision
 from attnscope.purposes.purpose import Check, Purpose, unchecked
-from attnscope.stacks import SEQ2SEQ, is_vision
 from attnscope.telling import SILENT, Teller
 from attnscope.text.align import Align
 from attnscope.text.tokens import Chosen
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from attnscope.keep.layers import LayerKey
     from attnscope.model.geometry import LayerGeometry
     from attnscope.model.loaded import LoadedModel
+    from attnscope.model.selection import HeadsByLayer
     from attnscope.observation import Observation
     from attnscope.run import Run
-    from attnscope.selection import HeadsByLayer
     from attnscope.study.why.records import KeyParts
     from attnscope.viewer.plan import Plan
 
@@ -116,7 +116,7 @@ class ShowPage(Purpose):
 
     def plan_of(self, run: Run) -> Plan:
         """What may go into the page."""
-        from attnscope.selection import select
+        from attnscope.model.selection import select
         from attnscope.viewer.plan import Plan
 
         heads = run.loaded.geometry.heads_by_layer
@@ -126,7 +126,7 @@ class ShowPage(Purpose):
     def taken_apart(self, run: Run, plan: Plan) -> Sequence[KeyParts]:
         """The logits of `why`."""
         from attnscope.calls.why import STACKS
-        from attnscope.selection import select
+        from attnscope.model.selection import select
 
         if self.why is None:
             return ()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility
-from attnscope.stacks import DECODER
+from attnscope.model.selection import DECODER
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention.operator import DenseAttention
+from attnscope.model.selection import DIFFERENCE
 from attnscope.seam.call import AttentionCall
-from attnscope.stacks import DIFFERENCE
 
 LEARNED = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 

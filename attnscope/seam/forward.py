@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.errors import UsageError
-from attnscope.model.placed import hooks_of
+from attnscope.model.modules import hooks_of
 
 
 def bare_model(model: nn.Module) -> nn.Module:

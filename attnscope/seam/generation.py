@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import AttnscopeError, ModelError, first_line
-from attnscope.model.generating import following, ignored_settings, stop_strings
+from attnscope.model.libraries import following, ignored_settings, stop_strings
 from attnscope.model.loaded import WHOLE_MODEL
+from attnscope.model.selection import SEQ2SEQ
 from attnscope.seam.decoding import positions_of_one_pass, reading_as_given
 from attnscope.seam.failures import hook_error
 from attnscope.seam.inputs import GLOBAL, given_of
 from attnscope.seam.listen import running
-from attnscope.stacks import SEQ2SEQ
 from attnscope.text.prompt import bytes_of
 from attnscope.utils.memory import is_out_of_memory
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attnscope.model.virtual import cache_argument
+from attnscope.model.modules import cache_argument
 from attnscope.seam.forward import arguments
 
 if TYPE_CHECKING:

@@ -26,13 +26,13 @@ from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility, by_place
 from attnscope.errors import ModelError, UsageError, hints_of
-from attnscope.model.attending import layer_of
 from attnscope.model.families import Family, family_of
 from attnscope.model.geometry import geometry_of
 from attnscope.model.libraries import knows_interface, needed
-from attnscope.model.padding import pads_exactly, settle_rotary
-from attnscope.model.placed import device_of, hooks_of
-from attnscope.model.virtual import CACHE_ARGUMENTS
+from attnscope.model.loaded import pads_exactly, settle_rotary
+from attnscope.model.modules import CACHE_ARGUMENTS, device_of, hooks_of
+from attnscope.model.selection import CROSS, DECODER, is_bidirectional, is_causal, is_cross, is_vision
+from attnscope.model.tasks import layer_of
 from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.checks import check_call
 from attnscope.seam.engines import ENGINES, Engine, OnCall, changing, full_precision
@@ -54,7 +54,6 @@ from attnscope.seam.route import Route, route_of
 from attnscope.seam.stacks import Stacks
 from attnscope.seam.watching import FunctionCall, Watch, computed
 from attnscope.seam.windows import InWindows
-from attnscope.stacks import CROSS, DECODER, is_bidirectional, is_causal, is_cross, is_vision
 from attnscope.utils.signals import ProcessWide
 
 

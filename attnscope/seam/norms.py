@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.model.placed import weights_of
+from attnscope.model.modules import weights_of
 from attnscope.seam.checks import relative_error, same_numbers
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.forward import temporary

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from attnscope.stacks import DECODER, prefix
+from attnscope.model.selection import DECODER, prefix
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from attnscope.model.families import family
-from attnscope.model.task import looks_back_alone, task_of
-from attnscope.stacks import CROSS, CROSSING, DECODER, ENCODER, VISION, main_stack
+from attnscope.model.selection import CROSS, CROSSING, DECODER, ENCODER, VISION, main_stack
+from attnscope.model.tasks import looks_back_alone, task_of
 
 FROM_ENCODER = ("key_value_states", "encoder_hidden_states")  # what most modules call the states of an encoder
 

@@ -21,7 +21,7 @@ from attnscope.study.atlas.roles import NAMED_BY
 from attnscope.utils.display import shortened
 
 if TYPE_CHECKING:
-    from attnscope.selection import HeadIndex
+    from attnscope.model.selection import HeadIndex
     from attnscope.study.ablation.effects import Ablation
     from attnscope.study.atlas.atlas import Atlas
 

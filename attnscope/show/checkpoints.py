@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.figures import Course, Style, save_courses
-from attnscope.selection import HeadIndex
+from attnscope.model.selection import HeadIndex
 from attnscope.study.atlas.atlas import Atlas
 from attnscope.study.atlas.roles import LEAST
 from attnscope.utils.display import head_name

@@ -25,11 +25,11 @@ from attnscope.keep.request import Asked
 from attnscope.measure.binned import MAP_SIDE, Cells
 from attnscope.measure.divergence import Divergence, DivergenceSide, diverge, readable
 from attnscope.measure.metrics import KNOWN, METRICS, measure, metrics_for
+from attnscope.model.selection import DECODER, ENCODER, NAMES, STACKS, TEXT_TASKS, prefix, sides
 from attnscope.observe.texts import texts_of
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.seam.report import CaptureReport
-from attnscope.stacks import DECODER, ENCODER, NAMES, STACKS, TEXT_TASKS, prefix, sides
 from attnscope.study.statistics import FEWEST, SHARE, Effects, Range, largest_first, paired
 from attnscope.text.align import Align, Units, alignment, units
 from attnscope.text.tokens import Chosen
@@ -39,9 +39,9 @@ from attnscope.utils.memory import DTYPE_BYTES, free_memory, human_bytes, read_s
 if TYPE_CHECKING:
     from attnscope.attention.operator import AttentionOperator
     from attnscope.model.loaded import LoadedModel
+    from attnscope.model.selection import HeadsByLayer
     from attnscope.seam.call import AttentionCall
     from attnscope.seam.engines import Engine
-    from attnscope.selection import HeadsByLayer
     from attnscope.text.prompt import Prompt
 
 LayersRead = Callable[[int], object]

@@ -32,14 +32,13 @@ from attnscope.intervene.replacement import Replacement
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
 from attnscope.model.libraries import versions
-from attnscope.selection import everything
-from attnscope.stacks import DECODER
+from attnscope.model.selection import DECODER, everything
 from attnscope.study.records import StudyRecord
 from attnscope.utils.display import head_name, number_of
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
-    from attnscope.selection import HeadIndex
+    from attnscope.model.selection import HeadIndex
 
 HALF = ("bfloat16", "float16")
 SHARED_FROM = 8  # sets from which sharing layers is worth its own check

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnscope.errors import InputError, UsageError
-from attnscope.stacks import CAUSAL_LM, SEQ2SEQ
+from attnscope.model.selection import CAUSAL_LM, SEQ2SEQ
 from attnscope.text.characters import located
 from attnscope.text.prompt import Prompt, Side, Span, from_ids
 

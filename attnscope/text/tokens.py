@@ -11,7 +11,7 @@ from typing import Any
 
 from attnscope import errors as shown
 from attnscope.errors import InputError, UsageError, nearest
-from attnscope.stacks import OF_TWO_TEXTS, sides
+from attnscope.model.selection import OF_TWO_TEXTS, sides
 from attnscope.text.characters import touched
 from attnscope.text.expressions import KEYWORDS, Part, check_expression, compiled, defined, parse
 from attnscope.text.labels import visible_blanks

@@ -21,8 +21,7 @@ import numpy as np
 
 from attnscope._version import __version__
 from attnscope.errors import brief, in_a_line
-from attnscope.selection import pairs
-from attnscope.stacks import is_cross, is_vision
+from attnscope.model.selection import is_cross, is_vision, pairs
 from attnscope.text.align import WORDS, Align, alignment, units
 from attnscope.utils.display import shortened
 from attnscope.utils.files import write_whole

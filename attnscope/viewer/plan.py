@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from attnscope.selection import HeadsByLayer
+from attnscope.model.selection import HeadsByLayer
 from attnscope.viewer.pack import Bits
 from attnscope.viewer.side import MOST_KEYS, Wanted
 

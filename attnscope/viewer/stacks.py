@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from attnscope.keep.layers import LayerKey, PerLayer
-from attnscope.stacks import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, VISION, is_bidirectional, is_causal
+from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, VISION, is_bidirectional, is_causal
 from attnscope.text.prompt import Span
 from attnscope.viewer.side import Side, ahead, both_sides, first_key
 

@@ -20,8 +20,8 @@ from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.measure.metrics import LOOKBACKS
 from attnscope.model.loaded import LoadedModel
+from attnscope.model.selection import spelled
 from attnscope.observation import Observation
-from attnscope.selection import spelled
 from helpers.command_line import call
 from helpers.corpora import batch, differs, written
 from helpers.folders import with_tokenizer

@@ -13,7 +13,7 @@ from attnscope.batch.items import Item
 from attnscope.batch.shards import shards
 from attnscope.keep.request import Request
 from attnscope.model.families import FAMILIES, Family
-from attnscope.model.padding import pads, pads_exactly, settle_rotary
+from attnscope.model.loaded import pads, pads_exactly, settle_rotary
 from attnscope.observe.passes import observe
 from attnscope.seam.listen import listen
 from attnscope.text.prompt import Prompt

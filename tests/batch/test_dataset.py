@@ -28,8 +28,8 @@ from attnscope.cli import run
 from attnscope.cli.app import app
 from attnscope.keep.request import Request
 from attnscope.model.options import LoadOptions
+from attnscope.model.selection import STACKS
 from attnscope.observe.passes import observe
-from attnscope.stacks import STACKS
 from attnscope.text.prompt import from_text
 from attnscope.utils.tables import FORMATS, as_text, json_rows, tamed
 from helpers.command_line import call

@@ -16,7 +16,7 @@ from attnscope.batch.batches import batches
 from attnscope.batch.job import Job
 from attnscope.batch.worker import Worker
 from attnscope.errors import ModelError
-from attnscope.stacks import CROSS, DECODER, ENCODER
+from attnscope.model.selection import CROSS, DECODER, ENCODER
 from helpers.command_line import call
 from helpers.corpora import batch, differs, rows, written
 from helpers.folders import with_tokenizer

@@ -23,7 +23,7 @@ from transformers import (
 
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap
-from attnscope.model.task import model_class, task_of
+from attnscope.model.tasks import model_class, task_of
 from helpers.families import _shrunk
 from helpers.parity_models import rouse
 

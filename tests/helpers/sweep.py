@@ -39,9 +39,9 @@ import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER
-from attnscope.model.task import looks_back_alone, task_of
+from attnscope.model.selection import CROSS, DECODER, DIFFERENCE, ENCODER, SEQ2SEQ, VISION, VISION_ONLY
+from attnscope.model.tasks import looks_back_alone, task_of
 from attnscope.parity import check_parity
-from attnscope.stacks import CROSS, DECODER, DIFFERENCE, ENCODER, SEQ2SEQ, VISION, VISION_ONLY
 from helpers.families import FAMILIES
 from helpers.parity_models import NESTED, rouse
 from helpers.shrinking import MOST, parameters, shrunk

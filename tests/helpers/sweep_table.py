@@ -12,7 +12,7 @@ from typing import Any
 import transformers
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 
-from attnscope.stacks import VISION
+from attnscope.model.selection import VISION
 from helpers.sweep import CERTIFIED, FAULTS, NOT_BUILT, READ, REFUSED, REGISTRIES, TOKENS, Swept
 
 KEPT = Path(__file__).parents[1] / "sweep.json"

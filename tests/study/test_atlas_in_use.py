@@ -16,10 +16,9 @@ from attnscope.errors import InputError, UsageError
 from attnscope.keep.atlas import atlas_of
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.loading import DEMO_FOLDER, wrap
+from attnscope.model.selection import CSA, DECODER, HCA, STACKS, resolved, select
 from attnscope.notebook import heads_html
 from attnscope.redraw import kept_run, run_of_folder
-from attnscope.selection import resolved, select
-from attnscope.stacks import CSA, DECODER, HCA, STACKS
 from attnscope.utils.display import head_name
 from attnscope.viewer.side import Side
 from helpers.atlases import made_atlas

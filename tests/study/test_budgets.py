@@ -14,7 +14,7 @@ from attnscope.cli.budgets_table import budget_notes
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.intervene.budgets import CacheBudget
 from attnscope.model.loading import wrap
-from attnscope.selection import select, written_heads
+from attnscope.model.selection import select, written_heads
 from attnscope.show.budgets import save_budgets
 from attnscope.study.budgets.cases import AskedCache, budget_cases
 from attnscope.study.budgets.effects import BudgetPlan, BudgetStudy

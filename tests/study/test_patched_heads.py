@@ -12,9 +12,9 @@ from attnscope.intervene.patching import Patch, Patching
 from attnscope.intervene.task import Task
 from attnscope.intervene.what import SHARED, WHAT
 from attnscope.model.families import family_of
+from attnscope.model.selection import DECODER
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
-from attnscope.stacks import DECODER
 from helpers.families import BYPASS, MODEL_TYPES, WITHOUT_ATTENTION, few, tiny_model
 from helpers.loops import looped
 from helpers.parity_models import roused_model

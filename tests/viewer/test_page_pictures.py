@@ -18,7 +18,7 @@ from PIL import Image, PngImagePlugin
 import attnscope
 from attnscope.keep.layers import LayerKey
 from attnscope.keep.records import KeptKeys
-from attnscope.stacks import DECODER, VISION
+from attnscope.model.selection import DECODER, VISION
 from attnscope.text.prompt import Medium, Patch, Prompt
 from attnscope.viewer.side import ahead
 from helpers.browsing import visiting

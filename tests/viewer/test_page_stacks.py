@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.stacks import CROSS, DECODER, ENCODER
+from attnscope.model.selection import CROSS, DECODER, ENCODER
 from helpers.browsing import DESKTOP, PHONE, Sight, visiting
 from helpers.command_line import Result, call
 from helpers.folders import with_tokenizer

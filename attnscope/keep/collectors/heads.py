@@ -25,7 +25,7 @@ from attnscope.keep.view import View
 from attnscope.measure import metrics
 from attnscope.measure.metrics import LOOKBACKS, MASS, METRICS, metrics_for, stacked_means, support
 from attnscope.measure.roles import NONE, near_uniform, roles_of
-from attnscope.stacks import DECODER
+from attnscope.model.selection import DECODER
 
 RELATION = ("relation_weight", "relation_query", "relation_key")
 

@@ -29,8 +29,8 @@ from attnscope.study.ablation.way import Way, way_to_logits
 if TYPE_CHECKING:
     from attnscope.intervene.passes import Advance, Passes
     from attnscope.model.loaded import LoadedModel
+    from attnscope.model.selection import HeadIndex
     from attnscope.seam.call import AttentionCall
-    from attnscope.selection import HeadIndex
 
 TRIED = 8  # tokens on which the way is verified
 

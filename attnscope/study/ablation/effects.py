@@ -39,7 +39,7 @@ from attnscope.utils.tables import as_table, integers, numbers, words
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
-    from attnscope.selection import HeadIndex
+    from attnscope.model.selection import HeadIndex
     from attnscope.study.ablation.direct import Direct
 
 NAME, TABLE = "ablation.json", "ablation.parquet"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.intervene.passes import Advance, Passes
-    from attnscope.selection import HeadIndex
+    from attnscope.model.selection import HeadIndex
 
 
 @dataclass(frozen=True, repr=False)

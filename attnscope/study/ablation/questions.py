@@ -15,7 +15,7 @@ from attnscope.intervene.passes import Advance, Passes, prepared
 from attnscope.intervene.replacement import Replacement
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
-from attnscope.selection import everything, pairs
+from attnscope.model.selection import everything, pairs
 from attnscope.study.records import StudyRecord
 from attnscope.study.study import Cost, Study, cost_of, operations, task_facts
 from attnscope.utils.display import head_name
@@ -23,7 +23,7 @@ from attnscope.utils.tables import save
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
-    from attnscope.selection import HeadIndex
+    from attnscope.model.selection import HeadIndex
 
 
 class HeadRecord(StudyRecord):

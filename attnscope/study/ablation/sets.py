@@ -17,7 +17,7 @@ import numpy as np
 from attnscope.errors import InputError, UsageError
 from attnscope.intervene.sets import HeadSet
 from attnscope.model.geometry import Geometry
-from attnscope.selection import HeadIndex, HeadsByRole, pairs, select
+from attnscope.model.selection import HeadIndex, HeadsByRole, pairs, select
 from attnscope.utils.display import head_name
 from attnscope.utils.files import parsed_line, read_text
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from attnscope.attention.questions import Question, TopK
 from attnscope.keep.collector import Answers
 from attnscope.keep.layers import Layer
-from attnscope.model.placed import as_input
+from attnscope.model.modules import as_input
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
 from attnscope.seam.norms import Norm

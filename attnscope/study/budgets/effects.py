@@ -27,7 +27,7 @@ from attnscope.intervene.budgets import CacheBudget, HeadBudget, KeptShares
 from attnscope.intervene.measure import Measure
 from attnscope.intervene.passes import Advance, Passes
 from attnscope.intervene.task import Task
-from attnscope.selection import written_heads
+from attnscope.model.selection import written_heads
 from attnscope.study.ablation.sets import heads_by_layer
 from attnscope.study.budgets.asked import BELOW, check_below
 from attnscope.study.budgets.cases import AskedCache, CacheCase, budget_cases, budget_task

@@ -21,7 +21,7 @@ from attnscope.intervene.measure import Measure
 from attnscope.intervene.passes import AGREES, Advance
 from attnscope.intervene.sets import Cut, HeadSet
 from attnscope.intervene.task import Task
-from attnscope.selection import everything, pairs
+from attnscope.model.selection import everything, pairs
 from attnscope.study.ablation.sets import heads_by_layer
 from attnscope.study.knockout.asked import AskedText, CutPlan
 from attnscope.study.knockout.cases import cases_of, task_of

@@ -23,7 +23,7 @@ from attnscope.intervene.patch_gradient import estimated
 from attnscope.intervene.patching import Patch, Patching
 from attnscope.intervene.task import Task
 from attnscope.intervene.what import What
-from attnscope.stacks import DECODER
+from attnscope.model.selection import DECODER
 from attnscope.study.ablation.screen import TRIED
 from attnscope.study.ablation.sets import CONTROLS, head_set
 from attnscope.study.knockout.asked import Selection

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from attnscope.errors import ModelError
+from attnscope.model.selection import ENCODER
 from attnscope.seam.checks import same_numbers
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import calls_interface, listen, listening, running
 from attnscope.seam.projection import weighted
 from attnscope.seam.residual import EARLIER, has_earlier
-from attnscope.stacks import ENCODER
 from attnscope.study.why.factors import FrozenFactors
 from attnscope.study.why.frozen import FrozenNorms, is_norm
 from attnscope.study.why.places import (

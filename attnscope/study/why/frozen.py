@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from attnscope.model.placed import weights_of
+from attnscope.model.modules import weights_of
 from attnscope.seam.checks import relative_error
 from attnscope.seam.norms import Norm, norm_of
 from attnscope.seam.report import tolerance

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.errors import ModelError
+from attnscope.model.selection import DECODER, ENCODER, VISION, is_cross, prefix
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
 from attnscope.seam.report import turned
 from attnscope.seam.stacks import FROM_ENCODER
-from attnscope.stacks import DECODER, ENCODER, VISION, is_cross, prefix
 from attnscope.study.why.frozen import is_norm
 
 if TYPE_CHECKING:

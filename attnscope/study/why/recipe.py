@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from attnscope.errors import ModelError
+from attnscope.model.selection import is_vision
 from attnscope.parity.comparing import Stack
 from attnscope.parity.made import made_spec
 from attnscope.seam.modules import ModuleRun
-from attnscope.stacks import is_vision
 from attnscope.study.why.places import ANOTHER
 from attnscope.study.why.written import HeadOutputs, Projection
 

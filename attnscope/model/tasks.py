@@ -1,16 +1,25 @@
-"""What a model is read at: as a causal decoder, as an encoder, or as an encoder and a decoder that looks at it."""
+"""What a model is read at: as a causal decoder, as an encoder, or as an encoder and a decoder that looks at it.
+
+Which layers of a model attend, read from the code of its modules: for layer types that are not in `TYPES`.
+
+A module attends where its code asks transformers' attention interface. Nothing is run, and no weights are needed.
+"""
 
 from __future__ import annotations
 
+import copy
+import inspect
 import json
+import re
 from collections.abc import Mapping
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.families import family
 from attnscope.model.libraries import needed
-from attnscope.stacks import (
+from attnscope.model.options import TrustPolicy as Permits
+from attnscope.model.selection import (
     CAUSAL_LM,
     CROSSING,
     DECODER,
@@ -23,6 +32,9 @@ from attnscope.stacks import (
     is_causal,
     is_vision,
 )
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def task_of(config: Any) -> str:
@@ -338,3 +350,57 @@ def _unreadable(kind: Any, config: Any, task: str) -> str:
     if task == SEQ2SEQ and "decoder_input_ids" not in signature(kind.forward).parameters:  # FastSpeech2's reads frames
         return f"the decoder of {kind.__name__} reads no tokens"
     return ""
+
+
+INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # what every modelling file of transformers calls it
+
+
+def layer_of(module: nn.Module, path: str) -> int:
+    """The index of a module's layer: its `layer_idx`, or the first number in its path."""
+    index = getattr(module, "layer_idx", None)
+    if isinstance(index, int) and index >= 0:  # zamba2's shared module says -1
+        return index
+    number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
+    return int(number[1]) if number else 0
+
+
+def asks_interface(module: nn.Module) -> bool:
+    """Whether the code of a module's forward asks transformers' attention interface.
+
+    >>> asks_interface(model.model.layers[0].self_attn)
+    True
+    """
+    forward = inspect.unwrap(type(module).forward)
+    return INTERFACE in getattr(getattr(forward, "__code__", None), "co_names", ())
+
+
+def attending_layers(config: Any, part: Any, stack: str) -> frozenset[int] | None:
+    """The layers of a stack whose modules attend; None where the model of a config cannot be built.
+
+    part: what the model's config has for the stack, or the whole. The model of that part, or the whole, is built on the
+    meta device, without code that it brings, once for each config.
+    """
+    key = stack, config.to_json_string()
+    if key not in _found:
+        _found.clear()  # one model is read at a time, and asks again for every pass
+        answers = (_of_model(built, stack) for built in (part, config))
+        _found[key] = next((layers for layers in answers if layers is not None), None)
+    return _found[key]
+
+
+_found: dict[tuple[str, str], frozenset[int] | None] = {}
+
+
+def _of_model(config: Any, stack: str) -> frozenset[int] | None:
+    """The layers that attend in the model of a config; None where it cannot be built."""
+    import torch
+    from transformers import AutoModel
+
+    permits = Permits()
+    try:
+        with permits.held(), torch.device("meta"):
+            model = AutoModel.from_config(copy.deepcopy(config), trust_remote_code=permits.code)
+        part = model.get_decoder() if stack == DECODER else model.get_encoder()
+    except Exception:  # any family's constructor, with any config
+        return None
+    return frozenset(layer_of(module, path) for path, module in part.named_modules() if asks_interface(module))
