@@ -10,9 +10,9 @@ from attnscope.ask import Ask, How
 from attnscope.calls.texts import read_texts
 from attnscope.errors import UnknownOptionError, UsageError, hints_of, nearest
 from attnscope.face import Capture
+from attnscope.inputs.sound import sound_of
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
-from attnscope.media.sound import sound_of
 from attnscope.model.libraries import without_bars
 from attnscope.model.loaded import LoadedModel, check_loaded
 from attnscope.model.loading import load as load_model
@@ -22,7 +22,7 @@ from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
     from attnscope.ask import Text
-    from attnscope.text.prompt import Prompt
+    from attnscope.inputs.prompt import Prompt
 
 
 @hints_of(LoadOptions)

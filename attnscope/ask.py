@@ -19,10 +19,10 @@ from attnscope.utils.schema import from_json as typed
 from attnscope.utils.schema import to_json as plain
 
 if TYPE_CHECKING:
+    from attnscope.inputs.pictures import PictureSource
+    from attnscope.inputs.prompt import Prompt, Side
+    from attnscope.inputs.sound import Sound
     from attnscope.keep.atlas import HeadNames
-    from attnscope.media.picture import PictureSource
-    from attnscope.media.sound import Sound
-    from attnscope.text.prompt import Prompt, Side
 
     Text = str | Prompt | Sequence[int] | Sound
 

@@ -33,10 +33,10 @@ from attnscope.utils.files import write_whole
 
 if TYPE_CHECKING:
     from attnscope.figures.terminal import HeadMaps
+    from attnscope.inputs.prompt import Prompt, Span
     from attnscope.keep.columns import Head
     from attnscope.keep.records import LayerMaps
     from attnscope.observation import Observation
-    from attnscope.text.prompt import Prompt, Span
 
 FIGURES, ASKED_FOR = ("overview", "layers", "heads", "metrics"), ("mass", "top", "depth")  # of each run; where named
 QUANTITIES: Mapping[str, Quantity] = {"softmax": "weight", "scores": "logit", "value": "norm"}  # by what a view reads

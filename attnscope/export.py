@@ -26,8 +26,9 @@ from attnscope.utils.tables import FORMATS, save
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from attnscope.inputs.tokens import TokenMatch as Found
+    from attnscope.inputs.tokens import TokenSelection as Chosen
     from attnscope.observation import Observation
-    from attnscope.text.tokens import Chosen, Found
 
 ONE_PICTURE = 'choose a head with heads=["L1H4"], or a figure with figures=["overview"]; or name a folder'
 MOST_HEADS = 20  # how many are drawn one by one where nobody says which

@@ -18,9 +18,9 @@ from attnscope.model.selection import DECODER, STACKS
 from attnscope.utils.tables import as_table, numbers, texts_at
 
 if TYPE_CHECKING:
+    from attnscope.inputs.prompt import Prompt
     from attnscope.keep.layers import LayerKey
     from attnscope.observation import Observation
-    from attnscope.text.prompt import Prompt
 
 Mean = Literal["none", "layer", "all"]
 

@@ -14,19 +14,20 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import UsageError
+from attnscope.inputs.tokens import TokenMatch as Found
+from attnscope.inputs.tokens import choose, described
 from attnscope.keep.layers import LayerKey
 from attnscope.measure.metrics import KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS
 from attnscope.model.selection import STACKS
-from attnscope.text.tokens import Found, choose, described
 from attnscope.utils import display as cells
 from attnscope.utils.tables import as_table, texts_at
 
 if TYPE_CHECKING:
     import torch
 
+    from attnscope.inputs.prompt import Prompt
     from attnscope.keep.columns import Head
     from attnscope.observation import Observation
-    from attnscope.text.prompt import Prompt
 
 SHOWN_HEADS = 12  # of the table
 UNIFORM = "uniform"

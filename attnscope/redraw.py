@@ -43,7 +43,7 @@ from attnscope.utils.tables import read_delimited
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from attnscope.text.prompt import Prompt
+    from attnscope.inputs.prompt import Prompt
 
 Place = tuple[LayerKey, int]  # a layer and a head of it
 MOST = 1 << 12  # heads of a layer: a number beyond is no head

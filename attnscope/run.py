@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.ask import Ask
 from attnscope.errors import MemoryLimitError, ModelError, UsageError
+from attnscope.inputs import answers
 from attnscope.inputs.given import ids_of, reading
 from attnscope.inputs.global_tokens import positions
 from attnscope.inputs.made import generated, target
 from attnscope.inputs.notes import notes_of, notes_of_answer, notes_of_steps
+from attnscope.inputs.prompt import Prompt, place
+from attnscope.inputs.sound import MODEL_OF_SOUND, Sound, reads_sound
+from attnscope.inputs.tokens import TokenSelection as Chosen
 from attnscope.keep.request import Asked, Request
-from attnscope.media.sound import MODEL_OF_SOUND, Sound, reads_sound
 from attnscope.model.families import family_of
 from attnscope.model.geometry import Geometry, with_tower
 from attnscope.model.loaded import LoadedModel, check_loaded
@@ -45,9 +48,6 @@ from attnscope.seam.engines import Engine
 from attnscope.seam.forward import arguments, bare_model
 from attnscope.seam.inputs import GLOBAL
 from attnscope.study.ablation.by_key import asked_of_answer, directions_of_answer
-from attnscope.text import answer as answers
-from attnscope.text.prompt import Prompt, place
-from attnscope.text.tokens import Chosen
 from attnscope.utils.memory import free_memory, human_bytes
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from attnscope.text.prompt import Prompt
+    from attnscope.inputs.prompt import Prompt
 
 
 @dataclass(frozen=True)

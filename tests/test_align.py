@@ -6,7 +6,7 @@ import random
 import pytest
 
 from attnscope.errors import InputError
-from attnscope.text.align import aligned, alignment, paired, units
+from attnscope.inputs.spans import aligned, alignment, paired, units
 
 WHEN_A = ("<s>", " When", " Mary", " and", " John", ".")
 

@@ -9,8 +9,8 @@ import attnscope
 from attnscope import Request, View
 from attnscope.ask import SCHEMA, Ask
 from attnscope.errors import UsageError
+from attnscope.inputs.prompt import from_text
 from attnscope.run import read
-from attnscope.text.prompt import from_text
 
 ASKS = (
     Ask("the financial bank"),

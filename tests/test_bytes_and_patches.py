@@ -11,14 +11,14 @@ import attnscope
 from attnscope.drawing import about
 from attnscope.errors import ModelError
 from attnscope.explain.traced import explain_head
+from attnscope.inputs.answers import of_patches
+from attnscope.inputs.prompt import from_text
 from attnscope.keep.request import Request
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import wrap
 from attnscope.observe.passes import observe
 from attnscope.parity import check_parity
 from attnscope.study.comparison import check_alike
-from attnscope.text.prompt import from_text
-from attnscope.text.summaries import of_patches
 from helpers.command_line import SENTENCE, call
 from helpers.made_tokenizers import single_bytes
 from helpers.parity_models import roused_model

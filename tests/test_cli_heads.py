@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from attnscope.inputs.prompt import from_text
 from attnscope.measure.metrics import METRICS
-from attnscope.text.prompt import from_text
 from helpers.command_line import SENTENCE, call
 from helpers.own import attentions
 from helpers.rows import csv_rows

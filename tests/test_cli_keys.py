@@ -7,7 +7,7 @@ import re
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope.text.prompt import from_text
+from attnscope.inputs.prompt import from_text
 from helpers.command_line import SENTENCE, call
 from helpers.own import attentions
 

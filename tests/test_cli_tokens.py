@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope.text.expressions import GRAMMAR, PRECEDENCE
-from attnscope.text.prompt import from_ids, from_text
+from attnscope.inputs.prompt import from_ids, from_text
+from attnscope.inputs.tokens import GRAMMAR, PRECEDENCE
 from helpers.command_line import SENTENCE, call
 
 PAGE = (Path(__file__).parents[1] / "docs" / "asking.md").read_text(encoding="utf-8")

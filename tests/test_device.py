@@ -20,6 +20,7 @@ from attnscope.batch.job import Job
 from attnscope.batch.shards import Shard
 from attnscope.batch.worker import Worker
 from attnscope.explain import explain_head
+from attnscope.inputs.prompt import from_ids, from_text
 from attnscope.intervene.passes import prepared
 from attnscope.intervene.sets import HeadSet
 from attnscope.keep.collectors import heads
@@ -36,7 +37,6 @@ from attnscope.study.ablation.direct import direct_means
 from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.screen import screened
 from attnscope.study.atlas.scan import ScanStudy, plan
-from attnscope.text.prompt import from_ids, from_text
 from attnscope.utils import memory
 from helpers.parity_models import in_half, roused_model
 from helpers.pretend import MixedDevicesError, Pretended, Seen, devices_of, place, pretend

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import attnscope
 from attnscope.attention.tiled.operator import TiledAttention
 from attnscope.errors import MemoryLimitError, ModelError, UsageError
+from attnscope.inputs.prompt import from_text
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.model.geometry import geometry_of, longer
@@ -35,7 +36,6 @@ from attnscope.observe.choice import (
 from attnscope.seam.checks import CHECKED_ROWS, sampled_rows
 from attnscope.seam.engines import ENGINES, Engine, engine_named
 from attnscope.seam.listen import listen
-from attnscope.text.prompt import from_text
 from attnscope.utils.memory import read_size
 from helpers.command_line import call
 from helpers.dispatched import thread_count

@@ -28,10 +28,10 @@ from attnscope.figures.explain import Curve, curves_figure, effect_figure, scali
 from attnscope.figures.fonts import fonts_for
 from attnscope.figures.style import Style
 from attnscope.figures.writer import drawing
+from attnscope.inputs.prompt import from_text
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loaded import LoadedModel
 from attnscope.reference import attention as reference
-from attnscope.text.prompt import from_text
 from helpers.command_line import call, on_terminal
 from helpers.families import tiny_model
 from helpers.own import attentions

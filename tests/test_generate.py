@@ -26,6 +26,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_L
 import attnscope
 from attnscope.ask import Ask
 from attnscope.errors import ForwardError, InputError, ModelError, UsageError
+from attnscope.inputs.prompt import Prompt, from_chat, from_text
+from attnscope.inputs.tokens import find
 from attnscope.keep.request import Request
 from attnscope.measure.metrics import LOOKBACKS
 from attnscope.model import libraries as generating
@@ -38,8 +40,6 @@ from attnscope.run import prepare
 from attnscope.seam.decoding import watched_steps
 from attnscope.seam.engines import ENGINES
 from attnscope.seam.generation import _StopStrings, continuation, ends, start_token
-from attnscope.text.prompt import Prompt, from_chat, from_text
-from attnscope.text.tokens import find
 from attnscope.told import answer_lines
 from helpers.command_line import call
 from helpers.families import few, tiny_config

@@ -11,13 +11,12 @@ import pytest
 import attnscope
 from attnscope.ask import Ask
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.inputs import prompt as prompts
+from attnscope.inputs.answers import reading_target, target
 from attnscope.inputs.given import ids_of
+from attnscope.inputs.prompt import from_ids, from_text
+from attnscope.inputs.tokens import DEEPEST, check_expression, defined, find
 from attnscope.run import prepare
-from attnscope.text import prompt as prompts
-from attnscope.text.expressions import DEEPEST, check_expression, defined
-from attnscope.text.prompt import from_ids, from_text
-from attnscope.text.target import reading_target, target
-from attnscope.text.tokens import find
 from attnscope.utils.isolation import IsolatedCall as Apart
 from helpers.alarms import short_seconds
 from helpers.command_line import call

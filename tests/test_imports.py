@@ -24,45 +24,42 @@ MAY_IMPORT = {
     "errors": "",
     "utils": "errors",
     "model": "_version errors utils",
-    "text": "errors utils model",
-    "media": "errors utils model text",
-    "telling": "text",
     "attention": "errors utils",
     "measure": "errors model attention",
-    "seam": "errors utils model text attention",
-    "keep": "errors utils model text attention measure seam",
-    "ask": "errors utils text media keep",
-    "folder": "errors utils model text ask",
-    "intervene": "errors utils model attention seam",
-    "observation": "errors utils model text measure seam keep ask",
-    "looks": "errors utils model text keep observation",
-    "notebook": "errors utils model text measure keep observation",
-    "inputs": "errors utils model text media seam ask",
     "reference": "",
-    "parity": "errors utils model text attention seam reference",
-    "explain": "errors utils model text seam reference parity",
-    "observe": "errors utils model text attention measure seam keep observation",
-    "study": "errors utils model text attention measure seam keep folder intervene parity observe",
-    "run": "errors utils model text media seam keep ask observation inputs parity observe study",
-    "told": "model text telling seam ask observation observe run",
     "figures": "errors utils",
-    "panels": "errors utils measure observation figures",
-    "drawing": "errors utils model text measure keep observation figures panels",
-    "redraw": "errors utils model text measure seam keep folder observation drawing",
-    "batch": "_version errors utils model text media measure seam keep ask observation inputs observe study"
-    " figures drawing",
-    "viewer": "_version errors utils model text measure keep observation explain",
-    "show": "errors utils model text measure keep observation study figures viewer",
-    "calls": "errors utils model text media telling attention measure seam keep ask intervene observation"
-    " parity explain observe study run figures drawing batch show",
+    "api": "errors utils model ask calls face inputs keep run",
+    "ask": "errors utils inputs keep",
+    "batch": "_version errors utils model measure figures ask drawing inputs keep observation observe seam study",
+    "calls": "errors utils model attention measure figures ask batch drawing explain inputs intervene keep"
+    " observation observe parity run seam show study telling",
+    "drawing": "errors utils model measure figures inputs keep observation panels",
+    "explain": "errors utils model reference inputs parity seam",
+    "export": "errors utils model figures drawing folder inputs looks observation",
+    "face": "errors utils model figures drawing export keep looks notebook observation viewer",
+    "folder": "errors utils model ask inputs",
+    "inputs": "errors utils model ask seam",
+    "intervene": "errors utils model attention seam",
+    "keep": "errors utils model attention measure inputs seam",
     "live": "_version errors utils model viewer",
-    "purposes": "errors model text telling keep ask observation explain study run told viewer calls",
-    "export": "errors utils model text folder observation looks figures drawing",
-    "face": "errors utils model keep observation looks notebook figures drawing viewer export",
-    "api": "errors utils model text media keep ask run calls face",
-    "serve": "errors utils model text telling keep ask purposes face api",
+    "looks": "errors utils model inputs keep observation",
+    "notebook": "errors utils model measure inputs keep observation",
+    "observation": "errors utils model measure ask inputs keep seam",
+    "observe": "errors utils model attention measure inputs keep observation seam",
+    "panels": "errors utils measure figures observation",
+    "parity": "errors utils model attention reference inputs seam",
+    "purposes": "errors model ask calls explain inputs keep observation run study telling told viewer",
+    "redraw": "errors utils model measure drawing folder inputs keep observation seam",
+    "run": "errors utils model ask inputs keep observation observe parity seam study",
+    "seam": "errors utils model attention inputs",
+    "serve": "errors utils model api ask face inputs keep purposes telling",
+    "show": "errors utils model measure figures inputs keep observation study viewer",
+    "study": "errors utils model attention measure folder inputs intervene keep observe parity seam",
+    "telling": "inputs",
+    "told": "model ask inputs observation observe run seam telling",
+    "viewer": "_version errors utils model measure explain inputs keep observation",
     # handed out, imported on first use
-    "": "_version errors model seam keep observation figures calls api serve",
+    "": "_version errors model figures api calls keep observation seam serve",
 }
 FREE = {"cli", "__main__"}  # may import whatever they need, and nobody imports them
 
@@ -118,7 +115,7 @@ if TYPE_CHECKING:
 
 
 def room_of(module):
-    """The folder, or the module of the ground floor, that a module belongs to: `attnscope.text.prompt` -> `text`."""
+    """The folder, or the module of the ground floor, that a module belongs to: `attnscope.inputs.prompt` -> `text`."""
     return [*module.split("."), ""][1]
 
 

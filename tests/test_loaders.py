@@ -23,8 +23,8 @@ from transformers import dynamic_module_utils
 
 import attnscope
 from attnscope.errors import AttnscopeError, ModelError
-from attnscope.media.processor import processor_of
-from attnscope.media.sound import Sound, extractor_of
+from attnscope.inputs.processor import processor_of
+from attnscope.inputs.sound import Sound, extractor_of
 from attnscope.model.libraries import OFFLINE
 from attnscope.model.loading import DEMO_FOLDER, load, load_config, load_tokenizer
 from attnscope.model.options import LoadOptions

@@ -21,6 +21,7 @@ import torch
 import attnscope
 from attnscope.cli import run
 from attnscope.errors import ForwardError, UsageError
+from attnscope.inputs.prompt import from_text
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
@@ -29,7 +30,6 @@ from attnscope.parity.certificate import certificate, in_words, parity_table, ve
 from attnscope.reference.layouts import layout_of
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import ModuleRecorder
-from attnscope.text.prompt import from_text
 from attnscope.utils.files import save_json
 from helpers.compiling import compiling  # noqa: F401
 from helpers.families import tiny_config

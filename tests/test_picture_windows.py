@@ -34,8 +34,8 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import Visibility
+from attnscope.inputs.processor import windows
 from attnscope.keep.request import Request
-from attnscope.media.patches import windows
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import VISION
 from helpers.picture_models import picture, read_here, saved
@@ -160,7 +160,7 @@ def test_of_several_pictures_the_first_is_read(loaded: LoadedModel, field: str) 
 
 def test_windows_that_do_not_fit_are_left_out(loaded: LoadedModel, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tower whose calls are of other lengths than the windows that its config says."""
-    monkeypatch.setattr("attnscope.media.picture_prompt.window_side", lambda vision: 2)
+    monkeypatch.setattr("attnscope.inputs.pictures.window_side", lambda vision: 2)
     seen = attnscope.capture(loaded, TEXT, picture=field)
     assert {layer for layer, _ in seen.of(VISION).kv_of} == {1}
 

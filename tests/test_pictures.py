@@ -17,9 +17,9 @@ from attnscope.ask import Ask
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.figures import Patches, PatchSheet, Style
 from attnscope.figures.over import grid_of, save_patches
+from attnscope.inputs.pictures import all_opened, open_picture
+from attnscope.inputs.processor import WHOLE, Sight, patches_of
 from attnscope.keep.layers import PerLayer
-from attnscope.media.patches import WHOLE, Sight, patches_of
-from attnscope.media.picture import all_opened, open_picture
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import DECODER, VISION
 from attnscope.observation import Observation

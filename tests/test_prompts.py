@@ -16,12 +16,11 @@ from tokenizers import Tokenizer, models, normalizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PerceiverTokenizer, PreTrainedTokenizerFast
 
 from attnscope.errors import InputError, UsageError
-from attnscope.text import labels
-from attnscope.text.characters import located, over_marks
-from attnscope.text.labels import BYTES, visible_blanks
-from attnscope.text.prompt import Prompt, from_chat, from_ids, from_text
-from attnscope.text.spans import sentence_ranges, word_ranges
-from attnscope.text.tokens import find
+from attnscope.inputs import labels
+from attnscope.inputs.labels import BYTES, located, over_marks, visible_blanks
+from attnscope.inputs.prompt import Prompt, from_chat, from_ids, from_text
+from attnscope.inputs.spans import sentence_ranges, word_ranges
+from attnscope.inputs.tokens import find
 from attnscope.utils.files import decode_utf8, read_ids, read_text
 from helpers.made_tokenizers import LINES, MAKERS, SlowBytes, SlowWords, byte_level, llama, wordpiece
 from helpers.pretrained import ORACLES, pretrained

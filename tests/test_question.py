@@ -14,6 +14,9 @@ import torch
 
 import attnscope
 from attnscope.errors import UsageError
+from attnscope.inputs.prompt import Prompt, from_text
+from attnscope.inputs.tokens import TokenMatch as Found
+from attnscope.inputs.tokens import TokenSelection as Chosen
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.model.loaded import LoadedModel
@@ -22,8 +25,6 @@ from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
 from attnscope.observe.passes import observe
 from attnscope.seam.engines import ENGINES
-from attnscope.text.prompt import Prompt, from_text
-from attnscope.text.tokens import Chosen, Found
 from helpers import own
 from helpers.command_line import call
 from helpers.parity_models import as_loaded, roused_model

@@ -19,10 +19,10 @@ from attnscope.errors import UsageError
 from attnscope.face import Capture
 from attnscope.figures.style import ImageFormat
 from attnscope.folder.manifest import OURS, ask_of, prompt_of
+from attnscope.inputs.prompt import Prompt
 from attnscope.parity import check_parity
 from attnscope.run import prepare, read
 from attnscope.study.differences import check_folder
-from attnscope.text.prompt import Prompt
 from attnscope.utils.tables import FORMULA_STARTS, as_table, save, tamed, write
 from helpers.command_line import call
 from helpers.families import tiny_model

@@ -676,7 +676,7 @@ def test_a_panic_of_the_tokenizer_is_one_line(folder: Path) -> None:
 
 def test_a_tokenizer_that_never_answers_is_given_up_in_time(folder: Path, monkeypatch) -> None:
     answered = threading.Event()
-    monkeypatch.setattr("attnscope.text.prompt._encode", lambda *_: answered.wait(60))
+    monkeypatch.setattr("attnscope.inputs.prompt._encode", lambda *_: answered.wait(60))
     assert " 1 seconds " in refused("--model", str(folder), ATTNSCOPE_READING_SECONDS="1")
     answered.set()
 
@@ -719,7 +719,7 @@ def test_a_plain_text_costs_no_process(folder: Path, monkeypatch) -> None:
 
 
 def test_no_process_is_left(folder: Path) -> None:
-    from attnscope.text.prompt import reading
+    from attnscope.inputs.prompt import reading
 
     loaded = load(LoadOptions(model=str(folder)))
     with reading(loaded.tokenizer, "process") as read:

@@ -18,9 +18,9 @@ from attnscope.drawing import coarser, layer_maps, terminal_maps
 from attnscope.figures import Maps, Style
 from attnscope.figures.jobs import prepare_heads
 from attnscope.figures.terminal import HeadMaps
+from attnscope.inputs.prompt import from_text
 from attnscope.keep.request import Request
 from attnscope.observe.passes import observe
-from attnscope.text.prompt import from_text
 from helpers import own
 from helpers.command_line import SENTENCE, call, on_terminal, spawn
 

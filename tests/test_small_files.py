@@ -18,8 +18,8 @@ from attnscope.batch.journal import Journal
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
 from attnscope.folder.manifest import read_manifest
 from attnscope.folder.parts import claim
+from attnscope.inputs.sound import extractor_of
 from attnscope.keep.atlas import atlas_of
-from attnscope.media.sound import extractor_of
 from attnscope.model.checkpoint import read_json
 from attnscope.model.loading import DEMO_FOLDER, load, load_tokenizer
 from attnscope.model.options import LoadOptions

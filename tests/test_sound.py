@@ -16,10 +16,10 @@ from attnscope.ask import Ask
 from attnscope.drawing import layer_maps
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.folder.manifest import prompt_of, read_manifest
+from attnscope.inputs import sound as sounds
+from attnscope.inputs.sound import Sound, read_sound, sound_of
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
-from attnscope.media import sound as sounds
-from attnscope.media.sound import Sound, read_sound, sound_of
 from attnscope.model.loading import wrap
 from attnscope.model.selection import CROSS, DECODER, ENCODER
 from attnscope.run import prepare, read

@@ -17,10 +17,10 @@ from attnscope.cli.batch_options import Dataset
 from attnscope.cli.groups import parameters
 from attnscope.cli.options import Format
 from attnscope.errors import UsageError
+from attnscope.inputs.prompt import from_text
 from attnscope.keep.request import Request
 from attnscope.observation import Observation
 from attnscope.observe.passes import observe
-from attnscope.text.prompt import from_text
 from attnscope.utils import tables
 from attnscope.utils.files import remove_unfinished, save_json, whole_file, whole_path, write_whole
 from attnscope.utils.tables import CHUNK, FORMATS, as_table, read_delimited, rows, save, texts_at, write

@@ -8,9 +8,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from attnscope.errors import InputError, UsageError
+from attnscope.inputs.prompt import Prompt, from_chat, from_ids, from_text
+from attnscope.inputs.tokens import TokenMatch as Found
+from attnscope.inputs.tokens import choose, defined, described, find
 from attnscope.model.loading import DEMO_FOLDER
-from attnscope.text.prompt import Prompt, from_chat, from_ids, from_text
-from attnscope.text.tokens import Found, choose, defined, described, find
 from helpers.command_line import SENTENCE
 from helpers.made_tokenizers import MAKERS, SlowBytes, byte_level, llama, wordpiece
 from helpers.work import steps
@@ -379,7 +380,7 @@ def test_queries_and_keys_are_found_together():
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(?:(a)|b)*(?:a|aa)+$", "a*(?R)?c", "(" * 300 + ")" * 300])
 def test_a_pattern_that_never_ends_is_an_error_of_this_text(pattern, monkeypatch):
-    monkeypatch.setattr("attnscope.text.tokens.SECONDS", 0.2)
+    monkeypatch.setattr("attnscope.inputs.tokens.SECONDS", 0.2)
     with pytest.raises(InputError):
         find(from_text(SlowBytes(), "a" * 3000 + "b"), f"/{pattern}/")
 

@@ -18,6 +18,7 @@ from transformers import BigBirdConfig, BigBirdModel, PreTrainedTokenizerFast
 
 import attnscope
 from attnscope.cli.parity import verdict
+from attnscope.inputs.prompt import Prompt
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.model.loaded import LoadedModel
@@ -27,7 +28,6 @@ from attnscope.observation import Observation
 from attnscope.observe.passes import observe
 from attnscope.parity import ParityReport, check_parity
 from attnscope.seam.engines import ENGINES
-from attnscope.text.prompt import Prompt
 from helpers.command_line import Result, call
 from helpers.own import attentions
 from helpers.parity_models import as_loaded, attend_otherwise, ids_for, in_half, rouse, roused_model

@@ -21,15 +21,15 @@ from attnscope.batch.job import Job
 from attnscope.batch.records import as_text
 from attnscope.batch.spans import ranges_of
 from attnscope.errors import InputError, ModelError, UsageError, brief
+from attnscope.inputs.answers import check_answer, check_has_answer, check_room
 from attnscope.inputs.given import reading
 from attnscope.inputs.made import reading_targets
 from attnscope.inputs.notes import notes_of
-from attnscope.media.processor import processor_of
-from attnscope.media.sound import MODEL_OF_SOUND, Sound, extractor_of, read_sound, reads_sound
+from attnscope.inputs.processor import processor_of
+from attnscope.inputs.prompt import Prompt
+from attnscope.inputs.sound import MODEL_OF_SOUND, Sound, extractor_of, read_sound, reads_sound
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import VISION_ONLY
-from attnscope.text.answer import check_answer, check_has_answer, check_room
-from attnscope.text.prompt import Prompt
 from attnscope.utils.isolation import Where
 
 logger = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.errors import UsageError
+from attnscope.inputs.prompt import Side
 from attnscope.keep.request import Request
 from attnscope.measure.metrics import LENGTHS, LOOKBACKS
 from attnscope.model.options import LoadOptions
-from attnscope.text.prompt import Side
 
 if TYPE_CHECKING:
     from attnscope.drawing import Pictures

@@ -29,9 +29,9 @@ from attnscope.utils.tables import flags, numbers, texts_at, words
 
 if TYPE_CHECKING:
     from attnscope.batch.job import DatasetOutput
+    from attnscope.inputs.tokens import TokenSelection as Chosen
     from attnscope.keep.columns import HeadColumns
     from attnscope.observation import Observation
-    from attnscope.text.tokens import Chosen
 
 ROWS_A_PIECE = 1 << 19  # that are made, and written, at a time
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from attnscope.batch.items import Item
 from attnscope.errors import InputError, brief
-from attnscope.text.characters import touched
-from attnscope.text.prompt import Prompt
-from attnscope.text.tokens import Found
+from attnscope.inputs.labels import touched
+from attnscope.inputs.prompt import Prompt
+from attnscope.inputs.tokens import TokenMatch as Found
 
 FIELD = "spans"
 

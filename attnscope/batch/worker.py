@@ -17,6 +17,10 @@ from attnscope.batch.rows import Measured
 from attnscope.batch.shards import Shard
 from attnscope.batch.spans import given_spans, given_tokens
 from attnscope.errors import AttnscopeError, ForwardError, InputError, ModelError, UsageError
+from attnscope.inputs.prompt import Prompt, from_ids
+from attnscope.inputs.tokens import NOWHERE, naming
+from attnscope.inputs.tokens import TokenMatch as Found
+from attnscope.inputs.tokens import TokenSelection as Chosen
 from attnscope.keep.request import Request
 from attnscope.model.geometry import with_tower
 from attnscope.model.loaded import LoadedModel, pads
@@ -27,8 +31,6 @@ from attnscope.observe.choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.observe.passes import observe
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.generation import check_generates, say_ignored, translation
-from attnscope.text.prompt import Prompt, from_ids
-from attnscope.text.tokens import NOWHERE, Chosen, Found, naming
 from attnscope.utils.memory import is_out_of_memory, keep_freed_memory
 
 KERNEL = "numba"

@@ -22,6 +22,7 @@ from attnscope.batch.summary import write_summary
 from attnscope.calls.records import Record, picture_of
 from attnscope.errors import UsageError, hints_of
 from attnscope.figures import About, Style, save_depth
+from attnscope.inputs.tokens import check_expression, defined, names_of_spans
 from attnscope.keep.atlas import HeadNames, atlas_of
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
@@ -29,8 +30,6 @@ from attnscope.measure.metrics import LENGTHS, with_asked
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import pairs, resolved
-from attnscope.text.expressions import defined, names_of_spans
-from attnscope.text.tokens import check_expression
 from attnscope.utils.display import head_name
 from attnscope.utils.files import open_native
 from attnscope.utils.folders import CORPORA, refuse_file_name
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
     from attnscope.batch.dataset import CorpusHeads, Dataset
     from attnscope.batch.pipeline import Tally
     from attnscope.drawing import Picture, Pictures
+    from attnscope.inputs.prompt import Side
     from attnscope.model.loaded import LoadedModel
-    from attnscope.text.prompt import Side
 
 CorpusTexts = Sequence[str | Mapping[str, Any]] | Path | Sequence[Path]  # texts or records, or files, folders and globs
 

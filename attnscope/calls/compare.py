@@ -11,8 +11,8 @@ from attnscope.ask import Ask
 from attnscope.calls.records import Record, picture_of
 from attnscope.errors import InputError, UsageError, hints_of
 from attnscope.figures import Style, save_metrics
+from attnscope.inputs.sound import Sound
 from attnscope.keep.atlas import atlas_of
-from attnscope.media.sound import Sound
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import everything, select_stacks
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     from attnscope.ask import EngineWord, Text
     from attnscope.drawing import Picture
+    from attnscope.inputs.prompt import Side
+    from attnscope.inputs.spans import Align
     from attnscope.keep.atlas import HeadNames
     from attnscope.model.loaded import LoadedModel
     from attnscope.run import Run
     from attnscope.study.comparison import Comparison
-    from attnscope.text.align import Align
-    from attnscope.text.prompt import Side
 
 HeadsOfStacks = Mapping[str, Mapping[int, Sequence[int]]]
 

@@ -9,18 +9,18 @@ from attnscope.ask import Ask
 from attnscope.calls.explain_record import Explained
 from attnscope.errors import UsageError, hints_of
 from attnscope.explain import explain_head
+from attnscope.inputs.tokens import described
 from attnscope.keep.request import Request
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import check_one_head, only_head, pairs, select
 from attnscope.run import prepare
-from attnscope.text.tokens import described
 from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
     from attnscope.ask import Text
+    from attnscope.inputs.prompt import Side
     from attnscope.model.loaded import LoadedModel
     from attnscope.run import Run
-    from attnscope.text.prompt import Side
 
 STACKS = ("an explanation", "decoder", "encoder")  # what needs which models
 

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.ask import Text
+    from attnscope.inputs.pictures import PictureSource
+    from attnscope.inputs.prompt import Side
     from attnscope.keep.atlas import HeadNames
-    from attnscope.media.picture import PictureSource
     from attnscope.model.loaded import LoadedModel
     from attnscope.parity import ParityReport
     from attnscope.run import Run
-    from attnscope.text.prompt import Side
 
 
 @dataclass(frozen=True, kw_only=True)

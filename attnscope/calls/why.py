@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from attnscope.calls.why_options import MEAN, WhyOptions, ask_of
 from attnscope.calls.why_record import Why
 from attnscope.errors import ModelError, UsageError, hints_of
+from attnscope.inputs.tokens import TokenMatch as Found
+from attnscope.inputs.tokens import described, find
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import OF_TWO_TEXTS, TEXT_TASKS, check_one_head, only_head, pairs, select_stacks
@@ -15,15 +17,14 @@ from attnscope.run import prepare
 from attnscope.seam.inputs import given_of
 from attnscope.study.why.parts import parts_of
 from attnscope.study.why.records import AskedLogit
-from attnscope.text.tokens import Found, described, find
 from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
     from attnscope.ask import Text
+    from attnscope.inputs.prompt import Prompt
     from attnscope.model.geometry import Geometry
     from attnscope.model.loaded import LoadedModel
     from attnscope.run import Run
-    from attnscope.text.prompt import Prompt
 
 STACKS = ("a logit taken apart", *TEXT_TASKS)  # what needs which models
 VERIFIED = 10  # components that --verify replaces

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Literal
 
 from attnscope.ask import Ask
 from attnscope.errors import UsageError
+from attnscope.inputs.tokens import check_expression
 from attnscope.keep.request import Request
-from attnscope.text.expressions import check_expression
 
 if TYPE_CHECKING:
     from attnscope.ask import Text
-    from attnscope.media.picture import PictureSource
-    from attnscope.text.prompt import Side
+    from attnscope.inputs.pictures import PictureSource
+    from attnscope.inputs.prompt import Side
 
 MEAN = "mean"
 SIDES, ROWS = ("key", "query", "both"), ("component", "tokens")

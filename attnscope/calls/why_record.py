@@ -13,10 +13,10 @@ import pyarrow as pa
 from attnscope.calls.records import Record, picture_of
 from attnscope.calls.why_options import MEAN, ROWS
 from attnscope.figures import About, Style
+from attnscope.inputs.labels import visible_blanks
 from attnscope.model.selection import is_cross, prefix
 from attnscope.study.statistics import rank_correlation
 from attnscope.study.why.records import Component, LogitParts
-from attnscope.text.labels import visible_blanks
 from attnscope.utils.display import head_name, number, signed
 from attnscope.utils.files import save_json
 from attnscope.utils.folders import check, document, refuse_other_kind
@@ -24,8 +24,8 @@ from attnscope.utils.tables import as_table, integers, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.drawing import Picture
+    from attnscope.inputs.prompt import Prompt
     from attnscope.keep.request import Asked
-    from attnscope.text.prompt import Prompt
 
 SCHEMA, NAME, TABLE, PICTURE = "why/1", "why.json", "why.parquet", "why"
 BARS = 16  # of the picture

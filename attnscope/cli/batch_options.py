@@ -139,7 +139,7 @@ class Questions(Question):
     @property
     def span_names(self) -> tuple[str, ...]:
         """The names of --spans. Raises UsageError for what is none."""
-        from attnscope.text.expressions import names_of_spans
+        from attnscope.inputs.tokens import names_of_spans
 
         return names_of_spans(self.spans or ())
 
@@ -290,7 +290,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
     def job(self, atlas: HeadNames | None = None) -> Job:
         """What a worker needs to know."""
         from attnscope.calls.batch import BatchOptions, named_heads
-        from attnscope.text.expressions import defined
+        from attnscope.inputs.tokens import defined
 
         about = {key: value for key, value in self.held().items() if key != "sources"} | {"atlas": named_heads(atlas)}
         pictures = None

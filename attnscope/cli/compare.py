@@ -197,8 +197,9 @@ def report(comparison: Comparison, quiet: bool) -> int:
 
 def tell_shared(text: Shared, quiet: bool) -> None:
     """Say how many tokens a text has on both sides, how they are paired, and which moved or have no partner."""
-    from attnscope.text.align import WORDS
-    from attnscope.text.tokens import Found, described
+    from attnscope.inputs.spans import WORDS
+    from attnscope.inputs.tokens import TokenMatch as Found
+    from attnscope.inputs.tokens import described
 
     moved = f", {text.moved} of them at another position" if text.moved else ""
     output.talk(f"{text.name + ': ' * bool(text.name)}{text.units.size} shared tokens, {WORDS[text.by]}{moved}", quiet)

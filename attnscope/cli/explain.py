@@ -102,9 +102,9 @@ def explain_model(asked: StepsText, steps: Steps, telling: Telling) -> int:
     head = steps.named
 
     from attnscope.cli.single import answer, read_text
+    from attnscope.inputs.tokens import check_expression
     from attnscope.keep.request import Request
     from attnscope.purposes.explain import ExplainHead
-    from attnscope.text.tokens import check_expression
 
     check_expression(steps.query)
     ask = asked.ask(read_text(asked, telling), Selected(), Request(query=steps.query))

@@ -11,9 +11,9 @@ from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Row, Sheet, fitting
 
 if TYPE_CHECKING:
+    from attnscope.inputs.prompt import Prompt
     from attnscope.keep.columns import Head
     from attnscope.observation import Observation
-    from attnscope.text.prompt import Prompt
 
 UNIFORM = "uniform"  # the column beside the mass on named keys
 TEXT_ROLE, LEADING = "text role", KEPT_FIRST[:5]  # what an atlas' roles leave room for after the first metrics

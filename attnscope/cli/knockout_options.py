@@ -46,7 +46,7 @@ class Answered(MayAsk, ModelText, ManyTexts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        from attnscope.text.answer import check_answer
+        from attnscope.inputs.answers import check_answer
 
         for given in (self.answer, self.foil):
             check_answer(None, given, self.truncate)
@@ -112,10 +112,10 @@ class CacheBudgets(Generated):
 
     def check(self, answered: Answered, edges: Edges) -> None:
         """Raise UsageError for what has no meaning with a budget, or without one."""
+        from attnscope.inputs.answers import check_answer
+        from attnscope.inputs.tokens import check_expression, defined
         from attnscope.study.budgets.asked import check_below, check_budgets, check_no_budget
         from attnscope.study.knockout.over import check_over
-        from attnscope.text.answer import check_answer
-        from attnscope.text.tokens import check_expression, defined
 
         if self.keep is None:
             check_no_budget(self.at, self.generate)

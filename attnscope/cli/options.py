@@ -239,7 +239,7 @@ class TextRun(EngineChoice, Answer, MayAsk, ModelTexts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        from attnscope.text.answer import check_answer
+        from attnscope.inputs.answers import check_answer
 
         check_answer(self.generate, self.answer, self.truncate if self.audio is None else None)
         if self.answer is not None and self.ids is not None:
@@ -337,7 +337,7 @@ class Question(Named, Query):
 
     def asks(self) -> TokenFields:
         """The fields of `Request` that say which tokens are meant. Raises UsageError for what no text makes right."""
-        from attnscope.text.tokens import check_expression, defined
+        from attnscope.inputs.tokens import check_expression, defined
 
         groups = defined(self.meanings)
         for expression in (self.query, self.key):

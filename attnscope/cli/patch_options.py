@@ -70,7 +70,7 @@ class Patches(Named, Selected):
 
     def names(self) -> Mapping[str, str]:
         """What names mean. Raises UsageError for tokens that no text makes right."""
-        from attnscope.text.tokens import check_expression, defined
+        from attnscope.inputs.tokens import check_expression, defined
 
         groups = defined(self.meanings)
         if self.at is not None:

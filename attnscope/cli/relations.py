@@ -187,7 +187,7 @@ def _with_names(table: pa.Table) -> pa.Table:
 
 
 def _cell(name: str, value: object) -> RichText:
-    from attnscope.text.labels import visible_blanks
+    from attnscope.inputs.labels import visible_blanks
 
     if name == "logit" and isinstance(value, float):
         return output.one_line(f"{value:+.3f}")

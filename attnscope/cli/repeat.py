@@ -15,8 +15,8 @@ from attnscope.errors import UsageError
 if TYPE_CHECKING:
     import typer
 
-    from attnscope.media.sound import Sound
-    from attnscope.text.prompt import Prompt
+    from attnscope.inputs.prompt import Prompt
+    from attnscope.inputs.sound import Sound
 
 
 def named_run(context: typer.Context) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def tokens_of(path: Path) -> Prompt | Sound:
         )
     if file is None:
         return prompt
-    from attnscope.media.sound import read_sound
+    from attnscope.inputs.sound import read_sound
 
     sound = read_sound(str(file))
     if sound.sha256 != prompt.medium.sha256:

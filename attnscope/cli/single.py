@@ -30,8 +30,8 @@ from attnscope.utils.signals import unwinding
 if TYPE_CHECKING:
     from attnscope.ask import Ask, Text
     from attnscope.export import Ways
+    from attnscope.inputs.sound import Sound
     from attnscope.keep.request import Request
-    from attnscope.media.sound import Sound
     from attnscope.model.loaded import LoadedModel
     from attnscope.observation import Observation
     from attnscope.purposes.purpose import Purpose
@@ -155,7 +155,7 @@ def read_given(asked: ModelTexts, writing: Noise) -> str | list[int] | Sound:
             output.complain_through_talk(writing.quiet)
             return piped_text()
         return read_text(asked, writing)
-    from attnscope.media.sound import read_sound
+    from attnscope.inputs.sound import read_sound
 
     output.complain_through_talk(writing.quiet)
     return read_sound(asked.audio)

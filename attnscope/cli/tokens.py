@@ -9,13 +9,13 @@ from attnscope.cli.groups import option_group
 from attnscope.cli.options import Format, MayAsk, Noise, OneText, Pair, Question
 from attnscope.cli.relations import relations_sheet
 from attnscope.cli.takes import takes
-from attnscope.text.expressions import GRAMMAR, PRECEDENCE
+from attnscope.inputs.tokens import GRAMMAR, PRECEDENCE
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from attnscope.inputs.prompt import Prompt, Span
     from attnscope.purposes.tokenise import Tokenised
-    from attnscope.text.prompt import Prompt, Span
 
 EXAMPLES = (
     'attnscope tokens "the cat sat on the mat"',
@@ -48,7 +48,7 @@ def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) ->
 
     read = read_tokens(asked, read_text(asked, noise), noise)
 
-    from attnscope.text.tokens import choose, chosen_lines
+    from attnscope.inputs.tokens import choose, chosen_lines
     from attnscope.utils.tables import integers
 
     prompt = read.prompt

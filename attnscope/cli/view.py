@@ -117,7 +117,7 @@ def shown_sides(
 def model_beside(asked: TextRun, ask: Ask, pages: Pages, purpose: ShowPage) -> PageSide:
     """What the page shows of the text by the model, and next to it by another."""
     from attnscope.cli.single import load_model
-    from attnscope.media.sound import Sound
+    from attnscope.inputs.sound import Sound
     from attnscope.purposes.page import beside
 
     assert pages.compare_model is not None
@@ -134,7 +134,7 @@ def model_beside(asked: TextRun, ask: Ask, pages: Pages, purpose: ShowPage) -> P
 
 def groups_of(seen: Observation, question: Question) -> dict[str, Sequence[int]]:
     """The tokens of every name of --define."""
-    from attnscope.text.tokens import find
+    from attnscope.inputs.tokens import find
 
     named = question.asks()["define"]
     return {name: find(seen.prompt, name, named).positions for name in named}

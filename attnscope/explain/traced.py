@@ -33,8 +33,8 @@ from attnscope.seam.modules import HALF, ModuleRecorder, ModuleRun
 from attnscope.utils.display import head_name
 
 if TYPE_CHECKING:
+    from attnscope.inputs.prompt import Prompt
     from attnscope.model.loaded import LoadedModel
-    from attnscope.text.prompt import Prompt
 
 TOLERANCE = 1e-5  # of the largest number: what float32 does to the model's own values
 HALF_TOLERANCE = 5e-2  # quantised weights cannot be copied to float32, and are compared as they ran

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
+from attnscope.inputs.prompt import Medium, Prompt
 from attnscope.model.selection import STACKS
-from attnscope.text.prompt import Medium, Prompt
 from attnscope.utils.files import check_schema, jsonable, read_json, save_json
 from attnscope.utils.folders import (
     COMMAND,

@@ -1,1 +1,1 @@
-"""What is asked of a text -> its tokens: what was given, and what a model makes of it."""
+"""A text, a chat, a sound or pictures -> a Prompt: token ids, labels, spans; an expression -> some of its tokens."""

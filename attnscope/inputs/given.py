@@ -13,18 +13,16 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex
 
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.inputs import prompt as prompts
+from attnscope.inputs.answers import continued, with_virtual
 from attnscope.inputs.global_tokens import with_global_tokens
-from attnscope.media.picture import all_opened
-from attnscope.media.picture_prompt import reading_pixels, reading_with_pictures
-from attnscope.media.sound import Sound, heard
+from attnscope.inputs.pictures import all_opened, reading_pixels, reading_with_pictures
+from attnscope.inputs.prompt import Prompt, from_ids, place
+from attnscope.inputs.sound import Sound, heard
 from attnscope.model.fitting import patch_side
 from attnscope.model.selection import VISION_ONLY
 from attnscope.seam.inputs import known_types
 from attnscope.seam.patch_tokens import patch_tokens
-from attnscope.text import prompt as prompts
-from attnscope.text.answer import continued
-from attnscope.text.prompt import Prompt, from_ids, place
-from attnscope.text.virtual import with_virtual
 from attnscope.utils.isolation import IsolatedCall as Apart
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import InputError, UsageError, first_line
+from attnscope.inputs.tokens import find
 from attnscope.seam.forward import arguments, backbone, bare_model
 from attnscope.seam.inputs import GLOBAL
 from attnscope.seam.listen import running
-from attnscope.text.tokens import find
 
 if TYPE_CHECKING:
+    from attnscope.inputs.prompt import Prompt
     from attnscope.model.loaded import LoadedModel
-    from attnscope.text.prompt import Prompt
 
 NONE = "none"  # names no token
 

@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
+from attnscope.inputs.answers import continued, from_target_ids, reading_target
+from attnscope.inputs.prompt import Prompt, from_ids, place
 from attnscope.seam.cost import within_memory
 from attnscope.seam.decoding import DecodingSteps, watched_steps
 from attnscope.seam.generation import continuation, end_tokens, say_ignored, start_token, translation
 from attnscope.seam.inputs import given_of
-from attnscope.text.answer import continued
-from attnscope.text.prompt import Prompt, from_ids, place
-from attnscope.text.target import from_target_ids, reading_target
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from attnscope.attention.questions import GroupMass
 from attnscope.attention.rows import indicator
+from attnscope.inputs.prompt import Prompt, Span
+from attnscope.inputs.tokens import TokenMatch as Found
 from attnscope.keep.collector import Answers
 from attnscope.keep.layers import Layer
 from attnscope.keep.view import View
 from attnscope.measure.binned import MAP_SIDE
-from attnscope.text.prompt import Prompt, Span
-from attnscope.text.tokens import Found
 
 
 def group_question(layer: Layer, query_groups_BT: Tensor, key_groups_BT: Tensor) -> GroupMass:

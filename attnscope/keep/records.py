@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from attnscope.inputs.prompt import Span
 from attnscope.keep.layers import PerLayer
 from attnscope.measure.binned import MAP_SIDE, Cells
-from attnscope.text.prompt import Span
 from attnscope.utils.tables import as_table, texts_at
 
 if TYPE_CHECKING:

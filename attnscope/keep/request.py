@@ -7,15 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from attnscope.errors import UsageError
+from attnscope.inputs.tokens import TokenSelection as Chosen
+from attnscope.inputs.tokens import choose, choose_of_two
 from attnscope.keep.view import View
 from attnscope.measure.binned import MAP_SIDE
 from attnscope.measure.metrics import METRICS
 from attnscope.model.selection import has_summaries, is_causal, is_cross, is_over_patches, is_vision, sides
-from attnscope.text.tokens import Chosen, choose, choose_of_two
 
 if TYPE_CHECKING:
+    from attnscope.inputs.prompt import Prompt
     from attnscope.model.geometry import Geometry
-    from attnscope.text.prompt import Prompt
 
 
 class TokenFields(TypedDict):
@@ -46,7 +47,7 @@ class Request:
     k and v as they were multiplied. Both are of the view's heads, or of {layer: heads}. rollout: the units whose
     attention is rolled out; `bins` are at most MAP_SIDE runs of tokens. per_token: keep what every token gets from the
     chosen queries, or gives to the keys where keys alone are chosen. query, key: the tokens that are asked about, as
-    `text/tokens.py` reads them, with the groups of `define`, and the part of the maps that is kept; None for all.
+    `inputs/tokens.py` reads them, with the groups of `define`, and the part of the maps that is kept; None for all.
     spans: groups whose mass on each other is kept, of every pair. stacks: of an encoder-decoder the heads of each stack
     that are kept, {"cross": {layer: heads}}, over the view's, which are the decoder's.
 

@@ -1,6 +1,6 @@
 """How far one layer's attention is on one side from that on another: over the tokens that two texts share.
 
-Rows and columns are units (`text/align.py`): a token, or the tokens that are the same text where tokenizers cut
+Rows and columns are units (`inputs/spans.py`): a token, or the tokens that are the same text where tokenizers cut
 differently. Mass is summed over a unit's keys and averaged over its queries.
 
 Shapes: H head, T token, U unit, r units of a block, q queries, Q, K cell of a map.
@@ -33,7 +33,7 @@ class DivergenceSide(NamedTuple):
 
     @classmethod
     def of(cls, P: AttentionOperator, queries: Sequence[int], keys: Sequence[int]) -> DivergenceSide:
-        """The same of units as they come from `text/align.py`."""
+        """The same of units as they come from `inputs/spans.py`."""
         return cls(P, torch.tensor(queries, device=P.device), torch.tensor(keys, device=P.device))
 
     def mass(self, read: Callable[[int, int], Tensor], start: int, stop: int, units: int) -> Tensor:

@@ -20,9 +20,9 @@ from attnscope.seam.listen import calls_interface, listen
 from attnscope.utils.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
 
 if TYPE_CHECKING:
+    from attnscope.inputs.prompt import Prompt
     from attnscope.model.loaded import LoadedModel
     from attnscope.seam.call import AttentionCall
-    from attnscope.text.prompt import Prompt
 
 SHARE = 0.5  # of the free memory that one layer's matrices may take before auto turns to fused
 # From here on a first reading in float32 on a CPU is faster without matrices, the loading of the kernel and the

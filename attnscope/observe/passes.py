@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from attnscope.inputs.tokens import TokenSelection as Chosen
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.values import Directions
 from attnscope.model import loaded as padding
@@ -30,11 +31,10 @@ from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.inputs import given, given_of
 from attnscope.seam.listen import listen
 from attnscope.seam.report import CaptureReport, tolerance
-from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
+    from attnscope.inputs.prompt import Prompt
     from attnscope.model.loaded import LoadedModel
-    from attnscope.text.prompt import Prompt
 
 
 def observe(

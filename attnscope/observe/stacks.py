@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError
+from attnscope.inputs.answers import of_patches, with_summaries
+from attnscope.inputs.tokens import TokenSelection as Chosen
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.values import Directions, Projections
 from attnscope.model.selection import CSA, DIFFERENCE, GLOBAL, OVER_PATCHES, POOLING, UNPOOLING
@@ -19,12 +21,10 @@ from attnscope.seam.inputs import given_of
 from attnscope.seam.norms import norms_behind
 from attnscope.seam.projection import ProjectionInputs, plain_and_gated
 from attnscope.seam.report import CallCheck, CaptureReport
-from attnscope.text.summaries import of_patches, with_summaries
-from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
+    from attnscope.inputs.prompt import Prompt
     from attnscope.model.loaded import LoadedModel
-    from attnscope.text.prompt import Prompt
 
 Made = Callable[[str, Sequence[Asked]], Reading]  # a stack and its texts -> what reads it
 

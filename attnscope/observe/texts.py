@@ -16,7 +16,7 @@ from attnscope.measure.texts import Texts
 from attnscope.model.selection import is_causal
 
 if TYPE_CHECKING:
-    from attnscope.text.prompt import Prompt
+    from attnscope.inputs.prompt import Prompt
 
 
 def texts_of(asked: Sequence[Asked], device: str, stack: str) -> Texts:

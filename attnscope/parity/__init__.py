@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import UsageError
+from attnscope.inputs.prompt import Prompt
 from attnscope.model.quantised import is_quantised
 from attnscope.model.selection import CROSS, SEQ2SEQ, STACKS, VISION, everything, is_vision, main_stack, select_stacks
 from attnscope.model.tasks import stack_config, task_of
@@ -38,7 +39,6 @@ from attnscope.seam import inputs
 from attnscope.seam.engines import Engine, exact_products
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import ModuleRecorder
-from attnscope.text.prompt import Prompt
 from attnscope.utils.callable_module import callable_room
 
 if TYPE_CHECKING:

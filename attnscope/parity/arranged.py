@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnscope.inputs.prompt import Patch
 from attnscope.model.geometry import window_side
 from attnscope.model.selection import CROSSING, DECODER, VISION
 from attnscope.reference.blocks import BLOCKS
 from attnscope.reference.grids import PLACES, grid_positions, mixed_positions, windows
-from attnscope.text.prompt import Patch
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from attnscope.utils.tables import as_table
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnscope.inputs.prompt import Prompt
     from attnscope.model.loaded import LoadedModel
-    from attnscope.text.prompt import Prompt
 
 SCHEMA = "certificate/4"  # goes up when a field is renamed, or means something else
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from attnscope.errors import UsageError
+from attnscope.inputs.spans import Align
+from attnscope.inputs.tokens import TokenSelection as Chosen
 from attnscope.model.selection import SEQ2SEQ, is_vision
 from attnscope.purposes.purpose import Check, Purpose, unchecked
 from attnscope.telling import SILENT, Teller
-from attnscope.text.align import Align
-from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask
@@ -140,8 +140,8 @@ class ShowPage(Purpose):
 
 def divergences(first: Observation, other: Observation, align: Align | None) -> list[HeadDivergence]:
     """Of each head that both hold whole. Raises InputError as `alignment`."""
+    from attnscope.inputs.spans import alignment, units
     from attnscope.study.comparison import weights_divergence
-    from attnscope.text.align import alignment, units
 
     plain = first.prompt.plain, other.prompt.plain
     shared, found = units(*plain, alignment(*plain, align)), list[HeadDivergence]()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from attnscope.inputs.prompt import Prompt, from_ids, place, reading
 from attnscope.purposes.purpose import Check, Purpose, unchecked
 from attnscope.telling import SILENT, Teller
-from attnscope.text.prompt import Prompt, from_ids, place, reading
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask

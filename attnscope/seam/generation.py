@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import AttnscopeError, ModelError, first_line
+from attnscope.inputs.prompt import bytes_of
 from attnscope.model.libraries import following, ignored_settings, stop_strings
 from attnscope.model.loaded import WHOLE_MODEL
 from attnscope.model.selection import SEQ2SEQ
@@ -18,13 +19,12 @@ from attnscope.seam.decoding import positions_of_one_pass, reading_as_given
 from attnscope.seam.failures import hook_error
 from attnscope.seam.inputs import GLOBAL, given_of
 from attnscope.seam.listen import running
-from attnscope.text.prompt import bytes_of
 from attnscope.utils.memory import is_out_of_memory
 
 if TYPE_CHECKING:
+    from attnscope.inputs.prompt import Prompt
     from attnscope.model.loaded import LoadedModel
     from attnscope.seam.engines import Engine
-    from attnscope.text.prompt import Prompt
 
 logger = logging.getLogger(__name__)
 MOST_MADE = 64  # tokens of a target that is not given

@@ -15,8 +15,8 @@ from attnscope.model.modules import cache_argument
 from attnscope.seam.forward import arguments
 
 if TYPE_CHECKING:
+    from attnscope.inputs.prompt import Prompt
     from attnscope.model.loaded import LoadedModel
-    from attnscope.text.prompt import Prompt
 
 
 TYPES, GLOBAL = "token_type_ids", "global_attention_mask"  # arguments of a model's forward

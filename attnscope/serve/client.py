@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import attnscope.errors
 from attnscope.errors import AttnscopeError, UsageError
+from attnscope.inputs.prompt import Prompt
 from attnscope.model.options import DEMO
 from attnscope.purposes.observe import Observe
 from attnscope.purposes.purpose import Purpose
@@ -28,7 +29,6 @@ from attnscope.serve.records import packed, type_of, unpacked
 from attnscope.serve.status import Holdings, Status
 from attnscope.serve.wire import Frame, SilentServerError, UnansweredError, WireError, is_readable, receive, send
 from attnscope.telling import Prepared, Teller
-from attnscope.text.prompt import Prompt
 from attnscope.utils.schema import from_json as typed
 from attnscope.utils.schema import to_json as plain
 

@@ -43,8 +43,8 @@ RECORDS = {  # by name, where the type is; each is imported without torch
     "attnscope.study.knockout.records": ("AskedCut", "Case", "Draw", "Knocked", "Masses", "Null"),
     "attnscope.study.why.records": ("AskedLogit", "Component", "KeyParts", "LogitParts"),
     "attnscope.telling": ("Prepared",),
-    "attnscope.text.prompt": ("Medium", "Patch", "Prompt", "Span"),
-    "attnscope.text.tokens": ("Chosen", "Found"),
+    "attnscope.inputs.prompt": ("Medium", "Patch", "Prompt", "Span"),
+    "attnscope.inputs.tokens": ("Chosen", "Found"),
 }
 HOMES = {name: home for home, names in RECORDS.items() for name in names}
 KINDS = "biufU"  # of arrays: numbers, truth and text

@@ -17,10 +17,10 @@ import numpy as np
 
 from attnscope.errors import visible
 from attnscope.figures import Maps, Panel, Style, save_layers, save_metrics
+from attnscope.inputs.spans import WORDS
 from attnscope.measure.metrics import METRICS, Metric, metrics_for
 from attnscope.model.libraries import versions
 from attnscope.study.differences import NAME, SCHEMA, Places, clear, heads_table, metrics_table, tokens_table
-from attnscope.text.align import WORDS
 from attnscope.utils.display import model_name
 from attnscope.utils.files import save_json, sha256_of
 from attnscope.utils.folders import writable

@@ -20,6 +20,8 @@ import torch
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import InputError, MemoryLimitError, UsageError
+from attnscope.inputs.spans import Align, Units, alignment, units
+from attnscope.inputs.tokens import TokenSelection as Chosen
 from attnscope.keep.layers import LayerKey
 from attnscope.keep.request import Asked
 from attnscope.measure.binned import MAP_SIDE, Cells
@@ -31,18 +33,16 @@ from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.seam.report import CaptureReport
 from attnscope.study.statistics import FEWEST, SHARE, Effects, Range, largest_first, paired
-from attnscope.text.align import Align, Units, alignment, units
-from attnscope.text.tokens import Chosen
 from attnscope.utils.display import head_name
 from attnscope.utils.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
 
 if TYPE_CHECKING:
     from attnscope.attention.operator import AttentionOperator
+    from attnscope.inputs.prompt import Prompt
     from attnscope.model.loaded import LoadedModel
     from attnscope.model.selection import HeadsByLayer
     from attnscope.seam.call import AttentionCall
     from attnscope.seam.engines import Engine
-    from attnscope.text.prompt import Prompt
 
 LayersRead = Callable[[int], object]
 OfLayers = dict[LayerKey, Mapping[str, torch.Tensor]]  # of each layer {metric: (1, H)}

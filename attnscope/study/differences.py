@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import InputError
+from attnscope.inputs.spans import WORDS
 from attnscope.measure.metrics import METRICS
 from attnscope.model.selection import SOFTMAX, STACKS
-from attnscope.text.align import WORDS
 from attnscope.utils.files import check_schema, check_types, damaged, jsonable, read_json, read_small, refuse_links
 from attnscope.utils.folders import OVER, check, document, refuse_other_kind
 from attnscope.utils.tables import as_table, numbers, read_delimited, words

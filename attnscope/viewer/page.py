@@ -21,8 +21,8 @@ import numpy as np
 
 from attnscope._version import __version__
 from attnscope.errors import brief, in_a_line
+from attnscope.inputs.spans import WORDS, Align, alignment, units
 from attnscope.model.selection import is_cross, is_vision, pairs
-from attnscope.text.align import WORDS, Align, alignment, units
 from attnscope.utils.display import shortened
 from attnscope.utils.files import write_whole
 from attnscope.viewer.pack import Blobs
@@ -30,8 +30,8 @@ from attnscope.viewer.plan import Plan
 from attnscope.viewer.side import Wanted, rounded
 
 if TYPE_CHECKING:
+    from attnscope.inputs.spans import Units
     from attnscope.observation import Observation
-    from attnscope.text.align import Units
 
 FORMAT = "attnscope/page/2"
 HeadDivergence = tuple[tuple[int, str], int, float | None, float, float]

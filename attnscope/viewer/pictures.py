@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from attnscope.text.prompt import Prompt
+    from attnscope.inputs.prompt import Prompt
 
 LONGEST = 640  # pixels of a side
 DIGITS = 6  # of a place in a picture

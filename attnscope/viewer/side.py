@@ -24,10 +24,10 @@ from attnscope.viewer.pack import Bits, Blobs, binned, joined_arrays, packed_map
 from attnscope.viewer.pictures import pictures_of
 
 if TYPE_CHECKING:
+    from attnscope.inputs.prompt import Prompt, Span
     from attnscope.keep.layers import LayerKey
     from attnscope.keep.records import KeptKeys, KeptOperands
     from attnscope.observation import Observation
-    from attnscope.text.prompt import Prompt, Span
 
 Words = tuple[StepWords, ...]
 MOST_KEYS = 16  # per query beside a binned map

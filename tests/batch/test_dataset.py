@@ -26,11 +26,11 @@ from attnscope.batch.schemas import SCHEMA_VERSIONS, SCHEMAS, schema_of
 from attnscope.batch.worker import Worker
 from attnscope.cli import run
 from attnscope.cli.app import app
+from attnscope.inputs.prompt import from_text
 from attnscope.keep.request import Request
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import STACKS
 from attnscope.observe.passes import observe
-from attnscope.text.prompt import from_text
 from attnscope.utils.tables import FORMATS, as_text, json_rows, tamed
 from helpers.command_line import call
 from helpers.corpora import batch, differs, jsonl, rows, some_texts, written

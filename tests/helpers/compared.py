@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnscope.text.align import alignment, units
+from attnscope.inputs.spans import alignment, units
 
 
 class Difference(NamedTuple):

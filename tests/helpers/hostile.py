@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from attnscope.errors import visible
-from attnscope.text.prompt import Prompt
+from attnscope.inputs.prompt import Prompt
 
 RUN = "window.ran = 1; alert(1)"
 HOSTILE = {

@@ -4,7 +4,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from transformers.tokenization_python import PythonBackend
 
-from attnscope.text.labels import BYTES
+from attnscope.inputs.labels import BYTES
 
 LINES = ["the financial bank is located on river bank", "don't stop. 3.14", "def f(x):\n\treturn x\n"]
 

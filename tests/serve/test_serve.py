@@ -21,6 +21,7 @@ import attnscope
 from attnscope.ask import Ask
 from attnscope.cli.serve import run_lines, words_of
 from attnscope.errors import InputError, UsageError
+from attnscope.inputs.prompt import _read, from_text
 from attnscope.keep.request import Request
 from attnscope.model.loading import load_tokenizer
 from attnscope.model.options import LoadOptions
@@ -30,7 +31,6 @@ from attnscope.serve import client, identity, place, reader, wire
 from attnscope.serve import server as serving_module
 from attnscope.serve.wire import UnansweredError
 from attnscope.serve.worker import CancelledError, cancellable
-from attnscope.text.prompt import _read, from_text
 from attnscope.utils.files import state_of
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call
 from helpers.folders import rewrite
@@ -729,7 +729,7 @@ from attnscope.model.loading import load_tokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.serve.reader import Reader
 from attnscope.serve.wire import UnansweredError
-from attnscope.text.prompt import _read, from_text
+from attnscope.inputs.prompt import _read, from_text
 
 def refused(*question):
     try:

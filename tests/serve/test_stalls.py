@@ -13,12 +13,12 @@ import pytest
 
 from attnscope.ask import Ask
 from attnscope.errors import ModelError, UsageError
+from attnscope.inputs.prompt import from_text
 from attnscope.model.options import LoadOptions
 from attnscope.serve import client, place, reader, relay, wire, worker
 from attnscope.serve import server as serving_module
 from attnscope.serve.wire import UnansweredError, WireError
 from attnscope.telling import SILENT, Prepared, Teller
-from attnscope.text.prompt import from_text
 from helpers.command_line import HANGS, SENTENCE, call
 from helpers.forks import until
 from helpers.serving import Stub, serving, why_unanswered

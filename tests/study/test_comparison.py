@@ -20,6 +20,7 @@ from attnscope.attention.visibility import Visibility
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.figures import Style
 from attnscope.figures.colours import find_limits
+from attnscope.inputs.prompt import from_ids, from_text
 from attnscope.measure.binned import Cells
 from attnscope.measure.divergence import DivergenceSide, diverge, js_bits
 from attnscope.measure.metrics import KNOWN
@@ -30,7 +31,6 @@ from attnscope.study import comparison
 from attnscope.study.comparison import OneSide, compare_heads, kept_bytes
 from attnscope.study.differences import heads_table, kept_comparison, metrics_table, tokens_table
 from attnscope.study.statistics import FEWEST
-from attnscope.text.prompt import from_ids, from_text
 from helpers.command_line import call
 from helpers.compared import differences
 from helpers.families import tiny_model

@@ -10,6 +10,7 @@ import torch
 import attnscope
 from attnscope.ask import Ask
 from attnscope.errors import ModelError
+from attnscope.inputs.prompt import from_ids
 from attnscope.measure.metrics import METRICS
 from attnscope.model.selection import CROSS, DECODER, ENCODER
 from attnscope.run import prepare
@@ -17,7 +18,6 @@ from attnscope.seam import generation
 from attnscope.show.comparison import panels, signed_maps
 from attnscope.study.comparison import OneSide, compare_heads, kept_bytes
 from attnscope.study.differences import heads_table, metrics_table, tokens_table
-from attnscope.text.prompt import from_ids
 from helpers.command_line import call
 from helpers.compared import differences
 from helpers.folders import with_tokenizer

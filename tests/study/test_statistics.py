@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from attnscope.cli.intervals import interval_notes
+from attnscope.inputs.prompt import from_text
 from attnscope.keep.request import Request
 from attnscope.observe.passes import observe
 from attnscope.study.statistics import FEWEST, SHARE, beside_random, effect_columns, fewest_for_p, means, paired
-from attnscope.text.prompt import from_text
 
 
 def draws(count, heads, seed=0, shift=0.0):

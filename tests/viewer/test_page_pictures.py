@@ -16,10 +16,10 @@ import torch
 from PIL import Image, PngImagePlugin
 
 import attnscope
+from attnscope.inputs.prompt import Medium, Patch, Prompt
 from attnscope.keep.layers import LayerKey
 from attnscope.keep.records import KeptKeys
 from attnscope.model.selection import DECODER, VISION
-from attnscope.text.prompt import Medium, Patch, Prompt
 from attnscope.viewer.side import ahead
 from helpers.browsing import visiting
 from helpers.command_line import Result, call

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from attnscope.text.prompt import Prompt
+from attnscope.inputs.prompt import Prompt
 from helpers.browsing import visiting
 from helpers.command_line import call
 from helpers.pages import read

@@ -19,13 +19,13 @@ from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Features, Question, RowSum
 from attnscope.attention.rows import indicator
 from attnscope.errors import MemoryLimitError, ModelError
+from attnscope.inputs.prompt import Span
 from attnscope.keep.collector import Answers, Collected, Collector
 from attnscope.keep.groups import groups_of, units_of
 from attnscope.keep.layers import Layer
 from attnscope.keep.records import Rollout
 from attnscope.keep.request import Asked, Request
 from attnscope.measure.binned import MAP_SIDE
-from attnscope.text.prompt import Span
 from attnscope.utils.memory import free_memory, human_bytes
 
 

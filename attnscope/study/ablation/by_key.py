@@ -28,10 +28,10 @@ from attnscope.seam.projection import ProjectionInputs, projection
 from attnscope.study.ablation.way import Way, way_to_logits
 
 if TYPE_CHECKING:
+    from attnscope.inputs.prompt import Prompt
     from attnscope.keep.request import Request
     from attnscope.model.loaded import LoadedModel
     from attnscope.seam.call import AttentionCall
-    from attnscope.text.prompt import Prompt
 
 TRIED = 8  # tokens on which the way is verified
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.errors import InputError
+from attnscope.inputs.prompt import Prompt, place, reading
 from attnscope.intervene.task import Task
 from attnscope.study.atlas.pool import begins, token_pool
 from attnscope.study.atlas.probes import SEQUENCES, drafts
-from attnscope.text.prompt import Prompt, place, reading
 from attnscope.utils.files import parsed_line, read_text
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError, ModelError
-from attnscope.text.labels import BYTE_TOKEN
-from attnscope.text.prompt import place, reading
+from attnscope.inputs.labels import BYTE_TOKEN
+from attnscope.inputs.prompt import place, reading
 from attnscope.utils.isolation import IsolatedCall as Apart
 from attnscope.utils.isolation import Where
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.folder.parts import Column, Columns, Parts, of_heads
+from attnscope.inputs.prompt import Prompt
 from attnscope.intervene.passes import Advance
 from attnscope.keep.atlas import SCHEMA
 from attnscope.seam.causal import check_causal
@@ -35,7 +36,6 @@ from attnscope.study.atlas.pool import begins, token_pool
 from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, SEQUENCES, Measure, Trial, batches, drafts, trials
 from attnscope.study.atlas.roles import near_uniform, roles_of
 from attnscope.study.study import Cost, Study
-from attnscope.text.prompt import Prompt
 from attnscope.utils.display import head_name
 
 if TYPE_CHECKING:

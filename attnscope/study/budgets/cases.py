@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from attnscope.errors import InputError, UsageError
+from attnscope.inputs.answers import check_answer, check_room
+from attnscope.inputs.prompt import Prompt
+from attnscope.inputs.tokens import find
 from attnscope.intervene.budget_names import written_budgets
 from attnscope.intervene.measure import LOSS, AnswerLoss, LogitDifference, Measure
 from attnscope.intervene.task import Task
@@ -20,9 +23,6 @@ from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.generation import continuation, say_ignored
 from attnscope.study.knockout.asked import AskedText
 from attnscope.study.knockout.cases import CaseReader, naming, text_of_ids
-from attnscope.text.answer import check_answer, check_room
-from attnscope.text.prompt import Prompt
-from attnscope.text.tokens import find
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

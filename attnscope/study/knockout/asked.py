@@ -10,7 +10,7 @@ from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.attention.again import CutHow
-    from attnscope.text.prompt import Side
+    from attnscope.inputs.prompt import Side
 
 DRAWS = 40  # with which p can be below 0.05: at least 2 / 41
 Selection = Mapping[int, Sequence[int]]

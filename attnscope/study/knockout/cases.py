@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from attnscope.errors import InputError, UsageError
+from attnscope.inputs.answers import check_answer, check_room
+from attnscope.inputs.labels import visible_blanks
+from attnscope.inputs.prompt import Prompt, from_ids, place, reading
+from attnscope.inputs.tokens import find
 from attnscope.intervene.measure import AnswerLoss, LogitDifference, Measure
 from attnscope.intervene.task import Task
 from attnscope.seam.causal import check_causal
@@ -19,10 +23,6 @@ from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
 from attnscope.study.knockout.asked import AskedText
 from attnscope.study.knockout.records import Case
-from attnscope.text.answer import check_answer, check_room
-from attnscope.text.labels import visible_blanks
-from attnscope.text.prompt import Prompt, from_ids, place, reading
-from attnscope.text.tokens import find
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

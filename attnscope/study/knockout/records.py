@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from attnscope.inputs.labels import visible_blanks
 from attnscope.intervene.sets import Cut, HeadSet
 from attnscope.study.knockout.asked import CutPlan
 from attnscope.study.records import StudyRecord
 from attnscope.study.statistics import effect_columns, largest_first, largest_of
-from attnscope.text.labels import visible_blanks
 from attnscope.utils.tables import as_table, integers, numbers, words
 
 if TYPE_CHECKING:
-    from attnscope.text.prompt import Prompt
+    from attnscope.inputs.prompt import Prompt
 
 RANGE = (0.025, 0.975)  # of the draws lie between the columns `low_` and `high_`
 NullKind = Literal["permuted", "heads"]

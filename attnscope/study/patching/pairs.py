@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from attnscope.errors import InputError
+from attnscope.inputs.spans import alignment, units
+from attnscope.inputs.tokens import find
 from attnscope.intervene.measure import Measure
 from attnscope.intervene.task import Task
 from attnscope.intervene.what import What
@@ -17,8 +19,6 @@ from attnscope.seam.causal import check_causal
 from attnscope.study.knockout.asked import AskedText
 from attnscope.study.knockout.cases import CaseReader, case_of, naming, task_of
 from attnscope.study.knockout.records import Case, key_name
-from attnscope.text.align import alignment, units
-from attnscope.text.tokens import find
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

@@ -1,6 +1,6 @@
 /**
  * Both sides between the units that they share, and the second minus the first. A unit is a token of either text, or the
- * tokens that cannot be told apart where the texts are cut differently: attnscope/text/align.py says which. Mass is summed
+ * tokens that cannot be told apart where the texts are cut differently: attnscope/inputs/spans.py says which. Mass is summed
  * over a unit's keys and averaged over its queries, as attnscope/measure/divergence.py does for `attnscope compare`.
  *
  * @typedef {import("../types.js").State} State

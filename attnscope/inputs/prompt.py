@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from attnscope.errors import InputError, UsageError, first_line
-from attnscope.text.characters import Characters, in_order, located, over_marks
-from attnscope.text.chat import (
+from attnscope.inputs.chat import (
     Bounds,
     Message,
     Render,
@@ -21,16 +20,20 @@ from attnscope.text.chat import (
     turn_ranges,
     with_one_text,
 )
-from attnscope.text.labels import (
+from attnscope.inputs.labels import (
     BYTE_TOKEN,
+    Characters,
     Piece,
     byte_name,
+    in_order,
+    located,
+    over_marks,
     piece_bytes,
     piece_gap,
     piece_style,
     read_pieces,
 )
-from attnscope.text.spans import sentence_ranges, word_ranges
+from attnscope.inputs.spans import sentence_ranges, word_ranges
 from attnscope.utils.isolation import IsolatedCall as Apart
 from attnscope.utils.isolation import Where
 

@@ -1,4 +1,9 @@
-"""A text and pictures -> a Prompt: the checkpoint's processor makes ids and pixels, and its image tokens get names.
+"""A file -> a picture, as it is shown and as it is hashed.
+
+picture = open_picture("cat.png")
+picture.image.size, picture.sha256
+
+A text and pictures -> a Prompt: the checkpoint's processor makes ids and pixels, and its image tokens get names.
 
 with reading_with_pictures(loaded) as read:
     prompt = read("What is this?", all_opened("cat.png"), False, False)
@@ -6,26 +11,125 @@ with reading_with_pictures(loaded) as read:
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import io
+import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from attnscope.errors import InputError, ModelError, first_line
-from attnscope.media.patches import WHOLE, Box, Grid, Sight, cells, patches_of, windows
-from attnscope.media.picture import Picture
-from attnscope.media.processor import image_processor_of, processor_of, rendered, with_places
+from attnscope.inputs.chat import Bounds, Message, read_messages, texts_of, token_turns, turn_ranges
+from attnscope.inputs.labels import located
+from attnscope.inputs.processor import (
+    WHOLE,
+    Box,
+    Grid,
+    Sight,
+    cells,
+    image_processor_of,
+    patches_of,
+    processor_of,
+    rendered,
+    windows,
+    with_places,
+)
+from attnscope.inputs.prompt import Medium, Patch, Prompt, Span, from_ids, place
 from attnscope.model.geometry import window_side
-from attnscope.text.characters import located
-from attnscope.text.chat import Bounds, Message, read_messages, texts_of, token_turns, turn_ranges
-from attnscope.text.prompt import Medium, Patch, Prompt, Span, from_ids, place
 from attnscope.utils.isolation import IsolatedCall as Apart
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from attnscope.model.loaded import LoadedModel
+
+logger = logging.getLogger(__name__)
+MOST_PICTURES, MOST_BYTES = 16, 2**28
+PictureSource = Any  # a file's name or path, or a picture of Pillow
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture in RGB, upright, and the SHA-256 of its file, or of its pixels where it is from none."""
+
+    image: Image
+    sha256: str
+
+
+def all_opened(sources: PictureSource | Sequence[PictureSource]) -> tuple[Picture, ...]:
+    """One or several pictures. Raises InputError for what is none, and for too many."""
+    listed = list(sources) if isinstance(sources, list | tuple) else [sources]
+    if not 1 <= len(listed) <= MOST_PICTURES:
+        raise InputError(f"expected 1 to {MOST_PICTURES} pictures, got {len(listed)}", "give fewer with {picture}")
+    return tuple(open_picture(source) for source in listed)
+
+
+def open_picture(source: PictureSource) -> Picture:
+    """A picture in RGB: the first of an animation, turned as its camera says, on white where it is transparent.
+
+    Raises InputError for a file that cannot be read, is no picture, or is larger than Pillow opens.
+    """
+    if hasattr(source, "convert"):
+        image: Image = _shown(source, "the picture")
+        return Picture(image, hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest())
+    data = _bytes(Path(source))
+    return Picture(_decoded(data, str(source)), hashlib.sha256(data).hexdigest())
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            problem = "is a folder" if path.is_dir() else "is not a file" if path.exists() else "does not exist"
+            raise InputError(f"{path} {problem}", "name the file of a picture with {picture=FILE}")
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"{path} has more than {MOST_BYTES // 2**20} MiB", "make the picture smaller")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"{path} cannot be read: {why}", "check the path") from None
+
+
+def _decoded(data: bytes, name: str) -> Image:
+    from PIL import Image, UnidentifiedImageError
+
+    bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(data)) as image:
+                image.load()
+                return _shown(image, name)
+    except UnidentifiedImageError:
+        raise InputError(f"{name} is not a picture that Pillow reads", "give a PNG or JPEG file") from None
+    except bombs:
+        most = f"{(Image.MAX_IMAGE_PIXELS or 0) / 1e6:.0f} million"
+        raise InputError(f"{name} has more than {most} pixels", "make the picture smaller") from None
+    except Exception as error:  # any of Pillow's decoders, over any bytes
+        why = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise InputError(f"{name} is damaged: {why}", "give a PNG or JPEG file") from error
+
+
+def _shown(image: Image, name: str) -> Image:
+    from PIL import Image, ImageOps
+
+    if getattr(image, "n_frames", 1) > 1:
+        logger.warning("%s has %d frames: the first is read", name, image.n_frames)  # type: ignore[attr-defined]
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode.startswith("I;16"):  # whose brightest is 65535, and which Pillow would cut at 255
+        upright = upright.point(lambda value: value / 257).convert("L")
+    if upright.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in upright.info:
+        over = upright.convert("RGBA")
+        if over.getchannel("A").getextrema() != (255, 255):
+            logger.warning("%s is transparent: it is read on white", name)
+        upright = Image.alpha_composite(Image.new("RGBA", over.size, "white"), over)
+    return upright.convert("RGB")
+
 
 LEFT_OUT = ("input_ids", "attention_mask", "labels")  # of what a processor makes: the model makes its own mask
 BEFORE_PATCHES = {"class_embedding": "[CLS]", "cls_token": "[CLS]", "register_tokens": "[REG]"}  # in a tower's weights

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from attnscope.errors import InputError, first_line
-from attnscope.text.characters import Characters
+from attnscope.inputs.labels import Characters
 
 Message = dict[str, Any]
 Render = Callable[[Sequence[Message]], str | None]  # None where the template refuses

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from attnscope.errors import InputError, ModelError, UsageError, first_line
-from attnscope.media.processor import read_files
+from attnscope.inputs.processor import read_files
+from attnscope.inputs.prompt import Medium, Prompt, Side
 from attnscope.model.options import RUNS_CODE, TRUST, needs_code
-from attnscope.text.prompt import Medium, Prompt, Side
 from attnscope.utils.files import opened
 from attnscope.utils.isolation import without_stderr
 

@@ -1,4 +1,7 @@
-"""Which tokens are meant: an expression (`expressions`) and a Prompt -> positions."""
+"""The grammar in which tokens are named: what an expression is made of, before any text is known.
+
+Which tokens are meant: an expression (`expressions`) and a Prompt -> positions.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,193 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from math import prod
+from typing import Any, Literal
 
 from attnscope import errors as shown
 from attnscope.errors import InputError, UsageError, nearest
+from attnscope.inputs.labels import touched, visible_blanks
+from attnscope.inputs.prompt import Prompt
+from attnscope.inputs.spans import ends_between
 from attnscope.model.selection import OF_TWO_TEXTS, sides
-from attnscope.text.characters import touched
-from attnscope.text.expressions import KEYWORDS, Part, check_expression, compiled, defined, parse
-from attnscope.text.labels import visible_blanks
-from attnscope.text.prompt import Prompt
-from attnscope.text.spans import ends_between
+
+Kind = Literal["number", "slice", "range", "name", "text", "pattern"]
+# What may be written, and the tokens that it names: `attnscope tokens --help` shows it, docs/asking.md explains it.
+GRAMMAR = (
+    ("8   -1", "a position; one from the end"),
+    ("3:7   :3   -2:", "positions 3 to 6, as Python slices; open ends"),
+    ("3-7", "positions 3 to 7, as in --select"),
+    ("first   last   special", "the first token, the last, all special ones"),
+    ("bank", "where this text occurs, as whole words if it does"),
+    ("bank*   *ing   *", "words that begin so, or end so; every token"),
+    ("/b.nk/", "a regular expression's matches, parts of words too"),
+    ("bank#2   bank#-1", "the second place of these, the last"),
+    ('"3-7"   "#2"   "a, b"', "a text that looks like grammar; \\n is a newline"),
+    ("user   assistant#2", "with --chat: turns of the user, the second answer"),
+    ("prompt   answer", "with --generate or --answer: the text, its answer"),
+    ("text   pair", "with --pair: the first text, the second"),
+    ("made", "the rows that made the answer or target: 1 earlier"),
+    ("img   img2", "with --picture: a picture's patches, the second's"),
+    ("subject", "what --define subject=Mary says"),
+    ("bank,last", "both"),
+    ("^special   2:,^bank", "all but these; positions from 2 without these"),
+)
+PRECEDENCE = (
+    "A word is taken for a position, else first, last or special, else a group, else a turn or part, else text."
+)
+
+_NUMBER = r"[0-9]{1,18}"
+_PART = re.compile(
+    rf"""\s*(?P<away>\^?)\s*
+    (?:"(?P<text>(?:[^"\\]|\\.)*)"|/(?P<pattern>(?:[^/\\]|\\.)+)/|(?P<name>[^,]*?))
+    (?:\#(?P<place>-?{_NUMBER}))?\s*(?P<more>,|\Z)""",
+    re.VERBOSE | re.DOTALL,
+)
+_SHAPES: dict[Kind, re.Pattern[str]] = {
+    "number": re.compile(rf"-?{_NUMBER}"),
+    "slice": re.compile(rf"(-?{_NUMBER})?:(-?{_NUMBER})?"),
+    "range": re.compile(rf"({_NUMBER})-({_NUMBER})"),
+}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\"}
+_GROUP = re.compile(r"[^\W\d]\w*")
+KEYWORDS = ("first", "last", "special")
+DEEPEST = 64  # groups that are made of groups
+LONGEST, MOST_REPEATS = 1000, 10_000  # of a pattern: `regex` unrolls what is repeated a counted number of times
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of an expression: what it is, the word or text in it, and which of its places is meant."""
+
+    written: str
+    kind: Kind
+    value: str
+    place: int | None = None
+    away: bool = False
+
+
+@lru_cache(maxsize=256)
+def parse(expression: str) -> tuple[Part, ...]:
+    """The parts of an expression. Raises UsageError for what cannot be read.
+
+    >>> [part.kind for part in parse('3:7,^"#2",bank#2')]
+    ['slice', 'text', 'name']
+    """
+    parts: list[Part] = []
+    at, more = 0, True
+    while more:
+        match = _PART.match(expression, at)
+        assert match is not None  # the plain word takes whatever stands there
+        parts.append(_part(match, expression))
+        at, more = match.end(), match["more"] == ","
+    return tuple(parts)
+
+
+def defined(pairs: Sequence[str]) -> dict[str, str]:
+    """The groups that `--define NAME=EXPRESSION` gives, each of which may name the others, but not itself.
+
+    >>> defined(["subject=Mary", "rest=^subject"])
+    {'subject': 'Mary', 'rest': '^subject'}
+    """
+    groups: dict[str, str] = {}
+    for pair in pairs:
+        name, sign, expression = (piece.strip() for piece in pair.partition("="))
+        if not (sign and _GROUP.fullmatch(name)):
+            raise UsageError(f"a group is a name and what it means, got {pair!r}", "write {define=subject=Mary}")
+        if name in KEYWORDS:
+            raise UsageError(f"{name!r} means tokens already", "choose another name for {define}")
+        if name in groups:
+            raise UsageError(f"the group {name!r} is defined twice", "join both with a comma")
+        groups[name] = expression
+    for name in groups:
+        check_expression(name, groups)
+    return groups
+
+
+def names_of_spans(options: Sequence[str]) -> tuple[str, ...]:
+    """The names, each once, in what `--spans NAME=EXPRESSION` and `--spans NAME,NAME` give.
+
+    >>> names_of_spans(["subject=Mary", "object,end"])
+    ('subject', 'object', 'end')
+    """
+    listed = (option.partition("=")[:1] if "=" in option else option.split(",") for option in options)
+    names = [name.strip() for part in listed for name in part]
+    for name in names:
+        if not _GROUP.fullmatch(name):
+            raise UsageError(f"a span is a name, or a name and what it means, got {name!r}", "write {spans=end=last}")
+        if name in KEYWORDS:
+            raise UsageError(f"{name!r} means tokens already", "give them a name, as in {spans=end=last}")
+    return tuple(dict.fromkeys(names))
+
+
+def check_expression(expression: str, groups: Mapping[str, str] = {}) -> None:
+    """Raise UsageError for what no text could make right: syntax, a regular expression, groups in a circle."""
+    _depth(expression, groups, (), {})
+
+
+def _depth(expression: str, groups: Mapping[str, str], within: tuple[str, ...], known: dict[str, int]) -> int:
+    """How many groups an expression holds one within the other; known: the depth of those that were checked."""
+    deepest = 0
+    for part in parse(expression):
+        name = part.value
+        if part.kind == "pattern":
+            compiled(name)
+        if part.kind != "name" or name not in groups:
+            continue
+        if name in within:
+            way = " -> ".join((*within[within.index(name) :], name))
+            raise UsageError(f"the group {name!r} is made of itself: {way}", "define it by other words")
+        if name not in known and len(within) < DEEPEST:
+            known[name] = 1 + _depth(groups[name], groups, (*within, name), known)
+        deepest = max(deepest, known.get(name, 1))
+    if len(within) + deepest > DEEPEST:  # what finds their tokens goes as deep
+        raise UsageError(f"groups lie more than {DEEPEST} deep in each other", "define some by other words")
+    return deepest
+
+
+@lru_cache(maxsize=256)
+def compiled(pattern: str) -> Any:
+    """The regular expression, of the library `regex`, whose matches can be given a deadline."""
+    import regex
+
+    counts = re.findall(r"[{,]\s*0*([0-9]+)(?=\s*[,}])", pattern)
+    repeats = prod(max(int(count[:9]), 1) for count in counts)
+    if len(pattern) > LONGEST or repeats > MOST_REPEATS:
+        raise UsageError(
+            f"/{pattern}/ is too long or repeats too often",
+            f"write at most {LONGEST} characters, and counts with a product of at most {MOST_REPEATS}",
+        )
+    try:
+        return regex.compile(pattern)
+    except (regex.error, RecursionError, MemoryError, OverflowError, ValueError) as error:
+        raise UsageError(f"/{pattern}/ is not a regular expression: {error}", "write a text in quotes") from None
+
+
+def _part(match: re.Match[str], expression: str) -> Part:
+    written, place, away = match[0].rstrip(",").strip(), match["place"], bool(match["away"])
+    number = None if place is None else int(place)
+    if number == 0:
+        raise UsageError(f"{written!r} asks for place 0", "the first place is #1, the last #-1")
+    if match["pattern"] is not None:
+        return Part(written, "pattern", match["pattern"], number, away)
+    if match["text"] is not None:
+        value = re.sub(r"\\(.)", lambda sign: _ESCAPES.get(sign[1], sign[0]), match["text"], flags=re.DOTALL)
+        return Part(written, "text", _not_empty(value, written, expression), number, away)
+    word = _not_empty(match["name"].strip(), written, expression)
+    if word[0] == '"' or (word[0] == "/" and word.count("/") == 1):
+        raise UsageError(f"{word!r} is not closed", f"end it with {word[0]}, or write it in quotes")
+    kind = next((kind for kind, shape in _SHAPES.items() if shape.fullmatch(word)), None)
+    return Part(written, kind or "name", word, number, away)
+
+
+def _not_empty(value: str, written: str, expression: str) -> str:
+    if not value:
+        problem = f"{written!r} names no text" if written else f"a part of {expression!r} is empty"
+        raise UsageError(problem, 'write bank, 3 or last; in quotes, "#2", what looks like grammar')
+    return value
+
 
 __all__ = ["Chosen", "Found", "check_expression", "choose", "defined", "described", "find"]
 
@@ -30,7 +209,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
-class Found:
+class TokenMatch:
     """The tokens that an expression means in one prompt, ascending, and what a person should know of them."""
 
     expression: str
@@ -39,7 +218,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class TokenSelection:
     """The queries and keys of one text that are asked about, None for all.
 
     spans: by name, the tokens whose mass on each other is asked about, None for a name that the text has nothing of.
@@ -48,11 +227,11 @@ class Chosen:
     one of the two is there without positions.
     """
 
-    query: Found | None = None
-    key: Found | None = None
-    spans: Mapping[str, Found | None] = field(default_factory=dict)
-    key_spans: Mapping[str, Found | None] | None = None
-    source: Chosen | None = None
+    query: TokenMatch | None = None
+    key: TokenMatch | None = None
+    spans: Mapping[str, TokenMatch | None] = field(default_factory=dict)
+    key_spans: Mapping[str, TokenMatch | None] | None = None
+    source: TokenSelection | None = None
 
     @property
     def nothing(self) -> bool:
@@ -64,12 +243,12 @@ class Chosen:
         """Whether keys were chosen, and no queries."""
         return self.query is None and self.key is not None
 
-    def of(self, stack: str) -> Chosen:
+    def of(self, stack: str) -> TokenSelection:
         """What is asked of one stack: queries of the text that it reads, keys of the text that it looks at."""
         if self.source is None:
             return self
         queries, keys = sides(stack, self.source, self)
-        chosen = Chosen(queries.query, keys.key, queries.spans, keys.spans)
+        chosen = TokenSelection(queries.query, keys.key, queries.spans, keys.spans)
         return replace(chosen, query=NOWHERE, key=self.key and NOWHERE) if chosen.nothing else chosen
 
     @property
@@ -78,7 +257,7 @@ class Chosen:
         return tuple(note for match in (self.query, self.key, *self.spans.values()) if match for note in match.notes)
 
 
-NOWHERE = Found("", ())
+NOWHERE = TokenMatch("", ())
 
 
 class NotThereError(InputError):
@@ -94,36 +273,36 @@ def choose(
     *,
     absent: bool = False,
     parts: Mapping[str, Sequence[int]] = {},
-) -> Chosen:
+) -> TokenSelection:
     """The queries and keys that two expressions mean in a text, and its spans: groups, by name. Raises as `find`.
 
     A span that the text has nothing of, or that no group says, is None. absent: queries and keys that are not in the
     text are no tokens of it, and no error. parts: what names mean besides those of the prompt's own parts.
     """
 
-    def match(expression: str | None) -> Found | None:
+    def match(expression: str | None) -> TokenMatch | None:
         try:
             return None if expression is None else find(prompt, expression, defined, parts)
         except NotThereError:
             if not absent:
                 raise
-            return Found(expression or "", ())
+            return TokenMatch(expression or "", ())
 
-    named: dict[str, Found | None] = dict.fromkeys(spans)
+    named: dict[str, TokenMatch | None] = dict.fromkeys(spans)
     for name in named:
         if name in defined or name in prompt.parts:
             with suppress(NotThereError):
                 named[name] = find(prompt, name, defined, parts)
-    return Chosen(_asking(prompt, match(query)), match(key), named)
+    return TokenSelection(_asking(prompt, match(query)), match(key), named)
 
 
-def naming(prompt: Prompt, chosen: Chosen, tokens: Mapping[str, Found]) -> Chosen:
+def naming(prompt: Prompt, chosen: TokenSelection, tokens: Mapping[str, TokenMatch]) -> TokenSelection:
     """The same with these tokens of the text as its query or key. Raises as `choose`."""
     query, key = tokens.get("query", chosen.query), tokens.get("key", chosen.key)
     return replace(chosen, query=_asking(prompt, query), key=key)
 
 
-def _asking(prompt: Prompt, match: Found | None) -> Found | None:
+def _asking(prompt: Prompt, match: TokenMatch | None) -> TokenMatch | None:
     """Those of the tokens that have queries. Raises NotThereError where none has."""
     if match is None or not prompt.medium.unasked or not match.positions:
         return match
@@ -136,7 +315,7 @@ def _asking(prompt: Prompt, match: Found | None) -> Found | None:
     return replace(match, positions=positions)
 
 
-def choose_of_two(target: Prompt, source: Prompt, *options: Any) -> Chosen:
+def choose_of_two(target: Prompt, source: Prompt, *options: Any) -> TokenSelection:
     """What expressions mean in the two texts of an encoder-decoder; options: those of `choose` after the prompt.
 
     Raises as `choose`, and NotThereError where no stack has both queries and keys.
@@ -159,7 +338,7 @@ def choose_of_two(target: Prompt, source: Prompt, *options: Any) -> Chosen:
 
 def find(
     prompt: Prompt, expression: str, defined: Mapping[str, str] = {}, parts: Mapping[str, Sequence[int]] = {}
-) -> Found:
+) -> TokenMatch:
     """The tokens that an expression means. defined: its groups, by name; parts: see `choose`.
 
     Raises UsageError for an expression that cannot be read, and NotThereError, which shows the tokens with their
@@ -173,7 +352,7 @@ def find(
     chosen = {at for place in search.places(expression) for at in place}
     if not chosen:
         raise search.nothing(f"nothing is left of {expression!r}")
-    return Found(expression, tuple(sorted(chosen)), tuple(search.notes))
+    return TokenMatch(expression, tuple(sorted(chosen)), tuple(search.notes))
 
 
 @dataclass
@@ -310,7 +489,7 @@ class _Search:
         return [(at,) for at in positions]
 
 
-def described(prompt: Prompt, match: Found) -> str:
+def described(prompt: Prompt, match: TokenMatch) -> str:
     """The tokens that were found, for a header: `bank(2), bank(8)`; neighbours together, `river bank(7-8)`.
 
     >>> described(prompt, find(prompt, "bank"))
@@ -326,7 +505,7 @@ def described(prompt: Prompt, match: Found) -> str:
     return ", ".join(words) + (f" and {len(runs) - MOST} more" if len(runs) > MOST else "")
 
 
-def chosen_lines(queries: Prompt, keys: Prompt, chosen: Chosen, stack: str = "") -> list[str]:
+def chosen_lines(queries: Prompt, keys: Prompt, chosen: TokenSelection, stack: str = "") -> list[str]:
     """Which tokens were meant, and how they were found; stack: whose queries and keys they are, where it is printed.
 
     >>> chosen_lines(target, source, chosen, "cross: ")

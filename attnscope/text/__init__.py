@@ -1,1 +1,0 @@
-"""A text or a chat -> a Prompt: token ids, readable labels, and the spans of words, sentences and turns."""
