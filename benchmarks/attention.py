@@ -15,11 +15,10 @@ from collections.abc import Callable
 
 import torch
 
-from attnscope.attention.compiled import CompiledAttention
+from attnscope.attention.kernels_cpu import CompiledAttention
 from attnscope.attention.questions import Received, TopK
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled import TiledAttention
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import AttentionSpec, Visibility
+from attnscope.attention.tiling import TiledAttention
 from attnscope.measure.metrics import METRICS, Texts, means, questions
 
 HEADS, KV_HEADS, WIDTH, TOP = 16, 4, 64, 8

@@ -9,9 +9,9 @@ import subprocess
 
 import torch
 
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.triton_kernel import device_can, driver
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.kernels_cuda import device_can
+from attnscope.attention.kernels_cuda import operator as driver
+from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.cli.doctor import examined
 from attnscope.seam.checks import sdpa_kernel
 

@@ -15,12 +15,11 @@ from unittest import mock
 
 import torch
 
+from attnscope.attention.kernels_cuda import sweep, usable
+from attnscope.attention.kernels_cuda.sweep import Blocks
 from attnscope.attention.questions import Back, EqualLabels, Features, MaxWeight, Question, Received, TopK, Window
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled import TiledAttention
-from attnscope.attention.triton_kernel import sweep, usable
-from attnscope.attention.triton_kernel.blocks import Blocks
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import AttentionSpec, Visibility
+from attnscope.attention.tiling import TiledAttention
 
 HEADS, KV_HEADS, WIDTH = 24, 8, 128
 FORMS = (Blocks(), Blocks(stages=3), Blocks(M=128, warps=8), Blocks(M=128, warps=8, stages=3))

@@ -15,7 +15,7 @@ from transformers.models.llama import modeling_llama
 
 import attnscope
 from attnscope.ask import Ask
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import Visibility
 from attnscope.calls.scan import scan
 from attnscope.errors import ModelError, UsageError
 from attnscope.keep.request import Request

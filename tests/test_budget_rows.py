@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from attnscope.attention.again import RowsAgain, padded
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.rows import RowsAgain, padded
+from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.errors import UsageError
 from attnscope.intervene.budget_names import written_budget, written_budgets
 from attnscope.intervene.budgets import CacheBudget, HeadBudget

@@ -14,13 +14,12 @@ from torch.testing import assert_close
 
 from attnscope import Request
 from attnscope.attention import rows
+from attnscope.attention.kernels_cuda import operator as driver
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.questions import Entropy, GroupMass, MaxWeight, Strongest, TopK
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled import TiledAttention
-from attnscope.attention.tiled.tiles import Tiling
-from attnscope.attention.triton_kernel import driver
-from attnscope.attention.visibility import Visibility, by_place, row_blocks
+from attnscope.attention.spec import AttentionSpec, Visibility, by_place, row_blocks
+from attnscope.attention.tiles import Tiling
+from attnscope.attention.tiling import TiledAttention
 from attnscope.keep.collectors.heads import TopRelation
 from attnscope.keep.layers import Layer, LayerKey
 from attnscope.measure.texts import Texts

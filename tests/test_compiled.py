@@ -17,13 +17,17 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.testing import assert_close
 
 import attnscope
-from attnscope.attention import visibility
-from attnscope.attention.compiled import CompiledAttention, object_code, operator, shapes, sweeping, usable
+from attnscope.attention import spec as visibility
+from attnscope.attention import tiling as small
+from attnscope.attention.kernels_cpu import CompiledAttention, usable
+from attnscope.attention.kernels_cpu import cache as object_code
+from attnscope.attention.kernels_cpu import layout as shapes
+from attnscope.attention.kernels_cpu import sweep as operator
+from attnscope.attention.kernels_cpu import sweep as sweeping
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.questions import Entropy, Features, GroupMass, Holding, Received, SumOfSquares, TopK
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled import TiledAttention, small
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import AttentionSpec, Visibility
+from attnscope.attention.tiling import TiledAttention
 from attnscope.errors import UsageError
 from attnscope.export import manifest
 from attnscope.seam.engines import ENGINES, engine_named
@@ -173,7 +177,7 @@ def test_other_processors_registers_give_the_same(capability: str, lanes: int, t
         for name, there in have.items()
     )
     for code in (
-        f"from attnscope.attention.compiled import shapes; assert shapes.LANES == {lanes}",
+        f"from attnscope.attention.kernels_cpu import shapes; assert shapes.LANES == {lanes}",
         f"import pytest; exit(pytest.main(['-q', '-n', '0', '-k', 'any_ or same_bits or broken', {__file__!r}]))",
     ):
         done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **told}, capture_output=True, text=True)
@@ -185,7 +189,7 @@ def test_without_numba_the_tiles_answer_and_the_name_says_how_to_get_it(monkeypa
     spec = spec_of(40, 40)
     assert usable(spec)
     assert isinstance(ENGINES["fused"].operator(spec), CompiledAttention)
-    for module in ("attnscope.attention.compiled", "attnscope.attention.compiled.operator"):
+    for module in ("attnscope.attention.kernels_cpu", "attnscope.attention.kernels_cpu.sweep"):
         monkeypatch.setattr(f"{module}.installed", lambda: False)
     assert type(ENGINES["fused"].operator(spec)) is small.SmallAttention
     monkeypatch.setattr(small, "SMALL", 40 * 40)  # of one head: the call has more

@@ -13,8 +13,8 @@ from torch import nn
 
 import attnscope
 from attnscope import Request
-from attnscope.attention.tiled import TILE_BYTES
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import Visibility
+from attnscope.attention.tiling import TILE_BYTES
 from attnscope.batch.items import Item
 from attnscope.batch.job import Job
 from attnscope.batch.shards import Shard

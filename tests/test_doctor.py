@@ -35,7 +35,7 @@ def test_versions_threads_and_devices(facts):
 
 
 def test_what_builds_kernels_is_named(facts, monkeypatch):
-    from attnscope.attention.triton_kernel import driver
+    from attnscope.attention.kernels_cuda import operator as driver
 
     assert facts["kernels"]["cudnn"] == torch.backends.cudnn.version()
     assert {"triton", "numba"} & facts["versions"].keys() == {name for name in ("triton", "numba") if find_spec(name)}

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnscope
-from attnscope.attention.tiled.operator import TiledAttention
+from attnscope.attention.tiling import TiledAttention
 from attnscope.errors import MemoryLimitError, ModelError, UsageError
 from attnscope.inputs.prompt import from_text
 from attnscope.keep.request import Request
@@ -159,7 +159,7 @@ def test_a_long_text_under_auto_has_the_numbers_of_eager_and_says_who_read_it(so
 
 def test_a_missing_kernel_is_said_once_where_it_would_pay(soon, monkeypatch) -> None:
     monkeypatch.setattr(choice.compiled, "installed", lambda: False)
-    monkeypatch.setattr("attnscope.attention.compiled.operator.installed", lambda: False)
+    monkeypatch.setattr("attnscope.attention.kernels_cpu.sweep.installed", lambda: False)
     asked = ("heads", "--text", TEXT, "--device", "cpu")
     assert call(*asked).err.count(LACKING) == 1
     assert LACKING not in call("heads", TEXT[:60], "--device", "cpu").err

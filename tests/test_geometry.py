@@ -15,9 +15,8 @@ from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES
 from transformers.modeling_utils import AttentionInterface
 
 from attnscope.attention.questions import Entropy, Holding, RowSum
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled import TILE_BYTES, TiledAttention
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import AttentionSpec, Visibility
+from attnscope.attention.tiling import TILE_BYTES, TiledAttention
 from attnscope.model.geometry import TYPES, Geometry, LayerGeometry, geometry_of
 from attnscope.model.tasks import attending_layers
 from attnscope.seam.cost import eager_bytes, fused_bytes, tokens_that_fit

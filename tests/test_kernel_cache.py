@@ -13,7 +13,7 @@ import numba
 import pytest
 
 import attnscope
-from attnscope.attention.compiled import object_code
+from attnscope.attention.kernels_cpu import cache as object_code
 from attnscope.errors import UsageError
 from attnscope.seam.engines import engine_named
 from helpers.command_line import HANGS, call, spawn
@@ -292,7 +292,7 @@ def test_without_its_compiler_the_tiles_answer_and_the_name_says_why(monkeypatch
     done = call("heads", "a bank", "--engine", "numba")
     assert done.code == 2
     assert done.err.endswith("use --engine tiles\n")
-    monkeypatch.setattr("attnscope.attention.compiled.operator.PAYS", 0)
+    monkeypatch.setattr("attnscope.attention.kernels_cpu.sweep.PAYS", 0)
     seen = attnscope.capture(attnscope.load("demo"), "a bank by the river", engine="fused")
     assert seen.heads[0].score["entropy"] >= 0
 

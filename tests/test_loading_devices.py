@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import attnscope
-from attnscope.attention.tiled import TILE_BYTES, tiles
+from attnscope.attention import tiles
+from attnscope.attention.tiling import TILE_BYTES
 from attnscope.model import loading
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load

@@ -9,9 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from attnscope.attention.operator import AttentionOperator, DenseAttention
-from attnscope.attention.uniform import UniformAttention
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.operator import AttentionOperator, DenseAttention, UniformAttention
+from attnscope.attention.spec import Visibility
 from attnscope.errors import UsageError
 from attnscope.measure.metrics import KNOWN, METRICS, Texts, known, measure, order_of, support, with_asked
 from attnscope.measure.roles import role_of

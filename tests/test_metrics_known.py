@@ -11,9 +11,8 @@ import torch
 
 import attnscope
 from attnscope.attention.operator import AttentionOperator, DenseAttention
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled import TiledAttention
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import AttentionSpec, Visibility
+from attnscope.attention.tiling import TiledAttention
 from attnscope.measure.metrics import KNOWN, Texts, measure
 
 N, PERIOD, BLOCK, NAMED = 48, 5, 8, 4  # tokens; they repeat after 5; keys 1, 5, 9, ... are named

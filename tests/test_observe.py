@@ -13,8 +13,8 @@ import torch
 from torch.testing import assert_close
 
 from attnscope.ask import Ask
-from attnscope.attention.uniform import UniformAttention
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.operator import UniformAttention
+from attnscope.attention.spec import Visibility
 from attnscope.drawing import layer_maps
 from attnscope.errors import InputError
 from attnscope.figures import Style

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from attnscope.attention.operator import AttentionOperator, DenseAttention
+from attnscope.attention.operator import AttentionOperator, DenseAttention, UniformAttention
 from attnscope.attention.questions import EqualLabels, Holding, TopK, Window
-from attnscope.attention.uniform import UniformAttention
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import Visibility
 from attnscope.measure.metrics import Texts
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.engines import ENGINES

@@ -11,9 +11,8 @@ import torch
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as modeling
 
 import attnscope
-from attnscope.attention.compiled import CompiledAttention
-from attnscope.attention.operator import AttentionOperator, DenseAttention
-from attnscope.attention.pieces import PieceAttention, RowsAttention
+from attnscope.attention.kernels_cpu import CompiledAttention
+from attnscope.attention.operator import AttentionOperator, DenseAttention, UniformAttention
 from attnscope.attention.questions import (
     AbsoluteDistance,
     At,
@@ -30,10 +29,8 @@ from attnscope.attention.questions import (
     SumOfSquares,
     TopK,
 )
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled import TiledAttention
-from attnscope.attention.uniform import UniformAttention
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import AttentionSpec, Visibility
+from attnscope.attention.tiling import PieceAttention, RowsAttention, TiledAttention
 from attnscope.inputs.processor import windows
 from attnscope.keep.request import Request
 from attnscope.model.loaded import LoadedModel

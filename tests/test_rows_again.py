@@ -8,9 +8,8 @@ import torch
 from torch.testing import assert_close
 
 import attnscope
-from attnscope.attention.again import RowsAgain, padded
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.rows import RowsAgain, padded
+from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.errors import ModelError, UsageError
 from attnscope.intervene.knockout import Knockout
 from attnscope.intervene.replacement import replacing, zeros

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from torch.testing import assert_close
 from transformers import CONFIG_MAPPING
 
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import Visibility
 from attnscope.errors import ModelError
 from attnscope.model.checkpoint import check_has_attention
 from attnscope.model.families import Family

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from attnscope.attention.compiled import CompiledAttention, sweeping
+from attnscope.attention import tiles
+from attnscope.attention.kernels_cpu import CompiledAttention
+from attnscope.attention.kernels_cpu import sweep as sweeping
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.questions import (
     AbsoluteDistance,
@@ -27,11 +29,9 @@ from attnscope.attention.questions import (
     TopK,
     Window,
 )
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled import TILE_BYTES, TiledAttention, tiles
-from attnscope.attention.tiled.readers import READERS, RowSumReader
-from attnscope.attention.tiled.small import SmallAttention
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import AttentionSpec, Visibility
+from attnscope.attention.tile_readers import READERS, RowSumReader
+from attnscope.attention.tiling import TILE_BYTES, SmallAttention, TiledAttention
 from attnscope.errors import MemoryLimitError
 from attnscope.keep.collector import collect_layer
 from attnscope.keep.collectors.heads import HeadScores, TopRelation

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attnscope.attention.topk import topk
+from attnscope.attention.rows import topk
 
 
 @pytest.mark.parametrize("n", [1, 2, 16, 127, 129, 500, 1037, 2048, 5001])

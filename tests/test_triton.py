@@ -17,11 +17,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled import TiledAttention
-from attnscope.attention.triton_kernel import operator
-from attnscope.attention.triton_kernel.operator import TritonAttention, device_can, usable
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.kernels_cuda import operator
+from attnscope.attention.kernels_cuda.operator import TritonAttention, device_can, usable
+from attnscope.attention.spec import AttentionSpec, Visibility
+from attnscope.attention.tiling import TiledAttention
 from helpers import interpreted
 from helpers.forks import forked, server
 from helpers.pretend import pretend
@@ -201,7 +200,7 @@ def test_a_device_that_is_pretended_is_none_for_triton() -> None:
 
 
 def test_what_the_kernels_cannot_take_is_left_to_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.attention.triton_kernel.operator.device_can", lambda device: True)
+    monkeypatch.setattr("attnscope.attention.kernels_cuda.operator.device_can", lambda device: True)
     assert usable(call(torch.bfloat16, 256))
     assert not usable(call(torch.bfloat16, 257))
     assert not usable(call(torch.float32))
@@ -212,7 +211,7 @@ def test_what_the_kernels_cannot_take_is_left_to_the_tiles(monkeypatch: pytest.M
 
 def test_a_machine_without_triton_is_asked_for_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
     device_can.cache_clear()
-    monkeypatch.setattr("attnscope.attention.triton_kernel.operator.find_spec", lambda name: None)
+    monkeypatch.setattr("attnscope.attention.kernels_cuda.operator.find_spec", lambda name: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("asked"))
     assert not usable(call())
     device_can.cache_clear()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from attnscope.attention.operator import DenseAttention
+from attnscope.attention.operator import DenseAttention, UniformAttention
 from attnscope.attention.questions import (
     At,
     Back,
@@ -18,8 +18,7 @@ from attnscope.attention.questions import (
     SumOfSquares,
     Window,
 )
-from attnscope.attention.uniform import UniformAttention
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import Visibility
 from attnscope.measure.metrics import LENGTHS, METRICS, Texts, measure
 
 VISIBLE = {

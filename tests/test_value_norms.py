@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 import attnscope
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled import TiledAttention
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import AttentionSpec, Visibility
+from attnscope.attention.tiling import TiledAttention
 from attnscope.errors import UsageError
 from attnscope.keep.request import Request
 from attnscope.keep.values import Projections, ValueNorms

@@ -112,7 +112,7 @@ def test_the_engines_of_a_visit_are_those_of_the_command(monkeypatch: pytest.Mon
     model = card.made("tiny", "cpu")
     assert {str(one.dtype) for one in model.parameters()} == {"torch.bfloat16"}
     monkeypatch.setattr(card, "LONG", 1)  # no run before the one that counts
-    monkeypatch.setattr("attnscope.attention.tiled.small.SMALL", 0)  # as on a card, where no text is read by rows
+    monkeypatch.setattr("attnscope.attention.tiling.SMALL", 0)  # as on a card, where no text is read by rows
     found = list(card.rows(model, 40, "cpu", 1))
     assert [line.split(" | ")[1] for line, _ in found] == ["plain", *card.OURS]
     assert [line.split(" | ")[-1] for line, _ in found] == ["sdpa |", *["tiles |"] * len(card.OURS)]

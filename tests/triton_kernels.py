@@ -25,6 +25,8 @@ from torch.utils._pytree import tree_flatten
 
 import attnscope
 from attnscope import Request
+from attnscope.attention.kernels_cuda import TritonAttention, kernels, operator, proof
+from attnscope.attention.kernels_cuda.sweep import Sweep
 from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.questions import (
     At,
@@ -44,11 +46,8 @@ from attnscope.attention.questions import (
     TopK,
     Window,
 )
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled import TiledAttention
-from attnscope.attention.triton_kernel import TritonAttention, kernels, operator, proof
-from attnscope.attention.triton_kernel.sweep import Sweep
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import AttentionSpec, Visibility
+from attnscope.attention.tiling import TiledAttention
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap
 from attnscope.observe import choice

@@ -2,17 +2,222 @@
 
 The seam makes one of each call; the dense and the tiled operator, parity and explain read it.
 
+Which keys each query may see.
+
 Shapes: B text, H head, G kv head, R heads of a group as rows, Q query, K key, D width of q and k, V width of v.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from attnscope.attention.visibility import Visibility, hides
+from attnscope.utils.memory import block_bytes
+
+T = TypeVar("T")
+KEPT_BYTES = 4 * 2**20  # of equal-label pairs that are worth keeping from layer to layer
+MOST_KEPT = 16  # things that layers share
+HIDDEN = -1e30  # the logit of a key that a boolean mask hides: finite, so that 0 * logit is 0
+
+
+@dataclass(eq=False)
+class Visibility:
+    """Which keys each query may see, counted from the mask that the model itself used.
+
+    mask: None, boolean (True = attend) or additive, broadcastable to (B, H, Q, K). With None, `causal` decides, and
+    `window` keeps the last `window` keys, the query's own included. Whoever computes with it reads `as_mask`.
+    """
+
+    queries: int
+    keys: int
+    mask: Tensor | None = None
+    causal: bool = True
+    window: int | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    _matches: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    _once: dict[Hashable, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.mask is not None and 1 in self.mask.shape[-2:]:  # a family may write one row for all queries
+            rows, keys = self.mask.shape[-2:]
+            sizes = self.queries if rows == 1 else rows, self.keys if keys == 1 else keys
+            self.mask = self.mask.expand(*self.mask.shape[:-2], *sizes)
+
+    @property
+    def by_position(self) -> bool:
+        """Whether each query sees one stretch of keys, which `causal` and `window` say."""
+        return self.mask is None
+
+    @property
+    def as_mask(self) -> Tensor | None:
+        """The mask that says which keys are seen; None where their position says it."""
+        return self.mask
+
+    @property
+    def additive(self) -> bool:
+        """Whether the mask is added to the logits."""
+        return self.mask is not None and self.mask.dtype != torch.bool
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Boolean (B or 1, H or 1, stop - start, K): True where the query may look."""
+        if self.mask is not None:
+            return _allowed(self.mask[..., start:stop, : self.keys])
+        return self.seen_from(self.position_Q[start:stop])[None, None]
+
+    def seen_from(self, position: Tensor) -> Tensor:
+        """Boolean (..., K): the keys that queries at some positions see, as `causal` and `window` say it."""
+        distance = position[..., None] - torch.arange(self.keys, device=position.device)
+        seen = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
+        return seen if self.window is None else seen & (distance < self.window)
+
+    def at(self, key_BQ: Tensor) -> Tensor:
+        """Boolean (B or 1, H or 1, Q): may query i see key `key_BQ[b, i]`? False where the key does not exist."""
+        exists_BQ = (key_BQ >= 0) & (key_BQ < self.keys)
+        if self.mask is None:
+            distance_BQ = self.position_Q - key_BQ
+            seen_BQ = exists_BQ & (distance_BQ >= 0) if self.causal else exists_BQ
+            return (seen_BQ if self.window is None else seen_BQ & (distance_BQ < self.window))[:, None]
+        safe_BQ = key_BQ.clamp(0, self.keys - 1)
+        texts, heads = max(len(key_BQ), self.mask.shape[0]), self.mask.shape[1]
+        blocks = [
+            self.rows(a, b)
+            .expand(texts, -1, -1, -1)
+            .gather(-1, safe_BQ[:, None, a:b, None].expand(texts, heads, b - a, 1))[..., 0]
+            for a, b in row_blocks(self.queries, self.keys, self.device)
+        ]
+        return torch.cat(blocks, dim=-1) & exists_BQ[:, None]
+
+    @cached_property
+    def ahead(self) -> Tensor:
+        """The share of the queries that see the key after their own, one number: 0 in causal attention, 1 both ways.
+
+        NaN of a single query.
+        """
+        if self.mask is None:
+            share = torch.nan if self.queries < 2 else float(not self.causal)
+            return torch.tensor(share)
+        return _allowed(self.mask[..., : self.keys].diagonal(1 + self.keys - self.queries, -2, -1)).float().mean()
+
+    @cached_property
+    def counts_BHQ(self) -> Tensor:
+        """How many keys each query may see, (B or 1, H or 1, Q) integers."""
+        if self.mask is None and self.causal:
+            return (self.position_Q + 1).clamp(max=self.keys if self.window is None else self.window)[None, None]
+        return torch.cat([self.rows(a, b).sum(-1) for a, b in row_blocks(self.queries, self.keys, self.device)], dim=-1)
+
+    @cached_property
+    def others_BHQ(self) -> Tensor:
+        """How many keys other than key 0 each query may see, (B or 1, H or 1, Q) integers."""
+        if self.mask is None:
+            key0_BHQ = self.at(torch.zeros(1, self.queries, dtype=torch.long, device=self.device))
+        else:
+            key0_BHQ = _allowed(self.mask[..., 0])
+        return self.counts_BHQ - key0_BHQ.long()
+
+    @cached_property
+    def position_Q(self) -> Tensor:
+        """Each query's position among the keys."""
+        return torch.arange(self.queries, device=self.device) + (self.keys - self.queries)
+
+    def once(self, what: Hashable, make: Callable[[], T]) -> T:
+        """What `make` makes at the first ask: layers that share a mask share it. Small things, the last few of them."""
+        if what not in self._once:
+            while len(self._once) >= MOST_KEPT:
+                del self._once[next(iter(self._once))]
+            self._once[what] = make()
+        result: T = self._once[what]
+        return result
+
+    def matches(self, query_label_BQ: Tensor, key_label_BK: Tensor, gap: int, start: int, stop: int) -> Tensor:
+        """(B, stop - start, K) float: 1 on the keys j <= i - gap whose label equals the query's; layers share it."""
+        key = id(query_label_BQ), id(key_label_BK), gap, start, stop
+        if key in self._matches:
+            return self._matches[key][-1]
+        same_BQK = query_label_BQ[:, start:stop, None] == key_label_BK[:, None, :]
+        latest_Q = self.position_Q[start:stop, None].to(same_BQK.device) - gap
+        matches_BQK = (same_BQK & (torch.arange(self.keys, device=same_BQK.device) <= latest_Q)).float()
+        if 4 * matches_BQK.numel() <= KEPT_BYTES:
+            while len(self._matches) >= 4:
+                del self._matches[next(iter(self._matches))]
+            self._matches[key] = (
+                query_label_BQ,
+                key_label_BK,
+                matches_BQK,
+            )  # holding the labels keeps their ids their own
+        return matches_BQK
+
+    def cells(self, row_sizes: Sequence[int], column_sizes: Sequence[int]) -> Tensor | None:
+        """(rows, columns) boolean: does any query of a run of queries see any key of a run? None with a mask."""
+        if self.mask is not None:
+            return None
+        size_R, size_C = (torch.tensor(list(sizes), device=self.device) for sizes in (row_sizes, column_sizes))
+        past_R1, past_C = (size_R.cumsum(0) + self.keys - self.queries)[:, None], size_C.cumsum(0)
+        seen = torch.ones(len(size_R), len(size_C), dtype=torch.bool, device=self.device)
+        if self.causal:
+            seen &= past_R1 - 1 >= past_C - size_C  # the last query and the first key
+        if self.window is not None:
+            seen &= past_R1 - size_R[:, None] - (past_C - 1) < self.window  # the first query and the last key
+        return seen
+
+    @cached_property
+    def reach_Q2(self) -> Tensor:
+        """The first visible key of each query and the one after its last, over all texts and heads, on the CPU.
+
+        A row that an additive mask hides whole is uniform in a softmax: it reaches every key.
+        """
+        reaches = []
+        for a, b in row_blocks(self.queries, self.keys, self.device):
+            seen_QK = self.rows(a, b).flatten(0, 1).any(0)
+            if self.additive:
+                seen_QK = seen_QK | ~self.rows(a, b).any(-1).flatten(0, 1).all(0)[:, None]
+            first_Q, last_Q = seen_QK.byte().argmax(-1), seen_QK.flip(-1).byte().argmax(-1)
+            reaches.append(torch.stack([first_Q, self.keys - last_Q], -1))
+        return torch.cat(reaches).cpu()
+
+
+def by_place(visible: Visibility, windows: Sequence[int | None]) -> Visibility:
+    """The same without its mask, where it hides what `causal` and one of the windows hide, and adds nothing else.
+
+    A kernel then reads no mask, and walks over the window alone. The host waits once, for the answer.
+    """
+    if visible.mask is None:
+        return visible
+    mask, verdicts = visible.mask[..., : visible.keys], []
+    candidates = [Visibility(visible.queries, visible.keys, None, True, window, mask.device) for window in windows]
+    for candidate in candidates:
+        same = []
+        for a, b in row_blocks(visible.queries, visible.keys, mask.device):
+            part, seen = mask[..., a:b, :], candidate.rows(a, b)
+            same.append((part == seen if part.dtype == torch.bool else torch.where(seen, part == 0, hides(part))).all())
+        verdicts.append(torch.stack(same).all())
+    equal = zip(candidates, torch.stack(verdicts).tolist(), strict=True)
+    return next((candidate for candidate, holds in equal if holds), visible)
+
+
+def _allowed(mask: Tensor) -> Tensor:
+    """Boolean: True where a boolean or additive mask lets a query look."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
+def hides(mask: Tensor) -> Tensor:
+    """Boolean: True where what is added to a logit hides its key; what is left of the logit is then the mask alone.
+
+    A row that float32's least number hides whole is uniform, as in eager attention; one of -inf sees nothing.
+    """
+    return mask <= HIDDEN
+
+
+def row_blocks(queries: int, row_items: int, device: torch.device) -> Iterator[tuple[int, int]]:
+    """Split `queries` rows of `row_items` fp32 numbers each into ranges of at most `memory.block_bytes`."""
+    step = max(1, block_bytes(str(device)) // max(1, 4 * row_items))
+    for start in range(0, queries, step):
+        yield start, min(queries, start + step)
+
 
 KEYS_AT_ONCE = 2**15  # that are made float32, where single rows of a long text are wanted
 

@@ -18,7 +18,7 @@ from attnscope.study.knockout.asked import DRAWS, CutPlan, asked_of
 from attnscope.study.knockout.effects import KnockoutStudy
 
 if TYPE_CHECKING:
-    from attnscope.attention.again import CutHow
+    from attnscope.attention.rows import CutHow
     from attnscope.keep.atlas import HeadNames
     from attnscope.model.loaded import LoadedModel
     from attnscope.study.budgets.effects import BudgetCosts

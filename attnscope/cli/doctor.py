@@ -99,7 +99,7 @@ def _kernels() -> dict[str, Any]:
     """What Triton builds its kernels with, and the cuDNN that PyTorch brings."""
     import torch
 
-    from attnscope.attention.triton_kernel.driver import c_compiler, python_header
+    from attnscope.attention.kernels_cuda.operator import c_compiler, python_header
 
     compiler, there = c_compiler(), python_header().is_file()
     return {"cc": compiler, "python_header": there, "cudnn": torch.backends.cudnn.version()}

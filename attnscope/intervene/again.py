@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attnscope.attention.again import RowBlock, RowsAgain
+from attnscope.attention.rows import RowBlock, RowsAgain
 from attnscope.attention.spec import AttentionSpec
 from attnscope.errors import ModelError
 from attnscope.seam.call import AttentionCall

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.attention.again import CutHow, RowBlock, RowsAgain, padded
+from attnscope.attention.rows import CutHow, RowBlock, RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec
 from attnscope.intervene.again import recompute, spec_of
 from attnscope.intervene.intervention import Intervention

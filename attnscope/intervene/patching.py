@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.attention.again import RowBlock, RowsAgain, padded
+from attnscope.attention.rows import RowBlock, RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec
 from attnscope.errors import InputError
 from attnscope.intervene.again import recompute, spec_of

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d
 
-from attnscope.attention.again import RowBlock, RowsAgain, padded
+from attnscope.attention.rows import RowBlock, RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec
 from attnscope.intervene.budget_names import written_budget
 

@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.questions import Question
-from attnscope.attention.tiled.small import SmallAttention
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import Visibility
+from attnscope.attention.tiling import SmallAttention
 from attnscope.keep.layers import Layer, LayerKey, PerLayer
 from attnscope.keep.request import Asked, Request
 from attnscope.seam.engines import full_precision

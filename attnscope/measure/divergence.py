@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.operator import AttentionOperator, DenseAttention
-from attnscope.attention.tiled import TiledAttention
-from attnscope.attention.visibility import row_blocks
+from attnscope.attention.spec import row_blocks
+from attnscope.attention.tiling import TiledAttention
 from attnscope.measure.binned import Cells
 
 TINY = torch.finfo(torch.float64).tiny

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.attention.operator import AttentionOperator
-    from attnscope.attention.visibility import Visibility
+    from attnscope.attention.spec import Visibility
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Texts:
 
     def _shares(self, visible: Visibility, features: Features) -> Tensor:
         """What uniform attention gives to features; layers that share a mask share it."""
-        from attnscope.attention.uniform import UniformAttention
+        from attnscope.attention.operator import UniformAttention
 
         shares = self._seen.setdefault(visible, {})
         if features not in shares:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from attnscope.attention import compiled
-from attnscope.attention.triton_kernel import device_can
+from attnscope.attention import kernels_cpu as compiled
+from attnscope.attention.kernels_cuda import device_can
 from attnscope.errors import ForwardError, MemoryLimitError, UsageError
 from attnscope.keep.request import Request
 from attnscope.model.geometry import Geometry

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.errors import ModelError
 from attnscope.parity.allowed import weights_allowed
 from attnscope.parity.comparing import Stack

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from attnscope.attention.operator import AttentionOperator
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.model.selection import DECODER
 
 

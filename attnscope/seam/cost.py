@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from math import isqrt
 from typing import TYPE_CHECKING, Protocol
 
-from attnscope.attention.tiled import TILE_BYTES
+from attnscope.attention.tiling import TILE_BYTES
 from attnscope.errors import MemoryLimitError
 from attnscope.model.families import family
 from attnscope.model.geometry import Geometry

@@ -16,13 +16,14 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 from torch import Tensor
 
-from attnscope.attention import compiled, triton_kernel
-from attnscope.attention.compiled import CompiledAttention
+from attnscope.attention import kernels_cpu as compiled
+from attnscope.attention import kernels_cuda as triton_kernel
+from attnscope.attention import tiling as small
+from attnscope.attention.kernels_cpu import CompiledAttention
+from attnscope.attention.kernels_cuda import TritonAttention
 from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled import TiledAttention, small
-from attnscope.attention.tiled.small import SmallAttention
-from attnscope.attention.triton_kernel import TritonAttention
+from attnscope.attention.tiling import SmallAttention, TiledAttention
 from attnscope.errors import ModelError, UsageError
 from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.checks import CHECKED_ROWS, REPEATED_ROWS, check_call, relative_error, sampled, sdpa_kernel

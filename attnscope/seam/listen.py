@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention.operator import DenseAttention
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.visibility import Visibility, by_place
+from attnscope.attention.spec import AttentionSpec, Visibility, by_place
 from attnscope.errors import ModelError, UsageError, hints_of
 from attnscope.model.families import Family, family_of
 from attnscope.model.geometry import geometry_of

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attnscope.attention.pieces import PieceAttention
+from attnscope.attention.tiling import PieceAttention
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.report import CallCheck, settle
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention.operator import DenseAttention
-from attnscope.attention.pieces import RowsAttention
 from attnscope.attention.spec import AttentionSpec
+from attnscope.attention.tiling import RowsAttention
 from attnscope.seam.call import AttentionCall, CallPlace
 from attnscope.seam.engines import Engine, OnCall, check_own, full_precision
 from attnscope.seam.own import OwnAttention

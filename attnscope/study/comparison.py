@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from attnscope.attention.operator import DenseAttention
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import Visibility
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.inputs.spans import Align, Units, alignment, units
 from attnscope.inputs.tokens import TokenSelection as Chosen

@@ -20,10 +20,9 @@ from typing import Any
 import torch
 import transformers
 
-from attnscope.attention.compiled import CompiledAttention
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled import TiledAttention
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.kernels_cpu import CompiledAttention
+from attnscope.attention.spec import AttentionSpec, Visibility
+from attnscope.attention.tiling import TiledAttention
 from attnscope.seam.engines import Engine, fastest
 from attnscope.seam.listen import listening
 from external.common import Report, parser, source_of

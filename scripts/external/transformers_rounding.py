@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import transformers
 
-from attnscope.attention.compiled import CompiledAttention
-from attnscope.attention.tiled import TiledAttention
+from attnscope.attention.kernels_cpu import CompiledAttention
+from attnscope.attention.tiling import TiledAttention
 from attnscope.seam.engines import Engine
 from attnscope.seam.listen import listening
 from external.common import Check, Report, parser, source_of

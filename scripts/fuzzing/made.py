@@ -107,7 +107,7 @@ def sound(form: str = "WAV", kind: str | None = None) -> bytes:
 @cache
 def kernel() -> Path:
     """The value of NUMBA_CACHE_DIR with which the kernel that the user has, or that is compiled now, is found."""
-    from attnscope.attention.compiled import object_code
+    from attnscope.attention.kernels_cpu import cache as object_code
 
     own = {name: os.environ.get(name) for name in ("HOME", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
     ran("kernel", Try(["heads", "-q", "--engine", "numba", "--text", TEXT], environment=own))

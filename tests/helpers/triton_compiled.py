@@ -29,6 +29,9 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 from triton.runtime.jit import create_function_from_signature
 
+from attnscope.attention.kernels_cuda import proof, sweep
+from attnscope.attention.kernels_cuda import sweep as chosen
+from attnscope.attention.kernels_cuda.sweep import Sweep
 from attnscope.attention.questions import (
     Back,
     EqualLabels,
@@ -40,11 +43,7 @@ from attnscope.attention.questions import (
     TopK,
     Window,
 )
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.triton_kernel import blocks as chosen
-from attnscope.attention.triton_kernel import proof, sweep
-from attnscope.attention.triton_kernel.sweep import Sweep
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import AttentionSpec, Visibility
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 TOKENS = 256

@@ -16,7 +16,7 @@ import torch
 
 from attnscope.ask import Ask
 from attnscope.attention.operator import DenseAttention
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import Visibility
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.figures import Style
 from attnscope.figures.colours import find_limits

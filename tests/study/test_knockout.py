@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 import attnscope
-from attnscope.attention.again import RowsAgain
+from attnscope.attention.rows import RowsAgain
 from attnscope.cli.knockout_table import AT_ONCE, cautions, cuts_sheet
 from attnscope.cli.rounding import ROUNDING
 from attnscope.errors import InputError, ModelError, UsageError

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.calls.why import VERIFIED
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.model.loading import load

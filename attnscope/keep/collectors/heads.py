@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.attention.operator import UniformAttention
 from attnscope.attention.questions import MaxWeight, Question, Received, TopK
-from attnscope.attention.uniform import UniformAttention
 from attnscope.keep.collector import Answers, Collected, Collector, OfMasks, on_host
 from attnscope.keep.columns import HeadColumns, Score
 from attnscope.keep.layers import Layer, LayerKey, PerLayer

@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from attnscope.attention.operator import UniformAttention
 from attnscope.attention.questions import Features, Question, Received
-from attnscope.attention.uniform import UniformAttention
 from attnscope.keep.collector import Answers, Collector, OfMasks
 from attnscope.keep.groups import marked
 from attnscope.keep.layers import Layer

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.attention.operator import UniformAttention
 from attnscope.attention.questions import At, Back, Question, Received
-from attnscope.attention.uniform import UniformAttention
 from attnscope.errors import MemoryLimitError
 from attnscope.keep.collector import Answers, LayerCollector
 from attnscope.keep.layers import Layer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from attnscope.attention.again import CutHow
+    from attnscope.attention.rows import CutHow
     from attnscope.inputs.prompt import Side
 
 DRAWS = 40  # with which p can be below 0.05: at least 2 / 41

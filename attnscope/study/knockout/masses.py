@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from attnscope.attention.again import RowBlock
+from attnscope.attention.rows import RowBlock
 from attnscope.intervene.knockout import Knockout
 from attnscope.intervene.passes import Passes
 from attnscope.measure.roles import RESTS

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from attnscope.attention import visibility
+from attnscope.attention import spec as visibility
 
 HIDDEN = tl.constexpr(visibility.HIDDEN)  # finite: a row that has seen nothing yet makes no NaN
 FLOOR = tl.constexpr(-1.4e28)  # what an additive mask's least value makes of a logit: a row of them alone is uniform

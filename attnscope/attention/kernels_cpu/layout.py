@@ -1,4 +1,16 @@
-"""What is asked of a call, sorted by how the sweep answers it.
+"""The sizes that the compiled kernel and what calls it agree on. Nothing heavy is imported here.
+
+PANEL: keys that are read together. LANES: numbers of a vector register. BLOCK, STRIP: rows and columns of one product
+that stays in registers.
+
+What the sweep is given, as numbers: one record of NAMES for each kv head of each text of a job.
+
+What is asked of a call, sorted by how the sweep answers it.
+
+The jobs of a sweep: what one core reads at once.
+
+Shapes: H head, G kv head, R heads of a kv head, Q query, K key, D width of q and k, P panel of keys, n keys, c columns;
+in a job b texts.
 
 Shapes: B text, H head, Q query, K key, M feature.
 """
@@ -7,15 +19,74 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from attnscope.attention import questions as ask
-from attnscope.attention.compiled.shapes import MOST_TOP
 from attnscope.attention.rows import asked_key
 from attnscope.attention.spec import AttentionSpec
+
+PANEL = 64
+LANES = {"AVX512": 16, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 4)
+BLOCK = 6 if LANES == 8 else 8  # AVX2 has 16 registers, the others 32
+STRIP = 2 * LANES
+DEPTH = 128  # numbers of q and k that are summed at once: of 512 the error would be twice that of a good library's
+MOST_TOP = 32  # strongest keys of a row that are kept in order while it is read
+HIDDEN = -1e30  # as `visibility.HIDDEN`, which what is compiled is not kept by
+
+# What the kernel notes of every row, by place; then one number per chosen key, per pair of labels, per window.
+TOTAL, REST, ENERGY, ENERGY_REST, SQUARES, MOMENT, FACTOR = range(7)
+NOTES = 7
+
+STATE, REACH = 16, 32  # bytes that are kept of a row: numbers, and where it stands
+SUMS = 4  # registers of sums of a row, before those of the labels
+
+# What the kernel is given, one 64-bit integer each: tensors by their address, strides in bytes.
+NAMES = (
+    *("q", "q_head", "q_row", "scale", "k", "v", "depth", "strips", "panels"),
+    *("packed", "tile", "state", "sums", "classes", "reach", "ranges", "out", "best", "best_keys"),
+    *("heads", "rows", "queries", "first", "keys", "causal", "window", "spans"),
+    *("softcap", "extra", "extra_head", "extra_row", "extra_panel", "sinks", "sink_head", "sink_row", "sinks_scale"),
+    *("notes", "note_step", "head_step", "copied", "copies"),
+    *("top", "top_index", "top_weights", "top_keys", "top_step"),
+    *("places", "place", "place_step", "labels", "own", "own_step", "label", "label_step", "gaps"),
+    *("windows", "widths", "count", "shares", "share_step", "weights", "columns"),
+)
+RECORD = 8 * len(NAMES)  # bytes
+
+
+class Each(NamedTuple):
+    """A tensor whose first two dimensions are a job's texts and kv heads, or 1: each is given its own part."""
+
+    tensor: Tensor
+
+    @property
+    def addresses(self) -> np.ndarray:
+        """(texts or 1, kv heads or 1)."""
+        first, size = self.tensor.data_ptr(), self.tensor.element_size()
+        text, group = (
+            size * step * np.arange(n) for n, step in zip(self.tensor.shape, self.tensor.stride()[:2], strict=False)
+        )
+        return first + text[:, None] + group
+
+
+RecordValues = dict[str, int | Tensor | Each | None]  # tensors by their address, None as 0
+
+
+def records(values: RecordValues, shape: tuple[int, int]) -> np.ndarray:
+    """(texts * kv heads, NAMES) int64; what is given must outlive the sweep."""
+    rows = np.empty((*shape, len(NAMES)), dtype=np.int64)
+    for number, name in enumerate(NAMES):
+        value = values[name]
+        if isinstance(value, Each):
+            rows[..., number] = value.addresses
+        else:
+            rows[..., number] = value.data_ptr() if isinstance(value, torch.Tensor) else value or 0
+    return rows.reshape(-1, len(NAMES))
+
 
 STATISTICS = (ask.RowSum, ask.Entropy, ask.SumOfSquares, ask.MaxWeight, ask.Distance)
 INT32 = 2**31 - 1
@@ -106,3 +177,47 @@ class SweepQuestions:
 
 def _stacked(tables: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(tables)).int().contiguous() if tables else torch.zeros(0, 1, 1, dtype=torch.int32)
+
+
+@dataclass(eq=False)
+class Texts:
+    """What the jobs of some texts read."""
+
+    q_bGRQD: Tensor
+    k_bGPDn: Tensor
+    columns_bGcKs: Tensor  # (b, G or 1, strips, P * 64, STRIP)
+
+
+@dataclass(eq=False)
+class Job:
+    """The same rows of the heads of some kv heads of some texts.
+
+    queries: how many are read at once. turn: the job's number among those of its texts and kv heads.
+    """
+
+    texts: slice
+    groups: slice
+    rows: slice
+    keys: slice
+    inputs: Texts
+    queries: int
+    turn: int
+
+    @property
+    def heads(self) -> int:
+        """Of one kv head."""
+        return self.inputs.q_bGRQD.shape[2]
+
+    @property
+    def padded(self) -> int:
+        """Rows that are read at once, in whole blocks."""
+        return -(-self.queries * self.heads // BLOCK) * BLOCK
+
+    @property
+    def panels(self) -> tuple[int, int]:
+        return self.keys.start // PANEL, -(-self.keys.stop // PANEL)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many texts, and how many kv heads of each."""
+        return self.texts.stop - self.texts.start, self.groups.stop - self.groups.start

@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import questions as ask
-from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled.operator import TiledAttention
-from attnscope.attention.triton_kernel.blocks import FEW_ROWS, LEAST_COLUMNS, power_of_two
-from attnscope.attention.triton_kernel.sweep import Sweep
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.kernels_cuda.sweep import FEW_ROWS, LEAST_COLUMNS, Sweep, power_of_two
+from attnscope.attention.spec import AttentionSpec, Visibility
+from attnscope.attention.tiling import TiledAttention
 from attnscope.utils.memory import is_out_of_memory
 
 logger = logging.getLogger("attnscope")

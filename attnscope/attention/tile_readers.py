@@ -25,8 +25,8 @@ from attnscope.attention.rows import (
     mean_distance,
     picked,
 )
-from attnscope.attention.tiled.tiles import Tile
-from attnscope.attention.visibility import HIDDEN
+from attnscope.attention.spec import HIDDEN
+from attnscope.attention.tiles import Tile
 
 DENSE_MATCHES = 1 / 16  # share of equal pairs in a tile beyond which a product is cheaper than looking them up
 

@@ -3,6 +3,6 @@
 Importing this imports no triton: it is imported for the first call that it is to answer.
 """
 
-from attnscope.attention.triton_kernel.operator import TritonAttention, device_can, usable
+from attnscope.attention.kernels_cuda.operator import TritonAttention, device_can, usable
 
 __all__ = ["TritonAttention", "device_can", "usable"]

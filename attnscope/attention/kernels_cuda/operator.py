@@ -1,14 +1,21 @@
 """A call's attention, answered by the Triton kernels as far as they know the questions and have proven themselves.
 
+What Triton needs of a machine before any kernel: a C compiler and Python's headers, of which it builds its driver.
+
+Asked once per process, so that what is missing is named once and not by the compiler, kernel for kernel.
+
 Shapes: B text, H head, Q query, V width of v.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import sysconfig
 from collections.abc import Sequence
 from functools import cache, cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,12 +23,43 @@ from torch import Tensor
 
 from attnscope.attention.questions import Question
 from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled.operator import TiledAttention
-from attnscope.attention.triton_kernel import driver
+from attnscope.attention.tiling import TiledAttention
+from attnscope.utils.isolation import without_stderr
 from attnscope.utils.memory import is_out_of_memory
 
 if TYPE_CHECKING:
-    from attnscope.attention.triton_kernel.sweep import Sweep
+    from attnscope.attention.kernels_cuda.sweep import Sweep
+
+
+def c_compiler() -> str | None:
+    """The C compiler that Triton would call: what CC says, gcc or clang; None for none."""
+    chosen = os.environ.get("CC")
+    return next((name for name in ((chosen,) if chosen else ("gcc", "clang")) if shutil.which(name)), None)
+
+
+def python_header() -> Path:
+    """Where Python's header would be."""
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # as Triton looks for it
+    return Path(sysconfig.get_paths(scheme)["include"]) / "Python.h"
+
+
+@cache
+def missing() -> str:
+    """Why no kernel can be built here, "" where Triton's driver is there."""
+    from triton.runtime import driver
+
+    try:
+        with without_stderr():  # where the compiler says it at length
+            driver.active.utils  # noqa: B018 - built at the first look
+    except Exception as error:  # whatever a compiler, a linker or a driver does
+        if c_compiler() is None:
+            return "needs a C compiler, and there is none: install gcc"
+        if not python_header().is_file():
+            return "needs Python's headers, and there are none: install python3-dev"
+        first = (str(error).strip().splitlines() or [""])[0]
+        return f"has no driver here: {type(error).__name__}: {first}"[:200]
+    return ""
+
 
 DTYPES = (torch.float16, torch.bfloat16)  # in float32 every form of the kernels spills: left to the tiles on a card
 WIDEST = 256  # of q, k and v: more does not fit a program's registers
@@ -46,7 +84,7 @@ class TritonAttention(TiledAttention):
 
     @cached_property
     def _sweep(self) -> Sweep:
-        from attnscope.attention.triton_kernel.sweep import Sweep
+        from attnscope.attention.kernels_cuda.sweep import Sweep
 
         return Sweep(self.spec)
 
@@ -54,9 +92,9 @@ class TritonAttention(TiledAttention):
         """What the kernels answer of these, and the output where it is wanted; nothing where they cannot run."""
         if not usable(self.spec):
             return {}
-        from attnscope.attention.triton_kernel import proof
+        from attnscope.attention.kernels_cuda import proof
 
-        if why := "" if _interpreted() else driver.missing():
+        if why := "" if _interpreted() else missing():
             self._refused = proof.unbuilt(questions, why)
             return {}
         parts: list[Question | None] = [question for question in questions if self._sweep.knows(question)]

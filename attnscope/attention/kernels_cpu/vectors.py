@@ -14,7 +14,7 @@ from numba import types
 from numba.core.datamodel import models, register_default
 from numba.extending import intrinsic
 
-from attnscope.attention.compiled.shapes import BLOCK, LANES, NAMES, STRIP
+from attnscope.attention.kernels_cpu.layout import BLOCK, LANES, NAMES, STRIP
 
 FLOAT, INT, LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 

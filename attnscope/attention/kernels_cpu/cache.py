@@ -1,0 +1,221 @@
+"""The file that keeps the compiled kernel. It is run as machine code, so only we may have written it, and all of it.
+
+Only we and root may change the file, its folder, or where the path of the folder leads; a digest finds what a crash or
+a disk did to the rest.
+
+The compiled kernel: made once per machine by Numba, kept as object code, and loaded without Numba after that.
+
+Importing Numba takes longer than a page of text; LLVM alone loads in a twentieth of a second.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from attnscope.attention.kernels_cpu.layout import LANES
+from attnscope.errors import UsageError
+from attnscope.utils.files import whole_file
+
+MOST_BYTES = 1 << 22  # the kernel takes a hundredth of that
+MOST_STEPS = 256  # of a path, those of its links included
+DIGEST = hashlib.sha256
+
+
+def wanted_folder() -> Path | None:
+    """The folder in NUMBA_CACHE_DIR, or in the user's own cache; None where there is no home.
+
+    A relative base is skipped: it would be whatever folder one works in, a downloaded model's for one.
+    """
+    variable, below = {"win32": ("LOCALAPPDATA", "AppData/Local"), "darwin": ("", "Library/Caches")}.get(
+        sys.platform, ("XDG_CACHE_HOME", ".cache")
+    )
+    home = os.path.join(os.path.expanduser("~"), below)  # "~" stays where there is no home
+    bases = os.environ.get("NUMBA_CACHE_DIR"), os.environ.get(variable), home
+    return next((Path(base, "attnscope", "kernel") for base in bases if base and os.path.isabs(base)), None)
+
+
+def is_private(folder: Path) -> bool:
+    """Whether the folder, made where it is missing, is our own and closed to all others, and no other can swap it."""
+    if sys.platform == "win32":  # the local application data have an access list
+        return True
+    with suppress(OSError):
+        if _leads_safely(folder):
+            status = os.lstat(folder)
+            return stat.S_ISDIR(status.st_mode) and status.st_uid == _us() and not status.st_mode & 0o077
+    return False
+
+
+def _leads_safely(folder: Path) -> bool:
+    """Whether all on the way to a folder, links included, is ours or root's, and none can be replaced by others."""
+    at, remaining = Path(folder.anchor), list(folder.parts[:0:-1])
+    for _ in range(MOST_STEPS):
+        if not remaining:
+            return True
+        step = at / remaining.pop()
+        status = _made(step)
+        if status.st_uid not in (0, _us()):
+            return False
+        if stat.S_ISLNK(status.st_mode):
+            remaining += reversed(Path(os.readlink(step)).parts)
+        elif status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+            return False
+        else:
+            at = step
+    return False
+
+
+def _made(folder: Path) -> os.stat_result:
+    """What is at a path; a folder is made where nothing is."""
+    with suppress(FileNotFoundError):
+        return os.lstat(folder)
+    with suppress(FileExistsError):  # another process was quicker
+        os.mkdir(folder, 0o700)
+    return os.lstat(folder)
+
+
+def read_object(path: Path) -> bytes | None:
+    """What `keep` wrote there; None where there is no such file, or another one."""
+    with suppress(OSError), open(path, "rb", opener=_without_waiting) as file:
+        status = os.fstat(file.fileno())
+        if stat.S_ISREG(status.st_mode) and status.st_uid == _us() and status.st_size <= MOST_BYTES:
+            digest, content = file.read(DIGEST().digest_size), file.read(MOST_BYTES)
+            return content if digest == _digest(path, content) else None
+    return None
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, through to the disk; where that fails it is not kept."""
+    with suppress(OSError), whole_file(path) as file:
+        file.write(_digest(path, content) + content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _digest(path: Path, content: bytes) -> bytes:
+    """Of the content and of what it was made for, which the file's name says."""
+    return DIGEST(path.name.encode() + b"\0" + content).digest()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file that is no link; a pipe without a writer does not hold us up."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+
+
+def _us() -> int:
+    return os.geteuid() if hasattr(os, "geteuid") else 0  # Windows says 0 of every file
+
+
+# What the compiled code depends on.
+SOURCES = ("kernel.py", "panel_rows.py", "vectors.py", "shapes.py", "object_code.py")
+SWITCHED_OFF = (
+    "the engine numba needs Numba's compiler, and NUMBA_DISABLE_JIT switches it off",
+    "unset it, or use {engine=tiles}",
+)
+_kept: list[Any] = []  # what owns the code
+
+logger = logging.getLogger("attnscope")
+
+
+def installed() -> bool:
+    """Whether Numba is there, and may compile."""
+    return find_spec("numba") is not None and not switched_off()
+
+
+def switched_off() -> bool:
+    """Whether the environment tells Numba to compile nothing."""
+    return os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
+
+
+@lru_cache(maxsize=1)
+def sweep() -> Callable[[int, int], int]:
+    """The kernel, as a function of the address of its records and their number; the interpreter is free meanwhile."""
+    name, code = _object()
+    function = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2)(_loaded(name, code))
+    unused = (ctypes.c_int64 * 2)()  # where Numba's own callers find an error: nothing here raises one
+    place = ctypes.addressof(unused)
+    _kept.append(unused)
+    return lambda records, count: function(place, place, records, count)
+
+
+def _object() -> tuple[str, bytes]:
+    """The kernel's name and object code for this machine: as kept, or compiled."""
+    folder = wanted_folder()
+    path = folder / f"sweep-{_key()}.bin" if folder and is_private(folder) else None
+    if path and (content := read_object(path)):
+        name, _, code = content.partition(b"\0")
+        return name.decode(), code
+    if path:
+        where = f"once per machine: {path.parent}"
+    else:
+        why = f"{folder} is not a folder that only you can use" if folder else "there is no home folder to keep it in"
+        where = f"for this run alone: {why}; set NUMBA_CACHE_DIR"
+    logger.warning("compiling the CPU kernel, %s", where)
+    symbol, code = _compiled()
+    if path:
+        keep(path, symbol.encode() + b"\0" + code)
+    return symbol, code
+
+
+def _key() -> str:
+    """Of what the code depends on: the sources, the compilers, the processor."""
+    parts = [Path(__file__).with_name(name).read_bytes() for name in SOURCES]
+    parts += [text.encode() for text in (version("numba"), version("llvmlite"), str(LANES), *_processor())]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+
+
+def _processor() -> tuple[str, str]:
+    """Name and features of the processor at hand, or those that Numba is set to compile for."""
+    from llvmlite import binding
+
+    name = os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
+    return name, os.environ.get("NUMBA_CPU_FEATURES") or binding.get_host_cpu_features().flatten()
+
+
+def _machine() -> Any:
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    target = binding.Target.from_default_triple()
+    return target.create_target_machine(*_processor(), opt=3, jit=True)
+
+
+def _compiled() -> tuple[str, bytes]:
+    import numba
+    from llvmlite import binding
+    from numba import types
+
+    if numba.config.DISABLE_JIT:  # which a file in the working folder can say, too
+        raise UsageError(*SWITCHED_OFF)
+    from attnscope.attention.kernels_cpu import kernel
+
+    signature = (types.int64, types.int64)
+    kernel.sweep.compile(signature)
+    name = kernel.sweep.overloads[signature].fndesc.llvm_func_name
+    module = binding.parse_assembly(kernel.sweep.inspect_llvm(signature))
+    return name, _machine().emit_object(module)
+
+
+def _loaded(name: str, code: bytes) -> int:
+    """The address of the function in object code."""
+    from llvmlite import binding
+
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine())
+    engine.add_object_file(binding.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _kept.append(engine)
+    if not (address := engine.get_function_address(name)):
+        raise RuntimeError(f"the compiled kernel has no function {name!r}")
+    return address
