@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from attnscope.calls.why import why
     from attnscope.errors import AttnscopeError
     from attnscope.figures import Style
+    from attnscope.hooks.listen import listen
     from attnscope.keep.request import Request
     from attnscope.keep.view import View
     from attnscope.model.loaded import LoadedModel
     from attnscope.model.loading import wrap
     from attnscope.observation import Observation
-    from attnscope.seam.listen import listen
     from attnscope.serve.session import connect
 
 __all__ = [
@@ -78,7 +78,7 @@ _HOMES = {
     "explain": "attnscope",
     "knockout": "attnscope.calls.knockout",
     "patch": "attnscope.calls.patch",
-    "listen": "attnscope.seam.listen",
+    "listen": "attnscope.hooks.listen",
     "load": "attnscope.api",
     "parity": "attnscope",
     "scan": "attnscope.calls.scan",

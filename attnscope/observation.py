@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import UsageError
+from attnscope.hooks.report import failures
 from attnscope.inputs.tokens import TokenSelection as Chosen
 from attnscope.keep.columns import Head, HeadColumns, Relation, with_others
 from attnscope.keep.layers import LayerKey, ModelLayers, PerLayer, codes
 from attnscope.measure.metrics import MASS
 from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
 from attnscope.model.selection import DECODER, ENCODER, STACKS, is_bidirectional
-from attnscope.seam.report import failures
 from attnscope.utils.display import shortened
 from attnscope.utils.tables import texts_at
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     import torch
 
     from attnscope.ask import Ask
+    from attnscope.hooks.report import CallCheck, CaptureReport
     from attnscope.inputs.prompt import Prompt
     from attnscope.keep.atlas import HeadNames
     from attnscope.keep.records import KeptKeys, KeptOperands, LayerMaps, Rollout, SpanPairs, TokenWeights
     from attnscope.keep.view import View
-    from attnscope.seam.report import CallCheck, CaptureReport
 
 Axis = Literal["queries", "keys"]
 

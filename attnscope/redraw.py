@@ -26,6 +26,7 @@ import numpy as np
 
 from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.folder.manifest import NAME, TARGET, prompt_of, read_manifest
+from attnscope.hooks.report import CaptureReport
 from attnscope.keep.columns import HeadColumns, Score
 from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.keep.records import KeptKeys, LayerMaps, Matrices
@@ -35,7 +36,6 @@ from attnscope.measure.metrics import KNOWN
 from attnscope.measure.roles import NONE
 from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, STACKS, is_causal, is_cross
 from attnscope.observation import Observation
-from attnscope.seam.report import CaptureReport
 from attnscope.utils.files import open_native
 from attnscope.utils.memory import free_memory, human_bytes
 from attnscope.utils.tables import read_delimited

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.ask import Ask
 from attnscope.errors import MemoryLimitError, ModelError, UsageError
+from attnscope.hooks.engines import Engine, within_memory
+from attnscope.hooks.forward import GLOBAL, arguments, bare_model
+from attnscope.hooks.generation import DecodingSteps
 from attnscope.inputs import answers
 from attnscope.inputs.given import ids_of, reading
 from attnscope.inputs.global_tokens import positions
@@ -42,11 +45,6 @@ from attnscope.model.selection import (
 from attnscope.observation import NamesBeside, Observation
 from attnscope.observe.choice import Choice, choose, tiles_difference
 from attnscope.observe.passes import observe
-from attnscope.seam.cost import within_memory
-from attnscope.seam.decoding import DecodingSteps
-from attnscope.seam.engines import Engine
-from attnscope.seam.forward import arguments, bare_model
-from attnscope.seam.inputs import GLOBAL
 from attnscope.study.ablation.by_key import asked_of_answer, directions_of_answer
 from attnscope.utils.memory import free_memory, human_bytes
 

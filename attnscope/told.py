@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from attnscope.hooks.generation import DEFAULT, END, NUMBER, OWN, POSITIONS, STOP
 from attnscope.inputs.tokens import TokenMatch as Found
 from attnscope.inputs.tokens import chosen_lines, described
 from attnscope.observe.choice import NO_ROOM
 from attnscope.run import Run, prepare
-from attnscope.seam.generation import DEFAULT, END, NUMBER, OWN, POSITIONS, STOP
 from attnscope.telling import SILENT, Prepared, Teller
 
 if TYPE_CHECKING:

@@ -20,6 +20,8 @@ import torch
 from results import measured_here
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from attnscope.hooks.engines import UNCHECKED
+from attnscope.hooks.listen import listen
 from attnscope.intervene.branches import unheard
 from attnscope.intervene.passes import CPU_TOKENS, prepared
 from attnscope.intervene.sets import HeadSet
@@ -27,8 +29,6 @@ from attnscope.intervene.task import Task
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load, wrap
 from attnscope.model.options import LoadOptions
-from attnscope.seam.engines import UNCHECKED
-from attnscope.seam.listen import listen
 from attnscope.study.ablation.tasks import copy
 
 WAYS = {

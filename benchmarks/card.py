@@ -64,13 +64,13 @@ def ways(model: Any, ids: torch.Tensor) -> dict[str, Callable[[], set[str]]]:
     """What is timed; each says who answered."""
     from attnscope import Request
     from attnscope.attention.questions import Received
+    from attnscope.hooks.engines import ENGINES
+    from attnscope.hooks.listen import listen
     from attnscope.inputs.prompt import from_ids
     from attnscope.measure.metrics import Texts, means, questions
     from attnscope.model.loading import load, wrap
     from attnscope.model.options import LoadOptions
     from attnscope.observe.passes import observe
-    from attnscope.seam.engines import ENGINES
-    from attnscope.seam.listen import listen
 
     texts = Texts(ids, torch.tensor([ids.shape[1]], device=ids.device))
     loaded = wrap(model, load(LoadOptions(device="cpu")).tokenizer)

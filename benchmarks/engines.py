@@ -189,9 +189,9 @@ def build(way: str, tokens: int, device: str, large: bool):
 
 
 def prepare_attnscope(way: str, tokens: int, device: str, large: bool) -> Callable[[], object]:
-    from attnscope.seam.call import AttentionCall
-    from attnscope.seam.engines import engine_named
-    from attnscope.seam.listen import listen
+    from attnscope.hooks.calls import AttentionCall
+    from attnscope.hooks.engines import engine_named
+    from attnscope.hooks.listen import listen
 
     model, ids = build(way, tokens, device, large)
     name, _, how = way.partition("-")

@@ -13,7 +13,7 @@ from attnscope.attention.kernels_cuda import device_can
 from attnscope.attention.kernels_cuda import operator as driver
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.cli.doctor import examined
-from attnscope.seam.checks import sdpa_kernel
+from attnscope.hooks.calls import sdpa_kernel
 
 CARD = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit", "--format=csv"]
 SHAPES = {"Llama-3.2-3B": (24, 8, 128, None), "with a mask": (24, 8, 128, True)}

@@ -88,8 +88,8 @@ from torch import Tensor
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.replacement import replacing
-from attnscope.seam.call import CallPlace
-from attnscope.seam.engines import Engine
+from attnscope.hooks.calls import CallPlace
+from attnscope.hooks.engines import Engine
 
 
 class Halving(Intervention):
@@ -144,7 +144,7 @@ EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
         )
     },
     "an engine": {
-        "seam/engines.py": (
+        "hooks/engines.py": (
             ("\ndef fastest(", ENGINE),
             ('        Engine("fused", ', '        Engine("recomputed", recomputed, bytes=eager_bytes),\n'),
         ),

@@ -18,6 +18,7 @@ from attnscope.ask import Ask
 from attnscope.attention.spec import Visibility
 from attnscope.calls.scan import scan
 from attnscope.errors import ModelError, UsageError
+from attnscope.hooks.generation import check_causal
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.model.geometry import geometry_of
@@ -27,7 +28,6 @@ from attnscope.model.tasks import both_ways, task_of
 from attnscope.parity import check_parity
 from attnscope.parity.certificate import in_words
 from attnscope.run import prepare
-from attnscope.seam.causal import check_causal
 from helpers.families import NOT_BUILT, WITHOUT_ATTENTION, tiny_config
 from helpers.parity_models import rouse
 

@@ -27,6 +27,7 @@ from transformers.utils.logging import is_progress_bar_enabled
 
 import attnscope
 from attnscope.errors import AttnscopeError, ModelError, UsageError
+from attnscope.hooks.projections import projection
 from attnscope.model import gguf
 from attnscope.model.libraries import bars_as_elsewhere, without_bars
 from attnscope.model.loaded import LoadedModel
@@ -35,7 +36,6 @@ from attnscope.model.options import LoadOptions
 from attnscope.model.quantised import Arithmetic, dequantizing, is_quantised
 from attnscope.parity import check_parity
 from attnscope.parity.certificate import certificate
-from attnscope.seam.projection import projection
 from helpers.brought import a_gguf, an_adapter, compressed
 from helpers.command_line import call
 from helpers.families import tiny_model

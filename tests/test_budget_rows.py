@@ -9,12 +9,12 @@ from torch.testing import assert_close
 from attnscope.attention.rows import RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.errors import UsageError
+from attnscope.hooks.engines import UNCHECKED
+from attnscope.hooks.listen import listen
 from attnscope.intervene.budget_names import written_budget, written_budgets
 from attnscope.intervene.budgets import CacheBudget, HeadBudget
 from attnscope.intervene.policies import BudgetedHeads, policy_of
 from attnscope.model.selection import DECODER
-from attnscope.seam.engines import UNCHECKED
-from attnscope.seam.listen import listen
 from helpers.budgeted import budgeted
 from helpers.families import tiny_model
 from test_rows_again import EQUAL, POSITIONS

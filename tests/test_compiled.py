@@ -30,7 +30,7 @@ from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.attention.tiling import TiledAttention
 from attnscope.errors import UsageError
 from attnscope.export import manifest
-from attnscope.seam.engines import ENGINES, engine_named
+from attnscope.hooks.engines import ENGINES, engine_named
 from helpers.dispatched import thread_count
 
 HEADS, GROUPS = 6, 2

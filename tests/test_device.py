@@ -20,6 +20,8 @@ from attnscope.batch.job import Job
 from attnscope.batch.shards import Shard
 from attnscope.batch.worker import Worker
 from attnscope.explain import explain_head
+from attnscope.hooks import listen as seam
+from attnscope.hooks.engines import ENGINES
 from attnscope.inputs.prompt import from_ids, from_text
 from attnscope.intervene.passes import prepared
 from attnscope.intervene.sets import HeadSet
@@ -30,8 +32,6 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap
 from attnscope.observe.passes import observe
 from attnscope.parity import check_parity
-from attnscope.seam import listen as seam
-from attnscope.seam.engines import ENGINES
 from attnscope.study.ablation import tasks
 from attnscope.study.ablation.direct import direct_means
 from attnscope.study.ablation.effects import AblationStudy, HeadSets

@@ -15,6 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import attnscope
 from attnscope.attention.tiling import TiledAttention
 from attnscope.errors import MemoryLimitError, ModelError, UsageError
+from attnscope.hooks.calls import CHECKED_ROWS, sampled_rows
+from attnscope.hooks.engines import ENGINES, Engine, engine_named
+from attnscope.hooks.listen import listen
 from attnscope.inputs.prompt import from_text
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
@@ -33,9 +36,6 @@ from attnscope.observe.choice import (
     choose,
     tiles_difference,
 )
-from attnscope.seam.checks import CHECKED_ROWS, sampled_rows
-from attnscope.seam.engines import ENGINES, Engine, engine_named
-from attnscope.seam.listen import listen
 from attnscope.utils.memory import read_size
 from helpers.command_line import call
 from helpers.dispatched import thread_count

@@ -26,6 +26,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_L
 import attnscope
 from attnscope.ask import Ask
 from attnscope.errors import ForwardError, InputError, ModelError, UsageError
+from attnscope.hooks.engines import ENGINES
+from attnscope.hooks.generation import _StopStrings, continuation, ends, start_token, watched_steps
 from attnscope.inputs.prompt import Prompt, from_chat, from_text
 from attnscope.inputs.tokens import find
 from attnscope.keep.request import Request
@@ -37,9 +39,6 @@ from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
 from attnscope.observe.passes import observe
 from attnscope.run import prepare
-from attnscope.seam.decoding import watched_steps
-from attnscope.seam.engines import ENGINES
-from attnscope.seam.generation import _StopStrings, continuation, ends, start_token
 from attnscope.told import answer_lines
 from helpers.command_line import call
 from helpers.families import few, tiny_config

@@ -17,9 +17,9 @@ from transformers.modeling_utils import AttentionInterface
 from attnscope.attention.questions import Entropy, Holding, RowSum
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.attention.tiling import TILE_BYTES, TiledAttention
+from attnscope.hooks.engines import eager_bytes, fused_bytes, tokens_that_fit
 from attnscope.model.geometry import TYPES, Geometry, LayerGeometry, geometry_of
 from attnscope.model.tasks import attending_layers
-from attnscope.seam.cost import eager_bytes, fused_bytes, tokens_that_fit
 from helpers import stack_families
 from helpers.dispatched import thread_count
 from helpers.families import MODEL_TYPES, WITHOUT_ATTENTION, few, of_all_families, tiny_config, tiny_model

@@ -15,7 +15,7 @@ import pytest
 import attnscope
 from attnscope.attention.kernels_cpu import cache as object_code
 from attnscope.errors import UsageError
-from attnscope.seam.engines import engine_named
+from attnscope.hooks.engines import engine_named
 from helpers.command_line import HANGS, call, spawn
 from helpers.homes import without_a_home
 

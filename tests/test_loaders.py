@@ -622,7 +622,7 @@ def test_verbose_shows_where_it_failed(tmp_path: Path) -> None:
 
 
 def test_errors_of_who_listens_are_raised_as_they_are(demo: Any) -> None:
-    from attnscope.seam.listen import listen
+    from attnscope.hooks.listen import listen
 
     def fail(called: object) -> None:
         raise LookupError("mine")

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from attnscope.errors import MemoryLimitError
+from attnscope.hooks.engines import eager_bytes
 from attnscope.observe.choice import choose
-from attnscope.seam.cost import eager_bytes
 from attnscope.utils import memory
 from attnscope.utils.memory import free_memory
 

@@ -12,9 +12,9 @@ import torch
 from attnscope.attention.operator import AttentionOperator, DenseAttention, UniformAttention
 from attnscope.attention.spec import Visibility
 from attnscope.errors import UsageError
+from attnscope.hooks.listen import listen
 from attnscope.measure.metrics import KNOWN, METRICS, Texts, known, measure, order_of, support, with_asked
 from attnscope.measure.roles import role_of
-from attnscope.seam.listen import listen
 from helpers.families import tiny_model
 
 Row = list[float]

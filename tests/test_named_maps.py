@@ -9,10 +9,10 @@ import torch
 import attnscope
 from attnscope.drawing import drawings
 from attnscope.export import manifest
+from attnscope.hooks.projections import strength
 from attnscope.inputs.answers import with_summaries
 from attnscope.keep.request import Request
 from attnscope.model.loading import wrap
-from attnscope.seam.differential import strength
 from helpers.command_line import call
 from helpers.folders import saved
 from helpers.parity_models import roused_model

@@ -19,6 +19,7 @@ from attnscope.drawing import layer_maps
 from attnscope.errors import InputError
 from attnscope.figures import Style
 from attnscope.figures.jobs import prepare_heads
+from attnscope.hooks.engines import engine_named
 from attnscope.inputs.prompt import from_text
 from attnscope.inputs.tokens import TokenMatch as Found
 from attnscope.inputs.tokens import TokenSelection as Chosen
@@ -32,7 +33,6 @@ from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
 from attnscope.observe.passes import observe
 from attnscope.run import read
-from attnscope.seam.engines import engine_named
 from attnscope.utils.tables import rows
 from helpers.own import attentions
 from helpers.parity_models import as_loaded, roused_model

@@ -15,6 +15,7 @@ from attnscope.batch.corpus import Corpus
 from attnscope.batch.job import Job
 from attnscope.batch.run import run_folder
 from attnscope.explain import explain_head
+from attnscope.hooks import modules
 from attnscope.intervene.passes import prepared
 from attnscope.intervene.sets import HeadSet
 from attnscope.keep.view import View
@@ -22,7 +23,6 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap
 from attnscope.model.modules import weights_of
 from attnscope.parity import check_parity
-from attnscope.seam import modules
 from attnscope.study.ablation import tasks
 from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.screen import screened

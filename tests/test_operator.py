@@ -12,10 +12,10 @@ from torch.testing import assert_close
 from attnscope.attention.operator import AttentionOperator, DenseAttention, UniformAttention
 from attnscope.attention.questions import EqualLabels, Holding, TopK, Window
 from attnscope.attention.spec import Visibility
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.engines import ENGINES
+from attnscope.hooks.listen import listen
 from attnscope.measure.metrics import Texts
-from attnscope.seam.call import AttentionCall
-from attnscope.seam.engines import ENGINES
-from attnscope.seam.listen import listen
 from attnscope.utils import memory
 from helpers.families import tiny_model
 

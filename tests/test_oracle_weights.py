@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch.testing import assert_close
 
+from attnscope.hooks.listen import listen
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
-from attnscope.seam.listen import listen
 
 
 def test_weights_agree_with_an_independent_oracle(real_model_folder: Path) -> None:

@@ -19,9 +19,9 @@ from attnscope.errors import AttnscopeError, InputError, UsageError
 from attnscope.figures.jobs import foot
 from attnscope.figures.style import Style
 from attnscope.folder.manifest import PROMPT, prompt_of, tokens_of
+from attnscope.hooks.forward import known_types
 from attnscope.inputs.prompt import from_ids, from_pair, from_text
 from attnscope.redraw import kept_run
-from attnscope.seam.inputs import known_types
 from helpers.command_line import call
 from helpers.made_tokenizers import SlowWords, byte_level, llama, wordpiece
 from helpers.stack_families import SEQ2SEQ, TYPES, ids, own, tiny

@@ -21,6 +21,8 @@ import torch
 import attnscope
 from attnscope.cli import run
 from attnscope.errors import ForwardError, UsageError
+from attnscope.hooks.listen import listen
+from attnscope.hooks.modules import ModuleRecorder
 from attnscope.inputs.prompt import from_text
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
@@ -28,8 +30,6 @@ from attnscope.model.options import LoadOptions
 from attnscope.parity import ParityReport, check_parity
 from attnscope.parity.certificate import certificate, in_words, parity_table, verify, weights_sha256
 from attnscope.reference.layouts import layout_of
-from attnscope.seam.listen import listen
-from attnscope.seam.modules import ModuleRecorder
 from attnscope.utils.files import save_json
 from helpers.compiling import compiling  # noqa: F401
 from helpers.families import tiny_config

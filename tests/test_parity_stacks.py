@@ -15,6 +15,7 @@ import torch
 
 from attnscope.ask import Ask
 from attnscope.errors import UsageError
+from attnscope.hooks.modules import ModuleRun
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
 from attnscope.parity import ATOL, ParityReport, check_parity
@@ -24,7 +25,6 @@ from attnscope.reference.given import Given
 from attnscope.reference.layouts import ENCODERS, FAMILIES, UNREAD, UNREAD_ENCODERS, layout_of
 from attnscope.reference.relative import relative_bias
 from attnscope.run import read
-from attnscope.seam.modules import ModuleRun
 from helpers.command_line import call
 from helpers.families import few
 from helpers.parity_models import as_loaded, in_half

@@ -12,6 +12,7 @@ from attnscope.ask import Ask
 from attnscope.batch.asks import check_fields
 from attnscope.batch.job import Job
 from attnscope.errors import AttnscopeError, ModelError
+from attnscope.hooks.patch_tokens import patch_tokens
 from attnscope.model.fitting import check_tower
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load, load_tokenizer
@@ -21,7 +22,6 @@ from attnscope.observation import Observation
 from attnscope.parity import check_parity
 from attnscope.reference.layouts import UNREAD_TOWERS
 from attnscope.run import prepare
-from attnscope.seam.patch_tokens import patch_tokens
 from helpers.command_line import call
 from helpers.parity_models import rouse
 from helpers.picture_models import ALONE, HEADS, SIDES, SQUARE, need_image_processors, picture, read_here, saved_alone

@@ -14,12 +14,12 @@ from rich.text import Text
 from attnscope.errors import UsageError
 from attnscope.figures.colours import Limits
 from attnscope.figures.prose import RAMP, Prose
+from attnscope.hooks.engines import ENGINES
 from attnscope.inputs.prompt import from_text
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
 from attnscope.looks import look_table
 from attnscope.observe.passes import observe
-from attnscope.seam.engines import ENGINES
 from helpers.command_line import SENTENCE, call
 from helpers.dispatched import largest_tensor
 from helpers.own import attentions

@@ -14,6 +14,7 @@ import torch
 
 import attnscope
 from attnscope.errors import UsageError
+from attnscope.hooks.engines import ENGINES
 from attnscope.inputs.prompt import Prompt, from_text
 from attnscope.inputs.tokens import TokenMatch as Found
 from attnscope.inputs.tokens import TokenSelection as Chosen
@@ -24,7 +25,6 @@ from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
 from attnscope.observe.passes import observe
-from attnscope.seam.engines import ENGINES
 from helpers import own
 from helpers.command_line import call
 from helpers.parity_models import as_loaded, roused_model

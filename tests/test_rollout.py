@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from attnscope.errors import MemoryLimitError, ModelError
+from attnscope.hooks.engines import engine_named
 from attnscope.inputs.prompt import Prompt, from_text
 from attnscope.keep.collectors import rollout
 from attnscope.keep.collectors.rollout import Rollout, RolloutCollector
@@ -22,7 +23,6 @@ from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
 from attnscope.observe.passes import observe
-from attnscope.seam.engines import engine_named
 from attnscope.utils.tables import rows as rows_of
 from helpers.command_line import call
 from helpers.dispatched import largest_tensor

@@ -11,13 +11,13 @@ import attnscope
 from attnscope.attention.rows import RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.errors import ModelError, UsageError
+from attnscope.hooks.engines import ENGINES, UNCHECKED
+from attnscope.hooks.listen import listen
 from attnscope.intervene.knockout import Knockout
 from attnscope.intervene.replacement import replacing, zeros
 from attnscope.intervene.sets import Cut
 from attnscope.model.families import family_of
 from attnscope.model.selection import CROSS, DECODER
-from attnscope.seam.engines import ENGINES, UNCHECKED
-from attnscope.seam.listen import listen
 from helpers.families import BYPASS, MODEL_TYPES, WITHOUT_ATTENTION, few, of_all_families, tiny_model
 from helpers.induction import induction
 from helpers.loops import looped

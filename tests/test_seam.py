@@ -20,8 +20,8 @@ from transformers.modeling_utils import AttentionInterface
 from attnscope.api import capture
 from attnscope.attention.questions import Distance, Entropy, Features, Received
 from attnscope.errors import ForwardError, ModelError, UsageError
-from attnscope.seam.engines import ENGINES, Engine, engine_named
-from attnscope.seam.listen import _uncompiled, listen, listening
+from attnscope.hooks.engines import ENGINES, Engine, engine_named
+from attnscope.hooks.listen import _uncompiled, listen, listening
 from helpers.compiling import compiling  # noqa: F401
 from helpers.dispatched import thread_count
 from helpers.families import tiny_model

@@ -16,6 +16,7 @@ from attnscope.ask import Ask
 from attnscope.drawing import layer_maps
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.folder.manifest import prompt_of, read_manifest
+from attnscope.hooks.generation import POSITIONS
 from attnscope.inputs import sound as sounds
 from attnscope.inputs.sound import Sound, read_sound, sound_of
 from attnscope.keep.request import Request
@@ -23,7 +24,6 @@ from attnscope.keep.view import View
 from attnscope.model.loading import wrap
 from attnscope.model.selection import CROSS, DECODER, ENCODER
 from attnscope.run import prepare, read
-from attnscope.seam.generation import POSITIONS
 from attnscope.told import target_lines
 from helpers.command_line import SENTENCE, call
 from helpers.sounds import FRAMES, HEADS, LAYERS, RATE, samples, saved_whisper, tiny_listener, write_wav

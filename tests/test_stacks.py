@@ -13,6 +13,8 @@ from attnscope.ask import Ask
 from attnscope.drawing import drawings
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.export import manifest
+from attnscope.hooks import generation
+from attnscope.hooks.listen import listen
 from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.keep.request import Request
 from attnscope.measure.metrics import KNOWN
@@ -21,8 +23,6 @@ from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.model.selection import CAUSAL, STACKS, select_stacks
 from attnscope.model.tasks import task_of
 from attnscope.run import prepare
-from attnscope.seam import generation
-from attnscope.seam.listen import listen
 from attnscope.told import target_lines
 from helpers import made_tokenizers
 from helpers.command_line import call

@@ -18,14 +18,14 @@ from transformers import CONFIG_MAPPING
 
 from attnscope.attention.spec import Visibility
 from attnscope.errors import ModelError
+from attnscope.hooks.engines import eager_bytes
+from attnscope.hooks.families import banded, weights_in
+from attnscope.hooks.listen import calls_interface, listen
 from attnscope.model.checkpoint import check_has_attention
 from attnscope.model.families import Family
 from attnscope.model.geometry import geometry_of
 from attnscope.model.selection import CROSS, DECODER, ENCODER
 from attnscope.model.tasks import model_class, task_of
-from attnscope.seam.cost import eager_bytes
-from attnscope.seam.hooked import banded, weights_in
-from attnscope.seam.listen import calls_interface, listen
 from helpers.families import of_all_families, tiny_config
 from helpers.families_table import read, stack_row, stacks
 from helpers.seconds import once

@@ -33,14 +33,14 @@ from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.attention.tile_readers import READERS, RowSumReader
 from attnscope.attention.tiling import TILE_BYTES, SmallAttention, TiledAttention
 from attnscope.errors import MemoryLimitError
+from attnscope.hooks.engines import ENGINES, Engine
+from attnscope.hooks.listen import listen
 from attnscope.keep.collector import collect_layer
 from attnscope.keep.collectors.heads import HeadScores, TopRelation
 from attnscope.keep.collectors.relations import TopKeys
 from attnscope.keep.collectors.rollout import RolloutCollector
 from attnscope.keep.layers import Layer, LayerKey
 from attnscope.measure.metrics import METRICS, Texts, means, measure, questions
-from attnscope.seam.engines import ENGINES, Engine
-from attnscope.seam.listen import listen
 from helpers.dispatched import largest_tensor, thread_count
 from helpers.families import FEW, MODEL_TYPES, tiny_model
 from helpers.seconds import once

@@ -18,6 +18,7 @@ from transformers import BigBirdConfig, BigBirdModel, PreTrainedTokenizerFast
 
 import attnscope
 from attnscope.cli.parity import verdict
+from attnscope.hooks.engines import ENGINES
 from attnscope.inputs.prompt import Prompt
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
@@ -27,7 +28,6 @@ from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
 from attnscope.observe.passes import observe
 from attnscope.parity import ParityReport, check_parity
-from attnscope.seam.engines import ENGINES
 from helpers.command_line import Result, call
 from helpers.own import attentions
 from helpers.parity_models import as_loaded, attend_otherwise, ids_for, in_half, rouse, roused_model

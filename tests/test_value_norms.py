@@ -14,14 +14,15 @@ import attnscope
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.attention.tiling import TiledAttention
 from attnscope.errors import UsageError
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.calls import CallSite as CallPlace
+from attnscope.hooks.engines import ENGINES
+from attnscope.hooks.listen import listen
+from attnscope.hooks.projections import ProjectionInputs
 from attnscope.keep.request import Request
 from attnscope.keep.values import Projections, ValueNorms
 from attnscope.keep.view import View
 from attnscope.model.loading import wrap
-from attnscope.seam.call import AttentionCall, CallPlace
-from attnscope.seam.engines import ENGINES
-from attnscope.seam.listen import listen
-from attnscope.seam.projection import ProjectionInputs
 from attnscope.utils.tables import rows
 from helpers.dispatched import largest_tensor
 from helpers.families import tiny_model

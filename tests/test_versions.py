@@ -19,9 +19,9 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto import configuration_auto, modeling_auto
 
 from attnscope.errors import ModelError
+from attnscope.hooks.listen import listen
 from attnscope.model.libraries import TRIED
 from attnscope.model.loaded import LoadedModel
-from attnscope.seam.listen import listen
 from helpers.command_line import call
 
 ROOT = Path(__file__).parents[1]

@@ -4,8 +4,8 @@ import pytest
 
 from attnscope.calls.why import VERIFIED
 from attnscope.errors import ModelError
+from attnscope.hooks import families as watching
 from attnscope.reference import rules
-from attnscope.seam import watching
 from attnscope.study.why.records import AskedLogit
 from helpers.families import BYPASS, few, of_all_families
 from helpers.parity_models import DECODERS, TYPES, ids_for, roused_model

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
-from attnscope.seam.cost import eager_bytes
+from attnscope.hooks.engines import eager_bytes
 from attnscope.utils.memory import DTYPE_BYTES, free_memory
 
 if TYPE_CHECKING:

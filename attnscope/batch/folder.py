@@ -13,7 +13,7 @@ from typing import Any
 from attnscope.batch.corpus import STDIN
 from attnscope.batch.journal import FAILURES, JOURNAL, PARTIAL, Journal, Record
 from attnscope.errors import UsageError
-from attnscope.seam.report import joined_ways
+from attnscope.hooks.report import joined_ways
 from attnscope.utils.files import check_schema, read_json, refuse_links, save_json
 from attnscope.utils.folders import LOCK, changes, document, locked, writable
 

@@ -19,12 +19,12 @@ import pyarrow as pa
 from attnscope.batch.items import Item, printable
 from attnscope.batch.journal import Failure
 from attnscope.batch.schemas import schema_of
+from attnscope.hooks.generation import DEFAULT, POSITIONS
+from attnscope.hooks.report import joined_ways
 from attnscope.keep.layers import codes
 from attnscope.keep.view import ENTRIES
 from attnscope.measure.metrics import MASS, METRICS
 from attnscope.model.selection import STACKS, is_cross, spelled
-from attnscope.seam.generation import DEFAULT, POSITIONS
-from attnscope.seam.report import joined_ways
 from attnscope.utils.tables import flags, numbers, texts_at, words
 
 if TYPE_CHECKING:

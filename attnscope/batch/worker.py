@@ -17,6 +17,8 @@ from attnscope.batch.rows import Measured
 from attnscope.batch.shards import Shard
 from attnscope.batch.spans import given_spans, given_tokens
 from attnscope.errors import AttnscopeError, ForwardError, InputError, ModelError, UsageError
+from attnscope.hooks.engines import ENGINES, Engine
+from attnscope.hooks.generation import check_generates, say_ignored, translation
 from attnscope.inputs.prompt import Prompt, from_ids
 from attnscope.inputs.tokens import NOWHERE, naming
 from attnscope.inputs.tokens import TokenMatch as Found
@@ -29,8 +31,6 @@ from attnscope.model.selection import NAMES, SEQ2SEQ, select_stacks
 from attnscope.observation import Observation
 from attnscope.observe.choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.observe.passes import observe
-from attnscope.seam.engines import ENGINES, Engine
-from attnscope.seam.generation import check_generates, say_ignored, translation
 from attnscope.utils.memory import is_out_of_memory, keep_freed_memory
 
 KERNEL = "numba"

@@ -27,7 +27,7 @@ from attnscope.batch.schemas import SCHEMA_VERSIONS
 from attnscope.batch.shards import Shard
 from attnscope.batch.table_files import TableFile
 from attnscope.errors import AttnscopeError
-from attnscope.seam.report import joined_ways
+from attnscope.hooks.report import joined_ways
 from attnscope.utils.files import json_line
 from attnscope.utils.folders import sync, sync_file
 from attnscope.utils.tables import json_rows

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from attnscope.ask import Ask
 from attnscope.batch.batches import batch_limit, batches
+from attnscope.hooks.engines import engine_named
 from attnscope.keep.collectors.maps import drawn_whole
 from attnscope.keep.request import Asked
 from attnscope.model.loaded import LoadedModel, pads
@@ -15,7 +16,6 @@ from attnscope.observation import Observation
 from attnscope.observe.choice import FASTER_SCORES, kernel_reads
 from attnscope.observe.passes import observe
 from attnscope.run import Run, prepare, read
-from attnscope.seam.engines import engine_named
 
 KERNEL = "numba"
 

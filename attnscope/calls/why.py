@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from attnscope.calls.why_options import MEAN, WhyOptions, ask_of
 from attnscope.calls.why_record import Why
 from attnscope.errors import ModelError, UsageError, hints_of
+from attnscope.hooks.forward import given_of
 from attnscope.inputs.tokens import TokenMatch as Found
 from attnscope.inputs.tokens import described, find
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import OF_TWO_TEXTS, TEXT_TASKS, check_one_head, only_head, pairs, select_stacks
 from attnscope.run import prepare
-from attnscope.seam.inputs import given_of
 from attnscope.study.why.parts import parts_of
 from attnscope.study.why.records import AskedLogit
 from attnscope.utils.schema import takes_fields

@@ -123,7 +123,7 @@ def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writin
             f"span {name!r} is not in {texts:,} of {several(outcome.before + tally.texts, 'text')}", writing.quiet
         )
     if cut := outcome.targets.get("cut"):
-        from attnscope.seam.generation import MOST_MADE
+        from attnscope.hooks.generation import MOST_MADE
 
         made = several(outcome.targets["generated"], "generated target")
         output.talk(f"{cut:,} of {made} cut at {MOST_MADE} tokens, or at as many as the decoder reads", writing.quiet)

@@ -115,10 +115,9 @@ def describe(
 
     None is an unknown number of bytes.
     """
+    from attnscope.hooks.engines import ENGINES, eager_bytes, fused_bytes
     from attnscope.model.families import family
     from attnscope.observe.choice import SHARE, Case
-    from attnscope.seam.cost import eager_bytes, fused_bytes
-    from attnscope.seam.engines import ENGINES
 
     (device, dtype), (weights, free) = where, room
     float32 = dtype == "float32" or (dtype == "auto" and device == "cpu")

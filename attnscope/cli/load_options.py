@@ -96,7 +96,7 @@ ENGINE_WORDS = ("auto", "eager", "fused")  # that --help lists; others are one w
 def engine_word(text: str) -> str:
     """The name of an engine. Raises BadParameter for a word that is none."""
     if text not in ENGINE_WORDS:
-        from attnscope.seam.engines import ENGINES
+        from attnscope.hooks.engines import ENGINES
 
         if text not in ENGINES:
             raise BadParameter(f"expected {', '.join(ENGINE_WORDS[:-1])} or {ENGINE_WORDS[-1]}, got {brief(text)}")

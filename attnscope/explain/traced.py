@@ -20,16 +20,16 @@ from attnscope.explain.attention import Attention, attention_steps, concatenatio
 from attnscope.explain.projections import after_values, before_scores, observed_heads
 from attnscope.explain.records import Explanation, Step
 from attnscope.explain.steps import Observed, check_query
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.engines import ENGINES
+from attnscope.hooks.listen import listen
+from attnscope.hooks.modules import HALF, ModuleRecorder, ModuleRun
 from attnscope.model.quantised import is_quantised
 from attnscope.model.selection import DECODER, ENCODER
 from attnscope.parity.given import given_of, mask_of, precise
 from attnscope.reference.attention import Operands
 from attnscope.reference.given import Given, UnreadableError
 from attnscope.reference.layouts import layout_of
-from attnscope.seam.call import AttentionCall
-from attnscope.seam.engines import ENGINES
-from attnscope.seam.listen import listen
-from attnscope.seam.modules import HALF, ModuleRecorder, ModuleRun
 from attnscope.utils.display import head_name
 
 if TYPE_CHECKING:

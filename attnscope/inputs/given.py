@@ -13,6 +13,8 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex
 
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.hooks.forward import known_types
+from attnscope.hooks.patch_tokens import patch_tokens
 from attnscope.inputs import prompt as prompts
 from attnscope.inputs.answers import continued, with_virtual
 from attnscope.inputs.global_tokens import with_global_tokens
@@ -21,8 +23,6 @@ from attnscope.inputs.prompt import Prompt, from_ids, place
 from attnscope.inputs.sound import Sound, heard
 from attnscope.model.fitting import patch_side
 from attnscope.model.selection import VISION_ONLY
-from attnscope.seam.inputs import known_types
-from attnscope.seam.patch_tokens import patch_tokens
 from attnscope.utils.isolation import IsolatedCall as Apart
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import InputError, UsageError, first_line
+from attnscope.hooks.forward import GLOBAL, arguments, backbone, bare_model
+from attnscope.hooks.listen import running
 from attnscope.inputs.tokens import find
-from attnscope.seam.forward import arguments, backbone, bare_model
-from attnscope.seam.inputs import GLOBAL
-from attnscope.seam.listen import running
 
 if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt

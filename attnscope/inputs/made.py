@@ -7,17 +7,24 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
+from attnscope.hooks.engines import within_memory
+from attnscope.hooks.forward import given_of
+from attnscope.hooks.generation import (
+    DecodingSteps,
+    continuation,
+    end_tokens,
+    say_ignored,
+    start_token,
+    translation,
+    watched_steps,
+)
 from attnscope.inputs.answers import continued, from_target_ids, reading_target
 from attnscope.inputs.prompt import Prompt, from_ids, place
-from attnscope.seam.cost import within_memory
-from attnscope.seam.decoding import DecodingSteps, watched_steps
-from attnscope.seam.generation import continuation, end_tokens, say_ignored, start_token, translation
-from attnscope.seam.inputs import given_of
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask
+    from attnscope.hooks.engines import Engine
     from attnscope.model.loaded import LoadedModel
-    from attnscope.seam.engines import Engine
     from attnscope.utils.isolation import Where
 
 _Advance = Callable[[int], object]

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from attnscope.hooks.forward import TYPES, known_types
+from attnscope.hooks.report import tolerance
 from attnscope.inputs.prompt import place
 from attnscope.model.families import family_of
 from attnscope.model.libraries import choosing_settings
-from attnscope.seam.inputs import TYPES, known_types
-from attnscope.seam.report import tolerance
 from attnscope.utils.isolation import IsolatedCall as Apart
 
 if TYPE_CHECKING:
+    from attnscope.hooks.generation import DecodingSteps
     from attnscope.inputs.prompt import Prompt
     from attnscope.model.loaded import LoadedModel
-    from attnscope.seam.decoding import DecodingSteps
 
 
 def notes_of(loaded: LoadedModel, prompt: Prompt, pair: str = "--pair TEXT") -> Iterator[str]:

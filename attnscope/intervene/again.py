@@ -14,9 +14,8 @@ from torch import Tensor
 from attnscope.attention.rows import RowBlock, RowsAgain
 from attnscope.attention.spec import AttentionSpec
 from attnscope.errors import ModelError
-from attnscope.seam.call import AttentionCall
-from attnscope.seam.checks import relative_error
-from attnscope.seam.report import tolerance
+from attnscope.hooks.calls import AttentionCall, relative_error
+from attnscope.hooks.report import tolerance
 
 
 def spec_of(call: AttentionCall, output_NQHV: Tensor) -> AttentionSpec:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.seam.call import AttentionCall
-from attnscope.seam.engines import UNCHECKED
-from attnscope.seam.listen import listen
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.engines import UNCHECKED
+from attnscope.hooks.listen import listen
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from attnscope.attention.rows import RowBlock, RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.engines import Change, Engine
 from attnscope.intervene.again import recompute, spec_of
 from attnscope.intervene.budget_names import written_budget
 from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.policies import BudgetedHeads, Dropping, policy_of
 from attnscope.intervene.sets import HeadSet
 from attnscope.model.selection import DECODER
-from attnscope.seam.call import AttentionCall
-from attnscope.seam.engines import Change, Engine
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import UsageError
+from attnscope.hooks.forward import check_gradients, with_gradients
+from attnscope.hooks.listen import listen
 from attnscope.intervene.branches import unheard
 from attnscope.intervene.replacement import Replacing
-from attnscope.seam.gradients import check_gradients, with_gradients
-from attnscope.seam.listen import listen
 
 if TYPE_CHECKING:
+    from attnscope.hooks.calls import AttentionCall
     from attnscope.intervene.passes import Advance, Passes
-    from attnscope.seam.call import AttentionCall
 
 BACKWARD = 3  # what a pass with its backward pass takes, in passes
 

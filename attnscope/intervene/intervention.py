@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import Tensor
 
+from attnscope.hooks.calls import CallSite as CallPlace
+from attnscope.hooks.engines import Engine
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
-from attnscope.seam.call import CallPlace
-from attnscope.seam.engines import Engine
 
 OnOutput = Callable[[CallPlace, Tensor, Sequence[int]], None]  # a call's place, its output (B, T, H, V), texts' lengths
 

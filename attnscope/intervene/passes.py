@@ -21,6 +21,10 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import ForwardError, InputError, ModelError, first_line
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.engines import UNCHECKED, Engine
+from attnscope.hooks.generation import check_causal
+from attnscope.hooks.listen import calls_interface, listen
 from attnscope.intervene.branches import BranchError, DecoderLayers, branching, decoder_layers, unheard
 from attnscope.intervene.intervention import Intervention, OnOutput
 from attnscope.intervene.measure import LOSS, Measure
@@ -28,10 +32,6 @@ from attnscope.intervene.replacement import Replacement, Replacing
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
 from attnscope.model.loaded import pads, to_be_found
-from attnscope.seam.call import AttentionCall
-from attnscope.seam.causal import check_causal
-from attnscope.seam.engines import UNCHECKED, Engine
-from attnscope.seam.listen import calls_interface, listen
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

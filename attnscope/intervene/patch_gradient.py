@@ -25,8 +25,8 @@ from attnscope.intervene.patching import Patch, Patching, moved_heads, moves
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnscope.hooks.calls import AttentionCall
     from attnscope.intervene.passes import Advance, Passes
-    from attnscope.seam.call import AttentionCall
 
 
 def estimated(passes: Passes, patches: Sequence[Patch], advance: Advance = lambda token_layers: None) -> np.ndarray:

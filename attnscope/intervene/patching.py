@@ -23,14 +23,14 @@ from torch import Tensor
 from attnscope.attention.rows import RowBlock, RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec
 from attnscope.errors import InputError
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.engines import Change, Engine
 from attnscope.intervene.again import recompute, spec_of
 from attnscope.intervene.intervention import Intervention
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
 from attnscope.intervene.what import What
 from attnscope.model.selection import DECODER
-from attnscope.seam.call import AttentionCall
-from attnscope.seam.engines import Change, Engine
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import InputError
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.calls import CallSite as CallPlace
+from attnscope.hooks.engines import Change, Engine
 from attnscope.intervene.intervention import Intervention, OnOutput
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
-from attnscope.seam.call import AttentionCall, CallPlace
-from attnscope.seam.engines import Change, Engine
 
 Replacement = Literal["mean", "zero", "resample"]
 Call = tuple[int, int]  # layer, and which call of it

@@ -27,9 +27,9 @@ from attnscope.attention.operator import DenseAttention
 from attnscope.attention.questions import Question
 from attnscope.attention.spec import Visibility
 from attnscope.attention.tiling import SmallAttention
+from attnscope.hooks.engines import full_precision
 from attnscope.keep.layers import Layer, LayerKey, PerLayer
 from attnscope.keep.request import Asked, Request
-from attnscope.seam.engines import full_precision
 
 T = TypeVar("T")
 Answers = Mapping[Question, Any]

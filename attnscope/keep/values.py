@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.errors import UsageError
-from attnscope.seam.call import AttentionCall
-from attnscope.seam.norms import Norm
-from attnscope.seam.projection import ProjectionInputs, gram_root
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.projections import Norm, ProjectionInputs, gram_root
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,18 @@ import torch
 from attnscope.attention import kernels_cpu as compiled
 from attnscope.attention.kernels_cuda import device_can
 from attnscope.errors import ForwardError, MemoryLimitError, UsageError
+from attnscope.hooks.engines import ENGINES, Engine, engine_named, logits_bytes, tokens_that_fit
+from attnscope.hooks.forward import given_of
+from attnscope.hooks.listen import calls_interface, listen
 from attnscope.keep.request import Request
 from attnscope.model.geometry import Geometry
 from attnscope.model.selection import DIFFERENCE
-from attnscope.seam.cost import logits_bytes, tokens_that_fit
-from attnscope.seam.engines import ENGINES, Engine, engine_named
-from attnscope.seam.inputs import given_of
-from attnscope.seam.listen import calls_interface, listen
 from attnscope.utils.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
 
 if TYPE_CHECKING:
+    from attnscope.hooks.calls import AttentionCall
     from attnscope.inputs.prompt import Prompt
     from attnscope.model.loaded import LoadedModel
-    from attnscope.seam.call import AttentionCall
 
 SHARE = 0.5  # of the free memory that one layer's matrices may take before auto turns to fused
 # From here on a first reading in float32 on a CPU is faster without matrices, the loading of the kernel and the

@@ -17,6 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from attnscope.hooks.engines import ENGINES, Engine
+from attnscope.hooks.forward import given, given_of
+from attnscope.hooks.generation import watched_states
+from attnscope.hooks.listen import listen
+from attnscope.hooks.report import CaptureReport, tolerance
 from attnscope.inputs.tokens import TokenSelection as Chosen
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.values import Directions
@@ -26,11 +31,6 @@ from attnscope.observation import Observation
 from attnscope.observe.reading import PaddingError, Reading
 from attnscope.observe.stacks import projections_of, stacks_of
 from attnscope.observe.texts import side_by_side
-from attnscope.seam.decoding import watched_states
-from attnscope.seam.engines import ENGINES, Engine
-from attnscope.seam.inputs import given, given_of
-from attnscope.seam.listen import listen
-from attnscope.seam.report import CaptureReport, tolerance
 
 if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt

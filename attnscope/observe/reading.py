@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.report import CallCheck, CaptureReport
 from attnscope.keep.collector import LayerBatcher, PendingTransfers, wanted_collectors
 from attnscope.keep.layers import Layer, LayerKey, PerLayer
 from attnscope.keep.request import Asked, Request
@@ -17,8 +19,6 @@ from attnscope.measure.texts import Texts
 from attnscope.model.selection import has_summaries, heard_as
 from attnscope.observation import Observation
 from attnscope.observe.texts import texts_of
-from attnscope.seam.call import AttentionCall
-from attnscope.seam.report import CallCheck, CaptureReport
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

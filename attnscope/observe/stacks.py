@@ -9,18 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import InputError
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.forward import given_of
+from attnscope.hooks.projections import ProjectionInputs, differences, norms_behind, plain_and_gated, strength
+from attnscope.hooks.report import CallCheck, CaptureReport
 from attnscope.inputs.answers import of_patches, with_summaries
 from attnscope.inputs.tokens import TokenSelection as Chosen
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.values import Directions, Projections
 from attnscope.model.selection import CSA, DIFFERENCE, GLOBAL, OVER_PATCHES, POOLING, UNPOOLING
 from attnscope.observe.reading import Reading
-from attnscope.seam.call import AttentionCall
-from attnscope.seam.differential import differences, strength
-from attnscope.seam.inputs import given_of
-from attnscope.seam.norms import norms_behind
-from attnscope.seam.projection import ProjectionInputs, plain_and_gated
-from attnscope.seam.report import CallCheck, CaptureReport
 
 if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt

@@ -25,6 +25,10 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import UsageError
+from attnscope.hooks import forward as inputs
+from attnscope.hooks.engines import Engine, exact_products
+from attnscope.hooks.listen import listen
+from attnscope.hooks.modules import ModuleRecorder
 from attnscope.inputs.prompt import Prompt
 from attnscope.model.quantised import is_quantised
 from attnscope.model.selection import CROSS, SEQ2SEQ, STACKS, VISION, everything, is_vision, main_stack, select_stacks
@@ -35,10 +39,6 @@ from attnscope.parity.unshown import on_trust, too_short
 from attnscope.parity.verdicts import ATOL, Difference, LayerParity, Level, ParityReport
 from attnscope.parity.whole import check_whole
 from attnscope.reference.layouts import layout_of
-from attnscope.seam import inputs
-from attnscope.seam.engines import Engine, exact_products
-from attnscope.seam.listen import listen
-from attnscope.seam.modules import ModuleRecorder
 from attnscope.utils.callable_module import callable_room
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from attnscope.hooks.engines import ENGINES
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.libraries import versions
 from attnscope.parity import ATOL, check_parity
 from attnscope.parity.verdicts import Difference, LayerParity, ParityReport, WholeParity
-from attnscope.seam.engines import ENGINES
 from attnscope.utils.tables import as_table
 
 if TYPE_CHECKING:

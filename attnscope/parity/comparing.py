@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.modules import HALF, ModuleRecorder, ModuleRun
+from attnscope.hooks.report import tolerance, turned_away
 from attnscope.model.quantised import is_quantised
 from attnscope.model.selection import DECODER, is_cross
 from attnscope.model.tasks import looks_back_alone, stack_config
@@ -30,9 +33,6 @@ from attnscope.parity.expected import Expected, dtype_of, from_call, from_weight
 from attnscope.parity.verdicts import ATOL, Difference, LayerParity, Level
 from attnscope.reference.given import UnreadableError
 from attnscope.reference.layouts import layout_of
-from attnscope.seam.call import AttentionCall
-from attnscope.seam.modules import HALF, ModuleRecorder, ModuleRun
-from attnscope.seam.report import tolerance, turned_away
 
 if TYPE_CHECKING:
     from attnscope.model.geometry import LayerGeometry

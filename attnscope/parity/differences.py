@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from attnscope.hooks.calls import AttentionCall
 from attnscope.parity.allowed import OUTPUT_ROUNDINGS, ROUNDINGS, epsilon, weights_allowed
 from attnscope.parity.expected import Expected
 from attnscope.parity.given import precise
 from attnscope.parity.verdicts import ATOL, Difference
-from attnscope.seam.call import AttentionCall
 
 
 @dataclass(frozen=True)

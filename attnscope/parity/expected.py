@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.modules import ModuleRun
 from attnscope.parity.arranged import PLAIN, Arrangement
 from attnscope.parity.given import given_of, mask_of, precise
 from attnscope.reference.attention import apply_mask, attention_logits, attention_output, logit_terms, softmax
@@ -19,8 +21,6 @@ from attnscope.reference.given import UnreadableError
 from attnscope.reference.layout import Layout
 from attnscope.reference.layouts import UNREAD, UNREAD_ENCODERS, UNREAD_TOWERS
 from attnscope.reference.reader import read
-from attnscope.seam.call import AttentionCall
-from attnscope.seam.modules import ModuleRun
 
 
 @dataclass(frozen=True)

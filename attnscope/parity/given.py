@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.modules import ModuleRun
 from attnscope.model.modules import is_prefix, weights_of
 from attnscope.model.selection import is_cross
 from attnscope.parity.adapted import adapted
 from attnscope.parity.arranged import PLAIN, Arrangement
 from attnscope.reference.given import Given, UnreadableError
 from attnscope.reference.layout import Layout
-from attnscope.seam.call import AttentionCall
-from attnscope.seam.modules import ModuleRun
 
 
 def given_of(

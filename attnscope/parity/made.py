@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.errors import ModelError
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.modules import ModuleRun
 from attnscope.parity.allowed import weights_allowed
 from attnscope.parity.comparing import Stack
 from attnscope.parity.given import given_of, precise
 from attnscope.parity.verdicts import ATOL
 from attnscope.reference.given import Given, UnreadableError
 from attnscope.reference.reader import Reading, operands_of, read
-from attnscope.seam.call import AttentionCall
-from attnscope.seam.modules import ModuleRun
 
 ANOTHER = "choose another model"
 

@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import MemoryLimitError, ModelError, UsageError
+from attnscope.hooks.engines import ENGINES, Engine
+from attnscope.hooks.listen import listening, running
 from attnscope.model.families import family
 from attnscope.model.fitting import WHOLE, LoadedAs
 from attnscope.model.loading import chosen_device, load_config, locate
@@ -33,8 +35,6 @@ from attnscope.model.quantised import dequantizing, is_quantised, method_of
 from attnscope.parity import alone
 from attnscope.parity.differences import Tolerance, output_difference
 from attnscope.parity.verdicts import WholeParity
-from attnscope.seam.engines import ENGINES, Engine
-from attnscope.seam.listen import listening, running
 from attnscope.utils.memory import free_memory, human_bytes, is_out_of_memory
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ RECORDS = {  # by name, where the type is; each is imported without torch
     "attnscope.purposes.cut": ("KnockedModel",),
     "attnscope.purposes.page": ("HeadDivergence", "PageSide"),
     "attnscope.purposes.tokenise": ("Tokenised",),
-    "attnscope.seam.report": ("CallCheck", "CaptureReport"),
+    "attnscope.hooks.report": ("CallCheck", "CaptureReport"),
     "attnscope.study.knockout.records": ("AskedCut", "Case", "Draw", "Knocked", "Masses", "Null"),
     "attnscope.study.why.records": ("AskedLogit", "Component", "KeyParts", "LogitParts"),
     "attnscope.telling": ("Prepared",),

@@ -20,6 +20,9 @@ import torch
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import Visibility
 from attnscope.errors import InputError, MemoryLimitError, UsageError
+from attnscope.hooks.forward import given_of
+from attnscope.hooks.listen import calls_interface, listen
+from attnscope.hooks.report import CaptureReport
 from attnscope.inputs.spans import Align, Units, alignment, units
 from attnscope.inputs.tokens import TokenSelection as Chosen
 from attnscope.keep.layers import LayerKey
@@ -29,20 +32,17 @@ from attnscope.measure.divergence import Divergence, DivergenceSide, diverge, re
 from attnscope.measure.metrics import KNOWN, METRICS, measure, metrics_for
 from attnscope.model.selection import DECODER, ENCODER, NAMES, STACKS, TEXT_TASKS, prefix, sides
 from attnscope.observe.texts import texts_of
-from attnscope.seam.inputs import given_of
-from attnscope.seam.listen import calls_interface, listen
-from attnscope.seam.report import CaptureReport
 from attnscope.study.statistics import FEWEST, SHARE, Effects, Range, largest_first, paired
 from attnscope.utils.display import head_name
 from attnscope.utils.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
 
 if TYPE_CHECKING:
     from attnscope.attention.operator import AttentionOperator
+    from attnscope.hooks.calls import AttentionCall
+    from attnscope.hooks.engines import Engine
     from attnscope.inputs.prompt import Prompt
     from attnscope.model.loaded import LoadedModel
     from attnscope.model.selection import HeadsByLayer
-    from attnscope.seam.call import AttentionCall
-    from attnscope.seam.engines import Engine
 
 LayersRead = Callable[[int], object]
 OfLayers = dict[LayerKey, Mapping[str, torch.Tensor]]  # of each layer {metric: (1, H)}

@@ -16,9 +16,9 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from attnscope.seam.call import CallPlace
-from attnscope.seam.engines import ENGINES, Engine
-from attnscope.seam.listen import listening
+from attnscope.hooks.calls import CallSite as CallPlace
+from attnscope.hooks.engines import ENGINES, Engine
+from attnscope.hooks.listen import listening
 from external.common import Check, Report, arguments
 from external.models import demo_folder, tiny, words
 

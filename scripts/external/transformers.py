@@ -23,8 +23,9 @@ import transformers
 from attnscope.attention.kernels_cpu import CompiledAttention
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.attention.tiling import TiledAttention
-from attnscope.seam.engines import Engine, fastest
-from attnscope.seam.listen import listening
+from attnscope.hooks.engines import Engine
+from attnscope.hooks.engines import select_operator as fastest
+from attnscope.hooks.listen import listening
 from external.common import Report, parser, source_of
 from external.transformers_suite import (
     ABSENT,

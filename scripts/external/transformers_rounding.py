@@ -21,8 +21,8 @@ import transformers
 
 from attnscope.attention.kernels_cpu import CompiledAttention
 from attnscope.attention.tiling import TiledAttention
-from attnscope.seam.engines import Engine
-from attnscope.seam.listen import listening
+from attnscope.hooks.engines import Engine
+from attnscope.hooks.listen import listening
 from external.common import Check, Report, parser, source_of
 from external.transformers import CONTROLLED, SDPA, WIDE, Kept, families, scale_off
 from external.transformers_suite import Family, Found, distance, in_float64, last_states, run_cases, suite_in

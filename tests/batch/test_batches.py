@@ -11,12 +11,12 @@ import attnscope.observe
 from attnscope.batch.batches import batches
 from attnscope.batch.items import Item
 from attnscope.batch.shards import shards
+from attnscope.hooks.listen import listen
 from attnscope.inputs.prompt import Prompt
 from attnscope.keep.request import Request
 from attnscope.model.families import FAMILIES, Family
 from attnscope.model.loaded import pads, pads_exactly, settle_rotary
 from attnscope.observe.passes import observe
-from attnscope.seam.listen import listen
 from helpers.families import tiny_model
 from helpers.parity_models import as_loaded
 

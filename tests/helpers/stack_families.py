@@ -22,14 +22,14 @@ from transformers.models.auto.modeling_auto import (
 
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import AbsoluteDistance, Entropy, MaxWeight, Received, RowSum, SumOfSquares, TopK
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.engines import ENGINES, Engine
+from attnscope.hooks.listen import calls_interface, listen
+from attnscope.hooks.report import CaptureReport
 from attnscope.model.families import FAMILIES, family
 from attnscope.model.geometry import geometry_of
 from attnscope.model.selection import CROSS, DECODER, ENCODER
 from attnscope.model.tasks import model_class, reading_part, task_of
-from attnscope.seam.call import AttentionCall
-from attnscope.seam.engines import ENGINES, Engine
-from attnscope.seam.listen import calls_interface, listen
-from attnscope.seam.report import CaptureReport
 from helpers.families import FAMILIES as DECODERS
 from helpers.families import tiny_config
 from helpers.parity_models import rouse

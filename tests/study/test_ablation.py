@@ -11,13 +11,13 @@ import torch
 import attnscope
 from attnscope.cli.ablate_tables import notes
 from attnscope.errors import InputError, ModelError
+from attnscope.hooks.engines import ENGINES
+from attnscope.hooks.listen import listen
 from attnscope.intervene.passes import measured, prepared
 from attnscope.intervene.replacement import replacing
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
 from attnscope.model.loading import wrap
-from attnscope.seam.engines import ENGINES
-from attnscope.seam.listen import listen
 from attnscope.study.ablation.tasks import copy
 from helpers.families import tiny_model
 

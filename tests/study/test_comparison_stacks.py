@@ -10,11 +10,11 @@ import torch
 import attnscope
 from attnscope.ask import Ask
 from attnscope.errors import ModelError
+from attnscope.hooks import generation
 from attnscope.inputs.prompt import from_ids
 from attnscope.measure.metrics import METRICS
 from attnscope.model.selection import CROSS, DECODER, ENCODER
 from attnscope.run import prepare
-from attnscope.seam import generation
 from attnscope.show.comparison import panels, signed_maps
 from attnscope.study.comparison import OneSide, compare_heads, kept_bytes
 from attnscope.study.differences import heads_table, metrics_table, tokens_table

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from attnscope.seam.engines import ENGINES
-from attnscope.seam.listen import listen
-from attnscope.seam.projection import gated_projections
+from attnscope.hooks.engines import ENGINES
+from attnscope.hooks.listen import listen
+from attnscope.hooks.projections import gated_projections
 from attnscope.study.ablation.direct import direct_effects
 from attnscope.study.ablation.way import way_to_logits
 from attnscope.study.atlas.copying import copying_of

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from attnscope.hooks.engines import UNCHECKED
 from attnscope.intervene.passes import measured, prepared
 from attnscope.intervene.sets import HeadSet
-from attnscope.seam.engines import UNCHECKED
 from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.tasks import copy
 from helpers.hidden import Hidden

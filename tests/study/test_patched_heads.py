@@ -6,6 +6,8 @@ import torch
 
 import attnscope
 from attnscope.errors import InputError
+from attnscope.hooks.engines import UNCHECKED
+from attnscope.hooks.listen import listen
 from attnscope.intervene.measure import AnswerLoss
 from attnscope.intervene.passes import prepared
 from attnscope.intervene.patching import Patch, Patching
@@ -13,8 +15,6 @@ from attnscope.intervene.task import Task
 from attnscope.intervene.what import SHARED, WHAT
 from attnscope.model.families import family_of
 from attnscope.model.selection import DECODER
-from attnscope.seam.engines import UNCHECKED
-from attnscope.seam.listen import listen
 from helpers.families import BYPASS, MODEL_TYPES, WITHOUT_ATTENTION, few, tiny_model
 from helpers.loops import looped
 from helpers.parity_models import roused_model

@@ -8,8 +8,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from attnscope.errors import InputError
+from attnscope.hooks.projections import output_projections
 from attnscope.model.loading import wrap
-from attnscope.seam.projection import output_projections
 from attnscope.study.atlas.copying import copying_of
 from attnscope.study.atlas.findings import read_trial
 from attnscope.study.atlas.pool import begins, token_pool

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from attnscope.folder.parts import Parts
+from attnscope.hooks.engines import ENGINES
+from attnscope.hooks.listen import listen
 from attnscope.intervene.gradient import first_order
 from attnscope.intervene.passes import measured, prepared
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
-from attnscope.seam.engines import ENGINES
-from attnscope.seam.listen import listen
 from attnscope.study.ablation.direct import direct
 from attnscope.study.ablation.pairs import pair_sets, synergies
 from attnscope.study.ablation.prune import curve, prune_cost, pruned

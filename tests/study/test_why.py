@@ -9,10 +9,10 @@ import torch
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.calls.why import VERIFIED
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.hooks.generation import start_token
+from attnscope.hooks.listen import listen
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
-from attnscope.seam.generation import start_token
-from attnscope.seam.listen import listen
 from attnscope.study.why import factors, frozen, parts, vectors
 from attnscope.study.why.records import AskedLogit
 from attnscope.study.why.sides import position_term

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import attnscope
+from attnscope.hooks.engines import ENGINES
 from attnscope.keep.request import Request
 from attnscope.model.loading import wrap
 from attnscope.purposes.page import divergences
-from attnscope.seam.engines import ENGINES
 from attnscope.show.comparison import signed_maps
 from attnscope.study.comparison import OneSide, compare_heads
 from attnscope.viewer.page import About, page_of

@@ -20,17 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnscope.seam.engines import UNCHECKED
-from attnscope.seam.listen import listen
-from attnscope.seam.norms import frozen_scales
-from attnscope.seam.projection import ProjectionInputs, projection
+from attnscope.hooks.engines import UNCHECKED
+from attnscope.hooks.listen import listen
+from attnscope.hooks.projections import ProjectionInputs, frozen_scales, projection
 from attnscope.study.ablation.way import Way, way_to_logits
 
 if TYPE_CHECKING:
+    from attnscope.hooks.calls import AttentionCall
     from attnscope.intervene.passes import Advance, Passes
     from attnscope.model.loaded import LoadedModel
     from attnscope.model.selection import HeadIndex
-    from attnscope.seam.call import AttentionCall
 
 TRIED = 8  # tokens on which the way is verified
 

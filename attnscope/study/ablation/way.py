@@ -18,18 +18,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from attnscope.hooks.calls import relative_error
+from attnscope.hooks.engines import UNCHECKED
+from attnscope.hooks.listen import listen
+from attnscope.hooks.projections import (
+    EARLIER,
+    Norm,
+    has_earlier,
+    in_streams,
+    norm_of,
+    plain_and_gated,
+    projection,
+    streams,
+    weighted,
+)
+from attnscope.hooks.report import tolerance
 from attnscope.model.modules import as_input, weights_of
-from attnscope.seam.checks import relative_error
-from attnscope.seam.engines import UNCHECKED
-from attnscope.seam.listen import listen
-from attnscope.seam.norms import Norm, norm_of
-from attnscope.seam.projection import plain_and_gated, projection, weighted
-from attnscope.seam.report import tolerance
-from attnscope.seam.residual import EARLIER, has_earlier, in_streams, streams
 
 if TYPE_CHECKING:
+    from attnscope.hooks.calls import AttentionCall
     from attnscope.model.loaded import LoadedModel
-    from attnscope.seam.call import AttentionCall
 
 ROUNDINGS = 4  # of the additions and factors between a block's input and its output
 OTHERWISE = "its attention gives something else than the sum of its heads"

@@ -13,18 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention.questions import Question, TopK
+from attnscope.hooks.engines import UNCHECKED
+from attnscope.hooks.listen import listen
+from attnscope.hooks.projections import Norm, ProjectionInputs, plain_and_gated, projection
 from attnscope.keep.collector import Answers
 from attnscope.keep.layers import Layer
 from attnscope.model.modules import as_input
-from attnscope.seam.engines import UNCHECKED
-from attnscope.seam.listen import listen
-from attnscope.seam.norms import Norm
-from attnscope.seam.projection import ProjectionInputs, plain_and_gated, projection
 from attnscope.study.ablation.way import norms_after_attention
 
 if TYPE_CHECKING:
+    from attnscope.hooks.calls import AttentionCall
     from attnscope.model.loaded import LoadedModel
-    from attnscope.seam.call import AttentionCall
 
 RAISED = 5  # logits that count as raised most
 

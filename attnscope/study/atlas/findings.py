@@ -14,20 +14,20 @@ import numpy as np
 import torch
 
 from attnscope.errors import ModelError
+from attnscope.hooks.listen import listen
 from attnscope.keep.collector import collect_layer
 from attnscope.keep.layers import LayerKey
 from attnscope.measure.metrics import Texts
 from attnscope.observe.choice import choose
-from attnscope.seam.listen import listen
 from attnscope.study.atlas.copying import CalledLayer, Copying
 from attnscope.study.atlas.long_range_copying import completed
 from attnscope.study.atlas.probes import Arm, Contrast, Measure, Trial, batches
 from attnscope.study.statistics import SHARE, Effects, paired
 
 if TYPE_CHECKING:
+    from attnscope.hooks.calls import AttentionCall
+    from attnscope.hooks.engines import Engine
     from attnscope.model.loaded import LoadedModel
-    from attnscope.seam.call import AttentionCall
-    from attnscope.seam.engines import Engine
 
 BATCH_TOKENS = 4096
 OfHeads = tuple[tuple[tuple[int, int], ...], Mapping[str, np.ndarray]]  # the heads, and every measure of a batch (B, N)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.folder.parts import Column, Columns, Parts, of_heads
+from attnscope.hooks.generation import check_causal
 from attnscope.inputs.prompt import Prompt
 from attnscope.intervene.passes import Advance
 from attnscope.keep.atlas import SCHEMA
-from attnscope.seam.causal import check_causal
 from attnscope.study.atlas.atlas import Atlas
 from attnscope.study.atlas.copying import Copying, copying_of
 from attnscope.study.atlas.findings import (

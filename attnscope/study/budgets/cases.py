@@ -12,15 +12,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from attnscope.errors import InputError, UsageError
+from attnscope.hooks.engines import UNCHECKED
+from attnscope.hooks.generation import check_causal, continuation, say_ignored
 from attnscope.inputs.answers import check_answer, check_room
 from attnscope.inputs.prompt import Prompt
 from attnscope.inputs.tokens import find
 from attnscope.intervene.budget_names import written_budgets
 from attnscope.intervene.measure import LOSS, AnswerLoss, LogitDifference, Measure
 from attnscope.intervene.task import Task
-from attnscope.seam.causal import check_causal
-from attnscope.seam.engines import UNCHECKED
-from attnscope.seam.generation import continuation, say_ignored
 from attnscope.study.knockout.asked import AskedText
 from attnscope.study.knockout.cases import CaseReader, naming, text_of_ids
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from attnscope.errors import InputError, UsageError
+from attnscope.hooks.engines import UNCHECKED
+from attnscope.hooks.generation import check_causal
+from attnscope.hooks.listen import listen
 from attnscope.inputs.answers import check_answer, check_room
 from attnscope.inputs.labels import visible_blanks
 from attnscope.inputs.prompt import Prompt, from_ids, place, reading
 from attnscope.inputs.tokens import find
 from attnscope.intervene.measure import AnswerLoss, LogitDifference, Measure
 from attnscope.intervene.task import Task
-from attnscope.seam.causal import check_causal
-from attnscope.seam.engines import UNCHECKED
-from attnscope.seam.listen import listen
 from attnscope.study.knockout.asked import AskedText
 from attnscope.study.knockout.records import Case
 

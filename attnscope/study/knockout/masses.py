@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from attnscope.attention.rows import RowBlock
+from attnscope.hooks.calls import AttentionCall
 from attnscope.intervene.knockout import Knockout
 from attnscope.intervene.passes import Passes
 from attnscope.measure.roles import RESTS
-from attnscope.seam.call import AttentionCall
 from attnscope.study.knockout.records import Masses
 
 

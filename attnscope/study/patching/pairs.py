@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from attnscope.errors import InputError
+from attnscope.hooks.generation import check_causal
 from attnscope.inputs.spans import alignment, units
 from attnscope.inputs.tokens import find
 from attnscope.intervene.measure import Measure
 from attnscope.intervene.task import Task
 from attnscope.intervene.what import What
-from attnscope.seam.causal import check_causal
 from attnscope.study.knockout.asked import AskedText
 from attnscope.study.knockout.cases import CaseReader, case_of, naming, task_of
 from attnscope.study.knockout.records import Case, key_name

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from attnscope.errors import ModelError
+from attnscope.hooks.calls import same_numbers
+from attnscope.hooks.engines import UNCHECKED
+from attnscope.hooks.listen import calls_interface, listen, listening, running
+from attnscope.hooks.projections import EARLIER, has_earlier, weighted
 from attnscope.model.selection import ENCODER
-from attnscope.seam.checks import same_numbers
-from attnscope.seam.engines import UNCHECKED
-from attnscope.seam.listen import calls_interface, listen, listening, running
-from attnscope.seam.projection import weighted
-from attnscope.seam.residual import EARLIER, has_earlier
 from attnscope.study.why.factors import FrozenFactors
 from attnscope.study.why.frozen import FrozenNorms, is_norm
 from attnscope.study.why.places import (
@@ -43,8 +42,8 @@ from attnscope.study.why.written import HeadOutputs, Projection, Written, Writte
 
 if TYPE_CHECKING:
     from attnscope.attention.spec import AttentionSpec
+    from attnscope.hooks.calls import AttentionCall
     from attnscope.model.loaded import LoadedModel
-    from attnscope.seam.call import AttentionCall
 
 
 @contextmanager

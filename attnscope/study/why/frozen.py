@@ -10,10 +10,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from attnscope.hooks.calls import relative_error
+from attnscope.hooks.projections import Norm, norm_of
+from attnscope.hooks.report import tolerance
 from attnscope.model.modules import weights_of
-from attnscope.seam.checks import relative_error
-from attnscope.seam.norms import Norm, norm_of
-from attnscope.seam.report import tolerance
 
 TRIED = 32  # tokens
 NORM = re.compile("norm", re.IGNORECASE)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.seam.gradients import with_gradients
+from attnscope.hooks.forward import with_gradients
 from attnscope.study.why.following import written
 from attnscope.study.why.parts import BIAS, POSITION, check_made, check_model, check_sum, spec_of
 from attnscope.study.why.records import KeyParts

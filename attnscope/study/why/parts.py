@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.hooks.forward import check_gradients, with_gradients
+from attnscope.hooks.modules import HALF
 from attnscope.model.quantised import is_quantised
-from attnscope.seam.gradients import check_gradients, with_gradients
-from attnscope.seam.modules import HALF
 from attnscope.study.why.following import written
 from attnscope.study.why.records import ALL_KEYS, AskedLogit, Component, LogitParts
 from attnscope.study.why.sides import OneSided, exact, keys_of, one_sided, position_term, visible_keys

@@ -20,16 +20,17 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.errors import ModelError
+from attnscope.hooks.engines import UNCHECKED
+from attnscope.hooks.families import FROM_ENCODER
+from attnscope.hooks.listen import listen
+from attnscope.hooks.report import turned
 from attnscope.model.selection import DECODER, ENCODER, VISION, is_cross, prefix
-from attnscope.seam.engines import UNCHECKED
-from attnscope.seam.listen import listen
-from attnscope.seam.report import turned
-from attnscope.seam.stacks import FROM_ENCODER
 from attnscope.study.why.frozen import is_norm
 
 if TYPE_CHECKING:
+    from attnscope.hooks.calls import AttentionCall
+    from attnscope.hooks.calls import CallSite as CallPlace
     from attnscope.model.loaded import LoadedModel
-    from attnscope.seam.call import AttentionCall, CallPlace
 
 logger = logging.getLogger(__name__)
 TRIED = 8  # tokens by which the blocks are found

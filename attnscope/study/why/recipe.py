@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from attnscope.errors import ModelError
+from attnscope.hooks.modules import ModuleRun
 from attnscope.model.selection import is_vision
 from attnscope.parity.comparing import Stack
 from attnscope.parity.made import made_spec
-from attnscope.seam.modules import ModuleRun
 from attnscope.study.why.places import ANOTHER
 from attnscope.study.why.written import HeadOutputs, Projection
 
 if TYPE_CHECKING:
+    from attnscope.hooks.calls import AttentionCall
     from attnscope.model.loaded import LoadedModel
-    from attnscope.seam.call import AttentionCall
 
 # A call, what its heads wrote, and what that is given to.
 OnLeft = Callable[["AttentionCall", HeadOutputs, Projection | None], None]

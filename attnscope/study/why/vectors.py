@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attnscope.seam.projection import projection
+from attnscope.hooks.projections import projection
 from attnscope.study.why.sides import exact
 from attnscope.study.why.written import Written
 

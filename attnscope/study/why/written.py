@@ -19,7 +19,7 @@ from attnscope.study.why.sides import exact, widest
 
 if TYPE_CHECKING:
     from attnscope.attention.spec import AttentionSpec
-    from attnscope.seam.call import AttentionCall
+    from attnscope.hooks.calls import AttentionCall
 
 ROWS = 128  # of weights at once
 

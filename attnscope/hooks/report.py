@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-
 TOLERANCE = {  # row sums, and P V against the output: what rounding alone does
     "float64": (1e-10, 1e-6),
     "float32": (1e-5, 1e-4),

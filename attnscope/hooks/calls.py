@@ -1,16 +1,136 @@
-"""Check one attention call for consistency: rows sum to 1, masked keys get nothing, P V is the call's own output.
+"""One attention call, as a model made it, and the record of a forward pass's calls.
 
-Shapes: B text, H head, G kv head, Q query, R sampled rows, K key, V width of v.
+The attention function of a model with the arguments of one call.
+
+Check one attention call for consistency: rows sum to 1, masked keys get nothing, P V is the call's own output.
+
+Shapes: B text, H head, Q query, K key, V width of v, R sampled rows, G kv head.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.spec import AttentionSpec, Visibility
-from attnscope.seam.call import AttentionCall
-from attnscope.seam.report import CallCheck
+from attnscope.hooks.report import CallCheck
+from attnscope.model.selection import DECODER
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """Which call of a forward pass: its layer, which call of that layer (families that attend twice count up), module.
+
+    path: the module's name in the model. stack: the stack of the layer, see `stacks.py`.
+    """
+
+    layer: int
+    call: int
+    path: str
+    module: nn.Module
+    stack: str = DECODER
+
+
+@dataclass(eq=False)
+class AttentionCall:
+    """One attention call, as an operator to ask.
+
+    P: the call's attention. spec: q, k, v and how the logits are made, None where the family bypasses the interface.
+    weights_BHQK: the model's own matrix, None under fused implementations. output_BQHV: what the model's own attention
+    gave, before the output projection; None where it is not known, or attnscope is to give it. seen_values: v where a
+    family that bypasses the interface was seen to use it.
+    """
+
+    place: CallSite
+    P: AttentionOperator
+    spec: AttentionSpec | None = None
+    weights_BHQK: Tensor | None = None
+    output_BQHV: Tensor | None = None
+    seen_values: Tensor | None = None
+
+    @property
+    def v_BGKV(self) -> Tensor | None:
+        """The values, one for H / G heads; None where the family does not show them."""
+        return self.seen_values if self.spec is None else self.spec.v_BGKV
+
+    def output_shares(self, start: int, stop: int) -> Tensor | None:
+        """What of a block's weighted values the heads write, see `AttentionSpec.output_shares`; None for all."""
+        return None if self.spec is None else self.spec.output_shares(start, stop)
+
+    @property
+    def layer(self) -> int:
+        return self.place.layer
+
+    @property
+    def call(self) -> int:
+        return self.place.call
+
+    @property
+    def stack(self) -> str:
+        return self.place.stack
+
+    @property
+    def path(self) -> str:
+        return self.place.path
+
+    @property
+    def module(self) -> nn.Module:
+        return self.place.module
+
+    @property
+    def visible(self) -> Visibility:
+        return self.P.visible
+
+
+ARGUMENTS = ("query", "key", "value", "attention_mask", "scaling", "dropout")  # of an attention function, by position
+
+
+@dataclass(frozen=True)
+class OriginalAttention:
+    """The model's own attention function with the arguments of one call, for an engine that wants it run."""
+
+    attend: Callable[..., Any]
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by name."""
+        return {**dict(zip(ARGUMENTS, self.args, strict=False)), **self.kwargs}
+
+    def __call__(self) -> tuple[Tensor, Tensor | None]:
+        """Output (B, Q, H, V) and weights (B, H, Q, K), None under fused implementations."""
+        output, weights = self.attend(self.module, *self.args, **self.kwargs)
+        return output, weights
+
+    def rows(self, spec: AttentionSpec, row_R: Tensor, host_R: Tensor) -> Tensor:
+        """The output of some queries alone, (B, R, H, V); host_R: the same on the CPU."""
+        arguments, dtype = self.arguments, spec.q_BHQD.dtype
+        arguments["query"] = arguments["query"][:, :, row_R]
+        for name in ("position_bias", "sinks"):  # one per query, where the family has them
+            if isinstance(arguments.get(name), Tensor) and arguments[name].ndim == 4:
+                arguments[name] = arguments[name][..., row_R, :]
+
+        def make_mask() -> Tensor:
+            runs = host_R.split(max(1, len(host_R) // 4))  # a look at a device's would make the host wait
+            seen = torch.cat([spec.visible.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
+            return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
+
+        # Without a mask a function hides by the order of the queries, which these rows no longer have.
+        mask = arguments.get("attention_mask")
+        if not isinstance(mask, Tensor):
+            arguments["attention_mask"] = spec.visible.once(("mask of rows", len(host_R), dtype), make_mask)
+        elif mask.shape[-2] > 1:
+            arguments["attention_mask"] = mask[..., row_R, :]
+        output, _ = self.attend(self.module, *(arguments.pop(name) for name in ARGUMENTS[:4]), **arguments)
+        return output
+
 
 CHECKED_ROWS = 64  # rows of an answer compared with what the model's own attention gives, per call
 REPEATED_ROWS = 16  # rows of P V compared with the output that the model made of the same P

@@ -2,7 +2,10 @@
 
 Windows of equal size are the texts of one batch, so that a layer is asked once per size, not once per window.
 
-Shapes: B text, H head, Q query, K key, T patch, W window of equal size, N patch of a window.
+Calls over pieces of a text, such as a vision tower's over its windows, as the one call that they amount to.
+
+Shapes: B text, H head, Q query, K key, T patch, W window of equal size, N patch of a window, D width of a head, W
+piece of equal size, N token of a piece.
 """
 
 from __future__ import annotations
@@ -16,16 +19,78 @@ from torch import Tensor, nn
 
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiling import RowsAttention
-from attnscope.seam.call import AttentionCall, CallPlace
-from attnscope.seam.engines import Engine, OnCall, check_own, full_precision
-from attnscope.seam.own import OwnAttention
-from attnscope.seam.pieces import joined_calls, joined_checks
-from attnscope.seam.report import CallCheck
+from attnscope.attention.tiling import PieceAttention, RowsAttention
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.calls import CallSite as CallPlace
+from attnscope.hooks.calls import OriginalAttention as OwnAttention
+from attnscope.hooks.engines import Engine, OnCall, check_own, full_precision
+from attnscope.hooks.report import CallCheck, settle
+
+
+def joined_calls(calls: Sequence[AttentionCall], places: Sequence[Tensor]) -> AttentionCall:
+    """One call over the tokens of several; places: of each call, where the tokens of its texts are in the whole, (N,)
+    or (W, N).
+
+    >>> joined_calls(calls, [torch.tensor([0, 1, 4, 5]), torch.tensor([2, 3, 6, 7])]).P.keys
+    8
+    """
+    back = torch.cat([place.flatten() for place in places]).argsort().to(calls[0].P.device)
+
+    # Tokens one after the other as the calls have them, then in the order of the whole.
+    spec, specs = None, [call.spec for call in calls if call.spec is not None]
+    if len(specs) == len(calls):
+        q, k, v = (
+            torch.cat([getattr(own, name).transpose(0, 1).flatten(1, 2) for own in specs], 1)[None, :, back]
+            for name in ("q_BHQD", "k_BGKD", "v_BGKV")
+        )
+        spec = replace(specs[0], q_BHQD=q, k_BGKD=k, v_BGKV=v)
+    P = PieceAttention([call.P for call in calls], places, spec)
+    outputs = [call.output_BQHV.flatten(0, 1) for call in calls if call.output_BQHV is not None]
+    output_BQHV = torch.cat(outputs)[back][None] if len(outputs) == len(calls) else None
+    return AttentionCall(calls[0].place, P, spec, None, output_BQHV)
+
+
+def in_one(calls: Sequence[AttentionCall]) -> list[AttentionCall]:
+    """Calls over one stretch of tokens after the other as one call, its weights in one matrix; others as they are.
+
+    >>> [call.P.keys for call in in_one(calls)]
+    [8]
+    """
+    # Each call must be over one text, all of whose queries see all of its keys: then none sees another call's tokens.
+    whole = all(
+        call.spec is not None and call.P.batch == 1 and call.visible.by_position and call.P.queries == call.P.keys
+        for call in calls
+    )
+    if len(calls) == 1 or not whole:
+        return list(calls)
+    places = torch.arange(sum(call.P.keys for call in calls)).split([call.P.keys for call in calls])
+    joined = joined_calls(calls, places)
+    own = all(call.weights_BHQK is not None for call in calls)
+    return [replace(joined, weights_BHQK=joined.P.dense() if own else None)]
+
+
+def joined_checks(checks: Sequence[CallCheck]) -> CallCheck:
+    """How such calls held, as of one: the largest of what is off; None where one was not measured."""
+
+    settle(checks)
+
+    def largest(name: str) -> float | None:
+        numbers = [getattr(check, name) for check in checks]
+        return None if None in numbers else max(numbers)
+
+    return replace(
+        checks[0],
+        row_sum_error=largest("row_sum_error"),
+        masked_weight=largest("masked_weight"),
+        value_error=largest("value_error"),
+        keys=sum(check.keys for check in checks),
+        queries=sum(check.queries for check in checks),
+        answered_by={kind: reader for check in checks for kind, reader in check.answered_by.items()},
+    )
 
 
 @dataclass(frozen=True)
-class Heard:
+class PendingCall:
     """One call that was heard; weights_BHQK: the model's own, None under fused implementations."""
 
     place: CallPlace
@@ -35,7 +100,7 @@ class Heard:
     weights_BHQK: Tensor | None
 
 
-class InWindows:
+class WindowedTower:
     """Keeps a tower's calls until their module is done, and hands those over the first picture on as one.
 
     patches: of each window of the first picture, in the order in which the tower reads them.
@@ -45,7 +110,7 @@ class InWindows:
         self.patches, self.engine, self.on_call = patches, engine, on_call
         self.order_T = torch.tensor(list(chain(*patches)))
         self.groups = of_equal_size(patches)
-        self.waiting: dict[nn.Module, list[Heard]] = {}
+        self.waiting: dict[nn.Module, list[PendingCall]] = {}
 
     def run(self, place: CallPlace, spec: AttentionSpec, own: OwnAttention) -> tuple[Tensor, CallCheck | None]:
         """A call's output, and how it held; None of one that is handed on when its module is done."""
@@ -58,7 +123,7 @@ class InWindows:
         if self.engine.alters or not plain:
             return self.engine.run(place, spec, own, self.on_call)
         output, weights = own()
-        self.waiting.setdefault(own.module, []).append(Heard(place, spec, own, output, weights))
+        self.waiting.setdefault(own.module, []).append(PendingCall(place, spec, own, output, weights))
         return output, None
 
     def done(self, module: nn.Module) -> list[CallCheck]:
@@ -73,7 +138,7 @@ class InWindows:
         return [joined_checks(checks), *_checks_by_size(further)]
 
 
-def _as_batch(calls: Sequence[Heard]) -> tuple[AttentionCall, CallCheck]:
+def _as_batch(calls: Sequence[PendingCall]) -> tuple[AttentionCall, CallCheck]:
     """Calls of equal size as those of one batch of texts, and how they held."""
     q, k, v = (torch.cat([getattr(call.spec, name) for call in calls]) for name in ("q_BHQD", "k_BGKD", "v_BGKV"))
     spec = replace(calls[0].spec, q_BHQD=q, k_BGKD=k, v_BGKV=v)
@@ -87,9 +152,9 @@ def _as_batch(calls: Sequence[Heard]) -> tuple[AttentionCall, CallCheck]:
     return call, replace(check, keys=tokens, queries=tokens)
 
 
-def _checks_by_size(every: Sequence[Heard]) -> list[CallCheck]:
+def _checks_by_size(every: Sequence[PendingCall]) -> list[CallCheck]:
     """How calls held, those of one size together."""
-    by_size: dict[int, list[Heard]] = {}
+    by_size: dict[int, list[PendingCall]] = {}
     for call in every:
         by_size.setdefault(call.spec.q_BHQD.shape[2], []).append(call)
     return [_as_batch(calls)[1] for calls in by_size.values()]

@@ -25,6 +25,28 @@ from torch import Tensor, nn
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import AttentionSpec, Visibility, by_place
 from attnscope.errors import ModelError, UsageError, hints_of
+from attnscope.hooks.calls import AttentionCall, check_call
+from attnscope.hooks.calls import CallSite as CallPlace
+from attnscope.hooks.calls import OriginalAttention as OwnAttention
+from attnscope.hooks.engines import ENGINES, Engine, OnCall, full_precision
+from attnscope.hooks.engines import with_change as changing
+from attnscope.hooks.families import FunctionCall, Route, Watch, banded, computed, near, route_of, weights_in
+from attnscope.hooks.families import ModuleStacks as Stacks
+from attnscope.hooks.families import strip_weights as without
+from attnscope.hooks.families import unpack_layout as whole
+from attnscope.hooks.forward import (
+    attention_modules,
+    bare_model,
+    config_of,
+    hooks_around,
+    own_errors,
+    run_backbone,
+    temporary,
+    with_logits,
+    without_cache,
+)
+from attnscope.hooks.report import CallCheck, CaptureReport, settle, tolerance
+from attnscope.hooks.windows import WindowedTower as InWindows
 from attnscope.model.families import Family, family_of
 from attnscope.model.geometry import geometry_of
 from attnscope.model.libraries import knows_interface, needed
@@ -32,27 +54,6 @@ from attnscope.model.loaded import pads_exactly, settle_rotary
 from attnscope.model.modules import CACHE_ARGUMENTS, device_of, hooks_of
 from attnscope.model.selection import CROSS, DECODER, is_bidirectional, is_causal, is_cross, is_vision
 from attnscope.model.tasks import layer_of
-from attnscope.seam.call import AttentionCall, CallPlace
-from attnscope.seam.checks import check_call
-from attnscope.seam.engines import ENGINES, Engine, OnCall, changing, full_precision
-from attnscope.seam.failures import own_errors
-from attnscope.seam.forward import (
-    attention_modules,
-    bare_model,
-    config_of,
-    hooks_around,
-    run_backbone,
-    temporary,
-    with_logits,
-    without_cache,
-)
-from attnscope.seam.hooked import banded, near, weights_in, whole, without
-from attnscope.seam.own import OwnAttention
-from attnscope.seam.report import CallCheck, CaptureReport, settle, tolerance
-from attnscope.seam.route import Route, route_of
-from attnscope.seam.stacks import Stacks
-from attnscope.seam.watching import FunctionCall, Watch, computed
-from attnscope.seam.windows import InWindows
 from attnscope.utils.signals import ProcessWide
 
 

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from attnscope.errors import ModelError
-from attnscope.seam.failures import own_errors
-from attnscope.seam.forward import attention_modules, backbone, bare_model, hooks_around, temporary
-from attnscope.seam.listen import running
+from attnscope.hooks.forward import attention_modules, backbone, bare_model, hooks_around, own_errors, temporary
+from attnscope.hooks.listen import running
 
 SHORT = {"class": "CLS", "distillation": "DIST", "detection": "DET", "register": "REG"}
 OTHER = "choose a model that makes a token of each patch, as ViT and CLIP do"

@@ -16,12 +16,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.families import FROM_ENCODER
+from attnscope.hooks.listen import listening
+from attnscope.hooks.windows import in_one
 from attnscope.model.modules import hooks_of, is_prefix
 from attnscope.model.selection import is_cross, is_vision
-from attnscope.seam.call import AttentionCall
-from attnscope.seam.listen import listening
-from attnscope.seam.pieces import in_one
-from attnscope.seam.stacks import FROM_ENCODER
 
 ATTENTION = re.compile(r"attention|attn|mla", re.IGNORECASE)
 CACHES = ("past_key_values", "past_key_value", "layer_past", "cache")

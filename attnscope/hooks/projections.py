@@ -1,28 +1,146 @@
-"""The output projections of a model, W_O: found by what they are given, read by what they make of it.
+"""Norms with a frozen scale: what a norm does to a part of what it was given, each row's scale being that of the whole.
 
-Shapes: B text, T token, H head, V width of v, E model width.
+Nothing here knows families: whether a module is a norm, and of which kind, is measured on its input and output.
+
+Shapes: E width of what is normed; ... any rows.
+
+The output projections of a model, W_O: found by what they are given, read by what they make of it.
+
+Differential attention (Ye et al. 2025, arXiv:2410.05258): a head's weights are P1 - lambda P2, of two softmaxes.
+
+The model's call has both, the first of every pair in the first half of its heads.
+
+Residuals that are no plain sum of what blocks write: several streams, or an attention over what was before.
+
+Nothing here knows families: what blocks are given in a pass says it.
+
+Shapes: B text, T token, H head, V width of v, E model width, Q query, K key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from attnscope.attention.operator import DenseAttention
+from attnscope.hooks.calls import AttentionCall, relative_error, same_numbers
+from attnscope.hooks.engines import ENGINES, UNCHECKED, full_precision
+from attnscope.hooks.forward import attention_modules, temporary
+from attnscope.hooks.listen import calls_interface, listen
+from attnscope.hooks.report import tolerance
+from attnscope.model.modules import weights_of
 from attnscope.model.quantised import is_plain
-from attnscope.seam.checks import relative_error, same_numbers
-from attnscope.seam.engines import ENGINES, UNCHECKED, full_precision
-from attnscope.seam.forward import attention_modules, temporary
-from attnscope.seam.listen import calls_interface, listen
-from attnscope.seam.report import tolerance
+from attnscope.model.selection import DIFFERENCE
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel
-    from attnscope.seam.call import AttentionCall
-    from attnscope.seam.norms import Norm
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm with a frozen scale: weight ⊙ x, or x without its mean, and some bias."""
+
+    module: nn.Module
+    weight_E: Tensor
+    bias_E: Tensor
+    centred: bool
+
+    def scale(self, x: Tensor, y: Tensor) -> Tensor:
+        """(..., 1): what it multiplied each row by, from its input and output; 0 for a row that it makes nothing of."""
+        straight, unbiased = self.straight(x), y - self.bias_E.to(y.device)
+        size = straight.square().sum(-1, keepdim=True)
+        return (unbiased * straight).sum(-1, keepdim=True) / size.masked_fill(size == 0, torch.inf)
+
+    def straight(self, x: Tensor) -> Tensor:
+        """The norm of x but for its scale and its bias."""
+        return self.weight_E.to(x.device) * (x - x.mean(-1, keepdim=True) if self.centred else x)
+
+    def back(self, direction: Tensor) -> Tensor:
+        """The direction of what it is given that is a direction of what it gives, but for its scale: its transpose."""
+        weighted = self.weight_E.to(direction.device) * direction
+        return weighted - weighted.mean(-1, keepdim=True) if self.centred else weighted
+
+    def frozen(self, x: Tensor, scale: Tensor) -> Tensor:
+        """The norm of x with a scale that was found before."""
+        return scale * self.straight(x) + self.bias_E.to(x.device)
+
+
+def norm_of(module: nn.Module, x: Tensor, y: Tensor, close: Callable[[Tensor, Tensor], bool]) -> Norm | None:
+    """The module as a norm with a frozen scale, where it is one: of x or centred x, times its weight or its weight + 1.
+
+    x, y: float32, its input and output. close: whether a result is what was expected.
+    """
+    weight, bias = (weights_of(module).get(name) for name in ("weight", "bias"))
+    ones_E = torch.ones(x.shape[-1], device=x.device)
+    weights = [ones_E]
+    if weight is not None:
+        # There must be a weight for each number of a row, or of the last parts of a row.
+        sizes = zip(weight.shape, x.shape[x.ndim - weight.ndim :], strict=True)
+        if weight.ndim > x.ndim or not all(size in (1, own) for size, own in sizes):
+            return None
+        weight_E = weight.detach().float().to(x.device)
+        weights = [weight_E, weight_E + 1]  # Gemma's is added to 1
+    bias_E = ones_E * 0 if bias is None else bias.detach().float().to(x.device)
+    for centred in (False, True):
+        for weight_E in weights:
+            norm = Norm(module, weight_E, bias_E, centred)
+            if x.shape == y.shape and close(norm.frozen(x, norm.scale(x, y)), y):
+                return norm
+    return None
+
+
+@contextmanager
+def frozen_scales(norms: Sequence[Norm]) -> Iterator[Mapping[nn.Module, Tensor]]:
+    """While open, the scales that norms give the rows of a pass, (..., 1) on the CPU, by the norm's module."""
+    by_module, scales = {norm.module: norm for norm in norms}, dict[nn.Module, Tensor]()
+
+    def note(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        scales[module] = by_module[module].scale(inputs[0].float(), output.float()).cpu()
+
+    with temporary([module.register_forward_hook(note) for module in by_module]):
+        yield scales
+
+
+def norms_behind(
+    loaded: LoadedModel, out: Mapping[nn.Module, nn.Module], ids: Tensor, **inputs: Any
+) -> dict[nn.Module, Norm]:
+    """{attention module: the norm that is given what its output projection gives, as it is}.
+
+    out: {attention module: its output projection}. ids: what the model's forward is given first, inputs what else.
+    """
+    attention_of = {projection: attention for attention, projection in out.items()}
+    gave: dict[nn.Module, Tensor] = {}
+    norms: dict[nn.Module, Norm] = {}
+
+    # In the order of the pass: a projection gives first what the norm after it is given.
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if module in attention_of and isinstance(output, Tensor):
+            gave[attention_of[module]] = output
+            return
+        # Dropout and identities hand on the same numbers: what follows them is tried instead.
+        x = args[0] if args else None
+        if not isinstance(x, Tensor) or not isinstance(output, Tensor) or same_numbers(output, x):
+            return
+        allowed = tolerance(x.dtype, "bfloat16")[1]
+
+        def close(actual: Tensor, expected: Tensor) -> bool:
+            return actual.shape == expected.shape and float(relative_error(actual, expected)) <= allowed
+
+        for attention, projected in gave.items():
+            if x.shape == projected.shape and same_numbers(x, projected) and attention not in norms:
+                norm = norm_of(module, x.float(), output.float(), close)
+                if norm is not None:
+                    norms[attention] = norm
+
+    parts = [part for part in loaded.model.modules() if part in attention_of or not list(part.children())]
+    with temporary([part.register_forward_hook(after) for part in parts]):
+        listen(loaded.model, ids, lambda call: None, engine=UNCHECKED, **inputs)
+    return norms
 
 
 def output_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **inputs: Any) -> dict[nn.Module, nn.Module]:
@@ -221,3 +339,64 @@ def gram_root(out: nn.Module, heads: int, like: Tensor, norm: Norm | None = None
     W_O_HVE = projection(out, heads, like).float()
     W_O_HVE = (W_O_HVE if norm is None else norm.straight(W_O_HVE)).cpu()  # LAPACK's: not every device has one
     return torch.linalg.qr(W_O_HVE.mT, mode="r").R.mT.to(like.device)
+
+
+LEARNED = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
+
+
+def strength(module: nn.Module) -> float | None:
+    """The lambda of a module of differential attention, None for another.
+
+    >>> strength(nn.Linear(2, 2)) is None
+    True
+    """
+    learned = [getattr(module, name, None) for name in LEARNED]
+    q1, k1, q2, k2 = (vector.detach().float() if isinstance(vector, Tensor) else None for vector in learned)
+    if q1 is None or k1 is None or q2 is None or k2 is None:
+        return None
+    return float(torch.exp(q1 @ k1) - torch.exp(q2 @ k2)) + float(getattr(module, "lambda_init", 0.0))
+
+
+def differences(call: AttentionCall) -> AttentionCall | None:
+    """The differences of a call's pairs of heads as a call; None where there are none, or no matrix to take them of."""
+    factor = strength(call.module) if call.call == 0 and call.weights_BHQK is not None else None
+    if factor is None:
+        return None
+    first, second = call.P.dense().chunk(2, 1)
+    weights_BHQK = first - factor * second
+    return replace(
+        call,
+        place=replace(call.place, stack=DIFFERENCE),
+        P=DenseAttention(weights_BHQK, call.visible),
+        spec=None,
+        weights_BHQK=weights_BHQK,
+        output_BQHV=None,
+    )
+
+
+EARLIER = "its blocks attend to what earlier blocks were given, so that its residual is no plain sum"
+
+
+def streams(residual: Tensor, written_BTE: Tensor) -> int:
+    """How many streams a residual is: of hyper-connections several of the width that a block's modules write.
+
+    written_BTE: what one of those modules gave. Zhu et al. 2024, Hyper-Connections, arXiv:2409.19606.
+    """
+    return residual.numel() // written_BTE.numel() if written_BTE.numel() else 1
+
+
+def in_streams(count: int) -> str:
+    """Why a residual of several streams is no plain sum, in words."""
+    return f"its residual is {count} streams that every block mixes, as in hyper-connections, and no plain sum"
+
+
+def has_earlier(inputs: Iterable[Tensor], earlier: Sequence[Tensor]) -> bool:
+    """Whether a block is given, side by side in one tensor, what earlier blocks were given, (B, T, E) each."""
+    stacked = [value for value in inputs if value.ndim > 3 and value.is_floating_point()]
+    return any(
+        bool((part_BTE == state_BTE).all())
+        for state_BTE in earlier
+        for many in stacked
+        if state_BTE.ndim == 3 and (*many.shape[:-2], many.shape[-1]) == state_BTE.shape
+        for part_BTE in many.unbind(-2)
+    )
