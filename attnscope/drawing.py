@@ -24,8 +24,8 @@ from attnscope.figures.drawing_process import DrawingProcess, begun
 from attnscope.figures.pool import worker_count
 from attnscope.figures.style import Quantity, StyleFields, head_title, layer_name
 from attnscope.keep.layers import LayerKey, PerLayer
-from attnscope.measure.metrics import KNOWN, order_of
-from attnscope.measure.roles import NONE
+from attnscope.metrics.metrics import KNOWN, order_of
+from attnscope.metrics.roles import NONE
 from attnscope.model.selection import GLOBAL, POOLING, is_bidirectional, is_difference, prefix
 from attnscope.panels import LONGEST_NAME, chosen_words, depths_of, mass_panels, patch_sheets, score_panels, with_rows
 from attnscope.utils.display import head_name, model_name, printed, shortened

@@ -17,7 +17,7 @@ from attnscope.errors import UsageError
 from attnscope.inputs.tokens import TokenMatch as Found
 from attnscope.inputs.tokens import choose, described
 from attnscope.keep.layers import LayerKey
-from attnscope.measure.metrics import KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS
+from attnscope.metrics.metrics import KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS
 from attnscope.model.selection import STACKS
 from attnscope.utils import display as cells
 from attnscope.utils.tables import as_table, texts_at

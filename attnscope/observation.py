@@ -21,8 +21,9 @@ from attnscope.hooks.report import failures
 from attnscope.inputs.tokens import TokenSelection as Chosen
 from attnscope.keep.columns import Head, HeadColumns, Relation, with_others
 from attnscope.keep.layers import LayerKey, ModelLayers, PerLayer, codes
-from attnscope.measure.metrics import MASS
-from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
+from attnscope.metrics.metrics import MASS
+from attnscope.metrics.roles import NEEDED_ROWS, NONE
+from attnscope.metrics.roles import SINK_MASS as RESTS
 from attnscope.model.selection import DECODER, ENCODER, STACKS, is_bidirectional
 from attnscope.utils.display import shortened
 from attnscope.utils.tables import texts_at

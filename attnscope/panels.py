@@ -15,8 +15,8 @@ import numpy as np
 from attnscope.errors import visible
 from attnscope.figures import Depth, Panel, Patches, PatchSheet
 from attnscope.figures.style import Quantity, count
-from attnscope.measure.metrics import KNOWN, MASS, Metric, ends, order_of
-from attnscope.measure.roles import NEEDED_ROWS, ROLES
+from attnscope.metrics.metrics import KNOWN, MASS, Metric, ends, order_of
+from attnscope.metrics.roles import NEEDED_ROWS, ROLES
 from attnscope.utils.display import head_name, printed, shortened
 
 if TYPE_CHECKING:

@@ -31,9 +31,9 @@ from attnscope.keep.columns import HeadColumns, Score
 from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.keep.records import KeptKeys, LayerMaps, Matrices
 from attnscope.keep.view import View
-from attnscope.measure.binned import MAP_SIDE, Cells
-from attnscope.measure.metrics import KNOWN
-from attnscope.measure.roles import NONE
+from attnscope.metrics.binned import MAP_SIDE, Cells
+from attnscope.metrics.metrics import KNOWN
+from attnscope.metrics.roles import NONE
 from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, STACKS, is_causal, is_cross
 from attnscope.observation import Observation
 from attnscope.utils.files import open_native

@@ -19,7 +19,7 @@ from attnscope.attention.kernels_cpu import CompiledAttention
 from attnscope.attention.questions import Received, TopK
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.attention.tiling import TiledAttention
-from attnscope.measure.metrics import METRICS, Texts, means, questions
+from attnscope.metrics.metrics import METRICS, Texts, means, questions
 
 HEADS, KV_HEADS, WIDTH, TOP = 16, 4, 64, 8
 

@@ -67,7 +67,7 @@ def ways(model: Any, ids: torch.Tensor) -> dict[str, Callable[[], set[str]]]:
     from attnscope.hooks.engines import ENGINES
     from attnscope.hooks.listen import listen
     from attnscope.inputs.prompt import from_ids
-    from attnscope.measure.metrics import Texts, means, questions
+    from attnscope.metrics.metrics import Texts, means, questions
     from attnscope.model.loading import load, wrap
     from attnscope.model.options import LoadOptions
     from attnscope.observe.passes import observe

@@ -271,7 +271,7 @@ def job(P, ids, top) -> list:
     import torch
 
     from attnscope.attention.questions import Received
-    from attnscope.measure.metrics import Texts, means, questions
+    from attnscope.metrics.metrics import Texts, means, questions
 
     texts = Texts(ids, torch.tensor([ids.shape[1]], device=ids.device))
     asked = [Received(texts.mean_BT), *top]

@@ -134,7 +134,7 @@ def sentences(asked: ModelText, printing: Printing) -> int:
 
 # Extension -> its files -> (the anchor before which it is written, or "" for a new file; what is written) ...
 EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
-    "a metric": {"measure/metrics.py": (('        Metric(\n            id="self",', METRIC.lstrip("\n")),)},
+    "a metric": {"metrics/metrics.py": (('        Metric(\n            id="self",', METRIC.lstrip("\n")),)},
     "a collector": {"keep/collectors/largest.py": (("", COLLECTOR),)},
     "an intervention": {"intervene/halving.py": (("", INTERVENTION),)},
     "an option": {

@@ -25,7 +25,7 @@ from attnscope.hooks.engines import ENGINES, full_precision
 from attnscope.hooks.listen import listen
 from attnscope.keep.collectors.heads import TopRelation
 from attnscope.keep.layers import Layer, LayerKey
-from attnscope.measure.texts import Texts
+from attnscope.metrics.texts import Texts
 from attnscope.model import loading
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.options import LoadOptions

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attnscope.inputs.prompt import from_text
-from attnscope.measure.metrics import METRICS
+from attnscope.metrics.metrics import METRICS
 from helpers.command_line import SENTENCE, call
 from helpers.own import attentions
 from helpers.rows import csv_rows

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnscope.measure.metrics import METRICS
-from attnscope.measure.roles import ROLES
+from attnscope.metrics.metrics import METRICS
+from attnscope.metrics.roles import ROLES
 from helpers import own
 from helpers.command_line import SENTENCE, call
 from helpers.folders import saved

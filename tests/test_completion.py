@@ -12,7 +12,7 @@ import pytest
 
 from attnscope.cli.app import COMMANDS
 from attnscope.cli.groups import parameters
-from attnscope.measure.metrics import LENGTHS, LOOKBACKS, METRICS
+from attnscope.metrics.metrics import LENGTHS, LOOKBACKS, METRICS
 from helpers import commands
 from helpers.command_line import HANGS, call
 from helpers.homes import without_a_home

@@ -27,7 +27,7 @@ from attnscope.intervene.passes import prepared
 from attnscope.intervene.sets import HeadSet
 from attnscope.keep.collectors import heads
 from attnscope.keep.view import View
-from attnscope.measure.texts import Texts
+from attnscope.metrics.texts import Texts
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap
 from attnscope.observe.passes import observe

@@ -25,7 +25,7 @@ from attnscope.figures.writer import drawing
 from attnscope.folder.manifest import OURS
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
-from attnscope.measure.roles import ROLES
+from attnscope.metrics.roles import ROLES
 from attnscope.panels import mass_panels
 from attnscope.study.atlas.roles import RULES
 from helpers.command_line import SENTENCE, call

@@ -31,7 +31,7 @@ from attnscope.hooks.generation import _StopStrings, continuation, ends, start_t
 from attnscope.inputs.prompt import Prompt, from_chat, from_text
 from attnscope.inputs.tokens import find
 from attnscope.keep.request import Request
-from attnscope.measure.metrics import LOOKBACKS
+from attnscope.metrics.metrics import LOOKBACKS
 from attnscope.model import libraries as generating
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, load, wrap

@@ -15,7 +15,7 @@ import attnscope
 from attnscope import Request
 from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen
-from attnscope.measure.metrics import METRICS
+from attnscope.metrics.metrics import METRICS
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, load, wrap
 from attnscope.model.options import LoadOptions

@@ -13,8 +13,8 @@ from attnscope.attention.operator import AttentionOperator, DenseAttention, Unif
 from attnscope.attention.spec import Visibility
 from attnscope.errors import UsageError
 from attnscope.hooks.listen import listen
-from attnscope.measure.metrics import KNOWN, METRICS, Texts, known, measure, order_of, support, with_asked
-from attnscope.measure.roles import role_of
+from attnscope.metrics.metrics import KNOWN, METRICS, Texts, known, measure, order_of, support, with_asked
+from attnscope.metrics.roles import role_of
 from helpers.families import tiny_model
 
 Row = list[float]

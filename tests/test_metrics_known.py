@@ -13,7 +13,7 @@ import attnscope
 from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.attention.tiling import TiledAttention
-from attnscope.measure.metrics import KNOWN, Texts, measure
+from attnscope.metrics.metrics import KNOWN, Texts, measure
 
 N, PERIOD, BLOCK, NAMED = 48, 5, 8, 4  # tokens; they repeat after 5; keys 1, 5, 9, ... are named
 AT = 28  # where an answer begins, in the middle of a block

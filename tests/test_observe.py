@@ -27,7 +27,7 @@ from attnscope.keep.collectors.maps import Maps
 from attnscope.keep.layers import Layer, LayerKey
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
-from attnscope.measure.metrics import Texts
+from attnscope.metrics.metrics import Texts
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation

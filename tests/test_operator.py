@@ -15,7 +15,7 @@ from attnscope.attention.spec import Visibility
 from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen
-from attnscope.measure.metrics import Texts
+from attnscope.metrics.metrics import Texts
 from attnscope.utils import memory
 from helpers.families import tiny_model
 

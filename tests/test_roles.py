@@ -7,8 +7,8 @@ from torch.testing import assert_close
 
 from attnscope.inputs.prompt import from_text
 from attnscope.keep.request import Request
-from attnscope.measure.metrics import METRICS
-from attnscope.measure.roles import ROLES, Role, near_uniform, role_of, roles_of, unsupported
+from attnscope.metrics.metrics import METRICS
+from attnscope.metrics.roles import ROLES, Role, near_uniform, role_of, roles_of, unsupported
 from attnscope.observe.passes import observe
 from helpers.families import tiny_model
 from helpers.own import attentions

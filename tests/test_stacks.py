@@ -17,7 +17,7 @@ from attnscope.hooks import generation
 from attnscope.hooks.listen import listen
 from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.keep.request import Request
-from attnscope.measure.metrics import KNOWN
+from attnscope.metrics.metrics import KNOWN
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.model.selection import CAUSAL, STACKS, select_stacks

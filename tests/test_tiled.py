@@ -40,7 +40,7 @@ from attnscope.keep.collectors.heads import HeadScores, TopRelation
 from attnscope.keep.collectors.relations import TopKeys
 from attnscope.keep.collectors.rollout import RolloutCollector
 from attnscope.keep.layers import Layer, LayerKey
-from attnscope.measure.metrics import METRICS, Texts, means, measure, questions
+from attnscope.metrics.metrics import METRICS, Texts, means, measure, questions
 from helpers.dispatched import largest_tensor, thread_count
 from helpers.families import FEW, MODEL_TYPES, tiny_model
 from helpers.seconds import once

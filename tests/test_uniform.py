@@ -19,7 +19,7 @@ from attnscope.attention.questions import (
     Window,
 )
 from attnscope.attention.spec import Visibility
-from attnscope.measure.metrics import LENGTHS, METRICS, Texts, measure
+from attnscope.metrics.metrics import LENGTHS, METRICS, Texts, measure
 
 VISIBLE = {
     "causal": Visibility(40, 40),

@@ -28,7 +28,7 @@ from attnscope.batch.summary import DAMAGED, WrittenRows, damage, head_keys, hea
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.figures import Depth
 from attnscope.keep.columns import Score, ranked
-from attnscope.measure.metrics import KNOWN, LENGTHS, LOOKBACKS, MASS
+from attnscope.metrics.metrics import KNOWN, LENGTHS, LOOKBACKS, MASS
 from attnscope.model.selection import DECODER, STACKS
 from attnscope.study.statistics import Means, Range, means
 from attnscope.utils.files import open_native, open_regular

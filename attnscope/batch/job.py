@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from attnscope.errors import UsageError
 from attnscope.inputs.prompt import Side
 from attnscope.keep.request import Request
-from attnscope.measure.metrics import LENGTHS, LOOKBACKS
+from attnscope.metrics.metrics import LENGTHS, LOOKBACKS
 from attnscope.model.options import LoadOptions
 
 if TYPE_CHECKING:

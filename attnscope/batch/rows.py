@@ -23,7 +23,7 @@ from attnscope.hooks.generation import DEFAULT, POSITIONS
 from attnscope.hooks.report import joined_ways
 from attnscope.keep.layers import codes
 from attnscope.keep.view import ENTRIES
-from attnscope.measure.metrics import MASS, METRICS
+from attnscope.metrics.metrics import MASS, METRICS
 from attnscope.model.selection import STACKS, is_cross, spelled
 from attnscope.utils.tables import flags, numbers, texts_at, words
 

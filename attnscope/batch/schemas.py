@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from attnscope.keep.view import ENTRIES
-from attnscope.measure.metrics import METRICS
+from attnscope.metrics.metrics import METRICS
 
 if TYPE_CHECKING:
     from attnscope.batch.job import DatasetOutput

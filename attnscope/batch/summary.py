@@ -21,7 +21,7 @@ from attnscope.batch.journal import SUMMARY, Journal, Record
 from attnscope.batch.schemas import SCHEMAS, TOKEN, schema_of
 from attnscope.batch.table_files import TableFile
 from attnscope.errors import InputError
-from attnscope.measure.metrics import KNOWN, MASS, METRICS
+from attnscope.metrics.metrics import KNOWN, MASS, METRICS
 from attnscope.model.selection import STACKS
 from attnscope.study.statistics import means
 from attnscope.utils.files import write_whole

@@ -26,7 +26,7 @@ from attnscope.inputs.tokens import check_expression, defined, names_of_spans
 from attnscope.keep.atlas import HeadNames, atlas_of
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
-from attnscope.measure.metrics import LENGTHS, with_asked
+from attnscope.metrics.metrics import LENGTHS, with_asked
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import pairs, resolved

@@ -280,7 +280,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
 
     def held(self) -> dict[str, object]:
         """The options that change the rows, each spelled one way: what an output folder is held to."""
-        from attnscope.measure.metrics import LENGTHS
+        from attnscope.metrics.metrics import LENGTHS
 
         asked = ",".join(name for name in LENGTHS if name in self.named) or None
         weights = None if self.weights == "softmax" else self.weights  # as a folder has it that was made without it

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from attnscope.cli.intervals import Effect
-from attnscope.measure.metrics import METRICS
+from attnscope.metrics.metrics import METRICS
 from attnscope.study.statistics import FEWEST
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Sheet

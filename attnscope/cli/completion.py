@@ -57,7 +57,7 @@ def offer(*known: str) -> Callable[[], list[str]]:
 
 def metrics() -> list[tuple[str, str]]:
     """The metrics, each with its title."""
-    from attnscope.measure.metrics import KNOWN
+    from attnscope.metrics.metrics import KNOWN
 
     return [(one.id, one.title) for one in KNOWN.values()]
 

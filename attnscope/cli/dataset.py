@@ -18,7 +18,7 @@ from attnscope.cli.options import Results
 from attnscope.cli.place import write_file
 from attnscope.cli.top import Top
 from attnscope.errors import UsageError
-from attnscope.measure.metrics import KEPT_FIRST
+from attnscope.metrics.metrics import KEPT_FIRST
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Row, Sheet, fitting
 from attnscope.utils.signals import unwinding
@@ -144,7 +144,7 @@ def _drawn(
     """depth.png, of several stacks one in a folder of each."""
     from attnscope.errors import visible
     from attnscope.figures import About, save_depth
-    from attnscope.measure.metrics import COLUMNS, order_of
+    from attnscope.metrics.metrics import COLUMNS, order_of
 
     if {part.strip() for part in figures.split(",")} != {DEPTH}:
         raise UsageError(f"--figures: expected {DEPTH} of a dataset, got {figures!r}", "write --figures depth")
@@ -181,7 +181,7 @@ def _asked(dataset: Dataset) -> str:
 
 def dataset_sheet(found: CorpusHeads, shown: np.ndarray, sort: str, width: int) -> Sheet:
     """The ranked heads: the metric that sorts with its interval, and as many means as so many characters hold."""
-    from attnscope.measure.metrics import KNOWN, MASS, order_of
+    from attnscope.metrics.metrics import KNOWN, MASS, order_of
 
     name, (by, ascending) = _sorting(found, sort), order_of(sort)
     score, arrow = found.scores[name], " ▴" if ascending else " ▾"
@@ -214,7 +214,7 @@ def dataset_sheet(found: CorpusHeads, shown: np.ndarray, sort: str, width: int) 
 
 def _sorting(found: CorpusHeads, sort: str) -> str:
     """The metric whose interval the table shows: the one that sorts, or without one the first."""
-    from attnscope.measure.metrics import order_of
+    from attnscope.metrics.metrics import order_of
 
     by = order_of(sort)[0]
     return found.ranked_by if by == "layer" else by
@@ -257,7 +257,7 @@ def _rest(found: CorpusHeads, sort: str) -> list[str]:
 def dataset_legend(dataset: Dataset, columns: Sequence[Column]) -> list[str]:
     """What the columns are, what has no interval, and where all of them are."""
     from attnscope.cli.heads_legend import MASS_WORDS, column_words
-    from attnscope.measure.metrics import MASS
+    from attnscope.metrics.metrics import MASS
     from attnscope.study.statistics import FEWEST
 
     names = {column.key for column in columns}

@@ -57,13 +57,13 @@ class MeasuredEntries(Entries):
     @property
     def named(self) -> list[str]:
         """Their ids. Raises UsageError for a name that is none."""
-        from attnscope.measure.metrics import known
+        from attnscope.metrics.metrics import known
 
         return known([part.strip() for part in (self.metrics or "").split(",") if part.strip()])
 
     def check_answered(self, otherwise: str) -> None:
         """Raise UsageError for a metric of an answer, which there is none of."""
-        from attnscope.measure.metrics import LOOKBACKS
+        from attnscope.metrics.metrics import LOOKBACKS
 
         for name in self.named:
             if name in LOOKBACKS:
@@ -71,13 +71,13 @@ class MeasuredEntries(Entries):
 
     def over_layers(self, order: str) -> list[str]:
         """The metrics of the figure of depth: those that were named, behind the one that sorts where it is one."""
-        from attnscope.measure.metrics import COLUMNS, order_of
+        from attnscope.metrics.metrics import COLUMNS, order_of
 
         return list(dict.fromkeys(one for one in (order_of(order)[0], *self.named) if one not in COLUMNS))
 
     def ids(self, sort: str) -> tuple[str, ...]:
         """The metrics that are measured where heads are sorted so. Raises UsageError for a name that is none."""
-        from attnscope.measure.metrics import with_asked
+        from attnscope.metrics.metrics import with_asked
 
         return with_asked(self.metrics, sort)
 
@@ -107,7 +107,7 @@ class Ranking(Top):
 
     def check(self, asked: TextRun, entries: MeasuredEntries) -> None:
         """Raise UsageError for a metric of an answer where there is none; a run that is repeated may have one."""
-        from attnscope.measure.metrics import LOOKBACKS, order_of
+        from attnscope.metrics.metrics import LOOKBACKS, order_of
 
         if asked.answered or (asked.from_ is not None and not asked.has_text):
             return
@@ -117,7 +117,7 @@ class Ranking(Top):
 
     def by(self, question: Question) -> str:
         """The metric as it was given, or what it is where none was. Raises UsageError for one that is not measured."""
-        from attnscope.measure.metrics import MASS, order_of
+        from attnscope.metrics.metrics import MASS, order_of
 
         sort = self.sort or ("focus" if question.key is None else MASS.id)
         if order_of(sort)[0] == MASS.id and question.key is None:

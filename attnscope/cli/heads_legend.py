@@ -7,8 +7,8 @@ from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attnscope.cli.heads_table import TEXT_ROLE
-from attnscope.measure.metrics import MASS
-from attnscope.measure.roles import NEEDED_ROWS, not_shown, unsupported
+from attnscope.metrics.metrics import MASS
+from attnscope.metrics.roles import NEEDED_ROWS, not_shown, unsupported
 from attnscope.model.geometry import NOT_KNOWN
 from attnscope.model.selection import has_decoder_heads, spelled
 

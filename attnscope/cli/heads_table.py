@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from attnscope.measure.metrics import COLUMNS, KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, order_of
+from attnscope.metrics.metrics import COLUMNS, KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, order_of
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Row, Sheet, fitting
 

@@ -15,7 +15,7 @@ from attnscope.cli.options import Heads, Results, TextRun
 from attnscope.cli.relations import relations_sheet
 from attnscope.cli.takes import takes
 from attnscope.cli.top import Top
-from attnscope.measure.roles import RESTS
+from attnscope.metrics.roles import SINK_MASS as RESTS
 from attnscope.utils.folders import TABLES
 
 if TYPE_CHECKING:

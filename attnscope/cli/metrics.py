@@ -34,7 +34,7 @@ def metrics(which: ChosenMetrics, printing: Format) -> int:
 
     With an ID: the formula of a metric, its rows, unit, range and source. In a pipe all of them, as csv.
     """
-    from attnscope.measure.metrics import KNOWN, ROWS, known
+    from attnscope.metrics.metrics import KNOWN, ROWS, known
     from attnscope.utils.tables import as_table
 
     chosen = [KNOWN[name] for name in (known([which.id]) if which.id else KNOWN)]
@@ -98,7 +98,7 @@ def _sheet(columns: dict[str, list[str]]) -> RichTable:
 def _roles() -> RichTable:
     from rich.text import Text
 
-    from attnscope.measure.roles import NEAR_UNIFORM, OTHER, ROLES
+    from attnscope.metrics.roles import NEAR_UNIFORM, OTHER, ROLES
 
     shown = _table("role on a text", "named where")
     for role in ROLES:

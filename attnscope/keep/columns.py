@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from attnscope.errors import UsageError
 from attnscope.keep.layers import codes
-from attnscope.measure.metrics import COLUMNS, MASS, order_of
-from attnscope.measure.roles import NONE
+from attnscope.metrics.metrics import COLUMNS, MASS, order_of
+from attnscope.metrics.roles import NONE
 from attnscope.model.selection import STACKS, has_decoder_heads
 from attnscope.utils.display import head_name
 from attnscope.utils.tables import as_table, flags, numbers, texts_at, words

@@ -14,7 +14,7 @@ from attnscope.inputs.tokens import TokenMatch as Found
 from attnscope.keep.collector import Answers
 from attnscope.keep.layers import Layer
 from attnscope.keep.view import View
-from attnscope.measure.binned import MAP_SIDE
+from attnscope.metrics.binned import MAP_SIDE
 
 
 def group_question(layer: Layer, query_groups_BT: Tensor, key_groups_BT: Tensor) -> GroupMass:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.attention.operator import AttentionOperator
-    from attnscope.measure.texts import Texts
+    from attnscope.metrics.texts import Texts
 
 T = TypeVar("T", covariant=True)
 

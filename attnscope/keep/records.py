@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from attnscope.inputs.prompt import Span
 from attnscope.keep.layers import PerLayer
-from attnscope.measure.binned import MAP_SIDE, Cells
+from attnscope.metrics.binned import MAP_SIDE, Cells
 from attnscope.utils.tables import as_table, texts_at
 
 if TYPE_CHECKING:

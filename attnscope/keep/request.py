@@ -10,8 +10,8 @@ from attnscope.errors import UsageError
 from attnscope.inputs.tokens import TokenSelection as Chosen
 from attnscope.inputs.tokens import choose, choose_of_two
 from attnscope.keep.view import View
-from attnscope.measure.binned import MAP_SIDE
-from attnscope.measure.metrics import METRICS
+from attnscope.metrics.binned import MAP_SIDE
+from attnscope.metrics.metrics import METRICS
 from attnscope.model.selection import has_summaries, is_causal, is_cross, is_over_patches, is_vision, sides
 
 if TYPE_CHECKING:

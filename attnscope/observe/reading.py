@@ -15,7 +15,7 @@ from attnscope.keep.collector import LayerBatcher, PendingTransfers, wanted_coll
 from attnscope.keep.layers import Layer, LayerKey, PerLayer
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.values import Directions, Projections
-from attnscope.measure.texts import Texts
+from attnscope.metrics.texts import Texts
 from attnscope.model.selection import has_summaries, heard_as
 from attnscope.observation import Observation
 from attnscope.observe.texts import texts_of

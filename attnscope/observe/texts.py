@@ -12,7 +12,7 @@ import torch
 
 from attnscope.keep.groups import marked
 from attnscope.keep.request import Asked
-from attnscope.measure.texts import Texts
+from attnscope.metrics.texts import Texts
 from attnscope.model.selection import is_causal
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ RECORDS = {  # by name, where the type is; each is imported without torch
     ),
     "attnscope.keep.request": ("Asked", "Request"),
     "attnscope.keep.view": ("View",),
-    "attnscope.measure.binned": ("Cells",),
+    "attnscope.metrics.binned": ("Cells",),
     "attnscope.model.geometry": ("Geometry", "LayerGeometry"),
     "attnscope.observation": ("Observation",),
     "attnscope.purposes.cut": ("KnockedModel",),

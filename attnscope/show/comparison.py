@@ -18,7 +18,7 @@ import numpy as np
 from attnscope.errors import visible
 from attnscope.figures import Maps, Panel, Style, save_layers, save_metrics
 from attnscope.inputs.spans import WORDS
-from attnscope.measure.metrics import METRICS, Metric, metrics_for
+from attnscope.metrics.metrics import METRICS, Metric, metrics_for
 from attnscope.model.libraries import versions
 from attnscope.study.differences import NAME, SCHEMA, Places, clear, heads_table, metrics_table, tokens_table
 from attnscope.utils.display import model_name

@@ -27,9 +27,9 @@ from attnscope.inputs.spans import Align, Units, alignment, units
 from attnscope.inputs.tokens import TokenSelection as Chosen
 from attnscope.keep.layers import LayerKey
 from attnscope.keep.request import Asked
-from attnscope.measure.binned import MAP_SIDE, Cells
-from attnscope.measure.divergence import Divergence, DivergenceSide, diverge, readable
-from attnscope.measure.metrics import KNOWN, METRICS, measure, metrics_for
+from attnscope.metrics.binned import MAP_SIDE, Cells
+from attnscope.metrics.divergence import Divergence, DivergenceSide, diverge, readable
+from attnscope.metrics.metrics import KNOWN, METRICS, measure, metrics_for
 from attnscope.model.selection import DECODER, ENCODER, NAMES, STACKS, TEXT_TASKS, prefix, sides
 from attnscope.observe.texts import texts_of
 from attnscope.study.statistics import FEWEST, SHARE, Effects, Range, largest_first, paired

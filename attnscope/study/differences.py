@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from attnscope.errors import InputError
 from attnscope.inputs.spans import WORDS
-from attnscope.measure.metrics import METRICS
+from attnscope.metrics.metrics import METRICS
 from attnscope.model.selection import SOFTMAX, STACKS
 from attnscope.utils.files import check_schema, check_types, damaged, jsonable, read_json, read_small, refuse_links
 from attnscope.utils.folders import OVER, check, document, refuse_other_kind

@@ -18,7 +18,7 @@ import numpy as np
 
 from attnscope.errors import UsageError
 from attnscope.explain.records import SEES_ALL, SEES_SOME, SUMMED, StepWords, attention_words
-from attnscope.measure.metrics import KNOWN, ends
+from attnscope.metrics.metrics import KNOWN, ends
 from attnscope.model.selection import is_bidirectional
 from attnscope.viewer.pack import Bits, Blobs, binned, joined_arrays, packed_maps, strongest
 from attnscope.viewer.pictures import pictures_of

@@ -18,7 +18,7 @@ from attnscope.batch.schemas import schema_of
 from attnscope.errors import InputError
 from attnscope.keep.request import Request
 from attnscope.keep.view import View
-from attnscope.measure.metrics import LOOKBACKS
+from attnscope.metrics.metrics import LOOKBACKS
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import spelled
 from attnscope.observation import Observation

@@ -21,7 +21,7 @@ from attnscope.batch.journal import Journal, Record
 from attnscope.batch.summary import write_summary
 from attnscope.cli.dataset import dataset_sheet, open_ends
 from attnscope.errors import InputError, UsageError
-from attnscope.measure.metrics import METRICS
+from attnscope.metrics.metrics import METRICS
 from attnscope.model import loading
 from attnscope.study.statistics import SHARE, means
 from helpers.command_line import HANGS, call, on_terminal

@@ -20,7 +20,7 @@ from attnscope.batch.schemas import SCHEMAS
 from attnscope.batch.summary import write_summary
 from attnscope.errors import InputError, UsageError
 from attnscope.keep.request import Request
-from attnscope.measure.metrics import METRICS
+from attnscope.metrics.metrics import METRICS
 from attnscope.model.loaded import LoadedModel
 from attnscope.study.statistics import SHARE, means
 from attnscope.utils.folders import locked

@@ -12,7 +12,7 @@ from attnscope.ask import Ask
 from attnscope.errors import ModelError
 from attnscope.hooks import generation
 from attnscope.inputs.prompt import from_ids
-from attnscope.measure.metrics import METRICS
+from attnscope.metrics.metrics import METRICS
 from attnscope.model.selection import CROSS, DECODER, ENCODER
 from attnscope.run import prepare
 from attnscope.show.comparison import panels, signed_maps

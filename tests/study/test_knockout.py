@@ -16,7 +16,7 @@ from attnscope.cli.knockout_table import AT_ONCE, cautions, cuts_sheet
 from attnscope.cli.rounding import ROUNDING
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.intervene.sets import Cut, HeadSet
-from attnscope.measure.roles import RESTS
+from attnscope.metrics.roles import SINK_MASS as RESTS
 from attnscope.model.loading import wrap
 from attnscope.show.knockout import save_knockout
 from attnscope.study.knockout.asked import AskedText, CutPlan

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.measure.divergence import js_bits
+from attnscope.metrics.divergence import js_bits
 from attnscope.model.loading import wrap
 from attnscope.study.atlas.findings import findings_of, read_trial
 from attnscope.study.atlas.long_range_copying import DEPTHS, LongRangeCopying, Recall, completed, lengths, needles

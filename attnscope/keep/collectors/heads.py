@@ -22,9 +22,9 @@ from attnscope.keep.columns import HeadColumns, Score
 from attnscope.keep.layers import Layer, LayerKey, PerLayer
 from attnscope.keep.request import Asked, Request
 from attnscope.keep.view import View
-from attnscope.measure import metrics
-from attnscope.measure.metrics import LOOKBACKS, MASS, METRICS, metrics_for, stacked_means, support
-from attnscope.measure.roles import NONE, near_uniform, roles_of
+from attnscope.metrics import metrics
+from attnscope.metrics.metrics import LOOKBACKS, MASS, METRICS, metrics_for, stacked_means, support
+from attnscope.metrics.roles import NONE, near_uniform, roles_of
 from attnscope.model.selection import DECODER
 
 RELATION = ("relation_weight", "relation_query", "relation_key")

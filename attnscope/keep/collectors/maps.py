@@ -22,7 +22,7 @@ from attnscope.keep.layers import Layer, LayerKey, PerLayer
 from attnscope.keep.records import LayerMaps, Matrices
 from attnscope.keep.request import Asked, Request, nothing_named
 from attnscope.keep.view import View
-from attnscope.measure.binned import MAP_SIDE, Cells
+from attnscope.metrics.binned import MAP_SIDE, Cells
 from attnscope.utils.memory import BLOCK_BYTES
 
 

@@ -25,7 +25,7 @@ from attnscope.keep.groups import groups_of, units_of
 from attnscope.keep.layers import Layer
 from attnscope.keep.records import Rollout
 from attnscope.keep.request import Asked, Request
-from attnscope.measure.binned import MAP_SIDE
+from attnscope.metrics.binned import MAP_SIDE
 from attnscope.utils.memory import free_memory, human_bytes
 
 

@@ -17,7 +17,7 @@ from attnscope.errors import ModelError
 from attnscope.hooks.listen import listen
 from attnscope.keep.collector import collect_layer
 from attnscope.keep.layers import LayerKey
-from attnscope.measure.metrics import Texts
+from attnscope.metrics.metrics import Texts
 from attnscope.observe.choice import choose
 from attnscope.study.atlas.copying import CalledLayer, Copying
 from attnscope.study.atlas.long_range_copying import completed

@@ -10,7 +10,7 @@ from torch import Tensor
 from attnscope.attention.questions import Question
 from attnscope.keep.collector import Answers
 from attnscope.keep.layers import Layer
-from attnscope.measure.divergence import js_bits
+from attnscope.metrics.divergence import js_bits
 
 NEAR = 0.15  # bits: below it a head is marked
 

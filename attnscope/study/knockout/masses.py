@@ -15,7 +15,7 @@ from attnscope.attention.rows import RowBlock
 from attnscope.hooks.calls import AttentionCall
 from attnscope.intervene.knockout import Knockout
 from attnscope.intervene.passes import Passes
-from attnscope.measure.roles import RESTS
+from attnscope.metrics.roles import SINK_MASS as RESTS
 from attnscope.study.knockout.records import Masses
 
 

@@ -8,7 +8,7 @@
 import { Units, kept, originOf } from "./units.js";
 import { Reach, Strongest, WeightMap } from "./weights.js";
 
-const RESTS = 0.3; // mean mass above which a head rests on a key, as in attnscope/measure/roles.py
+const RESTS = 0.3; // mean mass above which a head rests on a key, as in attnscope/metrics/roles.py
 
 /** One text read by one model. */
 export class Side {

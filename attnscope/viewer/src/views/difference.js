@@ -1,7 +1,7 @@
 /**
  * Both sides between the units that they share, and the second minus the first. A unit is a token of either text, or the
  * tokens that cannot be told apart where the texts are cut differently: attnscope/inputs/spans.py says which. Mass is summed
- * over a unit's keys and averaged over its queries, as attnscope/measure/divergence.py does for `attnscope compare`.
+ * over a unit's keys and averaged over its queries, as attnscope/metrics/divergence.py does for `attnscope compare`.
  *
  * @typedef {import("../types.js").State} State
  * @typedef {import("../data.js").Page} Page

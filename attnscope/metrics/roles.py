@@ -11,7 +11,7 @@ import numpy as np
 from attnscope.model.selection import CAUSAL, DECODER, ENCODER, STACKS
 
 NEEDED_ROWS = 16
-RESTS = 0.3  # mean mass above which a head rests on a key
+SINK_MASS = 0.3  # mean mass above which a head rests on a key
 SINK_TOKENS = 64  # in 9 tokens a uniform head already gives key 0 a share of 0.31
 NEAR_UNIFORM = 0.8  # of the largest entropy
 OTHER, NONE = "other", "-"
@@ -67,11 +67,11 @@ ROLES = (  # the first rule that holds names the head
     ),
     Role(
         "sink",
-        f"sink above {RESTS}, text of at least {SINK_TOKENS} tokens",
+        f"sink above {SINK_MASS}, text of at least {SINK_TOKENS} tokens",
         "all",
         SINK_TOKENS,
         "Gu et al. 2024",
-        lambda score, uniform: score["sink"] > RESTS,
+        lambda score, uniform: score["sink"] > SINK_MASS,
         STACKS,
     ),
     Role(

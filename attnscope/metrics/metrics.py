@@ -5,24 +5,60 @@ none. A metric names its questions (`attention/questions.py`), so it is the same
 layer are answered in one pass.
 
 Shapes: B text, H head, Q query, K key. A is the weight matrix, n the tokens, v_i the keys that query i may see.
+
+What defines a head metric: its words, its questions, its value per row, and which rows count.
+
+Shapes: B text, H head, Q query.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnscope.attention import questions as ask
+from attnscope.attention.questions import Question
 from attnscope.errors import UsageError, nearest
-from attnscope.measure.definition import Metric
-from attnscope.measure.texts import Texts
-from attnscope.model.selection import CAUSAL, ENCODER, GLOBAL, VISION, is_causal
+from attnscope.metrics.texts import Texts
+from attnscope.model.selection import CAUSAL, ENCODER, GLOBAL, SOFTMAX, VISION, is_causal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.attention.operator import AttentionOperator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One head metric: its definition in words, what it asks, and what it makes of the answers row by row.
+
+    short: its heading in narrow tables. rows: which rows count, a key of ROWS. asks(texts): the questions. value(P,
+    answer, ...): their answers, each (B, H, Q), to the metric's value per row; None for the first answer. extras(P,
+    texts): what value takes after the answers, None for nothing. stacks: the stacks of whose layers it says something;
+    of others it is null.
+    """
+
+    id: str
+    short: str
+    title: str
+    formula: str
+    source: str
+    reading: str
+    rows: str
+    asks: Callable[[Texts], tuple[Question, ...]]
+    unit: str = "share of a row"
+    range: str = "0 to 1"
+    value: Callable[..., Tensor] | None = None
+    extras: Callable[[AttentionOperator, Texts], tuple[Tensor, ...]] | None = None
+    stacks: tuple[str, ...] = SOFTMAX
+
+    @property
+    def within(self) -> tuple[float, float] | None:
+        """The range of a text's value: that of a share; None where no bound holds for all texts, however long."""
+        return (0.0, 1.0) if self.range == "0 to 1" else None
+
 
 OF_TEXT = (*CAUSAL, ENCODER)  # stacks of whose layers they speak
 ITSELF = (*OF_TEXT, VISION, GLOBAL)
