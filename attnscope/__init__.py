@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from attnscope.errors import AttnscopeError
     from attnscope.figures import Style
     from attnscope.hooks.listen import listen
-    from attnscope.keep.request import Request
-    from attnscope.keep.view import View
     from attnscope.model.loaded import LoadedModel
     from attnscope.model.loading import wrap
-    from attnscope.observation import Observation
+    from attnscope.observe.layers import View
+    from attnscope.observe.observation import Observation
+    from attnscope.observe.request import Request
     from attnscope.serve.session import connect
 
 __all__ = [
@@ -66,10 +66,10 @@ __all__ = [
 _HOMES = {
     "AttnscopeError": "attnscope.errors",
     "LoadedModel": "attnscope.model.loading",
-    "Observation": "attnscope.observation",
-    "Request": "attnscope.keep.request",
+    "Observation": "attnscope.observe.observation",
+    "Request": "attnscope.observe.request",
     "Style": "attnscope.figures",
-    "View": "attnscope.keep.view",
+    "View": "attnscope.observe.layers",
     "ablate": "attnscope.calls.ablate",
     "batch": "attnscope",  # a room that is called, see `callable_room`
     "capture": "attnscope.api",

@@ -6,23 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from attnscope.ask import Ask, How
 from attnscope.calls.texts import read_texts
 from attnscope.errors import UnknownOptionError, UsageError, hints_of, nearest
 from attnscope.face import Capture
 from attnscope.inputs.sound import sound_of
-from attnscope.keep.request import Request
-from attnscope.keep.view import View
 from attnscope.model.libraries import without_bars
 from attnscope.model.loaded import LoadedModel, check_loaded
 from attnscope.model.loading import load as load_model
 from attnscope.model.options import LoadOptions
-from attnscope.run import read
+from attnscope.observe.layers import View
+from attnscope.observe.request import CaptureOptions as How
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import Request
+from attnscope.observe.run import read
 from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
-    from attnscope.ask import Text
     from attnscope.inputs.prompt import Prompt
+    from attnscope.observe.request import Text
 
 
 @hints_of(LoadOptions)
@@ -87,7 +88,7 @@ def capture(
     on the keys; define: names for such expressions.
     audio: instead of a text, for a model of sound: a file, or (samples, rate).
 
-    how: the other fields of `attnscope.ask.Ask`: engine, memory, listen, verify, select, atlas, chat, truncate,
+    how: the other fields of `attnscope.observe.request.Ask`: engine, memory, listen, verify, select, atlas, chat, truncate,
     generate, answer, target, picture, pair. With an answer `prompt`, `answer` and `made` name tokens, and each head has
     its `lookback`. Of a pair `text` and `pair` name the tokens of each. The tokens of a picture are `img 3,7`, row and
     column, and `img` names them all; `beside["vision"]` has the vision tower's layers.

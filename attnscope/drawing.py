@@ -23,10 +23,10 @@ from attnscope.figures import About, Depth, Maps, Panel, Part, PatchSheet, Style
 from attnscope.figures.drawing_process import DrawingProcess, begun
 from attnscope.figures.pool import worker_count
 from attnscope.figures.style import Quantity, StyleFields, head_title, layer_name
-from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.metrics.metrics import KNOWN, order_of
 from attnscope.metrics.roles import NONE
 from attnscope.model.selection import GLOBAL, POOLING, is_bidirectional, is_difference, prefix
+from attnscope.observe.layers import LayerKey, PerLayer
 from attnscope.panels import LONGEST_NAME, chosen_words, depths_of, mass_panels, patch_sheets, score_panels, with_rows
 from attnscope.utils.display import head_name, model_name, printed, shortened
 from attnscope.utils.files import write_whole
@@ -34,9 +34,8 @@ from attnscope.utils.files import write_whole
 if TYPE_CHECKING:
     from attnscope.figures.terminal import HeadMaps
     from attnscope.inputs.prompt import Prompt, Span
-    from attnscope.keep.columns import Head
-    from attnscope.keep.records import LayerMaps
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Observation
+    from attnscope.observe.records import Head, LayerMaps
 
 FIGURES, ASKED_FOR = ("overview", "layers", "heads", "metrics"), ("mass", "top", "depth")  # of each run; where named
 QUANTITIES: Mapping[str, Quantity] = {"softmax": "weight", "scores": "logit", "value": "norm"}  # by what a view reads

@@ -17,8 +17,8 @@ from attnscope.drawing import FIGURES, Advance, check_kinds, draw_alone, drawing
 from attnscope.errors import UsageError
 from attnscope.figures import Style
 from attnscope.folder.manifest import NAME, TARGET, check, inner_folders, run_facts, taken, tokens_of
-from attnscope.looks import Mean, look_table
 from attnscope.model.libraries import versions
+from attnscope.observe.observation import Mean, look_table
 from attnscope.utils.files import jsonable, refuse_links, save_json, sha256_of
 from attnscope.utils.folders import PICTURES, TABLES, suffix_of
 from attnscope.utils.tables import FORMATS, save
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from attnscope.inputs.tokens import TokenMatch as Found
     from attnscope.inputs.tokens import TokenSelection as Chosen
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Observation
 
 ONE_PICTURE = 'choose a head with heads=["L1H4"], or a figure with figures=["overview"]; or name a folder'
 MOST_HEADS = 20  # how many are drawn one by one where nobody says which

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 from attnscope.errors import UsageError
 from attnscope.notebook import coloured_text, heads_html, matrix_of, place_of
-from attnscope.observation import Observation
+from attnscope.observe.observation import Observation
 from attnscope.utils.schema import check_names
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from attnscope.drawing import Picture
     from attnscope.export import Ways
     from attnscope.figures.style import StyleFields
-    from attnscope.keep.columns import Head
     from attnscope.notebook import ColouredText
+    from attnscope.observe.records import Head
     from attnscope.viewer.page import Page
 
 NAMES = (  # that TAB offers
@@ -52,7 +52,7 @@ class Capture(Observation):
         what the chosen queries give the token on average, or, where keys alone were chosen, what it gives to them; null
         where the mask hides it. Raises UsageError where it was not asked for.
         """
-        from attnscope.looks import look_table
+        from attnscope.observe.observation import look_table
 
         return look_table(self, mean)
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 from attnscope.errors import UsageError
 from attnscope.inputs.tokens import TokenMatch as Found
 from attnscope.inputs.tokens import choose, described
-from attnscope.keep.layers import LayerKey
 from attnscope.metrics.metrics import KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS
 from attnscope.model.selection import STACKS
+from attnscope.observe.layers import LayerKey
 from attnscope.utils import display as cells
 from attnscope.utils.tables import as_table, texts_at
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import torch
 
     from attnscope.inputs.prompt import Prompt
-    from attnscope.keep.columns import Head
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Observation
+    from attnscope.observe.records import Head
 
 SHOWN_HEADS = 12  # of the table
 UNIFORM = "uniform"

@@ -20,7 +20,7 @@ from attnscope.metrics.roles import NEEDED_ROWS, ROLES
 from attnscope.utils.display import head_name, printed, shortened
 
 if TYPE_CHECKING:
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Observation
 
 FIRST = ("mass", "focus", "previous_token", "induction", "duplicate_token", "sink", "entropy")  # of the metrics' panels
 LONGEST_NAME = 40  # letters of a model's name, and of an expression

@@ -27,15 +27,13 @@ import numpy as np
 from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.folder.manifest import NAME, TARGET, prompt_of, read_manifest
 from attnscope.hooks.report import CaptureReport
-from attnscope.keep.columns import HeadColumns, Score
-from attnscope.keep.layers import LayerKey, PerLayer
-from attnscope.keep.records import KeptKeys, LayerMaps, Matrices
-from attnscope.keep.view import View
 from attnscope.metrics.binned import MAP_SIDE, Cells
 from attnscope.metrics.metrics import KNOWN
 from attnscope.metrics.roles import NONE
 from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, STACKS, is_causal, is_cross
-from attnscope.observation import Observation
+from attnscope.observe.layers import LayerKey, PerLayer, View
+from attnscope.observe.observation import Observation
+from attnscope.observe.records import HeadColumns, KeptKeys, LayerMaps, Matrices, Score
 from attnscope.utils.files import open_native
 from attnscope.utils.memory import free_memory, human_bytes
 from attnscope.utils.tables import read_delimited

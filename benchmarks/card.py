@@ -70,7 +70,7 @@ def ways(model: Any, ids: torch.Tensor) -> dict[str, Callable[[], set[str]]]:
     from attnscope.metrics.metrics import Texts, means, questions
     from attnscope.model.loading import load, wrap
     from attnscope.model.options import LoadOptions
-    from attnscope.observe.passes import observe
+    from attnscope.observe.collect import observe
 
     texts = Texts(ids, torch.tensor([ids.shape[1]], device=ids.device))
     loaded = wrap(model, load(LoadOptions(device="cpu")).tokenizer)

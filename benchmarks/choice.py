@@ -70,11 +70,11 @@ def model(name: str, tokens: int):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from attnscope.ask import Ask
-    from attnscope.keep.request import Request
     from attnscope.model.loading import load, wrap
     from attnscope.model.options import LoadOptions
-    from attnscope.run import read
+    from attnscope.observe.request import CaptureSpec as Ask
+    from attnscope.observe.request import Request
+    from attnscope.observe.run import read
 
     torch.set_num_threads(1)  # a process that has threads is not to be forked
     loaded = load(LoadOptions(attention="sdpa", positions=max(512, tokens)))
@@ -111,10 +111,10 @@ def apart(loaded, asked: str, tokens: int, engine: str, threads: int) -> dict[st
 def measured(loaded, asked: str, tokens: int, engine: str, threads: int) -> dict[str, float]:
     import torch
 
-    from attnscope.ask import Ask
-    from attnscope.keep.request import Request
-    from attnscope.keep.view import View
-    from attnscope.run import read
+    from attnscope.observe.layers import View
+    from attnscope.observe.request import CaptureSpec as Ask
+    from attnscope.observe.request import Request
+    from attnscope.observe.run import read
 
     torch.set_num_threads(threads)
     how = dict(ASKED[asked])

@@ -12,8 +12,8 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from attnscope.cli import run
-from attnscope.keep.atlas import BESIDE, NAME, TABLE
 from attnscope.model.sources import DEMO_FOLDER
+from attnscope.observe.atlas import BESIDE, NAME, TABLE
 
 out = DEMO_FOLDER / BESIDE
 with tempfile.TemporaryDirectory() as name:

@@ -51,9 +51,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from attnscope.attention.questions import MaxWeight, Question
-from attnscope.keep.collector import Answers, Collector
-from attnscope.keep.layers import Layer
-from attnscope.keep.request import Asked, Request
+from attnscope.observe.collector import Answers, Collector
+from attnscope.observe.layers import Layer
+from attnscope.observe.request import Asked, Request
 
 
 class LargestCollector(Collector):

@@ -7,10 +7,11 @@ from PIL import Image
 
 import attnscope
 from attnscope import Request, View
-from attnscope.ask import SCHEMA, Ask
 from attnscope.errors import UsageError
 from attnscope.inputs.prompt import from_text
-from attnscope.run import read
+from attnscope.observe.request import SCHEMA
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.run import read
 
 ASKS = (
     Ask("the financial bank"),

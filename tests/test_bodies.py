@@ -10,16 +10,16 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from transformers.models.auto import modeling_auto
 
-from attnscope.ask import Ask
 from attnscope.errors import ModelError
-from attnscope.keep.request import Request
 from attnscope.model.fitting import LoadedAs
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.model.tasks import model_classes, task_of
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import Request
+from attnscope.observe.run import read
 from attnscope.parity import check_parity
-from attnscope.run import read
 from helpers.command_line import call
 from helpers.families import tiny_config, tiny_model
 from helpers.folders import edit_config, saved, with_tokenizer

@@ -14,20 +14,20 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.llama import modeling_llama
 
 import attnscope
-from attnscope.ask import Ask
 from attnscope.attention.spec import Visibility
 from attnscope.calls.scan import scan
 from attnscope.errors import ModelError, UsageError
 from attnscope.hooks.generation import check_causal
-from attnscope.keep.request import Request
-from attnscope.keep.view import View
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import heard_as
 from attnscope.model.tasks import both_ways, task_of
+from attnscope.observe.layers import View
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import Request
+from attnscope.observe.run import prepare
 from attnscope.parity import check_parity
 from attnscope.parity.certificate import in_words
-from attnscope.run import prepare
 from helpers.families import NOT_BUILT, WITHOUT_ATTENTION, tiny_config
 from helpers.parity_models import rouse
 

@@ -13,10 +13,10 @@ from attnscope.errors import ModelError
 from attnscope.explain.traced import explain_head
 from attnscope.inputs.answers import of_patches
 from attnscope.inputs.prompt import from_text
-from attnscope.keep.request import Request
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import wrap
-from attnscope.observe.passes import observe
+from attnscope.observe.collect import observe
+from attnscope.observe.request import Request
 from attnscope.parity import check_parity
 from attnscope.study.comparison import check_alike
 from helpers.command_line import SENTENCE, call

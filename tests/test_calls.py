@@ -18,13 +18,13 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.ask import How
 from attnscope.calls.explain_record import Explained
 from attnscope.calls.scan import Scan
 from attnscope.errors import UsageError
-from attnscope.keep.request import Request
-from attnscope.keep.view import View
 from attnscope.model.options import LoadOptions
+from attnscope.observe.layers import View
+from attnscope.observe.request import CaptureOptions as How
+from attnscope.observe.request import Request
 from attnscope.serve.session import Session
 from helpers.command_line import HANGS, SENTENCE, call
 from helpers.hints import OPTION, hints_of_source, hints_of_the_library

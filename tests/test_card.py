@@ -23,8 +23,6 @@ from attnscope.attention.tiling import TiledAttention
 from attnscope.hooks.calls import sdpa_kernel
 from attnscope.hooks.engines import ENGINES, full_precision
 from attnscope.hooks.listen import listen
-from attnscope.keep.collectors.heads import TopRelation
-from attnscope.keep.layers import Layer, LayerKey
 from attnscope.metrics.texts import Texts
 from attnscope.model import loading
 from attnscope.model.loaded import LoadedModel
@@ -32,6 +30,8 @@ from attnscope.model.options import LoadOptions
 from attnscope.model.selection import DECODER
 from attnscope.observe import choice
 from attnscope.observe.choice import FASTER_TOKENS, Case, automatic, kernel_reads
+from attnscope.observe.collectors.heads import TopRelation
+from attnscope.observe.layers import Layer, LayerKey
 from attnscope.parity import check_parity
 from attnscope.utils import memory
 from attnscope.utils.memory import free_memory

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from attnscope.errors import UsageError
-from attnscope.keep.atlas import atlas_of
 from attnscope.model import gguf
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.options import LoadOptions
 from attnscope.model.sources import DEMO_FOLDER
+from attnscope.observe.atlas import atlas_of
 from attnscope.serve import identity, kept
 from helpers.atlases import made_atlas
 from helpers.folders import rewrite

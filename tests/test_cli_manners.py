@@ -602,7 +602,7 @@ def test_out_of_memory_says_what_fits(monkeypatch, error):
     def full(*_, **__):
         raise error
 
-    monkeypatch.setattr("attnscope.run.observe", full)
+    monkeypatch.setattr("attnscope.observe.run.observe", full)
     result = call("heads", "--text", SENTENCE, "--quiet")
     tokens = len(SENTENCE.split())
     said = re.fullmatch(r"attnscope: .* cpu .*\b(\d+) tokens .*; (\d+) tokens fit: .*\n", result.err)

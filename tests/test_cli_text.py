@@ -9,9 +9,9 @@ import pytest
 
 from attnscope.errors import InputError, UsageError
 from attnscope.hooks.engines import ENGINES
-from attnscope.keep.request import Request
 from attnscope.model.loading import DEMO_FOLDER
 from attnscope.observe.choice import choose
+from attnscope.observe.request import Request
 from attnscope.utils.display import decimal_bytes
 from attnscope.utils.files import read_text
 from helpers.command_line import SENTENCE, call, on_terminal

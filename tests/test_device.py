@@ -25,12 +25,12 @@ from attnscope.hooks.engines import ENGINES
 from attnscope.inputs.prompt import from_ids, from_text
 from attnscope.intervene.passes import prepared
 from attnscope.intervene.sets import HeadSet
-from attnscope.keep.collectors import heads
-from attnscope.keep.view import View
 from attnscope.metrics.texts import Texts
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap
-from attnscope.observe.passes import observe
+from attnscope.observe.collect import observe
+from attnscope.observe.collectors import heads
+from attnscope.observe.layers import View
 from attnscope.parity import check_parity
 from attnscope.study.ablation import tasks
 from attnscope.study.ablation.direct import direct_means

@@ -19,8 +19,6 @@ from attnscope.hooks.calls import CHECKED_ROWS, sampled_rows
 from attnscope.hooks.engines import ENGINES, Engine, engine_named
 from attnscope.hooks.listen import listen
 from attnscope.inputs.prompt import from_text
-from attnscope.keep.request import Request
-from attnscope.keep.view import View
 from attnscope.model.geometry import geometry_of, longer
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
@@ -36,6 +34,8 @@ from attnscope.observe.choice import (
     choose,
     tiles_difference,
 )
+from attnscope.observe.layers import View
+from attnscope.observe.request import Request
 from attnscope.utils.memory import read_size
 from helpers.command_line import call
 from helpers.dispatched import thread_count

@@ -35,7 +35,7 @@ HEADS = ("heads", "--engine")
 TALKING = (*HEADS, "recomputed", *READ[:-1])
 INFO = ("info", "demo", "--format", "json")
 COLLECTOR = f"""
-import attnscope.keep.collectors.largest, json
+import attnscope.observe.collectors.largest, json
 seen = attnscope.capture(attnscope.load("demo"), {TEXT!r}, engine="fused")
 print(json.dumps([kept_HQ.tolist() for kept_HQ in seen.kept["largest"].values()]))
 """

@@ -23,9 +23,9 @@ from attnscope.figures.overview import overview_figure
 from attnscope.figures.style import ROLE_COLOURS
 from attnscope.figures.writer import drawing
 from attnscope.folder.manifest import OURS
-from attnscope.keep.request import Request
-from attnscope.keep.view import View
 from attnscope.metrics.roles import ROLES
+from attnscope.observe.layers import View
+from attnscope.observe.request import Request
 from attnscope.panels import mass_panels
 from attnscope.study.atlas.roles import RULES
 from helpers.command_line import SENTENCE, call

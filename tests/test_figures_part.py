@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.ask import Ask
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.tiling import TiledAttention
 from attnscope.drawing import layer_maps
@@ -18,9 +17,10 @@ from attnscope.figures.fonts import Fonts
 from attnscope.figures.overview import overview_figure
 from attnscope.figures.style import TAKEN, alone, split_sink
 from attnscope.figures.writer import drawing
-from attnscope.keep.request import Request
-from attnscope.keep.view import View
-from attnscope.run import prepare
+from attnscope.observe.layers import View
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import Request
+from attnscope.observe.run import prepare
 from helpers.command_line import SENTENCE, call
 from helpers.figures import causal, layer_figure, numbered, pixels, places, plain_drawing, shown, words
 from helpers.own import attentions

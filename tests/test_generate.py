@@ -24,22 +24,21 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 
 import attnscope
-from attnscope.ask import Ask
 from attnscope.errors import ForwardError, InputError, ModelError, UsageError
 from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.generation import _StopStrings, continuation, ends, start_token, watched_steps
 from attnscope.inputs.prompt import Prompt, from_chat, from_text
 from attnscope.inputs.tokens import find
-from attnscope.keep.request import Request
 from attnscope.metrics.metrics import LOOKBACKS
 from attnscope.model import libraries as generating
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, load, wrap
 from attnscope.model.options import LoadOptions
-from attnscope.observation import Observation
-from attnscope.observe.passes import observe
-from attnscope.run import prepare
-from attnscope.told import answer_lines
+from attnscope.observe.collect import observe
+from attnscope.observe.observation import Observation
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import Request
+from attnscope.observe.run import answer_lines, prepare
 from helpers.command_line import call
 from helpers.families import few, tiny_config
 from helpers.made_tokenizers import MAKERS

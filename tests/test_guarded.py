@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 
 import attnscope
-from attnscope.ask import Ask
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.inputs import prompt as prompts
 from attnscope.inputs.answers import reading_target, target
-from attnscope.inputs.given import ids_of
 from attnscope.inputs.prompt import from_ids, from_text
 from attnscope.inputs.tokens import DEEPEST, check_expression, defined, find
-from attnscope.run import prepare
+from attnscope.observe.inputs import ids_of
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.run import prepare
 from attnscope.utils.isolation import IsolatedCall as Apart
 from helpers.alarms import short_seconds
 from helpers.command_line import call

@@ -26,11 +26,11 @@ from attnscope.figures.overview import overview_figure
 from attnscope.figures.raster import Boxes
 from attnscope.figures.style import Style, edge_boxes
 from attnscope.figures.writer import drawing
-from attnscope.keep.columns import with_others
-from attnscope.keep.request import Request
 from attnscope.model import geometry
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import wrap
+from attnscope.observe.records import with_others
+from attnscope.observe.request import Request
 from attnscope.utils.display import number_list
 from helpers.command_line import call
 from helpers.families import tiny_config, tiny_model

@@ -17,10 +17,11 @@ from torch import Tensor
 from transformers import pipeline
 
 import attnscope
-from attnscope.ask import Ask, How
 from attnscope.export import Export, Ways
 from attnscope.figures.style import Style, StyleFields
-from attnscope.keep.view import View
+from attnscope.observe.layers import View
+from attnscope.observe.request import CaptureOptions as How
+from attnscope.observe.request import CaptureSpec as Ask
 from helpers.command_line import HANGS, SENTENCE, call
 from helpers.families import tiny_model
 from helpers.forks import forked

@@ -641,7 +641,7 @@ def test_an_error_of_ours_is_an_internal_one(monkeypatch: pytest.MonkeyPatch) ->
     def wrong(*args: object, **named: object) -> None:
         torch.ones(2) @ torch.ones(3)
 
-    monkeypatch.setattr("attnscope.observe.reading.Reading.on_call", wrong)
+    monkeypatch.setattr("attnscope.observe.collect.StackCollector.on_call", wrong)
     done = call("heads", "-q", TEXT)
     assert done.code == 70, done.err
 

@@ -11,8 +11,8 @@ from attnscope.drawing import drawings
 from attnscope.export import manifest
 from attnscope.hooks.projections import strength
 from attnscope.inputs.answers import with_summaries
-from attnscope.keep.request import Request
 from attnscope.model.loading import wrap
+from attnscope.observe.request import Request
 from helpers.command_line import call
 from helpers.folders import saved
 from helpers.parity_models import roused_model

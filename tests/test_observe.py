@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from attnscope.ask import Ask
 from attnscope.attention.operator import UniformAttention
 from attnscope.attention.spec import Visibility
 from attnscope.drawing import layer_maps
@@ -23,16 +22,16 @@ from attnscope.hooks.engines import engine_named
 from attnscope.inputs.prompt import from_text
 from attnscope.inputs.tokens import TokenMatch as Found
 from attnscope.inputs.tokens import TokenSelection as Chosen
-from attnscope.keep.collectors.maps import Maps
-from attnscope.keep.layers import Layer, LayerKey
-from attnscope.keep.request import Request
-from attnscope.keep.view import View
 from attnscope.metrics.metrics import Texts
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
-from attnscope.observation import Observation
-from attnscope.observe.passes import observe
-from attnscope.run import read
+from attnscope.observe.collect import observe
+from attnscope.observe.collectors.maps import Maps
+from attnscope.observe.layers import Layer, LayerKey, View
+from attnscope.observe.observation import Observation
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import Request
+from attnscope.observe.run import read
 from attnscope.utils.tables import rows
 from helpers.own import attentions
 from helpers.parity_models import as_loaded, roused_model

@@ -18,15 +18,15 @@ from attnscope.explain import explain_head
 from attnscope.hooks import modules
 from attnscope.intervene.passes import prepared
 from attnscope.intervene.sets import HeadSet
-from attnscope.keep.view import View
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap
 from attnscope.model.modules import weights_of
+from attnscope.observe.layers import View
+from attnscope.observe.logit_path import Way, way_to_logits
 from attnscope.parity import check_parity
 from attnscope.study.ablation import tasks
 from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.screen import screened
-from attnscope.study.ablation.way import Way, way_to_logits
 from attnscope.study.atlas.copying import copying_of
 from attnscope.study.atlas.scan import ScanStudy, plan
 from helpers.command_line import SENTENCE

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import attnscope
 from attnscope.errors import UsageError
 from attnscope.hooks.listen import listen
-from attnscope.keep.request import Request
-from attnscope.keep.view import View
 from attnscope.model.families import FAMILIES
 from attnscope.model.loading import wrap
+from attnscope.observe.layers import View
+from attnscope.observe.request import Request
 from attnscope.parity import check_parity
 from attnscope.parity.certificate import in_words
 from attnscope.study.atlas.copying import copying_of

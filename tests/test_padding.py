@@ -17,8 +17,8 @@ from torch.testing import assert_close
 from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import calls_interface, listen
 from attnscope.inputs.prompt import Prompt
-from attnscope.keep.request import Request
-from attnscope.observe.passes import observe
+from attnscope.observe.collect import observe
+from attnscope.observe.request import Request
 from helpers.parity_models import DECODERS, TYPES, as_loaded, roused_model
 
 SHORT, LONG = 9, 20  # tokens; both longer than the tiny windows of 8

@@ -16,9 +16,10 @@ import torch
 import transformers as hf
 
 import attnscope
-from attnscope.ask import Ask
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import DECODER, VISION
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.run import prepare
 from attnscope.parity import ATOL, ParityReport, check_parity
 from attnscope.parity.arranged import arrangements_of
 from attnscope.parity.certificate import certificate
@@ -26,7 +27,6 @@ from attnscope.reference import reader
 from attnscope.reference.grids import grid_positions, mixed_positions, windows
 from attnscope.reference.rotary import axial_cos_sin
 from attnscope.reference.rules import AXES
-from attnscope.run import prepare
 from helpers import picture_models
 from helpers.picture_models import TEXT, Models, picture, read_here, saved
 

@@ -32,9 +32,9 @@ from attnscope.attention.questions import (
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.attention.tiling import PieceAttention, RowsAttention, TiledAttention
 from attnscope.inputs.processor import windows
-from attnscope.keep.request import Request
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import VISION
+from attnscope.observe.request import Request
 from helpers.picture_models import picture, read_here, saved
 
 TEXT = "What is on the river bank?"

@@ -13,18 +13,18 @@ import transformers as hf
 from PIL import Image
 
 import attnscope
-from attnscope.ask import Ask
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.figures import Patches, PatchSheet, Style
 from attnscope.figures.over import grid_of, save_patches
 from attnscope.inputs.pictures import all_opened, open_picture
 from attnscope.inputs.processor import WHOLE, Sight, patches_of
-from attnscope.keep.layers import PerLayer
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import DECODER, VISION
-from attnscope.observation import Observation
+from attnscope.observe.layers import PerLayer
+from attnscope.observe.observation import Observation
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.run import prepare
 from attnscope.parity import check_parity
-from attnscope.run import prepare
 from helpers.command_line import Result, call
 from helpers.families import few
 from helpers.picture_models import FAMILIES, Models, need_image_processors, picture, read_here, saved
@@ -380,8 +380,8 @@ def test_a_tower_too_large_to_keep_is_refused(
     prompt = prepare(models["qwen2_vl"], Ask(TEXT, picture=field)).prompt
     tokens, patches = len(prompt), len(prompt.medium.tower[0])
     assert 4 * 8 * tokens**2 < 30_000 < 4 * 12 * patches**2
-    monkeypatch.setattr("attnscope.run.SURELY_FREE", 0)
-    monkeypatch.setattr("attnscope.run.free_memory", lambda device: 30_000)
+    monkeypatch.setattr("attnscope.observe.run.SURELY_FREE", 0)
+    monkeypatch.setattr("attnscope.observe.run.free_memory", lambda device: 30_000)
     attnscope.capture(models["qwen2_vl"], TEXT)
     with pytest.raises(attnscope.errors.MemoryLimitError, match="the matrices of 20 heads"):
         attnscope.capture(models["qwen2_vl"], TEXT, picture=field)

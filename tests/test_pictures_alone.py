@@ -8,7 +8,6 @@ import torch
 import transformers as hf
 
 import attnscope
-from attnscope.ask import Ask
 from attnscope.batch.asks import check_fields
 from attnscope.batch.job import Job
 from attnscope.errors import AttnscopeError, ModelError
@@ -18,10 +17,11 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load, load_tokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.model.tasks import model_class, task_of
-from attnscope.observation import Observation
+from attnscope.observe.observation import Observation
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.run import prepare
 from attnscope.parity import check_parity
 from attnscope.reference.layouts import UNREAD_TOWERS
-from attnscope.run import prepare
 from helpers.command_line import call
 from helpers.parity_models import rouse
 from helpers.picture_models import ALONE, HEADS, SIDES, SQUARE, need_image_processors, picture, read_here, saved_alone

@@ -18,13 +18,13 @@ from attnscope.hooks.engines import ENGINES
 from attnscope.inputs.prompt import Prompt, from_text
 from attnscope.inputs.tokens import TokenMatch as Found
 from attnscope.inputs.tokens import TokenSelection as Chosen
-from attnscope.keep.request import Request
-from attnscope.keep.view import View
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
-from attnscope.observation import Observation
-from attnscope.observe.passes import observe
+from attnscope.observe.collect import observe
+from attnscope.observe.layers import View
+from attnscope.observe.observation import Observation
+from attnscope.observe.request import Request
 from helpers import own
 from helpers.command_line import call
 from helpers.parity_models import as_loaded, roused_model

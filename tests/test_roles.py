@@ -6,10 +6,10 @@ import torch
 from torch.testing import assert_close
 
 from attnscope.inputs.prompt import from_text
-from attnscope.keep.request import Request
 from attnscope.metrics.metrics import METRICS
 from attnscope.metrics.roles import ROLES, Role, near_uniform, role_of, roles_of, unsupported
-from attnscope.observe.passes import observe
+from attnscope.observe.collect import observe
+from attnscope.observe.request import Request
 from helpers.families import tiny_model
 from helpers.own import attentions
 from helpers.parity_models import as_loaded

@@ -13,16 +13,16 @@ import torch
 from attnscope.errors import MemoryLimitError, ModelError
 from attnscope.hooks.engines import engine_named
 from attnscope.inputs.prompt import Prompt, from_text
-from attnscope.keep.collectors import rollout
-from attnscope.keep.collectors.rollout import Rollout, RolloutCollector
-from attnscope.keep.groups import bins
-from attnscope.keep.request import Request
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
-from attnscope.observation import Observation
-from attnscope.observe.passes import observe
+from attnscope.observe.collect import observe
+from attnscope.observe.collector import bins
+from attnscope.observe.collectors import rollout
+from attnscope.observe.collectors.rollout import Rollout, RolloutCollector
+from attnscope.observe.observation import Observation
+from attnscope.observe.request import Request
 from attnscope.utils.tables import rows as rows_of
 from helpers.command_line import call
 from helpers.dispatched import largest_tensor

@@ -14,14 +14,14 @@ from typing import get_args
 import pytest
 
 import attnscope
-from attnscope.ask import Ask
 from attnscope.errors import UsageError
 from attnscope.face import Capture
 from attnscope.figures.style import ImageFormat
 from attnscope.folder.manifest import OURS, ask_of, prompt_of
 from attnscope.inputs.prompt import Prompt
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.run import prepare, read
 from attnscope.parity import check_parity
-from attnscope.run import prepare, read
 from attnscope.study.differences import check_folder
 from attnscope.utils.tables import FORMULA_STARTS, as_table, save, tamed, write
 from helpers.command_line import call
@@ -103,7 +103,7 @@ def test_another_run_is_refused_before_the_forward_pass(tmp_path, of_story, argu
     ids.write_text("0 423")
     arguments = [one.format(ids=ids) for one in arguments]
     before = files_of(out)
-    monkeypatch.setattr("attnscope.run.observe", None)
+    monkeypatch.setattr("attnscope.observe.run.observe", None)
     result = call(*arguments, "--out", str(out))
     assert (result.code, result.out, result.err.count("\n")) == (2, b"", 1)
     assert f"{out} holds a" in result.err

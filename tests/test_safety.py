@@ -23,11 +23,11 @@ import attnscope
 from attnscope.batch.journal import Journal
 from attnscope.cli import output
 from attnscope.errors import LINE, LINES, MESSAGE, InputError, ModelError, UsageError, brief, in_a_line, visible
-from attnscope.inputs.notes import _has_two_types
 from attnscope.model import sources as hub
 from attnscope.model.checkpoint import check_config, check_counts, check_tokenizer
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
+from attnscope.observe.inputs import _has_two_types
 from attnscope.study.atlas.pool import begins, token_pool
 from helpers.command_line import Result, call, on_terminal, spawn
 from helpers.folders import edit_config

@@ -19,8 +19,8 @@ from attnscope.figures import Maps, Style
 from attnscope.figures.jobs import prepare_heads
 from attnscope.figures.terminal import HeadMaps
 from attnscope.inputs.prompt import from_text
-from attnscope.keep.request import Request
-from attnscope.observe.passes import observe
+from attnscope.observe.collect import observe
+from attnscope.observe.request import Request
 from helpers import own
 from helpers.command_line import SENTENCE, call, on_terminal, spawn
 

@@ -19,10 +19,10 @@ from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
 from attnscope.folder.manifest import read_manifest
 from attnscope.folder.parts import claim
 from attnscope.inputs.sound import extractor_of
-from attnscope.keep.atlas import atlas_of
 from attnscope.model.checkpoint import read_json
 from attnscope.model.loading import DEMO_FOLDER, load, load_tokenizer
 from attnscope.model.options import LoadOptions
+from attnscope.observe.atlas import atlas_of
 from attnscope.study.atlas.atlas import kept
 from attnscope.study.differences import check_folder
 from attnscope.utils import files as reading
@@ -168,7 +168,7 @@ def test_an_atlas_of_other_weights_is_told_by_its_facts_before_its_table_is_read
 
     model = beside_weights(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"other weights")
-    monkeypatch.setattr("attnscope.keep.atlas.columns_of", read)
+    monkeypatch.setattr("attnscope.observe.atlas.columns_of", read)
     assert atlas_of(model) is None
     assert "not made with these weights" in caplog.text
 

@@ -12,19 +12,18 @@ import torch
 from transformers import AutoModelForSpeechSeq2Seq, WhisperFeatureExtractor, WhisperTokenizer
 
 import attnscope
-from attnscope.ask import Ask
 from attnscope.drawing import layer_maps
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.folder.manifest import prompt_of, read_manifest
 from attnscope.hooks.generation import POSITIONS
 from attnscope.inputs import sound as sounds
 from attnscope.inputs.sound import Sound, read_sound, sound_of
-from attnscope.keep.request import Request
-from attnscope.keep.view import View
 from attnscope.model.loading import wrap
 from attnscope.model.selection import CROSS, DECODER, ENCODER
-from attnscope.run import prepare, read
-from attnscope.told import target_lines
+from attnscope.observe.layers import View
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import Request
+from attnscope.observe.run import prepare, read, target_lines
 from helpers.command_line import SENTENCE, call
 from helpers.sounds import FRAMES, HEADS, LAYERS, RATE, samples, saved_whisper, tiny_listener, write_wav
 

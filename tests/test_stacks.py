@@ -9,21 +9,20 @@ import torch
 import transformers
 
 import attnscope
-from attnscope.ask import Ask
 from attnscope.drawing import drawings
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.export import manifest
 from attnscope.hooks import generation
 from attnscope.hooks.listen import listen
-from attnscope.keep.layers import LayerKey, PerLayer
-from attnscope.keep.request import Request
 from attnscope.metrics.metrics import KNOWN
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.model.selection import CAUSAL, STACKS, select_stacks
 from attnscope.model.tasks import task_of
-from attnscope.run import prepare
-from attnscope.told import target_lines
+from attnscope.observe.layers import LayerKey, PerLayer
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import Request
+from attnscope.observe.run import prepare, target_lines
 from helpers import made_tokenizers
 from helpers.command_line import call
 from helpers.families import tiny_config

@@ -18,9 +18,9 @@ from attnscope.cli.groups import parameters
 from attnscope.cli.options import Format
 from attnscope.errors import UsageError
 from attnscope.inputs.prompt import from_text
-from attnscope.keep.request import Request
-from attnscope.observation import Observation
-from attnscope.observe.passes import observe
+from attnscope.observe.collect import observe
+from attnscope.observe.observation import Observation
+from attnscope.observe.request import Request
 from attnscope.utils import tables
 from attnscope.utils.files import remove_unfinished, save_json, whole_file, whole_path, write_whole
 from attnscope.utils.tables import CHUNK, FORMATS, as_table, read_delimited, rows, save, texts_at, write
@@ -179,7 +179,7 @@ def test_pandas_polars_and_duckdb_take_a_table_as_it_is(seen: Observation, name:
 
 
 def test_the_types_of_an_observation(demo, seen: Observation) -> None:
-    from attnscope.keep.view import View
+    from attnscope.observe.layers import View
 
     assert seen.table().schema.field("head").type == seen.relations().schema.field("head").type == pa.int32()
     assert seen.relations().schema.field("weight").type == pa.float32()

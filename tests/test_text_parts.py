@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.keep.request import Request
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap
 from attnscope.model.tasks import model_class, task_of, text_part
+from attnscope.observe.request import Request
 from helpers.families import few, tiny_config
 
 IDS = list(range(6, 20))

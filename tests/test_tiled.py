@@ -35,12 +35,12 @@ from attnscope.attention.tiling import TILE_BYTES, SmallAttention, TiledAttentio
 from attnscope.errors import MemoryLimitError
 from attnscope.hooks.engines import ENGINES, Engine
 from attnscope.hooks.listen import listen
-from attnscope.keep.collector import collect_layer
-from attnscope.keep.collectors.heads import HeadScores, TopRelation
-from attnscope.keep.collectors.relations import TopKeys
-from attnscope.keep.collectors.rollout import RolloutCollector
-from attnscope.keep.layers import Layer, LayerKey
 from attnscope.metrics.metrics import METRICS, Texts, means, measure, questions
+from attnscope.observe.collector import collect_layer
+from attnscope.observe.collectors.heads import HeadScores, TopRelation
+from attnscope.observe.collectors.relations import TopKeys
+from attnscope.observe.collectors.rollout import RolloutCollector
+from attnscope.observe.layers import Layer, LayerKey
 from helpers.dispatched import largest_tensor, thread_count
 from helpers.families import FEW, MODEL_TYPES, tiny_model
 from helpers.seconds import once

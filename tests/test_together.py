@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from attnscope.api import capture, load
-from attnscope.keep import collector
-from attnscope.keep.request import Request
-from attnscope.keep.view import View
 from attnscope.model.loaded import LoadedModel
-from attnscope.observation import Observation
+from attnscope.observe import collector
+from attnscope.observe.layers import View
+from attnscope.observe.observation import Observation
+from attnscope.observe.request import Request
 
 TEXT = "the financial bank is located on river bank"
 REQUESTS: Mapping[str, Mapping[str, Any]] = {

@@ -20,13 +20,13 @@ import attnscope
 from attnscope.cli.parity import verdict
 from attnscope.hooks.engines import ENGINES
 from attnscope.inputs.prompt import Prompt
-from attnscope.keep.request import Request
-from attnscope.keep.view import View
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
-from attnscope.observation import Observation
-from attnscope.observe.passes import observe
+from attnscope.observe.collect import observe
+from attnscope.observe.layers import View
+from attnscope.observe.observation import Observation
+from attnscope.observe.request import Request
 from attnscope.parity import ParityReport, check_parity
 from helpers.command_line import Result, call
 from helpers.own import attentions

@@ -19,10 +19,10 @@ from attnscope.hooks.calls import CallSite as CallPlace
 from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import ProjectionInputs
-from attnscope.keep.request import Request
-from attnscope.keep.values import Projections, ValueNorms
-from attnscope.keep.view import View
 from attnscope.model.loading import wrap
+from attnscope.observe.layers import View
+from attnscope.observe.request import Request
+from attnscope.observe.values import Projections, ValueNorms
 from attnscope.utils.tables import rows
 from helpers.dispatched import largest_tensor
 from helpers.families import tiny_model

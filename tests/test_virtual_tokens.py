@@ -9,14 +9,14 @@ from peft import PromptEncoderConfig, PromptTuningConfig
 from safetensors.torch import load_file, save_file
 
 import attnscope
-from attnscope.ask import Ask
 from attnscope.errors import AttnscopeError, InputError, ModelError
-from attnscope.inputs.given import reading
 from attnscope.model import adapters
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.modules import put_before
 from attnscope.model.options import LoadOptions
+from attnscope.observe.inputs import reading
+from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.parity import check_parity
 from helpers.brought import an_adapter, in_peft
 from helpers.command_line import call

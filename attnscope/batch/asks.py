@@ -15,21 +15,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from attnscope.ask import Ask
 from attnscope.batch.items import Item, printable
 from attnscope.batch.job import Job
 from attnscope.batch.records import as_text
 from attnscope.batch.spans import ranges_of
 from attnscope.errors import InputError, ModelError, UsageError, brief
 from attnscope.inputs.answers import check_answer, check_has_answer, check_room
-from attnscope.inputs.given import reading
-from attnscope.inputs.made import reading_targets
-from attnscope.inputs.notes import notes_of
 from attnscope.inputs.processor import processor_of
 from attnscope.inputs.prompt import Prompt
 from attnscope.inputs.sound import MODEL_OF_SOUND, Sound, extractor_of, read_sound, reads_sound
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import VISION_ONLY
+from attnscope.observe.inputs import notes_of, reading, reading_targets
+from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.utils.isolation import Where
 
 logger = logging.getLogger(__name__)

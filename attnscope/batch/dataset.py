@@ -27,9 +27,9 @@ from attnscope.batch.schemas import SCHEMAS
 from attnscope.batch.summary import DAMAGED, WrittenRows, damage, head_keys, head_numbers, plain_schema, summary_table
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.figures import Depth
-from attnscope.keep.columns import Score, ranked
 from attnscope.metrics.metrics import KNOWN, LENGTHS, LOOKBACKS, MASS
 from attnscope.model.selection import DECODER, STACKS
+from attnscope.observe.records import Score, ranked
 from attnscope.study.statistics import Means, Range, means
 from attnscope.utils.files import open_native, open_regular
 from attnscope.utils.memory import free_memory, human_bytes

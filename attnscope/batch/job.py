@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.errors import UsageError
 from attnscope.inputs.prompt import Side
-from attnscope.keep.request import Request
 from attnscope.metrics.metrics import LENGTHS, LOOKBACKS
 from attnscope.model.options import LoadOptions
+from attnscope.observe.request import Request
 
 if TYPE_CHECKING:
     from attnscope.drawing import Pictures
-    from attnscope.keep.atlas import HeadNames
+    from attnscope.observe.atlas import HeadNames
 
 TABLES = ("heads", "relations")
 DatasetFormat = Literal["parquet", "csv", "jsonl"]

@@ -21,17 +21,16 @@ from attnscope.batch.journal import Failure
 from attnscope.batch.schemas import schema_of
 from attnscope.hooks.generation import DEFAULT, POSITIONS
 from attnscope.hooks.report import joined_ways
-from attnscope.keep.layers import codes
-from attnscope.keep.view import ENTRIES
 from attnscope.metrics.metrics import MASS, METRICS
 from attnscope.model.selection import STACKS, is_cross, spelled
+from attnscope.observe.layers import ENTRIES, codes
 from attnscope.utils.tables import flags, numbers, texts_at, words
 
 if TYPE_CHECKING:
     from attnscope.batch.job import DatasetOutput
     from attnscope.inputs.tokens import TokenSelection as Chosen
-    from attnscope.keep.columns import HeadColumns
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Observation
+    from attnscope.observe.records import HeadColumns
 
 ROWS_A_PIECE = 1 << 19  # that are made, and written, at a time
 

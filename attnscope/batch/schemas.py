@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from attnscope.keep.view import ENTRIES
 from attnscope.metrics.metrics import METRICS
+from attnscope.observe.layers import ENTRIES
 
 if TYPE_CHECKING:
     from attnscope.batch.job import DatasetOutput

@@ -70,5 +70,5 @@ def metadata(table: str, about: Mapping[str, Any]) -> dict[str, str]:
     return {
         "attnscope.schema": f"{table}/{SCHEMA_VERSIONS[table]}",
         "attnscope.version": __version__,
-        "attnscope.run": json.dumps(about, sort_keys=True, default=str),
+        "attnscope.observe.run": json.dumps(about, sort_keys=True, default=str),
     }

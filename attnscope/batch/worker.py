@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from attnscope.ask import Ask
 from attnscope.batch.asks import ask_for, check_fields, prompts, targets
 from attnscope.batch.batches import WINDOW_BYTES, WINDOW_TEXTS, batch_limit, batches, kept_bytes
 from attnscope.batch.items import Item
@@ -23,14 +22,15 @@ from attnscope.inputs.prompt import Prompt, from_ids
 from attnscope.inputs.tokens import NOWHERE, naming
 from attnscope.inputs.tokens import TokenMatch as Found
 from attnscope.inputs.tokens import TokenSelection as Chosen
-from attnscope.keep.request import Request
 from attnscope.model.geometry import with_tower
 from attnscope.model.loaded import LoadedModel, pads
 from attnscope.model.loading import load
 from attnscope.model.selection import NAMES, SEQ2SEQ, select_stacks
-from attnscope.observation import Observation
 from attnscope.observe.choice import FASTER_SCORES, Choice, choose, kernel_reads
-from attnscope.observe.passes import observe
+from attnscope.observe.collect import observe
+from attnscope.observe.observation import Observation
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import Request
 from attnscope.utils.memory import is_out_of_memory, keep_freed_memory
 
 KERNEL = "numba"

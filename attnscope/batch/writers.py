@@ -33,7 +33,7 @@ from attnscope.utils.folders import sync, sync_file
 from attnscope.utils.tables import json_rows
 
 if TYPE_CHECKING:
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Observation
 
 MOST_WAITING = 8  # texts whose maps are kept because they are not drawn yet
 

@@ -12,10 +12,12 @@ from attnscope.calls.records import StudyResult, run_study
 from attnscope.errors import InputError, UsageError, hints_of
 from attnscope.figures import Style
 from attnscope.intervene.passes import check_model
-from attnscope.keep.atlas import atlas_of
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import everything, pairs, select
+from attnscope.observe.atlas import atlas_of
+from attnscope.observe.progress import NO_PROGRESS as SILENT
+from attnscope.observe.progress import Progress as Teller
 from attnscope.show.ablation import save_ablation
 from attnscope.study.ablation import tasks
 from attnscope.study.ablation.direct import direct_means
@@ -24,7 +26,6 @@ from attnscope.study.ablation.questions import HeadStudy
 from attnscope.study.ablation.sets import head_set, of_roles, parts, read_sets, selected
 from attnscope.study.atlas.atlas import kept
 from attnscope.study.atlas.scan import ScanStudy, plan
-from attnscope.telling import SILENT, Teller
 from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:

@@ -23,13 +23,13 @@ from attnscope.calls.records import Record, picture_of
 from attnscope.errors import UsageError, hints_of
 from attnscope.figures import About, Style, save_depth
 from attnscope.inputs.tokens import check_expression, defined, names_of_spans
-from attnscope.keep.atlas import HeadNames, atlas_of
-from attnscope.keep.request import Request
-from attnscope.keep.view import View
 from attnscope.metrics.metrics import LENGTHS, with_asked
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import pairs, resolved
+from attnscope.observe.atlas import HeadNames, atlas_of
+from attnscope.observe.layers import View
+from attnscope.observe.request import Request
 from attnscope.utils.display import head_name
 from attnscope.utils.files import open_native
 from attnscope.utils.folders import CORPORA, refuse_file_name

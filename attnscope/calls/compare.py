@@ -7,33 +7,34 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnscope.ask import Ask
 from attnscope.calls.records import Record, picture_of
 from attnscope.errors import InputError, UsageError, hints_of
 from attnscope.figures import Style, save_metrics
 from attnscope.inputs.sound import Sound
-from attnscope.keep.atlas import atlas_of
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import everything, select_stacks
-from attnscope.run import prepare
+from attnscope.observe.atlas import atlas_of
+from attnscope.observe.progress import NO_PROGRESS as SILENT
+from attnscope.observe.progress import Progress as Teller
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.run import prepare
 from attnscope.show.comparison import panels, save
 from attnscope.study.comparison import OneSide, check_alike, compare_heads
 from attnscope.study.comparison import heads_of as counts_of
 from attnscope.study.differences import check_folder, comparison_facts, heads_table, metrics_table, tokens_table
-from attnscope.telling import SILENT, Teller
 from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from attnscope.ask import EngineWord, Text
     from attnscope.drawing import Picture
     from attnscope.inputs.prompt import Side
     from attnscope.inputs.spans import Align
-    from attnscope.keep.atlas import HeadNames
     from attnscope.model.loaded import LoadedModel
-    from attnscope.run import Run
+    from attnscope.observe.atlas import HeadNames
+    from attnscope.observe.request import EngineWord, Text
+    from attnscope.observe.run import Run
     from attnscope.study.comparison import Comparison
 
 HeadsOfStacks = Mapping[str, Mapping[int, Sequence[int]]]
@@ -41,7 +42,7 @@ HeadsOfStacks = Mapping[str, Mapping[int, Sequence[int]]]
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """What is compared, and how the texts are read; the last five are fields of `attnscope.ask.Ask`.
+    """What is compared, and how the texts are read; the last five are fields of `attnscope.observe.request.Ask`.
 
     compare_text: what the other side reads instead of the same text. align: how tokens are paired, by "position" or by
     "text"; by position without it where both sides have as many words. select, atlas: the heads that are listed, in

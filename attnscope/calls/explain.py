@@ -5,29 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attnscope.ask import Ask
 from attnscope.calls.explain_record import Explained
 from attnscope.errors import UsageError, hints_of
 from attnscope.explain import explain_head
 from attnscope.inputs.tokens import described
-from attnscope.keep.request import Request
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import check_one_head, only_head, pairs, select
-from attnscope.run import prepare
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import Request
+from attnscope.observe.run import prepare
 from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
-    from attnscope.ask import Text
     from attnscope.inputs.prompt import Side
     from attnscope.model.loaded import LoadedModel
-    from attnscope.run import Run
+    from attnscope.observe.request import Text
+    from attnscope.observe.run import Run
 
 STACKS = ("an explanation", "decoder", "encoder")  # what needs which models
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainOptions:
-    """Which token is followed, and how the text is read; the other fields are those of `attnscope.ask.Ask`.
+    """Which token is followed, and how the text is read; the other fields are those of `attnscope.observe.request.Ask`.
 
     query: the one token, as `5`, `last` or `bank#2`.
     """

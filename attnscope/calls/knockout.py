@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from attnscope.errors import hints_of
-from attnscope.keep.atlas import atlas_of
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import select as selected
+from attnscope.observe.atlas import atlas_of
 from attnscope.study.budgets.asked import BELOW, check_below, check_budgets, check_no_budget
 from attnscope.study.budgets.cases import AskedCache
 from attnscope.study.budgets.effects import BudgetPlan, BudgetStudy
@@ -19,8 +19,8 @@ from attnscope.study.knockout.effects import KnockoutStudy
 
 if TYPE_CHECKING:
     from attnscope.attention.rows import CutHow
-    from attnscope.keep.atlas import HeadNames
     from attnscope.model.loaded import LoadedModel
+    from attnscope.observe.atlas import HeadNames
     from attnscope.study.budgets.effects import BudgetCosts
     from attnscope.study.knockout.asked import Selection, Texts
     from attnscope.study.knockout.records import Knocked

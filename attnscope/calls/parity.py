@@ -6,32 +6,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.ask import Ask
 from attnscope.calls.records import Record
 from attnscope.errors import UsageError, hints_of
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import resolved
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.run import prepare
 from attnscope.parity import ATOL, TEXT, check_parity
 from attnscope.parity.certificate import certificate, in_words, parity_table
-from attnscope.run import prepare
 from attnscope.utils.files import save_json
 from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from attnscope.ask import Text
     from attnscope.inputs.pictures import PictureSource
     from attnscope.inputs.prompt import Side
-    from attnscope.keep.atlas import HeadNames
     from attnscope.model.loaded import LoadedModel
+    from attnscope.observe.atlas import HeadNames
+    from attnscope.observe.request import Text
+    from attnscope.observe.run import Run
     from attnscope.parity import ParityReport
-    from attnscope.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParityOptions:
-    """What is compared, and how the text is read; the fields after `whole` are those of `attnscope.ask.Ask`.
+    """What is compared, and how the text is read; the fields after `whole` are those of `attnscope.observe.request.Ask`.
 
     select: heads whose weights are compared, all without it. atlas: what `@ROLE` in select names. atol: what weights,
     and outputs relative to their norm, may differ by. whole: compare hidden states and output, too, with a second

@@ -17,8 +17,8 @@ from attnscope.study.patching.pairs import AskedPair
 
 if TYPE_CHECKING:
     from attnscope.intervene.what import What
-    from attnscope.keep.atlas import HeadNames
     from attnscope.model.loaded import LoadedModel
+    from attnscope.observe.atlas import HeadNames
     from attnscope.study.knockout.asked import Texts
     from attnscope.study.patching.effects import PatchedPairs
     from attnscope.study.patching.over import Method, Over

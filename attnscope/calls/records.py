@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from attnscope.drawing import Picture
 from attnscope.figures import Style
-from attnscope.telling import SILENT, Teller
+from attnscope.observe.progress import NO_PROGRESS as SILENT
+from attnscope.observe.progress import Progress as Teller
 from attnscope.utils.tables import TableRecord
 
 if TYPE_CHECKING:

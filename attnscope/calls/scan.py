@@ -13,12 +13,13 @@ from attnscope.errors import hints_of
 from attnscope.figures import Style
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
+from attnscope.observe.progress import NO_PROGRESS as SILENT
+from attnscope.observe.progress import Progress as Teller
 from attnscope.show.atlas import HEAD_JS, save_head_js, save_probes
 from attnscope.study.atlas.atlas import Atlas
 from attnscope.study.atlas.probes import SEQUENCES
 from attnscope.study.atlas.scan import ScanStudy, plan
 from attnscope.study.atlas.texts import DIVERGENCES, LOOKS, on_texts, prompts_of
-from attnscope.telling import SILENT, Teller
 from attnscope.utils.display import head_name
 from attnscope.utils.schema import takes_fields
 

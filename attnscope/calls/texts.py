@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from attnscope.ask import Ask
 from attnscope.batch.batches import batch_limit, batches
 from attnscope.hooks.engines import engine_named
-from attnscope.keep.collectors.maps import drawn_whole
-from attnscope.keep.request import Asked
 from attnscope.model.loaded import LoadedModel, pads
 from attnscope.model.selection import SEQ2SEQ
-from attnscope.observation import Observation
 from attnscope.observe.choice import FASTER_SCORES, kernel_reads
-from attnscope.observe.passes import observe
-from attnscope.run import Run, prepare, read
+from attnscope.observe.collect import observe
+from attnscope.observe.collectors.maps import drawn_whole
+from attnscope.observe.observation import Observation
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import TextInputs as Asked
+from attnscope.observe.run import Run, prepare, read
 
 KERNEL = "numba"
 

@@ -14,17 +14,17 @@ from attnscope.inputs.tokens import described, find
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import OF_TWO_TEXTS, TEXT_TASKS, check_one_head, only_head, pairs, select_stacks
-from attnscope.run import prepare
+from attnscope.observe.run import prepare
 from attnscope.study.why.parts import parts_of
 from attnscope.study.why.records import AskedLogit
 from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
-    from attnscope.ask import Text
     from attnscope.inputs.prompt import Prompt
     from attnscope.model.geometry import Geometry
     from attnscope.model.loaded import LoadedModel
-    from attnscope.run import Run
+    from attnscope.observe.request import Text
+    from attnscope.observe.run import Run
 
 STACKS = ("a logit taken apart", *TEXT_TASKS)  # what needs which models
 VERIFIED = 10  # components that --verify replaces

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from attnscope.ask import Ask
 from attnscope.errors import UsageError
 from attnscope.inputs.tokens import check_expression
-from attnscope.keep.request import Request
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import Request
 
 if TYPE_CHECKING:
-    from attnscope.ask import Text
     from attnscope.inputs.pictures import PictureSource
     from attnscope.inputs.prompt import Side
+    from attnscope.observe.request import Text
 
 MEAN = "mean"
 SIDES, ROWS = ("key", "query", "both"), ("component", "tokens")
@@ -28,7 +28,7 @@ class WhyOptions:
     `mean`, of all keys that the query sees, or another key. side: what the components wrote into: the key, the query,
     or both, in pairs. by: `tokens` splits what a head wrote by the tokens that it read. verify: replace the components
     with the largest contrasts one by one, and make the logit again. define: names for tokens. chat, truncate, target,
-    picture, generate, pair: how the text is read, as of `attnscope.ask.Ask`.
+    picture, generate, pair: how the text is read, as of `attnscope.observe.request.Ask`.
     """
 
     query: str | int = "last"

@@ -25,7 +25,7 @@ from attnscope.utils.tables import as_table, integers, numbers, save, words
 if TYPE_CHECKING:
     from attnscope.drawing import Picture
     from attnscope.inputs.prompt import Prompt
-    from attnscope.keep.request import Asked
+    from attnscope.observe.request import TextInputs as Asked
 
 SCHEMA, NAME, TABLE, PICTURE = "why/1", "why.json", "why.parquet", "why"
 BARS = 16  # of the picture

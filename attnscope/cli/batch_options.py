@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from attnscope.batch.cluster import Cluster
     from attnscope.batch.corpus import Corpus
     from attnscope.batch.job import Job
-    from attnscope.keep.atlas import HeadNames
+    from attnscope.observe.atlas import HeadNames
 
 TABLES = ("heads", "relations")
 
@@ -265,8 +265,8 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
 
     def named_by(self) -> HeadNames | None:
         """What names the model's heads."""
-        from attnscope.keep.atlas import atlas_of
         from attnscope.model.loading import locate
+        from attnscope.observe.atlas import atlas_of
 
         return atlas_of(locate(self.load_options()), self.atlas)
 

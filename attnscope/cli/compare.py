@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from attnscope.calls.compare import Compared, SidesOfText
     from attnscope.figures import Style
     from attnscope.model.loaded import LoadedModel
-    from attnscope.run import Run
+    from attnscope.observe.run import Run
     from attnscope.study.comparison import Comparison, Shared
 
 EXAMPLES = (
@@ -128,7 +128,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
 def tell_side(run: Run, quiet: bool) -> None:
     """Say what is about to be read, and its target."""
     from attnscope.cli.single import say
-    from attnscope.told import run_lines, target_lines
+    from attnscope.observe.run import run_lines, target_lines
 
     say((*run_lines(run), *target_lines(run)), quiet)
 

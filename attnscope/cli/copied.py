@@ -13,8 +13,8 @@ from attnscope.cli.options import ModelText, OtherSide, PairedText, TextRun
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from attnscope.ask import Ask
     from attnscope.cli.knockout_options import Answered, Compared, Edges
+    from attnscope.observe.request import CaptureSpec as Ask
     from attnscope.viewer.page import Copied
 
 RUNS = ("view", "heads", "heatmap", "text", "relations")  # commands that take whatever a page takes

@@ -123,7 +123,7 @@ def _places(found: CorpusHeads, asked: Ranked) -> np.ndarray:
 
     named = None
     if asked.atlas is not None:
-        from attnscope.keep.atlas import names_of
+        from attnscope.observe.atlas import names_of
 
         named = names_of(asked.atlas).by_role()
     places = found.places(select_stacks(asked.select, found.counts, found.plain, named, "this dataset"))

@@ -103,7 +103,7 @@ def explain_model(asked: StepsText, steps: Steps, telling: Telling) -> int:
 
     from attnscope.cli.single import answer, read_text
     from attnscope.inputs.tokens import check_expression
-    from attnscope.keep.request import Request
+    from attnscope.observe.request import Request
     from attnscope.purposes.explain import ExplainHead
 
     check_expression(steps.query)

@@ -14,7 +14,7 @@ from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.figures import Style
-    from attnscope.keep.request import MapFields
+    from attnscope.observe.request import MapFields
 
 FIGURES = ("overview", "layers", "heads", "metrics")  # of every run with --out
 DEPTH = "depth"  # of a text, and of a dataset

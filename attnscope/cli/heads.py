@@ -23,9 +23,9 @@ from attnscope.utils.folders import PICTURES, TABLES
 
 if TYPE_CHECKING:
     from attnscope.figures import Style
-    from attnscope.keep.columns import Head
-    from attnscope.keep.request import MapFields
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Observation
+    from attnscope.observe.records import Head
+    from attnscope.observe.request import MapFields
 
 EXAMPLES = (
     'attnscope heads --text "the financial bank is located on river bank" --out runs/bank',
@@ -199,7 +199,7 @@ def heads(
     format = output.wanted_format(printing.format)
 
     from attnscope.cli.single import export_text, observe_text, report_checks
-    from attnscope.keep.request import Request
+    from attnscope.observe.request import Request
 
     groups = (asked, entries, question, ranking.as_given(question), printing, relations, drawing)
     options = of_run("heads", *groups) | {"sort": ranking.by(question)}

@@ -14,8 +14,8 @@ from attnscope.model.selection import has_decoder_heads, spelled
 
 if TYPE_CHECKING:
     from attnscope.cli.heads_table import HeadsTable
-    from attnscope.keep.columns import Head
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Observation
+    from attnscope.observe.records import Head
 
 WORDS = {  # of the columns that are shown, as many on a line as 80 columns hold
     "kv": "kv: its shared kv head",

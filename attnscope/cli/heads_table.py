@@ -12,8 +12,8 @@ from attnscope.utils.display import Column, Row, Sheet, fitting
 
 if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt
-    from attnscope.keep.columns import Head
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Observation
+    from attnscope.observe.records import Head
 
 UNIFORM = "uniform"  # the column beside the mass on named keys
 TEXT_ROLE, LEADING = "text role", KEPT_FIRST[:5]  # what an atlas' roles leave room for after the first metrics

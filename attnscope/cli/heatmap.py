@@ -109,7 +109,7 @@ def heatmap(
     kinds = kinds or (*FIGURES[:-1], *["picture"] * over)
 
     from attnscope.cli.single import export_text, observe_text, report_checks
-    from attnscope.keep.request import MapFields, Request
+    from attnscope.observe.request import MapFields, Request
 
     groups = (asked, entries, question, ranking.as_given(question), pictures, drawing)
     drawn = pictures.out is not None

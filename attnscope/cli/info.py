@@ -178,8 +178,8 @@ def _layer_facts(stack: str, layer: LayerGeometry) -> dict[str, Any]:
 
 def _auto(case: Case, length: int, fits: bool) -> dict[str, str]:
     """What `heads --engine auto` would take now."""
-    from attnscope.keep.request import Request
     from attnscope.observe.choice import automatic
+    from attnscope.observe.request import Request
 
     choice = automatic(case, length, Request(), fits=fits)
     return {"engine": choice.engine.name, "words": choice.words}

@@ -65,7 +65,7 @@ def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
 
     from attnscope.cli.options import Entries
     from attnscope.cli.single import export_text, observe_text, report_checks
-    from attnscope.keep.request import Request
+    from attnscope.observe.request import Request
 
     options = of_run("keys", asked, chosen, top, printing)
     entries = Entries(select=chosen.select, atlas=chosen.atlas, by=chosen.by)

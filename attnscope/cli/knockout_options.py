@@ -20,7 +20,7 @@ from attnscope.utils.folders import PICTURES, TABLES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from attnscope.ask import Ask
+    from attnscope.observe.request import CaptureSpec as Ask
     from attnscope.purposes.cut import CutEdges
 
 
@@ -174,7 +174,7 @@ def cut_asked(
     answered: Answered, edges: Edges, compared: Compared, text: str | Sequence[int] | None
 ) -> tuple[Ask, CutEdges]:
     """What is asked of the text, "" of a corpus, and what is cut in it."""
-    from attnscope.keep.request import Request
+    from attnscope.observe.request import Request
     from attnscope.purposes.cut import CutEdges
 
     asks = edges.asks()

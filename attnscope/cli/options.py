@@ -27,10 +27,11 @@ from attnscope.model.options import DEMO
 from attnscope.utils.folders import TABLES, suffix_of
 
 if TYPE_CHECKING:
-    from attnscope.ask import Ask, How, Text
-    from attnscope.keep.request import Request, TokenFields
-    from attnscope.keep.view import View
     from attnscope.model.options import LoadOptions
+    from attnscope.observe.layers import View
+    from attnscope.observe.request import CaptureOptions as How
+    from attnscope.observe.request import CaptureSpec as Ask
+    from attnscope.observe.request import Request, Text, TokenFields
 
 # The sections of --help in their order; a group without a panel is of the first.
 PANELS = (
@@ -121,7 +122,7 @@ class ModelText(OneText, Loading):
 
     def ask(self, text: Text, selected: Selected, keep: Request) -> Ask:
         """What is asked of the text."""
-        from attnscope.ask import Ask
+        from attnscope.observe.request import CaptureSpec as Ask
 
         return replace(Ask(text, keep, **self.how), select=selected.select, atlas=selected.atlas)
 
@@ -364,7 +365,7 @@ class Entries(Heads):
 
     def view(self) -> View:
         """How entries are read."""
-        from attnscope.keep.view import View
+        from attnscope.observe.layers import View
 
         return View(self.weights, self.by == "kv")
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from attnscope.errors import LINES, UsageError, in_a_line, numbered, visible
-from attnscope.telling import Teller
+from attnscope.observe.progress import Progress as Teller
 from attnscope.utils import signals
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text as RichText
 
-    from attnscope.keep.view import View
+    from attnscope.observe.layers import View
 
 EXAMPLES = (
     'attnscope relations --text "the cat sat on the mat" --select last --top-k 3',
@@ -53,7 +53,7 @@ class Related(Heads):
 
     def view(self) -> View:
         """How entries are read."""
-        from attnscope.keep.view import View
+        from attnscope.observe.layers import View
 
         return View(self.weights, self.by == "kv", foil=self.foil)
 
@@ -119,7 +119,7 @@ def relations(asked: TextRun, entries: Related, question: Question, top: Top, pr
     format = output.wanted_format(printing.format)
 
     from attnscope.cli.single import export_text, observe_text, report_checks
-    from attnscope.keep.request import Request
+    from attnscope.observe.request import Request
 
     keep = Request(
         view=entries.view(),

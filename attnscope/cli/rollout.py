@@ -19,7 +19,7 @@ from attnscope.cli.top import Top
 from attnscope.utils.folders import PICTURES, TABLES
 
 if TYPE_CHECKING:
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Observation
 
 EXAMPLES = (
     'attnscope rollout --text "the cat sat on the mat" --top-k 3 --out runs/rolled',
@@ -65,7 +65,7 @@ def rollout(asked: TextRun, top: Top, printing: Rolled, units: Units, drawing: M
     format = output.wanted_format(printing.format)
 
     from attnscope.cli.single import export_text, observe_text, report_checks
-    from attnscope.keep.request import Request
+    from attnscope.observe.request import Request
 
     options = of_run("rollout", asked, top, printing, units, drawing)
     seen = observe_text(asked, Selected(), printing, options, Request(metrics=(), rollout=units.group or "bins"))

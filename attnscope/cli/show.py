@@ -13,9 +13,9 @@ from attnscope.cli.groups import Mark, option_group
 
 if TYPE_CHECKING:
     from attnscope.figures import Style
-    from attnscope.keep.columns import Head
-    from attnscope.keep.request import MapFields
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Observation
+    from attnscope.observe.records import Head
+    from attnscope.observe.request import MapFields
 
 FEW = 4  # heads that are drawn where nobody names them
 

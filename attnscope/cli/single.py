@@ -28,16 +28,16 @@ from attnscope.utils import display as cells
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
-    from attnscope.ask import Ask, Text
     from attnscope.export import Ways
     from attnscope.inputs.sound import Sound
-    from attnscope.keep.request import Request
     from attnscope.model.loaded import LoadedModel
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Observation
+    from attnscope.observe.progress import RunInfo as Prepared
+    from attnscope.observe.request import CaptureSpec as Ask
+    from attnscope.observe.request import Request, Text
+    from attnscope.observe.run import Run
     from attnscope.purposes.purpose import Purpose
-    from attnscope.run import Run
     from attnscope.serve.kept import KeptModels
-    from attnscope.telling import Prepared
 
 
 KEPT: KeptModels | None = None  # of `attnscope serve --run`: the models of the commands before
@@ -187,9 +187,8 @@ def prepared(asked: ModelText, writing: Writing, text: Text, selected: Selected 
     """A text for the model's own eager attention; its header is printed."""
     loaded = load_model(asked, writing)
 
-    from attnscope.keep.request import Request
-    from attnscope.run import prepare
-    from attnscope.told import run_lines, target_lines
+    from attnscope.observe.request import Request
+    from attnscope.observe.run import prepare, run_lines, target_lines
 
     run = prepare(loaded, replace(asked.ask(text, selected or Selected(), Request()), engine="eager"))
     say((*run_lines(run), *target_lines(run)), writing.quiet)

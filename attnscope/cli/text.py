@@ -20,8 +20,7 @@ from attnscope.utils.folders import TABLES
 if TYPE_CHECKING:
     from attnscope.figures import Style
     from attnscope.figures.prose import Prose
-    from attnscope.looks import Look
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Look, Observation
 
 EXAMPLES = (
     'attnscope text --text "the financial bank is located on river bank" --query last --select 1.4',
@@ -81,8 +80,8 @@ def text(
     from attnscope.cli.options import Entries
     from attnscope.cli.single import export_text, observe_text, report_checks
     from attnscope.figures import Style
-    from attnscope.keep.request import Request
-    from attnscope.looks import look_table, looks
+    from attnscope.observe.observation import look_table, looks
+    from attnscope.observe.request import Request
 
     options = of_run("text", asked, chosen, question, mean, printing, colours)
     entries = Entries(select=chosen.select, atlas=chosen.atlas, by=chosen.by)
@@ -104,7 +103,7 @@ def prose(seen: Observation, look: Look, style: Style) -> Prose:
     """The text of an observation, coloured as a head looks."""
     from attnscope.figures.colours import find_limits
     from attnscope.figures.prose import Prose
-    from attnscope.looks import coloured
+    from attnscope.observe.observation import coloured
 
     seen = seen.of(look.stack)
     on_keys = seen.chosen.keys_alone
@@ -123,7 +122,7 @@ def prose(seen: Observation, look: Look, style: Style) -> Prose:
 
 def positions(seen: Observation, name: str) -> tuple[int, ...]:
     """The tokens of the text that is shown that were chosen as queries, or as keys."""
-    from attnscope.looks import coloured
+    from attnscope.observe.observation import coloured
 
     found = getattr(seen.chosen, name)
     there = {"query": seen.queries, "key": seen.keys}[name] is coloured(seen)
@@ -147,7 +146,7 @@ def named(seen: Observation, position: int) -> str:
     """A token in a line: `bank(8)`."""
     from rich.text import Text
 
-    from attnscope.looks import coloured
+    from attnscope.observe.observation import coloured
 
     label = coloured(seen).labels[position]
     shown = Text(label.strip("·") or label)

@@ -64,8 +64,8 @@ def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) ->
 
 def read_tokens(asked: Listed, text: str | list[int], noise: Noise) -> Tokenised:
     """The text as the model reads it; longer than that too, unless it is to be cut."""
-    from attnscope.ask import Ask
     from attnscope.cli.single import served
+    from attnscope.observe.request import CaptureSpec as Ask
     from attnscope.purposes.tokenise import Tokenise, tokenised
 
     ask = Ask(text, chat=asked.chat, truncate=asked.truncate, pair=asked.pair)

@@ -22,8 +22,8 @@ from attnscope.purposes.page import ShowPage
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
-    from attnscope.ask import Ask
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Observation
+    from attnscope.observe.request import CaptureSpec as Ask
     from attnscope.purposes.page import PageSide
     from attnscope.viewer.page import Page
 
@@ -105,7 +105,7 @@ def shown_sides(
 ) -> tuple[Ask, list[PageSide]]:
     """What is asked of the text; what the page shows of it, and of what it is compared with."""
     from attnscope.cli.single import answer, read_run
-    from attnscope.keep.request import Request
+    from attnscope.observe.request import Request
 
     if asked.picture and pages.of_two:
         raise UsageError("a page with a picture cannot show another text or model", "make a page of each")

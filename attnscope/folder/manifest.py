@@ -37,7 +37,7 @@ from attnscope.utils.folders import (
 from attnscope.utils.schema import from_json as typed
 
 if TYPE_CHECKING:
-    from attnscope.ask import Ask
+    from attnscope.observe.request import CaptureSpec as Ask
 
 SCHEMA = "run/4"  # of a folder; goes up when a file or a column is renamed, or means something else
 BEFORE = "run/3"  # whose heads.csv has the text's role alone, as `role`: what reads it knows that
@@ -93,7 +93,7 @@ def ask_of(path: Path) -> Ask:
 
         >>> read(load(), ask_of(Path("runs/bank/manifest.json"))).table()
     """
-    from attnscope.ask import Ask
+    from attnscope.observe.request import CaptureSpec as Ask
 
     said = read_manifest(path)
     prompt, target = prompt_of(said, path), prompt_of(said, path, TARGET).ids if TARGET in said else None

@@ -13,9 +13,9 @@ from attnscope.errors import ForwardError, MemoryLimitError, UsageError
 from attnscope.hooks.engines import ENGINES, Engine, engine_named, logits_bytes, tokens_that_fit
 from attnscope.hooks.forward import given_of
 from attnscope.hooks.listen import calls_interface, listen
-from attnscope.keep.request import Request
 from attnscope.model.geometry import Geometry
 from attnscope.model.selection import DIFFERENCE
+from attnscope.observe.request import Request
 from attnscope.utils.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
 
 if TYPE_CHECKING:

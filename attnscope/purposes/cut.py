@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from attnscope.observe.progress import NO_PROGRESS as SILENT
+from attnscope.observe.progress import Progress as Teller
 from attnscope.purposes.purpose import Check, Purpose, unchecked
 from attnscope.study.knockout.asked import DRAWS, AskedText, CutPlan
-from attnscope.telling import SILENT, Teller
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from attnscope.ask import Ask
     from attnscope.model.geometry import Geometry
     from attnscope.model.loaded import LoadedModel
+    from attnscope.observe.request import CaptureSpec as Ask
     from attnscope.study.knockout.effects import KnockoutStudy
     from attnscope.study.knockout.records import Knocked
 

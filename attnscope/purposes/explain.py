@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from attnscope.observe.progress import NO_PROGRESS as SILENT
+from attnscope.observe.progress import Progress as Teller
 from attnscope.purposes.purpose import Check, Purpose, unchecked
-from attnscope.telling import SILENT, Teller
 
 if TYPE_CHECKING:
-    from attnscope.ask import Ask
     from attnscope.explain.records import Explanation
     from attnscope.model.loaded import LoadedModel
+    from attnscope.observe.request import CaptureSpec as Ask
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,7 @@ class ExplainHead(Purpose):
     def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> Explanation:
         """The steps; raises as `attnscope.explain`."""
         from attnscope.calls.explain import STACKS, followed
-        from attnscope.run import prepare
-        from attnscope.told import run_lines
+        from attnscope.observe.run import prepare, run_lines
 
         loaded.check_task(*STACKS)
         run = prepare(loaded, ask)

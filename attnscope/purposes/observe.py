@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from attnscope.observe.progress import NO_PROGRESS as SILENT
+from attnscope.observe.progress import Progress as Teller
 from attnscope.purposes.purpose import Check, Purpose, unchecked
-from attnscope.telling import SILENT, Teller
 
 if TYPE_CHECKING:
-    from attnscope.ask import Ask
     from attnscope.model.loaded import LoadedModel
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Observation
+    from attnscope.observe.request import CaptureSpec as Ask
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Observe(Purpose):
     record = "Observation"
 
     def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> Observation:
-        """See `attnscope.told.observed`."""
-        from attnscope.told import observed
+        """See `attnscope.observe.run.observed`."""
+        from attnscope.observe.run import run_and_report as observed
 
         return observed(loaded, ask, tell, check)

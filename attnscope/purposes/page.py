@@ -15,17 +15,18 @@ from attnscope.errors import UsageError
 from attnscope.inputs.spans import Align
 from attnscope.inputs.tokens import TokenSelection as Chosen
 from attnscope.model.selection import SEQ2SEQ, is_vision
+from attnscope.observe.progress import NO_PROGRESS as SILENT
+from attnscope.observe.progress import Progress as Teller
 from attnscope.purposes.purpose import Check, Purpose, unchecked
-from attnscope.telling import SILENT, Teller
 
 if TYPE_CHECKING:
-    from attnscope.ask import Ask
-    from attnscope.keep.layers import LayerKey
     from attnscope.model.geometry import LayerGeometry
     from attnscope.model.loaded import LoadedModel
     from attnscope.model.selection import HeadsByLayer
-    from attnscope.observation import Observation
-    from attnscope.run import Run
+    from attnscope.observe.layers import LayerKey
+    from attnscope.observe.observation import Observation
+    from attnscope.observe.request import CaptureSpec as Ask
+    from attnscope.observe.run import Run
     from attnscope.study.why.records import KeyParts
     from attnscope.viewer.plan import Plan
 
@@ -78,7 +79,7 @@ class ShowPage(Purpose):
 
     def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> PageSide:
         """What the page is made of."""
-        from attnscope.told import known
+        from attnscope.observe.run import run_info as known
 
         runs = self.runs(loaded, ask, tell)
         check(known(runs[0]))
@@ -109,7 +110,7 @@ class ShowPage(Purpose):
 
     def ready(self, loaded: LoadedModel, ask: Ask, tell: Teller) -> Run:
         """Everything that comes before the forward pass."""
-        from attnscope.told import prepare_told
+        from attnscope.observe.run import prepare_told
 
         loaded.check_queries("a page")
         return prepare_told(loaded, ask, tell)
@@ -168,14 +169,15 @@ def divergences(first: Observation, other: Observation, align: Align | None) -> 
 
 def beside(ask: Ask) -> Ask:
     """How the other side is read: all of it, and no tokens are named."""
-    from attnscope.keep.request import Request
+    from attnscope.observe.request import Request
 
     return replace(ask, keep=Request(), select=None, atlas=None, target=None, picture=None)
 
 
 def observed(run: Run, plan: Plan, verify: bool, tell: Teller) -> Observation:
     """One side's forward pass, which keeps what the page has room for."""
-    from attnscope.told import answer_lines, asked_lines, passed, run_lines
+    from attnscope.observe.run import answer_lines, asked_lines, run_lines
+    from attnscope.observe.run import run_pass as passed
 
     run = without_tower(run, plan, tell)
     kept = kept_of(run, plan)

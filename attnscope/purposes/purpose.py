@@ -6,11 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnscope.telling import SILENT, Prepared, Teller
+from attnscope.observe.progress import NO_PROGRESS as SILENT
+from attnscope.observe.progress import Progress as Teller
+from attnscope.observe.progress import RunInfo as Prepared
 
 if TYPE_CHECKING:
-    from attnscope.ask import Ask
     from attnscope.model.loaded import LoadedModel
+    from attnscope.observe.request import CaptureSpec as Ask
 
 Check = Callable[[Prepared], object]
 

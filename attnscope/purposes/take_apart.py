@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from attnscope.observe.progress import NO_PROGRESS as SILENT
+from attnscope.observe.progress import Progress as Teller
 from attnscope.purposes.purpose import Check, Purpose, unchecked
-from attnscope.telling import SILENT, Teller
 
 if TYPE_CHECKING:
-    from attnscope.ask import Ask
     from attnscope.calls.why_options import WhyOptions
     from attnscope.calls.why_record import Why
     from attnscope.model.loaded import LoadedModel
+    from attnscope.observe.request import CaptureSpec as Ask
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,7 @@ class TakeApart(Purpose):
         """The logit with its parts; raises as `attnscope.why`."""
         from attnscope.calls.why import STACKS, taken_apart
         from attnscope.calls.why_options import WhyOptions
-        from attnscope.run import prepare
-        from attnscope.told import asked_lines, target_lines
+        from attnscope.observe.run import asked_lines, prepare, target_lines
 
         loaded.check_task(*STACKS)
         run = prepare(loaded, ask, compared=False)

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnscope.inputs.prompt import Prompt, from_ids, place, reading
+from attnscope.observe.progress import NO_PROGRESS as SILENT
+from attnscope.observe.progress import Progress as Teller
 from attnscope.purposes.purpose import Check, Purpose, unchecked
-from attnscope.telling import SILENT, Teller
 
 if TYPE_CHECKING:
-    from attnscope.ask import Ask
     from attnscope.model.loaded import LoadedModel, LoadedTokenizer
+    from attnscope.observe.request import CaptureSpec as Ask
 
 
 @dataclass(frozen=True)

@@ -22,21 +22,22 @@ import attnscope.errors
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.inputs.prompt import Prompt
 from attnscope.model.options import DEMO
+from attnscope.observe.progress import Progress as Teller
+from attnscope.observe.progress import RunInfo as Prepared
 from attnscope.purposes.observe import Observe
 from attnscope.purposes.purpose import Purpose
 from attnscope.serve import identity, place, wire
 from attnscope.serve.records import packed, type_of, unpacked
 from attnscope.serve.status import Holdings, Status
 from attnscope.serve.wire import Frame, SilentServerError, UnansweredError, WireError, is_readable, receive, send
-from attnscope.telling import Prepared, Teller
 from attnscope.utils.schema import from_json as typed
 from attnscope.utils.schema import to_json as plain
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from attnscope.ask import Ask
     from attnscope.model.options import LoadOptions
+    from attnscope.observe.request import CaptureSpec as Ask
 
 logger = logging.getLogger("attnscope")
 VARIABLE = "ATTNSCOPE_NO_SERVER"

@@ -21,28 +21,33 @@ from attnscope.serve.wire import WireError
 
 TAG = "~"
 RECORDS = {  # by name, where the type is; each is imported without torch
-    "attnscope.ask": ("Ask",),
+    "attnscope.observe.request": ("Ask", "Asked", "Request"),
     "attnscope.calls.why_record": ("Why",),
     "attnscope.explain.records": ("Check", "Explanation", "Numbers", "Step"),
     "attnscope.intervene.sets": ("Cut",),
-    "attnscope.keep.atlas": ("HeadNames",),
-    "attnscope.keep.columns": ("HeadColumns", "Score"),
-    "attnscope.keep.layers": ("LayerKey",),
-    "attnscope.keep.records": (
-        *("KeptKeys", "KeptOperands", "LayerMaps", "Matrices", "Rollout", "SpanPairs", "TokenWeights"),
+    "attnscope.observe.atlas": ("HeadNames",),
+    "attnscope.observe.records": (
+        "HeadColumns",
+        "Score",
+        "KeptKeys",
+        "KeptOperands",
+        "LayerMaps",
+        "Matrices",
+        "Rollout",
+        "SpanPairs",
+        "TokenWeights",
     ),
-    "attnscope.keep.request": ("Asked", "Request"),
-    "attnscope.keep.view": ("View",),
+    "attnscope.observe.layers": ("LayerKey", "View"),
     "attnscope.metrics.binned": ("Cells",),
     "attnscope.model.geometry": ("Geometry", "LayerGeometry"),
-    "attnscope.observation": ("Observation",),
+    "attnscope.observe.observation": ("Observation",),
     "attnscope.purposes.cut": ("KnockedModel",),
     "attnscope.purposes.page": ("HeadDivergence", "PageSide"),
     "attnscope.purposes.tokenise": ("Tokenised",),
     "attnscope.hooks.report": ("CallCheck", "CaptureReport"),
     "attnscope.study.knockout.records": ("AskedCut", "Case", "Draw", "Knocked", "Masses", "Null"),
     "attnscope.study.why.records": ("AskedLogit", "Component", "KeyParts", "LogitParts"),
-    "attnscope.telling": ("Prepared",),
+    "attnscope.observe.progress": ("Prepared",),
     "attnscope.inputs.prompt": ("Medium", "Patch", "Prompt", "Span"),
     "attnscope.inputs.tokens": ("Chosen", "Found"),
 }
@@ -168,7 +173,7 @@ class _Unpacking:
         mapping = {self.value(key): self.value(item) for key, item in parts}
         if tag == "mapping":
             return mapping
-        from attnscope.keep.layers import PerLayer
+        from attnscope.observe.layers import PerLayer
 
         return PerLayer(mapping)
 

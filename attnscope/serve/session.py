@@ -9,15 +9,16 @@ from typing import Any, Unpack
 import torch
 
 from attnscope.api import is_several, kept
-from attnscope.ask import Ask, How
 from attnscope.errors import ModelError, UsageError, hints_of
 from attnscope.face import Capture
-from attnscope.keep.request import Request
-from attnscope.keep.view import View
 from attnscope.model.options import LoadOptions
+from attnscope.observe.layers import View
+from attnscope.observe.progress import NO_PROGRESS as SILENT
+from attnscope.observe.request import CaptureOptions as How
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import Request
 from attnscope.serve.client import answered, asked
 from attnscope.serve.wire import UnansweredError
-from attnscope.telling import SILENT
 from attnscope.utils.schema import takes_fields
 
 START = "start one: attnscope serve --model "

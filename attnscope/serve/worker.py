@@ -20,18 +20,19 @@ from typing import Any
 
 from torch import nn
 
-from attnscope.ask import Ask
 from attnscope.errors import AttnscopeError, InputError, MemoryLimitError
 from attnscope.model.libraries import silence_libraries
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import bytes_in_memory, chosen_device, load, load_config
 from attnscope.model.options import LoadOptions
+from attnscope.observe.progress import Progress as Teller
+from attnscope.observe.progress import RunInfo as Prepared
+from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.purposes.named import PURPOSES
 from attnscope.purposes.purpose import Purpose
 from attnscope.serve.reader import Reader
 from attnscope.serve.records import packed, unpacked
 from attnscope.serve.wire import Frame, UnansweredError, WireError, receive, send
-from attnscope.telling import Prepared, Teller
 from attnscope.utils.isolation import call_elsewhere
 from attnscope.utils.memory import free_memory, human_bytes
 from attnscope.utils.schema import from_json as typed

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from attnscope.errors import InputError, visible
 from attnscope.figures import About, Style
-from attnscope.keep.atlas import columns_of
+from attnscope.observe.atlas import columns_of
 from attnscope.study.ablation import effects
 from attnscope.study.atlas import atlas
 from attnscope.study.differences import NAME as COMPARISON

@@ -13,7 +13,7 @@ from attnscope.viewer.pack import Blobs, joined_arrays
 from attnscope.viewer.side import Side, Wanted
 
 if TYPE_CHECKING:
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Observation
     from attnscope.study.why.records import Component
 
 

@@ -25,13 +25,13 @@ from attnscope.hooks.listen import calls_interface, listen
 from attnscope.hooks.report import CaptureReport
 from attnscope.inputs.spans import Align, Units, alignment, units
 from attnscope.inputs.tokens import TokenSelection as Chosen
-from attnscope.keep.layers import LayerKey
-from attnscope.keep.request import Asked
 from attnscope.metrics.binned import MAP_SIDE, Cells
 from attnscope.metrics.divergence import Divergence, DivergenceSide, diverge, readable
 from attnscope.metrics.metrics import KNOWN, METRICS, measure, metrics_for
 from attnscope.model.selection import DECODER, ENCODER, NAMES, STACKS, TEXT_TASKS, prefix, sides
-from attnscope.observe.texts import texts_of
+from attnscope.observe.collect import texts_of
+from attnscope.observe.layers import LayerKey
+from attnscope.observe.request import TextInputs as Asked
 from attnscope.study.statistics import FEWEST, SHARE, Effects, Range, largest_first, paired
 from attnscope.utils.display import head_name
 from attnscope.utils.memory import DTYPE_BYTES, free_memory, human_bytes, read_size

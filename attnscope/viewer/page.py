@@ -31,7 +31,7 @@ from attnscope.viewer.side import Wanted, rounded
 
 if TYPE_CHECKING:
     from attnscope.inputs.spans import Units
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Observation
 
 FORMAT = "attnscope/page/2"
 HeadDivergence = tuple[tuple[int, str], int, float | None, float, float]

@@ -25,9 +25,9 @@ from attnscope.viewer.pictures import pictures_of
 
 if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt, Span
-    from attnscope.keep.layers import LayerKey
-    from attnscope.keep.records import KeptKeys, KeptOperands
-    from attnscope.observation import Observation
+    from attnscope.observe.layers import LayerKey
+    from attnscope.observe.observation import Observation
+    from attnscope.observe.records import KeptKeys, KeptOperands
 
 Words = tuple[StepWords, ...]
 MOST_KEYS = 16  # per query beside a binned map

@@ -18,17 +18,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from attnscope.inputs.prompt import Span
-from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, VISION, is_bidirectional, is_causal
+from attnscope.observe.layers import LayerKey, PerLayer
 from attnscope.viewer.side import Side, ahead, both_sides, first_key
 
 if TYPE_CHECKING:
     from attnscope.inputs.prompt import Prompt
     from attnscope.inputs.tokens import TokenMatch as Found
     from attnscope.inputs.tokens import TokenSelection as Chosen
-    from attnscope.keep.columns import HeadColumns
-    from attnscope.keep.records import KeptKeys, Matrices
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Observation
+    from attnscope.observe.records import HeadColumns, KeptKeys, Matrices
 
 T = TypeVar("T")
 

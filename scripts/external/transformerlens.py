@@ -20,8 +20,8 @@ import attnscope
 from attnscope.intervene.passes import measured
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
+from attnscope.observe.logit_path import Way, way_to_logits
 from attnscope.study.ablation.direct import direct_effects
-from attnscope.study.ablation.way import Way, way_to_logits
 from external.common import Check, Report, arguments
 from external.models import demo_folder, tiny
 from external.transformerlens_models import ANSWER, FOIL, TOKENS, Both, near

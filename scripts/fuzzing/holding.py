@@ -13,8 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from attnscope.ask import Ask
 from attnscope.model.options import LoadOptions
+from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.serve import client, place, relay, server, wire
 from fuzzing.made import copied, shallow
 from fuzzing.serving import QUESTIONS, framed, listening

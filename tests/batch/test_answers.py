@@ -10,18 +10,18 @@ import pandas as pd
 import pytest
 
 import attnscope
-from attnscope.ask import Ask
 from attnscope.batch.asks import ask_for
 from attnscope.batch.items import Item
 from attnscope.batch.job import DatasetOutput, Job
 from attnscope.batch.schemas import schema_of
 from attnscope.errors import InputError
-from attnscope.keep.request import Request
-from attnscope.keep.view import View
 from attnscope.metrics.metrics import LOOKBACKS
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import spelled
-from attnscope.observation import Observation
+from attnscope.observe.layers import View
+from attnscope.observe.observation import Observation
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import Request
 from helpers.command_line import call
 from helpers.corpora import batch, differs, written
 from helpers.folders import with_tokenizer

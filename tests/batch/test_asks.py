@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from attnscope import Request
-from attnscope.ask import Ask
 from attnscope.batch.asks import ask_for
 from attnscope.batch.items import EMPTY, Item
 from attnscope.batch.job import Job
 from attnscope.errors import InputError
+from attnscope.observe.request import CaptureSpec as Ask
 
 KEEP = Request(relations=True, query="last", key="bank")
 

@@ -13,10 +13,10 @@ from attnscope.batch.items import Item
 from attnscope.batch.shards import shards
 from attnscope.hooks.listen import listen
 from attnscope.inputs.prompt import Prompt
-from attnscope.keep.request import Request
 from attnscope.model.families import FAMILIES, Family
 from attnscope.model.loaded import pads, pads_exactly, settle_rotary
-from attnscope.observe.passes import observe
+from attnscope.observe.collect import observe
+from attnscope.observe.request import Request
 from helpers.families import tiny_model
 from helpers.parity_models import as_loaded
 
@@ -129,7 +129,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         shapes.append(tuple(ids_BT.shape))
         return listen(model, ids_BT, *rest, **how)
 
-    monkeypatch.setattr(attnscope.observe.passes, "listen", counted)
+    monkeypatch.setattr(attnscope.observe.collect, "listen", counted)
     return shapes
 
 

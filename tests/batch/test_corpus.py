@@ -20,8 +20,8 @@ from attnscope.batch.items import Item, read_items, texts_in
 from attnscope.batch.job import DatasetOutput, Job
 from attnscope.batch.run import run_folder
 from attnscope.errors import InputError, UsageError
-from attnscope.keep.request import Request
 from attnscope.model.options import LoadOptions
+from attnscope.observe.request import Request
 from helpers.corpora import rows, some_texts
 from helpers.rows import json_lines
 

@@ -27,10 +27,10 @@ from attnscope.batch.worker import Worker
 from attnscope.cli import run
 from attnscope.cli.app import app
 from attnscope.inputs.prompt import from_text
-from attnscope.keep.request import Request
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import STACKS
-from attnscope.observe.passes import observe
+from attnscope.observe.collect import observe
+from attnscope.observe.request import Request
 from attnscope.utils.tables import FORMATS, as_text, json_rows, tamed
 from helpers.command_line import call
 from helpers.corpora import batch, differs, jsonl, rows, some_texts, written
@@ -148,7 +148,7 @@ def test_a_part_says_of_which_run_it_is_and_is_packed(odd: Path, tiny_folder: Pa
     [part] = (odd / "relations").iterdir()
     metadata = pq.read_schema(part).metadata
     assert metadata[b"attnscope.schema"] == b"relations/2"
-    assert json.loads(metadata[b"attnscope.run"])["model"] == str(tiny_folder)
+    assert json.loads(metadata[b"attnscope.observe.run"])["model"] == str(tiny_folder)
     assert pq.ParquetFile(part).metadata.row_group(0).column(6).compression == "ZSTD"
     assert "RLE_DICTIONARY" in pq.ParquetFile(part).metadata.row_group(0).column(6).encodings
 

@@ -17,9 +17,9 @@ from attnscope.batch.run import run_folder
 from attnscope.batch.shards import Shard
 from attnscope.batch.worker import Worker
 from attnscope.hooks.engines import Engine
-from attnscope.keep.request import Request
 from attnscope.model.options import LoadOptions
 from attnscope.observe import choice
+from attnscope.observe.request import Request
 from helpers.corpora import some_texts
 
 TEXTS = [*some_texts(6, seed=5, longest=20), "the bank of the river " * 60]  # the last has some 300 tokens

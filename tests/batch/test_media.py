@@ -15,7 +15,7 @@ from attnscope.batch.worker import Worker
 from attnscope.errors import ModelError
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import CROSS, DECODER, ENCODER, VISION
-from attnscope.observation import Observation
+from attnscope.observe.observation import Observation
 from helpers.command_line import Result
 from helpers.corpora import batch, content, differs, rows, written
 from helpers.picture_models import picture, saved

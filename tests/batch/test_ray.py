@@ -28,8 +28,8 @@ from attnscope.batch.run import run_folder
 from attnscope.batch.summary import write_summary
 from attnscope.drawing import Pictures
 from attnscope.errors import AttnscopeError, InputError, UsageError
-from attnscope.keep.request import Request
 from attnscope.model.options import LoadOptions
+from attnscope.observe.request import Request
 from helpers.corpora import content, jsonl, rows, some_texts
 from helpers.forks import HANGS, until
 

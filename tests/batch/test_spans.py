@@ -18,10 +18,10 @@ from attnscope.batch.run import run_folder
 from attnscope.batch.spans import given_spans
 from attnscope.errors import InputError
 from attnscope.inputs.prompt import from_text
-from attnscope.keep.request import Request
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
+from attnscope.observe.request import Request
 from helpers.command_line import call
 from helpers.corpora import batch, differs, jsonl, rows, some_texts, written
 from helpers.folders import saved

@@ -19,9 +19,9 @@ from attnscope.batch.run import run_folder
 from attnscope.batch.schemas import SCHEMAS
 from attnscope.batch.summary import write_summary
 from attnscope.errors import InputError, UsageError
-from attnscope.keep.request import Request
 from attnscope.metrics.metrics import METRICS
 from attnscope.model.loaded import LoadedModel
+from attnscope.observe.request import Request
 from attnscope.study.statistics import SHARE, means
 from attnscope.utils.folders import locked
 from helpers.command_line import Result, call

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from attnscope.keep.atlas import SCHEMA
 from attnscope.model.checkpoint import weights_sha256
+from attnscope.observe.atlas import SCHEMA
 from attnscope.study.atlas.atlas import Atlas
 from attnscope.study.atlas.findings import Finding
 from attnscope.study.statistics import Effects

@@ -17,8 +17,8 @@ import torch
 from attnscope.batch.corpus import Corpus
 from attnscope.batch.job import DatasetOutput, Job
 from attnscope.batch.run import run_folder
-from attnscope.keep.request import Request
 from attnscope.model.options import LoadOptions
+from attnscope.observe.request import Request
 
 
 def one_run(model: str, corpus: str, folder: Path) -> int:

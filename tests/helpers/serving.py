@@ -13,11 +13,11 @@ from typing import ClassVar
 
 import pytest
 
-from attnscope.ask import Ask
 from attnscope.model.options import LoadOptions
+from attnscope.observe.progress import NO_PROGRESS as SILENT
+from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.serve import client, relay, wire
 from attnscope.serve.wire import UnansweredError
-from attnscope.telling import SILENT
 from attnscope.utils.schema import to_json as plain
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call
 

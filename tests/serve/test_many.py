@@ -6,13 +6,13 @@ from contextlib import suppress
 
 import pytest
 
-from attnscope.ask import Ask
 from attnscope.errors import AttnscopeError
-from attnscope.keep.request import Request
 from attnscope.model.options import LoadOptions
+from attnscope.observe.progress import NO_PROGRESS as SILENT
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import Request
 from attnscope.serve import client, place
 from attnscope.serve.wire import UnansweredError
-from attnscope.telling import SILENT
 from helpers.command_line import SENTENCE, call
 from helpers.forks import until
 from helpers.serving import serving

@@ -18,14 +18,14 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.ask import Ask
 from attnscope.cli.serve import run_lines, words_of
 from attnscope.errors import InputError, UsageError
 from attnscope.inputs.prompt import _read, from_text
-from attnscope.keep.request import Request
 from attnscope.model.loading import load_tokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.model.sources import DEMO_FOLDER
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import Request
 from attnscope.purposes.named import PURPOSES
 from attnscope.serve import client, identity, place, reader, wire
 from attnscope.serve import server as serving_module

@@ -11,14 +11,16 @@ from multiprocessing import Pipe
 
 import pytest
 
-from attnscope.ask import Ask
 from attnscope.errors import ModelError, UsageError
 from attnscope.inputs.prompt import from_text
 from attnscope.model.options import LoadOptions
+from attnscope.observe.progress import NO_PROGRESS as SILENT
+from attnscope.observe.progress import Progress as Teller
+from attnscope.observe.progress import RunInfo as Prepared
+from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.serve import client, place, reader, relay, wire, worker
 from attnscope.serve import server as serving_module
 from attnscope.serve.wire import UnansweredError, WireError
-from attnscope.telling import SILENT, Prepared, Teller
 from helpers.command_line import HANGS, SENTENCE, call
 from helpers.forks import until
 from helpers.serving import Stub, serving, why_unanswered

@@ -13,11 +13,11 @@ import attnscope
 from attnscope.cli.heads_table import ranked
 from attnscope.drawing import head_sheet, layer_maps
 from attnscope.errors import InputError, UsageError
-from attnscope.keep.atlas import atlas_of
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.model.selection import CSA, DECODER, HCA, STACKS, resolved, select
 from attnscope.notebook import heads_html
+from attnscope.observe.atlas import atlas_of
 from attnscope.redraw import kept_run, run_of_folder
 from attnscope.utils.display import head_name
 from attnscope.viewer.side import Side

@@ -6,15 +6,15 @@ Shapes: B text, T token, H head, G kv head, Q query, K key, V width of v, E mode
 import pytest
 import torch
 
-from attnscope.ask import Ask
 from attnscope.batch.job import Job
 from attnscope.errors import ModelError, UsageError
-from attnscope.keep.request import Request
-from attnscope.keep.view import View
 from attnscope.model.loading import wrap
-from attnscope.run import read
+from attnscope.observe.layers import View
+from attnscope.observe.logit_path import way_to_logits
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import Request
+from attnscope.observe.run import read
 from attnscope.study.ablation.direct import direct_effects
-from attnscope.study.ablation.way import way_to_logits
 from helpers.command_line import call
 from helpers.families import few
 from helpers.parity_models import TYPES, ids_for, roused_model

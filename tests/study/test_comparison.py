@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from attnscope.ask import Ask
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import Visibility
 from attnscope.errors import InputError, MemoryLimitError, UsageError
@@ -26,6 +25,7 @@ from attnscope.metrics.binned import Cells
 from attnscope.metrics.divergence import DivergenceSide, diverge, js_bits
 from attnscope.metrics.metrics import KNOWN
 from attnscope.model.loading import wrap
+from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.show.comparison import panels, signed_maps
 from attnscope.study import comparison
 from attnscope.study.comparison import OneSide, compare_heads, kept_bytes
@@ -188,7 +188,7 @@ def test_many_texts_have_means_and_intervals(demo):
 
 
 def test_metrics_are_those_of_an_observation(demo, two_texts):
-    from attnscope.run import read
+    from attnscope.observe.run import read
 
     for side, text in enumerate((FIRST, OTHER)):
         scores = read(demo, Ask(text)).columns.scores

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.ask import Ask
 from attnscope.errors import ModelError
 from attnscope.hooks import generation
 from attnscope.inputs.prompt import from_ids
 from attnscope.metrics.metrics import METRICS
 from attnscope.model.selection import CROSS, DECODER, ENCODER
-from attnscope.run import prepare
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.run import prepare
 from attnscope.show.comparison import panels, signed_maps
 from attnscope.study.comparison import OneSide, compare_heads, kept_bytes
 from attnscope.study.differences import heads_table, metrics_table, tokens_table

@@ -16,8 +16,8 @@ from attnscope.cli import output
 from attnscope.cli.scan_tables import contrasts, left_out, named_sheet, probe_sheet
 from attnscope.cli.top import Top
 from attnscope.errors import InputError, ModelError, UsageError
-from attnscope.keep.atlas import roles_by_head
 from attnscope.model.loading import DEMO_FOLDER, wrap
+from attnscope.observe.atlas import roles_by_head
 from attnscope.show.atlas import probe_panel, probes_note, save_probes
 from attnscope.study.atlas import scan as scan_room
 from attnscope.study.atlas.atlas import kept as read_back

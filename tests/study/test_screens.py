@@ -13,12 +13,12 @@ from attnscope.intervene.gradient import first_order
 from attnscope.intervene.passes import measured, prepared
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
+from attnscope.observe.logit_path import way_to_logits
 from attnscope.study.ablation.direct import direct
 from attnscope.study.ablation.pairs import pair_sets, synergies
 from attnscope.study.ablation.prune import curve, prune_cost, pruned
 from attnscope.study.ablation.screen import tried_of
 from attnscope.study.ablation.tasks import copy
-from attnscope.study.ablation.way import way_to_logits
 from attnscope.study.statistics import rank_correlation
 
 INDUCTION = ((3, 0), (3, 1))

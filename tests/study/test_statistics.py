@@ -10,8 +10,8 @@ import pytest
 
 from attnscope.cli.intervals import interval_notes
 from attnscope.inputs.prompt import from_text
-from attnscope.keep.request import Request
-from attnscope.observe.passes import observe
+from attnscope.observe.collect import observe
+from attnscope.observe.request import Request
 from attnscope.study.statistics import FEWEST, SHARE, beside_random, effect_columns, fewest_for_p, means, paired
 
 

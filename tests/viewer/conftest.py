@@ -17,7 +17,7 @@ from helpers.command_line import call
 from helpers.pretrained import pretrained
 
 if TYPE_CHECKING:
-    from attnscope.observation import Observation
+    from attnscope.observe.observation import Observation
 
 TEXT = "the financial bank is located on river bank"
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.keep.request import Request
-from attnscope.keep.view import View
+from attnscope.observe.layers import View
+from attnscope.observe.request import Request
 from attnscope.viewer.pack import Blobs, packed_maps
 from attnscope.viewer.page import About, page_of
 from attnscope.viewer.plan import Plan

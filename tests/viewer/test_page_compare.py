@@ -10,8 +10,8 @@ import pytest
 
 import attnscope
 from attnscope.hooks.engines import ENGINES
-from attnscope.keep.request import Request
 from attnscope.model.loading import wrap
+from attnscope.observe.request import Request
 from attnscope.purposes.page import divergences
 from attnscope.show.comparison import signed_maps
 from attnscope.study.comparison import OneSide, compare_heads

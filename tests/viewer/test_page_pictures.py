@@ -17,9 +17,9 @@ from PIL import Image, PngImagePlugin
 
 import attnscope
 from attnscope.inputs.prompt import Medium, Patch, Prompt
-from attnscope.keep.layers import LayerKey
-from attnscope.keep.records import KeptKeys
 from attnscope.model.selection import DECODER, VISION
+from attnscope.observe.layers import LayerKey
+from attnscope.observe.records import KeptKeys
 from attnscope.viewer.side import ahead
 from helpers.browsing import visiting
 from helpers.command_line import Result, call

@@ -13,8 +13,8 @@ import pytest
 
 import attnscope
 from attnscope import redraw
-from attnscope.keep.request import Request
 from attnscope.model.loading import DEMO_FOLDER
+from attnscope.observe.request import Request
 from attnscope.redraw import kept_run, run_of_folder
 from attnscope.viewer.side import Side
 from helpers.atlases import made_atlas

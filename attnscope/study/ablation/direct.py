@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import ProjectionInputs, frozen_scales, projection
-from attnscope.study.ablation.way import Way, way_to_logits
+from attnscope.observe.logit_path import Way, way_to_logits
 
 if TYPE_CHECKING:
     from attnscope.hooks.calls import AttentionCall

@@ -28,8 +28,8 @@ from attnscope.intervene.passes import Advance, Passes, prepared
 from attnscope.intervene.replacement import Replacement
 from attnscope.intervene.sets import HeadSet
 from attnscope.intervene.task import Task
-from attnscope.keep.atlas import columns_of
 from attnscope.model.geometry import Geometry
+from attnscope.observe.atlas import columns_of
 from attnscope.study.ablation.sets import CONTROLS, DrawnFrom, controls_of, parts, whole_groups
 from attnscope.study.records import StudyRecord
 from attnscope.study.statistics import FEWEST, beside_random, effect_columns

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from attnscope.keep.atlas import COLUMNS, NAME, TABLE, HeadNames, damage, read_atlas, roles_by_head
+from attnscope.observe.atlas import COLUMNS, NAME, TABLE, HeadNames, damage, read_atlas, roles_by_head
 from attnscope.study.atlas.findings import Finding
 from attnscope.study.atlas.roles import MARK, RULES, Rule
 from attnscope.study.records import StudyRecord

@@ -16,10 +16,10 @@ from attnscope.attention.questions import Question, TopK
 from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import Norm, ProjectionInputs, plain_and_gated, projection
-from attnscope.keep.collector import Answers
-from attnscope.keep.layers import Layer
 from attnscope.model.modules import as_input
-from attnscope.study.ablation.way import norms_after_attention
+from attnscope.observe.collector import Answers
+from attnscope.observe.layers import Layer
+from attnscope.observe.logit_path import norms_after_attention
 
 if TYPE_CHECKING:
     from attnscope.hooks.calls import AttentionCall

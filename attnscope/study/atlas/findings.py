@@ -15,10 +15,10 @@ import torch
 
 from attnscope.errors import ModelError
 from attnscope.hooks.listen import listen
-from attnscope.keep.collector import collect_layer
-from attnscope.keep.layers import LayerKey
 from attnscope.metrics.metrics import Texts
 from attnscope.observe.choice import choose
+from attnscope.observe.collector import collect_layer
+from attnscope.observe.layers import LayerKey
 from attnscope.study.atlas.copying import CalledLayer, Copying
 from attnscope.study.atlas.long_range_copying import completed
 from attnscope.study.atlas.probes import Arm, Contrast, Measure, Trial, batches

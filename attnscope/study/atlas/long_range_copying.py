@@ -21,8 +21,8 @@ from torch import Tensor
 from attnscope.attention.questions import Question, TopK
 from attnscope.errors import ModelError
 from attnscope.hooks.generation import greedy
-from attnscope.keep.collector import Answers
-from attnscope.keep.layers import Layer
+from attnscope.observe.collector import Answers
+from attnscope.observe.layers import Layer
 
 if TYPE_CHECKING:
     from attnscope.model.loaded import LoadedModel

@@ -22,8 +22,8 @@ from torch import Tensor
 from attnscope.attention.operator import UniformAttention
 from attnscope.attention.questions import At, Back, Question, Received
 from attnscope.errors import MemoryLimitError
-from attnscope.keep.collector import Answers, LayerCollector
-from attnscope.keep.layers import Layer
+from attnscope.observe.collector import Answers, LayerCollector
+from attnscope.observe.layers import Layer
 from attnscope.study.atlas.copying import Copying
 from attnscope.study.atlas.long_range_copying import VALUES, LongRangeCopying, Recall, lengths, needles
 from attnscope.study.atlas.uniformity import FromUniform

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnscope.keep.atlas import OFFSETS
+from attnscope.observe.atlas import OFFSETS
 from attnscope.study.atlas.findings import Finding
 from attnscope.study.atlas.long_range_copying import RECALLED
 from attnscope.study.atlas.uniformity import NEAR

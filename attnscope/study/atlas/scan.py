@@ -19,7 +19,7 @@ from attnscope.folder.parts import Column, Columns, Parts, of_heads
 from attnscope.hooks.generation import check_causal
 from attnscope.inputs.prompt import Prompt
 from attnscope.intervene.passes import Advance
-from attnscope.keep.atlas import SCHEMA
+from attnscope.observe.atlas import SCHEMA
 from attnscope.study.atlas.atlas import Atlas
 from attnscope.study.atlas.copying import Copying, copying_of
 from attnscope.study.atlas.findings import (

@@ -24,9 +24,9 @@ from torch import Tensor
 from attnscope.errors import InputError
 from attnscope.folder.parts import Column, Parts, claim, of_heads
 from attnscope.inputs.prompt import Prompt, place, reading
-from attnscope.keep.atlas import columns_of
-from attnscope.keep.request import Request
-from attnscope.observe.passes import observe
+from attnscope.observe.atlas import columns_of
+from attnscope.observe.collect import observe
+from attnscope.observe.request import Request
 from attnscope.utils.files import check_types, damaged, read_json
 from attnscope.utils.tables import as_table, save, words
 

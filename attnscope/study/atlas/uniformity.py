@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from attnscope.attention.questions import Question
-from attnscope.keep.collector import Answers
-from attnscope.keep.layers import Layer
 from attnscope.metrics.divergence import js_bits
+from attnscope.observe.collector import Answers
+from attnscope.observe.layers import Layer
 
 NEAR = 0.15  # bits: below it a head is marked
 

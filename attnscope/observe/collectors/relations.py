@@ -15,12 +15,11 @@ from torch import Tensor
 
 from attnscope.attention.questions import Question, Strongest, TopK
 from attnscope.attention.rows import inside, join, strongest
-from attnscope.keep.collector import Answers, Collector
-from attnscope.keep.groups import group_mass, group_question, groups_of
-from attnscope.keep.layers import Layer
-from attnscope.keep.records import KeptKeys
-from attnscope.keep.request import Asked, Request, nothing_named
-from attnscope.keep.view import View
+from attnscope.observe.collector import Answers, Collector, group_mass, group_question, groups_of
+from attnscope.observe.layers import Layer, View
+from attnscope.observe.records import KeptKeys
+from attnscope.observe.request import Request, nothing_named
+from attnscope.observe.request import TextInputs as Asked
 
 
 @dataclass(frozen=True)

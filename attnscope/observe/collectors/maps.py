@@ -16,13 +16,12 @@ from torch import Tensor
 
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Key, Question
-from attnscope.keep.collector import Answers, Collected, Collector, OfMasks
-from attnscope.keep.groups import group_mass, group_question
-from attnscope.keep.layers import Layer, LayerKey, PerLayer
-from attnscope.keep.records import LayerMaps, Matrices
-from attnscope.keep.request import Asked, Request, nothing_named
-from attnscope.keep.view import View
 from attnscope.metrics.binned import MAP_SIDE, Cells
+from attnscope.observe.collector import Answers, Collected, Collector, OfMasks, group_mass, group_question
+from attnscope.observe.layers import Layer, LayerKey, PerLayer, View
+from attnscope.observe.records import LayerMaps, Matrices
+from attnscope.observe.request import Request, nothing_named
+from attnscope.observe.request import TextInputs as Asked
 from attnscope.utils.memory import BLOCK_BYTES
 
 

@@ -6,6 +6,8 @@ matrix unasked. Layers of a short text are asked together: what a question costs
 
 Shapes: B text, H head (or kv head, where a view averages them), L layer, Q query, K key, G group of tokens (of values:
 kv head, and R its query heads), V width of v, k kept keys.
+
+Groups of tokens: the named, the units of a text, and the mass between them. B text, H head, G group, T token.
 """
 
 from __future__ import annotations
@@ -24,12 +26,17 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from attnscope.attention.operator import DenseAttention
-from attnscope.attention.questions import Question
+from attnscope.attention.questions import GroupMass, Question
+from attnscope.attention.rows import indicator
 from attnscope.attention.spec import Visibility
 from attnscope.attention.tiling import SmallAttention
 from attnscope.hooks.engines import full_precision
-from attnscope.keep.layers import Layer, LayerKey, PerLayer
-from attnscope.keep.request import Asked, Request
+from attnscope.inputs.prompt import Prompt, Span
+from attnscope.inputs.tokens import TokenMatch as Found
+from attnscope.metrics.binned import MAP_SIDE
+from attnscope.observe.layers import Layer, LayerKey, PerLayer, View
+from attnscope.observe.request import Request
+from attnscope.observe.request import TextInputs as Asked
 
 T = TypeVar("T")
 Answers = Mapping[Question, Any]
@@ -93,7 +100,7 @@ def collectors() -> Mapping[str, type[Collector]]:
 
     The order is the same whatever was imported first, since manifests list who answered which question.
     """
-    room = import_module("attnscope.keep.collectors")
+    room = import_module("attnscope.observe.collectors")
     modules = [import_module(f"{room.__name__}.{module.name}") for module in iter_modules(room.__path__)]
     named = {
         kind.name: kind
@@ -249,3 +256,59 @@ def on_host(kept: Any) -> Any:
     for place, part in zip(away, moved, strict=True):
         leaves[place] = part.view(leaves[place].dtype).view(leaves[place].shape)
     return tree_unflatten(leaves, form)
+
+
+def group_question(layer: Layer, query_groups_BT: Tensor, key_groups_BT: Tensor) -> GroupMass:
+    """What a probe asks of a layer for the mass between groups, (B, T) numbers each, -1 for none."""
+    sizes = int(query_groups_BT.max()) + 1, int(key_groups_BT.max()) + 1  # counted where they are: on the host
+    return GroupMass(layer.here(query_groups_BT), layer.here(key_groups_BT), sizes)
+
+
+def group_mass(layer: Layer, view: View, answers: Answers, query_groups_BT: Tensor, key_groups_BT: Tensor) -> Tensor:
+    """(B, H, G, G): sum over the keys of a group, mean over its queries, so rows keep their sum."""
+    asked = group_question(layer, query_groups_BT, key_groups_BT)
+    mass_BHGG = answers[asked]
+    mass_BHGG = layer.per_kv_head(mass_BHGG) if view.by_kv else mass_BHGG
+    size_BG = indicator(asked.query_group_BQ, asked.counts[0]).sum(1).clamp_min(1)
+    return mass_BHGG[:, view.kept(layer)] / size_BG[:, None, :, None]
+
+
+def bins(prompt: Prompt, most: int = MAP_SIDE) -> list[Span]:
+    """The text cut into at most `most` runs of as many tokens each; single tokens where that is enough.
+
+    >>> [unit.name for unit in bins(prompt, 3)]
+    ['<s> the', ' bank is', ' wide']
+    """
+    size = -(-len(prompt) // most)
+    return [
+        Span(start, min(len(prompt), start + size), "".join(prompt.tokens[start : start + size]))
+        for start in range(0, len(prompt), size)
+    ]
+
+
+def units_of(prompt: Prompt, group: str) -> Sequence[Span]:
+    """The units of a prompt: its tokens, words or sentences, or `bins` of tokens."""
+    if group in ("bins", "tokens"):
+        return bins(prompt) if group == "bins" else bins(prompt, len(prompt))
+    return prompt.spans(group)
+
+
+def groups_of(prompts: Sequence[Prompt], group: str) -> Tensor:
+    """The number of each token's group, (B, T); -1 for padding."""
+    groups_BT = torch.full((len(prompts), max(len(prompt) for prompt in prompts)), -1)
+    for row, prompt in enumerate(prompts):
+        for number, unit in enumerate(units_of(prompt, group)):
+            groups_BT[row, unit.start : unit.stop] = number
+    return groups_BT
+
+
+def marked(found: Sequence[Found | None], longest: int, default: bool) -> Tensor | None:
+    """True on each text's named tokens, (B, T); `default` in a text that names none, None where none does."""
+    if not any(found):
+        return None
+    marked_BT = torch.full((len(found), longest), default)
+    for row, one in enumerate(found):
+        if one is not None:
+            marked_BT[row] = False
+            marked_BT[row, list(one.positions)] = True
+    return marked_BT

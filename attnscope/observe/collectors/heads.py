@@ -17,15 +17,15 @@ from torch import Tensor
 
 from attnscope.attention.operator import UniformAttention
 from attnscope.attention.questions import MaxWeight, Question, Received, TopK
-from attnscope.keep.collector import Answers, Collected, Collector, OfMasks, on_host
-from attnscope.keep.columns import HeadColumns, Score
-from attnscope.keep.layers import Layer, LayerKey, PerLayer
-from attnscope.keep.request import Asked, Request
-from attnscope.keep.view import View
 from attnscope.metrics import metrics
 from attnscope.metrics.metrics import LOOKBACKS, MASS, METRICS, metrics_for, stacked_means, support
 from attnscope.metrics.roles import NONE, near_uniform, roles_of
 from attnscope.model.selection import DECODER
+from attnscope.observe.collector import Answers, Collected, Collector, OfMasks, on_host
+from attnscope.observe.layers import Layer, LayerKey, PerLayer, View
+from attnscope.observe.records import HeadColumns, Score
+from attnscope.observe.request import Request
+from attnscope.observe.request import TextInputs as Asked
 
 RELATION = ("relation_weight", "relation_query", "relation_key")
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from attnscope.attention.questions import Question
 from attnscope.attention.spec import AttentionSpec
-from attnscope.keep.collector import Answers, Collector
-from attnscope.keep.layers import Layer
-from attnscope.keep.records import KeptOperands
-from attnscope.keep.request import Asked, Request
-from attnscope.keep.view import View
+from attnscope.observe.collector import Answers, Collector
+from attnscope.observe.layers import Layer, View
+from attnscope.observe.records import KeptOperands
+from attnscope.observe.request import Request
+from attnscope.observe.request import TextInputs as Asked
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class RunInfo:
     """What is known before the forward pass: the text that was given, and who reads it.
 
     by_memory: whether the engine was chosen by the memory that was free.
@@ -26,7 +26,7 @@ class Prepared:
     by_memory: bool = False
 
 
-class Teller:
+class Progress:
     """Says nothing and shows nothing; `cli/output.py` has one that talks on stderr.
 
     >>> with SILENT.stage("forward pass", 4, "layers") as advance:
@@ -43,4 +43,4 @@ class Teller:
         return nullcontext(lambda steps: None)
 
 
-SILENT = Teller()
+NO_PROGRESS = Progress()

@@ -20,12 +20,12 @@ from attnscope.attention.questions import Features, Question, RowSum
 from attnscope.attention.rows import indicator
 from attnscope.errors import MemoryLimitError, ModelError
 from attnscope.inputs.prompt import Span
-from attnscope.keep.collector import Answers, Collected, Collector
-from attnscope.keep.groups import groups_of, units_of
-from attnscope.keep.layers import Layer
-from attnscope.keep.records import Rollout
-from attnscope.keep.request import Asked, Request
 from attnscope.metrics.binned import MAP_SIDE
+from attnscope.observe.collector import Answers, Collected, Collector, groups_of, units_of
+from attnscope.observe.layers import Layer
+from attnscope.observe.records import Rollout
+from attnscope.observe.request import Request
+from attnscope.observe.request import TextInputs as Asked
 from attnscope.utils.memory import free_memory, human_bytes
 
 

@@ -17,12 +17,11 @@ from torch import Tensor
 
 from attnscope.attention.operator import UniformAttention
 from attnscope.attention.questions import Features, Question, Received
-from attnscope.keep.collector import Answers, Collector, OfMasks
-from attnscope.keep.groups import marked
-from attnscope.keep.layers import Layer
-from attnscope.keep.records import SpanPairs, TokenWeights
-from attnscope.keep.request import Asked, Request, nothing_named
-from attnscope.keep.view import View
+from attnscope.observe.collector import Answers, Collector, OfMasks, marked
+from attnscope.observe.layers import Layer, View
+from attnscope.observe.records import SpanPairs, TokenWeights
+from attnscope.observe.request import Request, nothing_named
+from attnscope.observe.request import TextInputs as Asked
 
 HIDDEN = 1e-12  # below what uniform attention gives any token that is seen: 1 / (queries x keys)
 

@@ -1,0 +1,546 @@
+"""Prompts in, observations out: one forward pass, the path that single texts and corpora share.
+
+    >>> loaded = load(LoadOptions())
+    >>> prompt = from_text(loaded.tokenizer, "the financial bank is located on river bank")
+    >>> [seen] = observe(loaded, [prompt], Request())
+    >>> seen.heads[0].score["entropy"]
+
+One stack in one forward pass: its layers are asked as they are read, and what is kept is cut into texts.
+
+Which reading of a pass a call belongs to. What a family has beside plain stacks is chosen here, before the pass.
+
+What metrics must know of the texts of one pass.
+
+Shapes: B text, N heads of all layers, H heads of a layer, Q query, T token, k kept keys, E hidden size, K key, T
+token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attnscope.errors import InputError
+from attnscope.hooks.calls import AttentionCall
+from attnscope.hooks.engines import ENGINES, Engine
+from attnscope.hooks.forward import given, given_of
+from attnscope.hooks.generation import watched_states
+from attnscope.hooks.listen import listen
+from attnscope.hooks.projections import ProjectionInputs, differences, norms_behind, plain_and_gated, strength
+from attnscope.hooks.report import CallCheck, CaptureReport, tolerance
+from attnscope.inputs.answers import of_patches, with_summaries
+from attnscope.inputs.tokens import TokenSelection as Chosen
+from attnscope.metrics.texts import Texts
+from attnscope.model import loaded as padding
+from attnscope.model.selection import (
+    CAUSAL_LM,
+    CSA,
+    DIFFERENCE,
+    ENCODER,
+    ENCODER_ONLY,
+    GLOBAL,
+    OF_TWO_TEXTS,
+    OVER_PATCHES,
+    POOLING,
+    UNPOOLING,
+    VISION,
+    VISION_ONLY,
+    has_summaries,
+    heard_as,
+    is_causal,
+    is_vision,
+)
+from attnscope.observe.collector import LayerBatcher, PendingTransfers, marked, wanted_collectors
+from attnscope.observe.layers import Layer, LayerKey, PerLayer
+from attnscope.observe.observation import Observation
+from attnscope.observe.request import Request
+from attnscope.observe.request import TextInputs as Asked
+from attnscope.observe.values import Directions, Projections
+
+if TYPE_CHECKING:
+    from attnscope.inputs.prompt import Prompt
+    from attnscope.model.loaded import LoadedModel
+
+
+def texts_of(asked: Sequence[Asked], device: str, stack: str) -> Texts:
+    """The texts of a stack side by side, and the tokens of them that are asked about."""
+    prompts = [one.prompt for one in asked]
+    longest = max(len(prompt) for prompt in prompts)
+    ids_BT = side_by_side([prompt.ids_apart for prompt in prompts])
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    query_BT = marked([one.chosen.query for one in asked], longest, default=True)
+    most_keys = max(len(one.looked_at) for one in asked)
+    key_BT = marked([one.chosen.key for one in asked], most_keys, default=False)
+    answers = _answers(prompts) if is_causal(stack) else None
+    return Texts(ids_BT, lengths, query_BT, key_BT, answers, stack, prompts[0].medium.unasked).to(torch.device(device))
+
+
+def _answers(prompts: Sequence[Prompt]) -> torch.Tensor | None:
+    """Where each text's answer begins, its length where it has none, (B,); None where none has one."""
+    if all(prompt.answer is None for prompt in prompts):
+        return None
+    return torch.tensor([len(prompt) if prompt.answer is None else prompt.answer for prompt in prompts])
+
+
+def side_by_side(ids: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Ids of several texts, (B, T): shorter ones are filled up with their last."""
+    longest = max(map(len, ids))
+    return torch.tensor([[*one, *[one[-1]] * (longest - len(one))] for one in ids])
+
+
+class PaddingError(Exception):
+    """A text is read in another way beside a longer one than alone."""
+
+
+class StackCollector:
+    """One stack in one forward pass: its collectors ask every layer, and what they keep is cut into texts."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        asked: Sequence[Asked],
+        request: Request,
+        check: bool,
+        advance: Callable[[int], object],
+        stack: str,
+        out: Projections | None = None,
+        directions: Directions | None = None,
+    ) -> None:
+        self.stack, self.keys = stack, [one.looked_at for one in asked]
+        self.prompts, self.chosen = [one.prompt for one in asked], [one.chosen for one in asked]
+        self.request, self.check, self.advance = request, check, advance
+        self.out, self.directions, self.model_type = out, directions, loaded.geometry.model_type
+        self.texts, geometry = texts_of(asked, loaded.device, stack), loaded.geometry
+        self._texts = {stack: self.texts}
+        self.key_count = max(len(keys) for keys in self.keys)
+        self.layers = geometry.shown[stack]
+        self.every = geometry.every.get(stack, ())
+        self.asked, self.collectors = asked, wanted_collectors(asked, request)
+        self._kept: dict[str, dict[LayerKey, Any]] = {name: {} for name in self.collectors}
+        self._batcher, self._pending = LayerBatcher(self.collectors), PendingTransfers()
+        self.kv_of: dict[LayerKey, tuple[int, int]] = {}
+
+    def heard(self, call: AttentionCall | CallCheck) -> bool:
+        """Whether a call of the decoder is of these layers, over tokens and their summaries."""
+        queries, keys = (call.P.queries, call.P.keys) if isinstance(call, AttentionCall) else (call.queries, call.keys)
+        return call.layer in self.layers and queries < keys == self.key_count and has_summaries(self.stack)
+
+    def on_call(self, call: AttentionCall) -> None:
+        """Keep what is asked of a layer's first call over the text's tokens; the report lists what is not read.
+
+        check: whether a layer that chooses its keys ends the pass.
+        """
+        if self.check and self._chooses_keys(call):
+            raise PaddingError
+        if call.call > 0 or (call.P.queries, call.P.keys) != (self.texts.ids_BT.shape[1], self.key_count):
+            return
+        if call.P.batch != len(self.prompts):  # a tower may be given its picture in other parts
+            return
+        key = LayerKey(call.layer, self.stack)
+        known = self.layers.get(key.layer)
+        kv_heads = call.spec.kv_heads if call.spec else known.kv_heads if known else call.P.heads
+        self.kv_of[key] = call.P.heads, kv_heads
+        layer = Layer(key, call.P, kv_heads, self._texts_for(call), written=self._written(call))
+        if self.out is None:
+            self._ask(layer)
+        else:
+            self.out.when_known(call, lambda norms: self._ask(replace(layer, value_norms=norms)))
+
+    def _texts_for(self, call: AttentionCall) -> Texts:
+        """The texts for the metrics of the stack that a call was heard as, on its device."""
+        visible = call.visible
+        stack = heard_as(self.stack, visible.once("ahead", lambda: float(visible.ahead)))
+        if stack not in self._texts:
+            self._texts[stack] = replace(self.texts, stack=stack, asked={})
+        return self._texts[stack].to(call.P.device)
+
+    def _ask(self, layer: Layer) -> None:
+        self._keep(self._pending.add(layer.P.device, self._batcher.add(layer)))
+        self.advance(1)
+
+    def _written(self, call: AttentionCall) -> Callable[[int, int], Tensor] | None:
+        """What gives what a whole weight on a key adds to a logit, where logits are asked about."""
+        if self.directions is None:
+            return None
+        return partial(self.directions.written, call)
+
+    def _keep(self, ready: Mapping[LayerKey, Mapping[str, Any]]) -> None:
+        for key, of_layer in ready.items():
+            for name, collected in of_layer.items():
+                if collected is not None:
+                    self._kept[name][key] = collected
+
+    def _chooses_keys(self, call: AttentionCall) -> bool:
+        """Whether the keys are not the tokens, or the mask hides some that the layer's causal and window rules show."""
+        if call.P.keys != self.texts.ids_BT.shape[1]:
+            return True
+        if call.visible.mask is None:
+            return False
+        position_Q, layer = call.visible.position_Q, self.layers.get(call.layer)
+        shown_Q = position_Q + 1
+        if layer and layer.window:
+            chunked = layer.type == "chunked"
+            shown_Q = position_Q % layer.window + 1 if chunked else shown_Q.clamp(max=layer.window)
+        return bool((call.visible.counts_BHQ < shown_Q).any())
+
+    @cached_property
+    def of_texts(self) -> dict[str, Sequence[Any]]:
+        """What was kept, one entry per text."""
+        self._keep(self._pending.all() | self._batcher.all())
+        return {name: one.of_texts(self._kept[name], self.asked) for name, one in self.collectors.items()}
+
+    def observation(self, row: int, report: CaptureReport, facts: Mapping[str, Any]) -> Observation:
+        """One text's part of what was kept, cut to its length."""
+        kept = {name: texts[row] for name, texts in self.of_texts.items()}
+        heads, rollout = kept.pop("heads"), kept.get("rollout")
+        if rollout is not None:
+            facts = {**facts, "rollout": rollout.facts([layer.index for layer in self.every])}
+        return Observation(
+            queries=self.prompts[row],
+            keys=self.keys[row],
+            text_columns=heads.columns,
+            view=self.request.view,
+            group=self.request.group,
+            support=heads.support,
+            visible=PerLayer({key: self._visible(key) for key in self.kv_of}),
+            received=heads.received,
+            report=report,
+            kv_of=PerLayer(self.kv_of),
+            facts=facts,
+            kept=kept,
+            chosen=self.chosen[row],
+            without={one.index: one.type for one in self.every if not (one.attention or self._was_read(one.index))},
+            within={layer.index: layer.parallel for layer in self.every if layer.attention and layer.parallel},
+        )
+
+    def _was_read(self, layer: int) -> bool:
+        return LayerKey(layer, self.stack) in self.kv_of
+
+    def _visible(self, key: LayerKey) -> str:
+        known = self.layers.get(key.layer)
+        if known is None:  # such as one that attends although its config calls it something else
+            known = next((replace(one, of_unknown_type=True) for one in self.every if one.index == key.layer), None)
+        return known.in_words if known else "full"
+
+
+Made = Callable[[str, Sequence[Asked]], StackCollector]  # a stack and its texts -> what reads it
+
+
+class StackRouter:
+    """What reads the stacks of a pass: each call belongs to the stack that it names.
+
+    readings: by stack. stacks: of which one has to be read. facts: what the manifest says of what was read.
+    """
+
+    def __init__(self, readings: dict[str, StackCollector], stacks: Sequence[str]) -> None:
+        self.readings, self.stacks = readings, stacks
+        self.facts: dict[str, Any] = {}
+
+    def stack_of(self, call: AttentionCall | CallCheck) -> str:
+        """The stack of the reading that a call belongs to."""
+        return call.stack
+
+    def on_call(self, call: AttentionCall) -> None:
+        """Let its reading read a call."""
+        reading = self.readings.get(self.stack_of(call))
+        if reading is not None:
+            reading.on_call(call)
+
+    def first_read(self, report: CaptureReport) -> str:
+        """The first of the stacks of which a layer was read. Raises InputError where none was; report: of the pass."""
+        found = next((stack for stack in self.stacks if self.readings[stack].kv_of), None)
+        if found is None:
+            raise self._unread(self.readings[self.stacks[0]], report.calls)
+        return found
+
+    def _unread(self, reading: StackCollector, calls: Sequence[CallCheck]) -> InputError:
+        tokens = len(reading.prompts[0])
+        sizes = {(call.queries, call.keys) for call in calls if call.stack == reading.stack}
+        heard = " or ".join(f"{queries} queries and {keys} keys" for queries, keys in sorted(sizes))
+        message = (
+            f"no layer of {reading.model_type} attends from the {tokens} tokens of this text to the same {tokens}, "
+            f"but with {heard}"
+        )
+        if all(queries == tokens for queries, _ in sizes):
+            return InputError(f"{message}: from some length on a key represents several tokens", "take a shorter text")
+        return InputError(f"{message}: its code adds tokens to this text", "choose another")
+
+
+class OverSummaries(StackRouter):
+    """Stacks of which some layers attend to tokens and to summaries of them: these are maps of their own."""
+
+    def __init__(
+        self, readings: dict[str, StackCollector], stacks: Sequence[str], views: Mapping[str, StackCollector]
+    ) -> None:
+        super().__init__(readings, stacks)
+        self.views = views
+
+    def stack_of(self, call: AttentionCall | CallCheck) -> str:
+        return next((stack for stack, one in self.views.items() if one.heard(call)), call.stack)
+
+
+class Differential(StackRouter):
+    """Stacks whose heads are differences of two softmaxes: both are read, and their difference as a view."""
+
+    def on_call(self, call: AttentionCall) -> None:
+        super().on_call(call)
+        if difference := differences(call):
+            self.readings[DIFFERENCE].on_call(difference)
+            self.facts.setdefault("lambda", {})[str(call.layer)] = strength(call.module)
+
+
+class OverPatches(StackRouter):
+    """Stacks over tokens and over patches of them: the first call that pools says where the patches are."""
+
+    def __init__(
+        self, readings: dict[str, StackCollector], stacks: Sequence[str], made: Made, prompt: Prompt, parts: int
+    ) -> None:
+        super().__init__(readings, stacks)
+        self.made, self.prompt, self.parts = made, prompt, parts
+
+    def on_call(self, call: AttentionCall) -> None:
+        if call.stack == POOLING and not self.readings.keys() & OVER_PATCHES:
+            self.readings.update(self._over_patches(call))
+        super().on_call(call)
+
+    def _over_patches(self, call: AttentionCall) -> dict[str, StackCollector]:
+        seen_QK = call.visible.rows(0, call.P.queries)[0, 0]
+        patches = [one.nonzero()[:, 0].tolist() for one in seen_QK[:: self.parts]]
+        whole, apart = of_patches(self.prompt, patches), of_patches(self.prompt, patches, self.parts)
+        texts = {POOLING: (apart, self.prompt), GLOBAL: (whole, None), UNPOOLING: (self.prompt, apart)}
+        return {
+            stack: self.made(stack, [Asked(queries, Chosen(), keys=keys)]) for stack, (queries, keys) in texts.items()
+        }
+
+
+def stacks_of(
+    loaded: LoadedModel,
+    asked: Sequence[Asked],
+    request: Request,
+    check: bool,
+    advance: Callable[[int], object],
+    out: Projections | None = None,
+    directions: Directions | None = None,
+) -> StackRouter:
+    """What reads the stacks of some texts; check, advance, out, directions: see `Reading`."""
+    geometry = loaded.geometry
+
+    def made(stack: str, texts: Sequence[Asked]) -> StackCollector:
+        return StackCollector(loaded, texts, request.of(stack, geometry.stack), check, advance, stack, out, directions)
+
+    of_stacks = {stack: [text for one in asked for text in one.of(stack, geometry.stack)] for stack in geometry.stacks}
+    of_views = {stack: _view_of(stack, asked, request, geometry.rates.get(stack)) for stack in geometry.views}
+    views = {stack: made(stack, texts) for stack, texts in of_views.items() if texts}
+    readings = {stack: made(stack, texts) for stack, texts in of_stacks.items() if texts} | views
+    stacks = geometry.stack, *views
+    if DIFFERENCE in views:
+        return Differential(readings, stacks)
+    if views:
+        return OverSummaries(readings, stacks, views)
+    if geometry.over_patches and not _of_tokens_alone(request, asked):
+        return OverPatches(readings, stacks, made, asked[0].prompt, geometry.rates[POOLING])
+    return StackRouter(readings, stacks)
+
+
+def projections_of(loaded: LoadedModel, asked: Asked) -> Projections:
+    """How the heads of a model write, found in passes over the beginning of a text."""
+    beginning, more = given_of(loaded, asked.prompt, asked.source, most=4)
+    modules = sum(len(layers) for layers in loaded.geometry.stacks.values())
+    plain, gated = plain_and_gated(loaded, beginning, modules, **more)
+    every = plain | gated
+    return Projections(every, norms_behind(loaded, every, beginning, **more), ProjectionInputs(gated))
+
+
+def _view_of(stack: str, asked: Sequence[Asked], request: Request, rate: int | None) -> list[Asked]:
+    """What is read of layers with maps of their own; nothing where something is asked of tokens alone."""
+    if _of_tokens_alone(request, asked):
+        return []
+    if rate is None:  # a difference has no logits and no values
+        return list(asked) if request.view.weights == "softmax" else []
+    return [one._replace(keys=with_summaries(one.prompt, rate, overlap=stack == CSA)) for one in asked]
+
+
+def _of_tokens_alone(request: Request, asked: Sequence[Asked]) -> bool:
+    """Whether something is asked that keys which are not tokens have no answer to."""
+    of_tokens = (request.group, request.rollout, request.per_token, request.spans, request.operands)
+    return any(of_tokens) or any(one.chosen != Chosen() for one in asked)
+
+
+def observe(
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    request: Request,
+    *,
+    engine: Engine = ENGINES["eager"],
+    chosen: Sequence[Chosen] | None = None,
+    sources: Sequence[Prompt] | None = None,
+    facts: Mapping[str, Any] | None = None,
+    advance: Callable[[int], object] = lambda layers: None,
+    directions: Directions | None = None,
+    states: Callable[[torch.Tensor], object] | None = None,
+) -> list[Observation]:
+    """One forward pass over some prompts; an observation each, in order.
+
+    Prompts of different length are padded on the right, without a mask, which leaves causal rows exact; where it does
+    not, there is a pass for each length. engine: who computes the layers' attention. chosen: the tokens that are asked
+    about, per prompt; what the request says unless given. sources: what an encoder-decoder's encoder reads, while its
+    decoder reads the prompts: the observations are of the decoder, and `beside` has those of encoder and
+    cross-attention. facts: what else the observations' manifests are to say. advance: called with 1 whenever a layer
+    was read. directions: of one prompt, where its values must point to raise a logit, for a view of "logit". states:
+    called with the last hidden states of each pass, (B, T, E), which then does not end with the last layer's attention.
+    Raises ModelError where a layer that should attend was not heard, InputError where none attends to the tokens.
+    """
+    if sources is None:
+        loaded.check_task("one text at a time", CAUSAL_LM, ENCODER_ONLY, VISION_ONLY, patches=True)
+    texts = list(zip(prompts, [None] * len(prompts) if sources is None else sources, strict=True))
+    chosen = [request.chosen(*pair) for pair in texts] if chosen is None else chosen
+    asked = [Asked(prompt, tokens, source) for (prompt, source), tokens in zip(texts, chosen, strict=True)]
+
+    def one_pass(texts: Sequence[Asked]) -> list[Observation]:
+        return _observed(loaded, texts, request, engine, facts or {}, advance, directions, states)
+
+    alone = any((one.source or one.prompt).medium.inputs or one.prompt.medium.unasked for one in asked)
+    if loaded.geometry.over_patches or alone:
+        # whose numbers of parts differ
+        return [one_pass([one])[0] for one in asked]
+    lengths = {one.lengths for one in asked}
+    if len(lengths) == 1 or padding.pads(loaded.model):
+        try:
+            return one_pass(asked)
+        except PaddingError:
+            padding.found(loaded.model, max(lengths)[0], exact=False)
+    of_length = {length: iter(one_pass([one for one in asked if one.lengths == length])) for length in lengths}
+    return [next(of_length[one.lengths]) for one in asked]
+
+
+def _observed(
+    loaded: LoadedModel,
+    asked: Sequence[Asked],
+    request: Request,
+    engine: Engine,
+    facts: Mapping[str, Any],
+    advance: Callable[[int], object],
+    directions: Directions | None,
+    states: Callable[[torch.Tensor], object] | None,
+) -> list[Observation]:
+    """One pass. Raises PaddingError where prompts of different length are not to be read side by side."""
+    prompts = [one.prompt for one in asked]
+    mixed = len({len(prompt) for prompt in prompts}) > 1
+    check = mixed and padding.to_be_found(loaded.model)
+    out = projections_of(loaded, asked[0]) if request.view.weights == "value" else None
+    stacks = stacks_of(loaded, asked, request, check, advance, out, directions)
+    reads, inputs = _fed(loaded, asked, stacks.readings)
+    of_tower = stacks.readings.get(VISION)
+    gated = out.gated if out and out.gated.out else None
+    whole = bool(gated) or bool(states) or (mixed and padding.to_be_tried(loaded.model, reads.shape[1]))
+    with (
+        gated.watched() if gated else nullcontext(),
+        watched_states(loaded.model, states) if states else nullcontext(),
+    ):
+        report = listen(
+            loaded.model,
+            reads,
+            stacks.on_call,
+            engine=engine,
+            expected_layers=[
+                (layer, stack) for stack, layers in loaded.geometry.in_every_pass.items() for layer in layers
+            ],
+            windows=loaded.geometry.windows,
+            patches=of_tower.prompts[0].medium.windows if of_tower else (),
+            calls_alone=not (whole or prompts[0].medium.patches),
+            computed=request.view.weights != "softmax",
+            **inputs,
+        )
+    for check_of in report.calls:
+        check_of.stack = stacks.stack_of(check_of)
+    readings, plain = stacks.readings, stacks.first_read(report)
+    if mixed and padding.to_be_tried(loaded.model, report.tokens):
+        _try_alone(loaded, prompts, engine, report)
+    report = replace(report, output=None)  # hidden states that nobody asked for
+    facts = {**model_facts(loaded, engine, report), **stacks.facts, **facts}
+
+    def seen(stack: str, row: int) -> Observation:
+        row = len(readings[stack].prompts) - 1 if is_vision(stack) else row  # the whole picture follows its parts
+        own = report if len(readings) == 1 and not prompts[0].medium.patches else report.of(stack)
+        return readings[stack].observation(row, replace(own, tokens=readings[stack].key_count), facts)
+
+    others = [stack for stack in readings if stack != plain and readings[stack].kv_of]
+    unread = [f"{stack}: its layers attend over something else than tokens" for stack in _heard_alone(report, readings)]
+    if prompts[0].medium.tower and VISION not in others and not request.asks:
+        unread.append("the vision tower: it attends in windows, or its config does not say its layers")
+    if unread:
+        facts |= {"unread": unread}
+    return [
+        replace(seen(plain, row), other_stacks={stack: seen(stack, row) for stack in others})
+        if others
+        else seen(plain, row)
+        for row in range(len(prompts))
+    ]
+
+
+def _heard_alone(report: CaptureReport, readings: Mapping[str, StackCollector]) -> list[str]:
+    """The stacks of two texts whose layers called, and of which nothing could be kept."""
+    called = {call.stack for call in report.calls}
+    return [stack for stack in OF_TWO_TEXTS if stack in called & readings.keys() and not readings[stack].kv_of]
+
+
+def _fed(
+    loaded: LoadedModel, asked: Sequence[Asked], readings: Mapping[str, StackCollector]
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """What the model's forward is given: its first argument, and the others by name."""
+    prompts, plain = [one.prompt for one in asked], loaded.geometry.stack
+    ids_BT = readings[plain].texts.ids_BT
+    if prompts[0].medium.patches:  # whose tokens are told apart there
+        ids_BT = side_by_side([prompt.ids for prompt in prompts]).to(loaded.device)
+    if plain == ENCODER or ENCODER not in readings:
+        return given(loaded, prompts, ids_BT)
+    reads, inputs = given(loaded, [one.source or one.prompt for one in asked], readings[ENCODER].texts.ids_BT)
+    return reads, inputs | {"decoder_input_ids": ids_BT}
+
+
+def _try_alone(loaded: LoadedModel, prompts: Sequence[Prompt], engine: Engine, report: CaptureReport) -> None:
+    """Read the shortest prompt alone: its hidden states must be those that it has beside the longest."""
+    row = min(range(len(prompts)), key=lambda place: len(prompts[place]))
+    ids_BT, inputs = given_of(loaded, prompts[row])
+    report_alone = listen(loaded.model, ids_BT, lambda call: None, engine=engine, computed=False, **inputs)
+    alone_TE = report_alone.output[0][0].float()
+    beside_TE = report.output[0][row, : len(alone_TE)].float()
+    difference_T = (beside_TE - alone_TE).norm(dim=-1) / alone_TE.norm(dim=-1)
+    _, allowed = tolerance(loaded.model.dtype, "bfloat16")
+    if (difference_T > allowed).any():
+        raise PaddingError
+    padding.found(loaded.model, report.tokens, exact=True)
+
+
+def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> dict[str, Any]:
+    """What a manifest says of the model and of who computed its attention."""
+    layers, heard = loaded.geometry.layers, report.of(loaded.geometry.stack).layers
+    without = {str(one.index): one.type for one in layers if not (one.attention or one.index in heard)}
+    unknown = {
+        str(one.index): one.type for one in layers if one.of_unknown_type or (one.index in heard and not one.attention)
+    }
+    both = {str(layer.index): layer.parallel for layer in layers if layer.attention and layer.parallel}
+    return {
+        "model": {
+            "name": loaded.name,
+            "revision": loaded.revision,
+            "type": loaded.geometry.model_type,
+            "layers": len(layers),
+            "layers_without_attention": without,
+            **({"layers_of_unknown_type": unknown} if unknown else {}),
+            **({"parallel_to_attention": both} if both else {}),
+            **({"replaced": dict(loaded.replaced)} if loaded.replaced else {}),
+            **({"arithmetic": loaded.arithmetic.facts} if loaded.arithmetic else {}),
+        },
+        "device": loaded.device,
+        "dtype": loaded.dtype,
+        "attention": report.attention,
+        "engine": engine.name,
+        "output": engine.output,
+    }

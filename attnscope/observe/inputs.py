@@ -1,0 +1,488 @@
+"""What is asked of a text -> its tokens. Each kind of input says which asks it takes, and opens what reads them.
+
+with reading(loaded, "here", 2048) as read:
+    read(Ask("the bank")).labels
+
+What is read with a text or after it: the target of an encoder-decoder, given or its own, and a model's answer.
+
+Which tokens have global attention, in models of windows (Longformer, LED): as their class chooses, or as named.
+
+Such a token sees all others and is seen by all.
+
+How a text is read otherwise than whoever gave it may think, in lines for a person and for the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex
+
+import torch
+from torch import Tensor
+
+from attnscope.errors import InputError, ModelError, UsageError, first_line
+from attnscope.hooks.engines import within_memory
+from attnscope.hooks.forward import GLOBAL, TYPES, arguments, backbone, bare_model, given_of, known_types
+from attnscope.hooks.generation import (
+    DecodingSteps,
+    continuation,
+    end_tokens,
+    say_ignored,
+    start_token,
+    translation,
+    watched_steps,
+)
+from attnscope.hooks.listen import running
+from attnscope.hooks.patch_tokens import patch_tokens
+from attnscope.hooks.report import tolerance
+from attnscope.inputs import prompt as prompts
+from attnscope.inputs.answers import continued, from_target_ids, reading_target, with_virtual
+from attnscope.inputs.pictures import all_opened, reading_pixels, reading_with_pictures
+from attnscope.inputs.prompt import Prompt, from_ids, place
+from attnscope.inputs.sound import Sound, heard
+from attnscope.inputs.tokens import find
+from attnscope.model.families import family_of
+from attnscope.model.fitting import patch_side
+from attnscope.model.libraries import choosing_settings
+from attnscope.model.selection import VISION_ONLY
+from attnscope.utils.isolation import IsolatedCall as Apart
+
+if TYPE_CHECKING:
+    from attnscope.hooks.engines import Engine
+    from attnscope.model.loaded import LoadedModel
+    from attnscope.observe.request import CaptureSpec as Ask
+    from attnscope.utils.isolation import Where
+
+NONE = "none"  # names no token
+
+
+def with_global_tokens(loaded: LoadedModel, prompt: Prompt, named: str | None) -> Prompt:
+    """The prompt with its global tokens among what the model is given; named: an expression, `none`, or None.
+
+    Raises UsageError for a model that has no such tokens, InputError for an expression that means none, and for a text
+    of which the model's class cannot tell them.
+
+        >>> positions(with_global_tokens(longformer, prompt, "first"))
+        [0]
+    """
+    if GLOBAL not in arguments(loaded.model):
+        if named is not None:
+            raise UsageError(
+                f"{loaded.name} has no global attention that tokens could have", "leave out {global_tokens}"
+            )
+        return prompt
+    if named is None:
+        mask_BT = chosen_by_class(loaded, torch.tensor([prompt.ids], device=loaded.device))
+    else:
+        places = [] if named == NONE else find(prompt, named).positions
+        mask_BT = torch.zeros(1, len(prompt), dtype=torch.long)
+        mask_BT[0, list(places)] = 1
+    if mask_BT is None or not mask_BT.any():
+        return prompt
+    inputs = {**prompt.medium.inputs, GLOBAL: mask_BT.long().cpu()}
+    return replace(prompt, medium=replace(prompt.medium, inputs=inputs))
+
+
+def positions(prompt: Prompt) -> list[int]:
+    """The places of the global tokens."""
+    mask_BT: Tensor | None = prompt.medium.inputs.get(GLOBAL)
+    return [] if mask_BT is None else mask_BT[0].nonzero()[:, 0].tolist()
+
+
+def chosen_by_class(loaded: LoadedModel, ids_BT: Tensor) -> Tensor | None:
+    """The mask that the model's class hands its body, found by its forward until that begins; None for none."""
+    from transformers import MODEL_FOR_MULTIPLE_CHOICE_MAPPING
+
+    model, body, handed = bare_model(loaded.model), backbone(loaded.model), dict[str, Any]()
+    if body is model:
+        return None
+
+    def stop(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        handed.update(kwargs)
+        raise _BodyBeginsError
+
+    handle = body.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        with running(model, None), suppress(_BodyBeginsError):
+            model(ids_BT[:, None] if type(model) in MODEL_FOR_MULTIPLE_CHOICE_MAPPING.values() else ids_BT)
+    except Exception as error:  # any class's own code, with any text
+        raise InputError(
+            f"{type(model).__name__} cannot tell which tokens of this text are global: {first_line(error)}",
+            "give both texts of a pair with {pair}, or name the tokens with {global_tokens=first}",
+        ) from error
+    finally:
+        handle.remove()
+    return handed.get(GLOBAL)
+
+
+class _BodyBeginsError(Exception):
+    """What follows is not wanted."""
+
+
+Read = Callable[["Ask"], Prompt]
+
+
+@contextmanager
+def reading(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
+    """What makes a Prompt of an ask, with the answer that the ask gives; an empty answer is one that is still to come.
+
+    where: texts are tokenised. most: tokens that a text or ids may have. Raises InputError for what is asked for and
+    cannot be read, ModelError for what this model does not read, UsageError for what cannot be meant.
+    """
+    with ExitStack() as opened:
+
+        @cache
+        def reader(row: int) -> Read:
+            return opened.enter_context(INPUTS[row].reading(loaded, where, most))
+
+        def read(ask: Ask) -> Prompt:
+            if ask.pair is not None:
+                ask.check_pair()
+            prompt = _typed(loaded, reader(next(row for row, one in enumerate(INPUTS) if one.takes(ask)))(ask))
+            loaded.check_dense(len(prompt))
+            return with_global_tokens(loaded, prompt, ask.global_tokens)
+
+        yield read
+
+
+class Input(Protocol):
+    """One kind of input."""
+
+    def takes(self, ask: Ask) -> bool:
+        """Whether an ask that no kind before this one takes is of this kind."""
+
+    def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> AbstractContextManager[Read]:
+        """See `reading`."""
+
+
+class PictureInput:
+    """A text with pictures, or a picture alone for a vision tower; where they are read, `picture_prompt` says."""
+
+    def takes(self, ask: Ask) -> bool:
+        return ask.picture is not None
+
+    @contextmanager
+    def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
+        if loaded.geometry.task == VISION_ONLY:
+            with _reading_alone(loaded) as alone:
+                yield alone
+            return
+        loaded.check_bare("a text with pictures")
+        with reading_with_pictures(loaded) as with_pictures:
+
+            def read(ask: Ask) -> Prompt:
+                pictures, answer = all_opened(ask.picture), ask.answer
+                if not isinstance(ask.text, str):
+                    raise UsageError("a picture needs a text, got token ids", "give {text}, or leave out {picture}")
+                if not ask.text.strip():
+                    raise InputError(
+                        "the text is empty, and this model reads pictures with one",
+                        "give a text with at least one word",
+                    )
+                if ask.truncate is not None:
+                    raise UsageError("a text with pictures is not cut: they would lose patches", "leave out {truncate}")
+                prompt = with_pictures(ask.text, pictures, ask.chat, answer is not None)
+                return _answered(loaded, prompt, ids_of(loaded, answer) if isinstance(answer, str) else answer)
+
+            yield read
+
+
+@contextmanager
+def _reading_alone(loaded: LoadedModel) -> Iterator[Read]:
+    """What makes a Prompt of a picture for a model that reads nothing else."""
+    side = patch_side(loaded.model.config)
+    assert side is not None  # of every tower that is loaded
+    with reading_pixels(loaded) as pixels_of:
+
+        def read(ask: Ask) -> Prompt:
+            others = {"text": ask.text != "", "chat": ask.chat, "answer": ask.answer, "truncate": ask.truncate}
+            other = next((name for name, one in others.items() if one), None)
+            if other is not None:
+                raise UsageError(f"{loaded.name} reads a picture alone", f"leave out {{{other}}}")
+            pictures = all_opened(ask.picture)
+            if len(pictures) > 1:
+                raise UsageError(
+                    f"{loaded.name} reads one picture at a time, got {len(pictures)}", "give one {picture}"
+                )
+            pixels = pixels_of(pictures[0])
+            given = {name: one.to(loaded.device) for name, one in pixels.inputs.items()}
+            values = given.pop("pixel_values").to(loaded.model.dtype)
+            found = patch_tokens(loaded.model, values, given, side)
+            return pixels.prompt(found.tokens, found.grid, side)
+
+        yield read
+
+
+class SoundInput:
+    """A sound instead of a text, or the frames of one; how long it may be, the model says."""
+
+    def takes(self, ask: Ask) -> bool:
+        return isinstance(ask.text, Sound) or (isinstance(ask.text, Prompt) and ask.text.medium.step is not None)
+
+    @contextmanager
+    def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
+        def read(ask: Ask) -> Prompt:
+            if isinstance(ask.text, Sound):
+                return heard(loaded, ask.text, ask.truncate)
+            assert isinstance(ask.text, Prompt)
+            return ask.text
+
+        yield read
+
+
+class TextInput:
+    """A text, or a chat; with its answer it is tokenised as one, of any length."""
+
+    def takes(self, ask: Ask) -> bool:
+        return isinstance(ask.text, str)
+
+    @contextmanager
+    def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
+        with prompts.reading(loaded.tokenizer, where) as tokenised:
+
+            def read(ask: Ask) -> Prompt:
+                text, answer = ask.text, ask.answer
+                assert isinstance(text, str)
+                if answer is not None:
+                    loaded.check_bare("an answer")
+                if not text.strip():
+                    raise InputError("the text is empty", "give a text with at least one word")
+                if not isinstance(answer, str | None):
+                    raise UsageError(
+                        "the text is words, and its answer is token ids", "give both as text, or both as token ids"
+                    )
+                limit = most if answer is None else None
+                prompt = tokenised(text, ask.chat, limit, ask.truncate, answer, ask.pair)
+                loaded.check_ids(prompt.ids)
+                return _behind_virtual(loaded, prompt)
+
+            yield read
+
+
+class TokenInput:
+    """Token ids, or a Prompt, which is read as it is."""
+
+    def takes(self, ask: Ask) -> bool:
+        return True
+
+    @contextmanager
+    def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
+        def read(ask: Ask) -> Prompt:
+            text, answer = ask.text, ask.answer
+            assert not isinstance(text, str | Sound)
+            if answer is not None:
+                loaded.check_bare("an answer")
+            check_ids(loaded, text.ids if isinstance(text, Prompt) else text)
+            if not isinstance(text, Prompt):
+                virtual = list(loaded.virtual)  # ids of an earlier run begin with them
+                own = text[len(virtual) :] if list(text[: len(virtual)]) == virtual else text
+                room = most if answer is None else None
+                text = from_ids(loaded.tokenizer, own, max_tokens=room, truncate=ask.truncate)
+            if answer and isinstance(answer, str):
+                raise UsageError(
+                    "the text is token ids, and its answer is words", "give both as text, or both as token ids"
+                )
+            return _answered(loaded, _behind_virtual(loaded, text), answer)
+
+        yield read
+
+
+INPUTS: tuple[Input, ...] = (PictureInput(), SoundInput(), TextInput(), TokenInput())
+
+
+def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
+    """Raise UsageError for what is no token id, InputError for one that the model has no embedding of."""
+    if not all(issubclass(kind, SupportsIndex) for kind in set(map(type, ids))):  # there may be millions of ids
+        raise UsageError("expected a text, a Prompt or token ids as whole numbers", "give one text at a time")
+    loaded.check_length(len(ids))
+    place = loaded.unknown_id(ids)
+    if place is not None:
+        raise InputError(
+            f"token {place} has the id {ids[place]}, and the vocabulary has {loaded.embeddings} ids",
+            f"give ids from 0 to {(loaded.embeddings or 1) - 1}, of this model's own tokenizer",
+        )
+
+
+def ids_of(loaded: LoadedModel, answer: str) -> list[int]:
+    """The tokens of an answer alone."""
+    with Apart(partial(_encoded, loaded.tokenizer), place(loaded.tokenizer, loaded.brought, False)) as encode:
+        return encode(answer) if answer else []
+
+
+def _encoded(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _typed(loaded: LoadedModel, prompt: Prompt) -> Prompt:
+    """The prompt without token types where the model tells none apart. Raises ModelError where it has too few."""
+    known = known_types(loaded) if prompt.types else None
+    if known is not None and not 0 < max(prompt.types) < known:
+        if known:
+            raise ModelError(
+                f"{loaded.name} has {known} token type{'s' * (known > 1)}, and its tokenizer gives the type "
+                f"{max(prompt.types)}",
+                "copy the model's own tokenizer into its folder",
+            )
+        return replace(prompt, types=())
+    return prompt
+
+
+def _answered(loaded: LoadedModel, prompt: Prompt, answer: Sequence[int] | Literal[""] | None) -> Prompt:
+    """The tokens with those of an answer behind them."""
+    if not answer:
+        return prompt if answer is None else replace(prompt, answer=len(prompt))
+    check_ids(loaded, answer)
+    return continued(loaded.tokenizer, prompt, answer)
+
+
+def _behind_virtual(loaded: LoadedModel, prompt: Prompt) -> Prompt:
+    if not loaded.virtual and not prompt.medium.unasked:
+        return prompt
+    return with_virtual(prompt, loaded.virtual, keys_alone=loaded.prefix is not None)
+
+
+_Advance = Callable[[int], object]
+
+
+@contextmanager
+def reading_targets(loaded: LoadedModel, where: Where) -> Iterator[Callable[[Ask], Prompt]]:
+    """What makes a Prompt of the target that an ask gives, as text or as ids. Raises as `text.target`."""
+    with reading_target(loaded.tokenizer, where) as tokenised:
+
+        def read(ask: Ask) -> Prompt:
+            given, start, room = ask.target, start_token(loaded), loaded.geometry.decoder_positions
+            if isinstance(given, str):
+                return tokenised(given, start, end_tokens(loaded), room)
+            return from_target_ids(loaded.tokenizer, given or (), start, room)
+
+        yield read
+
+
+def target(
+    loaded: LoadedModel, source: Prompt, ask: Ask, engine: Engine, advance: _Advance
+) -> tuple[Prompt, Any, DecodingSteps | None]:
+    """What the decoder reads, what the manifest says of it, and of one that the model made the steps in which it did.
+
+    Raises as `text.target`, UsageError for both ways.
+    """
+    how, steps = dict[str, Any](), None
+    if ask.target is None:
+        with within_memory(loaded, len(source)), watched_steps(loaded.model) as steps:
+            made = translation(loaded, source, engine, ask.generate, advance)
+        prompt = from_ids(loaded.tokenizer, [*made.start, *made.ids])
+        how = {"asked": ask.generate, "made": len(made.ids), "stopped_by": made.stopped_by} | _ignored(loaded)
+    elif ask.generate is not None:
+        raise UsageError("a target was given, and one is to be generated", "leave out {generate} or {target}")
+    else:
+        with reading_targets(loaded, place(loaded.tokenizer, loaded.brought, False)) as read:
+            prompt = read(ask)
+    return prompt, {"target": {"ids": list(prompt.ids), "generated": ask.target is None} | how}, steps
+
+
+def generated(
+    loaded: LoadedModel, prompt: Prompt, most: int, engine: Engine, advance: _Advance
+) -> tuple[Prompt, Any, DecodingSteps]:
+    """The prompt with what the model puts behind it, what the manifest says of that, and the steps that made it."""
+    with within_memory(loaded, len(prompt) + most):
+        extras = given_of(loaded, prompt)[1]
+        with watched_steps(loaded.model) as steps:
+            made = continuation(loaded, prompt.ids, most, engine, advance, **extras)
+    facts = {"asked": most, "ids": made.ids, "stopped_by": made.stopped_by} | _ignored(loaded)
+    return continued(loaded.tokenizer, prompt, made.ids), {"generated": facts}, steps
+
+
+def _ignored(loaded: LoadedModel) -> dict[str, list[str]]:
+    """The settings of the model's generation config that were not followed, where there are some."""
+    names = say_ignored(loaded)
+    return {"ignored": list(names)} if names else {}
+
+
+def notes_of(loaded: LoadedModel, prompt: Prompt, pair: str = "--pair TEXT") -> Iterator[str]:
+    """Of a text as the model is given it; pair: what gives the second text of a pair.
+
+    What is changed of the model to read it; that the text brings a begin token beside the tokenizer's own, as a prompt
+    does that a template rendered; what token types do not say.
+
+    >>> list(notes_of(bert, from_text(bert.tokenizer, "a bank [SEP] a river")))
+    ['[SEP] is within the text, which is read as one, with one token type; --pair TEXT is the second of a pair']
+    """
+    for line in loaded.read_otherwise(len(prompt)):
+        yield f"read with {line}: these are not the weights that the checkpoint's own code computes"
+    if _begins_twice(prompt, loaded.tokenizer, len(loaded.virtual)):
+        name = prompt.tokens[len(loaded.virtual)]
+        yield f"the text begins with {name}, and the tokenizer writes one too: two are read; leave it out of the text"
+    if known_types(loaded) in (0, 1):
+        return
+    name, hands_on = loaded.tokenizer.sep_token, TYPES in loaded.tokenizer.model_input_names
+    if hands_on and _has_separator(prompt, loaded.tokenizer):
+        yield f"{name} is within the text, which is read as one, with one token type; {pair} is the second of a pair"
+    if not hands_on and prompt.segments and _has_two_types(loaded):
+        kind = type(loaded.tokenizer).__name__
+        yield (
+            f"the pair is read with one token type: {kind} hands on none in this version of transformers; "
+            f"{TYPES} in model_input_names of tokenizer_config.json changes that"
+        )
+
+
+def notes_of_answer(loaded: LoadedModel, prompt: Prompt, steps: DecodingSteps | None) -> Iterator[str]:
+    """Of an answer or a target that the model made: where something else than the rows of the text chose its tokens.
+
+    >>> list(notes_of_answer(demo, prompt, steps))
+    ['2 of 8 generated tokens are not the likeliest of their rows: suppress_tokens of the generation config chose them']
+    """
+    if steps is None or not steps.states:
+        return
+    ids = prompt.ids[steps.first + 1 :]
+    if others := steps.others(ids):
+        names = ", ".join(choosing_settings(loaded.model))
+        by = f"{names} of the generation config" if names else "the model's own code"
+        yield f"{others} of {len(ids)} generated tokens are not the likeliest of their rows: {by} chose them"
+    if family_of(loaded.model).positions_ahead:
+        yield f"{loaded.name} predicts tokens from rows of their own, which are not those of the text"
+
+
+def notes_of_steps(loaded: LoadedModel, difference: float | None) -> Iterator[str]:
+    """Of an answer or a target that the model made from other rows than one pass gives, by more than rounding.
+
+    difference: of the hidden states of its rows, as a share of their size.
+
+    >>> list(notes_of_steps(moshi, 0.55))
+    ['moshi generated from other rows than these: step by step, hidden states differ by up to 0.6 of their size']
+    """
+    if difference is not None and difference > tolerance(loaded.model.dtype)[1]:
+        yield (
+            f"{loaded.name} generated from other rows than these: step by step, hidden states differ by up to "
+            f"{difference:.1g} of their size"
+        )
+
+
+def _has_two_types(loaded: LoadedModel) -> bool:
+    """Whether the tokenizer tells the texts of a pair apart where it is asked to."""
+    with Apart(partial(_types_of, loaded.tokenizer), place(loaded.tokenizer, loaded.brought, False)) as types_of:
+        return any(types_of("a", "a"))
+
+
+def _types_of(tokenizer: Any, text: str, pair: str) -> list[int]:
+    return list(tokenizer(text, pair, return_token_type_ids=True).get(TYPES) or ())
+
+
+def _begins_twice(prompt: Prompt, tokenizer: Any, at: int) -> bool:
+    """Whether the token at an index is a begin token that the tokenizer added, followed by one from the text."""
+    begins = {getattr(tokenizer, name, None) for name in ("bos_token_id", "cls_token_id")} - {None}
+    first, second = prompt.ids[at : at + 1], prompt.ids[at + 1 : at + 2]
+    if first != second or not begins.intersection(first):
+        return False
+    (start, stop), (again, end) = prompt.characters[at : at + 2]
+    return start == stop and again < end
+
+
+def _has_separator(prompt: Prompt, tokenizer: Any) -> bool:
+    """Whether a separator is between two parts of a text that has one token type."""
+    separator = getattr(tokenizer, "sep_token_id", None)
+    if separator is None or prompt.segments or len(set(prompt.types)) > 1:
+        return False
+    places = [at for at, token in enumerate(prompt.ids) if token == separator]
+    return any(not all(prompt.special[at:]) for at in places)

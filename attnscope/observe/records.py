@@ -1,0 +1,488 @@
+"""What was kept of a pass, as records: who prints, draws or sends them knows neither a model nor torch.
+
+What the heads of a text do: all of them as columns, and one as a record.
+
+What the keys of a text receive, and which heads rest on them, as a table.
+
+Relations as columns of numbers, and as a table: of every stack, filtered, in their order.
+
+Shapes: B text, H head (or kv head, where a view averages them), Q query, K key, T token, S span, G unit, k kept keys,
+D width of q and k, V width of v, N heads of all layers, Q query, k kept keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from attnscope.errors import UsageError
+from attnscope.inputs.prompt import Span
+from attnscope.metrics.binned import MAP_SIDE, Cells
+from attnscope.metrics.metrics import COLUMNS, MASS, order_of
+from attnscope.metrics.roles import NONE
+from attnscope.model.selection import CROSS, STACKS, has_decoder_heads
+from attnscope.observe.layers import ENTRIES, LayerKey, PerLayer, View, codes
+from attnscope.utils.display import head_name
+from attnscope.utils.tables import as_table, flags, numbers, texts_at, words
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class KeptKeys(NamedTuple):
+    """The kept keys of a text's queries: heads (H numbers), weight (H, Q, k), NaN where there is none, and key.
+
+    query: which queries, Q numbers.
+    """
+
+    heads: list[int]
+    weight: Tensor
+    key: Tensor
+    query: Sequence[int]
+
+
+class TokenWeights(NamedTuple):
+    """Of a layer's kept heads (H numbers) every token's weight, and what uniform attention gives it, (B, H, T) each.
+
+    NaN where the mask hides all that is asked about from it, or it from them, and where it has no query to ask with.
+    """
+
+    heads: list[int]
+    weight: Tensor
+    uniform: Tensor
+
+
+class SpanPairs(NamedTuple):
+    """Of a layer's kept heads (H numbers) the mass of every pair of spans, and that of uniform attention, (B, H, S, S).
+
+    Query spans before key spans; NaN where no query of the one sees a key of the other.
+    """
+
+    heads: list[int]
+    mass: Tensor
+    uniform: Tensor
+
+
+class Matrices(NamedTuple):
+    """Of a layer: which heads (H numbers), and their weights, (B, H, Q, K) fp32, of one text (H, Q, K)."""
+
+    heads: list[int]
+    weights: Tensor
+
+
+class KeptOperands(NamedTuple):
+    """Logits are scale * q.k, capped, + bias; a softmax over the keys that a query sees, and the sink, is the weights.
+
+    q_BHTD, k_BHTD, v_BHTV: fp32, the kv heads' as often as heads read them. bias_BHTT: what is added to the logits,
+    -inf for keys that are hidden though they come before the query; None where there is nothing to add.
+    sinks_H: sink logits, None without.
+    """
+
+    heads: list[int]
+    q_BHTD: Tensor
+    k_BHTD: Tensor
+    v_BHTV: Tensor
+    scale: float
+    cap: float | None
+    bias_BHTT: Tensor | None
+    sinks_H: Tensor | None
+
+
+@dataclass(frozen=True)
+class LayerMaps:
+    """What can be drawn: values[layer] is (H, rows, columns) float32, NaN where nothing is visible; heads[layer] (H,).
+
+    rows, columns: the queries and the keys, and how many of them each row and column holds. rule: "sum" over keys
+    and mean over queries, or "max". key0: the mean mass on key 0 where it was split off binned weights, (H,).
+    """
+
+    values: PerLayer[np.ndarray]
+    heads: PerLayer[Sequence[int]]
+    rows: Cells
+    columns: Cells
+    rule: str
+    key0: PerLayer[np.ndarray] = field(default_factory=PerLayer)
+
+    @property
+    def bin_size(self) -> int:
+        """How many keys a column holds."""
+        return self.columns.size
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One text, rolled out through `layers`.
+
+    share_GG: how much of each unit (row: mean over its tokens) is attributed to each (column: sum over its tokens).
+    Rows sum to 1, whatever sink logits take: every layer's rows were divided by their sum. group: what the units are.
+    """
+
+    units: tuple[Span, ...]
+    share_GG: np.ndarray
+    layers: tuple[int, ...]
+    group: str = "tokens"
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest unit."""
+        return max(unit.stop - unit.start for unit in self.units)
+
+    def facts(self, layers: Sequence[int]) -> dict[str, Any]:
+        """What a manifest says of it; layers: all of the model's."""
+        return {
+            "layers": list(self.layers),
+            "passed_over": [layer for layer in layers if layer not in self.layers],
+            "units": len(self.units),
+            "row_sum_error": self.row_sum_error,
+        }
+
+    @property
+    def row_sum_error(self) -> float:
+        """The largest |row sum - 1|."""
+        return float(np.abs(self.share_GG.sum(-1, dtype=np.float64) - 1).max())
+
+    def table(self, top_k: int | None = None, min_weight: float | None = None) -> pa.Table:
+        """What each unit is attributed to: the `top_k` largest shares of a row (None: all but 0), largest first.
+
+        Columns query, query_token, key, key_token, weight; shares under min_weight are left out.
+        """
+        order_Gk = np.argsort(-self.share_GG, axis=-1, kind="stable")[:, :top_k]
+        share_Gk = np.take_along_axis(self.share_GG, order_Gk, -1)
+        query, place = np.nonzero((share_Gk > 0) & (share_Gk >= (min_weight or 0)))
+        key = order_Gk[query, place]
+        names = [unit.name for unit in self.units]
+        return as_table(
+            {
+                "query": query.astype(np.int32),
+                "query_token": texts_at(names, query),
+                "key": key.astype(np.int32),
+                "key_token": texts_at(names, key),
+                "weight": share_Gk[query, place],
+            }
+        )
+
+    def binned(self, side: int = MAP_SIDE) -> tuple[np.ndarray, int]:
+        """The shares with neighbouring units put together, at most `side` a side, and how many one row stands for.
+
+        Sum over keys, mean over query tokens; NaN where nothing is attributed.
+        """
+        step = max(1, -(-len(self.units) // side))
+        starts = np.arange(0, len(self.units), step)
+        tokens_G1 = np.array([[unit.stop - unit.start] for unit in self.units])
+        columns = np.add.reduceat(self.share_GG, starts, axis=1)
+        rows = np.add.reduceat(columns * tokens_G1, starts, axis=0) / np.add.reduceat(tokens_G1, starts, axis=0)
+        return np.where(rows > 0, rows, np.nan).astype(np.float32), step
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric of all heads, (N,) each, NaN for null: its value, and what uniform attention would score.
+
+    low, high: the ends of an interval of the value, None where none was measured.
+    """
+
+    value: np.ndarray
+    null: np.ndarray
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class HeadColumns:
+    """All heads (with by_kv, the means over the heads of each kv head) of all layers, one entry each, in model order.
+
+    layer, stack, head, kv_head: which head; head is -1 for the mean over a kv head's group. role: what it is called,
+    one word or `-`: the first role that an atlas names where there is one, else text_role. text_role: the role that it
+    has on this text. atlas_roles: all that the atlas names, joined by blanks; None without an atlas. near_uniform:
+    True, False, or None where the text cannot tell. scores: {metric id: Score}. top_key, top_key_mass: the key that
+    receives most, and its mean mass. relation_*: its strongest relation; the weight is NaN where it has none. kept:
+    whether the view keeps it.
+    """
+
+    layer: np.ndarray
+    stack: np.ndarray
+    head: np.ndarray
+    kv_head: np.ndarray
+    role: np.ndarray
+    text_role: np.ndarray
+    atlas_roles: np.ndarray
+    near_uniform: np.ndarray
+    scores: Mapping[str, Score]
+    top_key: np.ndarray
+    top_key_mass: np.ndarray
+    relation_weight: np.ndarray
+    relation_query: np.ndarray
+    relation_key: np.ndarray
+    kept: np.ndarray
+
+    @classmethod
+    def joined(cls, parts: Sequence[HeadColumns]) -> HeadColumns:
+        """Those of several stacks as one; a metric without an interval in one of them has none.
+
+        One that was not measured in a stack is null there.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        of_heads = [one.name for one in fields(cls) if one.name != "scores"]
+        nulls = [Score(*[np.full(len(part.layer), np.nan, np.float32)] * 2) for part in parts]
+        names = dict.fromkeys(name for part in parts for name in part.scores)
+        found = {name: [part.scores.get(name, null) for part, null in zip(parts, nulls, strict=True)] for name in names}
+        scores = {
+            name: Score(np.concatenate([one.value for one in of]), np.concatenate([one.null for one in of]))
+            for name, of in found.items()
+        }
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in of_heads}
+        return cls(**joined, scores=scores)
+
+    def named(self, roles: Mapping[tuple[int, int], Sequence[str]]) -> HeadColumns:
+        """The same with the roles of an atlas, {(layer, head): names}.
+
+        An atlas is of the heads of decoders: those of other stacks have none of its roles, and the mean over a kv
+        head's group is nothing that it could name.
+        """
+        places = zip(self.layer.tolist(), self.head.tolist(), self.stack.tolist(), strict=True)
+        of_heads = [roles.get((layer, head), ()) if has_decoder_heads(stack) else () for layer, head, stack in places]
+        role, atlas_roles = np.empty_like(self.role), np.full(len(self.head), None)
+        role[:] = [next(iter(names), NONE) for names in of_heads]
+        single = self.head >= 0
+        atlas_roles[single] = np.array([" ".join(names) for names in of_heads], object)[single]
+        return replace(self, role=role, atlas_roles=atlas_roles)
+
+    def order(self, sort: str | None) -> np.ndarray:
+        """Places of the kept heads, in model order or by score; nulls last, ties in the model's order.
+
+        Raises UsageError for a metric that was not measured.
+        """
+        kept = np.flatnonzero(self.kept)
+        if sort is None:
+            return kept
+        return ranked(kept, sort, self.scores, {name: getattr(self, name) for name in COLUMNS})
+
+    def table(self, order: np.ndarray, tokens: Sequence[str], top_key: np.ndarray) -> pa.Table:
+        """The heads of some places as rows: which, roles, top key, then a column per metric, and the stack.
+
+        tokens: of all stacks; top_key: where among them the top key of each head is.
+        """
+        head, mass, unasked = self.head[order], self.scores.get(MASS.id), np.isnan(self.top_key_mass[order])
+        return as_table(
+            {
+                "layer": self.layer[order],
+                "head": numbers(head, head < 0),
+                "kv_head": self.kv_head[order],
+                "role": words(self.role[order].tolist()),
+                "text_role": words(self.text_role[order].tolist()),
+                "atlas_roles": words(self.atlas_roles[order].tolist()),
+                "near_uniform": flags(self.near_uniform[order].tolist()),
+                "top_key": numbers(self.top_key[order], unasked),
+                "top_key_token": texts_at(tokens, top_key[order], unasked),
+                "top_key_mass": self.top_key_mass[order],
+                **{name: score.value[order].astype(np.float32) for name, score in self.scores.items()},
+                **({"uniform": mass.null[order].astype(np.float32)} if mass else {}),
+                "stack": texts_at(STACKS, codes(self.stack[order])),
+            }
+        )
+
+
+def ranked(
+    kept: np.ndarray, sort: str, scores: Mapping[str, Score], others: Mapping[str, np.ndarray], of: str = "observation"
+) -> np.ndarray:
+    """Some places in the order of a score, or of another column; nulls last, ties in their own order.
+
+    Raises UsageError for what was not measured; of: what did not measure it.
+    """
+    name, ascending = order_of(sort)
+    if name in others:
+        score = others[name][kept]
+    elif name in scores:
+        found = scores[name]
+        score = (found.value - found.null if name == MASS.id else found.value)[kept]
+    else:
+        raise UsageError(f"this {of} did not measure {name}", f"it has {', '.join(scores)}")
+    return kept[np.lexsort((np.nan_to_num(score) * (1 if ascending else -1), np.isnan(score)))]
+
+
+def with_others(listed: pa.Table, others: Sequence[tuple[str, int, str]], sort: str | None) -> pa.Table:
+    """A table of heads with a last column `type`, and a row of nulls for each (stack, layer, type) that is no softmax
+    attention."""
+    if not others:
+        return listed.append_column("type", texts_at([""], np.zeros(len(listed), np.int32), np.ones(len(listed), bool)))
+    stacks, layers, types = zip(*others, strict=True)
+    place = np.arange(len(listed) + len(types), dtype=np.int32)
+    layer = np.concatenate([listed["layer"].to_numpy(), np.array(layers, np.int32)])
+    stack = [*listed["stack"].to_pylist(), *stacks]
+    whole = listed.take(numbers(place, place >= len(listed)))
+    whole = whole.set_column(whole.column_names.index("layer"), "layer", numbers(layer))
+    whole = whole.set_column(whole.num_columns - 1, "stack", words(stack).dictionary_encode())
+    whole = whole.append_column("type", words([*[None] * len(listed), *types]).dictionary_encode())
+    if sort is not None and order_of(sort)[0] != "layer":
+        return whole
+    return whole.take(numbers(np.lexsort((layer, codes(stack)) if sort is None else (layer,))))
+
+
+@dataclass(frozen=True)
+class Relation:
+    """One query looking at one key: token positions and the weight."""
+
+    query: int
+    key: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Head:
+    """What one head (with by_kv, the mean of the heads of one kv head) does with a text; scores are NaN for null.
+
+    role: what it is called, one word or `-`: the first of atlas_roles where there is an atlas, else text_role.
+    text_role: its role on this text. atlas_roles: all that the atlas names it, none without one. uniform: the `mass`
+    that uniform attention would have, None where no keys were chosen. stack: its layer's. in_other_stack: whether a
+    number alone means a layer of another stack.
+    """
+
+    layer: int
+    head: int | None
+    kv_head: int
+    role: str
+    score: Mapping[str, float]
+    strongest: Relation | None
+    stack: str = "decoder"
+    near_uniform: bool | None = None
+    top_key: int = 0
+    top_key_mass: float = float("nan")
+    uniform: float | None = None
+    text_role: str = NONE
+    atlas_roles: tuple[str, ...] = ()
+    in_other_stack: bool = False
+
+    @property
+    def mass(self) -> float | None:
+        """What the chosen queries give the chosen keys; NaN where none sees one, None where no keys were chosen."""
+        return self.score.get("mass")
+
+    @property
+    def name(self) -> str:
+        """`L27H3`, `L27KV1` for the mean over a kv head's group, `cross L3H2` in a stack beside the decoder's."""
+        by_kv, number = (True, self.kv_head) if self.head is None else (False, self.head)
+        return f"{self.stack} " * self.in_other_stack + head_name(self.layer, number, by_kv)
+
+
+def table(stacks: Mapping[str, tuple[Sequence[str], np.ndarray]], on: Mapping[tuple[str, int], list[str]]) -> pa.Table:
+    """A row per key: the mean mass that it receives, and the heads that rest on it; the largest mass first.
+
+    stacks: the tokens of each stack's keys, and what they receive. on: {(stack, position): heads, as `L1H1 0.86`}.
+    """
+    places = [(stack, position) for stack, (tokens, _) in stacks.items() for position in range(len(tokens))]
+    tokens = [token for tokens, _ in stacks.values() for token in tokens]
+    received = np.concatenate([received for _, received in stacks.values()])
+    order = np.argsort(-received, kind="stable").tolist()
+    places = [places[row] for row in order]
+    resting = [on.get(place, []) for place in places]
+    return as_table(
+        {
+            "position": np.array([position for _, position in places], np.int32),
+            "token": words([tokens[row] for row in order]),
+            "received": received[order],
+            "heads": np.array([len(heads) for heads in resting], np.int32),
+            "resting": words([", ".join(heads) for heads in resting]),
+            "stack": texts_at(STACKS, codes([stack for stack, _ in places])),
+        }
+    )
+
+
+RELATION_COLUMNS = ("layer", "head", "kv_head", "query", "key", "weight", "stack")
+
+
+def numbers_of(
+    kept: PerLayer[KeptKeys],
+    units: tuple[int, int],
+    kv_of: PerLayer[tuple[int, int]],
+    view: View,
+    stack: str,
+    min_weight: float | None,
+) -> Iterator[dict[str, np.ndarray]]:
+    """The relations of a stack as columns of numbers, layers of one shape together; see `joined`.
+
+    units: how many queries and keys there are. kv_of: {layer: (heads, kv heads)}. Those under min_weight are left out,
+    by their size where the view ranks by size.
+    """
+    by_kv = view.by_kv
+    for _, alike in groupby(kept.items(), lambda one: one[1].weight.shape[1:]):
+        layers = list(alike)
+        weight_HQk = np.concatenate([np.asarray(one.weight[:, : units[0]]) for _, one in layers])
+        key_HQk = np.concatenate([np.asarray(one.key[:, : units[0]]) for _, one in layers], dtype=np.int32)
+        keep = ~np.isnan(weight_HQk) & (key_HQk < units[1])
+        if min_weight is not None:
+            keep &= (np.abs(weight_HQk) if view.by_size else weight_HQk) >= min_weight
+        which = [_which(key, head, kv_of[key], by_kv) for key, one in layers for head in one.heads]
+        kept_HQ = keep @ np.ones(keep.shape[-1], np.int32)
+        of_heads = np.array(which, np.int32).reshape(-1, 3).T
+        layer, head, kv_head = (np.repeat(number, kept_HQ.sum(-1)) for number in of_heads)
+        query_Q = np.array(layers[0][1].query[: units[0]], np.int32)
+        yield {
+            "layer": layer,
+            "head": np.full_like(head, -1) if by_kv else head,
+            "kv_head": kv_head,
+            "query": np.repeat(np.broadcast_to(query_Q, kept_HQ.shape), kept_HQ.ravel()),
+            "key": key_HQk[keep],
+            "weight": weight_HQk[keep],
+            "stack": np.full(len(layer), STACKS.index(stack), np.int8),
+        }
+
+
+def _which(key: LayerKey, head: int, heads: tuple[int, int], by_kv: bool) -> tuple[int, int, int]:
+    """Layer, head and kv head."""
+    return key.layer, head, head if by_kv else head * heads[1] // heads[0]
+
+
+def joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Columns of numbers as one: head is -1 where kv heads were averaged, stack a place in STACKS."""
+    if len(parts) == 1:
+        return parts[0]
+    dtypes = dict.fromkeys(RELATION_COLUMNS, np.int32) | {"weight": np.float32, "stack": np.int8}
+    return {
+        name: np.concatenate([part[name] for part in parts], dtype=dtype, casting="same_kind")
+        if parts
+        else np.empty(0, dtype)
+        for name, dtype in dtypes.items()
+    }
+
+
+def listed(
+    found: dict[str, np.ndarray], over: str | None, others: bool, of_queries: bool, by_size: bool = False
+) -> dict[str, np.ndarray]:
+    """Those that are listed, in their order: strongest first over "heads", of either sign where it is by size.
+
+    others: without key 0 and each query's own key. of_queries: queries were named, and query 0 keeps the one that it
+    sees.
+    """
+    order = np.arange(len(found["weight"]))
+    if others:
+        own = (found["key"] == found["query"]) & (found["stack"] != STACKS.index(CROSS))
+        order = order[(found["key"] != 0) & ~own | (found["query"] == 0) & of_queries]
+    if over == "heads":
+        weight = found["weight"][order]
+        order = order[np.argsort(-np.abs(weight) if by_size else -weight, kind="stable")]
+    return {name: column[order] for name, column in found.items()}
+
+
+def relations_table(
+    found: dict[str, np.ndarray], query: pa.DictionaryArray, key: pa.DictionaryArray, view: View
+) -> pa.Table:
+    """A row per relation; query, key: the tokens. The weight's column is named for what the view reads."""
+    return as_table(
+        {
+            "layer": found["layer"],
+            "head": numbers(found["head"], found["head"] < 0),
+            "kv_head": found["kv_head"],
+            "query": found["query"],
+            "query_token": query,
+            "key": found["key"],
+            "key_token": key,
+            ENTRIES[view.weights]: found["weight"],
+            "stack": texts_at(STACKS, found["stack"]),
+        }
+    )
