@@ -22,10 +22,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.listen import listen
-from attnscope.intervene.branches import unheard
-from attnscope.intervene.passes import CPU_TOKENS, prepared
-from attnscope.intervene.sets import HeadSet
-from attnscope.intervene.task import Task
+from attnscope.interventions.passes import CPU_TOKENS, prepared
+from attnscope.interventions.passes import ignore_call as unheard
+from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load, wrap
 from attnscope.model.options import LoadOptions

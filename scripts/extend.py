@@ -85,9 +85,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from attnscope.intervene.sets import HeadSet
-from attnscope.intervene.intervention import Intervention
-from attnscope.intervene.replacement import replacing
+from attnscope.interventions.spec import HeadSet
+from attnscope.interventions.base import Intervention
+from attnscope.interventions.replacement import replacing
 from attnscope.hooks.calls import CallPlace
 from attnscope.hooks.engines import Engine
 

@@ -11,9 +11,8 @@ from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.errors import UsageError
 from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.listen import listen
-from attnscope.intervene.budget_names import written_budget, written_budgets
-from attnscope.intervene.budgets import CacheBudget, HeadBudget
-from attnscope.intervene.policies import BudgetedHeads, policy_of
+from attnscope.interventions.cache import BudgetedHeads, CacheBudget, HeadBudget, policy_of
+from attnscope.interventions.spec import written_budget, written_budgets
 from attnscope.model.selection import DECODER
 from helpers.budgeted import budgeted
 from helpers.families import tiny_model

@@ -23,8 +23,8 @@ from attnscope.explain import explain_head
 from attnscope.hooks import listen as seam
 from attnscope.hooks.engines import ENGINES
 from attnscope.inputs.prompt import from_ids, from_text
-from attnscope.intervene.passes import prepared
-from attnscope.intervene.sets import HeadSet
+from attnscope.interventions.passes import prepared
+from attnscope.interventions.spec import HeadSet
 from attnscope.metrics.texts import Texts
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap

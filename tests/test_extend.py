@@ -40,10 +40,10 @@ seen = attnscope.capture(attnscope.load("demo"), {TEXT!r}, engine="fused")
 print(json.dumps([kept_HQ.tolist() for kept_HQ in seen.kept["largest"].values()]))
 """
 INTERVENTION = """
-from attnscope.intervene.halving import Halving
+from attnscope.interventions.halving import Halving
 import attnscope, json
-from attnscope.intervene.passes import measured
-from attnscope.intervene.sets import HeadSet
+from attnscope.interventions.passes import measured
+from attnscope.interventions.spec import HeadSet
 from attnscope.study.ablation.tasks import copy
 demo = attnscope.load("demo")
 sets = [HeadSet("two", ((3, 0), (3, 1)))]

@@ -16,8 +16,8 @@ from attnscope.batch.job import Job
 from attnscope.batch.run import run_folder
 from attnscope.explain import explain_head
 from attnscope.hooks import modules
-from attnscope.intervene.passes import prepared
-from attnscope.intervene.sets import HeadSet
+from attnscope.interventions.passes import prepared
+from attnscope.interventions.spec import HeadSet
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import wrap
 from attnscope.model.modules import weights_of

@@ -13,9 +13,9 @@ from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.errors import ModelError, UsageError
 from attnscope.hooks.engines import ENGINES, UNCHECKED
 from attnscope.hooks.listen import listen
-from attnscope.intervene.knockout import Knockout
-from attnscope.intervene.replacement import replacing, zeros
-from attnscope.intervene.sets import Cut
+from attnscope.interventions.knockout import Knockout
+from attnscope.interventions.replacement import replacing, zeros
+from attnscope.interventions.spec import Cut
 from attnscope.model.families import family_of
 from attnscope.model.selection import CROSS, DECODER
 from helpers.families import BYPASS, MODEL_TYPES, WITHOUT_ATTENTION, few, of_all_families, tiny_model

@@ -11,7 +11,7 @@ from attnscope.calls.ablate_other import Answered, question_of
 from attnscope.calls.records import StudyResult, run_study
 from attnscope.errors import InputError, UsageError, hints_of
 from attnscope.figures import Style
-from attnscope.intervene.passes import check_model
+from attnscope.interventions.passes import check_model
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import everything, pairs, select
@@ -29,8 +29,7 @@ from attnscope.study.atlas.scan import ScanStudy, plan
 from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
-    from attnscope.intervene.sets import HeadSet
-    from attnscope.intervene.task import Task
+    from attnscope.interventions.spec import HeadSet, Task
     from attnscope.model.loaded import LoadedModel
     from attnscope.model.selection import HeadIndex
     from attnscope.study.atlas.atlas import Atlas

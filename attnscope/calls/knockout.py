@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from attnscope.errors import hints_of
+from attnscope.interventions.spec import DRAWS, CutPlan, asked_of
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import select as selected
@@ -14,15 +15,14 @@ from attnscope.observe.atlas import atlas_of
 from attnscope.study.budgets.asked import BELOW, check_below, check_budgets, check_no_budget
 from attnscope.study.budgets.cases import AskedCache
 from attnscope.study.budgets.effects import BudgetPlan, BudgetStudy
-from attnscope.study.knockout.asked import DRAWS, CutPlan, asked_of
 from attnscope.study.knockout.effects import KnockoutStudy
 
 if TYPE_CHECKING:
     from attnscope.attention.rows import CutHow
+    from attnscope.interventions.spec import Selection, Texts
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.atlas import HeadNames
     from attnscope.study.budgets.effects import BudgetCosts
-    from attnscope.study.knockout.asked import Selection, Texts
     from attnscope.study.knockout.records import Knocked
 
 

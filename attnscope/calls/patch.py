@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING
 
 from attnscope.calls.knockout import chosen_heads
 from attnscope.errors import UsageError, hints_of
-from attnscope.intervene.what import WHAT
+from attnscope.interventions.spec import METHODS, OVER, WHAT
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.study.patching.effects import PatchPlan, PatchStudy
-from attnscope.study.patching.over import METHODS, OVER
 from attnscope.study.patching.pairs import AskedPair
 
 if TYPE_CHECKING:
-    from attnscope.intervene.what import What
+    from attnscope.interventions.spec import Method, Over, Texts
+    from attnscope.interventions.spec import PatchTarget as What
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.atlas import HeadNames
-    from attnscope.study.knockout.asked import Texts
     from attnscope.study.patching.effects import PatchedPairs
-    from attnscope.study.patching.over import Method, Over
 
 
 @hints_of(LoadOptions)

@@ -17,7 +17,7 @@ from attnscope.utils import display as cells
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
-    from attnscope.intervene.task import Task
+    from attnscope.interventions.spec import Task
     from attnscope.model.loaded import LoadedModel
 
 EXAMPLES = (

@@ -14,7 +14,7 @@ from attnscope.cli.top import Top
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from attnscope.intervene.task import Task
+    from attnscope.interventions.spec import Task
 
 
 @option_group

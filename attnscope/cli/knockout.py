@@ -57,7 +57,7 @@ def knockout(
     output.wanted_format(table.format)  # what it refuses is refused before the work
     text = read_one(answered, table)
 
-    from attnscope.study.knockout.asked import AskedText, asked_of
+    from attnscope.interventions.spec import AskedText, asked_of
 
     shared = edges.asks() | {"answer": answered.answer, "foil": answered.foil}
     shared |= {"query": shared["query"] or "last", "chat": answered.chat, "truncate": answered.truncate}

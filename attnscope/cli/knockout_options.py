@@ -14,7 +14,7 @@ from attnscope.cli.place import check_file
 from attnscope.cli.study_options import MOST_SEQUENCES, MOST_SETS, ManyTexts, Rehearsal, Sampled, StudyTable
 from attnscope.cli.top import Top
 from attnscope.errors import UsageError
-from attnscope.study.knockout.asked import DRAWS
+from attnscope.interventions.spec import DRAWS
 from attnscope.utils.folders import PICTURES, TABLES
 
 if TYPE_CHECKING:

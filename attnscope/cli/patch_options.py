@@ -11,14 +11,14 @@ from attnscope.cli.groups import FIRST, UNRECORDED, option_group
 from attnscope.cli.knockout_options import Answered, Compared
 from attnscope.cli.options import Named, Selected
 from attnscope.cli.study_options import MOST_SEQUENCES, MOST_SETS, StudyTable
-from attnscope.intervene.what import What
-from attnscope.study.patching.over import Method, Over
+from attnscope.interventions.spec import Method, Over
+from attnscope.interventions.spec import PatchTarget as What
 from attnscope.utils.folders import PICTURES, TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from attnscope.study.knockout.asked import Selection
+    from attnscope.interventions.spec import Selection
     from attnscope.study.patching.effects import PatchPlan
 
 

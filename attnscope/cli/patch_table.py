@@ -9,7 +9,7 @@ import numpy as np
 
 from attnscope.cli.intervals import effects, interval_notes
 from attnscope.cli.rounding import rounding_notes
-from attnscope.intervene.what import SHARED
+from attnscope.interventions.spec import SHARED
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Sheet
 

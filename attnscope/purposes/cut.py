@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from attnscope.interventions.spec import DRAWS, AskedText, CutPlan
 from attnscope.observe.progress import NO_PROGRESS as SILENT
 from attnscope.observe.progress import Progress as Teller
 from attnscope.purposes.purpose import Check, Purpose, unchecked
-from attnscope.study.knockout.asked import DRAWS, AskedText, CutPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,7 +24,7 @@ RECORDS = {  # by name, where the type is; each is imported without torch
     "attnscope.observe.request": ("Ask", "Asked", "Request"),
     "attnscope.calls.why_record": ("Why",),
     "attnscope.explain.records": ("Check", "Explanation", "Numbers", "Step"),
-    "attnscope.intervene.sets": ("Cut",),
+    "attnscope.interventions.spec": ("Cut",),
     "attnscope.observe.atlas": ("HeadNames",),
     "attnscope.observe.records": (
         "HeadColumns",

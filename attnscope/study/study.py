@@ -25,12 +25,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 
 from attnscope.folder.parts import Column, Parts, claim, with_weights
-from attnscope.intervene.intervention import Intervention
-from attnscope.intervene.measure import LOSS, Measure
-from attnscope.intervene.passes import Advance, Passes, of, prepared
-from attnscope.intervene.replacement import Replacement
-from attnscope.intervene.sets import HeadSet
-from attnscope.intervene.task import Task
+from attnscope.interventions.base import LOSS, Intervention, Measure
+from attnscope.interventions.passes import Advance, Passes, of, prepared
+from attnscope.interventions.replacement import Replacement
+from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.libraries import versions
 from attnscope.model.selection import DECODER, everything
 from attnscope.study.records import StudyRecord

@@ -17,9 +17,8 @@ from transformer_lens.head_detector import HEAD_NAMES, detect_head
 from transformer_lens.tools.analysis import direct_logit_attribution
 
 import attnscope
-from attnscope.intervene.passes import measured
-from attnscope.intervene.sets import HeadSet
-from attnscope.intervene.task import Task
+from attnscope.interventions.passes import measured
+from attnscope.interventions.spec import HeadSet, Task
 from attnscope.observe.logit_path import Way, way_to_logits
 from attnscope.study.ablation.direct import direct_effects
 from external.common import Check, Report, arguments

@@ -166,7 +166,7 @@ def stopped(name: str) -> Path:
 
 def one_by_one() -> None:
     """Have studies read every sequence in a batch of its own."""
-    from attnscope.intervene import passes
+    from attnscope.interventions import passes
     from attnscope.study.atlas import findings
 
     passes.CPU_TOKENS = findings.BATCH_TOKENS = 1

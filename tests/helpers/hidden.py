@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attnscope.intervene.intervention import Intervention
+from attnscope.interventions.base import Intervention
 
 
 @dataclass(frozen=True)

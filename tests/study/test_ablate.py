@@ -15,8 +15,8 @@ import attnscope
 from attnscope.cli import output
 from attnscope.cli.ablate_tables import sets_sheet
 from attnscope.errors import UsageError
-from attnscope.intervene.passes import Passes, measured
-from attnscope.intervene.sets import HeadSet
+from attnscope.interventions.passes import Passes, measured
+from attnscope.interventions.spec import HeadSet
 from attnscope.model.loading import DEMO_FOLDER
 from attnscope.show.ablation import costs_of
 from attnscope.study.ablation.direct import direct_means
@@ -104,7 +104,7 @@ def test_the_folder_holds_the_table_and_what_it_is_of(studied):
 
 
 def test_a_run_that_was_stopped_goes_on_and_ends_the_same(demo, tmp_path, monkeypatch):
-    monkeypatch.setattr("attnscope.intervene.passes.CPU_TOKENS", 4 * 101)
+    monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", 4 * 101)
     monkeypatch.setattr("attnscope.calls.ablate.save_ablation", lambda *given: None)  # test_ablate_other draws
     asked = {"sequences": 2, "random": 3, "out": tmp_path}
     whole = attnscope.ablate(demo, named(SETS), **asked)

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope.intervene.passes import measured, prepared
-from attnscope.intervene.sets import HeadSet
+from attnscope.interventions.passes import measured, prepared
+from attnscope.interventions.spec import HeadSet
 from attnscope.show.ablation import costs_of, shown_of
 from attnscope.study.ablation.direct import Direct, direct_means
 from attnscope.study.ablation.effects import AblationStudy, HeadSets

@@ -13,10 +13,9 @@ from attnscope.cli.ablate_tables import notes
 from attnscope.errors import InputError, ModelError
 from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen
-from attnscope.intervene.passes import measured, prepared
-from attnscope.intervene.replacement import replacing
-from attnscope.intervene.sets import HeadSet
-from attnscope.intervene.task import Task
+from attnscope.interventions.passes import measured, prepared
+from attnscope.interventions.replacement import replacing
+from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.loading import wrap
 from attnscope.study.ablation.tasks import copy
 from helpers.families import tiny_model
@@ -180,7 +179,7 @@ def test_a_long_list_of_sets_takes_several_passes_and_gives_the_same(demo, monke
     task = random_task(9, 9)
     sets = [HeadSet("", (head,)) for head in OTHERS]
     whole = measured(demo, task, sets)
-    monkeypatch.setattr("attnscope.intervene.passes.CPU_TOKENS", 7 * task.lengths[0])
+    monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", 7 * task.lengths[0])
     passes = prepared(demo, task, sets)
     assert max(len(part) for _, part in passes.chunks(sets)) == 6
     assert passes.measured(sets) == pytest.approx(whole, abs=1e-5)

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 import attnscope
 from attnscope.cli.budgets_table import budget_notes
 from attnscope.errors import InputError, ModelError, UsageError
-from attnscope.intervene.budgets import CacheBudget
+from attnscope.interventions.cache import CacheBudget
 from attnscope.model.loading import wrap
 from attnscope.model.selection import select, written_heads
 from attnscope.show.budgets import save_budgets

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from attnscope.hooks.engines import UNCHECKED
-from attnscope.intervene.passes import measured, prepared
-from attnscope.intervene.sets import HeadSet
+from attnscope.interventions.passes import measured, prepared
+from attnscope.interventions.spec import HeadSet
 from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.tasks import copy
 from helpers.hidden import Hidden

@@ -15,11 +15,10 @@ from attnscope.attention.rows import RowsAgain
 from attnscope.cli.knockout_table import AT_ONCE, cautions, cuts_sheet
 from attnscope.cli.rounding import ROUNDING
 from attnscope.errors import InputError, ModelError, UsageError
-from attnscope.intervene.sets import Cut, HeadSet
+from attnscope.interventions.spec import AskedText, Cut, CutPlan, HeadSet
 from attnscope.metrics.roles import SINK_MASS as RESTS
 from attnscope.model.loading import wrap
 from attnscope.show.knockout import save_knockout
-from attnscope.study.knockout.asked import AskedText, CutPlan
 from attnscope.study.knockout.cases import cases_of
 from attnscope.study.knockout.cuts import cuts_over
 from attnscope.study.knockout.effects import KnockoutStudy
@@ -336,7 +335,7 @@ def test_what_has_no_mass_is_not_run_and_what_is_not_seen_is_null(monkeypatch):
             yield block
 
     monkeypatch.setattr(RowsAgain, "blocks", without_mass)
-    monkeypatch.setattr("attnscope.intervene.again.tolerance", lambda dtype: (np.inf, np.inf))
+    monkeypatch.setattr("attnscope.interventions.patching.tolerance", lambda dtype: (np.inf, np.inf))
     found = attnscope.knockout(model, list(range(10, 22)), key=2, answer=[30], over="heads", select="1", random=0)
     assert {row["effect"] for row in found.table().to_pylist()} == {0.0}
 

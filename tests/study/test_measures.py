@@ -8,10 +8,10 @@ import torch
 
 from attnscope.errors import InputError, UsageError
 from attnscope.folder.parts import Parts, claim
-from attnscope.intervene.gradient import first_order
-from attnscope.intervene.measure import LogitDifference
-from attnscope.intervene.passes import measured, prepared
-from attnscope.intervene.sets import HeadSet
+from attnscope.interventions.base import LogitDifference
+from attnscope.interventions.passes import measured, prepared
+from attnscope.interventions.patching import first_order
+from attnscope.interventions.spec import HeadSet
 from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.prune import curve, pruned
 from attnscope.study.ablation.tasks import copy

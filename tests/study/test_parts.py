@@ -10,8 +10,8 @@ import pytest
 
 from attnscope.errors import UsageError
 from attnscope.folder.parts import Column, Parts, claim
-from attnscope.intervene.measure import LOSS
-from attnscope.intervene.sets import HeadSet
+from attnscope.interventions.base import LOSS
+from attnscope.interventions.spec import HeadSet
 from attnscope.study.ablation.prune import pruned
 from attnscope.study.atlas import scan as scan_room
 from attnscope.study.atlas.findings import read_trial

@@ -8,11 +8,10 @@ import attnscope
 from attnscope.errors import InputError
 from attnscope.hooks.engines import UNCHECKED
 from attnscope.hooks.listen import listen
-from attnscope.intervene.measure import AnswerLoss
-from attnscope.intervene.passes import prepared
-from attnscope.intervene.patching import Patch, Patching
-from attnscope.intervene.task import Task
-from attnscope.intervene.what import SHARED, WHAT
+from attnscope.interventions.base import AnswerLoss
+from attnscope.interventions.passes import prepared
+from attnscope.interventions.patching import Patch, Patching
+from attnscope.interventions.spec import SHARED, WHAT, Task
 from attnscope.model.families import family_of
 from attnscope.model.selection import DECODER
 from helpers.families import BYPASS, MODEL_TYPES, WITHOUT_ATTENTION, few, tiny_model
@@ -207,7 +206,7 @@ def test_pairs_are_never_parted(tiny):
 def test_a_family_that_cannot_pad_takes_texts_of_one_length(monkeypatch):
     loaded = wrapped(tiny_model("bamba"))
     ids = ids_of(1, 12)[0].tolist()
-    monkeypatch.setattr("attnscope.intervene.passes.pads", lambda model: False)
+    monkeypatch.setattr("attnscope.interventions.passes.pads", lambda model: False)
     asked = {"at": "last", "answer": [33], "random": 0}
     with pytest.raises(InputError, match="bamba reads a text in another way where a longer one is in the same pass"):
         attnscope.patch(loaded, ids, ids[3:], **asked)

@@ -9,10 +9,9 @@ import torch
 from attnscope.folder.parts import Parts
 from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen
-from attnscope.intervene.gradient import first_order
-from attnscope.intervene.passes import measured, prepared
-from attnscope.intervene.sets import HeadSet
-from attnscope.intervene.task import Task
+from attnscope.interventions.passes import measured, prepared
+from attnscope.interventions.patching import first_order
+from attnscope.interventions.spec import HeadSet, Task
 from attnscope.observe.logit_path import way_to_logits
 from attnscope.study.ablation.direct import direct
 from attnscope.study.ablation.pairs import pair_sets, synergies

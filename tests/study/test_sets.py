@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnscope.errors import InputError, UsageError
-from attnscope.intervene.sets import HeadSet
+from attnscope.interventions.spec import HeadSet
 from attnscope.study.ablation.effects import HeadSets
 from attnscope.study.ablation.sets import controls_of, of_roles, parts, read_sets, selected, whole_groups
 from attnscope.study.ablation.tasks import copy, targets, texts

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from attnscope.folder.parts import Column, Parts
-from attnscope.intervene.passes import Passes
+from attnscope.interventions.passes import Passes
 from attnscope.study.ablation.effects import AblationStudy, HeadSets
 from attnscope.study.ablation.sets import head_set
 from attnscope.study.ablation.tasks import copy
@@ -42,7 +42,7 @@ def files_of(folder: Path) -> dict[str, str]:
 def ablating(demo, monkeypatch) -> Study:
     """An ablation of two chunks of sets, in a pass for each of three sequences."""
     monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
-    monkeypatch.setattr("attnscope.intervene.passes.CPU_TOKENS", 4 * 21)
+    monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", 4 * 21)
     task, asked = copy(demo, sequences=3), HeadSets.of(SETS, demo.geometry, random=1)
     return lambda folder: AblationStudy(demo, task, asked).run(folder)
 
@@ -165,7 +165,7 @@ def test_a_command_resumes_behind_the_pass_that_broke_off(tmp_path, monkeypatch,
     """In this process, with short studies. An exception replaces the signal and the kill."""
     monkeypatch.setattr(findings, "BATCH_TOKENS", 65)
     monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
-    monkeypatch.setattr("attnscope.intervene.passes.CPU_TOKENS", 2 * 21)
+    monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", 2 * 21)
     monkeypatch.setattr("attnscope.calls.ablate.save_ablation", lambda *given, **how: None)
     command, passes = (*line, "--out", str(tmp_path / "out")), Stopping(monkeypatch, study, way)
     whole = call(*line, "--out", str(tmp_path / "whole")).ok()

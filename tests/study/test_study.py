@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from attnscope.errors import UsageError
-from attnscope.intervene.measure import LOSS
-from attnscope.intervene.passes import measured
-from attnscope.intervene.replacement import Replacing
-from attnscope.intervene.sets import HeadSet
+from attnscope.interventions.base import LOSS
+from attnscope.interventions.passes import measured
+from attnscope.interventions.replacement import Replacing
+from attnscope.interventions.spec import HeadSet
 from attnscope.study.ablation.tasks import texts
 from attnscope.study.records import StudyRecord
 from attnscope.study.study import SetStudy, effects_by_set
@@ -94,7 +94,7 @@ def test_a_folder_of_a_study_has_its_table_and_facts_and_resumes(demo, tmp_path,
     assert (next(iter(facts)), facts["schema"], list(facts)[-1]) == ("schema", "silence/1", "versions")
     assert (facts["select"], facts["task"]["sequences"], facts["spread"]) == ("all heads", 2, None)
     assert pq.read_table(tmp_path / "silence.parquet")["set"].to_pylist() == ["L0", "L1", "L2", "L3"]
-    monkeypatch.setattr("attnscope.intervene.passes.Passes.run", lambda *given: pytest.fail("it was read already"))
+    monkeypatch.setattr("attnscope.interventions.passes.Passes.run", lambda *given: pytest.fail("it was read already"))
     np.testing.assert_array_equal(SilenceStudy(demo).run(tmp_path).effect_SN, record.effect_SN)
 
 

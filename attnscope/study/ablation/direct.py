@@ -27,7 +27,7 @@ from attnscope.observe.logit_path import Way, way_to_logits
 
 if TYPE_CHECKING:
     from attnscope.hooks.calls import AttentionCall
-    from attnscope.intervene.passes import Advance, Passes
+    from attnscope.interventions.passes import Advance, Passes
     from attnscope.model.loaded import LoadedModel
     from attnscope.model.selection import HeadIndex
 

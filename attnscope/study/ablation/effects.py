@@ -22,12 +22,10 @@ import pyarrow as pa
 
 from attnscope.errors import InputError
 from attnscope.folder.parts import Parts
-from attnscope.intervene.intervention import Intervention
-from attnscope.intervene.measure import LOSS, Measure
-from attnscope.intervene.passes import Advance, Passes, prepared
-from attnscope.intervene.replacement import Replacement
-from attnscope.intervene.sets import HeadSet
-from attnscope.intervene.task import Task
+from attnscope.interventions.base import LOSS, Intervention, Measure
+from attnscope.interventions.passes import Advance, Passes, prepared
+from attnscope.interventions.replacement import Replacement
+from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.geometry import Geometry
 from attnscope.observe.atlas import columns_of
 from attnscope.study.ablation.sets import CONTROLS, DrawnFrom, controls_of, parts, whole_groups

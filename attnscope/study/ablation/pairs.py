@@ -15,7 +15,7 @@ import numpy as np
 
 from attnscope.errors import InputError
 from attnscope.folder.parts import Parts
-from attnscope.intervene.sets import HeadSet
+from attnscope.interventions.spec import HeadSet
 from attnscope.study.ablation.questions import HeadRecord, HeadStudy
 from attnscope.study.statistics import effect_columns, largest_first
 from attnscope.study.study import effects_of
@@ -25,7 +25,7 @@ from attnscope.utils.tables import as_table, integers
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from attnscope.intervene.passes import Advance, Passes
+    from attnscope.interventions.passes import Advance, Passes
     from attnscope.model.selection import HeadIndex
 
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.folder.parts import Column, Parts
-from attnscope.intervene.measure import LOSS, Measure
-from attnscope.intervene.sets import HeadSet
+from attnscope.interventions.base import LOSS, Measure
+from attnscope.interventions.spec import HeadSet
 from attnscope.study.ablation.questions import HeadRecord, HeadStudy
 from attnscope.utils.display import head_name
 from attnscope.utils.tables import as_table
@@ -26,7 +26,7 @@ from attnscope.utils.tables import as_table
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from attnscope.intervene.passes import Advance, Passes
+    from attnscope.interventions.passes import Advance, Passes
     from attnscope.model.selection import HeadIndex
 
 

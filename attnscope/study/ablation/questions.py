@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnscope.folder.parts import Parts
-from attnscope.intervene.intervention import Intervention
-from attnscope.intervene.passes import Advance, Passes, prepared
-from attnscope.intervene.replacement import Replacement
-from attnscope.intervene.sets import HeadSet
-from attnscope.intervene.task import Task
+from attnscope.interventions.base import Intervention
+from attnscope.interventions.passes import Advance, Passes, prepared
+from attnscope.interventions.replacement import Replacement
+from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.selection import everything, pairs
 from attnscope.study.records import StudyRecord
 from attnscope.study.study import Cost, Study, cost_of, operations, task_facts

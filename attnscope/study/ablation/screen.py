@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.intervene.gradient import BACKWARD, FirstOrder, first_order
-from attnscope.intervene.sets import HeadSet
+from attnscope.interventions.patching import BACKWARD, FirstOrder, first_order
+from attnscope.interventions.spec import HeadSet
 from attnscope.study.ablation.questions import HeadRecord, HeadStudy
 from attnscope.study.statistics import largest_first, rank_correlation
 from attnscope.utils.display import head_name
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.folder.parts import Parts
-    from attnscope.intervene.passes import Advance, Passes
+    from attnscope.interventions.passes import Advance, Passes
 
 TRIED = 8  # heads that are ablated to see how far the screen can be trusted
 

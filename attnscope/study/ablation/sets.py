@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from attnscope.errors import InputError, UsageError
-from attnscope.intervene.sets import HeadSet
+from attnscope.interventions.spec import HeadSet
 from attnscope.model.geometry import Geometry
 from attnscope.model.selection import HeadIndex, HeadsByRole, pairs, select
 from attnscope.utils.display import head_name

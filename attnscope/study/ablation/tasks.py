@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.errors import InputError
 from attnscope.inputs.prompt import Prompt, place, reading
-from attnscope.intervene.task import Task
+from attnscope.interventions.spec import Task
 from attnscope.study.atlas.pool import begins, token_pool
 from attnscope.study.atlas.probes import SEQUENCES, drafts
 from attnscope.utils.files import parsed_line, read_text

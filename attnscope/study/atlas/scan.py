@@ -18,7 +18,7 @@ import numpy as np
 from attnscope.folder.parts import Column, Columns, Parts, of_heads
 from attnscope.hooks.generation import check_causal
 from attnscope.inputs.prompt import Prompt
-from attnscope.intervene.passes import Advance
+from attnscope.interventions.passes import Advance
 from attnscope.observe.atlas import SCHEMA
 from attnscope.study.atlas.atlas import Atlas
 from attnscope.study.atlas.copying import Copying, copying_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnscope.errors import UsageError
-from attnscope.intervene.budget_names import written_budgets
+from attnscope.interventions.spec import written_budgets
 
 OVER = ("none", "layers", "kv", "heads")
 BELOW = 0.01  # in the unit of the effects: what a head may lose and still be listed as one that can bear the budget

@@ -17,10 +17,8 @@ from attnscope.hooks.generation import check_causal, continuation, say_ignored
 from attnscope.inputs.answers import check_answer, check_room
 from attnscope.inputs.prompt import Prompt
 from attnscope.inputs.tokens import find
-from attnscope.intervene.budget_names import written_budgets
-from attnscope.intervene.measure import LOSS, AnswerLoss, LogitDifference, Measure
-from attnscope.intervene.task import Task
-from attnscope.study.knockout.asked import AskedText
+from attnscope.interventions.base import LOSS, AnswerLoss, LogitDifference, Measure
+from attnscope.interventions.spec import AskedText, Task, written_budgets
 from attnscope.study.knockout.cases import CaseReader, naming, text_of_ids
 
 if TYPE_CHECKING:

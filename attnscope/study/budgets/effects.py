@@ -22,11 +22,10 @@ import pyarrow as pa
 from torch import Tensor
 
 from attnscope.folder.parts import Parts
-from attnscope.intervene.budget_names import written_budgets
-from attnscope.intervene.budgets import CacheBudget, HeadBudget, KeptShares
-from attnscope.intervene.measure import Measure
-from attnscope.intervene.passes import Advance, Passes
-from attnscope.intervene.task import Task
+from attnscope.interventions.base import Measure
+from attnscope.interventions.cache import CacheBudget, HeadBudget, KeptShares
+from attnscope.interventions.passes import Advance, Passes
+from attnscope.interventions.spec import Task, written_budgets
 from attnscope.model.selection import written_heads
 from attnscope.study.ablation.sets import heads_by_layer
 from attnscope.study.budgets.asked import BELOW, check_below

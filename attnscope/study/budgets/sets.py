@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from attnscope.intervene.budgets import HeadBudget
+from attnscope.interventions.cache import HeadBudget
 from attnscope.model.geometry import Geometry
 from attnscope.study.ablation.sets import head_set, portions
 

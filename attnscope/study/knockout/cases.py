@@ -19,9 +19,8 @@ from attnscope.inputs.answers import check_answer, check_room
 from attnscope.inputs.labels import visible_blanks
 from attnscope.inputs.prompt import Prompt, from_ids, place, reading
 from attnscope.inputs.tokens import find
-from attnscope.intervene.measure import AnswerLoss, LogitDifference, Measure
-from attnscope.intervene.task import Task
-from attnscope.study.knockout.asked import AskedText
+from attnscope.interventions.base import AnswerLoss, LogitDifference, Measure
+from attnscope.interventions.spec import AskedText, Task
 from attnscope.study.knockout.records import Case
 
 if TYPE_CHECKING:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attnscope.errors import UsageError
-from attnscope.intervene.sets import Cut
+from attnscope.interventions.spec import Cut, Selection
 from attnscope.model.geometry import Geometry
 from attnscope.study.ablation.sets import head_set, portions
-from attnscope.study.knockout.asked import Selection
 from attnscope.study.knockout.over import check_over, window_of
 from attnscope.study.knockout.records import AskedCut, Case, key_name
 

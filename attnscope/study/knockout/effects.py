@@ -16,14 +16,12 @@ import numpy as np
 
 from attnscope.errors import InputError
 from attnscope.folder.parts import Parts
-from attnscope.intervene.knockout import Knockout
-from attnscope.intervene.measure import Measure
-from attnscope.intervene.passes import AGREES, Advance
-from attnscope.intervene.sets import Cut, HeadSet
-from attnscope.intervene.task import Task
+from attnscope.interventions.base import Measure
+from attnscope.interventions.knockout import Knockout
+from attnscope.interventions.passes import AGREES, Advance
+from attnscope.interventions.spec import AskedText, Cut, CutPlan, HeadSet, Task
 from attnscope.model.selection import everything, pairs
 from attnscope.study.ablation.sets import heads_by_layer
-from attnscope.study.knockout.asked import AskedText, CutPlan
 from attnscope.study.knockout.cases import cases_of, task_of
 from attnscope.study.knockout.cuts import cuts_over
 from attnscope.study.knockout.masses import MassReader, read_masses

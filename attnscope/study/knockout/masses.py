@@ -13,8 +13,8 @@ import torch
 
 from attnscope.attention.rows import RowBlock
 from attnscope.hooks.calls import AttentionCall
-from attnscope.intervene.knockout import Knockout
-from attnscope.intervene.passes import Passes
+from attnscope.interventions.knockout import Knockout
+from attnscope.interventions.passes import Passes
 from attnscope.metrics.roles import SINK_MASS as RESTS
 from attnscope.study.knockout.records import Masses
 

@@ -21,8 +21,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from attnscope.intervene.sets import Cut, HeadSet
-from attnscope.study.knockout.asked import DRAWS
+from attnscope.interventions.spec import DRAWS, Cut, HeadSet
 from attnscope.study.knockout.records import Draw, Masses, Null
 
 FEWEST = 10  # keys to exchange with, or other heads

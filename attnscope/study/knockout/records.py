@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.inputs.labels import visible_blanks
-from attnscope.intervene.sets import Cut, HeadSet
-from attnscope.study.knockout.asked import CutPlan
+from attnscope.interventions.spec import Cut, CutPlan, HeadSet
 from attnscope.study.records import StudyRecord
 from attnscope.study.statistics import effect_columns, largest_first, largest_of
 from attnscope.utils.tables import as_table, integers, numbers, words

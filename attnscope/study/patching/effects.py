@@ -17,19 +17,16 @@ import pyarrow as pa
 import torch
 
 from attnscope.folder.parts import Parts
-from attnscope.intervene.measure import Measure
-from attnscope.intervene.passes import Advance, Passes
-from attnscope.intervene.patch_gradient import estimated
-from attnscope.intervene.patching import Patch, Patching
-from attnscope.intervene.task import Task
-from attnscope.intervene.what import What
+from attnscope.interventions.base import Measure
+from attnscope.interventions.passes import Advance, Passes
+from attnscope.interventions.patching import Patch, Patching, estimated
+from attnscope.interventions.spec import Method, Over, Selection, Task
+from attnscope.interventions.spec import PatchTarget as What
 from attnscope.model.selection import DECODER
 from attnscope.study.ablation.screen import TRIED
 from attnscope.study.ablation.sets import CONTROLS, head_set
-from attnscope.study.knockout.asked import Selection
 from attnscope.study.knockout.effects import COPY
 from attnscope.study.knockout.records import key_name
-from attnscope.study.patching.over import Method, Over
 from attnscope.study.patching.pairs import AskedPair, TextPair, pairs_of, pairs_task
 from attnscope.study.patching.patches import AskedPatch, patches_over, random_patches
 from attnscope.study.records import StudyRecord

@@ -13,10 +13,9 @@ from attnscope.errors import InputError
 from attnscope.hooks.generation import check_causal
 from attnscope.inputs.spans import alignment, units
 from attnscope.inputs.tokens import find
-from attnscope.intervene.measure import Measure
-from attnscope.intervene.task import Task
-from attnscope.intervene.what import What
-from attnscope.study.knockout.asked import AskedText
+from attnscope.interventions.base import Measure
+from attnscope.interventions.spec import AskedText, Task
+from attnscope.interventions.spec import PatchTarget as What
 from attnscope.study.knockout.cases import CaseReader, case_of, naming, task_of
 from attnscope.study.knockout.records import Case, key_name
 

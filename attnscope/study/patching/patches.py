@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnscope.errors import UsageError
-from attnscope.intervene.patching import Patch
-from attnscope.intervene.sets import HeadSet
-from attnscope.intervene.what import SHARED, What
+from attnscope.interventions.patching import Patch
+from attnscope.interventions.spec import SHARED, HeadSet, Over
+from attnscope.interventions.spec import PatchTarget as What
 from attnscope.model.geometry import Geometry
 from attnscope.study.ablation.sets import controls_of, portions, whole_groups
 from attnscope.study.knockout.records import key_name
-from attnscope.study.patching.over import Over
 from attnscope.study.patching.pairs import TextPair
 
 

@@ -21,9 +21,9 @@ from attnscope.attention.rows import CutHow, RowBlock, RowsAgain, padded
 from attnscope.attention.spec import AttentionSpec
 from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.engines import Change, Engine
-from attnscope.intervene.again import recompute, spec_of
-from attnscope.intervene.intervention import Intervention
-from attnscope.intervene.sets import Cut, HeadSet
+from attnscope.interventions.base import Intervention
+from attnscope.interventions.patching import recompute, spec_of
+from attnscope.interventions.spec import Cut, HeadSet
 from attnscope.model.selection import DECODER
 
 OnRows = Callable[[AttentionCall, Sequence[int], Sequence[int], RowBlock], object]  # call, texts, heads, a block

@@ -16,9 +16,8 @@ from attnscope.errors import InputError
 from attnscope.hooks.calls import AttentionCall
 from attnscope.hooks.calls import CallSite as CallPlace
 from attnscope.hooks.engines import Change, Engine
-from attnscope.intervene.intervention import Intervention, OnOutput
-from attnscope.intervene.sets import HeadSet
-from attnscope.intervene.task import Task
+from attnscope.interventions.base import Intervention, OnOutput
+from attnscope.interventions.spec import HeadSet, Task
 
 Replacement = Literal["mean", "zero", "resample"]
 Call = tuple[int, int]  # layer, and which call of it

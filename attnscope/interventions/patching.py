@@ -1,0 +1,343 @@
+"""What replacing heads would cost, to first order: one backward pass for all heads.
+
+    first_order(prepared(loaded, task, [])).signed_SN.mean(0)
+
+Attribution patching: what patches would cost, to first order, from one backward pass.
+
+After Nanda 2023, "Attribution patching", and Kramár et al. 2024 (arXiv 2403.00745). The gradient is that of a head's
+output, times what the patch changes there. A patched key or value, or a pattern, is carried through the head itself
+exactly: its softmax is no part of the approximation.
+
+    estimated(passes, patches).mean(0)
+
+Activation patching: heads of one text are given what they have in another text of the same pass.
+
+Interchange interventions (Geiger et al. 2021, arXiv 2106.02997), as used on indirect objects (Wang et al. 2022, arXiv
+2211.00593); Heimersheim and Nanda 2024 (arXiv 2404.15255) say how to read them. The texts of a task are pairs: 2n, the
+clean one, and 2n + 1, the corrupted one. Each is patched from the other, so that one pass shows what the patch costs
+the clean text and what it gives back to the corrupted one.
+
+    engine = Patching("output").over(UNCHECKED, [Patch("one", ((3, 0),), ((4, 5), (4, 5)))], lengths, texts=(0, 1))
+
+Rows of a pass that are computed again from q, k and v, put in their places, and compared with the model's own.
+
+Shapes: S sequence, B text, N head of all layers, T token, H head, V width of v, K patch, B text of a pass, N row of a
+pass (text, or patch and text), G kv head, Q query, P head that is computed again, r row of a block, K key, N row of a
+pass (text, or set and text), P head that is computed again, R asked row, r row of a block, X row of a text, E row of
+the pass that something changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.attention.rows import RowBlock, RowsAgain, padded
+from attnscope.attention.spec import AttentionSpec
+from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.hooks.calls import AttentionCall, relative_error
+from attnscope.hooks.engines import Change, Engine
+from attnscope.hooks.forward import check_gradients, with_gradients
+from attnscope.hooks.listen import listen
+from attnscope.hooks.report import tolerance
+from attnscope.interventions.base import Intervention
+from attnscope.interventions.passes import ignore_call as unheard
+from attnscope.interventions.replacement import Replacing
+from attnscope.interventions.spec import HeadSet, Task
+from attnscope.interventions.spec import PatchTarget as What
+from attnscope.model.selection import DECODER
+
+if TYPE_CHECKING:
+    from attnscope.interventions.passes import Advance, Passes
+
+BACKWARD = 3  # what a pass with its backward pass takes, in passes
+
+
+@dataclass(frozen=True)
+class FirstOrder:
+    """The screen of all heads, as (layer, head), in the measure's unit.
+
+    signed_SN: what it would cost to replace the head's output, grad . (replacement - z). size_SN: |grad . z|, the
+    sensitivity to a gate on the head (Michel et al. 2019, arXiv 1905.10650).
+    """
+
+    heads: tuple[tuple[int, int], ...]
+    signed_SN: np.ndarray
+    size_SN: np.ndarray
+
+
+def first_order(passes: Passes, advance: Advance = lambda token_layers: None) -> FirstOrder:
+    """The screen over the sequences of a task, with what the passes put in a head's place."""
+    intervention = passes.intervention
+    if not isinstance(intervention, Replacing):
+        raise UsageError("a screen by gradients is of outputs that are replaced", "use {replace=mean}")
+
+    heads: list[tuple[int, int]] = []
+    products_SN2: dict[int, np.ndarray] = {}
+    for batch in passes.batches(BACKWARD):  # a backward pass keeps what every layer made
+        calls, gradients = backward(passes, batch)
+        lengths = [passes.task.lengths[place] for place in batch]
+
+        # grad . (replacement - z) and grad . z of each head; a layer that attends twice has the sum of both calls.
+        by_layer: dict[int, Tensor] = {}
+        with torch.no_grad():
+            for (call, z_BTHV), grad_BTHV in zip(calls, gradients, strict=True):
+                change_BTHV = intervention.instead(call.place, z_BTHV, lengths) - z_BTHV
+                products = [(grad_BTHV.double() * value).sum((1, 3)) for value in (change_BTHV, z_BTHV)]
+                by_layer[call.layer] = by_layer.get(call.layer, 0) + torch.stack(products, -1).cpu()
+
+        # Batches come in the order of their lengths, the result in that of the task.
+        heads = [(layer, head) for layer, product_BH2 in by_layer.items() for head in range(product_BH2.shape[1])]
+        products_SN2 |= dict(zip(batch, torch.cat(list(by_layer.values()), 1).numpy(), strict=True))
+        advance(BACKWARD * passes.cost(batch, []))
+    both_SN2 = np.stack([products_SN2[place] for place in range(len(passes.task))])
+    return FirstOrder(tuple(heads), both_SN2[..., 0], np.abs(both_SN2[..., 1]))
+
+
+@with_gradients
+def backward(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[AttentionCall, Tensor]], Sequence[Tensor]]:
+    """The calls of an intact pass over some sequences with their outputs, and the gradient of each output: how much
+    worse the measure gets, summed over the sequences. Raises UsageError for weights made in inference mode."""
+    check_gradients(passes.loaded.model)
+    calls: list[tuple[AttentionCall, Tensor]] = []
+
+    def keep(call: AttentionCall, output_BTHV: Tensor) -> Tensor:
+        output_BTHV = output_BTHV if output_BTHV.requires_grad else output_BTHV.requires_grad_()
+        calls.append((call, output_BTHV))
+        return output_BTHV
+
+    positions = passes.asked(batch)
+    report = listen(
+        passes.loaded.model,
+        passes.ids(batch),
+        unheard,
+        engine=replace(passes.engine, change=keep),
+        logits_at=positions,
+        gradients=True,
+    )
+    assert report.logits is not None
+    values_BK = passes.values(report.logits, batch, positions)
+    cost = passes.measure.worse * values_BK.sum()  # of a text's rows only its own value has a gradient
+    return calls, torch.autograd.grad(cost, [output_BTHV for _, output_BTHV in calls])
+
+
+def spec_of(call: AttentionCall, output_NQHV: Tensor) -> AttentionSpec:
+    """The call's q, k and v. Raises ModelError for a family that gives no output row per query and head of them."""
+    spec = call.spec
+    if spec is None or output_NQHV.shape[:3] != (spec.batch, spec.visible.queries, spec.heads):
+        raise ModelError(
+            f"layer {call.layer}: its heads' outputs are not what its q, k and v give", "choose another family"
+        )
+    return spec
+
+
+def recompute(
+    call: AttentionCall,
+    output_NQHV: Tensor,
+    rows: RowsAgain,
+    query_NR: Tensor,
+    compute: Callable[[RowBlock], Tensor],
+    changed_E: Tensor,
+) -> Tensor:
+    """The call's output with some rows of some heads computed again; compute: gives those of a block, (N, r, P, V).
+
+    changed_E: the rows of the pass that something changes. A row that sees nothing stays as it was. Raises ModelError
+    where the others, which nothing changes, are not the model's own.
+    """
+    changed_NQHV, worst, allowed = output_NQHV.clone(), 0.0, tolerance(output_NQHV.dtype)[1]
+    head_P = torch.tensor(rows.heads, device=output_NQHV.device)
+    for block in rows.blocks(query_NR):
+        text_X, row_X = (block.query_Nr >= 0).nonzero(as_tuple=True)  # -1: this text has fewer rows
+        query_X = block.query_Nr[text_X, row_X]
+        own_XPV = output_NQHV[text_X[:, None], query_X[:, None], head_P]
+
+        # Families write different things where a row sees no key, and none of them follows from q, k and v.
+        seen_XP1 = ~block.blind()[text_X, row_X][..., None]
+        new_XPV = torch.where(seen_XP1, compute(block)[text_X, row_X], own_XPV.float())
+        changed_NQHV[text_X[:, None], query_X[:, None], head_P] = new_XPV.to(changed_NQHV.dtype)
+
+        # The intact rows of the same pass show whether this family's attention is what its q, k and v give.
+        intact_X = ~torch.isin(text_X, changed_E)
+        if bool(intact_X.any()):
+            worst = max(worst, float(relative_error(new_XPV[intact_X], own_XPV[intact_X])))
+    if not worst <= allowed:
+        raise ModelError(
+            f"layer {call.layer}: rows computed again differ from the model's own by {worst:.2g} (allowed "
+            f"{allowed:.2g})",
+            "choose another family: this one's attention is not what its q, k and v give",
+        )
+    return changed_NQHV
+
+
+@dataclass(frozen=True)
+class Patch(HeadSet):
+    """Heads, and the positions of each text of the task at which they are patched: of a pair those that belong together
+    in the same places."""
+
+    at: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def identity(self) -> Hashable:
+        return self.heads, self.at
+
+
+@dataclass(frozen=True)
+class Move:
+    """Into a row of the pass, at some positions of some heads, from another row at others."""
+
+    row: int
+    source: int
+    heads: tuple[int, ...]
+    at: tuple[int, ...]
+    source_at: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Patching(Intervention):
+    """Heads are given what they have in the other text of a pair. The sets of its passes are Patches.
+
+    what: a head's output before the output projection, its pattern (the weights of its rows), or its keys or values,
+    which all heads of a kv group share. Where rows are computed again for it, those of the intact texts are, too.
+    stack: whose layers the heads are of.
+    """
+
+    what: What
+    stack: str = DECODER
+    name: str = "patch"
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"patch": self.what}
+
+    @property
+    def least(self) -> int:
+        """A pair."""
+        return 2
+
+    def check(self, task: Task) -> None:
+        if task.together != 2 or len(task) % 2:
+            raise InputError("patching needs pairs of texts", "give each text its corrupted one")
+
+    def over(
+        self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int], texts: Sequence[int] = ()
+    ) -> Engine:
+        return replace(engine, change=self.patching([chosen for chosen in sets if isinstance(chosen, Patch)], texts))
+
+    def patching(self, patches: Sequence[Patch], texts: Sequence[int]) -> Change:
+        """An engine's `change` for a pass of some texts and, after them, the same texts once per patch."""
+
+        def change(call: AttentionCall, output_NQHV: Tensor) -> Tensor:
+            moved = list(moves(patches, texts, call.layer)) if call.stack == self.stack else []
+            return self.changed(call, output_NQHV, moved, moved_heads(moved)) if moved else output_NQHV
+
+        return change
+
+    def changed(
+        self, call: AttentionCall, output_NQHV: Tensor, moved: Sequence[Move], heads: tuple[int, ...]
+    ) -> Tensor:
+        """A call's output with some moves made, each from the intact call; heads: those that are computed again."""
+        if self.what == "output":
+            changed, device = output_NQHV.clone(), output_NQHV.device
+            for move in moved:
+                heads_P, at_Q, source_Q = (_index(places, device) for places in (move.heads, move.at, move.source_at))
+                changed[move.row, at_Q[:, None], heads_P] = output_NQHV[move.source, source_Q[:, None], heads_P]
+            return changed
+
+        # A pattern changes the rows that it is put into; a key or value may change every row.
+        spec = spec_of(call, output_NQHV)
+        if self.what == "pattern":
+            rows = sorted({position for move in moved for position in move.at})
+            query_NR = padded([rows] * spec.batch, spec.device)
+        else:
+            query_NR = torch.arange(spec.visible.queries, device=spec.device).expand(spec.batch, -1)
+            spec = _with_moved(spec, self.what, moved)
+
+        def output(block: RowBlock) -> Tensor:
+            return _of_patterns(block, heads, moved) if self.what == "pattern" else block.output(None, "mask")
+
+        changed_E = _index([move.row for move in moved], spec.device)
+        return recompute(call, output_NQHV, RowsAgain(spec, heads), query_NR, output, changed_E)
+
+
+def moved_heads(moved: Sequence[Move]) -> tuple[int, ...]:
+    """All heads that any of the moves has, ascending."""
+    return tuple(sorted({head for move in moved for head in move.heads}))
+
+
+def moves(patches: Sequence[Patch], texts: Sequence[int], layer: int) -> Iterator[Move]:
+    """What patches move in a layer, in a pass of some texts and, after them, the same texts once per patch."""
+    for number, patch in enumerate(patches, start=1):
+        heads = tuple(head for patched_layer, head in patch.heads if patched_layer == layer)
+        for place, text in enumerate(texts if heads else ()):
+            if patch.at[text]:
+                row, other = number * len(texts) + place, text ^ 1
+                yield Move(row, texts.index(other), heads, patch.at[text], patch.at[other])
+
+
+def _with_moved(spec: AttentionSpec, what: What, moved: Sequence[Move]) -> AttentionSpec:
+    """The call with some keys or values of its rows taken from others."""
+    own_NGKX = spec.k_BGKD if what == "key" else spec.v_BGKV
+    changed, per_group = own_NGKX.clone(), spec.heads // spec.kv_heads
+    for move in moved:
+        groups = _index(sorted({head // per_group for head in move.heads}), spec.device)[:, None]
+        at, source_at = _index(move.at, spec.device), _index(move.source_at, spec.device)
+        changed[move.row, groups, at] = own_NGKX[move.source, groups, source_at]
+    return replace(spec, k_BGKD=changed) if what == "key" else replace(spec, v_BGKV=changed)
+
+
+def _of_patterns(block: RowBlock, heads: Sequence[int], moved: Sequence[Move]) -> Tensor:
+    """The output of a block, some of whose rows have the weights of others; positions are the same in both."""
+    weights = block.weights_NPrK.clone()
+    for move in moved:
+        places_P1 = _index([heads.index(head) for head in move.heads], weights.device)[:, None]
+        here = torch.isin(block.query_Nr[move.row], _index(move.at, weights.device)).nonzero()[:, 0]
+        weights[move.row, places_P1, here] = block.weights_NPrK[move.source, places_P1, here]
+    return block.weighted(weights, block.logits_NPrK)
+
+
+def _index(places: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(places, dtype=torch.long, device=device)
+
+
+def estimated(passes: Passes, patches: Sequence[Patch], advance: Advance = lambda token_layers: None) -> np.ndarray:
+    """(S, K) float64: how much worse each patch would make each text's measure. Raises UsageError for passes that patch
+    nothing."""
+    patching = passes.intervention
+    if not isinstance(patching, Patching):
+        raise UsageError("attribution patching is of patches", "use a pair of texts")
+    found_SK = np.zeros((len(passes.task), len(patches)))
+    for batch in passes.batches(BACKWARD):
+        calls, gradients = backward(passes, batch)
+        with torch.no_grad():
+            for (call, output_BTHV), grad_BTHV in zip(calls, gradients, strict=True):
+                if call.stack == patching.stack:
+                    found_SK[batch] += _of_layer(patching, patches, batch, call, output_BTHV.detach(), grad_BTHV)
+        advance(BACKWARD * passes.cost(batch, []))
+    return found_SK
+
+
+def _of_layer(
+    patching: Patching,
+    patches: Sequence[Patch],
+    batch: Sequence[int],
+    call: AttentionCall,
+    output_BTHV: Tensor,
+    grad_BTHV: Tensor,
+) -> np.ndarray:
+    """(B, K): the share of one layer."""
+    found_BK = np.zeros((len(batch), len(patches)))
+    for number, patch in enumerate(patches):
+        # The intact texts themselves are patched, each from its intact partner.
+        moved = [replace(move, row=move.row - len(batch)) for move in moves([patch], batch, call.layer)]
+        if moved:
+            heads = moved_heads(moved)
+            stay = [replace(move, source=move.row, source_at=move.at) for move in moved]  # the same rows computed again
+            before, after = (patching.changed(call, output_BTHV, moves_of, heads) for moves_of in (stay, moved))
+            product_B = (grad_BTHV.double() * (after - before)).sum((1, 2, 3))
+            found_BK[:, number] = product_B.cpu().numpy()
+    return found_BK
