@@ -28,7 +28,7 @@ from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load, wrap
 from attnscope.model.options import LoadOptions
-from attnscope.study.ablation.tasks import copy
+from attnscope.studies.ablation import copy
 
 WAYS = {
     "shared": "shared passes, many heads each",

@@ -2,7 +2,7 @@
 
 Masses of a known mean and effects of mean 0 are drawn, S sequences of N heads: how often the intervals for all heads at
 once hold all means (95 % is meant), without the rules for what few sequences carry (`before`) and with them, as
-`attnscope.study.statistics` has them. Each row has draws of its own: `--only NAME --sequences 32 --heads 24` repeats
+`attnscope.studies.statistics` has them. Each row has draws of its own: `--only NAME --sequences 32 --heads 24` repeats
 one, and rows of several processes can be put together.
 
 Shapes: S sequence, N head.
@@ -18,8 +18,7 @@ from zlib import crc32
 import numpy as np
 from distributions import EFFECTS, MASSES, Effects, Scores
 
-from attnscope.study.statistics.bootstrap import LEVEL, bootstrap_widths
-from attnscope.study.statistics.intervals import SHARE, Range, intervals
+from attnscope.studies.intervals import LEVEL, SHARE, Range, bootstrap_widths, intervals
 
 Table = Callable[[int, list[int], int, str], Iterator[str]]  # lines, of sequences, heads, times and words of a name
 DRAWS = 500

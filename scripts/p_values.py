@@ -16,9 +16,8 @@ import numpy as np
 from distributions import EFFECTS, Effects
 from intervals import SELDOM, generator, print_tables, row, runs
 
-from attnscope.study.statistics.counts import medians, positive_share
-from attnscope.study.statistics.flips import symmetric_p
-from attnscope.study.statistics.intervals import FEWEST, fewest_for_p, intervals
+from attnscope.studies.intervals import FEWEST, fewest_for_p, intervals, symmetric_p
+from attnscope.studies.statistics import medians, positive_share
 
 LEVEL = 0.05
 DRAWS = 1_000

@@ -18,7 +18,7 @@ from attnscope.model.loading import wrap
 from attnscope.observe.collect import observe
 from attnscope.observe.request import Request
 from attnscope.parity import check_parity
-from attnscope.study.comparison import check_alike
+from attnscope.studies.comparison import check_alike
 from helpers.command_line import SENTENCE, call
 from helpers.made_tokenizers import single_bytes
 from helpers.parity_models import roused_model

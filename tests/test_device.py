@@ -32,11 +32,10 @@ from attnscope.observe.collect import observe
 from attnscope.observe.collectors import heads
 from attnscope.observe.layers import View
 from attnscope.parity import check_parity
-from attnscope.study.ablation import tasks
-from attnscope.study.ablation.direct import direct_means
-from attnscope.study.ablation.effects import AblationStudy, HeadSets
-from attnscope.study.ablation.screen import screened
-from attnscope.study.atlas.scan import ScanStudy, plan
+from attnscope.studies import ablation as tasks
+from attnscope.studies.ablation import AblationStudy, HeadSets, direct_means
+from attnscope.studies.ablation_search import screened
+from attnscope.studies.atlas import ScanStudy, plan
 from attnscope.utils import memory
 from helpers.parity_models import in_half, roused_model
 from helpers.pretend import MixedDevicesError, Pretended, Seen, devices_of, place, pretend

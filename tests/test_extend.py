@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.study.ablation.tasks import copy as copied
+from attnscope.studies.ablation import copy as copied
 from helpers.command_line import ATTNSCOPE, Result
 from helpers.own import attentions
 
@@ -44,7 +44,7 @@ from attnscope.interventions.halving import Halving
 import attnscope, json
 from attnscope.interventions.passes import measured
 from attnscope.interventions.spec import HeadSet
-from attnscope.study.ablation.tasks import copy
+from attnscope.studies.ablation import copy
 demo = attnscope.load("demo")
 sets = [HeadSet("two", ((3, 0), (3, 1)))]
 print(json.dumps(measured(demo, copy(demo, sequences=2), sets, Halving()).tolist()))

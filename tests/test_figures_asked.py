@@ -27,7 +27,7 @@ from attnscope.metrics.roles import ROLES
 from attnscope.observe.layers import View
 from attnscope.observe.request import Request
 from attnscope.panels import mass_panels
-from attnscope.study.atlas.roles import RULES
+from attnscope.studies.atlas import RULES
 from helpers.command_line import SENTENCE, call
 from helpers.figures import BANK, bank_maps, causal, layer_figure, pixels, places, plain_drawing, words
 from helpers.own import attentions

@@ -34,7 +34,7 @@ from attnscope.figures.writer import drawing
 from attnscope.show.ablation import costs_of, shown_of
 from attnscope.show.atlas import save_probes
 from attnscope.show.comparison import minus
-from attnscope.study.atlas.findings import Finding
+from attnscope.studies.atlas import Finding
 from attnscope.utils.display import model_name
 from helpers.atlases import made_atlas
 from helpers.command_line import call

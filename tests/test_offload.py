@@ -24,11 +24,11 @@ from attnscope.model.modules import weights_of
 from attnscope.observe.layers import View
 from attnscope.observe.logit_path import Way, way_to_logits
 from attnscope.parity import check_parity
-from attnscope.study.ablation import tasks
-from attnscope.study.ablation.effects import AblationStudy, HeadSets
-from attnscope.study.ablation.screen import screened
-from attnscope.study.atlas.copying import copying_of
-from attnscope.study.atlas.scan import ScanStudy, plan
+from attnscope.studies import ablation as tasks
+from attnscope.studies.ablation import AblationStudy, HeadSets
+from attnscope.studies.ablation_search import screened
+from attnscope.studies.atlas import ScanStudy, plan
+from attnscope.studies.copying import copying_of
 from helpers.command_line import SENTENCE
 from helpers.corpora import jsonl, rows
 from helpers.parity_models import in_half

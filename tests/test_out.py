@@ -15,14 +15,14 @@ from attnscope.cli.place import check_writable, settle_figures
 from attnscope.errors import UsageError
 from attnscope.figures.style import ImageFormat
 from attnscope.folder import manifest
-from attnscope.folder.parts import claim
 from attnscope.model.selection import may_be_one_head
-from attnscope.study import differences
-from attnscope.study.ablation.effects import Ablation
-from attnscope.study.atlas import atlas
-from attnscope.study.budgets.effects import BudgetCosts
-from attnscope.study.knockout.records import Knocked
-from attnscope.study.patching.effects import PatchedPairs
+from attnscope.studies import atlas
+from attnscope.studies import comparison as differences
+from attnscope.studies.ablation import Ablation
+from attnscope.studies.budgets import BudgetCosts
+from attnscope.studies.knockout_records import KnockoutResult as Knocked
+from attnscope.studies.parts import claim
+from attnscope.studies.patching import PatchedPairs
 from attnscope.utils.folders import KINDS, OTHERS, PICTURES, TABLES, check
 from attnscope.utils.tables import FORMATS
 from helpers.command_line import SENTENCE, call

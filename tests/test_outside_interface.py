@@ -20,7 +20,7 @@ from attnscope.observe.layers import View
 from attnscope.observe.request import Request
 from attnscope.parity import check_parity
 from attnscope.parity.certificate import in_words
-from attnscope.study.atlas.copying import copying_of
+from attnscope.studies.copying import copying_of
 from helpers.parity_models import TYPES, as_loaded, ids_for, roused_model
 
 IDS = [6, 9, 7, 41, 30, 9, 12]

@@ -22,7 +22,7 @@ from attnscope.inputs.prompt import Prompt
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.observe.run import prepare, read
 from attnscope.parity import check_parity
-from attnscope.study.differences import check_folder
+from attnscope.studies.comparison import check_folder
 from attnscope.utils.tables import FORMULA_STARTS, as_table, save, tamed, write
 from helpers.command_line import call
 from helpers.families import tiny_model

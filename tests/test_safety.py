@@ -28,7 +28,7 @@ from attnscope.model.checkpoint import check_config, check_counts, check_tokeniz
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
 from attnscope.observe.inputs import _has_two_types
-from attnscope.study.atlas.pool import begins, token_pool
+from attnscope.studies.probes import begins, token_pool
 from helpers.command_line import Result, call, on_terminal, spawn
 from helpers.folders import edit_config
 

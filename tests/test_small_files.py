@@ -17,14 +17,14 @@ from attnscope.batch.folder import check_ours
 from attnscope.batch.journal import Journal
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
 from attnscope.folder.manifest import read_manifest
-from attnscope.folder.parts import claim
 from attnscope.inputs.sound import extractor_of
 from attnscope.model.checkpoint import read_json
 from attnscope.model.loading import DEMO_FOLDER, load, load_tokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.observe.atlas import atlas_of
-from attnscope.study.atlas.atlas import kept
-from attnscope.study.differences import check_folder
+from attnscope.studies.atlas import load_atlas as kept
+from attnscope.studies.comparison import check_folder
+from attnscope.studies.parts import claim
 from attnscope.utils import files as reading
 from attnscope.utils.files import SMALL_BYTES, read_small
 from attnscope.utils.isolation import within

@@ -6,7 +6,7 @@ from attnscope.calls.why import VERIFIED
 from attnscope.errors import ModelError
 from attnscope.hooks import families as watching
 from attnscope.reference import rules
-from attnscope.study.why.records import AskedLogit
+from attnscope.studies.attribution_records import LogitQuery as AskedLogit
 from helpers.families import BYPASS, few, of_all_families
 from helpers.parity_models import DECODERS, TYPES, ids_for, roused_model
 from helpers.stack_families import SEQ2SEQ, inputs_of, tiny

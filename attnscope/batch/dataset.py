@@ -30,7 +30,7 @@ from attnscope.figures import Depth
 from attnscope.metrics.metrics import KNOWN, LENGTHS, LOOKBACKS, MASS
 from attnscope.model.selection import DECODER, STACKS
 from attnscope.observe.records import Score, ranked
-from attnscope.study.statistics import Means, Range, means
+from attnscope.studies.statistics import Means, Range, means
 from attnscope.utils.files import open_native, open_regular
 from attnscope.utils.memory import free_memory, human_bytes
 from attnscope.utils.parquet import open_parquet

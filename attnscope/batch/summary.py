@@ -23,7 +23,7 @@ from attnscope.batch.table_files import TableFile
 from attnscope.errors import InputError
 from attnscope.metrics.metrics import KNOWN, MASS, METRICS
 from attnscope.model.selection import STACKS
-from attnscope.study.statistics import means
+from attnscope.studies.statistics import means
 from attnscope.utils.files import write_whole
 from attnscope.utils.folders import locked
 from attnscope.utils.tables import FORMATS, numbers, texts_at

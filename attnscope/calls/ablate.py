@@ -19,21 +19,18 @@ from attnscope.observe.atlas import atlas_of
 from attnscope.observe.progress import NO_PROGRESS as SILENT
 from attnscope.observe.progress import Progress as Teller
 from attnscope.show.ablation import save_ablation
-from attnscope.study.ablation import tasks
-from attnscope.study.ablation.direct import direct_means
-from attnscope.study.ablation.effects import Ablation, AblationStudy, HeadSets
-from attnscope.study.ablation.questions import HeadStudy
-from attnscope.study.ablation.sets import head_set, of_roles, parts, read_sets, selected
-from attnscope.study.atlas.atlas import kept
-from attnscope.study.atlas.scan import ScanStudy, plan
+from attnscope.studies import ablation as tasks
+from attnscope.studies.ablation import Ablation, AblationStudy, HeadSets, direct_means
+from attnscope.studies.ablation_search import HeadStudy, head_set, of_roles, parts, read_sets, selected
+from attnscope.studies.atlas import ScanStudy, plan
+from attnscope.studies.atlas import load_atlas as kept
 from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
     from attnscope.interventions.spec import HeadSet, Task
     from attnscope.model.loaded import LoadedModel
     from attnscope.model.selection import HeadIndex
-    from attnscope.study.atlas.atlas import Atlas
-    from attnscope.study.atlas.scan import Plan
+    from attnscope.studies.atlas import Atlas, Plan
 
 Taken = str | Sequence[str] | Mapping[str, Sequence[str]] | Path  # heads that go: a selection, names, sets, their file
 EACH = "each head"

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.calls.records import StudyResult
 from attnscope.errors import UsageError
 from attnscope.figures import Style
-from attnscope.study.ablation.pairs import PairsStudy
-from attnscope.study.ablation.prune import PruneStudy, Pruning
-from attnscope.study.ablation.questions import HeadRecord, HeadStudy
-from attnscope.study.ablation.screen import ScreenStudy
+from attnscope.studies.ablation_search import HeadRecord, HeadStudy, PairsStudy, PruneStudy, Pruning, ScreenStudy
 from attnscope.utils.display import head_name, model_name
 
 if TYPE_CHECKING:

@@ -20,9 +20,17 @@ from attnscope.observe.progress import Progress as Teller
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.observe.run import prepare
 from attnscope.show.comparison import panels, save
-from attnscope.study.comparison import OneSide, check_alike, compare_heads
-from attnscope.study.comparison import heads_of as counts_of
-from attnscope.study.differences import check_folder, comparison_facts, heads_table, metrics_table, tokens_table
+from attnscope.studies.comparison import (
+    OneSide,
+    check_alike,
+    check_folder,
+    compare_heads,
+    comparison_facts,
+    heads_table,
+    metrics_table,
+    tokens_table,
+)
+from attnscope.studies.comparison import heads_of as counts_of
 from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:
@@ -35,7 +43,7 @@ if TYPE_CHECKING:
     from attnscope.observe.atlas import HeadNames
     from attnscope.observe.request import EngineWord, Text
     from attnscope.observe.run import Run
-    from attnscope.study.comparison import Comparison
+    from attnscope.studies.comparison import Comparison
 
 HeadsOfStacks = Mapping[str, Mapping[int, Sequence[int]]]
 

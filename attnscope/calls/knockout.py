@@ -12,18 +12,24 @@ from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import select as selected
 from attnscope.observe.atlas import atlas_of
-from attnscope.study.budgets.asked import BELOW, check_below, check_budgets, check_no_budget
-from attnscope.study.budgets.cases import AskedCache
-from attnscope.study.budgets.effects import BudgetPlan, BudgetStudy
-from attnscope.study.knockout.effects import KnockoutStudy
+from attnscope.studies.budgets import (
+    BELOW,
+    AskedCache,
+    BudgetPlan,
+    BudgetStudy,
+    check_below,
+    check_budgets,
+    check_no_budget,
+)
+from attnscope.studies.knockout import KnockoutStudy
 
 if TYPE_CHECKING:
     from attnscope.attention.rows import CutHow
     from attnscope.interventions.spec import Selection, Texts
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.atlas import HeadNames
-    from attnscope.study.budgets.effects import BudgetCosts
-    from attnscope.study.knockout.records import Knocked
+    from attnscope.studies.budgets import BudgetCosts
+    from attnscope.studies.knockout_records import KnockoutResult as Knocked
 
 
 @overload

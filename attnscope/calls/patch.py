@@ -11,15 +11,14 @@ from attnscope.errors import UsageError, hints_of
 from attnscope.interventions.spec import METHODS, OVER, WHAT
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
-from attnscope.study.patching.effects import PatchPlan, PatchStudy
-from attnscope.study.patching.pairs import AskedPair
+from attnscope.studies.patching import AskedPair, PatchPlan, PatchStudy
 
 if TYPE_CHECKING:
     from attnscope.interventions.spec import Method, Over, Texts
     from attnscope.interventions.spec import PatchTarget as What
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.atlas import HeadNames
-    from attnscope.study.patching.effects import PatchedPairs
+    from attnscope.studies.patching import PatchedPairs
 
 
 @hints_of(LoadOptions)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.model.loaded import LoadedModel
-    from attnscope.study.records import StudyRecord
-    from attnscope.study.study import Study
+    from attnscope.studies.parts import StudyRecord
+    from attnscope.studies.study import Study
 
 PASSED = "tokens x layers"
 

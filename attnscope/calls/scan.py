@@ -16,10 +16,9 @@ from attnscope.model.options import LoadOptions
 from attnscope.observe.progress import NO_PROGRESS as SILENT
 from attnscope.observe.progress import Progress as Teller
 from attnscope.show.atlas import HEAD_JS, save_head_js, save_probes
-from attnscope.study.atlas.atlas import Atlas
-from attnscope.study.atlas.probes import SEQUENCES
-from attnscope.study.atlas.scan import ScanStudy, plan
-from attnscope.study.atlas.texts import DIVERGENCES, LOOKS, on_texts, prompts_of
+from attnscope.studies.atlas import Atlas, ScanStudy, plan
+from attnscope.studies.head_distances import DIVERGENCES, LOOKS, on_texts, prompts_of
+from attnscope.studies.probes import SEQUENCES
 from attnscope.utils.display import head_name
 from attnscope.utils.schema import takes_fields
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.model.loaded import LoadedModel
-    from attnscope.study.atlas.texts import OnTexts
+    from attnscope.studies.head_distances import OnTexts
 
 
 @dataclass(frozen=True, kw_only=True)

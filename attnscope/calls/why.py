@@ -15,8 +15,8 @@ from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import OF_TWO_TEXTS, TEXT_TASKS, check_one_head, only_head, pairs, select_stacks
 from attnscope.observe.run import prepare
-from attnscope.study.why.parts import parts_of
-from attnscope.study.why.records import AskedLogit
+from attnscope.studies.attribution import decompose_logit as parts_of
+from attnscope.studies.attribution_records import LogitQuery as AskedLogit
 from attnscope.utils.schema import takes_fields
 
 if TYPE_CHECKING:

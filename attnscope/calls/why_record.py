@@ -15,8 +15,8 @@ from attnscope.calls.why_options import MEAN, ROWS
 from attnscope.figures import About, Style
 from attnscope.inputs.labels import visible_blanks
 from attnscope.model.selection import is_cross, prefix
-from attnscope.study.statistics import rank_correlation
-from attnscope.study.why.records import Component, LogitParts
+from attnscope.studies.attribution_records import Component, LogitParts
+from attnscope.studies.statistics import rank_correlation
 from attnscope.utils.display import head_name, number, signed
 from attnscope.utils.files import save_json
 from attnscope.utils.folders import check, document, refuse_other_kind

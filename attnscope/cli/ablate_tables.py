@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.cli.intervals import Effect, interval_notes
 from attnscope.cli.rounding import rounding_notes
-from attnscope.study.statistics import largest_first
+from attnscope.studies.statistics import largest_first
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Sheet
 
@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from attnscope.study.ablation.effects import Ablation
-    from attnscope.study.ablation.pairs import Pairs
-    from attnscope.study.ablation.prune import Step
-    from attnscope.study.ablation.screen import Screen
+    from attnscope.studies.ablation import Ablation
+    from attnscope.studies.ablation_search import Pairs, Screen, Step
 
 SURE = (Column("p", cells.p_value), Column("positive", cells.percentage))  # how sure an effect is
 MANY = 8  # heads of a set up to which each one has a row

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from attnscope.cli.figure_options import Look
     from attnscope.cli.knockout_options import Answered, CacheBudgets, Compared, Edges, Table
-    from attnscope.study.budgets.effects import BudgetCosts
+    from attnscope.studies.budgets import BudgetCosts
 
 
 def measure_budgets(
@@ -25,7 +25,7 @@ def measure_budgets(
     output.wanted_format(table.format)  # what it refuses is refused before the work
     text = read_one(answered, table)
 
-    from attnscope.study.budgets.cases import AskedCache
+    from attnscope.studies.budgets import AskedCache
 
     shared: dict[str, Any] = {
         "at": budgets.at,
@@ -40,7 +40,7 @@ def measure_budgets(
 
     # All that a text makes wrong is said by now: a model takes seconds to load, and torch with it.
     from attnscope.calls.knockout import chosen_heads
-    from attnscope.study.budgets.effects import BudgetPlan, BudgetStudy
+    from attnscope.studies.budgets import BudgetPlan, BudgetStudy
 
     assert budgets.keep is not None
     loaded = load_studied(answered, table)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attnscope.cli.intervals import Effect, interval_notes, with_interval
 from attnscope.cli.rounding import rounding_notes
 from attnscope.model.selection import written_heads
-from attnscope.study.statistics import FEWEST
+from attnscope.studies.statistics import FEWEST
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Sheet
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from attnscope.model.geometry import Geometry
     from attnscope.model.selection import HeadIndex
-    from attnscope.study.budgets.effects import BudgetCosts
+    from attnscope.studies.budgets import BudgetCosts
 
 KEPT = "kept: the share of the keys a row sees that it keeps, mean over rows, heads and texts"
 TOP = "top:N knows the query of each row: a cache chooses before it, and loses more"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from attnscope.figures import Style
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.run import Run
-    from attnscope.study.comparison import Comparison, Shared
+    from attnscope.studies.comparison import Comparison, Shared
 
 EXAMPLES = (
     'attnscope compare --text "Mary gave John a book" --compare-text "John gave Mary a book" --out runs/swapped',
@@ -183,7 +183,7 @@ def report(comparison: Comparison, quiet: bool) -> int:
         for text in comparison.pair.texts:
             tell_shared(text, quiet)
     else:
-        from attnscope.study.statistics import FEWEST
+        from attnscope.studies.statistics import FEWEST
 
         output.talk(f"{comparison.texts} texts" + ", too few for intervals" * (comparison.texts < FEWEST), quiet)
     if not (comparison.js.effect > 0).any():

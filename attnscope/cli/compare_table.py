@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from attnscope.cli.intervals import Effect
 from attnscope.metrics.metrics import METRICS
-from attnscope.study.statistics import FEWEST
+from attnscope.studies.statistics import FEWEST
 from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Sheet
 
 if TYPE_CHECKING:
-    from attnscope.study.comparison import Comparison
+    from attnscope.studies.comparison import Comparison
 
 SHOWN = ("previous_token", "induction", "sink", "entropy")  # metrics whose difference is in the table
 

@@ -30,7 +30,7 @@ class Effect(Column):
 
     def cell(self, row: Row) -> str:
         """Mean and interval; a text stays as it is."""
-        from attnscope.study.statistics import FEWEST
+        from attnscope.studies.statistics import FEWEST
 
         mean = super().cell(row)
         if isinstance(row.get(self.key, ""), str) or row["n"] < FEWEST:
@@ -58,7 +58,7 @@ def interval_notes(statistics: Mapping[str, np.ndarray], units: str = "texts") -
     """
     import numpy as np
 
-    from attnscope.study.statistics import FEWEST, fewest_for_p
+    from attnscope.studies.statistics import FEWEST, fewest_for_p
 
     count_N, least = statistics["n"], fewest_for_p(len(statistics["n"]))
     enough_N = count_N >= FEWEST

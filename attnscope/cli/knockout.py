@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from attnscope.model.geometry import Geometry
     from attnscope.purposes.cut import KnockedModel
-    from attnscope.study.knockout.records import Knocked
+    from attnscope.studies.knockout_records import KnockoutResult as Knocked
 
 EXAMPLES = (
     'attnscope knockout "the bank of the river, the bank of the" --key river --answer " river" --over heads',

@@ -114,8 +114,8 @@ class CacheBudgets(Generated):
         """Raise UsageError for what has no meaning with a budget, or without one."""
         from attnscope.inputs.answers import check_answer
         from attnscope.inputs.tokens import check_expression, defined
-        from attnscope.study.budgets.asked import check_below, check_budgets, check_no_budget
-        from attnscope.study.knockout.over import check_over
+        from attnscope.studies.budgets import check_below, check_budgets, check_no_budget
+        from attnscope.studies.knockout_records import check_over
 
         if self.keep is None:
             check_no_budget(self.at, self.generate)

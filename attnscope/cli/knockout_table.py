@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from attnscope.figures.prose import Prose
     from attnscope.model.geometry import Geometry
-    from attnscope.study.knockout.records import Knocked, NullKind
+    from attnscope.studies.knockout_records import KnockoutResult as Knocked
+    from attnscope.studies.knockout_records import NullKind
 
 EFFECT = "effect: what the answer loses without these edges, positive where the look helped"
 NULLS = {
@@ -60,7 +61,7 @@ def _null_lines(found: Knocked) -> list[str]:
     """What each null is, the least p that its draws can give, and why some cuts have none."""
     if not found.facts["random"]:
         return []
-    from attnscope.study.knockout.nulls import SEVERAL
+    from attnscope.studies.knockout import SEVERAL
 
     lines = []
     for kind, name in ALIKE.items():
@@ -116,7 +117,7 @@ def _effects_and_p(row: Row) -> str:
 
 def has_intervals(found: Knocked) -> bool:
     """Whether there are texts enough for an interval of any effect."""
-    from attnscope.study.statistics import FEWEST
+    from attnscope.studies.statistics import FEWEST
 
     return bool((found.statistics["n"] >= FEWEST).any())
 
@@ -138,6 +139,6 @@ def coloured(found: Knocked) -> Prose:
 
 def case_name(found: Knocked, place: int) -> str:
     """A token as the table names it."""
-    from attnscope.study.knockout.records import key_name
+    from attnscope.studies.knockout_records import key_name
 
     return key_name(found.cases[0], place)

@@ -17,7 +17,7 @@ from attnscope.cli.takes import takes
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from attnscope.study.patching.effects import PatchedPairs
+    from attnscope.studies.patching import PatchedPairs
 
 RIVER = '"the bank of the river, the bank of the" --corrupted "the bank of the field, the bank of the"'
 EXAMPLES = (
@@ -40,7 +40,7 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTa
     output.wanted_format(table.format)
     text = read_one(paired, table)
 
-    from attnscope.study.patching.pairs import AskedPair
+    from attnscope.studies.patching import AskedPair
 
     shared = {
         "corrupted": paired.corrupted,
@@ -55,7 +55,7 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTa
     asked = questions(paired, text, AskedPair.FIELDS, make, beside.sequences, stdin="jsonl")
 
     from attnscope.calls.knockout import chosen_heads
-    from attnscope.study.patching.effects import PatchStudy
+    from attnscope.studies.patching import PatchStudy
 
     loaded = load_studied(paired, table)
     plan = patch_plan(patches, beside, chosen_heads(loaded, patches.select, patches.atlas))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from attnscope.interventions.spec import Selection
-    from attnscope.study.patching.effects import PatchPlan
+    from attnscope.studies.patching import PatchPlan
 
 
 @option_group
@@ -111,7 +111,7 @@ class PatchTable(StudyTable):
 
 def patch_plan(patches: Patches, beside: BesideOthers, selection: Selection | None) -> PatchPlan:
     """What is patched, and how that is measured."""
-    from attnscope.study.patching.effects import PatchPlan
+    from attnscope.studies.patching import PatchPlan
 
     name = PatchPlan.name if patches.select is None else patches.select
     return PatchPlan(patches.what, patches.over, selection, name, patches.method, beside.random, beside.seed)

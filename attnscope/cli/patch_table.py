@@ -14,7 +14,7 @@ from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Sheet
 
 if TYPE_CHECKING:
-    from attnscope.study.patching.effects import PatchedPairs
+    from attnscope.studies.patching import PatchedPairs
 
 EFFECT = "effect: what the answer loses where the heads are as in the corrupted text"
 RESTORED = "restored: what the answer of the corrupted text gains where they are as in TEXT"

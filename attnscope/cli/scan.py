@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from attnscope.calls.scan import Scan
     from attnscope.figures import Style
     from attnscope.model.options import LoadOptions
-    from attnscope.study.atlas.atlas import Atlas
+    from attnscope.studies.atlas import Atlas
 
 EXAMPLES = (
     "attnscope scan demo --sequences 32 --texts corpus.txt.gz --out runs/atlas && "

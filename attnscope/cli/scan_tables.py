@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
     from attnscope.cli.top import Top
     from attnscope.model.selection import HeadIndex
-    from attnscope.study.atlas.atlas import Atlas
-    from attnscope.study.atlas.findings import Finding
-    from attnscope.study.atlas.texts import OnTexts
+    from attnscope.studies.atlas import Atlas, Finding
+    from attnscope.studies.head_distances import OnTexts
 
 WIDE = 108  # a narrower screen shows one null alone, and roles below each other
 
@@ -32,7 +31,7 @@ def scanned_sheet(atlas: Atlas, probe: str | None, top: int | None, read: OnText
 
 def named_sheet(atlas: Atlas, top: int | None) -> Sheet:
     """A row per head and role: the probe that named it, its score and null, and the effect's interval."""
-    from attnscope.study.atlas.roles import MARK, named_by
+    from attnscope.studies.atlas import MARK, named_by
 
     rows: list[Row] = []
     uniform = _near_uniform(atlas)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from attnscope.cli.study_options import StudyTable
     from attnscope.cli.top import Top
     from attnscope.model.loaded import LoadedModel
-    from attnscope.study.records import StudyRecord
-    from attnscope.study.study import Cost, Study
+    from attnscope.studies.parts import StudyRecord
+    from attnscope.studies.study import Cost, Study
     from attnscope.utils.tables import TableRecord
 
 Record = TypeVar("Record", bound="StudyRecord")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from attnscope.model.geometry import Geometry
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.request import CaptureSpec as Ask
-    from attnscope.study.knockout.effects import KnockoutStudy
-    from attnscope.study.knockout.records import Knocked
+    from attnscope.studies.knockout import KnockoutStudy
+    from attnscope.studies.knockout_records import KnockoutResult as Knocked
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class CutEdges(Purpose):
     def study(self, loaded: LoadedModel, ask: Ask, texts: Sequence[AskedText]) -> KnockoutStudy:
         """The study of some texts, of which the ask names the heads."""
         from attnscope.calls.knockout import chosen_heads
-        from attnscope.study.knockout.effects import KnockoutStudy
+        from attnscope.studies.knockout import KnockoutStudy
 
         heads = chosen_heads(loaded, ask.select, ask.atlas)
         plan = CutPlan(self.over, heads, ask.select or CutPlan.name, self.how, self.random, self.seed)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from attnscope.observe.observation import Observation
     from attnscope.observe.request import CaptureSpec as Ask
     from attnscope.observe.run import Run
-    from attnscope.study.why.records import KeyParts
+    from attnscope.studies.attribution_records import KeyParts
     from attnscope.viewer.plan import Plan
 
 REST = 3  # components that are no heads or blocks: embedding, bias, position
@@ -142,7 +142,7 @@ class ShowPage(Purpose):
 def divergences(first: Observation, other: Observation, align: Align | None) -> list[HeadDivergence]:
     """Of each head that both hold whole. Raises InputError as `alignment`."""
     from attnscope.inputs.spans import alignment, units
-    from attnscope.study.comparison import weights_divergence
+    from attnscope.studies.comparison import weights_divergence
 
     plain = first.prompt.plain, other.prompt.plain
     shared, found = units(*plain, alignment(*plain, align)), list[HeadDivergence]()
@@ -239,8 +239,7 @@ def why_of(
 
     Raises UsageError where they have no room in the page, and as `study.why.parts.parts_of`.
     """
-    from attnscope.study.why.keys import key_parts
-    from attnscope.study.why.parts import check_model
+    from attnscope.studies.attribution import check_model, key_parts
 
     check_model(loaded)
     _check_room(loaded.geometry.heads_by_layer, heads, len(queries), len(ids), plan)

@@ -17,13 +17,13 @@ import numpy as np
 from attnscope import figures
 from attnscope.figures import Panel, SetCost, Style, save_metrics
 from attnscope.figures.style import Quantity, count
-from attnscope.study.atlas.roles import NAMED_BY
+from attnscope.studies.atlas import NAMED_BY
 from attnscope.utils.display import shortened
 
 if TYPE_CHECKING:
     from attnscope.model.selection import HeadIndex
-    from attnscope.study.ablation.effects import Ablation
-    from attnscope.study.atlas.atlas import Atlas
+    from attnscope.studies.ablation import Ablation
+    from attnscope.studies.atlas import Atlas
 
 PICTURE, OF_HEADS = "ablation", "ablation_heads"  # without the suffix of their kind of file
 MOST_SETS = 40  # bars of a picture

@@ -17,9 +17,9 @@ import pyarrow as pa
 from attnscope.errors import InputError, visible
 from attnscope.figures import About, Style
 from attnscope.observe.atlas import columns_of
-from attnscope.study.ablation import effects
-from attnscope.study.atlas import atlas
-from attnscope.study.differences import NAME as COMPARISON
+from attnscope.studies import ablation as effects
+from attnscope.studies import atlas
+from attnscope.studies.comparison import NAME as COMPARISON
 from attnscope.utils.files import damaged
 
 MOST = 1 << 12  # layers of a model, and heads of a layer: a number beyond is no place
@@ -44,9 +44,9 @@ def redraw_study(folder: Path, into: Path, style: Style = Style()) -> Redrawn | 
 
 def _scan(folder: Path, into: Path, style: Style) -> Redrawn:
     from attnscope.show.atlas import HEAD_JS, save_head_js, save_probes
-    from attnscope.study.atlas.texts import kept_texts
+    from attnscope.studies.head_distances import kept_texts
 
-    scan = atlas.kept(folder)
+    scan = atlas.load_atlas(folder)
     name = _name(scan.facts)
     _check(folder, scan.heads)
     paths = [save_probes(scan, into, name, style)]
@@ -63,7 +63,7 @@ def _checkpoints(folder: Path, into: Path, style: Style) -> Redrawn:
     with damaged(f"{folder} holds no whole scans", "make them: attnscope scan MODEL --out DIR"):
         columns = columns_of(folder / TABLE, pa.schema([("revision", pa.string())]))
         revisions = list(dict.fromkeys(map(str, columns["revision"])))
-    atlases = {visible(name): atlas.kept(folder_of(folder, name)) for name in revisions}
+    atlases = {visible(name): atlas.load_atlas(folder_of(folder, name)) for name in revisions}
     for scan in atlases.values():
         _check(folder, scan.heads)
     return Redrawn([draw_checkpoints(atlases, into, _name(next(iter(atlases.values())).facts), style)])
@@ -87,7 +87,7 @@ def _ablation(folder: Path, into: Path, style: Style) -> Redrawn:
 
 def _comparison(folder: Path, into: Path, style: Style) -> Redrawn:
     from attnscope.show.comparison import save_differences
-    from attnscope.study.differences import kept_comparison
+    from attnscope.studies.comparison import kept_comparison
 
     comparison, texts = kept_comparison(folder)
     _check(folder, comparison.heads)

@@ -13,14 +13,13 @@ import numpy as np
 
 from attnscope.figures import Pairs, Panel, Style, save_metrics, save_pairs
 from attnscope.figures.style import ROLE_COLOURS, count
-from attnscope.study.atlas.clusters import clustered
-from attnscope.study.atlas.roles import LEAST
+from attnscope.studies.atlas import LEAST
+from attnscope.studies.head_distances import clustered
 from attnscope.utils.display import head_name
 
 if TYPE_CHECKING:
-    from attnscope.study.atlas.atlas import Atlas
-    from attnscope.study.atlas.findings import Finding
-    from attnscope.study.atlas.texts import OnTexts
+    from attnscope.studies.atlas import Atlas, Finding
+    from attnscope.studies.head_distances import OnTexts
 
 OTHER_ROLE = "#000000"
 PROBES, HEAD_JS = "probes", "head_js"  # pictures, without the suffix of their kind of file

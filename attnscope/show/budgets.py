@@ -14,7 +14,7 @@ from attnscope.show.ablation import Shown, save_effects
 from attnscope.utils.display import shortened
 
 if TYPE_CHECKING:
-    from attnscope.study.budgets.effects import BudgetCosts
+    from attnscope.studies.budgets import BudgetCosts
 
 PICTURE, CURVE = "budgets", "budgets_curve"  # without the suffix of their kind of file
 MOST_PANELS = 12  # budgets that are drawn by heads

@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from attnscope.figures import Course, Style, save_courses
 from attnscope.model.selection import HeadIndex
-from attnscope.study.atlas.atlas import Atlas
-from attnscope.study.atlas.roles import LEAST
+from attnscope.studies.atlas import LEAST, Atlas
 from attnscope.utils.display import head_name
 from attnscope.utils.tables import save, words
 

@@ -20,14 +20,14 @@ from attnscope.figures import Maps, Panel, Style, save_layers, save_metrics
 from attnscope.inputs.spans import WORDS
 from attnscope.metrics.metrics import METRICS, Metric, metrics_for
 from attnscope.model.libraries import versions
-from attnscope.study.differences import NAME, SCHEMA, Places, clear, heads_table, metrics_table, tokens_table
+from attnscope.studies.comparison import NAME, SCHEMA, Places, clear, heads_table, metrics_table, tokens_table
 from attnscope.utils.display import model_name
 from attnscope.utils.files import save_json, sha256_of
 from attnscope.utils.folders import writable
 from attnscope.utils.tables import save as save_table
 
 if TYPE_CHECKING:
-    from attnscope.study.comparison import Comparison, Pair, Shared
+    from attnscope.studies.comparison import Comparison, Pair, Shared
 
 LONGEST_TEXT, LONGEST_SIDE = 40, 28  # letters at the foot of a picture, and of a side in a title
 

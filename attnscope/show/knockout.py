@@ -12,7 +12,7 @@ from attnscope.show.ablation import Shown, save_effects
 from attnscope.utils.display import shortened
 
 if TYPE_CHECKING:
-    from attnscope.study.knockout.records import Knocked
+    from attnscope.studies.knockout_records import KnockoutResult as Knocked
 
 PICTURE = "knockout"  # without the suffix of its kind of file
 

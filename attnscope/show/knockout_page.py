@@ -18,7 +18,8 @@ from attnscope.viewer.side import rounded, said_of
 
 if TYPE_CHECKING:
     from attnscope.model.geometry import Geometry
-    from attnscope.study.knockout.records import AskedCut, Case, Knocked
+    from attnscope.studies.knockout_records import AskedCut, Case
+    from attnscope.studies.knockout_records import KnockoutResult as Knocked
     from attnscope.viewer.pack import Blobs
     from attnscope.viewer.page import Page
     from attnscope.viewer.side import Wanted

@@ -13,7 +13,7 @@ from attnscope.utils.display import shortened
 
 if TYPE_CHECKING:
     from attnscope.figures.patches import Grid, Lines
-    from attnscope.study.patching.effects import PatchedPairs
+    from attnscope.studies.patching import PatchedPairs
 
 PICTURE = "patching"  # without the suffix of its kind of file
 TITLES = {"output": "outputs", "pattern": "patterns", "key": "keys", "value": "values"}

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnscope.study.why.records import KeyParts
+from attnscope.studies.attribution_records import KeyParts
 from attnscope.viewer.pack import Blobs, joined_arrays
 from attnscope.viewer.side import Side, Wanted
 
 if TYPE_CHECKING:
     from attnscope.observe.observation import Observation
-    from attnscope.study.why.records import Component
+    from attnscope.studies.attribution_records import Component
 
 
 class WhySide(Side):

@@ -23,10 +23,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import attnscope
-from attnscope.study.atlas.findings import BATCH_TOKENS, findings_of, read_trial
-from attnscope.study.atlas.long_range_copying import VALUES, completed
-from attnscope.study.atlas.probes import RECALL, Measure, Trial, batches
-from attnscope.study.atlas.scan import plan
+from attnscope.studies.atlas import BATCH_TOKENS, findings_of, plan, read_trial
+from attnscope.studies.copying import VALUES, completed
+from attnscope.studies.probes import RECALL, Measure, Trial, batches
 from external.common import Check, Report, arguments
 from external.models import demo_folder
 

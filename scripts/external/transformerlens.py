@@ -20,7 +20,7 @@ import attnscope
 from attnscope.interventions.passes import measured
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.observe.logit_path import Way, way_to_logits
-from attnscope.study.ablation.direct import direct_effects
+from attnscope.studies.ablation import direct_effects
 from external.common import Check, Report, arguments
 from external.models import demo_folder, tiny
 from external.transformerlens_models import ANSWER, FOIL, TOKENS, Both, near

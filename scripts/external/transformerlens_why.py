@@ -16,8 +16,8 @@ from transformer_lens.model_bridge.generalized_components.joint_qkv_position_emb
     JointQKVPositionEmbeddingsAttentionBridge,
 )
 
-from attnscope.study.why.parts import parts_of
-from attnscope.study.why.records import AskedLogit
+from attnscope.studies.attribution import decompose_logit as parts_of
+from attnscope.studies.attribution_records import LogitQuery as AskedLogit
 from external.common import Check, Report
 from external.transformerlens_models import TOKENS, Both, near
 

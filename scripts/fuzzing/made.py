@@ -167,14 +167,14 @@ def stopped(name: str) -> Path:
 def one_by_one() -> None:
     """Have studies read every sequence in a batch of its own."""
     from attnscope.interventions import passes
-    from attnscope.study.atlas import findings
+    from attnscope.studies import atlas as findings
 
     passes.CPU_TOKENS = findings.BATCH_TOKENS = 1
 
 
 def stop_early() -> None:
     """Have a study end as with Ctrl-C, once a batch is kept."""
-    from attnscope.folder.parts import Parts
+    from attnscope.studies.parts import Parts
 
     one_by_one()
     keep = Parts.batch

@@ -23,7 +23,7 @@ from attnscope.cli.dataset import dataset_sheet, open_ends
 from attnscope.errors import InputError, UsageError
 from attnscope.metrics.metrics import METRICS
 from attnscope.model import loading
-from attnscope.study.statistics import SHARE, means
+from attnscope.studies.statistics import SHARE, means
 from helpers.command_line import HANGS, call, on_terminal
 from helpers.corpora import batch, jsonl, some_texts
 

@@ -22,7 +22,7 @@ from attnscope.errors import InputError, UsageError
 from attnscope.metrics.metrics import METRICS
 from attnscope.model.loaded import LoadedModel
 from attnscope.observe.request import Request
-from attnscope.study.statistics import SHARE, means
+from attnscope.studies.statistics import SHARE, means
 from attnscope.utils.folders import locked
 from helpers.command_line import Result, call
 from helpers.corpora import jsonl, some_texts

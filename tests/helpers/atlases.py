@@ -4,9 +4,8 @@ import numpy as np
 
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.observe.atlas import SCHEMA
-from attnscope.study.atlas.atlas import Atlas
-from attnscope.study.atlas.findings import Finding
-from attnscope.study.statistics import Effects
+from attnscope.studies.atlas import Atlas, Finding
+from attnscope.studies.statistics import Effects
 
 
 def made_atlas(folder, roles, model="demo", revision=None, heads=(4, 6)):

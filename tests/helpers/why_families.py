@@ -9,7 +9,8 @@ import torch
 import attnscope
 from attnscope.calls.why_options import MEAN
 from attnscope.model.loaded import LoadedModel
-from attnscope.study.why.records import AskedLogit, LogitParts
+from attnscope.studies.attribution_records import LogitParts
+from attnscope.studies.attribution_records import LogitQuery as AskedLogit
 
 QUERY = 15
 LAYERS = 4  # of a stack; keys may be an earlier layer's

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from attnscope.study.atlas.scan import Plan, plan
+from attnscope.studies.atlas import Plan, plan
 
 
 @pytest.fixture

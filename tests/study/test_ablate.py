@@ -19,10 +19,8 @@ from attnscope.interventions.passes import Passes, measured
 from attnscope.interventions.spec import HeadSet
 from attnscope.model.loading import DEMO_FOLDER
 from attnscope.show.ablation import costs_of
-from attnscope.study.ablation.direct import direct_means
-from attnscope.study.ablation.effects import AblationStudy, HeadSets
-from attnscope.study.ablation.tasks import copy
-from attnscope.study.statistics import effect_columns
+from attnscope.studies.ablation import AblationStudy, HeadSets, copy, direct_means
+from attnscope.studies.statistics import effect_columns
 from attnscope.utils import display as cells
 from helpers.atlases import made_atlas
 from helpers.command_line import call
@@ -73,7 +71,7 @@ def test_the_table_has_every_set_head_and_random_set(demo, studied):
 
 
 def test_from_32_sequences_on_there_are_intervals(demo, monkeypatch):
-    monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
+    monkeypatch.setattr("attnscope.studies.ablation.PERIOD", 10)
     sets = [HeadSet("late", ((3, 0), (3, 1))), HeadSet("L3H0", ((3, 0),))]
     found = attnscope.ablate(demo, named(sets), sequences=32, random=0).found
     together, *_ = rows_of(found.table(), "together")
@@ -128,7 +126,7 @@ def test_another_run_is_not_mixed_in(demo, studied):
 
 def test_other_weights_of_the_same_name_are_not_mixed_in(demo, studied, monkeypatch):
     *_, folder = studied
-    monkeypatch.setattr("attnscope.folder.parts.weights_sha256", lambda *folders: {"model.safetensors": "0"})
+    monkeypatch.setattr("attnscope.studies.parts.weights_sha256", lambda *folders: {"model.safetensors": "0"})
     with pytest.raises(UsageError, match=": other weights;"):
         attnscope.ablate(demo, named(SETS), sequences=4, random=3, out=folder)
 
@@ -196,7 +194,7 @@ def test_a_set_of_one_head_has_one_row(demo):
 
 def test_random_sets_say_how_many_they_are_and_of_which_heads(tmp_path, monkeypatch):
     """Layer 3 has C(6, 2) pairs: without the set's own heads C(4, 2), of all heads all but the set itself."""
-    monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
+    monkeypatch.setattr("attnscope.studies.ablation.PERIOD", 10)
     monkeypatch.setattr("attnscope.calls.ablate.save_ablation", lambda *given: None)  # test_ablate_other draws
     asked = ("ablate", "demo", "--select", "3.0-1", "--sequences", "2", "--format", "table")
     unnamed = call(*asked, "--out", str(tmp_path), columns=140)
@@ -263,7 +261,7 @@ def test_roles_of_an_atlas_are_sets(tmp_path):
 def test_without_sets_and_atlas_probes_name_them(monkeypatch, demo_without_atlas):
     probed = []
     monkeypatch.setattr(
-        "attnscope.study.atlas.scan.ScanStudy.run", lambda study, advance: probed.append(study.planned) or ATLAS
+        "attnscope.studies.atlas.ScanStudy.run", lambda study, advance: probed.append(study.planned) or ATLAS
     )
     result = call("ablate", demo_without_atlas, *FAST, "--format", "jsonl")
     assert [one.name for one in probed[0].trials] == [
@@ -272,7 +270,7 @@ def test_without_sets_and_atlas_probes_name_them(monkeypatch, demo_without_atlas
     ]
     assert "no sets were named: probes find the roles, " in result.err
     assert json.loads(result.out.splitlines()[0])["set"] == "induction"
-    monkeypatch.setattr("attnscope.study.atlas.scan.ScanStudy.run", lambda study, advance: made_atlas(None, {}))
+    monkeypatch.setattr("attnscope.studies.atlas.ScanStudy.run", lambda study, advance: made_atlas(None, {}))
     result = call("ablate", demo_without_atlas, *FAST)
     assert (result.code, "no head has a role; name heads with --select" in result.err) == (4, True)
 
@@ -285,7 +283,7 @@ def test_a_role_without_an_atlas_is_refused_in_one_line(demo_without_atlas):
 
 def test_the_demos_own_atlas_names_the_sets(monkeypatch):
     monkeypatch.setattr(
-        "attnscope.study.atlas.scan.ScanStudy.run", lambda *given, **how: pytest.fail("it was scanned already")
+        "attnscope.studies.atlas.ScanStudy.run", lambda *given, **how: pytest.fail("it was scanned already")
     )
     result = call("ablate", "demo", *FAST, "-q", "--format", "jsonl").silent()
     sets = [(row["set"], row["heads"]) for row in result.records if row["condition"] == "together"]
@@ -295,7 +293,7 @@ def test_the_demos_own_atlas_names_the_sets(monkeypatch):
 
 def test_before_the_probes_have_run_a_set_has_its_cost(monkeypatch, demo_without_atlas):
     monkeypatch.setattr(
-        "attnscope.study.atlas.scan.ScanStudy.run", lambda *given, **how: pytest.fail("nothing is to be run")
+        "attnscope.studies.atlas.ScanStudy.run", lambda *given, **how: pytest.fail("nothing is to be run")
     )
     result = call("ablate", demo_without_atlas, *FAST, "--dry-run").ok()
     assert b"then per set and random set at most 202 tokens x 4 layers" in result.out  # 2 sequences of 101 tokens

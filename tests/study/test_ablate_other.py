@@ -10,9 +10,7 @@ import pytest
 from attnscope.interventions.passes import measured, prepared
 from attnscope.interventions.spec import HeadSet
 from attnscope.show.ablation import costs_of, shown_of
-from attnscope.study.ablation.direct import Direct, direct_means
-from attnscope.study.ablation.effects import AblationStudy, HeadSets
-from attnscope.study.ablation.tasks import copy
+from attnscope.studies.ablation import AblationStudy, Direct, HeadSets, copy, direct_means
 from helpers.command_line import call
 
 FEW = ("--sequences", "2", "--replace", "zero")
@@ -21,7 +19,7 @@ FEW = ("--sequences", "2", "--replace", "zero")
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """The copy task on texts of 21 tokens."""
-    monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
+    monkeypatch.setattr("attnscope.studies.ablation.PERIOD", 10)
 
 
 def asked(*arguments):

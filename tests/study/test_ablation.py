@@ -17,7 +17,7 @@ from attnscope.interventions.passes import measured, prepared
 from attnscope.interventions.replacement import replacing
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.model.loading import wrap
-from attnscope.study.ablation.tasks import copy
+from attnscope.studies.ablation import copy
 from helpers.families import tiny_model
 
 ALIKE = "the bank of the river", "the bank of the field", "the man of the river"  # of as many tokens

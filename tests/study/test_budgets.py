@@ -16,8 +16,7 @@ from attnscope.interventions.cache import CacheBudget
 from attnscope.model.loading import wrap
 from attnscope.model.selection import select, written_heads
 from attnscope.show.budgets import save_budgets
-from attnscope.study.budgets.cases import AskedCache, budget_cases
-from attnscope.study.budgets.effects import BudgetPlan, BudgetStudy
+from attnscope.studies.budgets import AskedCache, BudgetPlan, BudgetStudy, budget_cases
 from helpers.budgeted import budgeted
 from helpers.families import tiny_model
 

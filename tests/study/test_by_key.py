@@ -14,7 +14,7 @@ from attnscope.observe.logit_path import way_to_logits
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.observe.request import Request
 from attnscope.observe.run import read
-from attnscope.study.ablation.direct import direct_effects
+from attnscope.studies.ablation import direct_effects
 from helpers.command_line import call
 from helpers.families import few
 from helpers.parity_models import TYPES, ids_for, roused_model

@@ -17,9 +17,9 @@ from attnscope.model import loading
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.loading import Source
 from attnscope.show.checkpoints import courses, stacked
-from attnscope.study.atlas.atlas import Atlas, kept
-from attnscope.study.atlas.findings import Finding
-from attnscope.study.statistics import Effects
+from attnscope.studies.atlas import Atlas, Finding
+from attnscope.studies.atlas import load_atlas as kept
+from attnscope.studies.statistics import Effects
 from helpers.command_line import call
 from helpers.fake_hub import COMMIT, serve
 from helpers.folders import saved

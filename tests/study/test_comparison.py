@@ -27,10 +27,17 @@ from attnscope.metrics.metrics import KNOWN
 from attnscope.model.loading import wrap
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.show.comparison import panels, signed_maps
-from attnscope.study import comparison
-from attnscope.study.comparison import OneSide, compare_heads, kept_bytes
-from attnscope.study.differences import heads_table, kept_comparison, metrics_table, tokens_table
-from attnscope.study.statistics import FEWEST
+from attnscope.studies import comparison
+from attnscope.studies.comparison import (
+    OneSide,
+    compare_heads,
+    heads_table,
+    kept_bytes,
+    kept_comparison,
+    metrics_table,
+    tokens_table,
+)
+from attnscope.studies.statistics import FEWEST
 from helpers.command_line import call
 from helpers.compared import differences
 from helpers.families import tiny_model

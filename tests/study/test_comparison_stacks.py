@@ -16,8 +16,7 @@ from attnscope.model.selection import CROSS, DECODER, ENCODER
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.observe.run import prepare
 from attnscope.show.comparison import panels, signed_maps
-from attnscope.study.comparison import OneSide, compare_heads, kept_bytes
-from attnscope.study.differences import heads_table, metrics_table, tokens_table
+from attnscope.studies.comparison import OneSide, compare_heads, heads_table, kept_bytes, metrics_table, tokens_table
 from helpers.command_line import call
 from helpers.compared import differences
 from helpers.folders import with_tokenizer

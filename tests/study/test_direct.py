@@ -11,8 +11,8 @@ from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen
 from attnscope.hooks.projections import gated_projections
 from attnscope.observe.logit_path import way_to_logits
-from attnscope.study.ablation.direct import direct_effects
-from attnscope.study.atlas.copying import copying_of
+from attnscope.studies.ablation import direct_effects
+from attnscope.studies.copying import copying_of
 from helpers.families import few
 from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
 

@@ -12,7 +12,7 @@ from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.pruning import pruning_figure, save_pruning
 from attnscope.figures.writer import drawing
 from attnscope.show.ablation import Shown, costs_of, effect_panels, save_ablation, save_effects
-from attnscope.study.ablation.effects import Ablation, HeadSets
+from attnscope.studies.ablation import Ablation, HeadSets
 
 HEADS = [(0, 0), (0, 1), (2, 0), (2, 1)]
 ALONE = Shown("alone", "nats", {(0, 0): 0.08, (0, 1): -0.01, (2, 0): 0.66, (2, 1): 0.0}, "nats")

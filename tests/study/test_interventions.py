@@ -7,8 +7,7 @@ import torch
 from attnscope.hooks.engines import UNCHECKED
 from attnscope.interventions.passes import measured, prepared
 from attnscope.interventions.spec import HeadSet
-from attnscope.study.ablation.effects import AblationStudy, HeadSets
-from attnscope.study.ablation.tasks import copy
+from attnscope.studies.ablation import AblationStudy, HeadSets, copy
 from helpers.hidden import Hidden
 
 SETS = (HeadSet("induction", ((3, 0), (3, 1))), HeadSet("one", ((1, 5),)))

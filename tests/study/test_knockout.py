@@ -19,12 +19,9 @@ from attnscope.interventions.spec import AskedText, Cut, CutPlan, HeadSet
 from attnscope.metrics.roles import SINK_MASS as RESTS
 from attnscope.model.loading import wrap
 from attnscope.show.knockout import save_knockout
-from attnscope.study.knockout.cases import cases_of
-from attnscope.study.knockout.cuts import cuts_over
-from attnscope.study.knockout.effects import KnockoutStudy
-from attnscope.study.knockout.nulls import OWN, SEVERAL, heads_null, permuted_null
-from attnscope.study.knockout.records import Masses, p_of_size, p_of_tails
-from attnscope.study.study import HALF
+from attnscope.studies.knockout import OWN, SEVERAL, KnockoutStudy, cases_of, cuts_over, heads_null, permuted_null
+from attnscope.studies.knockout_records import Masses, p_of_size, p_of_tails
+from attnscope.studies.study import HALF
 from helpers.families import tiny_model
 from helpers.loops import looped
 
@@ -462,7 +459,7 @@ def test_over_all_layers_of_texts_the_last_alone_is_missed(demo):
 def test_shared_layers_measure_the_same(demo, monkeypatch):
     shared = attnscope.knockout(demo, BANK, key="river", over="heads", random=0)
     assert shared.facts["unshared"] is None
-    monkeypatch.setattr("attnscope.study.study.SHARED_FROM", 10**6)
+    monkeypatch.setattr("attnscope.studies.study.SHARED_FROM", 10**6)
     apart = attnscope.knockout(demo, BANK, key="river", over="heads", random=0)
     assert shared.table()["effect"].to_pylist() == pytest.approx(apart.table()["effect"].to_pylist(), abs=1e-5)
 

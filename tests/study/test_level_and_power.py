@@ -15,7 +15,7 @@ from intervals import SHARE, ends, of_masses, of_nats, unruled  # noqa: E402
 from intervals import generator as draws_of  # noqa: E402
 from p_values import DRAWS, PLANTED, of_means, p_of_means, planted  # noqa: E402
 
-from attnscope.study.statistics.flips import symmetric_p  # noqa: E402
+from attnscope.studies.intervals import symmetric_p  # noqa: E402
 
 PAGE = (ROOT / "docs/statistics.md").read_text("utf-8")
 ASKED = 7  # kinds of effects, the first ones: those for which p is to keep its level and power

@@ -8,12 +8,9 @@ import torch
 
 from attnscope.metrics.divergence import js_bits
 from attnscope.model.loading import wrap
-from attnscope.study.atlas.findings import findings_of, read_trial
-from attnscope.study.atlas.long_range_copying import DEPTHS, LongRangeCopying, Recall, completed, lengths, needles
-from attnscope.study.atlas.pool import begins, token_pool
-from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, Arm, Measure, Trial, trials
-from attnscope.study.atlas.roles import near_uniform, roles_of
-from attnscope.study.atlas.scan import plan
+from attnscope.studies.atlas import findings_of, near_uniform, plan, read_trial, roles_of
+from attnscope.studies.copying import DEPTHS, LongRangeCopying, Recall, completed, lengths, needles
+from attnscope.studies.probes import FROM_UNIFORM, RECALL, Arm, Measure, Trial, begins, token_pool, trials
 from helpers.families import tiny_model
 
 SCORE, MOVED = Measure("needle", "copied"), Measure("needle", "moved span")

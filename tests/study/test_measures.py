@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from attnscope.errors import InputError, UsageError
-from attnscope.folder.parts import Parts, claim
 from attnscope.interventions.base import LogitDifference
 from attnscope.interventions.passes import measured, prepared
 from attnscope.interventions.patching import first_order
 from attnscope.interventions.spec import HeadSet
-from attnscope.study.ablation.effects import AblationStudy, HeadSets
-from attnscope.study.ablation.prune import curve, pruned
-from attnscope.study.ablation.tasks import copy
-from attnscope.study.study import task_facts
+from attnscope.studies.ablation import AblationStudy, HeadSets, copy
+from attnscope.studies.ablation_search import curve, pruned
+from attnscope.studies.parts import Parts, claim
+from attnscope.studies.study import task_facts
 from helpers.hidden import Hidden
 
 BOTH = HeadSet("induction", ((3, 0), (3, 1)))

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from attnscope.errors import UsageError
-from attnscope.folder.parts import Column, Parts, claim
 from attnscope.interventions.base import LOSS
 from attnscope.interventions.spec import HeadSet
-from attnscope.study.ablation.prune import pruned
-from attnscope.study.atlas import scan as scan_room
-from attnscope.study.atlas.findings import read_trial
-from attnscope.study.atlas.scan import ScanStudy, plan
+from attnscope.studies import atlas as scan_room
+from attnscope.studies.ablation_search import pruned
+from attnscope.studies.atlas import ScanStudy, plan, read_trial
+from attnscope.studies.parts import Column, Parts, claim
 from helpers.command_line import call
 
 GOOD = {"loss": np.arange(6.0).reshape(2, 3), "word": np.array(["sink", "-"])}
@@ -159,7 +158,7 @@ def test_a_damaged_folder_is_said_by_the_command(tmp_path: Path, command: str) -
 def test_the_cost_of_a_million_sequences_is_that_of_few_times_as_many(
     line: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnscope.study.atlas.scan.scan_seconds", lambda *given: 1e-3)  # which would read a batch
+    monkeypatch.setattr("attnscope.studies.atlas.scan_seconds", lambda *given: 1e-3)  # which would read a batch
 
     def numbers(sequences: int) -> list[str]:
         result = call(line[0], "demo", *line[1:], "-q", "--dry-run", "--sequences", str(sequences)).ok()
@@ -175,14 +174,14 @@ def test_the_cost_of_a_million_sequences_is_that_of_few_times_as_many(
 
 
 def test_a_draft_costs_what_its_trial_takes(demo) -> None:
-    from attnscope.study.atlas.scan import scan_cost
+    from attnscope.studies.atlas import scan_cost
 
     for sequences in (1, 2, 7):
         assert scan_cost(demo, sequences) == {one.name: one.tokens for one in plan(demo, sequences=sequences).trials}
 
 
 def test_sequences_without_room_are_refused_before_they_are_drawn(demo, monkeypatch) -> None:
-    monkeypatch.setattr("attnscope.study.atlas.probes.free_memory", lambda device: 2**30)
+    monkeypatch.setattr("attnscope.studies.probes.free_memory", lambda device: 2**30)
     result = call("scan", "demo", "-q", "--sequences", "1000000")
     assert (result.code, result.out) == (5, b"")
     assert "ask for fewer with --sequences 64" in result.err

@@ -14,8 +14,8 @@ import attnscope
 from attnscope.cli.patch_table import shown, to_know
 from attnscope.errors import InputError, UsageError
 from attnscope.show.patching import save_patching
-from attnscope.study.ablation.screen import TRIED
-from attnscope.study.statistics import rank_correlation, ratios
+from attnscope.studies.ablation_search import TRIED
+from attnscope.studies.statistics import rank_correlation, ratios
 from helpers.families import tiny_model
 from helpers.loops import looped
 from helpers.pretrained import pretrained

@@ -10,11 +10,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from attnscope.errors import InputError
 from attnscope.hooks.projections import output_projections
 from attnscope.model.loading import wrap
-from attnscope.study.atlas.copying import copying_of
-from attnscope.study.atlas.findings import read_trial
-from attnscope.study.atlas.pool import begins, token_pool
-from attnscope.study.atlas.probes import Arm, Measure, Trial, trials
-from attnscope.study.atlas.scan import ScanStudy, plan
+from attnscope.studies.atlas import ScanStudy, plan, read_trial
+from attnscope.studies.copying import copying_of
+from attnscope.studies.probes import Arm, Measure, Trial, begins, token_pool, trials
 from helpers.families import tiny_model
 from helpers.parity_models import ids_for, roused_model
 

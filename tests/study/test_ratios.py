@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attnscope.study.statistics import FEWEST, means, ratios
+from attnscope.studies.statistics import FEWEST, means, ratios
 
 
 def correlated(correlation, away, pairs, runs, seed=0):

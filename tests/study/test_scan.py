@@ -19,12 +19,10 @@ from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.observe.atlas import roles_by_head
 from attnscope.show.atlas import probe_panel, probes_note, save_probes
-from attnscope.study.atlas import scan as scan_room
-from attnscope.study.atlas.atlas import kept as read_back
-from attnscope.study.atlas.findings import read_trial
-from attnscope.study.atlas.pool import token_pool
-from attnscope.study.atlas.roles import named_by
-from attnscope.study.atlas.scan import ScanStudy, plan
+from attnscope.studies import atlas as scan_room
+from attnscope.studies.atlas import ScanStudy, named_by, plan, read_trial
+from attnscope.studies.atlas import load_atlas as read_back
+from attnscope.studies.probes import token_pool
 from helpers.atlases import made_atlas
 from helpers.command_line import call
 from helpers.families import tiny_model
@@ -271,7 +269,7 @@ def expected_lines(atlas):
 
 
 def test_the_command_prints_the_heads_that_are_named(kept, monkeypatch):
-    monkeypatch.setattr("attnscope.study.atlas.scan.ScanStudy.run", lambda *given, **how: kept[0])
+    monkeypatch.setattr("attnscope.studies.atlas.ScanStudy.run", lambda *given, **how: kept[0])
     result = call("scan", "demo", "-q", "--sequences", "2", columns=120).silent()
     assert sorted(named_lines(result)) == expected_lines(kept[0])
 

@@ -6,19 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.folder.parts import Parts
 from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen
 from attnscope.interventions.passes import measured, prepared
 from attnscope.interventions.patching import first_order
 from attnscope.interventions.spec import HeadSet, Task
 from attnscope.observe.logit_path import way_to_logits
-from attnscope.study.ablation.direct import direct
-from attnscope.study.ablation.pairs import pair_sets, synergies
-from attnscope.study.ablation.prune import curve, prune_cost, pruned
-from attnscope.study.ablation.screen import tried_of
-from attnscope.study.ablation.tasks import copy
-from attnscope.study.statistics import rank_correlation
+from attnscope.studies.ablation import copy, direct
+from attnscope.studies.ablation_search import curve, pair_sets, prune_cost, pruned, synergies, tried_of
+from attnscope.studies.parts import Parts
+from attnscope.studies.statistics import rank_correlation
 
 INDUCTION = ((3, 0), (3, 1))
 

@@ -7,10 +7,9 @@ import pytest
 
 from attnscope.errors import InputError, UsageError
 from attnscope.interventions.spec import HeadSet
-from attnscope.study.ablation.effects import HeadSets
-from attnscope.study.ablation.sets import controls_of, of_roles, parts, read_sets, selected, whole_groups
-from attnscope.study.ablation.tasks import copy, targets, texts
-from attnscope.study.atlas.scan import plan
+from attnscope.studies.ablation import HeadSets, copy, targets, texts
+from attnscope.studies.ablation_search import controls_of, of_roles, parts, read_sets, selected, whole_groups
+from attnscope.studies.atlas import plan
 
 INDUCTION, PREVIOUS = HeadSet("induction", ((3, 0), (3, 1))), HeadSet("previous-token", ((1, 5), (2, 1)))
 

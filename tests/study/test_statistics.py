@@ -12,7 +12,7 @@ from attnscope.cli.intervals import interval_notes
 from attnscope.inputs.prompt import from_text
 from attnscope.observe.collect import observe
 from attnscope.observe.request import Request
-from attnscope.study.statistics import FEWEST, SHARE, beside_random, effect_columns, fewest_for_p, means, paired
+from attnscope.studies.statistics import FEWEST, SHARE, beside_random, effect_columns, fewest_for_p, means, paired
 
 
 def draws(count, heads, seed=0, shift=0.0):

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnscope.folder.parts import Column, Parts
 from attnscope.interventions.passes import Passes
-from attnscope.study.ablation.effects import AblationStudy, HeadSets
-from attnscope.study.ablation.sets import head_set
-from attnscope.study.ablation.tasks import copy
-from attnscope.study.atlas import findings
-from attnscope.study.atlas.scan import ScanStudy, plan
+from attnscope.studies import atlas as findings
+from attnscope.studies.ablation import AblationStudy, HeadSets, copy
+from attnscope.studies.ablation_search import head_set
+from attnscope.studies.atlas import ScanStudy, plan
+from attnscope.studies.parts import Column, Parts
 from attnscope.utils import signals
 from helpers.command_line import call
 from helpers.forks import HANGS, Forked
@@ -41,7 +40,7 @@ def files_of(folder: Path) -> dict[str, str]:
 @pytest.fixture
 def ablating(demo, monkeypatch) -> Study:
     """An ablation of two chunks of sets, in a pass for each of three sequences."""
-    monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
+    monkeypatch.setattr("attnscope.studies.ablation.PERIOD", 10)
     monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", 4 * 21)
     task, asked = copy(demo, sequences=3), HeadSets.of(SETS, demo.geometry, random=1)
     return lambda folder: AblationStudy(demo, task, asked).run(folder)
@@ -164,7 +163,7 @@ class Killed(BaseException):
 def test_a_command_resumes_behind_the_pass_that_broke_off(tmp_path, monkeypatch, line, study, way):
     """In this process, with short studies. An exception replaces the signal and the kill."""
     monkeypatch.setattr(findings, "BATCH_TOKENS", 65)
-    monkeypatch.setattr("attnscope.study.ablation.tasks.PERIOD", 10)
+    monkeypatch.setattr("attnscope.studies.ablation.PERIOD", 10)
     monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", 2 * 21)
     monkeypatch.setattr("attnscope.calls.ablate.save_ablation", lambda *given, **how: None)
     command, passes = (*line, "--out", str(tmp_path / "out")), Stopping(monkeypatch, study, way)

@@ -14,9 +14,9 @@ from attnscope.interventions.base import LOSS
 from attnscope.interventions.passes import measured
 from attnscope.interventions.replacement import Replacing
 from attnscope.interventions.spec import HeadSet
-from attnscope.study.ablation.tasks import texts
-from attnscope.study.records import StudyRecord
-from attnscope.study.study import SetStudy, effects_by_set
+from attnscope.studies.ablation import texts
+from attnscope.studies.parts import StudyRecord
+from attnscope.studies.study import SetStudy, effects_by_set
 from attnscope.utils.tables import as_table
 
 TEXTS = ["the bank of the river, the bank of the", "the cat saw the dog"]

@@ -17,9 +17,8 @@ from attnscope.figures.fonts import Fonts
 from attnscope.figures.pairs import Pairs, pairs_figure
 from attnscope.figures.style import ROLE_COLOURS
 from attnscope.figures.writer import drawing
-from attnscope.study.atlas import texts as texts_room
-from attnscope.study.atlas.clusters import clustered
-from attnscope.study.atlas.texts import LONGEST, head_js, on_texts, prompts_of
+from attnscope.studies import head_distances as texts_room
+from attnscope.studies.head_distances import LONGEST, clustered, head_js, on_texts, prompts_of
 from helpers.command_line import call
 from helpers.corpora import written
 from helpers.rows import csv_rows

@@ -13,10 +13,12 @@ from attnscope.hooks.generation import start_token
 from attnscope.hooks.listen import listen
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
-from attnscope.study.why import factors, frozen, parts, vectors
-from attnscope.study.why.records import AskedLogit
-from attnscope.study.why.sides import position_term
-from attnscope.study.why.vectors import vectors_of
+from attnscope.studies import attribution as parts
+from attnscope.studies import residual as vectors
+from attnscope.studies import residual_places as factors
+from attnscope.studies import residual_places as frozen
+from attnscope.studies.attribution_records import LogitQuery as AskedLogit
+from attnscope.studies.residual import position_term, vectors_of
 from helpers import stack_families
 from helpers.induction import induction
 from helpers.parity_models import ids_for, in_half, rouse, roused_model

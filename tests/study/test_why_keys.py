@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from attnscope.errors import ModelError, UsageError
-from attnscope.study.why.keys import key_parts
-from attnscope.study.why.parts import check_sum, parts_of
-from attnscope.study.why.records import AskedLogit
+from attnscope.studies.attribution import check_sum, key_parts
+from attnscope.studies.attribution import decompose_logit as parts_of
+from attnscope.studies.attribution_records import LogitQuery as AskedLogit
 from helpers.families import few
 from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
 from helpers.stack_families import ids as stack_ids

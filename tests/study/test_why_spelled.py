@@ -9,7 +9,7 @@ Shapes: N component, T token, E model width, D width of a head, P pair of coordi
 import pytest
 import torch
 
-from attnscope.study.why.records import AskedLogit
+from attnscope.studies.attribution_records import LogitQuery as AskedLogit
 from helpers.parity_models import ids_for, roused_model
 from helpers.why_families import taken_apart, wrapped
 

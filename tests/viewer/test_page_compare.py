@@ -14,7 +14,7 @@ from attnscope.model.loading import wrap
 from attnscope.observe.request import Request
 from attnscope.purposes.page import divergences
 from attnscope.show.comparison import signed_maps
-from attnscope.study.comparison import OneSide, compare_heads
+from attnscope.studies.comparison import OneSide, compare_heads
 from attnscope.viewer.page import About, page_of
 from attnscope.viewer.plan import Plan
 from attnscope.viewer.side import Side

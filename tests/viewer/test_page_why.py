@@ -9,7 +9,7 @@ import pytest
 
 import attnscope
 from attnscope.show.why_page import WhySide
-from attnscope.study.why.keys import key_parts
+from attnscope.studies.attribution import key_parts
 from attnscope.viewer.page import About, page_of
 from attnscope.viewer.plan import Plan
 from helpers.browsing import DESKTOP, NAMELESS, OUTSIDE, PHONE, UNSAID, visiting

@@ -16,7 +16,7 @@ import { named } from "./parts.js";
 
 const KEPT = 12; // components that are shown at first
 const OFFERED = 12; // heads or queries that the page has instead
-const SMALLEST = 0.1; // a sum of contrasts below this has no shares, as in attnscope/study/why/parts.py
+const SMALLEST = 0.1; // a sum of contrasts below this has no shares, as in attnscope/studies/attribution.py
 const ALLOWED = 1e-5; // |sum - logit|, as a share of the sum of |terms|
 
 /** @type {Mount} */

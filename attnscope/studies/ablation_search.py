@@ -1,0 +1,494 @@
+"""Which heads are taken away together: sets from a file, a selection or an atlas, and random ones to hold them against.
+
+named = read_sets(Path("sets.jsonl"), loaded.geometry)
+controls_of(named[0], named, loaded.geometry)
+
+What two heads do together beyond what each does alone: synergy = pair - sum of singles.
+
+Heads that back each other up have a positive one: alone neither is missed. Shapes: S sequence, K set, N pair.
+
+The greedy pruning curve: which heads go one after the other, and what is measured after each.
+
+    for step in pruned(prepared(loaded, task, []), heads):
+        print(step.layer, step.head, step.value)
+
+At every step each head that is left is taken away together with those that are gone, and the one that costs least stays
+away (Michel et al. 2019, arXiv 1905.10650, prune by a score instead of by the loss itself).
+
+All heads screened to first order, and how far the screen can be trusted: some heads are ablated too.
+
+    found = screened(prepared(loaded, task, []))
+    found.table(), found.correlations
+
+Another question than what sets of heads cost, to the same heads and task: what all such studies have in common.
+
+Shapes: S sequence, K set, N head of all layers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+from attnscope.errors import InputError, UsageError
+from attnscope.interventions.base import LOSS, Intervention, Measure
+from attnscope.interventions.passes import Advance, Passes, prepared
+from attnscope.interventions.patching import BACKWARD, FirstOrder, first_order
+from attnscope.interventions.replacement import Replacement
+from attnscope.interventions.spec import HeadSet, Task
+from attnscope.model.geometry import Geometry
+from attnscope.model.selection import HeadIndex, HeadsByRole, everything, pairs, select
+from attnscope.studies.parts import Column, Parts, StudyRecord
+from attnscope.studies.statistics import effect_columns, largest_first, rank_correlation
+from attnscope.studies.study import Cost, Study, cost_of, effects_of, operations, task_facts
+from attnscope.utils.display import head_name, head_names
+from attnscope.utils.files import parsed_line, read_text
+from attnscope.utils.tables import as_table, integers, save
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from attnscope.model.loaded import LoadedModel
+
+CONTROLS, MOST_SETS = 100, 100_000
+DrawnFrom = Literal["unnamed", "all"]  # the heads that random sets are drawn from: those that no set names, or all
+
+
+def head_set(name: str, selection: Mapping[int, Sequence[int]]) -> HeadSet:
+    """A named set of the heads that a selection names."""
+    return HeadSet(name, tuple(sorted(pairs(selection))))
+
+
+def heads_by_layer(sets: Iterable[HeadSet]) -> dict[int, tuple[int, ...]]:
+    """The heads that any set has, ascending.
+
+    >>> heads_by_layer([HeadSet("one", ((3, 1),)), HeadSet("both", ((0, 2), (3, 0)))])
+    {0: (2,), 3: (0, 1)}
+    """
+    every = sorted({head for one in sets for head in one.heads})
+    return {layer: tuple(head for _, head in group) for layer, group in itertools.groupby(every, lambda head: head[0])}
+
+
+def read_sets(path: Path, geometry: Geometry) -> list[HeadSet]:
+    """The sets of a JSONL file, {"set": "induction", "heads": ["L3H0", "L3H1"]} per line.
+
+    Raises InputError, with the line's number, for a line that is no such record and for heads that are not there.
+    """
+    lines = enumerate(read_text(None, str(path)).splitlines(), 1)
+    found = [_read_set(line, f"{path}, line {number}", geometry) for number, line in lines if line.strip()]
+    names = [one.name for one in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"{path} has two sets called {twice!r}", "give each a name of its own")
+    return found
+
+
+def _read_set(line: str, where: str, geometry: Geometry) -> HeadSet:
+    record = parsed_line(line, where, 'write {"set": "name", "heads": ["L3H0"]}')
+    name, heads = (record.get("set"), record.get("heads")) if isinstance(record, dict) else (None, None)
+    if isinstance(heads, list):  # [3, 0] is L3H0
+        heads = [f"L{one[0]}H{one[1]}" if _is_pair(one) else one for one in heads]
+    if not isinstance(name, str) or not isinstance(heads, list) or not all(isinstance(one, str) for one in heads):
+        raise InputError(f"{where} is not a set of heads", 'write "set", a name, and "heads", a list such as ["L3H0"]')
+    if not heads:
+        raise InputError(f"{where}: the set {name!r} has no heads", "name some, such as L3H0")
+    try:
+        return head_set(name, select(",".join(heads), geometry.heads_by_layer))
+    except UsageError as error:
+        raise InputError(f"{where}: {error.message}", error.hint) from error
+
+
+def _is_pair(one: object) -> bool:
+    return isinstance(one, list) and len(one) == 2 and all(type(number) is int and number >= 0 for number in one)
+
+
+def selected(expression: str, geometry: Geometry, named: HeadsByRole | None = None) -> HeadSet:
+    """The heads that an expression names, together in a set of its name; named, and what is raised: as of `select`."""
+    return head_set(expression, select(expression, geometry.heads_by_layer, named))
+
+
+def of_roles(roles: Mapping[tuple[int, int], Sequence[str]], order: Sequence[str]) -> list[HeadSet]:
+    """A set per role that any head has, {(3, 0): ("induction",)}; order: of the roles."""
+    sets = [HeadSet(role, tuple(sorted(head for head, names in roles.items() if role in names))) for role in order]
+    return [one for one in sets if one.heads]
+
+
+def whole_groups(one: HeadSet, geometry: Geometry) -> HeadSet:
+    """The set with every head that shares a kv head with one of its own: what goes where a kv head goes."""
+    shared = _shared(geometry, True)
+    groups = {(layer, head // shared[layer]) for layer, head in one.heads}
+    heads = {(layer, group * shared[layer] + part) for layer, group in groups for part in range(shared[layer])}
+    return HeadSet(one.name, tuple(sorted(heads)))
+
+
+def parts(one: HeadSet, geometry: Geometry, by_kv: bool = False) -> list[HeadSet]:
+    """What of a set can go alone: each head, or each kv group; named as it is spelled."""
+    single = [HeadSet("", (head,)) for head in one.heads]
+    groups = dict.fromkeys(whole_groups(part, geometry).heads if by_kv else part.heads for part in single)
+    return [HeadSet(str(HeadSet("", heads)), heads) for heads in groups]
+
+
+class Portion(NamedTuple):
+    """What of a set is changed at a time; layer, head: where it is of one."""
+
+    name: str
+    heads: tuple[HeadIndex, ...]
+    layer: int
+    head: int | None = None
+
+
+def portions(over: str, whole: HeadSet, geometry: Geometry) -> list[Portion]:
+    """A set head by head, by kv groups, or by layers, as `over` says."""
+    if over == "heads":
+        return [Portion(head_name(*head), (head,), *head) for head in whole.heads]
+    if over == "kv":
+        return [Portion(one.name, one.heads, one.heads[0][0]) for one in parts(whole, geometry, True)]
+    by_layer = itertools.groupby(whole.heads, lambda head: head[0])
+    return [Portion(f"L{layer}", tuple(heads), layer) for layer, heads in by_layer]
+
+
+def controls_of(
+    one: HeadSet,
+    named: Sequence[HeadSet],
+    geometry: Geometry,
+    *,
+    by_kv: bool = False,
+    seed: int = 0,
+    count: int = CONTROLS,
+) -> list[HeadSet]:
+    """So many random sets with as many heads in each layer as `one`, of heads that no named set has; each once, and
+    none is `one` itself.
+
+    by_kv: of whole kv groups. All combinations where there are no more; none where a layer has too few other heads.
+    """
+    if count > MOST_SETS:
+        raise UsageError(f"expected at most {MOST_SETS:,} random sets, got {count:,}", "use {random=100}")
+    taken, shared = {head for other in named for head in other.heads}, _shared(geometry, by_kv)
+    free = {layer: _free(layer, heads, shared[layer], taken) for layer, heads in geometry.heads_by_layer.items()}
+    wanted = {layer: heads // shared[layer] for layer, heads in one.per_layer.items()}
+    if math.prod(math.comb(len(free[layer]), units) for layer, units in wanted.items()) <= count:
+        chosen = itertools.product(*(itertools.combinations(free[layer], units) for layer, units in wanted.items()))
+        drawn: Iterator[tuple[Unit, ...]] = (tuple(itertools.chain(*choice)) for choice in chosen)
+    else:
+        drawn = _draws(free, wanted, np.random.default_rng([seed, *one.name.encode()]))
+    heads = (tuple(sorted(itertools.chain(*units))) for units in drawn)
+    others = itertools.islice((found for found in heads if found != one.heads), count)
+    return [HeadSet(f"{one.name}, random {number}", found) for number, found in enumerate(others)]
+
+
+Unit = tuple[tuple[int, int], ...]
+
+
+def _shared(geometry: Geometry, by_kv: bool) -> dict[int, int]:
+    """{layer: heads that go together}."""
+    return {layer.index: layer.heads // layer.kv_heads if by_kv else 1 for layer in geometry.attention_layers}
+
+
+def _free(layer: int, heads: int, shared: int, taken: set[tuple[int, int]]) -> list[Unit]:
+    """The layer's units of heads, those that somebody has taken left out."""
+    units = [tuple((layer, start + part) for part in range(shared)) for start in range(0, heads, shared)]
+    return [one for one in units if not taken.intersection(one)]
+
+
+def _draws(
+    free: Mapping[int, Sequence[Unit]], wanted: Mapping[int, int], generator: np.random.Generator
+) -> Iterator[tuple[Unit, ...]]:
+    """Different choices of so many units in each layer, without end."""
+    seen: set[tuple[Unit, ...]] = set()
+    while True:
+        drawn = tuple(
+            free[layer][place]
+            for layer, units in wanted.items()
+            for place in sorted(generator.choice(len(free[layer]), units, replace=False))
+        )
+        if drawn not in seen:
+            seen.add(drawn)
+            yield drawn
+
+
+class HeadRecord(StudyRecord):
+    """What was measured of some heads; its folder holds the table alone."""
+
+    @property
+    def line(self) -> str:
+        """Which question it is, of what."""
+        facts = self.facts
+        task = f"{facts['task']['sequences']} {facts['task']['name']}"
+        return f"{self.stem} of {len(facts['heads'])} heads of {facts['model']['name']} on {task}"
+
+    def save(self, folder: Path) -> None:
+        """Write the table."""
+        save(self.table(), folder / f"{self.stem}.parquet")
+
+
+Record = TypeVar("Record", bound=HeadRecord)
+
+
+@dataclass(frozen=True)
+class HeadStudy(Study[Record]):
+    """A question to some heads. named: the heads; all of the model where none are named."""
+
+    model: LoadedModel
+    task: Task
+    named: Sequence[HeadIndex] = ()
+    replacement: Replacement | Intervention = "mean"
+
+    @property
+    def stage(self) -> str:
+        return self.kind
+
+    @cached_property
+    def heads(self) -> Sequence[HeadIndex]:
+        """The heads that are asked about."""
+        return self.named or pairs(everything(self.model.geometry.heads_by_layer))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        names = [head_name(*head) for head in self.heads]
+        return task_facts(self.model, self.task, self.replacement) | {"heads": names}
+
+    @abstractmethod
+    def token_layers(self, passes: Passes) -> int:
+        """Tokens times layers that the answer takes at most."""
+
+    @abstractmethod
+    def answer(self, passes: Passes, facts: dict[str, Any], parts: Parts, advance: Advance) -> Record:
+        """The answer by passes that were prepared; the rest as of `measure`."""
+
+    def cost(self, of_all: Callable[[int], int] = lambda count: count) -> Cost:
+        """As of any study; of_all: what all sequences take, where those of the task are but some of them."""
+        passes = Passes.planned(self.model, self.task, self.replacement)
+        means = passes.token_layers([]) if passes.intervention.learns else 0
+        token_layers, once = of_all(self.token_layers(passes) + means), of_all(passes.token_layers([]))
+        rows = of_all(sum(map(len, self.task.rows))) * token_layers // max(1, once)
+        what = f"{self.kind} of {len(self.heads)} heads on {of_all(len(self.task))} sequences of {self.task.name}:"
+        sets = [HeadSet("", (head,)) for head in self.heads]
+        return cost_of(what, token_layers, operations(self.model, token_layers, rows), passes, sets)
+
+    def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> Record:
+        sets = [HeadSet("", tuple(self.heads))]
+        passes = prepared(self.model, self.task, sets, self.replacement, advance=advance)
+        return self.answer(passes, facts, parts, advance)
+
+
+@dataclass(frozen=True, repr=False)
+class Pairs(HeadRecord):
+    """The pairs; pair_SN: what each costs, sum_SN: what its heads cost alone, in the measure's unit."""
+
+    stem = "pairs"
+
+    pairs: tuple[tuple[HeadIndex, HeadIndex], ...]
+    pair_SN: np.ndarray
+    sum_SN: np.ndarray
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def statistics(self) -> Mapping[str, np.ndarray]:
+        """Of every synergy the columns of `effect_columns`, (N,) each, NaN for null."""
+        return effect_columns(self.pair_SN - self.sum_SN)
+
+    def table(self) -> pa.Table:
+        """A row per pair: both heads, what the pair costs, what both cost alone, the synergy and its statistics; the
+        largest synergy first."""
+        ends = np.array(self.pairs, np.int32).reshape(-1, 4).T
+        places = dict(zip(("layer", "head", "other_layer", "other_head"), ends, strict=True))
+        costs = {"pair": self.pair_SN.mean(0), "sum": self.sum_SN.mean(0)}
+        found = {"synergy" if name == "effect" else name: values for name, values in self.statistics.items()}
+        columns = {**places, **costs, **found, "n": found["n"].astype(np.int32)}
+        return as_table(columns).take(integers(largest_first(self.statistics["effect"])))
+
+
+@dataclass(frozen=True)
+class PairsStudy(HeadStudy[Pairs]):
+    """The synergy of every two heads."""
+
+    kind, readings, schema = "pairs", "pairs", "pairs/1"
+
+    def token_layers(self, passes: Passes) -> int:
+        return passes.token_layers(pair_sets(self.heads))
+
+    def answer(self, passes: Passes, facts: dict[str, Any], parts: Parts, advance: Advance) -> Pairs:
+        if len(self.heads) < 2:
+            raise InputError("a pair takes two heads, and one was named", "name more of them")
+        _, effect_SK = effects_of(passes, pair_sets(self.heads), parts, advance)
+        return replace(synergies(self.heads, effect_SK), facts=facts)
+
+
+def pair_sets(heads: Sequence[HeadIndex]) -> list[HeadSet]:
+    """What has to be ablated for the synergies of some heads: each alone, then each pair."""
+    singles = [HeadSet(head_names([head]), (head,)) for head in sorted(heads)]
+    return singles + [HeadSet(head_names(pair), pair) for pair in combinations(sorted(heads), 2)]
+
+
+def synergies(heads: Sequence[HeadIndex], effect_SK: np.ndarray) -> Pairs:
+    """The synergies of some heads; effect_SK: (S, K) over intact, of each set of `pair_sets`, in order."""
+    heads, pairs = sorted(heads), tuple(combinations(sorted(heads), 2))
+    single = {head: effect_SK[:, place] for place, head in enumerate(heads)}
+    sums_SN = np.stack([single[one] + single[other] for one, other in pairs], 1)
+    return Pairs(pairs, effect_SK[:, len(heads) :], sums_SN)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A head that goes: which, and the mean of the measure without it and all before, as nats per token."""
+
+    layer: int
+    head: int
+    value: float
+
+
+@dataclass(frozen=True, repr=False)
+class Pruning(HeadRecord):
+    """The steps in their order. intact: the mean of the measure without any; guess: its value for a uniform guess."""
+
+    stem = "prune"
+
+    steps: Sequence[Step]
+    intact: float
+    guess: float
+    facts: Mapping[str, Any]
+
+    def table(self) -> pa.Table:
+        """A row per step, see `curve`."""
+        return curve(self.steps, self.intact)
+
+
+@dataclass(frozen=True)
+class PruneStudy(HeadStudy[Pruning]):
+    """The heads in the order in which they are missed least, and what is lost with each."""
+
+    kind, readings, schema = "prune", "prune", "prune/1"
+
+    def token_layers(self, passes: Passes) -> int:
+        return passes.token_layers([]) + prune_cost(passes, len(self.heads))
+
+    def answer(self, passes: Passes, facts: dict[str, Any], parts: Parts, advance: Advance) -> Pruning:
+        intact = float(passes.measured([], advance)[:, 0].mean())
+        steps = list(pruned(passes, self.heads, parts, advance))
+        return Pruning(steps, intact, math.log(self.model.geometry.vocab_size), facts)
+
+
+def pruned(
+    passes: Passes,
+    heads: Sequence[HeadIndex],
+    parts: Parts = Parts(),
+    advance: Advance = lambda token_layers: None,
+) -> Iterator[Step]:
+    """The steps until no head is left; parts: where each is kept, and where a stopped pruning resumes."""
+    away: list[HeadIndex] = []
+    parts.expect(len(heads), "steps")
+    while len(away) < len(heads):
+        left = [head for head in heads if head not in away]
+        step = _step(parts, passes, away, left)
+        away.append((step.layer, step.head))
+        advance(_cost(passes, len(left)))
+        yield step
+
+
+def prune_cost(passes: Passes, heads: int) -> int:
+    """Token-layers that so many steps take at the most: sets that begin late take less."""
+    return sum(_cost(passes, left) for left in range(1, heads + 1))
+
+
+def curve(steps: Sequence[Step], intact: float, measure: Measure = LOSS) -> pa.Table:
+    """A row per step: its number, the head that goes, the measure without it and all before, and what that costs."""
+    values = np.array([one.value for one in steps], np.float64)
+    return as_table(
+        {
+            "step": np.arange(1, len(steps) + 1, dtype=np.int32),
+            "layer": np.array([one.layer for one in steps], np.int32),
+            "head": np.array([one.head for one in steps], np.int32),
+            measure.name: values,
+            "effect": measure.worse * (values - intact),
+        }
+    )
+
+
+def _best(passes: Passes, away: Sequence[HeadIndex], left: Sequence[HeadIndex]) -> Step:
+    sets = [HeadSet(f"and {head_name(*head)}", tuple(sorted([*away, head]))) for head in left]
+    value_K = passes.measured(sets)[:, 1:].mean(0)
+    place = int(np.argmin(passes.measure.worse * value_K))
+    return Step(*left[place], float(value_K[place]))
+
+
+def _cost(passes: Passes, left: int) -> int:
+    return passes.task.tokens * len(passes.loaded.geometry.layers) * (1 + left)
+
+
+def _step(parts: Parts, passes: Passes, away: Sequence[HeadIndex], left: Sequence[HeadIndex]) -> Step:
+    """The next step, from the folder where an earlier run left it."""
+    found = parts.kept(
+        f"step-{len(away) + 1:05}",
+        {"layer": Column((), "i"), "head": Column((), "i"), "value": Column(())},
+        lambda: {name: np.array(value) for name, value in asdict(_best(passes, away, left)).items()},
+        fits=lambda columns: (int(columns["layer"]), int(columns["head"])) in left,
+    )
+    return Step(int(found["layer"]), int(found["head"]), float(found["value"]))
+
+
+TRIED = 8  # heads that are ablated to see how far the screen can be trusted
+
+
+@dataclass(frozen=True, repr=False)
+class Screen(HeadRecord):
+    """The screen of every head (means over the sequences), and what ablation costs where it was tried, else NaN."""
+
+    stem = "gradient"
+
+    heads: tuple[tuple[int, int], ...]
+    signed_N: np.ndarray
+    size_N: np.ndarray
+    ablated_N: np.ndarray
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def correlations(self) -> tuple[float, float]:
+        """Spearman's with ablation, over the heads that were tried: of the signed effect, and of both sizes."""
+        tried_N = np.isfinite(self.ablated_N)
+        true = self.ablated_N[tried_N]
+        return rank_correlation(self.signed_N[tried_N], true), rank_correlation(self.size_N[tried_N], np.abs(true))
+
+    def table(self) -> pa.Table:
+        """A row per head: layer, head, signed, size, ablated, in the measure's unit; the largest `signed` first."""
+        layer, head = (np.array(part, np.int32) for part in zip(*self.heads, strict=True))
+        columns = {"signed": self.signed_N, "size": self.size_N, "ablated": self.ablated_N}
+        return as_table({"layer": layer, "head": head, **columns}).take(integers(largest_first(self.signed_N)))
+
+
+@dataclass(frozen=True)
+class ScreenStudy(HeadStudy[Screen]):
+    """All heads to first order, and some of them ablated."""
+
+    kind, readings, schema = "gradient", "gradient", "gradient/1"
+
+    def token_layers(self, passes: Passes) -> int:
+        return (BACKWARD + 1 + TRIED) * passes.token_layers([])
+
+    def answer(self, passes: Passes, facts: dict[str, Any], parts: Parts, advance: Advance) -> Screen:
+        return replace(screened(passes, advance), facts=facts)
+
+
+def screened(passes: Passes, advance: Advance = lambda token_layers: None) -> Screen:
+    """Screen all heads, and ablate the few that say how far the screen can be trusted."""
+    found = first_order(passes, advance)
+    tried = tried_of(found)
+    effect_SK = passes.effects(passes.measured(tried, advance))
+    ablated_N = np.full(len(found.heads), np.nan)
+    ablated_N[[found.heads.index(one.heads[0]) for one in tried]] = effect_SK.mean(0)
+    return Screen(found.heads, found.signed_SN.mean(0), found.size_SN.mean(0), ablated_N)
+
+
+def tried_of(found: FirstOrder) -> list[HeadSet]:
+    """TRIED heads from the largest to the smallest signed effect, equally far apart in that order."""
+    order = np.argsort(-found.signed_SN.mean(0), kind="stable")
+    places = np.unique(np.linspace(0, len(order) - 1, TRIED).round().astype(int))
+    return [HeadSet(head_name(*head), (head,)) for head in (found.heads[place] for place in order[places])]

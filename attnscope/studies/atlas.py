@@ -1,0 +1,532 @@
+"""The atlas of a model: what every probe shows of every head, and the roles that follow.
+
+atlas = kept(Path("runs/atlas"))
+atlas.roles[3, 0]           # ("induction", "sink")
+atlas.probes()              # ["induction p10", ...]
+
+What a head is called, from the atlas: a set of roles, each by a lower bound that holds for all heads at once.
+
+Every probe of a model: read all trials, keep one number per sequence, head and measure, compare.
+
+The scan of a model: its trials, read one by one into a folder, from which a stopped scan resumes.
+
+atlas = ScanStudy(loaded, plan(loaded)).run(Path("runs/atlas"))
+atlas.roles[3, 0]      # ("induction", "sink")
+
+Shapes: S sequence, N head of all layers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from attnscope.errors import ModelError
+from attnscope.hooks.generation import check_causal
+from attnscope.hooks.listen import listen
+from attnscope.inputs.prompt import Prompt
+from attnscope.interventions.passes import Advance
+from attnscope.metrics.metrics import Texts
+from attnscope.observe.atlas import COLUMNS, NAME, OFFSETS, SCHEMA, TABLE, HeadNames, damage, read_atlas, roles_by_head
+from attnscope.observe.choice import choose
+from attnscope.observe.collector import collect_layer
+from attnscope.observe.layers import LayerKey
+from attnscope.studies.copying import RECALLED, CalledLayer, Copying, completed, copying_of, recalled, unable
+from attnscope.studies.parts import Column, Columns, Parts, StudyRecord, of_heads
+from attnscope.studies.probes import (
+    FROM_UNIFORM,
+    NEAR,
+    RECALL,
+    SEQUENCES,
+    Arm,
+    Contrast,
+    Measure,
+    Trial,
+    batches,
+    begins,
+    drafts,
+    token_pool,
+    trials,
+)
+from attnscope.studies.statistics import SHARE, Effects, largest_first, paired
+from attnscope.studies.study import Cost, Study
+from attnscope.utils.display import head_name
+from attnscope.utils.files import save_json
+from attnscope.utils.tables import as_table, numbers, save
+
+if TYPE_CHECKING:
+    from attnscope.hooks.calls import AttentionCall
+    from attnscope.hooks.engines import Engine
+    from attnscope.model.loaded import LoadedModel
+
+BATCH_TOKENS = 4096
+OfHeads = tuple[tuple[tuple[int, int], ...], Mapping[str, np.ndarray]]  # the heads, and every measure of a batch (B, N)
+Keep = Callable[[str, range, Callable[[], OfHeads]], OfHeads]  # an arm, some of its sequences, and what reads them
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What a trial's passes gave: heads as (layer, head), and {measure: (S, N) float64, NaN where it cannot show}."""
+
+    heads: tuple[tuple[int, int], ...]
+    values: Mapping[Measure, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one contrast shows of all heads: the probe, what it is compared with, and the effects."""
+
+    probe: str
+    against: str
+    effects: Effects
+
+
+def read_trial(
+    loaded: LoadedModel,
+    trial: Trial,
+    advance: Callable[[int], object] = lambda tokens: None,
+    keep: Keep = lambda arm, rows, read: read(),
+) -> Readings:
+    """Read a trial's sequences; advance: called with the tokens of every pass.
+
+    keep: gives what a batch does, or what an earlier run kept of it.
+    """
+    values: dict[Measure, np.ndarray] = {}
+    heads: tuple[tuple[int, int], ...] = ()
+    for name, arm in trial.arms.items():
+        parts: dict[str, list[np.ndarray]] = {asked: [] for asked in arm.asks}
+        for rows, ids_BT in batches(arm.ids_ST, BATCH_TOKENS):
+            heads, found = keep(name, rows, partial(_read, loaded, ids_BT, arm, advance))
+            for asked, value_BN in found.items():
+                parts[asked].append(value_BN)
+        values |= {Measure(name, asked): np.concatenate(part) for asked, part in parts.items()}
+    return Readings(heads, values)
+
+
+def batches_of(trial: Trial) -> int:
+    """How many batches a trial is read in."""
+    return sum(1 for arm in trial.arms.values() for _ in batches(arm.ids_ST, BATCH_TOKENS))
+
+
+def findings_of(trial: Trial, readings: Readings, seed: int = 0) -> list[Finding]:
+    """The trial's contrasts, each with its effects on every head."""
+    values = readings.values
+
+    def null_SN(one: Contrast) -> np.ndarray:
+        if one.null:
+            return np.maximum.reduce([values[null] for null in one.null])
+        score_SN = values[one.score]
+        there_S1 = np.isfinite(score_SN).sum(1, keepdims=True)
+        return (np.nansum(score_SN, 1, keepdims=True) - score_SN) / np.maximum(there_S1 - 1, 1)
+
+    def effects(one: Contrast) -> Effects:
+        shown_S = np.isfinite(values[one.score]).any(1)
+        shown_S |= ~shown_S.any()
+        null_Sn = null_SN(one)[shown_S]
+        return paired(values[one.score][shown_S], null_Sn[0] if one.computed else null_Sn, seed=seed, within=SHARE)
+
+    return [Finding(one.probe, one.against, effects(one)) for one in trial.contrasts]
+
+
+def _read(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm, advance: Callable[[int], object]) -> OfHeads:
+    """One batch of an arm, which the model completes first where the arm asks for that."""
+    if arm.completed:
+        ids_BT = completed(loaded, ids_BT, arm.completed)
+        advance(ids_BT.size - len(ids_BT))
+    found = _pass(loaded, ids_BT, arm)
+    advance(ids_BT.size)
+    return found
+
+
+def _pass(loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm) -> OfHeads:
+    """One forward pass: the heads, and every measure of the batch, (B, N)."""
+    count, tokens = ids_BT.shape
+    engine: Engine = choose(loaded, tokens, batch=count).engine  # by memory alone: sequences are short
+    ids = torch.tensor(ids_BT, device=loaded.device)
+    texts = Texts(ids, torch.full((count,), tokens, device=loaded.device))
+    layers, windows = tuple(loaded.geometry.heads_by_layer), loaded.geometry.windows
+    kept: dict[int, dict[str, torch.Tensor]] = {}
+    # Copying is read of what a gate lets through, which a pass before this one tells.
+    copying = [one for one in arm.asks.values() if isinstance(one, Copying)]
+    gated = copying[0].behind_gates(loaded, ids) if copying else {}
+
+    def on_call(call: AttentionCall) -> None:
+        if call.call > 0 or call.P.keys != tokens:
+            return
+        kv_heads = call.spec.kv_heads if call.spec else call.P.heads
+        here, given = texts.to(call.P.device), gated.get(call.module)
+        layer = CalledLayer(LayerKey(call.layer), call.P, kv_heads, here, call=call, gated_BRC=given)
+        kept[call.layer] = collect_layer(arm.asks, layer)
+
+    listen(
+        loaded.model,
+        ids,
+        on_call,
+        engine=engine,
+        expected_layers=layers,
+        windows=windows,
+        computed=bool(copying),
+    )
+    if not kept:
+        raise ModelError(
+            f"no layer of {loaded.geometry.model_type} attends from the {tokens} tokens of a probe to the same",
+            "choose another model",
+        )
+    heads = [(layer, head) for layer, found in kept.items() for head in range(next(iter(found.values())).shape[1])]
+    return tuple(heads), {name: np.concatenate([one[name].numpy() for one in kept.values()], 1) for name in arm.asks}
+
+
+LEAST, COPIES, PERIODS = 0.3, 0.5, 2
+OLSSON = "Olsson et al. 2022, arXiv 2209.11895"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A role and its condition in words; bounds are those that hold for all heads at once."""
+
+    role: str
+    condition: str
+    source: str = ""
+
+
+RULES = (
+    Rule(
+        "induction",
+        f"lower bound >= {LEAST} against other tokens and above 0 against shuffled ones, at {PERIODS} periods; "
+        f"copying >= {COPIES}",
+        OLSSON,
+    ),
+    Rule("prefix-matching", "as induction, without copying, or where that was not measured", OLSSON),
+    *(Rule(role, f"lower bound >= {LEAST} above the best other offset") for role in OFFSETS.values()),
+    Rule(
+        "duplicate-token",
+        f"lower bound >= {LEAST} and above 0, as induction, at {PERIODS} periods",
+        "Wang et al. 2022, arXiv 2211.00593",
+    ),
+    Rule(
+        "sink",
+        f"lower bound >= {LEAST} above uniform attention, key 0 of {64} tokens",
+        "Gu et al. 2024, arXiv 2410.10781",
+    ),
+    Rule(
+        "long-range-copying",
+        f"lower bound >= {LEAST} above a moved span, over runs with recall > {RECALLED}",
+        "counted as by Wu et al. 2024, arXiv 2404.15574, on random tokens",
+    ),
+)
+NAMED_BY = {  # role: the probe, of several periods without the period, and what its lower bound is above
+    "induction": ("induction", "other"),
+    "prefix-matching": ("induction", "other"),
+    **{role: (f"offset {steps}", "best other offset") for steps, role in OFFSETS.items()},
+    "duplicate-token": ("duplicate-token", "other"),
+    "sink": ("sink", "uniform"),
+    "long-range-copying": ("long-range-copying", "moved span"),
+}
+MARK = Rule("near_uniform", f"mean Jensen-Shannon divergence (JS) to uniform attention < {NEAR} bits; a mark, no role")
+
+
+def near_uniform(divergence_SN: np.ndarray) -> dict[int, float]:
+    """{head: its mean divergence} of the heads that the mark holds for."""
+    mean_N = divergence_SN.mean(0)
+    return {int(head): float(mean_N[head]) for head in np.flatnonzero(mean_N < NEAR)}
+
+
+def roles_of(findings: Sequence[Finding], heads: int) -> list[tuple[str, ...]]:
+    """Each head's roles, in the order of RULES; none where no rule holds."""
+    low = {(one.probe, one.against): one.effects.low_all for one in findings}
+    score = {one.probe: one.effects.score for one in findings}
+
+    def bound(probe: str, against: str) -> np.ndarray:
+        return np.nan_to_num(low.get((probe, against), np.full(heads, np.nan)), nan=-np.inf)
+
+    def at_periods(probe: str) -> np.ndarray:
+        names = {name for name, _ in low if name.startswith(f"{probe} p")}
+        held = [(bound(name, "other") >= LEAST) & (bound(name, "shuffled") > 0) for name in names]
+        return np.sum(held, axis=0) >= PERIODS if held else np.zeros(heads, bool)
+
+    matches, copies = at_periods("induction"), np.nan_to_num(score.get("copying", np.zeros(heads))) >= COPIES
+    holds = {
+        "induction": matches & copies,
+        "prefix-matching": matches & ~copies,
+        **{role: bound(*NAMED_BY[role]) >= LEAST for role in OFFSETS.values()},
+        "duplicate-token": at_periods("duplicate-token"),
+        **{role: bound(*NAMED_BY[role]) >= LEAST for role in ("sink", "long-range-copying")},
+    }
+    return [tuple(rule.role for rule in RULES if holds[rule.role][head]) for head in range(heads)]
+
+
+def named_by(role: str, findings: Sequence[Finding], place: int) -> Finding:
+    """The contrast that named a head's role; of several periods the one with the bound that decided.
+
+    place: the head's, in the order of the findings' effects.
+    """
+    probe, against = NAMED_BY[role]
+    found = [one for one in findings if one.against == against and one.probe.partition(" p")[0] == probe]
+    return sorted(found, key=lambda one: -float(one.effects.low_all[place]))[:PERIODS][-1]
+
+
+@dataclass(frozen=True)
+class Atlas(HeadNames, StudyRecord):
+    """What the probes show of every head: roles by head, facts, findings in order."""
+
+    stem = "atlas"
+
+    findings: Sequence[Finding]
+
+    @property
+    def line(self) -> str:
+        """How many heads have each role."""
+        counts = {role: sum(map(len, heads.values())) for role, heads in self.by_role().items()}
+        said = ", ".join(f"{count} {role}" for role, count in counts.items() if count) or "no role"
+        return f"{len(self.heads)} heads of {self.facts['model']['name']}: {said}"
+
+    def table(self, places: Sequence[int] | None = None, probe: str | None = None) -> pa.Table:
+        """A row per contrast and head: layer, head, probe, against, then the columns of `Effects`; NaN is null.
+
+        places: of some of `heads`, in another order. probe: its contrasts alone.
+        """
+        places = list(range(len(self.heads)) if places is None else places)
+        findings = [one for one in self.findings if probe in (None, one.probe)]
+        layer, head = np.array(self.heads, np.int32).reshape(-1, 2)[places].T
+        named = {
+            name: pa.array([getattr(one, name) for one in findings for _ in places], pa.string())
+            for name in ("probe", "against")
+        }
+        values = {
+            name: np.concatenate([getattr(one.effects, name)[places] for one in findings]).astype(
+                np.int32 if name == "n" else np.float64
+            )
+            for name in COLUMNS
+        }
+        times = len(findings)
+        return as_table(
+            {
+                "layer": np.tile(layer, times),
+                "head": np.tile(head, times),
+                **{name: one.dictionary_encode() for name, one in named.items()},
+                **{name: numbers(value) for name, value in values.items()},
+            }
+        )
+
+    def order(self, probe: str | None = None) -> list[int]:
+        """The places of the heads as they are listed: those with a role or a mark first, in the model's order.
+
+        probe: those with a role first, and the largest effect on it first.
+        """
+        if probe is None:
+            marked = self.facts.get("near_uniform", {})
+            named = [bool(self.roles[head]) or head_name(*head) in marked for head in self.heads]
+            places = list(range(len(self.heads)))
+        else:
+            named = [bool(self.roles[head]) for head in self.heads]
+            places = largest_first(next(one for one in self.findings if one.probe == probe).effects.effect)
+        return sorted(places, key=lambda place: not named[place])
+
+    def probes(self) -> list[str]:
+        """The probes that were read, each once."""
+        return list(dict.fromkeys(one.probe for one in self.findings))
+
+    def rules(self) -> list[Rule]:
+        """The conditions of the roles and the mark that any head has."""
+        said = {role for roles in self.roles.values() for role in roles}
+        return [rule for rule in RULES if rule.role in said] + [MARK] * bool(self.facts.get("near_uniform"))
+
+    def save(self, folder: Path) -> None:
+        """Write the table, and a file of roles, rules and facts."""
+        save(self.table(), folder / TABLE)
+        rules = {one.role: one.condition for one in (*RULES, MARK)}
+        save_json({**self.facts, "roles": roles_by_head(self.roles), "rules": rules}, folder / NAME)
+
+
+def load_atlas(folder: Path) -> Atlas:
+    """The atlas of a folder that a scan has filled. Raises InputError for another folder."""
+    with damage(folder):
+        names, columns = read_atlas(folder)
+        count, findings = len(names.heads), []
+        for start in range(0, len(columns["layer"]), count):
+            part = {name: np.array(columns[name][start : start + count], np.float64) for name in COLUMNS}
+            effects = Effects(**{**part, "n": np.array(columns["n"][start : start + count], np.int64)})
+            findings.append(Finding(columns["probe"][start], columns["against"][start], effects))
+        return Atlas(names.roles, names.facts, findings)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a scan will read: trials, and what tells this scan from another."""
+
+    trials: Sequence[Trial]
+    seed: int
+    facts: Mapping[str, Any]
+
+    @property
+    def tokens(self) -> int:
+        """Of all sequences of all trials."""
+        return sum(trial.tokens for trial in self.trials)
+
+    @property
+    def probes(self) -> list[str]:
+        """Each once."""
+        return list(dict.fromkeys(one.probe for trial in self.trials for one in trial.contrasts))
+
+
+def plan(loaded: LoadedModel, *, seed: int = 0, sequences: int = SEQUENCES, pool: Sequence[int] | None = None) -> Plan:
+    """The trials that a model's vocabulary and positions allow.
+
+    Raises as `token_pool`, and MemoryLimitError for more sequences than there is room for.
+    """
+    drawn_from, begin, copying, why_not = _allowed(loaded, pool)
+    made = trials(
+        drawn_from,
+        begin,
+        loaded.geometry.max_positions,
+        seed=seed,
+        count=sequences,
+        copying=copying if isinstance(copying, Copying) else None,
+        completes=not why_not,
+    )
+    missing = {"copying": copying if isinstance(copying, str) else "", "long-range-copying": why_not}
+    ids = hashlib.sha256(b"".join(arm.ids_ST.tobytes() for trial in made for arm in trial.arms.values()))
+    facts = {
+        "model": {"name": loaded.name, "revision": loaded.revision, "type": loaded.geometry.model_type},
+        "dtype": loaded.dtype,
+        "seed": seed,
+        "sequences": sequences,
+        "pool": {"tokens": len(drawn_from), "first": drawn_from[0], "last": drawn_from[-1]},
+        "ids_sha256": ids.hexdigest(),
+        "not_measured": {what: why for what, why in missing.items() if why},
+    }
+    return Plan(made, seed, facts)
+
+
+def scan_cost(loaded: LoadedModel, sequences: int = SEQUENCES, pool: Sequence[int] | None = None) -> dict[str, int]:
+    """{trial: the tokens that it takes}, before any sequence is drawn. Raises as `token_pool`."""
+    drawn_from, begin, _, why_not = _allowed(loaded, pool)
+    made = drafts(drawn_from, begin, loaded.geometry.max_positions, sequences, completes=not why_not)
+    return {one.name: one.tokens for one in made}
+
+
+def scan_seconds(loaded: LoadedModel, planned: Plan, sequences: int = SEQUENCES) -> float:
+    """About how many seconds a token of a scan takes: of one batch of the longest trial, after a text to warm up.
+
+    sequences: how many the scan will read, where fewer are planned.
+    """
+    trial = max(planned.trials, key=lambda one: one.tokens)
+    name, arm = next(iter(trial.arms.items()))
+    _, first_BT = next(batches(arm.ids_ST, BATCH_TOKENS))
+    rows = min(sequences, max(1, BATCH_TOKENS // first_BT.shape[1]))
+
+    def read(count: int) -> float:
+        one = arm._replace(ids_ST=np.resize(first_BT, (count, first_BT.shape[1])))
+        start = time.perf_counter()
+        read_trial(loaded, replace(trial, arms={name: one}))
+        return (time.perf_counter() - start) / one.tokens
+
+    read(1)
+    return read(rows)
+
+
+def _allowed(
+    loaded: LoadedModel, pool: Sequence[int] | None
+) -> tuple[tuple[int, ...], tuple[int, ...], Copying | str, str]:
+    """The tokens that probes draw from, the begin token, what copying takes or why not, and why not over a range."""
+    check_causal(loaded, "a scan")
+    drawn_from, begin = token_pool(loaded, pool), begins(loaded)
+    few = [*begin, *drawn_from[:3]]
+    return drawn_from, begin, copying_of(loaded, few), unable(loaded, few)
+
+
+@dataclass(frozen=True)
+class ScanStudy(Study[Atlas]):
+    """What each head does in the trials of a plan. sequences, pool: what was asked for, of which `planned` may hold but
+    a few sequences, where only the cost is wanted. prompts: texts that are read after the probes."""
+
+    kind, readings, schema, stage = "scan", "readings", SCHEMA, "reading probes"
+
+    model: LoadedModel
+    planned: Plan
+    sequences: int = SEQUENCES
+    pool: Sequence[int] | None = None
+    prompts: Sequence[Prompt] = ()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return dict(self.planned.facts)
+
+    def cost(self) -> Cost:
+        whole = self.planned.facts["sequences"] == self.sequences
+        tokens = {one.name: one.tokens for one in self.planned.trials}
+        tokens = tokens if whole else scan_cost(self.model, self.sequences, self.pool)
+        layers, total = len(self.model.geometry.attention_layers), sum(tokens.values())
+        lines, texts = [f"{len(tokens)} trials ({', '.join(tokens)}): {total} tokens x {layers} layers"], 0
+        if self.prompts:
+            texts, longest = sum(map(len, self.prompts)), max(map(len, self.prompts))
+            cut = sum(prompt.removed > 0 for prompt in self.prompts)
+            said = f" ({cut} cut to {longest})" if cut else ""
+            lines.append(f"{len(self.prompts)} texts{said}: {texts} tokens x {layers} layers")
+        return Cost("; ".join(lines), total + texts, lambda: scan_seconds(self.model, self.planned, self.sequences))
+
+    def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> Atlas:
+        """Read every trial and compare. advance: called with the tokens of every pass, and of what an earlier run had
+        read."""
+        findings: list[Finding] = []
+        heads: tuple[tuple[int, int], ...] = ()
+        parts.expect(sum(map(batches_of, self.planned.trials)))
+        for trial in self.planned.trials:
+            readings = _readings(self.model, trial, parts, advance)
+            findings += findings_of(trial, readings, self.planned.seed)
+            facts |= _marks_of(trial, readings)
+            heads = readings.heads
+        return Atlas(dict(zip(heads, roles_of(findings, len(heads)), strict=True)), facts, findings)
+
+
+def _marks_of(trial: Trial, readings: Readings) -> dict[str, Any]:
+    """What a trial says besides its contrasts: which heads are near uniform attention, how many needles were found."""
+    said: dict[str, Any] = {}
+    if FROM_UNIFORM in readings.values:
+        marked = near_uniform(readings.values[FROM_UNIFORM])
+        said["near_uniform"] = {head_name(*readings.heads[place]): value for place, value in marked.items()}
+    if RECALL in readings.values:
+        said["long_range_copying"] = recalled(trial.arms[RECALL.arm].ids_ST, readings.values[RECALL][:, 0])
+    return said
+
+
+def _readings(loaded: LoadedModel, trial: Trial, parts: Parts, advance: Advance) -> Readings:
+    """The trial's readings, from the folder where an earlier run left them."""
+    name = trial.name.replace(" ", "-")
+    heads, fits = of_heads(loaded.geometry)
+    names = {f"{arm}|{name}": Measure(arm, name) for arm, one in trial.arms.items() for name in one.asks}
+    sequences = {name: len(arm.ids_ST) for name, arm in trial.arms.items()}
+    expected = {name: Column((sequences[one.arm], heads.shape[0])) for name, one in names.items()} | {"heads": heads}
+
+    def keep(arm: str, rows: range, read: Callable[[], OfHeads]) -> OfHeads:
+        asked = {one: Column((len(rows), heads.shape[0])) for one in trial.arms[arm].asks}
+
+        def read_batch() -> Mapping[str, np.ndarray]:
+            of, values = read()
+            return {"heads": np.array(of), **values}
+
+        skipped = partial(advance, trial.arms[arm].tokens_of(rows))
+        part = f"{name}.{arm.replace(' ', '-')}"
+        columns = parts.batch(part, rows, {"heads": heads, **asked}, read_batch, skipped=skipped)
+        return _heads(columns), {one: columns[one] for one in asked}
+
+    def read_all() -> Mapping[str, np.ndarray]:
+        found = read_trial(loaded, trial, advance, keep)
+        return {"heads": np.array(found.heads), **{name: found.values[one] for name, one in names.items()}}
+
+    skipped, batches = partial(advance, trial.tokens), batches_of(trial)
+    columns = parts.kept(name, expected, read_all, fits=fits, skipped=skipped, batches=batches)
+    return Readings(_heads(columns), {one: columns[name] for name, one in names.items()})
+
+
+def _heads(columns: Columns) -> tuple[tuple[int, int], ...]:
+    return tuple((int(layer), int(head)) for layer, head in columns["heads"])

@@ -1,0 +1,359 @@
+"""A logit before the softmax, taken apart by what wrote the residual: contributions that sum to it.
+
+With the scale of every norm frozen, a logit is linear in the residual of its key, and linear in that of its query. The
+softmax does not see what all keys share, so that a contribution is shown less its mean over the visible keys.
+
+    parts_of(loaded, ids, AskedLogit(3, 0, query=39)).contrast_N
+
+What each component gives to every key of a head: the rows of `parts_of` for all keys of many queries at once.
+
+What a component writes at a token reaches the key of that token alone. So one gradient of the sum over all keys has
+what each of them is given.
+
+    for one in key_parts(loaded, ids, 3, {0: [39]}): one.parts_CQK
+
+Shapes: N row, C component, T token, D width of q and k, Q query that was asked for, K key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.hooks.forward import check_gradients, with_gradients
+from attnscope.hooks.modules import HALF
+from attnscope.model.quantised import is_quantised
+from attnscope.studies.attribution_records import ALL_KEYS, Component, KeyParts, LogitParts
+from attnscope.studies.attribution_records import LogitQuery as AskedLogit
+from attnscope.studies.residual import (
+    OneSided,
+    WrittenSides,
+    exact,
+    keys_of,
+    one_sided,
+    position_term,
+    vectors_of,
+    visible_keys,
+)
+from attnscope.studies.residual import ResidualSources as Written
+from attnscope.studies.residual_pass import written
+
+if TYPE_CHECKING:
+    from attnscope.attention.spec import AttentionSpec
+    from attnscope.model.loaded import LoadedModel
+
+ALLOWED = 1e-5  # |sum - logit|, as a share of the sum of |terms|
+ROUNDING = 1e-6  # what float32 does to a product q . k, as a share of the sum of |q_d k_d|
+SIDES = {"key": ("key",), "query": ("query",), "both": ("key", "query")}
+BIAS, POSITION = Component("bias"), Component("position")
+
+
+@with_gradients
+def decompose_logit(loaded: LoadedModel, reads: Sequence[int] | Tensor, asked: AskedLogit, **inputs: Any) -> LogitParts:
+    """Take a logit apart. Raises InputError for a key that the query does not see, UsageError for half precision,
+    quantized weights and those made in inference mode, ModelError for a family whose contributions do not sum to the
+    logit.
+
+    reads, inputs: the ids of a text, or what the model's forward is given first, and by name: of an encoder-decoder,
+    with an encoder that reads the ids, `decoder_input_ids`.
+    """
+    check_model(loaded)
+    # Cloned, since a tensor of the caller's inference mode cannot be kept for a backward pass.
+    given = reads.clone() if isinstance(reads, Tensor) else torch.tensor([list(reads)], device=loaded.device)
+    inputs = {name: one.clone() if isinstance(one, Tensor) else one for name, one in inputs.items()}
+    stack = asked.stack or loaded.geometry.stack
+    with written(loaded, given, inputs, stack, asked.layer, by_tokens=asked.by_tokens) as found:
+        spec = spec_of(found)
+        seen = visible_keys(spec, asked.head, asked.query)
+        if asked.key is None:
+            # The key that the query gives most weight.
+            query_BH = torch.full((1, spec.heads), asked.query, device=spec.device)
+            asked = replace(asked, key=int(spec.logits_of(query_BH)[0, asked.head].argmax()))
+        for key in (asked.key, asked.against):
+            if key is not None and key not in seen:
+                raise InputError(
+                    f"query {asked.query} does not see key {key} in this head", "choose a key that it sees"
+                )
+        return _Apart(found, asked, seen).parts()
+
+
+def check_model(loaded: LoadedModel) -> None:
+    """Raise ModelError or UsageError for a model that cannot be asked."""
+    loaded.check_queries("a logit taken apart")
+    loaded.check_bare("a logit taken apart")
+    if is_quantised(loaded.model):
+        raise UsageError(
+            "with quantized weights the contributions do not sum to the logit", "choose weights that are not quantized"
+        )
+    if next(loaded.model.parameters()).dtype in HALF:
+        raise UsageError(
+            f"in {loaded.dtype} the contributions do not sum to the logit", "load the model with {dtype=float32}"
+        )
+    check_gradients(loaded.model)
+
+
+class _Apart:
+    """One logit of a pass, and what it is compared with."""
+
+    def __init__(self, found: WrittenSides, asked: AskedLogit, seen: list[int]) -> None:
+        assert asked.key is not None
+        self.found, self.asked, self.seen, self.key = found, asked, seen, asked.key
+        self.others = seen if asked.against is None else [asked.against]
+        self.nothing = {side: found.side(side).nothing() for side in SIDES[asked.side]}
+
+    def parts(self) -> LogitParts:
+        """The rows of what is asked for; the one of positions, which no side has, is last."""
+        asked, spec = self.asked, self.found.spec
+        rows = self._pairs() if asked.side == "both" else self._rows()
+        side = "key" if asked.side == "both" else asked.side
+        logits = [float(one.of(spec).detach()) for one in self._one_sided(side)]
+        for column, logit, one in zip(rows.columns, logits, self._one_sided(side), strict=True):
+            check_sum(column, logit, one.size(spec))
+        position_K = position_term(spec, asked.head, asked.query)
+        if position_K is not None:
+            added = [float(position_K[keys].mean()) for keys in ([self.key], self.others)]
+            rows = rows.with_row(POSITION, added)
+            logits = [logit + one for logit, one in zip(logits, added, strict=True)]
+        if spec.sinks is not None and asked.against is None:
+            rows = rows.with_row(ALL_KEYS, (0.0, -logits[1]))
+        contribution_N, base_N = rows.columns
+        true_N = self._true(side, rows) if asked.verify else np.full(len(contribution_N), np.nan)
+        named = tuple(rows.components), tuple(rows.others)
+        about: tuple[Any, ...] = (*logits, len(self.seen), spec.softcap, spec.sinks is not None)
+        return LogitParts(asked, side, *named, contribution_N, base_N, true_N, *about)
+
+    def _one_sided(self, side: str) -> tuple[OneSided, OneSided]:
+        asked = self.asked
+        return one_sided(self.found.spec, side, asked.head, asked.query, self.key, self.others)
+
+    def _rows(self) -> _Rows:
+        """A row per component, or per head and token that it read."""
+        both = self._one_sided(self.asked.side)
+        if not self.asked.by_tokens:
+            columns = [self._given(one) for one in both]
+            components = self._components(self.asked.side)
+            return _Rows(components, [None] * len(components), columns)
+        return self._by_tokens([self._gradients(one) for one in both], both)
+
+    def _by_tokens(self, gradients: Sequence[list[Tensor | None]], both: Sequence[OneSided]) -> _Rows:
+        """The rows of heads split by the tokens that they read; tokens of which a head has nothing are left out."""
+        split = self.found.side(self.asked.side).shares_by_token(gradients)
+        columns = [self._with_bias(*pair) for pair in zip(gradients, both, strict=True)]
+        components: list[Component] = []
+        given: list[np.ndarray] = []
+        for place, component in enumerate(self._components(self.asked.side)):
+            whole_2 = np.array([column[place] for column in columns])
+            if component not in split:
+                components.append(component)
+                given.append(whole_2[:, None])
+                continue
+            by_token_2T = split[component].cpu().double().numpy()
+            _check_tokens(component, by_token_2T, whole_2)
+            read = np.flatnonzero(by_token_2T.any(0))
+            components += [replace(component, position=position) for position in read.tolist()]
+            given.append(by_token_2T[:, read])
+        return _Rows(components, [None] * len(components), list(np.concatenate(given, 1)))
+
+    def _pairs(self) -> _Rows:
+        """A row for each component of the key with each of the query."""
+        [q_CD] = self._vectors(self._one_sided("query")[:1])
+        scale = self.found.spec.scale
+        columns = [(scale * k_CD @ q_CD.T).ravel() for k_CD in self._vectors(self._one_sided("key"))]
+        of_key, of_query = self._components("key"), self._components("query")
+        return _Rows([one for one in of_key for _ in of_query], [*of_query] * len(of_key), columns)
+
+    def _components(self, side: str) -> list[Component]:
+        return [*self.found.side(side).components, BIAS]
+
+    def _vectors(self, numbers: Sequence[OneSided]) -> list[np.ndarray]:
+        """(C, D) of each number of one side: the part of each component in the mean of its vectors."""
+        side = self.found.side(numbers[0].side)
+        rows = sorted({row for one in numbers for row in one.rows})
+        weight_NR = torch.tensor([[(row in one.rows) / len(one.rows) for row in rows] for one in numbers])
+        found_NCD = vectors_of(side, replace(numbers[0], rows=tuple(rows)).vectors(self.found.spec), weight_NR, rows)
+        if found_NCD is None:
+            return [self._one_by_one(one) for one in numbers]
+        return [self._checked(one, found_CD.numpy()) for one, found_CD in zip(numbers, found_NCD, strict=True)]
+
+    def _checked(self, one: OneSided, found_CD: np.ndarray) -> np.ndarray:
+        """The vectors with that of the layer's own biases; made again where products are not the contributions."""
+        nothing_D = one.vectors(self.nothing[one.side]).mean(0)
+        found_CD = np.vstack([found_CD, nothing_D.cpu().numpy()])
+        given_C = self._given(one)
+        missed_C = np.abs(found_CD @ one.towards_D.cpu().numpy() - given_C)
+        return found_CD if missed_C.max() <= ALLOWED * np.abs(given_C).sum() else self._one_by_one(one)
+
+    def _one_by_one(self, one: OneSided) -> np.ndarray:
+        """The same by a gradient for each number of the vector."""
+        return np.stack([self._given(unit) for unit in one.units()], 1)
+
+    def _given(self, one: OneSided) -> np.ndarray:
+        """(C,): what each component gives to a number; the layer's own biases are what no residual leaves."""
+        return self._with_bias(self._gradients(one), one)
+
+    def _with_bias(self, gradients: list[Tensor | None], one: OneSided) -> np.ndarray:
+        shares_C = self.found.side(one.side).shares(gradients).detach().cpu().numpy()
+        return np.append(shares_C, float(one.of(self.nothing[one.side])))
+
+    def _gradients(self, one: OneSided) -> list[Tensor | None]:
+        value = one.of(self.found.spec)
+        check_made(value, one.side)
+        return self.found.side(one.side).gradients(value)
+
+    def _true(self, side: str, rows: _Rows) -> np.ndarray:
+        """What the logit loses where a component is replaced by its mean over what the key is compared with."""
+        true_N, found = np.full(len(rows.components), np.nan), self.found.side(side)
+        contrast_N = rows.columns[0] - rows.columns[1]
+        written_by = found.components
+        known = [place for place in np.argsort(-np.abs(contrast_N)) if rows.components[place] in written_by]
+        tried = known[: self.asked.verify]
+        vectors = found.vectors([written_by.index(rows.components[place]) for place in tried])
+        intact, row = self._product(self.found.spec), self.key if side == "key" else self.asked.query
+        # The tokens that a cross layer's key is compared with are another text's than its query.
+        others = list(range(row + 1)) if self.found.crosses and side == "query" else self.others
+        for place, vector_TE in zip(tried, vectors, strict=True):
+            true_N[place] = intact - self._product(found.replaced(row, vector_TE[others].mean(0) - vector_TE[row]))
+        return true_N
+
+    def _product(self, spec: AttentionSpec) -> float:
+        """The logit of a call before soft-cap and position."""
+        q_D = exact(spec.q_BHQD[0, self.asked.head, self.asked.query].detach())
+        return float(q_D @ exact(keys_of(spec, self.asked.head)[self.key].detach())) * spec.scale
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of a table: who, with whom, and what they give to the key and to what it is compared with."""
+
+    components: list[Component]
+    others: list[Component | None]
+    columns: list[np.ndarray]
+
+    def with_row(self, component: Component, values: Sequence[float]) -> _Rows:
+        """The same with one row more."""
+        columns = [np.append(column, value) for column, value in zip(self.columns, values, strict=True)]
+        return _Rows([*self.components, component], [*self.others, None], columns)
+
+
+def spec_of(found: WrittenSides) -> AttentionSpec:
+    """The call of the layer. Raises ModelError where its keys are no tokens."""
+    if found.key is not None and found.spec.k_BGKD.shape[2] != found.key.tokens:
+        raise ModelError("this head has keys that are no tokens of the text", "choose another layer")
+    return found.spec
+
+
+def check_made(value: Tensor, side: str) -> None:
+    """Raise ModelError for a number that no residual makes."""
+    if not value.requires_grad:
+        raise ModelError(f"the {side} side of this head is not made of what enters its layer", "choose another layer")
+
+
+def check_sum(terms: np.ndarray, logit: np.ndarray | float, size: np.ndarray | float) -> None:
+    """Raise ModelError where terms, (N, ...), do not sum to the logit: then the layer is not linear in its residual.
+
+    size: the sum of |q_d k_d| that the logit is made of, which says what float32 does to it.
+    """
+    found = terms.sum(0)
+    missed, allowed = abs(found - logit), np.maximum(ALLOWED * abs(terms).sum(0), ROUNDING * np.asarray(size))
+    wrong = ~(missed <= allowed)
+    if not wrong.any():
+        return
+    found, logit, missed, allowed = (
+        np.broadcast_to(one, wrong.shape)[wrong][0] for one in (found, logit, missed, allowed)
+    )
+    raise ModelError(
+        f"the contributions sum to {found:.6g}, and the logit is {logit:.6g}: they differ by {missed:.2g}, "
+        f"and rounding allows {allowed:.2g}",
+        "choose another layer or model",
+    )
+
+
+def _check_tokens(component: Component, by_token_2T: np.ndarray, whole_2: np.ndarray) -> None:
+    """Raise ModelError where a head's tokens do not sum to the head."""
+    missed = np.abs(by_token_2T.sum(1) - whole_2)
+    if not (missed <= 10 * ALLOWED * np.maximum(np.abs(by_token_2T).sum(1), 1e-3)).all():
+        raise ModelError(
+            f"{component.name} writes something else than the weighted sum of its values", "leave out {by=tokens}"
+        )
+
+
+@with_gradients
+def key_parts(
+    loaded: LoadedModel, ids: Sequence[int], layer: int, heads: Mapping[int, Sequence[int]]
+) -> Iterator[KeyParts]:
+    """Take the logits of some heads of a layer apart; heads: {head: the queries}. Raises as `parts_of`."""
+    check_model(loaded)
+    given = torch.tensor([list(ids)], device=loaded.device)
+    with written(loaded, given, {}, loaded.geometry.stack, layer) as sides:
+        spec, found = spec_of(sides), sides.side("key")
+        nothing = found.nothing()
+        for head, queries in heads.items():
+            yield _of_head(found, spec, nothing, layer, head, list(queries))
+
+
+def _of_head(
+    found: Written, spec: AttentionSpec, nothing: AttentionSpec, layer: int, head: int, queries: list[int]
+) -> KeyParts:
+    k_KD, bias_KD = exact(keys_of(spec, head)), exact(keys_of(nothing, head))
+    check_made(k_KD, "key")
+    q_QD = exact(spec.q_BHQD[0, head, queries].detach()) * spec.scale
+    components, parts_CQK = (
+        [*found.components, BIAS],
+        np.concatenate([_of_keys(found, k_KD, q_QD), _pairs(q_QD, bias_KD)]),
+    )
+    logit_QK, size_QK = _pairs(q_QD, k_KD)[0], _pairs(q_QD.abs(), k_KD.abs())[0]
+    check_sum(parts_CQK, logit_QK, size_QK)
+    position_QK = _positions(spec, head, queries)
+    if position_QK is not None:
+        components, parts_CQK = [*components, POSITION], np.concatenate([parts_CQK, position_QK[None]])
+        logit_QK = logit_QK + position_QK
+    seen_QK = np.zeros(logit_QK.shape, bool)
+    for row, query in enumerate(queries):
+        seen_QK[row, visible_keys(spec, head, query)] = True
+    return KeyParts(
+        layer,
+        head,
+        tuple(queries),
+        tuple(components),
+        np.where(seen_QK, parts_CQK, 0.0),  # the position of a hidden key may be -inf
+        np.where(seen_QK, logit_QK, np.nan),
+        spec.softcap,
+        spec.sinks is not None,
+    )
+
+
+def _of_keys(found: Written, k_KD: Tensor, q_QD: Tensor) -> np.ndarray:
+    """(C, Q, K): what each component gives to the product of each query with each key.
+
+    With more queries than a key has numbers, the numbers are taken apart, and the queries multiplied with their parts.
+    """
+    few = len(q_QD) <= q_QD.shape[1]
+    directions = q_QD if few else torch.eye(q_QD.shape[1], dtype=q_QD.dtype, device=q_QD.device)
+    rows = [found.shares_by_row(found.gradients((k_KD @ one_D).sum())).detach() for one_D in directions]
+    parts_CNK = torch.stack(rows, 1)
+    return _numbers(parts_CNK if few else q_QD.cpu().double() @ parts_CNK)
+
+
+def _pairs(q_QD: Tensor, k_KD: Tensor) -> np.ndarray:
+    """(1, Q, K): the products."""
+    return _numbers(q_QD @ k_KD.T)[None]
+
+
+def _positions(spec: AttentionSpec, head: int, queries: Sequence[int]) -> np.ndarray | None:
+    """(Q, K): what positions add to the logits; None where they add nothing."""
+    added = [position_term(spec, head, query) for query in queries]
+    if all(one is None for one in added):
+        return None
+    none_K = torch.zeros(spec.k_BGKD.shape[2], dtype=torch.float64)
+    return _numbers(torch.stack([none_K if one is None else one for one in added]))
+
+
+def _numbers(values: Tensor) -> np.ndarray:
+    found: np.ndarray = values.detach().cpu().double().numpy()
+    return found

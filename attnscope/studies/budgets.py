@@ -1,0 +1,531 @@
+"""What a study of budgets may be asked, before a model is there.
+
+What a budget is measured on: texts with the end of their prompt, and the rows that count.
+
+    cases = budget_cases(loaded, [AskedCache("Mary and John went out. John gave a book to", answer=" Mary")], budgets)
+
+Without an answer the rows of the whole text count, with `at` those from the end of the prompt on.
+
+What a smaller cache costs texts or their answers, and the share of the keys that it keeps.
+
+    record = BudgetStudy(loaded, cases, BudgetPlan("stream:4+64,top:64", over="heads")).run()
+    record.table()
+    record.bearable(0.01)      # {"stream:4+64": "0-2,3.2-5", ...}
+
+Heads that can bear a budget are chosen by their effects, and an effect of chosen heads on the texts that chose them is
+too small. So they are chosen on the first half of the texts, and measured together on the other.
+
+Which heads have which budget at a time: heads, kv groups or layers alone, and all chosen heads together.
+
+Shapes: S text, N budget of a set of heads, K of those the ones of chosen heads, P head of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+
+from attnscope.errors import InputError, UsageError
+from attnscope.hooks.engines import UNCHECKED
+from attnscope.hooks.generation import check_causal, continuation, say_ignored
+from attnscope.inputs.answers import check_answer, check_room
+from attnscope.inputs.prompt import Prompt
+from attnscope.inputs.tokens import find
+from attnscope.interventions.base import LOSS, AnswerLoss, LogitDifference, Measure
+from attnscope.interventions.cache import CacheBudget, HeadBudget, KeptShares
+from attnscope.interventions.passes import Advance, Passes
+from attnscope.interventions.spec import AskedText, Task, written_budgets
+from attnscope.model.geometry import Geometry
+from attnscope.model.selection import written_heads
+from attnscope.studies.ablation_search import head_set, heads_by_layer, portions
+from attnscope.studies.knockout import CaseReader, naming, text_of_ids
+from attnscope.studies.parts import Parts, StudyRecord
+from attnscope.studies.statistics import FEWEST, effect_columns, largest_of
+from attnscope.studies.study import Cost, SetEffects, SetStudy, effects_by_set
+from attnscope.utils.display import number_of, shortened
+from attnscope.utils.tables import as_table, integers, numbers, words
+
+if TYPE_CHECKING:
+    from attnscope.model.loaded import LoadedModel
+
+OVER = ("none", "layers", "kv", "heads")
+BELOW = 0.01  # in the unit of the effects: what a head may lose and still be listed as one that can bear the budget
+
+
+def check_budgets(
+    keep: str, over: str = "none", *, query: str | None = None, key: str | None = None, how: str = "mask"
+) -> None:
+    """Raise UsageError for what is no budget, and for what only a knockout of named keys is asked."""
+    written_budgets(keep)
+    for name, given in (("query", query), ("key", key)):
+        if given is not None:
+            raise UsageError(
+                f"{name} does not apply to a budget, which chooses its keys itself", f"leave out {{{name}}} or {{keep}}"
+            )
+    if how != "mask":
+        raise UsageError(
+            "a budget gives the weight of lost keys to the rest of the row",
+            f"leave out {{how={how}}} or {{keep}}",
+        )
+    if over not in OVER:
+        raise UsageError(
+            f"expected a budget over {', '.join(OVER[:-1])} or {OVER[-1]}, got {over[:20]!r}", "write {over=heads}"
+        )
+
+
+def check_no_budget(at: str | int | None, generate: int | None) -> None:
+    """Raise UsageError where there is no budget, for what only a budget is asked."""
+    for name, given in (("at", at), ("generate", generate)):
+        if given is not None:
+            raise UsageError(f"{name} needs a budget", f"leave out {{{name}}}, or add {{keep=top:64}}")
+
+
+def check_below(below: float) -> None:
+    """Raise UsageError for a limit that is no number above 0."""
+    if not 0 < below < float("inf"):
+        raise UsageError(f"expected a limit above 0 for what a head may lose, got {below}", "write 0.01")
+
+
+FOLLOW = "give {answer} of several tokens, {generate=32}, or {at=TOKEN}, where the prompt ends"
+
+
+@dataclass(frozen=True)
+class AskedCache(AskedText):
+    """What is asked of one text. at: the last token of the prompt, None for the end of the text. generate: how many
+    tokens of its own the model is to give as the answer."""
+
+    FIELDS = ("at", "answer", "foil")
+
+    at: str | None = None
+    generate: int | None = None
+
+
+@dataclass(frozen=True)
+class CacheCase:
+    """A text as it is read. prompt: the text alone. end: the tokens of the prompt. start: the first row that counts.
+    answer: its ids, empty for none; answer_text: as text. foil: an id; foil_text: as text."""
+
+    prompt: Prompt
+    end: int
+    start: int
+    answer: tuple[int, ...] = ()
+    answer_text: str = ""
+    foil: int | None = None
+    foil_text: str = ""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.prompt.ids + self.answer
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The rows whose next tokens are measured."""
+        return tuple(range(self.start, self.stop))
+
+    @property
+    def stop(self) -> int:
+        """The rows that anything depends on: all but the last."""
+        return len(self.ids) - 1
+
+
+def budget_cases(loaded: LoadedModel, questions: Sequence[AskedCache], keep: str) -> list[CacheCase]:
+    """The cases of some questions; keep: the budgets, as they are written.
+
+    Raises InputError for what cannot be one, with the line where there are several; UsageError where a budget chooses
+    at the end of the prompt and no row follows it.
+    """
+    check_causal(loaded, "a budget of a cache")
+    loaded.check_logits("a budget of a cache")
+    once = [name for name, one in written_budgets(keep).items() if one.once]
+    if any(one.generate for one in questions):
+        say_ignored(loaded)
+    with CaseReader(loaded, any(one.chat for one in questions)) as read:
+        found = []
+        for one in questions:
+            with naming(one.where):
+                found.append(_case(loaded, one, read))
+                for name in once:
+                    _check_follows(found[-1], name)
+        return found
+
+
+def _case(loaded: LoadedModel, question: AskedCache, read: CaseReader) -> CacheCase:
+    prompt = read.prompt(question)
+    last = len(prompt) - 1
+    end = 1 + (last if question.at is None else max(find(prompt, question.at, question.define).positions))
+    check_answer(question.generate, question.answer, question.truncate)
+    answer = _answer(loaded, question, read, prompt)
+    start = last if answer else 0 if question.at is None else end
+    foil = None
+    if question.foil is not None:
+        foil = read.answer(question, prompt, question.foil)[0]
+        if not answer:
+            raise UsageError(
+                "a foil is compared with an answer, and there is none", "give {answer}, or leave out {foil}"
+            )
+        if foil == answer[0]:
+            raise InputError("the answer and its foil begin with the same token", "choose another foil")
+    case = CacheCase(prompt, end, start, answer, text_of_ids(loaded, answer), foil)
+    if not case.rows:
+        said = f"no token follows token {start}" if start else "the text is one token, and no token follows it"
+        raise InputError(said, "give a longer text")
+    return case if foil is None else replace(case, foil_text=text_of_ids(loaded, (foil,)))
+
+
+def _answer(loaded: LoadedModel, question: AskedCache, read: CaseReader, prompt: Prompt) -> tuple[int, ...]:
+    """The ids of the answer: as it is given, or what the model itself puts after the text; empty for none."""
+    if question.answer is not None:
+        return read.answer(question, prompt, question.answer)
+    if question.generate is None:
+        return ()
+    check_room(replace(prompt, answer=len(prompt)), question.generate, loaded.geometry.max_positions)
+    return tuple(continuation(loaded, prompt.ids, question.generate, UNCHECKED).ids)
+
+
+def _check_follows(case: CacheCase, name: str) -> None:
+    """Raise UsageError where no row that is measured, or that one depends on, is after the prompt."""
+    last = case.rows[0] if case.foil is not None else case.rows[-1]
+    if last < case.end:
+        how = "its one token is made by the prompt's last row" if case.answer else "the prompt is the whole text"
+        raise UsageError(f"{name} cuts rows after the prompt, and none counts: {how}", FOLLOW)
+
+
+def budget_task(cases: Sequence[CacheCase]) -> tuple[Task, Measure]:
+    """The passes' task, and what it is measured by: nats per token of a text, nats of an answer, or logits with a foil.
+
+    Raises InputError where some have an answer or a foil and others none.
+    """
+    for what, given in (
+        ("an answer", [bool(one.answer) for one in cases]),
+        ("a foil", [one.foil is not None for one in cases]),
+    ):
+        if any(given) and not all(given):
+            raise InputError(f"some texts have {what} and others have none", "give each one, or none")
+    task = Task(
+        "answers" if cases[0].answer else "texts", tuple(one.ids for one in cases), tuple(one.rows for one in cases)
+    )
+    foils = [one.foil for one in cases if one.foil is not None]
+    if foils:
+        return task, LogitDifference([one.answer[0] for one in cases], foils, [one.start for one in cases])
+    return task, AnswerLoss() if cases[0].answer else LOSS
+
+
+@dataclass(frozen=True)
+class AskedBudget:
+    """One budget that is measured. condition: of all chosen heads "together", of what goes "alone", or of the heads
+    that are "bearable": together, on other texts than those on which each alone cost little. layer, head: where it is
+    of one."""
+
+    budget: HeadBudget
+    condition: Literal["together", "alone", "bearable"] = "together"
+    layer: int | None = None
+    head: int | None = None
+
+
+def budgets_over(
+    over: str, selection: Mapping[int, Sequence[int]], geometry: Geometry, kinds: Iterable[str], name: str
+) -> list[AskedBudget]:
+    """Of each kind of budget all chosen heads together, and what goes alone; selection: the heads, by layer. name: of
+    all of them together."""
+    whole, asked = head_set(name, selection), []
+    alone = [] if over == "none" else portions(over, whole, geometry)
+    for kind in kinds:
+        asked.append(AskedBudget(HeadBudget(name, whole.heads, kind)))
+        asked += [AskedBudget(HeadBudget(one.name, one.heads, kind), "alone", one.layer, one.head) for one in alone]
+    return asked
+
+
+CONDITIONS = ("together", "bearable", "alone")  # in the order of the table
+COPY = HeadBudget("intact copy", ())  # in half precision: what it differs by is noise
+Shares = Mapping[tuple[str, int, int], np.ndarray]  # of a budget, a text and a layer: what each head keeps, (P,)
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """Which heads have which budgets. keep: as they are written, by commas. over: what has one at a time, see `sets`.
+    select: the heads, by layer, None for all; name: what they are called together. below: what heads may lose alone
+    and still be measured together, on the other half of the texts."""
+
+    keep: str
+    over: str = "none"
+    select: Mapping[int, Sequence[int]] | None = None
+    name: str = "all heads"
+    below: float = BELOW
+
+    @property
+    def kinds(self) -> list[str]:
+        """The budgets, each once."""
+        return list(written_budgets(self.keep))
+
+
+@dataclass(frozen=True, repr=False)
+class BudgetCosts(StudyRecord):
+    """What was measured. asked: the budgets. effect_SN: what each costs each text, exactly 0
+    in a text of which it drops nothing, NaN in those that chose its heads. kept_N: the share of the keys that its heads
+    keep, mean over rows, heads and texts. intact_S: what was measured without a budget. widths: how many heads each
+    layer has."""
+
+    stem = "budgets"
+
+    cases: tuple[CacheCase, ...]
+    asked: tuple[AskedBudget, ...]
+    effect_SN: np.ndarray
+    kept_N: np.ndarray
+    intact_S: np.ndarray
+    widths: Mapping[int, int]
+    facts: Mapping[str, Any]
+
+    @property
+    def line(self) -> str:
+        """What was measured, and the largest cost."""
+        effect_N = self.statistics["effect"]
+        worst = largest_of(effect_N)
+        count, budget = f"{len(self.cases)} text{'s' * (len(self.cases) > 1)}", self.asked[worst].budget
+        said = f"{budget.keep}, {budget.name}, {effect_N[worst]:+.3f} {self.unit}"
+        return f"{len(self.asked)} budgets, {count}: costliest {said}"
+
+    @property
+    def kinds(self) -> list[str]:
+        """The budgets as they are written, in their order."""
+        return list(dict.fromkeys(one.budget.keep for one in self.asked))
+
+    @cached_property
+    def families(self) -> Sequence[Mapping[str, np.ndarray]]:
+        """The columns of `effect_columns`, NaN for null: of the budgets over all texts, and, where there are any, of
+        those of chosen heads, over the texts that did not choose them."""
+        chosen = sum(one.condition == "bearable" for one in self.asked)  # the last ones
+        asked = len(self.asked) - chosen
+        families = [self.effect_SN[:, :asked], self.effect_SN[self.facts["choosing_texts"] :, asked:]]
+        return [effect_columns(effect_SN) for effect_SN in families[: 1 + bool(chosen)]]
+
+    @cached_property
+    def statistics(self) -> Mapping[str, np.ndarray]:
+        """The columns of both families, (N,) each."""
+        return {name: np.concatenate([one[name] for one in self.families]) for name in self.families[0]}
+
+    @cached_property
+    def order(self) -> list[int]:
+        """Places of the budgets in the table: of each budget all heads together first, then those that can bear it,
+        then what goes alone, heads by effect, layers in order."""
+        by_effect = self.facts["over"] in ("heads", "kv")
+
+        def rank(place: int) -> tuple[int, int, float]:
+            budget, condition = self.asked[place].budget, self.asked[place].condition
+            effect = float(self.statistics["effect"][place]) if by_effect and condition == "alone" else 0.0
+            return self.kinds.index(budget.keep), CONDITIONS.index(condition), -effect
+
+        return sorted(range(len(self.asked)), key=rank)
+
+    def table(self) -> pa.Table:
+        """A row per budget and set of heads, in `order`; NaN is null. docs/schemas.md says what the columns are."""
+        statistics = self.statistics
+        columns: dict[str, Any] = {
+            "keep": words([one.budget.keep for one in self.asked]),
+            "set": words([one.budget.name for one in self.asked]),
+            "condition": words([one.condition for one in self.asked]).dictionary_encode(),
+            "layer": pa.array([one.layer for one in self.asked], pa.int32()),
+            "head": pa.array([one.head for one in self.asked], pa.int32()),
+            "stack": words([self.facts["stack"]] * len(self.asked)).dictionary_encode(),
+            "kept": numbers(self.kept_N),
+            **{name: numbers(values) for name, values in statistics.items() if name != "n"},
+        }
+        return as_table(columns | {"n": statistics["n"].astype(np.int32)}).take(integers(self.order))
+
+    def bearable(self, below: float = BELOW) -> dict[str, str]:
+        """The heads that each budget costs less than `below`, as `select` takes them, empty for none.
+
+        Each head, kv group or layer is judged alone, over all texts: by the upper end of the interval that holds for
+        all at once. Where there is none, under 32 texts or where few of them carry what is lost, no text may lose as
+        much. What they lose together is measured on other texts than those that chose them, from 64 texts on: the
+        rows of the table that are "bearable". Raises UsageError for a limit that is no number above 0.
+
+            >>> attnscope.knockout(model, text, keep="stream:4+32", over="heads").bearable(0.05)
+            {'stream:4+32': '0-2,3.2-5'}
+        """
+        check_below(below)
+        return {kind: written_heads(self.bearing(kind, below), self.widths) for kind in self.kinds}
+
+    def bearing(self, kind: str, below: float = BELOW) -> list[tuple[int, int]]:
+        """The heads that one of the budgets costs less than `below`, as (layer, head)."""
+        return _bearing(self.asked, self.effect_SN, self.statistics["high_all"], kind, below)
+
+
+@dataclass(frozen=True)
+class BudgetStudy(SetStudy[BudgetCosts]):
+    """What texts or their answers lose where heads keep the keys of a cache budget alone, see `BudgetPlan`."""
+
+    kind, readings, schema, stage = "budget", "budgets", "budgets/2", "cutting"
+
+    model: LoadedModel
+    cases: Sequence[CacheCase]
+    plan: BudgetPlan
+
+    @classmethod
+    def of(cls, model: LoadedModel, questions: Sequence[AskedCache], plan: BudgetPlan) -> BudgetStudy:
+        """The study of some questions. Raises as `budget_cases`."""
+        return cls(model, budget_cases(model, questions, plan.keep), plan)
+
+    @cached_property
+    def asked(self) -> list[AskedBudget]:
+        """The budgets that are asked for."""
+        return budgets_over(self.plan.over, self.selection, self.model.geometry, self.plan.kinds, self.plan.name)
+
+    @property
+    def sets(self) -> list[HeadBudget]:
+        return [one.budget for one in self.asked]
+
+    @property
+    def task(self) -> tuple[Task, Measure]:
+        return budget_task(self.cases)
+
+    @property
+    def intervention(self) -> CacheBudget:
+        return CacheBudget(*_ends(self.cases), heads_by_layer(self.sets))
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """Of one text where the prompt ends, and what is measured."""
+        if len(self.cases) > 1:
+            return
+        [case] = self.cases
+        last = case.end - 1
+        if last < len(case.prompt) - 1:
+            yield f"the prompt ends with token {last}: {case.prompt.labels[last]}"
+        yield (
+            f"answer: {shortened(case.answer_text, 200)}" if case.answer else f"measured: {len(case.rows)} next tokens"
+        )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        texts = [
+            {
+                "sha256": case.prompt.sha256,
+                "tokens": len(case.prompt),
+                "end": case.end,
+                "rows": [case.start, case.stop],
+                "answer": list(case.answer),
+                "foil": case.foil,
+            }
+            for case in self.cases
+        ]
+        how = {"keep": self.plan.kinds, "over": self.plan.over}
+        heads = self.heads_facts({head for one in self.sets for head in one.heads})
+        return self.task_facts | how | heads | {"texts": texts}
+
+    @property
+    def choosing(self) -> int:
+        """How many of the first texts choose the heads that can bear a budget, so that the others show what those lose
+        together; 0 where either half would have no interval, and where nothing is measured alone."""
+        half = len(self.cases) // 2
+        return half if self.plan.over != "none" and half >= FEWEST else 0
+
+    def cost(self) -> Cost:
+        together = [one.budget for one in self.asked if one.condition == "together"]
+        shares = self.passes.token_layers([])
+        held = self.passes.token_layers(together) // 2 if self.choosing else 0
+        what = f"{len(self.sets)} budgets of heads, on {number_of(len(self.cases), 'text')}"
+        return self.cost_of_passes(what, self.sets, before=shares + held)
+
+    def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> BudgetCosts:
+        asked, first, widths = self.asked, self.choosing, self.model.geometry.heads_by_layer
+        shares = read_shares(self.passes, self.plan.kinds)
+        run = _measured(self.passes, asked, shares, parts, advance)
+        effect_SN = np.stack([run.by_set[one.identity] for one in self.sets], 1)
+        # Heads that the first texts chose are measured together on the others, unless that set was measured already.
+        chosen = _chosen(asked, effect_SN[:first], self.plan, widths) if first else []
+        known = {name: effect_S[first:] for name, effect_S in run.by_set.items()}
+        if new := [one for one in chosen if one.budget.identity not in known]:
+            rest = _passes_over(run.passes, self.cases[first:])
+            known |= _measured(rest, new, shares, parts, advance, first).by_set
+        chosen_SK = np.full((len(self.cases), len(chosen)), np.nan)
+        for place, one in enumerate(chosen):
+            chosen_SK[first:, place] = known[one.budget.identity]
+        asked, effect_SN = [*asked, *chosen], np.hstack([effect_SN, chosen_SK])
+        kept_N = np.array([np.mean(_kept(shares, run.passes, one, first)) for one in asked])
+        measured = {"intact": float(run.intact_S.mean()), **run.facts, "below": self.plan.below}
+        facts |= {**measured, "choosing_texts": first, **run.unshared}
+        return BudgetCosts(tuple(self.cases), tuple(asked), effect_SN, kept_N, run.intact_S, widths, facts)
+
+
+def _ends(cases: Sequence[CacheCase]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where the prompt of each text ends, and the rows that anything depends on."""
+    return tuple(one.end for one in cases), tuple(one.stop for one in cases)
+
+
+def read_shares(passes: Passes, kinds: Sequence[str]) -> Shares:
+    """What every budget keeps of each text, layer and head, in one pass over each text."""
+    cache, shares = passes.intervention, dict[tuple[str, int, int], np.ndarray]()
+    assert isinstance(cache, CacheBudget)
+
+    def note(kind: str, text: int, layer: int, share_P: Tensor) -> None:
+        shares[kind, text, layer] = share_P.numpy()
+
+    reading = replace(passes, intervention=KeptShares(cache, kinds, note), layers=None)
+    for batch in reading.batches(0):
+        reading.run(batch, [])
+    return shares
+
+
+def shares_of(shares: Shares, passes: Passes, one: HeadBudget, text: int) -> np.ndarray:
+    """The share of the keys that each head of a budget keeps in a text, mean over rows; 1 where it loses none."""
+    cache = passes.intervention
+    assert isinstance(cache, CacheBudget)
+    return np.array([shares[one.keep, text, layer][cache.heads[layer].index(head)] for layer, head in one.heads])
+
+
+def _bearing(
+    asked: Sequence[AskedBudget], effect_SN: np.ndarray, high_N: np.ndarray, kind: str, below: float
+) -> list[tuple[int, int]]:
+    """The heads that lose less than `below` alone: by the upper ends, and without one in every text."""
+    worst_N = np.where(np.isnan(high_N), effect_SN.max(0), high_N)
+    alone = [
+        one.budget for one, worst in zip(asked, worst_N, strict=True) if one.condition == "alone" and worst < below
+    ]
+    return sorted(head for one in alone if one.keep == kind for head in one.heads)
+
+
+def _chosen(
+    asked: Sequence[AskedBudget], effect_SN: np.ndarray, plan: BudgetPlan, widths: Mapping[int, int]
+) -> list[AskedBudget]:
+    """Of each kind of budget the heads that can bear it by the effects on some texts, where there are any."""
+    high_N = effect_columns(effect_SN)["high_all"]
+    heads = {kind: tuple(_bearing(asked, effect_SN, high_N, kind, plan.below)) for kind in plan.kinds}
+    return [
+        AskedBudget(HeadBudget(written_heads(some, widths), some, kind), "bearable")
+        for kind, some in heads.items()
+        if some
+    ]
+
+
+def _passes_over(passes: Passes, cases: Sequence[CacheCase]) -> Passes:
+    """The passes over some of the cases."""
+    task, measure = budget_task(cases)
+    ends, stops = _ends(cases)
+    assert isinstance(passes.intervention, CacheBudget)
+    cache = replace(passes.intervention, ends=ends, stops=stops)
+    return replace(passes, task=task, measure=measure, intervention=cache)
+
+
+def _kept(shares: Shares, passes: Passes, one: AskedBudget, first: int) -> list[float]:
+    """The share of the keys that a budget keeps, for each text that it is measured on."""
+    texts = range(first if one.condition == "bearable" else 0, len(passes.task))
+    return [float(shares_of(shares, passes, one.budget, text).mean()) for text in texts]
+
+
+def _measured(
+    passes: Passes, asked: Sequence[AskedBudget], shares: Shares, parts: Parts, advance: Advance, first: int = 0
+) -> SetEffects:
+    """What budgets cost; those that lose no key of any text are not run. first: the text in `shares` that is the first
+    of the passes."""
+    every = {one.budget.identity: one.budget for one in asked}
+    texts = range(first, first + len(passes.task))
+    lost = {name: [shares_of(shares, passes, one, text).min() < 1 for text in texts] for name, one in every.items()}
+    sets = [one for name, one in every.items() if any(lost[name])]
+    run = effects_by_set(passes, sets, parts, advance, COPY)
+    return replace(run, by_set={name: np.where(lost[name], run.by_set.get(name, 0.0), 0.0) for name in every})

@@ -1,0 +1,578 @@
+"""Two texts, or two models on the same texts, head by head: two forward passes per pair, compared layer by layer.
+
+    found = compare_heads([(OneSide(loaded, one, engine), OneSide(loaded, other, engine))])
+    found.js.effect          # (N,) bits, per head
+
+Of the first pass q, k and v of every layer are kept, never a matrix; the second is compared while it runs, in blocks of
+rows. Shapes: S text, N head of all layers, Q, K cell of a map.
+
+A comparison as tables, and the folder that holds them.
+
+    heads_table(found)   # a row per head, largest divergence first
+
+Shapes: N head of all layers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from attnscope.attention.operator import DenseAttention
+from attnscope.attention.spec import Visibility
+from attnscope.errors import InputError, MemoryLimitError, UsageError
+from attnscope.hooks.forward import given_of
+from attnscope.hooks.listen import calls_interface, listen
+from attnscope.hooks.report import CaptureReport
+from attnscope.inputs.spans import WORDS, Align, Units, alignment, units
+from attnscope.inputs.tokens import TokenSelection as Chosen
+from attnscope.metrics.binned import MAP_SIDE, Cells
+from attnscope.metrics.divergence import Divergence, DivergenceSide, diverge, readable
+from attnscope.metrics.metrics import KNOWN, METRICS, measure, metrics_for
+from attnscope.model.selection import DECODER, ENCODER, NAMES, SOFTMAX, STACKS, TEXT_TASKS, prefix, sides
+from attnscope.observe.collect import texts_of
+from attnscope.observe.layers import LayerKey
+from attnscope.observe.request import TextInputs as Asked
+from attnscope.studies.statistics import FEWEST, SHARE, Effects, Range, largest_first, paired
+from attnscope.utils.display import head_name
+from attnscope.utils.files import check_schema, check_types, damaged, jsonable, read_json, read_small, refuse_links
+from attnscope.utils.folders import OVER, check, document, refuse_other_kind
+from attnscope.utils.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
+from attnscope.utils.tables import as_table, numbers, read_delimited, words
+
+if TYPE_CHECKING:
+    from attnscope.attention.operator import AttentionOperator
+    from attnscope.hooks.calls import AttentionCall
+    from attnscope.hooks.engines import Engine
+    from attnscope.inputs.prompt import Prompt
+    from attnscope.model.loaded import LoadedModel
+    from attnscope.model.selection import HeadsByLayer
+
+LayersRead = Callable[[int], object]
+OfLayers = dict[LayerKey, Mapping[str, torch.Tensor]]  # of each layer {metric: (1, H)}
+
+
+class OneSide(NamedTuple):
+    """One text that a model is about to read; source: what an encoder-decoder's encoder reads."""
+
+    loaded: LoadedModel
+    prompt: Prompt
+    engine: Engine
+    source: Prompt | None = None
+
+    @property
+    def asked(self) -> dict[str, Asked]:
+        """What every stack reads."""
+        both = Asked(self.prompt, Chosen(), self.source)
+        geometry = self.loaded.geometry
+        return {stack: both.of(stack, geometry.stack)[0] for stack in geometry.stacks}
+
+
+class Shared(NamedTuple):
+    """A text on both sides: its name where there are two, the stack that reads it, its tokens and their units.
+
+    by: how its tokens are paired.
+    """
+
+    name: str
+    stack: str
+    first: Prompt
+    other: Prompt
+    units: Units
+    by: Align
+
+    @classmethod
+    def of(cls, name: str, stack: str, first: Prompt, other: Prompt, align: Align | None) -> Shared:
+        """A text on both sides, paired as asked. Raises as `alignment`."""
+        by = alignment(first.plain, other.plain, align)
+        return cls(name, stack, first, other, units(first.plain, other.plain, by), by)
+
+    @property
+    def moved(self) -> int:
+        """How many shared tokens are at another position in the other text; 0 for one text on both sides."""
+        return 0 if "".join(self.first.plain) == "".join(self.other.plain) else self.units.moved
+
+
+class Drawn(NamedTuple):
+    """What can be drawn of a stack: the heads of each layer, their maps (h, Q, K), the units that cells are of."""
+
+    heads: HeadsByLayer
+    values: Mapping[int, np.ndarray]
+    cells: tuple[Cells, Cells]
+
+
+class Pair(NamedTuple):
+    """Two texts, what they share, and what can be drawn of each stack where maps were asked for.
+
+    texts: each that both sides read: of encoder-decoders the encoder's `text`, then the decoder's `target`.
+    """
+
+    first: OneSide
+    other: OneSide
+    texts: Sequence[Shared]
+    drawn: Mapping[str, Drawn] = {}
+
+    @classmethod
+    def of(cls, first: OneSide, other: OneSide, align: Align | None = None) -> Pair:
+        """Two readings, their tokens aligned.
+
+        Raises InputError where they share none, and as `alignment` and `check_alike`.
+        """
+        check_alike(first.loaded, other.loaded)
+        for one in (first, other):
+            one.loaded.check_queries("a comparison")
+        if first.source is None:
+            first.loaded.check_task("one text at a time", DECODER, ENCODER)
+        stack = first.loaded.geometry.stack
+        both = first.source is not None and other.source is not None
+        texts = [Shared.of("target" if both else "", stack, first.prompt, other.prompt, align)]
+        if first.source is not None and other.source is not None:
+            texts.insert(0, Shared.of("text", ENCODER, first.source, other.source, align))
+        if not any(one.units.size for one in texts):
+            raise InputError("the two texts share no word", "compare texts that have some in common")
+        return cls(first, other, texts)
+
+    @property
+    def shared(self) -> Units:
+        """What the texts share that the queries of the model's own stack are of."""
+        return self.texts[-1].units
+
+    @property
+    def sources(self) -> Units | None:
+        """What two encoders' texts share, besides `shared` of their decoders'."""
+        return self.texts[0].units if len(self.texts) > 1 else None
+
+    def axes(self, stack: str) -> tuple[Shared, Shared]:
+        """What the queries and the keys of a stack are of."""
+        text, target = self.texts[0], self.texts[-1]
+        return sides(stack, text, target)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two sides differ in: heads as (layer, head), and per text and head (S, N) arrays of `Divergence`'s numbers.
+
+    head_stacks: the stack of each head, those of one stack side by side. metrics: {id: (first, other)}, NaN for null.
+    failures: what did not hold in a pass, in words. pair: where there is but one.
+    """
+
+    heads: tuple[tuple[int, int], ...]
+    head_stacks: tuple[str, ...]
+    js_SN: np.ndarray
+    rows_SN: np.ndarray
+    lost_SN: np.ndarray
+    other_lost_SN: np.ndarray
+    metrics: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    failures: Sequence[str]
+    pair: Pair | None = None
+
+    @property
+    def texts(self) -> int:
+        return len(self.js_SN)
+
+    @property
+    def stacks(self) -> dict[str, list[int]]:
+        """The places of every stack's heads."""
+        return {
+            stack: [at for at, one in enumerate(self.head_stacks) if one == stack]
+            for stack in dict.fromkeys(self.head_stacks)
+        }
+
+    def stack_name(self, stack: str) -> str:
+        """`cross `, as it is put before a layer; nothing where a number alone means one of this stack."""
+        return prefix(stack) * (len(self.stacks) > 1)
+
+    def name(self, place: int) -> str:
+        """`L3H2`, `cross L3H2` of the head at a place."""
+        return self.stack_name(self.head_stacks[place]) + head_name(*self.heads[place])
+
+    @cached_property
+    def js(self) -> Effects:
+        """The mean divergence of each head, with an interval over the texts."""
+        return self._paired(self.js_SN, np.zeros_like(self.js_SN[0]), SHARE)
+
+    def metric(self, name: str) -> Effects:
+        """The other side's metric minus the first's, over the texts in which it can show on both."""
+        return self._metrics[name]
+
+    @cached_property
+    def _metrics(self) -> dict[str, Effects]:
+        return {
+            name: self._paired(other_SN, first_SN, KNOWN[name].within)
+            for name, (first_SN, other_SN) in self.metrics.items()
+        }
+
+    def open_ends(self) -> tuple[int, int]:
+        """How many intervals of metrics' differences have an open end, and how many there are."""
+        every = [self.metric(name) for name in self.metrics]
+        enough = np.concatenate([one.n >= FEWEST for one in every])
+        ends = np.concatenate([np.isnan(one.low) | np.isnan(one.high) for one in every])
+        return int((ends & enough).sum()), int(enough.sum())
+
+    def _paired(self, score_SN: np.ndarray, null: np.ndarray, within: Range | None) -> Effects:
+        """The difference of each stack over the texts in which one of its heads has one.
+
+        null: measured on the same texts (S, N), or known (N,).
+        """
+        found = []
+        for places in self.stacks.values():
+            score_Sn, of_stack = score_SN[:, places], null[..., places]
+            there_S = np.isfinite(score_Sn - of_stack).any(1)
+            there_S |= not there_S.any()
+            of_texts = of_stack[there_S] if of_stack.ndim > 1 else of_stack
+            found.append(paired(score_Sn[there_S], of_texts, flips=0, within=within))
+        names = [one.name for one in fields(Effects)]
+        return Effects(**{name: np.concatenate([getattr(one, name) for one in found]) for name in names})
+
+    @property
+    def order(self) -> list[int]:
+        """Places of the heads, largest divergence first, those without one last."""
+        return largest_first(self.js.effect)
+
+
+def compare_heads(
+    pairs: Iterable[tuple[OneSide, OneSide]],
+    *,
+    maps: Mapping[str, HeadsByLayer] | None = None,
+    memory: str | None = None,
+    align: Align | None = None,
+    advance: LayersRead = lambda layers: None,
+) -> Comparison:
+    """Read both sides of every pair and compare each head with the one of the same place, stack by stack.
+
+    maps: the heads of each stack of which the difference is kept to be drawn, binned to at most MAP_SIDE cells a side;
+    of one pair alone. memory: what may be kept of the first side, such as "4GB"; what is free without it. align: how
+    tokens are paired; as `alignment` says without it. advance: called with 1 whenever a layer was read. Raises
+    UsageError for models of other layers or heads, InputError for texts that share nothing or cannot be paired as
+    asked, MemoryLimitError for one that is too long.
+    """
+    found = [_Passes(Pair.of(first, other, align), maps or {}, memory, advance) for first, other in pairs]
+    if not found:
+        raise InputError("there is no text to compare", "give at least one")
+    heads = found[0].heads
+    if any(one.heads != heads for one in found):
+        raise InputError("not all texts are attended to by the same layers", "give texts of about one length")
+    return Comparison(
+        heads=tuple((key.layer, head) for key, head in heads),
+        head_stacks=tuple(key.stack for key, _ in heads),
+        **{f"{name}_SN": np.stack([one.column(name) for one in found]) for name in Divergence._fields[:4]},
+        metrics={
+            name: (np.stack([one.scores(0, name) for one in found]), np.stack([one.scores(1, name) for one in found]))
+            for name in METRICS
+        },
+        failures=list(dict.fromkeys(line for one in found for line in one.failures)),
+        pair=found[0].pair._replace(drawn=found[0].drawn) if len(found) == 1 else None,
+    )
+
+
+def weights_divergence(first_HQK: torch.Tensor, other_HQK: torch.Tensor, shared: Units) -> Divergence:
+    """The same of matrices that were kept of two texts' passes, for one layer; shared: what the texts share.
+
+    >>> weights_divergence(seen.weights[3], other.weights[3], units(seen.prompt.plain, other.prompt.plain)).js   # (H,)
+    """
+    both = (first_HQK, shared.of_a), (other_HQK, shared.of_b)
+    first, other = (
+        DivergenceSide.of(DenseAttention(one_HQK[None], Visibility(*one_HQK.shape[1:])), of, of) for one_HQK, of in both
+    )
+    cells = Cells.of(range(shared.size), MAP_SIDE)
+    return diverge(first, other, (cells, cells))
+
+
+def check_alike(first: LoadedModel, other: LoadedModel) -> None:
+    """Raise UsageError where heads have no counterpart: other stacks, layers, or numbers of heads.
+
+    Raises ModelError for a model whose layers do not all read tokens.
+    """
+    for loaded in (first, other):
+        loaded.check_task("a comparison", *TEXT_TASKS)
+    one, two = first.geometry, other.geometry
+    if one.task != two.task:
+        raise UsageError(
+            f"{first.name} is read as {NAMES[one.task]}, {other.name} as {NAMES[two.task]}: their heads have no "
+            "counterparts",
+            "compare models of one kind; {task=encoder} reads the encoder of an encoder-decoder",
+        )
+    if heads_of(first) != heads_of(other):
+        raise UsageError(
+            f"{first.name} has {one.in_words}, {other.name} {two.in_words}: their heads have no counterparts",
+            "compare models with the same layers and heads",
+        )
+
+
+def heads_of(loaded: LoadedModel) -> dict[str, dict[int, int]]:
+    """{stack: {layer index: number of heads}} of what is compared."""
+    stacks = loaded.geometry.stacks
+    return {stack: {one.index: one.heads for one in layers.values()} for stack, layers in stacks.items()}
+
+
+class _Passes:
+    """Two passes: the first keeps every layer, the second compares with it."""
+
+    def __init__(self, pair: Pair, maps: Mapping[str, HeadsByLayer], memory: str | None, advance: LayersRead) -> None:
+        first, other = pair[:2]
+        self.pair, self.maps = pair, maps
+        _check_room(first, memory)
+        self.units = {stack: tuple(one.units for one in self.pair.axes(stack)) for stack in first.asked}
+        self.kept: dict[LayerKey, AttentionOperator] = {}
+        self.found: dict[LayerKey, Divergence] = {}
+        self.values: tuple[OfLayers, OfLayers] = ({}, {})
+        reports = [_read(first, self.keep, advance), _read(other, self.hold_against, advance)]
+        if not self.found:
+            raise InputError("no layer attends to the tokens of both texts themselves", "take shorter texts")
+        self.found = {key: self.found[key] for key in sorted(self.found, key=lambda key: STACKS.index(key.stack))}
+        self.failures = [
+            line
+            for reading, report in zip(self.pair[:2], reports, strict=True)
+            for line in report.failures(reading.loaded.model.dtype)
+        ]
+
+    def keep(self, key: LayerKey, P: AttentionOperator, values: Mapping[str, torch.Tensor]) -> None:
+        self.kept[key], self.values[0][key] = readable(P), values
+
+    def hold_against(self, key: LayerKey, P: AttentionOperator, values: Mapping[str, torch.Tensor]) -> None:
+        before, self.values[1][key] = self.kept.pop(key, None), values
+        if before is None:
+            return
+        of_a, of_b = ([getattr(one, name) for one in self.units[key.stack]] for name in ("of_a", "of_b"))
+        first, other = DivergenceSide.of(before, *of_a), DivergenceSide.of(readable(P), *of_b)
+        self.found[key] = diverge(first, other, self.cells(key.stack), self.maps.get(key.stack, {}).get(key.layer, ()))
+
+    def cells(self, stack: str) -> tuple[Cells, Cells]:
+        """The rows and columns of a stack's maps."""
+        queries, keys = (Cells.of(range(one.size), MAP_SIDE) for one in self.units[stack])
+        return queries, keys
+
+    @property
+    def heads(self) -> tuple[tuple[LayerKey, int], ...]:
+        return tuple((key, head) for key, found in self.found.items() for head in range(len(found.js)))
+
+    def column(self, name: str) -> np.ndarray:
+        """One number of every head, (N,)."""
+        return np.concatenate([getattr(found, name) for found in self.found.values()])
+
+    def scores(self, side: int, name: str) -> np.ndarray:
+        """A metric of every head on one side, (N,); NaN where it says nothing of a stack."""
+        nothing, values = torch.full((1, 1), torch.nan), self.values[side]
+        return np.concatenate(
+            [values[at].get(name, nothing).expand(1, len(one.js))[0].cpu().numpy() for at, one in self.found.items()]
+        )
+
+    @property
+    def drawn(self) -> dict[str, Drawn]:
+        """What can be drawn of every stack that maps were kept of."""
+        found: dict[str, dict[int, np.ndarray]] = {}
+        for (layer, stack), one in self.found.items():
+            if one.map is not None:
+                found.setdefault(stack, {})[layer] = one.map
+        return {stack: Drawn(self.maps[stack], values, self.cells(stack)) for stack, values in found.items()}
+
+
+def _read(
+    reading: OneSide,
+    keep: Callable[[LayerKey, AttentionOperator, Mapping[str, torch.Tensor]], None],
+    advance: LayersRead,
+) -> CaptureReport:
+    """One forward pass over one text; each layer that attends to its tokens is kept once, with its heads' metrics."""
+    loaded, asked, stacks = reading.loaded, reading.asked, reading.loaded.geometry.stacks
+    texts = {stack: texts_of([one], loaded.device, stack) for stack, one in asked.items()}
+    reads, inputs = given_of(loaded, reading.prompt, reading.source)
+
+    def on_call(call: AttentionCall) -> None:
+        one = asked[call.stack]
+        if call.call == 0 and (call.P.queries, call.P.keys) == (len(one.prompt), len(one.looked_at)):
+            names = metrics_for(tuple(METRICS), call.stack)
+            keep(LayerKey(call.layer, call.stack), call.P, measure(call.P, texts[call.stack], names))
+            advance(1)
+
+    layers = [(layer, stack) for stack, of_stack in stacks.items() for layer in of_stack]
+    return listen(
+        loaded.model,
+        reads,
+        on_call,
+        engine=reading.engine,
+        expected_layers=layers,
+        windows=loaded.geometry.windows,
+        computed=False,
+        **inputs,
+    )
+
+
+def _check_room(reading: OneSide, memory: str | None) -> None:
+    """Refuse a text whose first pass leaves more than there is room for."""
+    loaded, tokens, source = reading.loaded, len(reading.prompt), len(reading.source or ())
+    needed, room = (
+        kept_bytes(loaded, tokens, source),
+        free_memory(loaded.devices) if memory is None else read_size(memory),
+    )
+    if needed > room:
+        raise MemoryLimitError(
+            f"what is kept of {tokens + source} tokens while the other side is read takes {human_bytes(needed)}, and "
+            f"{human_bytes(room)} are free for it",
+            "shorten the text, or take a smaller model or dtype",
+        )
+
+
+def kept_bytes(loaded: LoadedModel, tokens: int, source: int = 0) -> int:
+    """What the first pass leaves: q, k and v of every layer; of a family that shows none, its matrices.
+
+    source: the tokens that an encoder-decoder's encoder reads.
+    """
+    shows, numbers = calls_interface(loaded.model), 0
+    for stack, layers in loaded.geometry.stacks.items():
+        queries, keys = sides(stack, source or tokens, tokens)
+        for layer in layers.values():
+            of_keys = keys * layer.kv_heads * (layer.head_dim + layer.value_dim)
+            of_head = queries * (layer.head_dim if shows else keys)
+            numbers += layer.heads * of_head + of_keys * shows
+    return numbers * DTYPE_BYTES[loaded.dtype]
+
+
+SCHEMA, NAME = "compare/2", "compare.json"
+STACK = f"(?:(?:{'|'.join(SOFTMAX)})/)?"
+OF_STACKS = re.compile(rf"{STACK}(?:layers/L[0-9]+|differences)\.(?:png|svg|pdf)")
+Places = Sequence[int] | None
+
+
+def heads_table(found: Comparison, places: Places = None) -> pa.Table:
+    """A row per head, largest divergence first: js and its interval, lost mass, rows, and each metric's difference.
+
+    places: of the heads that are listed, in their order.
+    """
+    order = found.order if places is None else list(places)
+    columns = {name: getattr(found.js, part)[order] for name, part in JS.items()}
+    lost = {name: getattr(found, f"{name}_SN").mean(0)[order] for name in ("lost", "other_lost")}
+    return as_table(
+        {
+            **_which(found, order),
+            **{name: numbers(value) for name, value in (columns | lost).items()},
+            "rows": found.rows_SN.sum(0)[order].astype(np.int64),
+            "texts": np.full(len(order), found.texts, np.int32),
+            **{f"{name}_difference": numbers(found.metric(name).effect[order]) for name in METRICS},
+            "stack": _stacks(found, order),
+        }
+    )
+
+
+JS = {"js": "effect", "js_low": "low", "js_high": "high"}
+SIDES = {"first": "null", "other": "score", "difference": "effect", "low": "low", "high": "high"}
+
+
+def metrics_table(found: Comparison, places: Places = None) -> pa.Table:
+    """A row per metric and head: the metric on both sides, its difference with an interval, and the texts behind it."""
+    order = found.order if places is None else list(places)
+    effects = [found.metric(name) for name in METRICS]
+
+    def column(part: str) -> np.ndarray:
+        return np.concatenate([getattr(one, part)[order] for one in effects])
+
+    which = {name: np.tile(values, len(METRICS)) for name, values in _which(found, order).items()}
+    metric = words([name for name in METRICS for _ in order])
+    values = {name: numbers(column(part)) for name, part in SIDES.items()}
+    texts, stack = column("n").astype(np.int32), _stacks(found, order * len(METRICS))
+    return as_table({**which, "metric": metric.dictionary_encode(), **values, "texts": texts, "stack": stack})
+
+
+def tokens_table(pair: Pair) -> pa.Table:
+    """A row per unit that two texts share, then one per token without a partner; `unit` is null for those.
+
+    read_by: the stack that reads the text, `encoder` and `decoder` of an encoder-decoder.
+    """
+    return pa.concat_tables([_tokens_of(one) for one in pair.texts])
+
+
+def _tokens_of(text: Shared) -> pa.Table:
+    nobody, (first, other) = list[int](), text.units.alone
+    rows = list(zip(*text.units.members, strict=True))
+    rows += [*(([token], nobody) for token in first), *((nobody, [token]) for token in other)]
+    number = np.arange(len(rows), dtype=np.int32)
+    columns: dict[str, Any] = {"unit": numbers(number, number >= text.units.size)}
+    for side, (name, prompt) in enumerate((("first", text.first), ("other", text.other))):
+        columns[f"{name}_position"] = words([",".join(map(str, row[side])) or None for row in rows])
+        columns[f"{name}_text"] = words(["".join(prompt.tokens[at] for at in row[side]) or None for row in rows])
+    return as_table({**columns, "read_by": words([text.stack] * len(rows))})
+
+
+def comparison_facts(models: Sequence[LoadedModel], texts: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells a comparison from another: the models, a hash of all texts, and what was asked for."""
+    said = [{"name": one.name, "revision": one.revision, "dtype": one.dtype, "device": one.device} for one in models]
+    digest = hashlib.sha256("\0".join(texts).encode(errors="backslashreplace")).hexdigest()
+    found: dict[str, Any] = jsonable({"models": said, "texts_sha256": digest, "options": options})
+    return found
+
+
+def kept_comparison(folder: Path) -> tuple[Comparison, str]:
+    """The divergences and differences of a finished comparison as if of one text, and what was compared, in words.
+
+    Raises InputError for a folder with damaged or missing tables.
+    """
+
+    with damaged(f"{folder} holds no whole comparison", "compare again: attnscope compare --out DIR"):
+        said = read_json(folder / NAME)
+        check_schema(said, SCHEMA, folder, "compare again", InputError)
+        check_types(said, {"asked": {"models": list}, "texts": int})
+        for model in said["asked"]["models"]:
+            check_types(model, {"name": str})
+        columns = read_delimited(pa.BufferReader(read_small(folder / "heads.csv"))).to_pydict()
+        rows = sorted(range(len(columns["stack"])), key=lambda at: (STACKS.index(columns["stack"][at]), at))
+        stacks = tuple(str(columns["stack"][at]) for at in rows)
+        heads = tuple((columns["layer"][at], columns["head"][at]) for at in rows)
+
+        def of_heads(name: str) -> np.ndarray:
+            return np.array([columns[name][at] for at in rows], np.float64)[None]
+
+        js_1N = of_heads("js")
+        none_1N = np.zeros_like(js_1N)
+        metrics = {name: (none_1N, of_heads(f"{name}_difference")) for name in METRICS}
+        names = [one["name"] for one in said["asked"]["models"][:2]]
+        line = f"{' compared with '.join(dict.fromkeys(names))}, {said['texts']} texts"
+        line += "".join(f", {said_of}" for by, said_of in WORDS.items() if by in said.get("aligned", {}).values())
+        return Comparison(heads, stacks, js_1N, none_1N, none_1N, none_1N, metrics, ()), line
+
+
+def check_folder(folder: Path, asked: Mapping[str, Any], force: bool) -> None:
+    """Raise UsageError for a folder that holds another comparison, or that another run fills, unless force is given."""
+    before = _before(folder)
+    if before is not None and not force:
+        check_schema(before, SCHEMA, folder, OVER)
+    refuse_other_kind(folder, NAME, force)
+    check(folder, "comparison", before and before.get("asked", {}), asked, force)
+
+
+def _before(folder: Path) -> dict[str, Any] | None:
+    """What the compare.json of a folder says; None without one. Raises UsageError for a damaged one, and links."""
+    stacks = [folder / stack for stack in STACKS]
+    refuse_links([*stacks, *(one / "layers" for one in (folder, *stacks))])
+    hint = "name another folder, or remove it"
+    return document(folder / NAME, "not what a comparison wrote, or damaged", hint, _is_ours)
+
+
+def _is_ours(found: Mapping[str, Any]) -> bool:
+    parts = found.get("asked", {}), found.get("files", {})
+    return str(found.get("schema")).startswith("compare/") and all(isinstance(one, dict) for one in parts)
+
+
+def clear(folder: Path) -> None:
+    """Take away the layers of the comparison before, which may have been others; first the file that lists them."""
+    before = _before(folder) or {}
+    (folder / NAME).unlink(missing_ok=True)
+    for name in before.get("files", ()):
+        if OF_STACKS.fullmatch(name):
+            (folder / name).unlink(missing_ok=True)
+
+
+def _which(found: Comparison, order: Sequence[int]) -> dict[str, np.ndarray]:
+    layer, head = np.array([found.heads[place] for place in order], np.int32).reshape(-1, 2).T
+    return {"layer": layer, "head": head}
+
+
+def _stacks(found: Comparison, order: Sequence[int]) -> Any:
+    return words([found.head_stacks[place] for place in order]).dictionary_encode()

@@ -1,0 +1,254 @@
+"""A person's own texts in a scan: how far apart heads are on them, and what each head looks like on how many.
+
+    found = on_texts(loaded, prompts_of(loaded, ["the financial bank", ...]))
+    found.js_NN, found.shares[3, 1]      # {"sink": 0.82, "induction": 0.18}
+
+Average linkage (UPGMA; Sokal & Michener 1958): which of N things are alike, as a tree with its leaves in a row.
+
+    tree = clustered(distance_NN)
+    tree.leaves       # neighbours are alike
+
+scipy has it too, but seaborn imports scipy where it is there, and every picture would begin half as late again.
+
+N thing.
+
+Shapes: N head of all layers, T token, E entry below the diagonal, S text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from attnscope.errors import InputError
+from attnscope.inputs.prompt import Prompt, place, reading
+from attnscope.observe.atlas import columns_of
+from attnscope.observe.collect import observe
+from attnscope.observe.request import Request
+from attnscope.studies.parts import Column, Parts, claim, of_heads
+from attnscope.utils.files import check_types, damaged, read_json
+from attnscope.utils.tables import as_table, save, words
+
+if TYPE_CHECKING:
+    from attnscope.model.loaded import LoadedModel
+
+LONGEST = 128  # tokens: rows of every head are held at once, and compared pair by pair
+AT_ONCE = 16  # texts whose readings share a file
+DIVERGENCES, LOOKS, READINGS = "head_js.parquet", "looks_like.csv", "texts"
+STORED = pa.schema({**dict.fromkeys(("layer", "head", "other_layer", "other_head"), pa.int32()), "js": pa.float64()})
+CORPUS = "corpus"  # what says in the folder of the readings which texts they are of
+
+
+@dataclass(frozen=True)
+class OnTexts:
+    """js_NN: the mean Jensen-Shannon divergence of every pair of heads, in bits. looks_SN: what they look like."""
+
+    heads: tuple[tuple[int, int], ...]
+    js_NN: np.ndarray
+    looks_SN: np.ndarray
+
+    @property
+    def texts(self) -> int:
+        """How many there are."""
+        return len(self.looks_SN)
+
+    @cached_property
+    def shares(self) -> Mapping[tuple[int, int], Mapping[str, float]]:
+        """{(layer, head): {look: share of the texts}}, the largest first; `-` where a text cannot show it."""
+        texts = len(self.looks_SN)
+        counts = [Counter(looks.tolist()).most_common() for looks in self.looks_SN.T]
+        shares = [{look: number / texts for look, number in found} for found in counts]
+        return dict(zip(self.heads, shares, strict=True))
+
+    def looks_table(self) -> pa.Table:
+        """A row per head and look: layer, head, looks_like, share."""
+        rows = [(*head, look, share) for head, found in self.shares.items() for look, share in found.items()]
+        layer, head, looks, share = zip(*rows, strict=True)
+        return as_table(
+            {
+                "layer": np.array(layer, np.int32),
+                "head": np.array(head, np.int32),
+                "looks_like": words(looks),
+                "share": np.array(share, np.float64),
+            }
+        )
+
+    def js_table(self) -> pa.Table:
+        """A row per pair of heads: layer, head, other_layer, other_head, js."""
+        one, two = np.triu_indices(len(self.heads), 1)
+        layer, head = (np.array(part, np.int32) for part in zip(*self.heads, strict=True))
+        columns = {"layer": layer[one], "head": head[one], "other_layer": layer[two], "other_head": head[two]}
+        return as_table({**columns, "js": self.js_NN[one, two]})
+
+    def save(self, folder: Path) -> None:
+        """Write both tables."""
+        save(self.js_table(), folder / DIVERGENCES)
+        save(self.looks_table(), folder / LOOKS)
+
+
+def kept_texts(folder: Path) -> OnTexts | None:
+    """How far apart heads are by the tables of a scan's folder; None where it read no texts.
+
+    What each head looks like on each text is not in the tables. Raises InputError for a table that is not whole.
+    """
+    if not (folder / DIVERGENCES).exists():
+        return None
+    with damaged(f"{folder} holds no whole scan of texts", "scan the model again with {texts}"):
+        said = read_json(folder / READINGS / f"{CORPUS}.json")
+        check_types(said, {"texts": int})
+        columns = columns_of(folder / DIVERGENCES, STORED)
+        ends = [list(zip(columns[f"{side}layer"], columns[f"{side}head"], strict=True)) for side in ("", "other_")]
+        heads = tuple(dict.fromkeys([*ends[0], *ends[1]]))
+        place = {head: at for at, head in enumerate(heads)}
+        js_NN = np.zeros((len(heads), len(heads)))
+        one, two = ([place[head] for head in of_side] for of_side in ends)
+        js_NN[one, two] = js_NN[two, one] = np.array(columns["js"], np.float64)
+        return OnTexts(heads, js_NN, np.empty((said["texts"], 0), "U1"))
+
+
+class _Part(NamedTuple):
+    """Some texts' readings; sum_NN: over the texts."""
+
+    heads: np.ndarray
+    sum_NN: np.ndarray
+    looks_SN: np.ndarray
+
+
+def prompts_of(loaded: LoadedModel, texts: Sequence[str]) -> list[Prompt]:
+    """The texts as tokens, at most LONGEST of each. Raises InputError where none has two."""
+    loaded.check_bare("a scan")
+    most = min(LONGEST, loaded.geometry.max_positions or LONGEST)
+    with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, False)) as read:
+        prompts = [read(text, False, most, "right") for text in texts]
+    long = [prompt for prompt in prompts if len(prompt) > 1]  # a single token sees itself, whatever the head
+    if not long:
+        raise InputError("no text has two tokens", "give longer texts")
+    for prompt in long:
+        loaded.check_ids(prompt.ids)
+    return long
+
+
+def on_texts(
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    folder: Path | None = None,
+    *,
+    force: bool = False,
+    advance: Callable[[int], object] = lambda texts: None,
+) -> OnTexts:
+    """Read every text; with the folder of a scan, keep what was read there, and write tables.
+
+    advance: called with the texts of every pass, and of what an earlier run had read. Raises UsageError for a folder
+    in which other texts were read, unless force says to write over them.
+    """
+    kept = Parts()
+    if folder is not None:
+        ids = hashlib.sha256(b"".join(np.array([len(one), *one.ids], np.int64).tobytes() for one in prompts))
+        facts = {"texts": len(prompts), "longest": LONGEST, "ids_sha256": ids.hexdigest()}
+        kept = claim(folder, READINGS, CORPUS, facts, force)
+    starts = range(0, len(prompts), AT_ONCE)
+    kept.expect(len(starts))
+    with kept.resumable():
+        parts = [_part(loaded, prompts[start : start + AT_ONCE], kept, start, advance) for start in starts]
+    heads = tuple((int(layer), int(head)) for layer, head in parts[0].heads)
+    mean_NN = np.sum([part.sum_NN for part in parts], axis=0) / len(prompts)
+    found = OnTexts(heads, mean_NN, np.concatenate([part.looks_SN for part in parts]))
+    if folder is not None:
+        found.save(folder)
+    return found
+
+
+def _part(
+    loaded: LoadedModel, prompts: Sequence[Prompt], kept: Parts, start: int, advance: Callable[[int], object]
+) -> _Part:
+    """The readings of some texts, from the folder where an earlier run left them."""
+    heads, fits = of_heads(loaded.geometry)
+    count = heads.shape[0]
+    looks = Column((len(prompts), count), "U")
+    expected = {"heads": heads, "sum_NN": Column((count, count)), "looks_SN": looks}
+
+    def read() -> Mapping[str, np.ndarray]:
+        found = []
+        for prompt in prompts:
+            found.append(_read(loaded, prompt))
+            advance(1)
+        sum_NN, looks_SN = np.sum([one.sum_NN for one in found], 0), np.vstack([one.looks_SN for one in found])
+        return _Part(found[0].heads, sum_NN, looks_SN)._asdict()
+
+    return _Part(**kept.kept(f"{start:06}", expected, read, fits=fits, skipped=lambda: advance(len(prompts))))
+
+
+def _read(loaded: LoadedModel, prompt: Prompt) -> _Part:
+    """One forward pass: how far apart all heads are, and what each looks like."""
+    [seen] = observe(loaded, [prompt], Request(weights=True))
+    weights_NTT = torch.cat(list(seen.weights.values())).to(loaded.device)
+    heads = np.stack([seen.columns.layer, seen.columns.head], 1)
+    return _Part(heads, head_js(weights_NTT), seen.columns.text_role.astype(str)[None])
+
+
+def head_js(weights_NTT: Tensor) -> np.ndarray:
+    """The Jensen-Shannon divergence of every pair of heads in bits, (N, N) float64: the mean over rows.
+
+    Row 0 sees one key, and is left out. Lin 1991, doi 10.1109/18.61115.
+    """
+    count, tokens, _ = weights_NTT.shape
+    seen_TT = torch.ones(tokens, tokens, dtype=torch.bool, device=weights_NTT.device).tril()
+    seen_TT[0] = False
+    rows_NE = weights_NTT[:, seen_TT]
+    entropy_N = _entropy(rows_NE)
+    js_NN = torch.zeros(count, count, dtype=torch.float64, device=weights_NTT.device)
+    for one in range(count - 1):
+        middle_NE = (rows_NE[one] + rows_NE[one + 1 :]) / 2
+        js_NN[one, one + 1 :] = _entropy(middle_NE) - (entropy_N[one] + entropy_N[one + 1 :]) / 2
+    js_NN = js_NN.clamp(min=0) / ((tokens - 1) * np.log(2))
+    return (js_NN + js_NN.T).cpu().numpy()
+
+
+def _entropy(rows_NE: Tensor) -> Tensor:
+    """Summed over the rows, in nats, (N,)."""
+    return torch.special.entr(rows_NE).sum(1, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """leaves: the N things in their order. merges: (one, two, height) of things 0 to N-1, N + k of merge k."""
+
+    leaves: tuple[int, ...]
+    merges: tuple[tuple[int, int, float], ...]
+
+
+def clustered(distance_NN: np.ndarray) -> Tree:
+    """The tree of a symmetric matrix of distances; of two clusters' four joints the shortest is in the row."""
+    apart_NN = distance_NN.astype(np.float64)
+    np.fill_diagonal(apart_NN, np.inf)
+    count = len(apart_NN)
+    number = list(range(count))
+    rows: list[tuple[int, ...]] = [(leaf,) for leaf in range(count)]
+    merges: list[tuple[int, int, float]] = []
+    for step in range(count - 1):
+        one, two = sorted(divmod(int(apart_NN.argmin()), count))
+        merges.append((number[one], number[two], float(apart_NN[one, two])))
+        sizes = len(rows[one]), len(rows[two])
+        mean_N = (sizes[0] * apart_NN[one] + sizes[1] * apart_NN[two]) / sum(sizes)
+        apart_NN[one], apart_NN[:, one] = mean_N, mean_N
+        apart_NN[two], apart_NN[:, two], apart_NN[one, one] = np.inf, np.inf, np.inf
+        number[one], rows[one] = count + step, _joined(rows[one], rows[two], distance_NN)
+    return Tree(rows[0], tuple(merges))
+
+
+def _joined(one: tuple[int, ...], two: tuple[int, ...], distance_NN: np.ndarray) -> tuple[int, ...]:
+    """Both rows as one, each forward or backward, so that those which meet are nearest."""
+    pairs = product((one, one[::-1]), (two, two[::-1]))
+    first, second = min(pairs, key=lambda pair: distance_NN[pair[0][-1], pair[1][0]])
+    return first + second

@@ -1,0 +1,224 @@
+"""Parts of a study that are kept in its folder, so that a study that was stopped resumes.
+
+parts = claim(folder, "readings", "scan", facts, force=False)
+loss_SK = parts.kept("some", {"loss_SK": Column((64, 3))}, lambda: {"loss_SK": measured()})["loss_SK"]
+
+Where a part is of many batches of sequences, each batch is a file until all are read; then the part is one file.
+
+A part is what somebody may have written: its columns are those that are expected, in names, shapes and types, before
+memory is taken for them. One that is damaged is read again.
+
+What every study leaves: a record with a line, a table, and what tells it from another, in two files of its folder.
+
+Known without torch: who prints, draws or sends a record needs no model.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from attnscope.errors import UsageError, first_line
+from attnscope.model.checkpoint import weights_sha256
+from attnscope.model.geometry import Geometry
+from attnscope.model.selection import everything, pairs
+from attnscope.utils.files import read_small, refuse_links, save_json, whole_file
+from attnscope.utils.folders import OVER, check, document, refuse_other_kind, writable
+from attnscope.utils.signals import Stopped
+from attnscope.utils.tables import TableRecord, save
+
+if TYPE_CHECKING:
+    from attnscope.model.loaded import LoadedModel
+
+logger = logging.getLogger(__name__)
+Columns = Mapping[str, np.ndarray]
+LETTERS = 64  # of a word in a column
+
+
+class Column(NamedTuple):
+    """What a column has to be: its shape, and whether it holds float64 ("f"), int64 ("i") or words ("U")."""
+
+    shape: tuple[int, ...]
+    kind: str = "f"
+
+    @property
+    def item_bytes(self) -> int:
+        """At most."""
+        return 4 * LETTERS if self.kind == "U" else 8
+
+    def is_of(self, shape: tuple[int, ...], dtype: np.dtype) -> bool:
+        """Whether it may be a column of this shape and type."""
+        return shape == self.shape and dtype.kind == self.kind and dtype.itemsize <= self.item_bytes
+
+
+@dataclass
+class Tally:
+    """How many batches of a study are kept, of how many; unit: what they are called."""
+
+    kept: int = 0
+    total: int = 0
+    unit: str = "batches"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a study; folder: where they are kept, None where they are not."""
+
+    folder: Path | None = None
+    tally: Tally = field(default_factory=Tally)
+
+    @contextmanager
+    def resumable(self) -> Iterator[None]:
+        """A signal that stops the block says what is kept."""
+        try:
+            yield
+        except Stopped as stopped:
+            kept, total, unit = self.tally.kept, self.tally.total, self.tally.unit
+            if self.folder is None:
+                stopped.kept = "nothing is kept without a folder"
+            elif not kept:
+                stopped.kept = "the same command starts again"
+            else:
+                count = f"{kept:,} of {total:,} {unit} are kept in {self.folder.parent}; " if total else ""
+                stopped.kept = f"{count}the same command resumes from there"
+            raise
+
+    def expect(self, total: int, unit: str = "batches") -> None:
+        """That the study has so many batches, or so many more of them."""
+        self.tally.total, self.tally.unit = self.tally.total + total, unit
+
+    def kept(
+        self,
+        name: str,
+        expected: Mapping[str, Column],
+        read: Callable[[], Columns],
+        *,
+        fits: Callable[[Columns], bool] = lambda columns: True,
+        skipped: Callable[[], object] = lambda: None,
+        batches: int | None = None,
+    ) -> Columns:
+        """The columns of a part that an earlier run left; else what `read` gives, which is kept.
+
+        fits: whether what they say can be of this study. skipped: called where nothing has to be read. batches: how
+        many `batch` keeps while `read` runs, which the part replaces.
+        """
+        if self.folder is None:
+            return read()
+        path, before = self.folder / f"{name}.npz", self.tally.kept
+        columns = _left(path, expected, fits)
+        if columns is not None:
+            skipped()
+        else:
+            columns = read()
+            with whole_file(path) as stream:
+                np.savez_compressed(stream, **columns)  # type: ignore[arg-type]  # no column is called allow_pickle
+        self.tally.kept = before + (batches or 1)
+        for left in self.folder.glob(f"{name}.*.npz") if batches else ():  # also those of a run that was killed here
+            left.unlink()
+        return columns
+
+    def batch(
+        self, name: str, rows: Sequence[int], expected: Mapping[str, Column], read: Callable[[], Columns], **how: Any
+    ) -> Columns:
+        """The columns of some rows of the part `name`, kept until the part is whole; how: as for `kept`."""
+        row_B = np.array(rows, np.int64)
+        return self.kept(
+            f"{name}.{rows[0]:06}",
+            {"row": Column(row_B.shape, "i"), **expected},
+            lambda: {"row": row_B, **read()},
+            fits=lambda columns: np.array_equal(columns["row"], row_B),
+            **how,
+        )
+
+
+def _left(path: Path, expected: Mapping[str, Column], fits: Callable[[Columns], bool]) -> Columns | None:
+    """What lies there; None where nothing does, or what does is damaged."""
+    if not path.exists():
+        return None
+    try:
+        size = sum(math.prod(column.shape) * column.item_bytes for column in expected.values())
+        data = read_small(path, 2**20 + 2 * size)
+        with zipfile.ZipFile(io.BytesIO(data)) as packed:
+            if sorted(packed.namelist()) != sorted(f"{name}.npy" for name in expected):
+                raise ValueError("other columns than expected")
+            columns = {name: _column(packed, name, column) for name, column in expected.items()}
+        if not fits(columns):
+            raise ValueError("not of this study")
+        return columns
+    except UsageError:  # of the deadline's variable: the part may be whole
+        raise
+    except Exception as error:  # of zip, zlib and numpy, over any bytes
+        logger.warning("%s is damaged and made again: %s", path, first_line(error))
+        return None
+
+
+def claim(folder: Path, readings: str, study: str, facts: Mapping[str, Any], force: bool) -> Parts:
+    """The parts of a study in a folder, with what it is; those of an earlier run stay if that is the same.
+
+    Raises UsageError where another fills it, or what says so is damaged, unless force says to write over it.
+    """
+    path = folder / readings / f"{study}.json"
+    refuse_links([path.parent])
+    refuse_other_kind(folder, f"{readings}/{study}.json", force)
+    before = document(path, "damaged", OVER, force=force)
+    check(folder, study, before, facts, force)
+    if before != facts:
+        for left in sorted(path.parent.glob("*.npz")):
+            left.unlink()
+    with writable(folder):
+        save_json(facts, path)
+    return Parts(path.parent)
+
+
+def with_weights(facts: Mapping[str, Any], loaded: LoadedModel) -> dict[str, Any]:
+    """Facts whose `model` holds the sha256 of its weights, since another model may have its name."""
+    return {
+        **facts,
+        "model": {**facts["model"], "weights_sha256": weights_sha256(loaded.source_folder, loaded.base_folder)},
+    }
+
+
+def of_heads(geometry: Geometry) -> tuple[Column, Callable[[Columns], bool]]:
+    """The column `heads` of a part that has a number for every head, (layer, head) each, and whether it is of these."""
+    expected = np.array(pairs(everything(geometry.heads_by_layer)))
+    return Column(expected.shape, "i"), lambda columns: np.array_equal(columns["heads"], expected)
+
+
+def _column(packed: zipfile.ZipFile, name: str, expected: Column) -> np.ndarray:
+    """One column; its header is read before its numbers. Raises ValueError for another than is expected."""
+    with packed.open(f"{name}.npy") as stream:
+        np.lib.format.read_magic(stream)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    if not expected.is_of(shape, dtype):
+        raise ValueError(f"{name} is {dtype} {shape}, expected {expected.kind} {expected.shape}")
+    with packed.open(f"{name}.npy") as stream:
+        return np.lib.format.read_array(stream, allow_pickle=False)
+
+
+class StudyRecord(TableRecord):
+    """What a study measured. stem: the name of its two files, of the table and of the facts, without a suffix.
+
+    A record is a frozen dataclass with a field `facts`, and says its `line` and its `table`.
+    """
+
+    stem: ClassVar[str]
+    facts: Mapping[str, Any]
+
+    @property
+    def unit(self) -> str:
+        """Of the effects, such as nats."""
+        return str(self.facts["measure"]["unit"])
+
+    def save(self, folder: Path) -> None:
+        """Write the table, and the facts."""
+        save(self.table(), folder / f"{self.stem}.parquet")
+        save_json(self.facts, folder / f"{self.stem}.json")

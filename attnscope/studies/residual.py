@@ -1,0 +1,431 @@
+"""What writes the residual that enters a layer, and how much of a number each of its writers gives.
+
+What each component gives to a vector of a call rather than to a number: its part of a key, or of a query.
+
+A head's part of what its output projection gives is one matrix product for all its tokens. From there to the vector a
+gradient is asked of each of its numbers; where nothing lies between two blocks but additions, they share it.
+
+    vectors_of(found, k_KD[rows], torch.full((1, len(rows)), 1 / len(rows)), rows)[0]    # (C, D), of the mean key
+
+Shapes: N weighting, R row of the side, C component, D width of q and k, d some of these, H head, V width of v, E model
+width, P part: a residual or a head.
+
+One side of a logit: the other side is a constant, so that it is linear in the residual that enters the layer.
+
+Shapes: B text (one), T token, K key, H head, V width of v, E model width, C component, G kv head, D width of q and k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention.spec import AttentionSpec
+from attnscope.errors import ModelError
+from attnscope.hooks.projections import projection
+from attnscope.studies.attribution_records import Component
+from attnscope.studies.residual_places import ANOTHER
+from attnscope.studies.residual_places import ResidualPath as Course
+
+if TYPE_CHECKING:
+    from attnscope.hooks.calls import AttentionCall
+
+
+@dataclass(frozen=True)
+class OneSided:
+    """A mean of products q . k of one head, times their scale: one side's vectors with what the other side is.
+
+    rows: the tokens of the side. towards_D: the other side, times the scale of the logits.
+    """
+
+    side: str
+    head: int
+    rows: tuple[int, ...]
+    towards_D: Tensor
+
+    def of(self, spec: AttentionSpec) -> Tensor:
+        """The number itself, of a call."""
+        return (self.vectors(spec) @ self.towards_D).mean()
+
+    def size(self, spec: AttentionSpec) -> float:
+        """The mean sum of |q_d k_d| that it is made of, which bounds what float32 does to it."""
+        return float((self.vectors(spec).detach().abs() @ self.towards_D.abs()).mean())
+
+    def units(self) -> Iterator[OneSided]:
+        """The coordinates of the side's own mean vector, one by one."""
+        for unit_D in torch.eye(len(self.towards_D), dtype=self.towards_D.dtype, device=self.towards_D.device):
+            yield replace(self, towards_D=unit_D)
+
+    def vectors(self, spec: AttentionSpec) -> Tensor:
+        """(R, D): of its rows, before the scale of the logits."""
+        one_TD = keys_of(spec, self.head) if self.side == "key" else spec.q_BHQD[0, self.head]
+        return exact(one_TD[list(self.rows)])
+
+
+def exact(x: Tensor) -> Tensor:
+    """In float64, where the device has it.
+
+    >>> exact(torch.ones(1)).dtype
+    torch.float64
+    """
+    return x.to(widest(x.device))
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def keys_of(spec: AttentionSpec, head: int) -> Tensor:
+    """(K, D): the keys of a query head."""
+    return spec.k_BGKD[0, head // (spec.heads // spec.kv_heads)]
+
+
+def one_sided(
+    spec: AttentionSpec, side: str, head: int, query: int, key: int, others: Sequence[int]
+) -> tuple[OneSided, OneSided]:
+    """The logit of a key, and the mean of those that it is compared with, from one side."""
+    q_D = exact(spec.q_BHQD[0, head, query].detach()) * spec.scale
+    k_KD = exact(keys_of(spec, head).detach()) * spec.scale
+    if side == "key":
+        return OneSided(side, head, (key,), q_D), OneSided(side, head, tuple(others), q_D)
+    return OneSided(side, head, (query,), k_KD[key]), OneSided(side, head, (query,), k_KD[list(others)].mean(0))
+
+
+def visible_keys(spec: AttentionSpec, head: int, query: int) -> list[int]:
+    """The keys that a query sees."""
+    seen_K = spec.visible.rows(query, query + 1)[0].expand(spec.heads, -1, -1)[head, 0]
+    found: list[int] = torch.nonzero(seen_K)[:, 0].tolist()
+    return found
+
+
+def position_term(spec: AttentionSpec, head: int, query: int) -> Tensor | None:
+    """(K,) float64: what positions add to the logits of q and k, as ALiBi and relative bias do; None without."""
+    mask = spec.visible.mask if spec.visible.additive else None
+    rows = [_row(values, spec, head, query) for values in (spec.bias, mask) if values is not None]
+    if not rows:
+        return None
+    added_K = torch.stack(rows).sum(0)
+    return added_K if bool(added_K[visible_keys(spec, head, query)].any()) else None
+
+
+def _row(values: Tensor, spec: AttentionSpec, head: int, query: int) -> Tensor:
+    keys = spec.k_BGKD.shape[2]
+    values_HQK = values[0, ..., :keys].expand(spec.heads, spec.q_BHQD.shape[2], keys)
+    return values_HQK[head, query].detach().cpu().double()
+
+
+ROWS = 128  # of weights at once
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The module that the heads of a call are given to side by side, and what it was given and gave, (B, T, ...).
+
+    A gate may lie between: then what it is given is gated.
+    """
+
+    module: nn.Module
+    given: Tensor
+    gave: Tensor
+
+
+@dataclass(frozen=True)
+class HeadOutputs:
+    """What the heads of one attention call wrote: a variable, before their projection.
+
+    call: the call itself, where it is asked for its q and k, or for what its heads read.
+    """
+
+    layer: int
+    stack: str
+    output_BQHV: Tensor
+    call: AttentionCall | None
+
+
+@dataclass
+class ResidualSources:
+    """What writes one residual in a pass, and what its gradients are asked of.
+
+    residuals: (B, T, E), what each block run is given, the last that of the layer. heads: what the attention calls in
+    them gave, each with the place of its run. projections: of some of these, by their place. plain: the model's own
+    stack. rerun: see `again`.
+    """
+
+    course: Course
+    plain: str
+    residuals: list[Tensor] = field(default_factory=list)
+    heads: list[tuple[int, HeadOutputs]] = field(default_factory=list)
+    projections: dict[int, Projection] = field(default_factory=dict)
+    rerun: Callable[[Tensor, bool], AttentionSpec] | None = None
+
+    @property
+    def components(self) -> list[Component]:
+        """Who writes, in the model's order."""
+        return list(dict.fromkeys(self._slots))
+
+    @property
+    def _slots(self) -> list[Component]:
+        """Who gives each row of `shared`; a head that runs again is there again."""
+        found = [Component("embedding", stack=self.course.stack)]
+        for at, run in enumerate(self.course.runs[: len(self.residuals) - 1]):
+            for heads in (heads for place, heads in self.heads if place == at):
+                found += self._heads_of(heads)
+            found.append(Component("rest", run.number, stack=self.course.stack))
+        return found
+
+    def _heads_of(self, heads: HeadOutputs) -> list[Component]:
+        stack = None if heads.stack == self.plain else heads.stack
+        return [Component("head", heads.layer, head, stack=stack) for head in range(heads.output_BQHV.shape[2])]
+
+    def gradients(self, value: Tensor, along: Tensor | None = None) -> list[Tensor | None]:
+        """Of a number at the residuals, then at the heads' outputs; along: of a tensor, in this direction, itself a
+        variable."""
+        variables = [*self.residuals, *(heads.output_BQHV for _, heads in self.heads)]
+        how = {"retain_graph": True, "allow_unused": True, "create_graph": along is not None}
+        return list(torch.autograd.grad(value, variables, along, **how))
+
+    def shares(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """(C,) float64: how much of a number each component gives, by its gradients."""
+        residuals, of_heads = gradients[: len(self.residuals)], gradients[len(self.residuals) :]
+        whole = [_product(x, gradient) for x, gradient in zip(self.residuals, residuals, strict=True)]
+        return self.shared(
+            whole, [_products(heads.output_BQHV, one) for (_, heads), one in zip(self.heads, of_heads, strict=True)]
+        )
+
+    def shares_by_row(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """(C, T) float64: how much of a number each component gives by what it wrote at each token."""
+        residuals, of_heads = gradients[: len(self.residuals)], gradients[len(self.residuals) :]
+        if any(x.ndim != 3 for x in self.residuals):
+            raise ModelError("the residual of this model is several vectors per token", ANOTHER)
+        pairs = zip(self.residuals, residuals, strict=True)
+        whole = [_by_row(x[:, :, None], None if one is None else one[:, :, None])[0] for x, one in pairs]
+        return self.shared(
+            whole, [_by_row(heads.output_BQHV, one) for (_, heads), one in zip(self.heads, of_heads, strict=True)]
+        )
+
+    def shared(self, whole: Sequence[Tensor], by_head: Sequence[Tensor]) -> Tensor:
+        """(C, ...): what each component gives, by what each residual and the heads of each call give.
+
+        What else a block writes is what the residual gives behind it, less what it gives before it and what its heads
+        give.
+        """
+        found = [whole[0][None]]
+        for at in range(len(whole) - 1):
+            of_heads = [one for (run, _), one in zip(self.heads, by_head, strict=True) if run == at]
+            rest = whole[at + 1] - whole[at] - sum(one.sum(0) for one in of_heads)
+            found += [*of_heads, rest[None]]
+        given, slots = torch.cat(found), self._slots
+        places = {one: place for place, one in enumerate(self.components)}
+        if len(places) == len(slots):
+            return given
+        at_C = torch.tensor([places[one] for one in slots], device=given.device)
+        return given.new_zeros(len(places), *given.shape[1:]).index_add(0, at_C, given)
+
+    def shares_by_token(self, of_numbers: Sequence[Sequence[Tensor | None]]) -> dict[Component, Tensor]:
+        """{head: (N, K) float64}: how much of each number, by its gradients, each head gives by each token it reads."""
+        found: dict[Component, Tensor] = {}
+        for at, (_, heads) in enumerate(self.heads, len(self.residuals)):
+            by_token_NHK = _by_token(heads, [gradients[at] for gradients in of_numbers])
+            for component, by_token_NK in zip(self._heads_of(heads), by_token_NHK.unbind(1), strict=True):
+                found[component] = found[component] + by_token_NK if component in found else by_token_NK
+        return found
+
+    def vectors(self, chosen: Sequence[int]) -> list[Tensor]:
+        """(T, E) of each chosen component: what of the layer's residual is its own, every norm on the way frozen."""
+        along = torch.zeros_like(self.residuals[-1], requires_grad=True)
+        share_C = self.shares(self.gradients(self.residuals[-1], along))
+        return [torch.autograd.grad(share_C[one], along, retain_graph=True)[0][0] for one in chosen]
+
+    def made_keys(self, spec: AttentionSpec) -> int | None:
+        """The earlier layer that made the keys of a call, where its own layer did not."""
+        if spec.k_BGKD.requires_grad:
+            return None
+        earlier = [heads.call for _, heads in self.heads if heads.call is not None]
+        keys = [(one.layer, one.spec.k_BGKD) for one in reversed(earlier) if one.spec is not None]
+        alike = (layer for layer, k in keys if k.shape == spec.k_BGKD.shape and torch.equal(k, spec.k_BGKD))
+        return next(alike, None)
+
+    @property
+    def tokens(self) -> int:
+        """How many there are in the layer's residual."""
+        return self.residuals[-1].shape[1]
+
+    def nothing(self) -> AttentionSpec:
+        """The layer's call on a residual of 0: what its own biases give."""
+        return self.again(torch.zeros_like(self.residuals[-1]))
+
+    def replaced(self, row: int, added_E: Tensor) -> AttentionSpec:
+        """The layer's call with something added to a token's residual, each norm with a scale of its own."""
+        residual_BTE = self.residuals[-1].detach().clone()
+        residual_BTE[0, row] += added_E
+        return self.again(residual_BTE, frozen=False)
+
+    def again(self, residual_BTE: Tensor, frozen: bool = True) -> AttentionSpec:
+        """The layer's call on another residual; frozen: with the scales that the norms had."""
+        assert self.rerun is not None
+        with torch.no_grad():
+            return self.rerun(residual_BTE, frozen)
+
+
+@dataclass(frozen=True)
+class WrittenSides:
+    """One pass up to an attention: its call, and what writes the residuals of its queries and of its keys.
+
+    Both are one residual, but for a cross layer; key is None where what an encoder's heads write is not seen. keys_of:
+    an earlier layer whose keys the attention uses.
+    """
+
+    spec: AttentionSpec
+    query: ResidualSources
+    key: ResidualSources | None
+    keys_of: int | None = None
+
+    def with_keys(self, made: WrittenSides) -> WrittenSides:
+        """The same with the keys as another pass has them, up to the layer that made them."""
+        assert made.key is not None
+        spec, rerun = replace(self.spec, k_BGKD=made.spec.k_BGKD), made.key.rerun
+        assert rerun is not None
+
+        def with_query(residual_BTE: Tensor, frozen: bool) -> AttentionSpec:
+            return replace(self.spec, k_BGKD=rerun(residual_BTE, frozen).k_BGKD)
+
+        return WrittenSides(spec, self.query, replace(made.key, rerun=with_query))
+
+    @property
+    def crosses(self) -> bool:
+        """Whether keys and queries are of two texts."""
+        return self.key is not self.query
+
+    def side(self, name: str) -> ResidualSources:
+        """What writes the residual of the `key` or of the `query`. Raises ModelError where that is not seen."""
+        found = self.query if name == "query" else self.key
+        if found is None:
+            raise ModelError("what the heads of this encoder write is not seen", "ask for {side=query}")
+        return found
+
+
+def _by_row(x_BTHV: Tensor, gradient_BTHV: Tensor | None) -> Tensor:
+    """(H, T) float64 on the CPU: what each head gives by each token of its output."""
+    if gradient_BTHV is None:
+        return torch.zeros(x_BTHV.shape[2], x_BTHV.shape[1], dtype=torch.float64)
+    product_BTHV = exact(x_BTHV.detach()) * exact(gradient_BTHV)
+    return product_BTHV.sum((0, 3)).T.cpu().double()
+
+
+def _product(x: Tensor, gradient: Tensor | None) -> Tensor:
+    """() float64 on the CPU: what a whole residual gives, (B, T, E), or of several streams in any order of axes."""
+    shape = (*x.shape[:2], 1, x.shape[2]) if x.ndim == 3 else (1, 1, 1, -1)
+    return _products(x.reshape(shape), None if gradient is None else gradient.reshape(shape))[0]
+
+
+def _products(x_BTHV: Tensor, gradient_BTHV: Tensor | None) -> Tensor:
+    """(H,) float64 on the CPU: what each head gives, the sum of x times gradient over the tokens that it reaches."""
+    if gradient_BTHV is None:
+        return torch.zeros(x_BTHV.shape[2], dtype=torch.float64)
+    x_BTHV = x_BTHV.detach()
+    if not gradient_BTHV.requires_grad:  # of one key or query, nearly all rows are 0
+        row_R = torch.nonzero(gradient_BTHV[0].flatten(1).any(1))[:, 0]
+        x_BTHV, gradient_BTHV = (one.index_select(1, row_R) for one in (x_BTHV, gradient_BTHV))
+    return (x_BTHV * gradient_BTHV).sum((0, 1, 3), dtype=widest(x_BTHV.device)).cpu().double()
+
+
+@torch.no_grad()
+def _by_token(heads: HeadOutputs, gradients: Sequence[Tensor | None]) -> Tensor:
+    """(N, H, K): what each head gives to each number by each key, A (v . gradient), summed over its rows."""
+    call, v_BGKV = heads.call, None if heads.call is None else heads.call.v_BGKV
+    if call is None or v_BGKV is None:
+        raise ModelError("the values of this model's heads are not seen", "leave out {by=tokens}")
+    P, v_GKV = call.P, v_BGKV[0].float()
+    found_NHK = exact(torch.zeros(len(gradients), P.heads, v_GKV.shape[1], device=P.device))
+    gradient_of = {number: one[0] for number, one in enumerate(gradients) if one is not None}
+    rows_of = {number: _reached(one_THV) for number, one_THV in gradient_of.items()}
+    for start in range(0, heads.output_BQHV.shape[1], ROWS):
+        here = {number: [row for row in rows if start <= row < start + ROWS] for number, rows in rows_of.items()}
+        reached = [row for rows in here.values() for row in rows]
+        if not reached:
+            continue
+        first, stop = min(reached), max(reached) + 1
+        weights_HQK, shares_BHQ1 = P.rows(first, stop)[0], call.output_shares(first, stop)
+        weights_HQK = weights_HQK if shares_BHQ1 is None else weights_HQK * shares_BHQ1[0]
+        for number, rows in here.items():
+            if rows:
+                read_HrK = _read(v_GKV, gradient_of[number][rows])
+                found_NHK[number] += (weights_HQK[:, [row - first for row in rows]] * read_HrK).sum(1)
+    return found_NHK
+
+
+def _reached(gradient_THV: Tensor) -> list[int]:
+    """The rows that have a gradient."""
+    found: list[int] = torch.nonzero(gradient_THV.flatten(1).any(1))[:, 0].tolist()
+    return found
+
+
+def _read(v_GKV: Tensor, gradient_RHV: Tensor) -> Tensor:
+    """(H, R, K): what a whole weight on a key gives, by the gradients at some rows of the heads' outputs."""
+    rows, heads, _ = gradient_RHV.shape
+    gradient_GrV = gradient_RHV.float().transpose(0, 1).reshape(len(v_GKV), -1, v_GKV.shape[-1])
+    return (gradient_GrV @ v_GKV.mT).view(heads, rows, -1)
+
+
+AT_ONCE = 2**26  # numbers of gradients
+
+
+def vectors_of(found: ResidualSources, vector_RD: Tensor, weight_NR: Tensor, rows: Sequence[int]) -> Tensor | None:
+    """(N, C, D) float64 on the CPU: what each component gives to weighted sums of the vectors of some rows.
+
+    None where the heads' outputs do not go through one module with weights, side by side.
+    """
+    variables = [*found.residuals, *(one.gave for _, one in sorted(found.projections.items()))]
+    if len(found.projections) < len(found.heads) or any(one.ndim != 3 for one in variables):
+        return None
+    # which of them share a gradient, and how many numbers of the vector fit at once
+    groups = _alike(_gradients(vector_RD[:, 0], variables))
+    asked = [variables[alike[0]] for alike in groups]
+    at_once = max(1, AT_ONCE // (len(asked) * variables[0].numel()))
+    parts: list[list[Tensor]] = [[] for _ in variables]
+    for numbers in torch.arange(vector_RD.shape[1]).split(at_once):
+        given = [_gradients(vector_RD[:, one], asked) for one in numbers.tolist()]
+        for alike, of_group in zip(groups, zip(*given, strict=True), strict=True):
+            towards_RdE = torch.stack([one[0, rows] for one in of_group], 1)
+            for place in alike:
+                parts[place].append(_weighted(_part(found, place, rows), towards_RdE, weight_NR))
+    # whole residuals and heads become components
+    every = [torch.cat(one, 2) for one in parts]
+    whole, by_head = every[: len(found.residuals)], every[len(found.residuals) :]
+    of_weighting = range(len(weight_NR))
+    return torch.stack([found.shared([one[n, 0] for one in whole], [one[n] for one in by_head]) for n in of_weighting])
+
+
+def _gradients(numbers_R: Tensor, variables: Sequence[Tensor]) -> list[Tensor]:
+    found = torch.autograd.grad(numbers_R.sum(), variables, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(x) if one is None else one for x, one in zip(variables, found, strict=True)]
+
+
+def _alike(gradients: Sequence[Tensor]) -> list[list[int]]:
+    """The places of gradients that are one tensor, together."""
+    found: dict[int, list[int]] = {}
+    for place, one in enumerate(gradients):
+        found.setdefault(one.data_ptr(), []).append(place)
+    return list(found.values())
+
+
+@torch.no_grad()
+def _part(found: ResidualSources, place: int, rows: Sequence[int]) -> Tensor:
+    """(R, P, E): a residual, or what each head of a call gives by its projection, at some rows."""
+    at = place - len(found.residuals)
+    if at < 0:
+        return found.residuals[place][0, rows, None].detach()
+    through, heads = found.projections[at], found.heads[at][1].output_BQHV
+    given_HRV = through.given.detach().reshape(heads.shape)[0, rows].transpose(0, 1)
+    return (given_HRV @ projection(through.module, heads.shape[2], heads)).transpose(0, 1)
+
+
+def _weighted(part_RPE: Tensor, towards_RdE: Tensor, weight_NR: Tensor) -> Tensor:
+    """(N, P, d) float64 on the CPU: the products of parts with gradients, weighted over the rows."""
+    product_RPd = exact(part_RPE @ towards_RdE.mT)
+    return torch.einsum("nr,rpd->npd", weight_NR.to(product_RPd), product_RPd).cpu().double()

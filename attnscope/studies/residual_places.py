@@ -1,0 +1,390 @@
+"""The place of a head: which runs of blocks write the residual of its queries, and that of its keys.
+
+Found by one pass over a few tokens. A cross layer's keys are of the encoder, and its queries of the decoder; elsewhere
+both are of one residual.
+
+The norms of a model while it runs, each row with the scale that the intact pass gave it.
+
+The factors of a model while it runs: what an activation gives, and one over the size of a vector, are constants.
+
+Hyper-connections mix their streams by sigmoids of them, gated norms multiply by one, and norms of a family's own
+divide by a size: a factor in front of the residual, not a part of it.
+
+Shapes: B text, T token, E model width.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from attnscope.errors import ModelError
+from attnscope.hooks.calls import relative_error
+from attnscope.hooks.engines import UNCHECKED
+from attnscope.hooks.families import FROM_ENCODER
+from attnscope.hooks.listen import listen
+from attnscope.hooks.projections import Norm, norm_of
+from attnscope.hooks.report import tolerance, turned
+from attnscope.model.modules import weights_of
+from attnscope.model.selection import DECODER, ENCODER, VISION, is_cross, prefix
+
+if TYPE_CHECKING:
+    from attnscope.hooks.calls import AttentionCall
+    from attnscope.hooks.calls import CallSite as CallPlace
+    from attnscope.model.loaded import LoadedModel
+
+FROZEN_TRIED = 32  # tokens
+NORM = re.compile("norm", re.IGNORECASE)
+
+
+class FrozenNorms:
+    """While open, a gradient passes each norm as if its scale were a constant; the values stay what they are.
+
+    `again` runs modules on other values with the scales that the first run found.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._norms = [one for one in model.modules() if is_norm(one)]
+        self._found: dict[nn.Module, list[tuple[Norm, Tensor]]] = {}
+        self._again: dict[nn.Module, Iterator[tuple[Norm, Tensor]]] | None = None
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Self:
+        self._handles = [one.register_forward_hook(self._freeze, with_kwargs=True) for one in self._norms]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def forget(self, but: nn.Module | None = None) -> None:
+        """Forget the scales so far: what is run again begins here. but: a norm that keeps its scale."""
+        self._found = {norm: found for norm, found in self._found.items() if norm is but}
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """A block in which norms take the scales that they had since `forget`, in the order in which they ran."""
+        self._again = {norm: iter(found) for norm, found in self._found.items()}
+        try:
+            yield
+        finally:
+            self._again = None
+
+    def _freeze(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+        given = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.is_floating_point()]
+        if len(given) != 1 or not isinstance(output, Tensor):
+            return None
+        [x] = given
+        if self._again is not None:
+            found = next(self._again.get(module, iter(())), None)
+            return None if found is None else found[0].frozen(x.float(), found[1]).to(output.dtype)
+        if not x.requires_grad:  # before the residual begins, or in a tower
+            return None
+        with torch.no_grad():
+            norm = norm_of(module, _some_rows(x), _some_rows(output), _close)
+            if norm is None:
+                return None
+            scale = norm.scale(x.float(), output.float())
+            self._found.setdefault(module, []).append((norm, scale))
+        return norm.frozen(x.float(), scale).to(output.dtype)
+
+
+def _some_rows(x: Tensor) -> Tensor:
+    """Float32: some first parts of a tensor, spread over the text, of which it is found out what norm it is.
+
+    A row in which it is another would be missing from the sum, which is compared with the logit.
+    """
+    if x.ndim < 3:
+        return x.float()
+    return x[:, :: max(1, x.shape[1] // FROZEN_TRIED)].float()
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module may be a norm, by its name: one without parts, with a weight per number of a row."""
+    named = NORM.search(type(module).__name__) is not None
+    return named and not list(module.children()) and all(one.ndim <= 2 for one in weights_of(module).values())
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    return found.shape == expected.shape and float(relative_error(found, expected)) <= tolerance("float32")[1]
+
+
+logger = logging.getLogger(__name__)
+TRIED = 8  # tokens by which the blocks are found
+TARGET = "decoder_input_ids"
+ANOTHER = "choose another model"
+LOST = "the residual of this model cannot be followed"
+
+
+@dataclass(frozen=True)
+class BlockRun:
+    """One run of a block; number: of its first layer with attention, else its place among the runs."""
+
+    block: nn.Module
+    number: int
+
+
+@dataclass(frozen=True)
+class ResidualPath:
+    """The runs of blocks that write a residual, in order. group: ENCODER or DECODER, the part that they are of.
+
+    stack: that they are of, as a component names it; None for the model's own.
+    """
+
+    group: str
+    stack: str | None
+    runs: tuple[BlockRun, ...]
+
+
+@dataclass(frozen=True)
+class HeadPlace:
+    """The place of the heads of one attention.
+
+    module: the one that attends, in a call of this stack and layer. query, key: what writes the residuals of its
+    queries and of its keys; key is None where the encoder's blocks are not found. within: whether more of its block
+    runs before it than norms: then its residual is read in front of it, not where the block begins. norm: the one whose
+    output the module is given; tail: the one whose output the encoder gives. attention: every module that attends.
+    """
+
+    module: nn.Module
+    stack: str
+    layer: int
+    query: ResidualPath
+    key: ResidualPath | None
+    within: bool
+    norm: nn.Module | None
+    tail: nn.Module | None
+    attention: frozenset[nn.Module]
+
+    @property
+    def crosses(self) -> bool:
+        """Whether its keys are of another residual than its queries."""
+        return self.key is not self.query
+
+    @property
+    def courses(self) -> list[ResidualPath]:
+        """Those that are followed."""
+        return [self.query, self.key] if self.key is not None and self.crosses else [self.query]
+
+
+def place_of(loaded: LoadedModel, reads: Tensor, inputs: Mapping[str, Any], stack: str, layer: int) -> HeadPlace:
+    """The place of a layer's attention. Raises ModelError where it makes no call, or its blocks are in no list.
+
+    reads, inputs: what the model's forward is given first, and by name.
+    """
+    if loaded.geometry.over_patches:
+        raise ModelError(f"{LOST}: its layers are over bytes and patches of them", ANOTHER)
+    seen = _Seen(loaded.model, stack, layer)
+    few, more = _few(reads, inputs)
+    with seen.watching():
+        report = listen(loaded.model, few, seen.on_call, engine=UNCHECKED, **more)
+    for line in turned(report.calls):
+        logger.warning("does not hold: %s", line)
+    return seen.place(loaded.geometry.stack)
+
+
+def _few(reads: Tensor, inputs: Mapping[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    """The first tokens of a text, and of its target; what is read otherwise is read as a whole."""
+    if reads.is_floating_point() or inputs.keys() - {TARGET}:
+        return reads, dict(inputs)
+    return reads[:, :TRIED], {name: value[:, :TRIED] for name, value in inputs.items()}
+
+
+class _Seen:
+    """What happened in a pass: which parts of lists began, which attention was called, and what norms gave."""
+
+    def __init__(self, model: nn.Module, stack: str, layer: int) -> None:
+        self.model, self.stack, self.layer = model, stack, layer
+        self.events: list[nn.Module | CallPlace] = []
+        self.given: dict[nn.Module, Tensor] = {}
+        self.gave: dict[nn.Module, Tensor] = {}
+        self.normed: list[tuple[nn.Module, Tensor, Tensor]] = []
+        self.target: CallPlace | None = None
+        self.norm: nn.Module | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        listed = {id(part) for one in self.model.modules() if isinstance(one, nn.ModuleList) for part in one}
+        handles: list[Any] = []
+        for module in self.model.modules():
+            handles.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
+            if id(module) in listed or is_norm(module):
+                handles.append(module.register_forward_hook(self._after, with_kwargs=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.events.append(module)
+        found = hidden_of(args, kwargs)
+        if found is not None:
+            self.given[module] = found
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        found = output[0] if isinstance(output, tuple | list) else output
+        if isinstance(found, Tensor):
+            self.gave[module] = found
+            given = hidden_of(args, kwargs)
+            if is_norm(module) and given is not None:
+                self.normed.append((module, given, found))
+
+    def on_call(self, call: AttentionCall) -> None:
+        self.events.append(call.place)
+        if self.target is None and (call.stack, call.layer) == (self.stack, self.layer):
+            self.target = call.place
+            given = self.given.get(call.module)
+            self.norm = next((one for one, _, gave in reversed(self.normed) if gave is given), None)
+
+    def place(self, plain: str) -> HeadPlace:
+        """The place of the target. plain: the model's own stack."""
+        if self.target is None:
+            raise ModelError(f"{prefix(self.stack)}layer {self.layer} made no attention call", "choose another layer")
+        groups = self._groups()
+        runs, before = self._until(groups, group_of(self.stack))
+        query = ResidualPath(group_of(self.stack), _named(group_of(self.stack), plain), runs)
+        key: ResidualPath | None = query
+        tail = None
+        if is_cross(self.stack):
+            every, _ = self._until(groups, ENCODER)
+            key = ResidualPath(ENCODER, _named(ENCODER, plain), every) if every else None
+            tail = self._tail(every) if every else None
+        residual = self.given.get(runs[-1].block)
+        within = before or residual is None or residual.ndim != 3
+        attention = frozenset(one.module for one in self.events if not isinstance(one, nn.Module))
+        if any(run.block in attention for run in runs):
+            raise ModelError(f"{LOST}: its list of layers holds attention alone", ANOTHER)
+        return HeadPlace(self.target.module, self.stack, self.layer, query, key, within, self.norm, tail, attention)
+
+    def _groups(self) -> dict[nn.Module, str]:
+        """{block: the part that it is of}, of all blocks in the lists whose parts attend."""
+        found: dict[nn.Module, str] = {}
+        for place in self.events:
+            if isinstance(place, nn.Module) or place.stack == VISION:
+                continue
+            number = re.search(r"\.\d+(?=\.|$)", place.path)
+            if number is None:
+                raise ModelError(f"{LOST}: {place.path} is in no list of layers", ANOTHER)
+            blocks = self.model.get_submodule(place.path[: number.start()])
+            found.update({block: group_of(place.stack) for block in blocks.children() if block not in found})
+        return found
+
+    def _until(self, groups: Mapping[nn.Module, str], group: str) -> tuple[tuple[BlockRun, ...], bool]:
+        """The runs of a part's blocks until the target attends, and whether another attends before it in the last."""
+        runs: list[tuple[nn.Module, list[CallPlace]]] = []
+        for event in self.events:
+            if isinstance(event, nn.Module):
+                if groups.get(event) == group:
+                    runs.append((event, []))
+            elif group_of(event.stack) == group and runs:
+                runs[-1][1].append(event)
+            if event is self.target:
+                break
+        found = [BlockRun(block, calls[0].layer if calls else at) for at, (block, calls) in enumerate(runs)]
+        return tuple(found), bool(runs) and len(runs[-1][1]) > 1
+
+    def _tail(self, runs: tuple[BlockRun, ...]) -> nn.Module | None:
+        """The norm that is given what the last block of an encoder gives."""
+        last, blocks = self.gave.get(runs[-1].block), {id(part) for run in runs for part in run.block.modules()}
+        for norm, given, _ in self.normed:
+            if id(norm) not in blocks and last is not None and given.shape == last.shape and torch.equal(given, last):
+                return norm
+        return None
+
+
+def group_of(stack: str) -> str:
+    """The part of a model that a stack's blocks are of: cross layers are in the decoder's."""
+    return stack if stack in (ENCODER, VISION) else DECODER
+
+
+def _named(stack: str, plain: str) -> str | None:
+    return None if stack == plain else stack
+
+
+def hidden_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The hidden states that a module is given: by name, or first."""
+    found = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0] if args else None
+    return found if isinstance(found, Tensor) and found.is_floating_point() else None
+
+
+def with_hidden(args: tuple[Any, ...], kwargs: Mapping[str, Any], hidden: Tensor) -> tuple[Any, Any]:
+    """The same arguments with other hidden states."""
+    if "hidden_states" in kwargs:
+        return args, {**kwargs, "hidden_states": hidden}
+    return (hidden, *args[1:]), kwargs
+
+
+def states_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The states of an encoder that an attention module is given."""
+    given = {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **kwargs}
+    return next((given[name] for name in FROM_ENCODER if isinstance(given.get(name), Tensor)), None)
+
+
+def with_states(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], states: Tensor, others: Tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same arguments with other states of the encoder."""
+    changed = tuple(others if one is states else one for one in args)
+    return changed, {name: others if one is states else one for name, one in kwargs.items()}
+
+
+FACTORS = frozenset(
+    """
+    rsqrt norm vector_norm linalg_vector_norm linalg_norm
+    sigmoid sigmoid_ tanh tanh_ relu relu_ silu gelu softmax log_softmax softplus elu selu celu leaky_relu mish
+    hardsigmoid hardswish hardtanh relu6 logsigmoid softsign
+    """.split()  # noqa: SIM905
+)
+
+
+class FrozenFactors(TorchFunctionMode):
+    """While open, no gradient passes a factor; the values stay what they are.
+
+    `again` runs code on other values with the factors that it had the first time, in the order of their calls.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: list[Tensor] = []
+        self._again: Iterator[Tensor] | None = None
+
+    def forget(self) -> None:
+        """Forget the factors so far: what is run again begins here."""
+        self._found = []
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """A block in which factors are those since `forget`."""
+        self._again = iter(self._found)
+        try:
+            with self:
+                yield
+        finally:
+            self._again = None
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") not in FACTORS or not isinstance(given, Tensor):
+            return given
+        if self._again is None:
+            self._found.append(given.detach())
+            return given.detach()
+        before = next(self._again, None)
+        return given if before is None or before.shape != given.shape else before

@@ -1,0 +1,314 @@
+"""A study of a model: what it asks, what that takes, its passes, and a record in a folder, where it resumes.
+
+    study = KnockoutStudy(loaded, cases, CutPlan(over="heads"))
+    study.cost().line                       # what it would take, before any of it is done
+    result = study.run(Path("runs/cut"))    # where it was stopped it resumes
+    result.table(), result.facts
+
+A study is one class: on `Study`, or on `SetStudy` where sets of heads are changed in the texts of a task. It knows no
+command: `cli/study.py` says, runs, draws and prints any of them.
+
+Shapes: S text or sequence, K set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from attnscope.interventions.base import LOSS, Intervention, Measure
+from attnscope.interventions.passes import Advance, Passes, of, prepared
+from attnscope.interventions.replacement import Replacement
+from attnscope.interventions.spec import HeadSet, Task
+from attnscope.model.libraries import versions
+from attnscope.model.selection import DECODER, everything
+from attnscope.studies.parts import Column, Parts, StudyRecord, claim, with_weights
+from attnscope.utils.display import head_name, number_of
+
+if TYPE_CHECKING:
+    from attnscope.model.loaded import LoadedModel
+    from attnscope.model.selection import HeadIndex
+
+HALF = ("bfloat16", "float16")
+SHARED_FROM = 8  # sets from which sharing layers is worth its own check
+Record = TypeVar("Record", bound=StudyRecord)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a study takes. line: in words. steps: as its progress counts them, such as tokens times layers.
+
+    step_seconds: measures about how long a step takes, by a batch that it runs.
+    """
+
+    line: str
+    steps: int
+    step_seconds: Callable[[], float]
+
+    def seconds(self) -> float:
+        """About how long it takes, by a batch that is run now."""
+        return self.steps * self.step_seconds()
+
+
+class Study(ABC, Generic[Record]):
+    """A question to a model that takes many passes; a frozen dataclass with the model, what is asked, and a plan.
+
+    kind: what messages call it. readings: the folder in its folder in which parts are kept. schema: of its facts.
+    """
+
+    kind: ClassVar[str]
+    readings: ClassVar[str]
+    schema: ClassVar[str]
+    model: LoadedModel
+
+    @property
+    @abstractmethod
+    def stage(self) -> str:
+        """What a progress bar says while it runs."""
+
+    @property
+    def lines(self) -> Iterable[str]:
+        """Lines for a person before it runs, such as the tokens that are meant."""
+        return ()
+
+    @property
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What tells this study from another of its kind: a folder with other facts is not written to."""
+
+    @abstractmethod
+    def cost(self) -> Cost:
+        """What it would take, at most."""
+
+    @abstractmethod
+    def measure(self, facts: dict[str, Any], parts: Parts, advance: Advance) -> Record:
+        """Run it. facts: go into the record, with what was measured after them. parts: keep what passes read.
+
+        advance: called with the tokens times layers of every pass, and of what an earlier run had read.
+        """
+
+    def claim(self, folder: Path, force: bool = False) -> tuple[dict[str, Any], Parts]:
+        """The facts with the weights' hash, and the parts of the study in a folder, which is its own from then on.
+
+        Raises UsageError where another study fills it, unless force says to write over it.
+        """
+        facts = with_weights(self.facts, self.model)
+        return facts, claim(folder, self.readings, self.kind, facts, force)
+
+    def run(
+        self, folder: Path | None = None, *, force: bool = False, advance: Advance = lambda token_layers: None
+    ) -> Record:
+        """What was measured; with a folder, keep each pass's readings there, and write table and facts.
+
+        Raises UsageError for a folder that holds another study, unless force says to write over it, and what the study
+        itself raises: ModelError for a family that it cannot change, InputError for texts that it cannot be of.
+        """
+        facts, parts = self.facts, Parts()
+        if folder is not None:
+            facts, parts = self.claim(folder, force)
+        with parts.resumable():
+            result = self.measure(facts, parts, advance)
+        # A record is a frozen dataclass: its facts end with the versions that made it.
+        result = replace(result, facts={"schema": self.schema, **result.facts, "versions": versions()})  # type: ignore[type-var]
+        if folder is not None:
+            result.save(folder)
+        return result
+
+
+class SetPlan(Protocol):
+    """What the plan of a `SetStudy` says. select: the heads, by layer, None for all; name: what they are together."""
+
+    @property
+    def select(self) -> Mapping[int, Sequence[int]] | None: ...
+    @property
+    def name(self) -> str: ...
+
+
+class SetStudy(Study[Record]):
+    """A study of sets of heads that are changed, one after the other, in the texts of a task."""
+
+    plan: SetPlan
+
+    @property
+    @abstractmethod
+    def sets(self) -> Sequence[HeadSet]:
+        """The sets that are asked for."""
+
+    @property
+    @abstractmethod
+    def task(self) -> tuple[Task, Measure]:
+        """The texts with the rows that count, and what is measured in them."""
+
+    @property
+    @abstractmethod
+    def intervention(self) -> Intervention:
+        """What changes the heads of a set."""
+
+    @property
+    def selection(self) -> Mapping[int, Sequence[int]]:
+        """The heads that are chosen, by layer."""
+        select = self.plan.select
+        return everything(self.model.geometry.heads_by_layer) if select is None else select
+
+    @cached_property
+    def passes(self) -> Passes:
+        """Passes that share no layers."""
+        task, measure = self.task
+        return prepared(self.model, task, self.sets, self.intervention, measure=measure, shared=False)
+
+    @property
+    def task_facts(self) -> dict[str, Any]:
+        """The model, the texts, and what is changed and measured in them."""
+        return task_facts(self.model, self.passes.task, self.passes.intervention, self.passes.measure)
+
+    def heads_facts(self, heads: Iterable[HeadIndex]) -> dict[str, Any]:
+        """Which heads are changed; heads: of every set."""
+        names = " ".join(sorted(head_name(*head) for head in heads))
+        return {
+            "select": self.plan.name,
+            "heads_sha256": hashlib.sha256(names.encode()).hexdigest(),
+            "stack": DECODER,
+        }
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return self.task_facts | self.heads_facts([head for one in self.sets for head in one.heads])
+
+    def cost(self) -> Cost:
+        texts = number_of(len(self.passes.task), "text")
+        return self.cost_of_passes(f"{number_of(len(self.sets), 'set')} of heads, on {texts}", self.sets)
+
+    def cost_of_passes(self, what: str, sets: Sequence[HeadSet], *, times: int = 1, before: int = 0) -> Cost:
+        """What it would take at most. what: how many sets of what kind, on how many texts. times: the sets that are run
+        for each. before: tokens times layers of the passes that come first."""
+        return cost_of_passes(f"{what}: at most", self.passes, sets, times=times, before=before)
+
+
+def cost_of_passes(
+    what: str,
+    passes: Passes,
+    sets: Sequence[HeadSet],
+    *,
+    times: int = 1,
+    before: int = 0,
+    of_all: Callable[[int], int] = lambda count: count,
+) -> Cost:
+    """What passes take; what, times, before: as of `SetStudy.cost_of_passes`. of_all: what all sequences take, where
+    those of the task take so much and are but some of them."""
+    token_layers = before + passes.token_layers(sets) * times
+    rows = sum(map(len, passes.task.rows)) * (1 + len(sets) * times)
+    count = of_all(round(operations(passes.loaded, token_layers, rows)))
+    return cost_of(what, of_all(token_layers), count, passes, sets)
+
+
+def cost_of(what: str, token_layers: int, operations: float, passes: Passes, sets: Sequence[HeadSet]) -> Cost:
+    """So many tokens times layers, timed by a batch of some sets."""
+    line = f"{what} {token_layers} tokens x layers, about {operations:.0e} operations"
+    return Cost(line, token_layers, lambda: pass_seconds(passes, sets))
+
+
+@dataclass(frozen=True)
+class SetEffects:
+    """What passes measured. passes: those that were run, with shared layers where that pays. intact_S: without a
+    change. by_set: (S,) how much worse every set makes it, by its identity. spread: in half precision, what two intact
+    rows of a pass differ by at most; None in others."""
+
+    passes: Passes
+    intact_S: np.ndarray
+    by_set: Mapping[Hashable, np.ndarray]
+    spread: float | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As the facts of a study have it."""
+        return {"intact_by_text": self.intact_S.tolist(), "spread": self.spread}
+
+    @property
+    def unshared(self) -> dict[str, Any]:
+        """Why no layers were shared, as the facts of a study have it."""
+        return {"unshared": self.passes.why_not or None}
+
+
+def effects_by_set(
+    passes: Passes, sets: Sequence[HeadSet], parts: Parts, advance: Advance, copy: HeadSet
+) -> SetEffects:
+    """What every set costs over the intact model. copy: a set that changes nothing, and is run in half precision: what
+    it costs is noise."""
+    copies = [copy] if passes.loaded.dtype in HALF else []
+    sets = [*copies, *sets]
+    if len(sets) >= SHARED_FROM:
+        passes = passes.sharing(sets)
+    intact_S, effect_SK = effects_of(passes, sets, parts, advance)
+    by_set = {one.identity: effect_SK[:, place] for place, one in enumerate(sets)}
+    return SetEffects(passes, intact_S, by_set, float(np.abs(by_set[copy.identity]).max()) if copies else None)
+
+
+def effects_of(
+    passes: Passes, sets: Sequence[HeadSet], parts: Parts, advance: Advance
+) -> tuple[np.ndarray, np.ndarray]:
+    """What is measured of the intact model, (S,), and what every set costs over it, (S, K)."""
+    chunks = [part for _, part in passes.chunks(sets)]
+    parts.expect(sum(len(passes.batches(len(part))) for part in chunks))
+    found = [_part(passes, part, parts, advance) for part in chunks]
+    return found[0][:, 0], np.hstack([passes.effects(one_SK) for one_SK in found])
+
+
+def _part(passes: Passes, part: Sequence[HeadSet], parts: Parts, advance: Advance) -> np.ndarray:
+    """(S, 1 + K): what is measured of some sets, from the folder where an earlier run left them."""
+    spelled = repr([one.identity for one in part])
+    name, width = hashlib.sha256(spelled.encode()).hexdigest()[:16], 1 + len(part)
+
+    def keep(batch: Sequence[int], read: Callable[[], np.ndarray]) -> np.ndarray:
+        expected = {"value_BK": Column((len(batch), width))}
+        return parts.batch(name, batch, expected, lambda: {"value_BK": read()})["value_BK"]
+
+    found = parts.kept(
+        name,
+        {"value_SK": Column((len(passes.task), width))},
+        lambda: {"value_SK": passes.measured(part, advance, keep)},
+        skipped=lambda: advance(passes.token_layers(part)),
+        batches=len(passes.batches(len(part))),
+    )
+    return found["value_SK"]
+
+
+def task_facts(
+    loaded: LoadedModel, task: Task, replacement: Replacement | Intervention, measure: Measure = LOSS
+) -> dict[str, Any]:
+    """What tells a study of a task from another."""
+    intervention = of(replacement)
+    return {
+        "model": {"name": loaded.name, "revision": loaded.revision, "type": loaded.geometry.model_type},
+        "dtype": loaded.dtype,
+        "task": {"name": task.name, "sequences": len(task), "sha256": task.sha256, **task.facts},
+        "replacement": intervention.name,
+        **({"intervention": intervention.facts} if intervention.facts else {}),
+        "measure": {"name": measure.name, "unit": measure.unit, **measure.facts},
+    }
+
+
+def pass_seconds(passes: Passes, sets: Sequence[HeadSet]) -> float:
+    """About the seconds a token takes in a layer: of the first pass that `sets` take, after one to warm up."""
+    passes = passes.sharing(sets)
+    _, part = next(iter(passes.chunks(sets)))
+    batch = passes.batches(len(part))[0]
+    passes.run(batch[: passes.intervention.least], part[:1])
+    start = time.perf_counter()
+    passes.run(batch, part)
+    return (time.perf_counter() - start) / passes.cost(batch, part)
+
+
+def operations(loaded: LoadedModel, token_layers: int, rows: int) -> float:
+    """About how many operations so many tokens times layers take, and the logits of so many rows."""
+    layers = len(loaded.geometry.layers)
+    unembed = loaded.geometry.vocab_size * loaded.geometry.hidden_size
+    per_layer = max(0, (loaded.geometry.parameters or 0) - unembed) / layers
+    return 2.0 * (token_layers * per_layer + rows * unembed)
