@@ -20,8 +20,8 @@ import numpy as np
 from attnscope import figures
 from attnscope.errors import UsageError
 from attnscope.figures import About, Depth, Maps, Panel, Part, PatchSheet, Style
-from attnscope.figures.drawing_process import DrawingProcess, begun
 from attnscope.figures.pool import worker_count
+from attnscope.figures.processes import DrawingProcess, begun
 from attnscope.figures.style import Quantity, StyleFields, head_title, layer_name
 from attnscope.metrics.metrics import KNOWN, order_of
 from attnscope.metrics.roles import NONE
@@ -390,7 +390,7 @@ def head_jobs(folder: Path, layers: Sequence[Maps], names: Sequence[str], style:
 
 def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: int) -> HeadMaps:
     """The named heads, in that order, as a terminal draws them: at most so many rows of cells each."""
-    from attnscope.figures.jobs import prepare_heads
+    from attnscope.figures.mosaic import prepare_heads
     from attnscope.figures.terminal import HeadMaps
 
     jobs: dict[str, tuple[Path, Maps, int]] = {}
@@ -414,7 +414,7 @@ def coarser(maps: LayerMaps, side: int, key0_apart: bool) -> LayerMaps:
 
     As the probe bins tokens: sum over keys, mean over queries, or the largest entry.
     """
-    from attnscope.figures.jobs import column_mean
+    from attnscope.figures.mosaic import column_mean
 
     (rows, fewer_rows), (columns, fewer_columns) = maps.rows.coarser(side), maps.columns.coarser(side, key0_apart)
     if (fewer_rows, fewer_columns) == (maps.rows, maps.columns):

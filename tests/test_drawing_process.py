@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnscope import drawing
-from attnscope.figures import drawing_process
+from attnscope.figures import processes as drawing_process
 from attnscope.figures.pool import cores
 from attnscope.model import loading
 from helpers.command_line import HANGS, call

@@ -16,10 +16,9 @@ from attnscope.errors import UsageError
 from attnscope.figures import Maps, Panel, Style, save_metrics, save_overview
 from attnscope.figures.colours import DARK_INK, LIGHT_INK
 from attnscope.figures.fonts import Fonts
-from attnscope.figures.layers import grid_columns
 from attnscope.figures.layout import NUMBER
 from attnscope.figures.metrics import metrics_figure
-from attnscope.figures.overview import overview_figure
+from attnscope.figures.overview import grid_columns, overview_figure
 from attnscope.figures.style import ROLE_COLOURS
 from attnscope.figures.writer import drawing
 from attnscope.folder.manifest import OURS

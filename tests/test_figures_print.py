@@ -18,17 +18,14 @@ from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import parameters
 from attnscope.errors import UsageError
 from attnscope.figures import About, Maps, Panel, Patches, PatchSheet, SetCost, Style
-from attnscope.figures.budgets import BudgetLine, budget_lines_figure
-from attnscope.figures.checkpoints import Course, courses_figure
 from attnscope.figures.colours import find_cmap, greys_of
+from attnscope.figures.curves import BudgetLine, Course, budget_lines_figure, courses_figure, sets_figure
 from attnscope.figures.fonts import Fonts
-from attnscope.figures.heads import prepare_heads
-from attnscope.figures.heatmap import HeadFigure
+from attnscope.figures.heads import HeadFigure, prepare_heads
 from attnscope.figures.layout import NUMBER, number_size, wrapped
 from attnscope.figures.metrics import metrics_figure
-from attnscope.figures.over import patches_figure
 from attnscope.figures.overview import overview_figure
-from attnscope.figures.sets import sets_figure
+from attnscope.figures.pictures import patches_figure
 from attnscope.figures.style import DPI, Axis, ordinal
 from attnscope.figures.writer import drawing
 from attnscope.show.ablation import costs_of, shown_of

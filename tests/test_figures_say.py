@@ -33,14 +33,12 @@ from attnscope.figures import (
 from attnscope.figures.colours import cmap_of, find_limits, greys_of, luminance
 from attnscope.figures.explain import effect_figure, scaling_effect
 from attnscope.figures.fonts import Fonts, shown_label
-from attnscope.figures.heatmap import HeadFigure
-from attnscope.figures.jobs import prepare_heads
-from attnscope.figures.layers import Layer, LayerFigure, grid_columns
+from attnscope.figures.heads import HeadFigure
 from attnscope.figures.metrics import metrics_figure
-from attnscope.figures.overview import overview_figure
-from attnscope.figures.raster import press_images
+from attnscope.figures.mosaic import prepare_heads
+from attnscope.figures.overview import Layer, LayerFigure, grid_columns, overview_figure
 from attnscope.figures.style import TAKEN, split_sink
-from attnscope.figures.writer import drawing, save_figure
+from attnscope.figures.writer import drawing, press_images, save_figure
 from helpers.command_line import SENTENCE, call
 from helpers.figures import (
     BANK,

@@ -18,14 +18,12 @@ from attnscope.drawing import Drawing, layer_maps, rows_of
 from attnscope.errors import UsageError
 from attnscope.export import manifest
 from attnscope.figures.fonts import Fonts
-from attnscope.figures.heatmap import HeadFigure
-from attnscope.figures.jobs import prepare_heads
+from attnscope.figures.heads import HeadFigure
 from attnscope.figures.metrics import metrics_figure
-from attnscope.figures.mosaic import EDGE_COLOUR
+from attnscope.figures.mosaic import EDGE_COLOUR, prepare_heads
 from attnscope.figures.overview import overview_figure
-from attnscope.figures.raster import Boxes
 from attnscope.figures.style import Style, edge_boxes
-from attnscope.figures.writer import drawing
+from attnscope.figures.writer import Boxes, drawing
 from attnscope.model import geometry
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import wrap

@@ -17,7 +17,7 @@ from attnscope.attention.spec import Visibility
 from attnscope.drawing import layer_maps
 from attnscope.errors import InputError
 from attnscope.figures import Style
-from attnscope.figures.jobs import prepare_heads
+from attnscope.figures.mosaic import prepare_heads
 from attnscope.hooks.engines import engine_named
 from attnscope.inputs.prompt import from_text
 from attnscope.inputs.tokens import TokenMatch as Found

@@ -16,7 +16,7 @@ from transformers import AutoModel, BertTokenizer, FunnelTokenizer, RobertaToken
 import attnscope
 from attnscope.drawing import layer_maps
 from attnscope.errors import AttnscopeError, InputError, UsageError
-from attnscope.figures.jobs import foot
+from attnscope.figures.mosaic import foot
 from attnscope.figures.style import Style
 from attnscope.folder.manifest import PROMPT, prompt_of, tokens_of
 from attnscope.hooks.forward import known_types

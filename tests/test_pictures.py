@@ -15,7 +15,7 @@ from PIL import Image
 import attnscope
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.figures import Patches, PatchSheet, Style
-from attnscope.figures.over import grid_of, save_patches
+from attnscope.figures.pictures import grid_of, save_patches
 from attnscope.inputs.pictures import all_opened, open_picture
 from attnscope.inputs.processor import WHOLE, Sight, patches_of
 from attnscope.model.loaded import LoadedModel

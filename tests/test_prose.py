@@ -13,7 +13,7 @@ from rich.text import Text
 
 from attnscope.errors import UsageError
 from attnscope.figures.colours import Limits
-from attnscope.figures.prose import RAMP, Prose
+from attnscope.figures.terminal import RAMP, Prose
 from attnscope.hooks.engines import ENGINES
 from attnscope.inputs.prompt import from_text
 from attnscope.observe.collect import observe

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from attnscope.drawing import coarser, layer_maps, terminal_maps
 from attnscope.figures import Maps, Style
-from attnscope.figures.jobs import prepare_heads
+from attnscope.figures.mosaic import prepare_heads
 from attnscope.figures.terminal import HeadMaps
 from attnscope.inputs.prompt import from_text
 from attnscope.observe.collect import observe

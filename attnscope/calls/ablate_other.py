@@ -36,7 +36,7 @@ class Answered(StudyResult[HeadStudy[Any], HeadRecord]):
         """Draw the curve of a pruning into a folder; the path, none of the other questions."""
         if not isinstance(self.found, Pruning):
             return []
-        from attnscope.figures.pruning import save_pruning
+        from attnscope.figures.curves import save_pruning
 
         found, (model, task) = self.found, (self.model.name, self.study.task)
         line = f"{model_name(model)}, {task.name}, {len(task)} sequences"

@@ -16,7 +16,7 @@ from attnscope.utils.display import Column, Row, Sheet, number_of
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from attnscope.figures.prose import Prose
+    from attnscope.figures.terminal import Prose
     from attnscope.model.geometry import Geometry
     from attnscope.studies.knockout_records import KnockoutResult as Knocked
     from attnscope.studies.knockout_records import NullKind
@@ -125,7 +125,7 @@ def has_intervals(found: Knocked) -> bool:
 def coloured(found: Knocked) -> Prose:
     """The text, each key by what its cut costs; keys that were not cut, or that no row sees, have no colour."""
     from attnscope.figures.colours import Limits
-    from attnscope.figures.prose import Prose
+    from attnscope.figures.terminal import Prose
 
     case = found.cases[0]
     effect_T = found.by_token()

@@ -54,7 +54,7 @@ def observe_text(
 
     ask = asked.ask(read_run(asked, writing), selected, keep)
     if writing.draws and keep.maps:
-        from attnscope.figures.drawing_process import begin
+        from attnscope.figures.processes import begin
 
         begin("attnscope.drawing")
     found: Observation = answer(

@@ -19,7 +19,7 @@ from attnscope.utils.folders import TABLES
 
 if TYPE_CHECKING:
     from attnscope.figures import Style
-    from attnscope.figures.prose import Prose
+    from attnscope.figures.terminal import Prose
     from attnscope.observe.observation import Look, Observation
 
 EXAMPLES = (
@@ -102,7 +102,7 @@ def text(
 def prose(seen: Observation, look: Look, style: Style) -> Prose:
     """The text of an observation, coloured as a head looks."""
     from attnscope.figures.colours import find_limits
-    from attnscope.figures.prose import Prose
+    from attnscope.figures.terminal import Prose
     from attnscope.observe.observation import coloured
 
     seen = seen.of(look.stack)

@@ -12,15 +12,11 @@ from typing import TYPE_CHECKING, Any
 from attnscope.figures.style import About, Depth, Maps, Panel, Part, Patches, PatchSheet, Style
 
 if TYPE_CHECKING:
-    from attnscope.figures.checkpoints import Course, save_courses
-    from attnscope.figures.depth import save_depth
+    from attnscope.figures.curves import Course, SetCost, save_courses, save_sets
     from attnscope.figures.heads import head_maps, save_head_maps
-    from attnscope.figures.layers import save_layer, save_layers
-    from attnscope.figures.metrics import save_metrics
-    from attnscope.figures.over import save_patches
-    from attnscope.figures.overview import save_overview
-    from attnscope.figures.pairs import Pairs, save_pairs
-    from attnscope.figures.sets import SetCost, save_sets
+    from attnscope.figures.metrics import save_depth, save_metrics
+    from attnscope.figures.overview import save_layer, save_layers, save_overview
+    from attnscope.figures.pictures import Pairs, save_pairs, save_patches
 
 __all__ = [
     "About",
@@ -48,20 +44,20 @@ __all__ = [
 ]
 
 _HOME = {
-    "Course": "checkpoints",
-    "Pairs": "pairs",
-    "SetCost": "sets",
+    "Course": "curves",
+    "Pairs": "pictures",
+    "SetCost": "curves",
     "head_maps": "heads",
-    "save_courses": "checkpoints",
-    "save_depth": "depth",
+    "save_courses": "curves",
+    "save_depth": "metrics",
     "save_head_maps": "heads",
-    "save_layer": "layers",
-    "save_layers": "layers",
+    "save_layer": "overview",
+    "save_layers": "overview",
     "save_metrics": "metrics",
     "save_overview": "overview",
-    "save_pairs": "pairs",
-    "save_patches": "over",
-    "save_sets": "sets",
+    "save_pairs": "pictures",
+    "save_patches": "pictures",
+    "save_sets": "curves",
 }
 
 

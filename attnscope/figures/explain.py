@@ -21,7 +21,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from attnscope.figures import layout
 from attnscope.figures.colours import Limits, cmap_of, find_limits, label_colourbar
 from attnscope.figures.fonts import fonts_for, shown_label
-from attnscope.figures.heatmap import Cells
+from attnscope.figures.heads import Cells
 from attnscope.figures.style import DPI, MARKERS, Axis, Quantity, Style, ordinal
 from attnscope.figures.writer import drawing, save_figure
 from attnscope.utils.display import printed

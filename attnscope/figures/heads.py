@@ -1,17 +1,238 @@
-"""One labelled heatmap per head, drawn here or in worker processes."""
+"""One labelled heatmap per head, drawn here or in worker processes.
+
+A labelled heatmap that is built once and shown for one head after the other.
+
+In a PNG what never changes (labels, axes, colour bar) is drawn once; each head then costs its cells, its
+numbers, its title and the compression. Q query, K key.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from functools import cache, partial
 from pathlib import Path
+from typing import Any, cast
 
-from attnscope.figures.colours import CMAPS, find_cmap
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import Colormap
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+
+from attnscope.figures import layout
+from attnscope.figures.colours import (
+    CMAPS,
+    Limits,
+    cell_number,
+    cmap_of,
+    colourbar_kws,
+    drawable,
+    find_cmap,
+    greys_of,
+    ink_on,
+    label_colourbar,
+    make_norm,
+    quantity_name,
+    seen,
+    sink_limits,
+)
 from attnscope.figures.fonts import Fonts, fonts_for, shown_label
-from attnscope.figures.heatmap import HeadFigure
-from attnscope.figures.jobs import HeadMap, prepare_heads
+from attnscope.figures.mosaic import EDGE_COLOUR, EDGE_PX, LINE_LEAST, LINE_PX, PAPER, HeadMap, prepare_heads
 from attnscope.figures.pool import draw_in_workers, worker_count
-from attnscope.figures.style import Maps, Style, head_title
-from attnscope.figures.writer import configure, drawing, save_behind
+from attnscope.figures.style import TAKEN, Maps, Quantity, Style, edge_boxes, head_title
+from attnscope.figures.writer import Boxes, Reused, Stamps, configure, drawing, save_behind, save_figure, save_pixels
+
+TITLE_SIZE = 13.0
+EDGE, GAP, BAR_PX, LEAST_BAR_PX, LEAST_STRIP_PX = 14, 16, 14, 180, 14
+PRINT_EDGE, PRINT_GAP, PRINT_BAR_PX = 2, 8, 9
+RASTER_CELLS = 2500  # beyond this a vector file holds the cells as one picture, not as a path each
+SINK_CMAP = "Greys"
+TURN_COLOUR = "#a6a6a6"  # seen on weights and on blank cells
+
+
+class Cells:
+    """One heatmap whose colours and numbers can be replaced; `seen` (Q x K) is where it has numbers.
+
+    As `seaborn.heatmap` draws it, whose import takes longer than twenty heads.
+    """
+
+    def __init__(
+        self, ax: Axes, values_QK: np.ndarray, limits: Limits, style: Style, cmap: Colormap, quantity: Quantity
+    ) -> None:
+        self.ax, self.style, self.cmap = ax, style, cmap
+        self.seen = seen(values_QK)
+        (queries, keys), many = values_QK.shape, values_QK.size > RASTER_CELLS
+        shown = drawable(np.where(values_QK == TAKEN, limits.low, values_QK), limits, style)
+        self.mesh = ax.pcolormesh(shown, cmap=cmap, norm=make_norm(limits, style), linewidth=0, rasterized=many)
+        ax.set(xlim=(0, keys), ylim=(queries, 0), xticks=[], yticks=[])
+        ax.set_facecolor(greys_of(quantity)[0])
+        ax.set_axisbelow(True)  # tick marks reach one pixel into the first column, and must not be drawn over it
+        ax.spines[:].set_visible(False)
+        cells = np.argwhere(self.seen if style.annotates(max(values_QK.shape)) else []).tolist()
+        where: dict[str, Any] = {"ha": "center", "va": "center", "label": layout.NUMBER}
+        self.numbers = [ax.text(key + 0.5, query + 0.5, "", **where) for query, key in cells]
+
+    def size_numbers(self, cell: float) -> None:
+        """Numbers as large as cells of so many pixels hold; none where they would be too small to read."""
+        points = layout.number_size(cell, self.style)
+        for text in self.numbers:
+            text.remove() if not points else text.set_fontsize(points)
+        self.numbers = self.numbers if points else []
+
+    def show(self, values_QK: np.ndarray, limits: Limits, decimals: int = 2) -> None:
+        """Other values, blank in the same cells; numbers with so many decimals."""
+        shown = drawable(values_QK, limits, self.style)
+        self.mesh.set_array(shown)
+        self.mesh.set_clim(limits.low, limits.high)
+        if not self.numbers:
+            return
+        inks = ink_on(np.asarray(self.cmap(self.mesh.norm(shown[self.seen]))))
+        nothing = f"{0:.{decimals}f}" if limits.low >= 0 else None  # of weights: left out, so that the others stand out
+        for text, value, ink in zip(self.numbers, values_QK[self.seen], inks, strict=True):
+            shown_number = cell_number(float(value), self.style, decimals)
+            text.set_text("" if shown_number == nothing or not np.isfinite(value) else shown_number)
+            text.set_color(ink)
+
+
+class HeadFigure:
+    """The figure of one kind of head (see HeadMap.kind); use it within `writer.drawing`.
+
+    figure = HeadFigure(head, Style())
+    figure.show(other_head); figure.save(other_head.path)
+    """
+
+    def __init__(self, head: HeadMap, style: Style, room: float = layout.MAP_PX) -> None:
+        self.style, self.limits = style, head.limits
+        self.own_scale = style.per_head_scale or head.quantity == "logit"
+        self.figure = layout.new_figure()
+        self.canvas = cast(FigureCanvasAgg, self.figure.canvas)
+        self.ax, bar_ax = layout.new_panel(self.figure)
+        queries, keys = len(head.axis_Q.labels), len(head.axis_K.labels) + (head.sink_Q is not None)
+        self.cell = layout.cell_size(queries, keys, room, fill=style.in_print)
+        self.map = Cells(self.ax, head.values_QK, head.limits, style, cmap_of(style, head.quantity), head.quantity)
+        self.bar = self.figure.colorbar(self.map.mesh, bar_ax, **colourbar_kws(head.limits))
+        label_colourbar(self.bar, head.limits, style, quantity_name(head.quantity, style))
+        self.strip = self._strip(head)
+        for part in [self.map, *([self.strip] if self.strip else [])]:
+            part.size_numbers(self.cell[0])
+        self.taken = Rectangle((0, 0), 0, 0, color=greys_of(head.quantity)[1], linewidth=0)
+        self.ax.add_patch(self.taken)
+        self.gaps, self.edges = self._gaps(head), self._edges(head)
+        self.turns = [line for row in head.turns for line in self._turn(row, len(head.axis_Q.labels))]
+        self.words = layout.Words(self.figure, (head.title, head.note, head.foot), TITLE_SIZE, style)
+        self._lay_out(head)
+        self.figure.set_dpi(style.dpi)
+        self.reused: Reused | None = None
+        self.stamps: list[Stamps] = []
+
+    @classmethod
+    def of(cls, head: HeadMap, style: Style) -> HeadFigure:
+        """The figure in the width that the style asks for."""
+        return layout.fitted(lambda room: cls(head, style, room), layout.MAP_PX, style, lambda built: built.figure)
+
+    def _strip(self, head: HeadMap) -> Cells | None:
+        if head.sink_Q is None:
+            return None
+        ax = self.figure.add_axes((0.05, 0.1, 0.05, 0.5))
+        column_Q1 = head.sink_Q[:, None]
+        plain = Style(annotate=bool(self.map.numbers), width=self.style.width)
+        limits = sink_limits(column_Q1, head.quantity)
+        return Cells(ax, np.nan_to_num(column_Q1), limits, plain, find_cmap(SINK_CMAP), "weight")
+
+    def _gaps(self, head: HeadMap) -> Boxes:
+        """Thin white lines where tokens are left out between two rows or two columns."""
+        wide, high = (LINE_PX / cell for cell in self.cell)
+        queries, keys = len(head.axis_Q.labels), len(head.axis_K.labels)
+        across = [(0, row - high / 2, keys, row + high / 2) for row in head.axis_Q.gaps if self.cell[1] >= LINE_LEAST]
+        down = [(key - wide / 2, 0, key + wide / 2, queries) for key in head.axis_K.gaps if self.cell[0] >= LINE_LEAST]
+        boxes = np.array([*across, *down], float).reshape(-1, 4)
+        return Boxes(self.ax, boxes, [PAPER] * len(boxes))
+
+    def _edges(self, head: HeadMap) -> list[Boxes]:
+        """A thin line at the edge of a window; nothing without one."""
+        wide, high = (min(1, EDGE_PX / cell) for cell in self.cell)
+        boxes = edge_boxes(head.values_QK, head.window, (wide, high))
+        return [Boxes(self.ax, boxes, [EDGE_COLOUR] * len(boxes))] if len(boxes) else []
+
+    def _turn(self, row: int, queries: int) -> list[Line2D]:
+        """Where a turn of a chat begins: down to the query, and from the key on."""
+        across = self.ax.axhline(row, color=TURN_COLOUR, linewidth=0.6)
+        column = row - (queries - self.map.seen.shape[1])  # without key 0 the columns begin later
+        return [across, self.ax.axvline(column, color=TURN_COLOUR, linewidth=0.6)]
+
+    def _lay_out(self, head: HeadMap) -> None:
+        """Measure the labels once and give every part whole pixels."""
+        wide, high = self.cell
+        left_ax = self.strip.ax if self.strip else self.ax
+        step_Q = layout.put_tokens(left_ax, "y", head.axis_Q, high, self.style)
+        step_K = layout.put_tokens(self.ax, "x", head.axis_K, wide, self.style)
+        if self.strip and (step_K == 1 or head.axis_sink.name):  # elsewhere the first key's label has its room
+            layout.put_tokens(self.strip.ax, "x", head.axis_sink, wide, self.style)
+        self.ax.set_xlabel(head.axis_K.named(step_K), fontsize=layout.NAME_SIZE)
+        left_ax.set_ylabel(head.axis_Q.named(step_Q), fontsize=layout.NAME_SIZE)
+        layout.in_print(self.figure, self.style)
+        layout.turn(self._key_labels(), wide * step_K)
+        strip = (max(wide, LEAST_STRIP_PX), max(6, wide // 6)) if self.strip else (0, 0)
+        self._place(strip, (len(head.axis_K.labels) * wide, len(head.axis_Q.labels) * high))
+
+    def _key_labels(self) -> list[Text]:
+        return [*self.ax.get_xticklabels(), *(self.strip.ax.get_xticklabels() if self.strip else ())]
+
+    def _place(self, strip: tuple[float, float], size: tuple[float, float]) -> None:
+        """strip: its width and its gap to the map, 0 without one. size: width and height of the map. All in pixels."""
+        left_ax = self.strip.ax if self.strip else self.ax
+        edge, gap, bar = (PRINT_EDGE, PRINT_GAP, PRINT_BAR_PX) if self.style.in_print else (EDGE, GAP, BAR_PX)
+        left = round(edge + layout.axis_room(left_ax.get_yticklabels(), layout.NAME_SIZE, gap)[0])
+        plan = layout.Frame(
+            left=left + sum(strip),
+            top=0,
+            size=size,
+            bar=(gap, bar, size[1] if self.style.in_print else max(size[1], LEAST_BAR_PX)),
+            right=gap + bar + layout.axis_room(self.bar.ax.get_yticklabels(), layout.NAME_SIZE, gap)[0],
+            below=layout.axis_room(self._key_labels(), layout.NAME_SIZE, gap)[1],
+            edge=edge,
+        )
+        plan = layout.frame(self.figure, [(self.ax, self.bar.ax)], plan, self.words, left)
+        if self.strip:
+            layout.place(self.figure, self.strip.ax, (left, plan.top, strip[0], size[1]))
+
+    def show(self, head: HeadMap) -> None:
+        """Colours, numbers, title and note of another head of the same kind."""
+        self.map.show(head.values_QK, head.limits)
+        rows, columns = np.nonzero(head.values_QK == TAKEN)
+        if rows.size:
+            self.taken.set_bounds(columns[0], rows[0], 1, rows[-1] + 1 - rows[0])
+        if self.strip and head.sink_Q is not None:
+            column_Q1 = head.sink_Q[:, None]
+            self.strip.show(column_Q1, sink_limits(column_Q1, head.quantity))
+        if head.limits != self.limits:
+            self.limits = head.limits
+            label_colourbar(self.bar, head.limits, self.style, quantity_name(head.quantity, self.style))
+        self.words.set_title(head.title)
+        self.words.set_note(head.note)
+
+    def save(self, path: Path) -> Path:
+        """Write what is shown now."""
+        if self.style.image != "png":
+            return save_figure(self.figure, path, self.style)
+        return save_pixels(self.pixels(), path, self.style)
+
+    def pixels(self) -> np.ndarray:
+        """The picture (height x width x 3): what never changes is drawn once, the rest is put on top."""
+        if self.reused is None:
+            parts = [self.map, *([self.strip] if self.strip else [])]
+            live: list[Artist] = [self.taken, *(part.mesh for part in parts), self.gaps, *self.edges, *self.turns]
+            live += [self.words.title, self.words.note, *[self.bar.ax] * self.own_scale]
+            self.reused = Reused(self.figure, live, [text for part in parts for text in part.numbers])
+            self.stamps = [Stamps(self.canvas, p.ax, p.numbers, np.argwhere(p.seen)) for p in parts if p.numbers]
+        pixels = self.reused.pixels()
+        for stamps in self.stamps:
+            stamps.press(pixels)
+        return pixels
 
 
 def save_head_maps(

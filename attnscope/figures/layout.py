@@ -1,6 +1,8 @@
 """Sizes in pixels that keep a picture readable from 2 to 1,000 tokens.
 
 Cells are whole pixels, so that none is drawn wider than its neighbour. Q query, K key.
+
+Intervals with an open end, NaN, as pictures draw them.
 """
 
 import math
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -355,3 +358,16 @@ def put_words(figure: Figure, text: Text, left: float, down: float) -> None:
     """Put a figure's text at pixels counted from the upper left corner."""
     width, height = figure.get_size_inches() * figure.dpi
     text.set_position((left / width, 1 - down / height))
+
+
+def drawn_ends(value_N: np.ndarray, low_N: np.ndarray, high_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The ends that are drawn of intervals around values, (N,) each: an open end is drawn no farther than its value.
+
+    Where both are NaN there is nothing to draw.
+
+        >>> drawn_ends(np.array([2.0]), np.array([1.5]), np.array([np.nan]))
+        (array([1.5]), array([2.]))
+    """
+    nothing_N = np.isnan(low_N) & np.isnan(high_N)
+    low_N, high_N = (np.where(np.isnan(end_N) & ~nothing_N, value_N, end_N) for end_N in (low_N, high_N))
+    return low_N, high_N

@@ -1,35 +1,51 @@
 """All heads of all layers in one picture.
 
 H head, L layer, R tile row, C tile column, Q query, K key.
+
+All heads of a layer in one picture.
+
+H head, R tile row, C tile column, Q query, K key.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.text import Annotation, Text
 
 from attnscope.figures import layout
-from attnscope.figures.colours import BLANK, find_limits
-from attnscope.figures.fonts import fonts_for
-from attnscope.figures.jobs import column_mean, foot, sink_name, sink_note
+from attnscope.figures.colours import BLANK, Limits, find_limits, label_colourbar, quantity_name
+from attnscope.figures.fonts import fonts_for, shown_label, undrawable
 from attnscope.figures.mosaic import (
     FRAME_PX,
     HEAD_SIZE,
     TITLE_SIZE,
     Mosaic,
     add_bar,
+    column_mean,
+    draw_edges,
     draw_gaps,
     draw_mosaic,
     draw_strips,
+    fills,
+    foot,
     make_mosaic,
     place_mosaic,
+    refill,
     relative,
+    sink_mean,
+    sink_name,
+    sink_note,
+    strip_fill,
 )
-from attnscope.figures.raster import Boxes
 from attnscope.figures.style import (
     OPEN,
     ROLE_COLOURS,
@@ -39,9 +55,10 @@ from attnscope.figures.style import (
     bin_note,
     count,
     layer_name,
+    parallel_note,
     split_sink,
 )
-from attnscope.figures.writer import drawing, save_figure
+from attnscope.figures.writer import Boxes, Changed, Reused, drawing, press_images, px, save_behind, save_figure
 from attnscope.utils.display import printed
 
 SCREEN_PX, GAP_PX = 1800, 8  # a gap holds the frames of two neighbours
@@ -215,3 +232,271 @@ def _number_ticks(
     ax.xaxis.set_label_position("top")
     ax.set_xlabel("kv head" if layers[0].by_kv else "head", fontsize=layout.NAME_SIZE)
     ax.set_ylabel("layer", fontsize=layout.NAME_SIZE)
+
+
+LAYER_PX, LEAST_PANEL_PX, LARGEST_PANEL_PX, LARGEST_CELL = 2400, 130, 420, 26
+TITLE_GAP, HEAD_GAP = 6, 30  # pixels between two titles, and above a map
+
+
+def save_layer(path: Path, maps: Maps, style: Style) -> Path:
+    """Write all heads of a layer in one picture, token labels at its margins; returns the path.
+
+    One colour scale holds for the picture unless `style.per_head_scale`, which shows shares of each head's own.
+    Raises UsageError for an unknown colour map or a folder that cannot be written.
+
+        save_layer(Path("layers/L27.png"), maps, Style())
+        save_layer(Path("layers/L27.svg"), maps, Style(image="svg", sink="mask"))
+    """
+    return next(save_layers([(path, maps)], style))
+
+
+def save_layers(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[Path]:
+    """`save_layer` for many, one path at a time; layers that differ in their values alone share a figure.
+
+    for path in save_layers([(Path("layers/L27.png"), maps)], Style()): ...
+    """
+    labels = {label for axes in {(maps.labels_Q, maps.labels_K) for _, maps in jobs} for one in axes for label in one}
+    with drawing(fonts_for({style.title, style.about.line, *map(shown_label, labels)})):
+        shown = figures_of(jobs, style)
+        if style.image == "png":
+            yield from save_behind(((path, layer.pixels()) for path, layer in shown), style)
+        else:
+            yield from (save_figure(layer.figure, path, style) for path, layer in shown)
+
+
+def figures_of(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[tuple[Path, LayerFigure]]:
+    """Each path with the figure that shows its layer until the next is asked for; within `writer.drawing`."""
+    titles = [_titles(maps, style) for _, maps in jobs]
+    titled = max(map(_titled, titles), default=0)  # of all: numbers in titles would give each layer a width of its own
+    built: dict[tuple, LayerFigure] = {}
+    for (path, maps), said in zip(jobs, titles, strict=True):
+        layer = Layer.of(maps, style, said, titled)
+        kind = layer.kind(style)
+        if kind not in built:
+            built[kind] = LayerFigure.of(layer, style)
+        built[kind].show(layer)
+        yield path, built[kind]
+
+
+def _titled(titles: Sequence[str]) -> int:
+    """Pixels from the left of a title to the next."""
+    return math.ceil(max(map(len, titles)) * layout.LETTER * HEAD_SIZE / px(1)) + TITLE_GAP
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a picture of a layer shows: its maps without what is taken out (H x Q), which has a strip of its own.
+
+    values_HQK: what is drawn on the scale: shares of each head's own with `per_head_scale`. titled: pixels from the
+    left of a title to the next.
+    """
+
+    maps: Maps
+    rest: Maps
+    sink_HQ: np.ndarray | None
+    limits: Limits
+    values_HQK: np.ndarray
+    titles: tuple[str, ...]
+    titled: int
+
+    @classmethod
+    def of(cls, maps: Maps, style: Style, titles: tuple[str, ...], titled: int) -> Layer:
+        """The values and the scale, as the style asks for them."""
+        (rest, sink_HQ), first = split_sink(maps, style), alone([maps], style)
+        limits = find_limits([rest.values_HQK], style, maps.quantity, alone=first)
+        values_HQK = relative(rest, style, alone=first) if style.per_head_scale else rest.values_HQK
+        return cls(maps, rest, sink_HQ, limits, values_HQK, titles, titled)
+
+    @property
+    def notes(self) -> str:
+        """What stands below the title."""
+        sink = "" if self.sink_HQ is None else _strip_note(self.maps)
+        return "; ".join(filter(None, (self.maps.window, parallel_note(self.maps), bin_note(self.maps), sink)))
+
+    def foot(self, style: Style) -> tuple[str, ...]:
+        """What stands below the maps."""
+        return foot(replace(self.maps, turns=()), style)
+
+    def kind(self, style: Style) -> tuple:
+        """Layers of one kind differ in values, titles and scale alone, and share a figure."""
+        maps, limits = self.maps, self.limits
+        words = self.titled, self.notes, self.foot(style), maps.axes
+        bar = maps.quantity, () if style.per_head_scale else (limits.above, limits.below, len(f"{limits.high:.0f}"))
+        shape = maps.heads, maps.kv_heads, maps.part is None, self.sink_HQ is None
+        return self.rest.axis_Q, self.rest.axis_K, shape, words, bar
+
+
+class LayerFigure:
+    """The figure of one kind of layer, its words drawn once; to be used within `writer.drawing`.
+
+    figure = LayerFigure.of(layer, Style())
+    figure.show(other_layer); figure.pixels()
+    """
+
+    def __init__(self, layer: Layer, style: Style, room: float = LAYER_PX) -> None:
+        self.style, self.limits = style, layer.limits
+        self.reused: Reused | None = None
+        self.bars: dict[Limits, Changed] = {}
+        self.drawn: dict[Text, tuple[str, Changed]] = {}
+        maps, rest, titled = layer.maps, layer.rest, layer.titled
+        heads, queries, keys = rest.values_HQK.shape
+        shape = max(titled, keys * LARGEST_CELL) / (queries * LARGEST_CELL + HEAD_GAP) if maps.part else 1.0
+        columns = grid_columns(heads, maps.kv_heads, shape)
+        if style.inches is not None:
+            columns = max(1, min(columns, int(room // titled)))
+        self.grid = math.ceil(heads / columns), columns
+        cell = _cell(max(queries, keys), room / columns, room, fill=style.in_print)
+        self.mosaic = make_mosaic(queries, keys, (HEAD_GAP, 18), cell, strip=layer.sink_HQ is not None, least=titled)
+        self.figure = layout.new_figure()
+        self.ax, bar_ax = layout.new_panel(self.figure)
+        tiles = _grid(layer.values_HQK, *self.grid)
+        self.image = draw_mosaic(self.ax, self.mosaic, tiles, layer.limits, style, maps.quantity)
+        if layer.sink_HQ is not None:
+            draw_strips(self.ax, self.mosaic, _grid(layer.sink_HQ, *self.grid), maps.quantity)
+        self.gaps = draw_gaps(self.ax, self.mosaic, self.grid, rest, cell)
+        self.edges = draw_edges(self.ax, self.mosaic, self.grid, rest, cell)
+        self.titles = [self._title(head, title) for head, title in enumerate(layer.titles)]
+        _token_ticks(self.ax, self.mosaic, rest, self.grid, cell, style)
+        self.bar = add_bar(bar_ax, self.image, layer.limits, style, maps.quantity)
+        texts = (style.headed(_picture_name(maps)), layer.notes, layer.foot(style))
+        self.words = layout.Words(self.figure, texts, TITLE_SIZE, style)
+        beyond = max(0, titled - TITLE_GAP - self.mosaic.shape[1] * cell)  # of the titles of the last column
+        place_mosaic(self.figure, self.ax, self.bar, self.mosaic.pixels(*self.grid, cell), self.words, beyond)
+
+    @classmethod
+    def of(cls, layer: Layer, style: Style) -> LayerFigure:
+        """The figure in the width that the style asks for."""
+        return layout.fitted(lambda room: cls(layer, style, room), LAYER_PX, style, lambda built: built.figure)
+
+    def _title(self, head: int, title: str) -> Annotation:
+        down, right = self.mosaic.corner(*divmod(head, self.grid[1]))
+        start = right - self.mosaic.strip - self.mosaic.strip_gap
+        return self.ax.annotate(title, (start, down), (0, 3), textcoords="offset points", fontsize=HEAD_SIZE)
+
+    def show(self, layer: Layer) -> None:
+        """The values, the scale and the titles of another layer of the same kind."""
+        quantity = layer.maps.quantity
+        self.words.set_title(self.style.headed(_picture_name(layer.maps)))
+        for text, title in zip(self.titles, layer.titles, strict=True):
+            text.set_text(title)
+        found = list(fills(self.mosaic, _grid(layer.values_HQK, *self.grid), layer.limits, self.style))
+        if layer.sink_HQ is not None:
+            found.append(strip_fill(self.mosaic, _grid(layer.sink_HQ, *self.grid), quantity))
+        for image, fill in zip(self.ax.images, found, strict=True):
+            refill(image, fill)
+        if not self.style.per_head_scale and layer.limits != self.limits:
+            self.limits = layer.limits
+            label_colourbar(self.bar, self.limits, self.style, quantity_name(quantity, self.style))
+
+    def pixels(self) -> np.ndarray:
+        """The picture, height x width x 3: words once, a colour bar per scale, then the colours of every cell."""
+        if self.reused is None:
+            self.figure.set_dpi(self.style.dpi)
+            live = [*self.ax.images, self.gaps, *self.edges, self.bar.ax, self.words.title, *self.titles]
+            self.reused = Reused(self.figure, live)
+        if self.limits not in self.bars:
+            self.bars[self.limits] = self.reused.changed(self.bar.ax)
+        pixels = self.reused.plain.copy()
+        for changed in (self.bars[self.limits], *self._named(self.reused)):
+            changed.press(pixels)
+        by_hand = press_images(pixels, self.ax.images)
+        by_hand = by_hand and all(boxes.press(pixels) for boxes in (self.gaps, *self.edges))
+        return pixels if by_hand else self.reused.pixels()
+
+    def _named(self, reused: Reused) -> Iterator[Changed]:
+        """What each title changes; one that stays, as of a head whose title has no number, is drawn once."""
+        for text in (self.words.title, *self.titles):
+            said = text.get_text()
+            if text not in self.drawn or self.drawn[text][0] != said:
+                self.drawn[text] = said, reused.changed(text)
+            yield self.drawn[text][1]
+
+
+def _cell(longest: int, panel: float, room: float, *, fill: bool) -> float:
+    """Pixels of a cell; a panel is no smaller than can be read, where there is room; fill: it takes what there is."""
+    if fill:
+        return panel / longest
+    fits = min(LARGEST_CELL, int(min(LARGEST_PANEL_PX, max(panel, LEAST_PANEL_PX * (room == LAYER_PX))) // longest))
+    return max(1, fits, -(-LEAST_PANEL_PX // longest) if room == LAYER_PX else 1)
+
+
+def grid_columns(heads: int, kv_heads: Sequence[int], shape: float = 1.0) -> int:
+    """How many heads stand side by side: whole groups of a kv head, or whole parts of one, and no row cut short.
+
+    Where no such grid is nearly square (5 heads), the last row is short. shape: how wide a map is for its height.
+    """
+    groups = Counter(kv_heads).values()
+    size = max(groups) if len(set(groups)) == 1 else 1
+    whole = [wide for wide in range(1, heads + 1) if heads % wide == 0 and (wide % size == 0 or size % wide == 0)]
+    best = max(whole, key=lambda wide: (-abs(math.log(wide * wide * shape / heads)), wide))
+    if max(best * best * shape, heads) <= 4 * min(best * best * shape, heads):
+        return best
+    return min(heads, math.ceil(math.sqrt(1.5 * heads / shape)))
+
+
+def _grid(values_H: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Heads -> a grid of them, NaN where the last row has no head left."""
+    grid = np.full((rows * columns, *values_H.shape[1:]), np.nan)
+    grid[: len(values_H)] = values_H
+    return grid.reshape(rows, columns, *values_H.shape[1:])
+
+
+def _titles(maps: Maps, style: Style) -> tuple[str, ...]:
+    split = split_sink(maps, style)
+    return tuple(_panel_title(maps, split, head, style) for head in range(len(maps.heads)))
+
+
+def _panel_title(maps: Maps, split: tuple[Maps, np.ndarray | None], head: int, style: Style) -> str:
+    """`H3 (kv 1)`, with the mean of what was taken out, and the scale where it is the head's own."""
+    rest, sink_HQ = split
+    values_QK = rest.values_HQK[head]
+    name = f"kv {maps.heads[head]}" if maps.by_kv else f"H{maps.heads[head]}"
+    if maps.titles:
+        name = maps.titles[head]
+    elif maps.kv_heads and not maps.by_kv:
+        name += f" (kv {maps.kv_heads[head]})"
+    if sink_HQ is not None and maps.column(maps.sink(head)[0]) is not None:
+        name += f" · {_named(maps, head)}{sink_mean(maps, head, sink_HQ[head], values_QK)}"
+    if style.per_head_scale:
+        limits = find_limits([values_QK], style, maps.quantity, alone=alone([maps], style))
+        name += f", max {limits.high:.2g}"
+    return name
+
+
+def _picture_name(maps: Maps) -> str:
+    return maps.name or f"{maps.stack}layer {maps.layer}".capitalize()
+
+
+def _named(maps: Maps, head: int) -> str:
+    """`.(9) `, the sink of a head that does not rest on key 0."""
+    key, _ = maps.sink(head)
+    column = maps.column(key)
+    if not key or column is None:
+        return ""
+    label = maps.labels_K[column]
+    return f"key {key} " if maps.bin_size > 1 or undrawable(label) else f"{shown_label(label)}({key}) "
+
+
+def _strip_note(maps: Maps) -> str:
+    what = "each head's own sink (key 0 where none is named)" if maps.sinks else "key 0"
+    if maps.quantity in OPEN:
+        return f"{what} taken out: grey strips, its mean {maps.quantity} next to each title"
+    return f"{what} taken out: grey strips from 0 to 1, its mean mass next to each title"
+
+
+def _token_ticks(ax: Axes, mosaic: Mosaic, maps: Maps, grid: tuple[int, int], cell: float, style: Style) -> None:
+    """Token labels at the left of each row of maps and below the maps of the lowest row."""
+    size = layout.label_size(cell * min(mosaic.tall, mosaic.wide), style)
+    step_Q, step_K = (layout.label_step(cell * longer, layout.line_px(size)) for longer in (mosaic.tall, mosaic.wide))
+    rows, columns = grid
+    cells, shown = layout.tick_labels(maps.axis_Q, step_Q)
+    tops = [mosaic.corner(row, 0)[0] for row in range(rows)]
+    places = [top + (query + 0.5) * mosaic.tall for top in tops for query in cells]
+    ax.set_yticks(places, shown * rows, fontsize=size)
+    cells, shown = layout.tick_labels(maps.axis_K, step_K)
+    lowest = len(maps.heads) - (rows - 1) * columns
+    lefts = [mosaic.corner(0, column)[1] for column in range(lowest)]
+    places = [left + (key + 0.5) * mosaic.wide for left in lefts for key in cells]
+    ax.set_xticks(places, shown * lowest, fontsize=size, rotation=90)
+    ax.set_ylabel(maps.axis_Q.named(step_Q), fontsize=layout.NAME_SIZE)
+    ax.set_xlabel(maps.axis_K.named(step_K), fontsize=layout.NAME_SIZE)

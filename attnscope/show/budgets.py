@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnscope.figures import About, Style
-from attnscope.figures.budgets import BudgetLine, save_budget_lines
+from attnscope.figures.curves import BudgetLine, save_budget_lines
 from attnscope.show.ablation import Shown, save_effects
 from attnscope.utils.display import shortened
 

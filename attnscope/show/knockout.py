@@ -50,7 +50,7 @@ def _heads(record: Knocked, path: Path, style: Style) -> Path | None:
 
 
 def _layers(record: Knocked, path: Path, style: Style) -> Path:
-    from attnscope.figures.cuts import Curve, save_curve
+    from attnscope.figures.curves import Curve, save_curve
 
     statistics, table = record.statistics, record.table()
 
@@ -71,7 +71,7 @@ def _layers(record: Knocked, path: Path, style: Style) -> Path:
 
 
 def _tokens(record: Knocked, path: Path, style: Style) -> Path:
-    from attnscope.figures.cuts import ColouredTokens, save_tokens
+    from attnscope.figures.curves import ColouredTokens, save_tokens
 
     case = record.cases[0]
     tokens = ColouredTokens(case.prompt.plain, record.by_token(), record.facts["measure"]["unit"], case.queries)

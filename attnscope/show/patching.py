@@ -12,7 +12,7 @@ from attnscope.show.ablation import Shown, save_effects
 from attnscope.utils.display import shortened
 
 if TYPE_CHECKING:
-    from attnscope.figures.patches import Grid, Lines
+    from attnscope.figures.pictures import Grid, Lines
     from attnscope.studies.patching import PatchedPairs
 
 PICTURE = "patching"  # without the suffix of its kind of file
@@ -22,7 +22,7 @@ COSTS, BACK = "lost", "given back"
 
 def save_patching(record: PatchedPairs, folder: Path, style: Style = Style()) -> Path | None:
     """The picture of patches; None where all was patched at once. Raises UsageError for a folder it cannot write."""
-    from attnscope.figures.patches import save_grid, save_lines
+    from attnscope.figures.pictures import save_grid, save_lines
 
     facts, path = record.facts, folder / f"{PICTURE}.{style.image}"
     style = style.of(About(line=_line(record), command=style.about.command))
@@ -69,7 +69,7 @@ def _heads(record: PatchedPairs, path: Path, style: Style, title: str) -> Path:
 
 def _lines(record: PatchedPairs) -> Lines:
     """In the order of the table."""
-    from attnscope.figures.patches import Lines
+    from attnscope.figures.pictures import Lines
 
     *both, unit = _values(record)
     ends = [np.full((2, len(both[0])), np.nan)] * 2
@@ -83,7 +83,7 @@ def _lines(record: PatchedPairs) -> Lines:
 
 def _grid(record: PatchedPairs) -> Grid:
     """Layers x positions."""
-    from attnscope.figures.patches import Grid
+    from attnscope.figures.pictures import Grid
 
     *both, unit = _values(record)
     layers = sorted({one.layer for one in record.asked if one.layer is not None})

@@ -19,7 +19,7 @@ from unittest.mock import patch
 from rich.style import Style
 
 from attnscope.cli import run
-from attnscope.figures import prose
+from attnscope.figures import terminal as prose
 from attnscope.model import loading
 from attnscope.model.options import LoadOptions
 from attnscope.model.sources import Source

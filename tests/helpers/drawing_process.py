@@ -20,7 +20,8 @@ import numpy as np
 from attnscope import figures
 from attnscope.drawing import Drawing
 from attnscope.errors import UsageError
-from attnscope.figures import Maps, Panel, Style, drawing_process
+from attnscope.figures import Maps, Panel, Style
+from attnscope.figures import processes as drawing_process
 
 BANK = ("the", "bank", "river")
 

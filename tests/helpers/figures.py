@@ -9,9 +9,8 @@ from PIL import Image
 
 from attnscope.figures import Maps, Style
 from attnscope.figures.fonts import Fonts
-from attnscope.figures.heads import prepare_heads
-from attnscope.figures.heatmap import HeadFigure
-from attnscope.figures.layers import figures_of
+from attnscope.figures.heads import HeadFigure, prepare_heads
+from attnscope.figures.overview import figures_of
 from attnscope.figures.writer import drawing
 
 BANK = ("the", "financial", "bank", "is", "located", "on", "the", "river", "bank")

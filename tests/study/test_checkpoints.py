@@ -10,7 +10,8 @@ import pytest
 from huggingface_hub import constants
 
 from attnscope.figures import Style
-from attnscope.figures.checkpoints import COLOURS, GREY, Course, courses_figure
+from attnscope.figures.curves import CHECKPOINTS_COLOURS as COLOURS
+from attnscope.figures.curves import GREY, Course, courses_figure
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.writer import drawing
 from attnscope.model import loading

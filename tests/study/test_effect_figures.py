@@ -7,9 +7,9 @@ import pytest
 
 from attnscope.errors import UsageError
 from attnscope.figures import About, SetCost, Style, save_sets
+from attnscope.figures.curves import pruning_figure, save_pruning
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.metrics import metrics_figure
-from attnscope.figures.pruning import pruning_figure, save_pruning
 from attnscope.figures.writer import drawing
 from attnscope.show.ablation import Shown, costs_of, effect_panels, save_ablation, save_effects
 from attnscope.studies.ablation import Ablation, HeadSets

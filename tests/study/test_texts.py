@@ -14,7 +14,7 @@ import attnscope
 from attnscope.errors import InputError, UsageError
 from attnscope.figures import Style
 from attnscope.figures.fonts import Fonts
-from attnscope.figures.pairs import Pairs, pairs_figure
+from attnscope.figures.pictures import Pairs, pairs_figure
 from attnscope.figures.style import ROLE_COLOURS
 from attnscope.figures.writer import drawing
 from attnscope.studies import head_distances as texts_room

@@ -1,0 +1,447 @@
+"""Weights on the patches of a picture, drawn over it: a panel per head, beside the picture itself.
+
+N patch.
+
+patching.png: effects of patches by layer or position as lines, by layer and position as two grids.
+
+How far apart all pairs of heads are, alike ones side by side. N head.
+
+Shapes: N patch, L layer, P position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, QuadMesh
+from matplotlib.colors import Colormap, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from PIL import Image
+
+from attnscope.figures import layout
+from attnscope.figures.colours import (
+    DARK_INK,
+    Limits,
+    cell_number,
+    cmap_of,
+    drawable,
+    find_limits,
+    label_colourbar,
+    make_norm,
+    quantity_name,
+)
+from attnscope.figures.fonts import fonts_for, isolated, shown_text
+from attnscope.figures.layout import drawn_ends
+from attnscope.figures.style import DPI, PatchSheet, Style, ordinal
+from attnscope.figures.writer import drawing, px, save_figure
+
+BAR_NAME = 20  # pixels of what stands beside the one bar
+EDGE, BAR_GAP, BAR_PX, BAR_ROOM, TITLE_ROOM, GAP, BELOW = 18, 8, 10, 62, 40, 20, 12
+SHEET_PX, LARGEST_PX, HIGHEST_PX, LEAST_PX = 1500, 460, 420, 150
+MOST_COLUMNS = 4
+HEADING_SIZE, TITLE_SIZE, MARK_SIZE = 13.0, 11.0, 9.0
+PALE = 0.6  # of the picture's contrast that is left below the colours
+CLEAREST, DENSEST = 0.0, 0.65  # opacity of the least and of the largest weight: the picture stays visible
+
+
+def save_patches(path: Path, sheet: PatchSheet, style: Style) -> Path:
+    """Write the picture and, for each head, its weights over the picture; returns the path.
+
+    One colour scale, and one bar, holds for all heads unless `style.per_head_scale`.
+
+        save_patches(Path("picture.png"), PatchSheet(image, boxes, (Patches(weights, "L1H3"),)), Style())
+    """
+    with drawing(fonts_for([style.title, style.about.line, sheet.title, sheet.note])):
+        figure = layout.fitted(lambda room: patches_figure(sheet, style, room), SHEET_PX, style, lambda built: built)
+        return save_figure(figure, path, style)
+
+
+def patches_figure(sheet: PatchSheet, style: Style, room: float = SHEET_PX) -> Figure:
+    """The picture of it; to be called within `writer.drawing`."""
+    image, box_N4, heads = sheet.image, sheet.box_N4, sheet.heads
+    columns = min(len(heads) + 1, MOST_COLUMNS if style.inches is None else max(1, int(room // LEAST_PX)))
+    bar_room = BAR_GAP + BAR_PX + BAR_ROOM + BAR_NAME * (not style.per_head_scale)
+    beside = bar_room if style.per_head_scale else GAP  # of each panel: one scale has one bar, at the right of all
+    size = _size(image, (room - bar_room * (not style.per_head_scale)) / columns - beside)
+    edges, cells = grid_of(box_N4, [head.weight_N for head in heads])
+    limits = [find_limits([cells[:, None]], style)] * len(heads)
+    if style.per_head_scale:
+        limits = [find_limits([one[None]], style) for one in cells]
+    figure = layout.new_figure()
+    pairs = [layout.new_panel(figure) for _ in range(len(heads) + 1)]
+    scaled = image.resize((2 * int(size[0]), 2 * int(size[1])), Image.Resampling.LANCZOS)
+    _show(pairs[0][0], np.asarray(scaled), ("picture", ""))
+    _lines(pairs[0][0], box_N4)
+    pairs[0][1].set_axis_off()
+    pale = np.asarray(scaled.convert("L"), float)[..., None].repeat(3, -1) * PALE + 255 * (1 - PALE)
+    with_bar = min(columns - 1, len(heads))
+    for place, (head, cell, limit) in enumerate(zip(heads, cells, limits, strict=True), start=1):
+        ax, bar_ax = pairs[place]
+        _show(ax, pale.astype(np.uint8), (head.title, head.note))
+        mesh = _over(ax, (*edges, cell), limit, style)
+        if style.per_head_scale or place == max(1, with_bar):
+            _bar(bar_ax, mesh, limit, style)
+        else:
+            bar_ax.set_axis_off()
+    layout.in_print(figure, style)
+    plan = layout.Frame(
+        left=EDGE,
+        top=TITLE_ROOM,
+        size=size,
+        bar=(BAR_GAP, BAR_PX, size[1]),
+        right=bar_room - GAP,
+        below=0,
+        edge=EDGE,
+        columns=columns,
+        pitch=(size[0] + beside, TITLE_ROOM + size[1] + BELOW),
+    )
+    texts = (style.headed(sheet.title), sheet.note, [style.about.line])
+    words = layout.Words(figure, texts, HEADING_SIZE, style)
+    layout.frame(figure, pairs, plan, words, EDGE)
+    return figure
+
+
+def grid_of(box_N4: np.ndarray, weights: Sequence[np.ndarray]) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    """The edges (across, down) of the finest cells that patches are made of, and each head's weights on these.
+
+    A patch of many cells gives each its share; cells of no patch, and of hidden ones, are NaN.
+
+    >>> grid_of(np.array([[0.0, 0, 0.5, 1], [0.5, 0, 1, 1]]), [np.array([0.25, 0.75])])[1].tolist()
+    [[[0.25, 0.75]]]
+    """
+    box_N4 = box_N4.round(6)
+    across, down = (np.unique(box_N4[:, sides]) for sides in ([0, 2], [1, 3]))
+    cells = np.full((len(weights), len(down) - 1, len(across) - 1), np.nan)
+    for patch, (left, top, right, bottom) in enumerate(box_N4):
+        rows, columns = _between(down, top, bottom), _between(across, left, right)
+        high, wide = np.diff(down[rows.start : rows.stop + 1]), np.diff(across[columns.start : columns.stop + 1])
+        share = high[:, None] * wide / ((bottom - top) * (right - left))
+        for head, weight_N in enumerate(weights):
+            if np.isfinite(weight_N[patch]):
+                part = cells[head, rows, columns]
+                cells[head, rows, columns] = np.nan_to_num(part) + weight_N[patch] * share
+    return (across, down), cells
+
+
+def _between(edges: np.ndarray, low: float, high: float) -> slice:
+    return slice(int(np.searchsorted(edges, low)), int(np.searchsorted(edges, high)))
+
+
+def _size(image: Image.Image, room: float) -> tuple[float, float]:
+    """Pixels of a panel in the picture's proportions."""
+    wide = max(1.0, min(room, LARGEST_PX, HIGHEST_PX * image.width / image.height))
+    return math.floor(wide), math.ceil(wide * image.height / image.width)
+
+
+def _show(ax: Axes, pixels: np.ndarray, said: tuple[str, str]) -> None:
+    """A picture with a frame, a title and a line below that."""
+    ax.imshow(pixels, extent=(0, 1, 1, 0), aspect="auto", interpolation="antialiased")
+    ax.add_patch(Rectangle((0, 0), 1, 1, fill=False, edgecolor=DARK_INK, linewidth=px(1), clip_on=False))
+    title, note = said
+    layout.say_above(ax, ((title, TITLE_SIZE, 20, DARK_INK), (note, MARK_SIZE, 5, layout.NOTE_COLOUR)))
+    ax.set_axis_off()
+
+
+def _lines(ax: Axes, box_N4: np.ndarray) -> None:
+    """The patches' edges, where they are far enough apart to be seen."""
+    for left, top, right, bottom in box_N4 if len(box_N4) <= 1024 else []:
+        box = (left, top), right - left, bottom - top
+        ax.add_patch(Rectangle(*box, fill=False, edgecolor="#ffffff88", linewidth=px(0.7)))
+    ax.set(xlim=(0, 1), ylim=(1, 0))
+
+
+def _clear(cmap: Colormap) -> Colormap:
+    """The colour map over white paper as over the picture: the smaller a weight, the more is seen through it."""
+    colours = cmap(np.linspace(0, 1, 256))
+    colours[:, 3] = CLEAREST + (DENSEST - CLEAREST) * np.linspace(0, 1, 256) ** 0.7
+    return ListedColormap(colours).with_extremes(bad=(0, 0, 0, 0))
+
+
+def _over(ax: Axes, cells: tuple[np.ndarray, np.ndarray, np.ndarray], limits: Limits, style: Style) -> QuadMesh:
+    """Weights in the colours of their scale, over what is there."""
+    across, down, values = cells
+    shown = drawable(values, limits, style)
+    mesh = ax.pcolormesh(across, down, shown, cmap=_clear(cmap_of(style, "weight")), norm=make_norm(limits, style))
+    mesh.set(linewidth=0, antialiased=False)
+    ax.set(xlim=(0, 1), ylim=(1, 0))
+    return mesh
+
+
+def _bar(bar_ax: Axes, mesh: QuadMesh, limits: Limits, style: Style) -> None:
+    figure = bar_ax.get_figure()
+    assert isinstance(figure, Figure)
+    bar = figure.colorbar(mesh, cax=bar_ax)
+    bar_ax.tick_params(labelsize=MARK_SIZE)
+    label_colourbar(bar, limits, style, "" if style.per_head_scale else quantity_name("weight", style))
+
+
+BLUE, ORANGE, *_ = sns.color_palette("colorblind").as_hex()
+SMALL = 0.1  # of what is lost: what is gained is drawn as 0 is
+WIDE_PX, HIGH_PX, STEP_PX, CELL_PX, LEAST_CELL_PX, MOST_PX = 560, 280, 22, 34, 4, 1600
+LEFT_PX, RIGHT_PX, NAMES_PX, TITLE_PX, HEAD_PX, EDGE_PX = 64, 90, 84, 38, 28, 14
+NAME_SIZE, PATCHES_MARK_SIZE, PATCHES_TITLE_SIZE, VALUE_SIZE = 10.5, 8.0, 13.0, 6.0
+MOST_NAMED = 60  # columns with names below
+LONGEST, MOST_PRINTED = "-0.53", 400  # number of a cell; cells with numbers
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Effects in the model's or the text's order. series: by name (N,) and their ends (2, N), NaN for none. axis: what
+    the names are."""
+
+    names: Sequence[str]
+    series: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    unit: str
+    axis: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Effects of layers by positions, (L, P) by name."""
+
+    layers: Sequence[str]
+    names: Sequence[str]
+    panels: Mapping[str, np.ndarray]
+    unit: str
+
+
+def save_lines(path: Path, lines: Lines, style: Style, title: str) -> Path:
+    """Write the lines. Raises UsageError for a folder that cannot be written."""
+    with drawing(fonts_for([title, style.about.line, *lines.names])):
+        return save_figure(lines_figure(lines, style, title), path, style)
+
+
+def save_grid(path: Path, grid: Grid, style: Style, title: str) -> Path:
+    """Write the grids. Raises UsageError for a folder that cannot be written."""
+    with drawing(fonts_for([title, style.about.line, *grid.names])):
+        return save_figure(grid_figure(grid, style, title), path, style)
+
+
+def lines_figure(lines: Lines, style: Style, title: str) -> Figure:
+    """A line per series; to be called within `writer.drawing`."""
+    count = len(lines.names)
+    wide = min(max(WIDE_PX, STEP_PX * min(count, MOST_NAMED) + LEFT_PX), _room(style))
+    above, below = HEAD_PX + TITLE_PX * style.titled, NAMES_PX + TITLE_PX * style.captioned
+    figure, ax = _sheet(wide, HIGH_PX + above + below)
+    for (name, (value_N, ends_2N)), colour in zip(lines.series.items(), (BLUE, ORANGE), strict=False):
+        if np.isfinite(ends_2N).any():
+            ax.fill_between(range(count), *drawn_ends(value_N, *ends_2N), color=colour, alpha=0.2, linewidth=0)
+        ax.plot(range(count), value_N, "o-", color=colour, markersize=4, linewidth=1.5, label=name)
+    ax.axhline(0, color=DARK_INK, linewidth=0.8)
+    _name_columns(ax, lines.names, 0.0)
+    ax.set_xlabel(lines.axis, fontsize=NAME_SIZE)
+    ax.set_ylabel(lines.unit, fontsize=NAME_SIZE)
+    ax.tick_params(axis="y", labelsize=PATCHES_MARK_SIZE)
+    ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
+    ax.legend(
+        fontsize=PATCHES_MARK_SIZE, frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2
+    )
+    sns.despine(ax=ax)
+    return _said(figure, style, title, (LEFT_PX, 20, above, below))
+
+
+def grid_figure(grid: Grid, style: Style, title: str) -> Figure:
+    """Two grids of one scale, one below the other; to be called within `writer.drawing`."""
+    count, wide_room = len(grid.names), _room(style) - LEFT_PX - RIGHT_PX
+    cell = float(np.clip(wide_room / count, LEAST_CELL_PX, CELL_PX))
+    wide, high = max(cell * count, 200.0), max(min(cell, 24.0) * len(grid.layers), 60.0)
+    above, below = TITLE_PX * style.titled, NAMES_PX + TITLE_PX * style.captioned
+    whole = above + below + len(grid.panels) * (high + HEAD_PX)
+    figure, first = _sheet(wide + LEFT_PX + RIGHT_PX, whole)
+    first.remove()
+    values = np.concatenate([np.ravel(one) for one in grid.panels.values()])
+    low, high_value = min(0.0, np.nanmin(values)), max(0.0, np.nanmax(values))
+    signed, end = -low > SMALL * high_value, max(-low, high_value) or 1.0
+    cmap = cmap_of(style, "logit" if signed else "weight")
+    scale = {"vmin": -end if signed else 0.0, "vmax": end, "cmap": cmap}
+    points = min(VALUE_SIZE, px(0.85 * cell) / (len(LONGEST) * layout.NUMBER_LETTER))
+    printed = points >= layout.LEAST_NUMBER and len(grid.layers) * count <= MOST_PRINTED
+    for number, (name, value_LP) in enumerate(grid.panels.items()):
+        said = np.array([[cell_number(value, style) for value in value_P] for value_P in value_LP])
+        top = above + HEAD_PX + number * (high + HEAD_PX)
+        box = LEFT_PX / _wide(figure), 1 - (top + high) / whole, wide / _wide(figure), high / whole
+        bar_box = (LEFT_PX + wide + 12) / _wide(figure), box[1], 10 / _wide(figure), box[3]
+        ax, bar = figure.add_axes(box), figure.add_axes(bar_box)
+        sns.heatmap(
+            value_LP,
+            ax=ax,
+            cbar_ax=bar,
+            annot=said if printed else False,
+            fmt="",
+            annot_kws={"size": points},
+            linewidths=0.3,
+            **scale,
+        )
+        for number_text in ax.texts:
+            number_text.set_label(layout.NUMBER)
+        bar.set_ylabel(grid.unit, fontsize=PATCHES_MARK_SIZE)
+        bar.tick_params(labelsize=PATCHES_MARK_SIZE)
+        ax.set_title(name, fontsize=NAME_SIZE, loc="left", pad=5)
+        step = 1 + (len(grid.layers) - 1) // max(1, int(high / 11))
+        ax.set_yticks(
+            np.arange(0, len(grid.layers), step) + 0.5, grid.layers[::step], fontsize=PATCHES_MARK_SIZE, rotation=0
+        )
+        if number == len(grid.panels) - 1:
+            _name_columns(ax, grid.names, 0.5)
+        else:
+            ax.set_xticks([])
+    return _said(figure, style, title)
+
+
+def _room(style: Style) -> float:
+    """The pixels that a picture may be wide."""
+    return float(MOST_PX if style.inches is None else style.inches * DPI)
+
+
+def _sheet(wide: float, high: float) -> tuple[Figure, Axes]:
+    figure = layout.new_figure()
+    figure.set_size_inches(wide / DPI, high / DPI)
+    return figure, figure.subplots()
+
+
+def _wide(figure: Figure) -> float:
+    return float(figure.get_size_inches()[0] * DPI)
+
+
+def _name_columns(ax: Axes, names: Sequence[str], middle: float) -> None:
+    """Names below the columns, as many as have room."""
+    step = 1 + (len(names) - 1) // MOST_NAMED
+    said = [isolated(shown_text(name)) for name in names[::step]]
+    ax.set_xticks(np.arange(0, len(names), step) + middle, said, fontsize=PATCHES_MARK_SIZE, rotation=90)
+
+
+def _said(figure: Figure, style: Style, title: str, margins: tuple[float, float, float, float] | None = None) -> Figure:
+    """Title and caption; margins: left, right, above, below, in pixels."""
+    wide, high = (float(one * DPI) for one in figure.get_size_inches())
+    if style.titled:
+        figure.text(EDGE_PX / wide, 1 - 10 / high, title, fontsize=PATCHES_TITLE_SIZE, va="top")
+    if style.captioned:
+        line = style.about.line
+        figure.text(EDGE_PX / wide, 8 / high, line, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
+    layout.in_print(figure, style)
+    if margins is not None:
+        left, right, above, below = margins
+        figure.subplots_adjust(left=left / wide, right=1 - right / wide, top=1 - above / high, bottom=below / high)
+    return figure
+
+
+PAIRS_EDGE, PAIRS_GAP, PAIRS_BAR_PX, PAIRS_BAR_ROOM = 18, 14, 12, 56
+PAIRS_PX, LARGEST_CELL, PAIRS_LEAST_PX = 1344, 26, 300  # two pixels for each of 672 heads
+TREE_PX, STRIP_PX, STRIP_GAP = 90, 10, 3
+PAIRS_HEADING_SIZE, BAR_SIZE = 14.0, 9.0
+TREE_COLOUR = "#555555"
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """values_NN: of every pair, from 0 to 1, as labels name them. leaves: the order in which they are drawn.
+
+    merges: (one, two, height), the tree over them: heads are 0 to N-1, N + k is what merge k made. colours: of what
+    each head is called, none for most; legend: what the colours mean.
+    """
+
+    values_NN: np.ndarray
+    labels: Sequence[str]
+    leaves: Sequence[int]
+    merges: Sequence[tuple[int, int, float]]
+    colours: Sequence[Sequence[str]]
+    legend: Mapping[str, str]
+
+
+def save_pairs(path: Path, pairs: Pairs, style: Style, *, title: str, note: str, unit: str) -> Path:
+    """Write the map of all pairs with its tree above it, and a strip at its left with the colours of the heads."""
+    with drawing(fonts_for([style.title, style.about.line])):
+        figure = layout.fitted(
+            lambda room: pairs_figure(pairs, style, (title, note, unit), room), PAIRS_PX, style, lambda built: built
+        )
+        return save_figure(figure, path, style)
+
+
+def pairs_figure(pairs: Pairs, style: Style, said: tuple[str, str, str], room: float) -> Figure:
+    """The picture; to be called within `writer.drawing`. said: title, note, and what the colours of the map mean."""
+    count, (title, note, unit) = len(pairs.labels), said
+    cell = max(1, min(LARGEST_CELL, int(room // count)))
+    side = max(cell * count, min(PAIRS_LEAST_PX, room))
+    figure = layout.new_figure()
+    ax, bar_ax = layout.new_panel(figure)
+    tree_ax = figure.add_axes((0.1, 0.9, 0.7, 0.1))
+    order = np.array(pairs.leaves)
+    image = ax.imshow(
+        pairs.values_NN[np.ix_(order, order)],
+        cmap=cmap_of(style, "share"),
+        vmin=0.0,
+        vmax=1.0,
+        extent=(0, count, count, 0),
+        aspect="auto",
+        interpolation="nearest",
+    )
+    bar = figure.colorbar(image, cax=bar_ax)
+    label_colourbar(bar, Limits(0.0, 1.0), Style(), unit)
+    bar_ax.tick_params(labelsize=BAR_SIZE)
+    step = _ticks(ax, [pairs.labels[leaf] for leaf in order], side / count, style)
+    _strip(ax, [pairs.colours[leaf] for leaf in order], STRIP_PX / side * count)
+    _tree(tree_ax, pairs)
+    layout.in_print(figure, style)
+    left, below = (layout.extent(axis.get_ticklabels()) for axis in (ax.yaxis, ax.xaxis))
+    frame = layout.Frame(
+        left=PAIRS_EDGE + left[0] + STRIP_PX + 2 * STRIP_GAP,
+        top=TREE_PX + 2 * STRIP_GAP,
+        size=(side, side),
+        bar=(PAIRS_GAP, PAIRS_BAR_PX, min(side, 240)),
+        right=PAIRS_GAP + PAIRS_BAR_PX + PAIRS_BAR_ROOM,
+        below=below[1] + PAIRS_GAP,
+        edge=PAIRS_EDGE,
+    )
+    legend = list(pairs.legend.items())
+    note += f"; every {ordinal(step)} head labelled" * (step > 2)
+    texts = (style.headed(title), note, [style.about.line])
+    words = layout.Words(figure, texts, PAIRS_HEADING_SIZE, style, legend)
+    placed = layout.frame(figure, [(ax, bar_ax)], frame, words, PAIRS_EDGE)
+    layout.place(figure, tree_ax, (placed.left, placed.top - TREE_PX - STRIP_GAP, side, TREE_PX))
+    return figure
+
+
+def _ticks(ax: Axes, labels: Sequence[str], cell: float, style: Style) -> int:
+    """Names heads, every how many there is room for; the strip of colours stands between names and map."""
+    size = layout.label_size(cell, style)
+    step = layout.label_step(cell, layout.line_px(size))
+    places = range(0, len(labels), step)
+    for axis, pad in ((ax.yaxis, STRIP_PX + 2 * STRIP_GAP), (ax.xaxis, STRIP_GAP)):
+        axis.set_ticks([place + 0.5 for place in places], [labels[place] for place in places], fontsize=size)
+        axis.set_tick_params(length=0, pad=px(pad))
+    for text in ax.get_xticklabels():
+        text.set(rotation=90)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    return step
+
+
+def _strip(ax: Axes, colours: Sequence[Sequence[str]], wide: float) -> None:
+    """A mark per colour of a head, side by side at the left of its row; wide: of all, in cells."""
+    start = -wide * (1 + STRIP_GAP / STRIP_PX)
+    for row, found in enumerate(colours):
+        for place, colour in enumerate(found):
+            corner = (start + place * wide / len(found), row)
+            ax.add_patch(Rectangle(corner, wide / len(found), 1, facecolor=colour, linewidth=0, clip_on=False))
+
+
+def _tree(ax: Axes, pairs: Pairs) -> None:
+    """A bracket per merge, as high as its two parts are apart."""
+    count = len(pairs.leaves)
+    centre = {leaf: place + 0.5 for place, leaf in enumerate(pairs.leaves)}
+    height = dict.fromkeys(range(count), 0.0)
+    brackets = []
+    for number, (one, two, high) in enumerate(pairs.merges, start=count):
+        ends = [(centre[part], height[part]) for part in (one, two)]
+        brackets.append([ends[0], (ends[0][0], high), (ends[1][0], high), ends[1]])
+        centre[number], height[number] = (centre[one] + centre[two]) / 2, high
+    ax.add_collection(LineCollection(brackets, colors=TREE_COLOUR, linewidths=px(1.2), capstyle="projecting"))
+    ax.set(xlim=(0, count), ylim=(0, max(height.values(), default=0.0) * 1.03 or 1.0))
+    ax.set_axis_off()
