@@ -126,10 +126,8 @@ class Capture(Observation):
             >>> seen.page().save("bank.html")
         """
         from attnscope.model.selection import select as selected
-        from attnscope.viewer.page import about, page_of
-        from attnscope.viewer.plan import Plan
-        from attnscope.viewer.side import Side
-        from attnscope.viewer.stacks import StackedSide, stacked
+        from attnscope.viewer.page import Plan, about, page_of
+        from attnscope.viewer.side import Side, StackedSide, stacked
 
         if stacked(self):
             of_all = StackedSide(self)

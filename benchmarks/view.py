@@ -23,7 +23,7 @@ from results import measured_here
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import attnscope
-from attnscope.viewer.plan import Plan
+from attnscope.viewer.page import Plan
 
 SHAPES = {"8 x 16 heads, 256 tokens": (8, 16, 256), "28 x 24 heads, 128 tokens": (28, 24, 128)}
 LONG = "4 x 6 heads, 4,000 tokens"

@@ -66,7 +66,7 @@ def knockout(
     ask, purpose = cut_asked(answered, edges, compared, text)
 
     from attnscope.cli.single import answer
-    from attnscope.show.knockout_page import PAGE, Again, cuts_page
+    from attnscope.viewer.study_pages import PAGE, Again, cuts_page
 
     # The page says how its numbers are made again: as a command, and as a program.
     said = command_line("knockout", answered, edges, compared, look)

@@ -80,11 +80,9 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
         return page_of_tables(asked, pages, command)
 
     from attnscope.cli.single import report_checks
-    from attnscope.show.why_page import WhySide
-    from attnscope.viewer.page import about, page_of
-    from attnscope.viewer.plan import Plan
-    from attnscope.viewer.side import Side
-    from attnscope.viewer.stacks import StackedSide, stacked
+    from attnscope.viewer.page import Plan, about, page_of
+    from attnscope.viewer.side import Side, StackedSide, stacked
+    from attnscope.viewer.study_pages import WhySide
 
     purpose = ShowPage(pages.max_mb, pages.precision, selected.select, pages.why, pages.compare_text, pages.align)
     ask, shown = shown_sides(asked, selected, question, pages, purpose)
@@ -143,10 +141,8 @@ def groups_of(seen: Observation, question: Question) -> dict[str, Sequence[int]]
 def page_of_tables(asked: TextRun, pages: Pages, command: str) -> int:
     """A page of a run's folder, as it lies there."""
     from attnscope.redraw import run_of_folder
-    from attnscope.viewer.page import about, page_of
-    from attnscope.viewer.plan import Plan
-    from attnscope.viewer.side import Side
-    from attnscope.viewer.stacks import StackedSide, kept_columns, stacked
+    from attnscope.viewer.page import Plan, about, page_of
+    from attnscope.viewer.side import Side, StackedSide, kept_columns, stacked
 
     if asked.from_ is None:
         raise UsageError(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from attnscope.observe.request import CaptureSpec as Ask
     from attnscope.observe.run import Run
     from attnscope.studies.attribution_records import KeyParts
-    from attnscope.viewer.plan import Plan
+    from attnscope.viewer.page import Plan
 
 REST = 3  # components that are no heads or blocks: embedding, bias, position
 
@@ -118,7 +118,7 @@ class ShowPage(Purpose):
     def plan_of(self, run: Run) -> Plan:
         """What may go into the page."""
         from attnscope.model.selection import select
-        from attnscope.viewer.plan import Plan
+        from attnscope.viewer.page import Plan
 
         heads = run.loaded.geometry.heads_by_layer
         whole = {} if self.whole is None or several(run) else select(self.whole, heads, run.named)
@@ -190,7 +190,7 @@ def observed(run: Run, plan: Plan, verify: bool, tell: Teller) -> Observation:
 
 def named_tokens(run: Run) -> Chosen:
     """The tokens that were named, in the text of the page."""
-    from attnscope.viewer.stacks import first_asked
+    from attnscope.viewer.side import first_asked
 
     if run.source is None:
         return run.chosen

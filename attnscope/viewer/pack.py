@@ -2,18 +2,28 @@
 
 A weight is stored as 0 only when it is below half a step, the head's largest weight / 255 (or 65535).
 
+The pictures of a text as the page has them: small, encoded again, as data URIs; and which tokens are of what part.
+
+No bytes of a file go in: the pixels that Pillow decoded are encoded again, and nothing else.
+
 Shapes: H head, Q query, K key, R row of a map, C column, E entry, k kept key.
 """
 
 from __future__ import annotations
 
+import io
 import zlib
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from attnscope.inputs.prompt import Prompt
 
 Bits = Literal[8, 16]
 TINY = 1e-30  # a step whose inverse float32 does not hold
@@ -121,3 +131,29 @@ def packed_maps(blobs: Blobs, weights_HRC: np.ndarray, bits: Bits) -> list[dict[
 def joined_arrays(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Arrays as one row of float32."""
     return np.concatenate([array.ravel() for array in arrays]).astype("<f4")
+
+
+LONGEST = 640  # pixels of a side
+DIGITS = 6  # of a place in a picture
+
+
+def pictures_of(prompt: Prompt) -> dict[str, Any]:
+    """What the page's JSON says of pictures, (token, picture, left, top, right, bottom) of every patch; {} without."""
+    patches = [
+        (token, patch.picture, *(round(edge, DIGITS) for edge in patch.box))
+        for token, patch in prompt.medium.patches.items()
+        if patch.box is not None
+    ]
+    return {"pictures": [{"src": uri(image)} for image in prompt.medium.images], "patches": patches} if patches else {}
+
+
+def uri(image: Image) -> str:
+    """A picture as a data URI: JPEG of its pixels, at most LONGEST on a side, without the metadata of its file."""
+    from PIL import Image
+
+    plain = image.convert("RGB")
+    plain = Image.frombytes("RGB", plain.size, plain.tobytes())  # a copy would keep comments and profiles
+    plain.thumbnail((LONGEST, LONGEST))
+    written = io.BytesIO()
+    plain.save(written, "JPEG", quality=90)
+    return f"data:image/jpeg;base64,{b64encode(written.getvalue()).decode()}"

@@ -10,8 +10,7 @@ import attnscope
 from attnscope.observe.layers import View
 from attnscope.observe.request import Request
 from attnscope.viewer.pack import Blobs, packed_maps
-from attnscope.viewer.page import About, page_of
-from attnscope.viewer.plan import Plan
+from attnscope.viewer.page import About, Plan, page_of
 from attnscope.viewer.side import Side, first_key
 from helpers.families import tiny_model
 from helpers.own import attentions

@@ -15,8 +15,7 @@ from attnscope.observe.request import Request
 from attnscope.purposes.page import divergences
 from attnscope.show.comparison import signed_maps
 from attnscope.studies.comparison import OneSide, compare_heads
-from attnscope.viewer.page import About, page_of
-from attnscope.viewer.plan import Plan
+from attnscope.viewer.page import About, Plan, page_of
 from attnscope.viewer.side import Side
 from helpers.browsing import visiting
 from helpers.command_line import HANGS, call

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 import attnscope
-from attnscope.show.knockout_page import Again, cuts_page
+from attnscope.viewer.study_pages import Again, cuts_page
 from helpers.browsing import DESKTOP, NAMELESS, OUTSIDE, PHONE, UNSAID, visiting
 from helpers.command_line import call
 from helpers.hostile import HOSTILE, STEERING, called, controls, ran_nothing

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 import attnscope
-from attnscope.viewer.page import About, page_of
-from attnscope.viewer.plan import Plan
+from attnscope.viewer.page import About, Plan, page_of
 from attnscope.viewer.side import Side
 from helpers.browsing import VIEWS, spelled, visiting
 from helpers.command_line import call

@@ -157,7 +157,7 @@ def test_who_looks_ahead_is_read_off_weights_and_off_the_strongest_keys() -> Non
 
 
 def test_a_large_picture_is_made_smaller(place: Path) -> None:
-    from attnscope.viewer.pictures import LONGEST, uri
+    from attnscope.viewer.pack import LONGEST, uri
 
     with Image.open(io.BytesIO(b64decode(uri(Image.new("RGBA", (2000, 1000))).partition(",")[2]))) as image:
         assert image.size == (LONGEST, LONGEST // 2)
@@ -167,7 +167,7 @@ def test_what_has_no_room_is_said(llava: str, field: str, tmp_path: Path, monkey
     viewed(llava, field, tmp_path / "some.html", "--select", "vision.1.2,0.3").ok()
     heads = [(one["at"], one["head"]) for one in read(tmp_path / "some.html").said["sides"][0]["heads"]]
     assert len(heads) == 2
-    monkeypatch.setattr("attnscope.viewer.plan.DEFLATED", 50.0)
+    monkeypatch.setattr("attnscope.viewer.page.DEFLATED", 50.0)
     small = viewed(llava, field, tmp_path / "small.html", "--max-mb", "0.1").ok()
     assert "--select vision.3.2" in small.err
     side = read(tmp_path / "small.html").said["sides"][0]

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.show.why_page import WhySide
 from attnscope.studies.attribution import key_parts
-from attnscope.viewer.page import About, page_of
-from attnscope.viewer.plan import Plan
+from attnscope.viewer.page import About, Plan, page_of
+from attnscope.viewer.study_pages import WhySide
 from helpers.browsing import DESKTOP, NAMELESS, OUTSIDE, PHONE, UNSAID, visiting
 from helpers.command_line import call
 from helpers.hostile import HOSTILE, called, ran_nothing

@@ -1,6 +1,10 @@
 """knockout.html: a knockout as a page of one view: the text with queries and keys, each cut's effect and its nulls.
 
 cuts_page(found, loaded.geometry, notes).save(folder / PAGE)
+
+Logits taken apart on their way into the page: what each component gives to every key of some heads and queries.
+
+WhySide(seen, why).packed(blobs, Wanted())
 """
 
 from __future__ import annotations
@@ -12,17 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.viewer.page import About, page_of
-from attnscope.viewer.plan import Plan
-from attnscope.viewer.side import rounded, said_of
+from attnscope.studies.attribution_records import KeyParts
+from attnscope.viewer.pack import Blobs, joined_arrays
+from attnscope.viewer.page import About, Plan, page_of
+from attnscope.viewer.side import Side, Wanted, rounded, said_of
 
 if TYPE_CHECKING:
     from attnscope.model.geometry import Geometry
+    from attnscope.observe.observation import Observation
+    from attnscope.studies.attribution_records import Component
     from attnscope.studies.knockout_records import AskedCut, Case
     from attnscope.studies.knockout_records import KnockoutResult as Knocked
-    from attnscope.viewer.pack import Blobs
     from attnscope.viewer.page import Page
-    from attnscope.viewer.side import Wanted
 
 PAGE = "knockout.html"
 MOST_TEXTS = 20  # of a corpus, that are shown with their queries and keys
@@ -194,3 +199,38 @@ def _asked(case: Case, apart: bool) -> dict[str, Any]:
         "foil": case.foil_text or None,
         "tokens": {name: tokens[name] for name in ("label", "plain", "special")} if apart else None,
     }
+
+
+class WhySide(Side):
+    """A side with logits that were taken apart."""
+
+    def __init__(self, seen: Observation, why: Sequence[KeyParts]) -> None:
+        super().__init__(seen)
+        self.why = why
+
+    def packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
+        """As that of a side."""
+        side = super().packed(blobs, wanted)
+        return {**side, "why": packed_why(blobs, self.why, {key.layer: at for key, at in self.at.items()})}
+
+
+def packed_why(blobs: Blobs, found: Sequence[KeyParts], at: Mapping[int, int]) -> list[dict[str, Any]]:
+    """As the page's JSON has it; at: the place of each layer. The numbers are float32: parts_CQK, then logit_QK."""
+    return [
+        {
+            "at": at[one.layer],
+            "head": one.head,
+            "queries": list(one.queries),
+            "components": [_said(component, at) for component in one.components],
+            "cap": one.softcap,
+            "sinks": one.sinks,
+            **blobs.add(joined_arrays([one.parts_CQK, one.logit_QK]))[0],
+        }
+        for one in found
+    ]
+
+
+def _said(component: Component, at: Mapping[int, int]) -> dict[str, Any]:
+    if component.layer is None or component.head is None or component.layer not in at:
+        return {"name": component.name}
+    return {"name": component.name, "at": at[component.layer], "head": component.head}
