@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
-    from attnscope.drawing import Picture
-    from attnscope.export import Ways
+    from attnscope.export.drawing import Picture
+    from attnscope.export.export import ExportOptions as Ways
     from attnscope.figures.style import StyleFields
     from attnscope.notebook import ColouredText
     from attnscope.observe.records import Head
@@ -91,7 +91,7 @@ class Capture(Observation):
         layer, head: as numbers, or the name of the head alone, as "L1H4". Raises UsageError for a head whose map was
         not kept.
         """
-        from attnscope.drawing import head_picture
+        from attnscope.export.drawing import head_picture
 
         if isinstance(layer, str):
             key, number = place_of(self, layer)
@@ -111,7 +111,7 @@ class Capture(Observation):
 
             >>> attnscope.capture(model, "What is this?", picture="cat.png", query="last").over_picture("L1H3")
         """
-        from attnscope.drawing import over_picture
+        from attnscope.export.drawing import over_picture
 
         return over_picture(self, heads, picture, **style)
 
@@ -144,7 +144,7 @@ class Capture(Observation):
         one file: `seen.export("maps.pdf", figures=["overview"])`. Raises UsageError for a folder that holds another run
         (force=True writes over it), for what does not exist, and for a file of several pictures.
         """
-        from attnscope.export import Export, export
+        from attnscope.export.export import Export, export
 
         check_names("export", how, Export)
         return export(self, folder, Export(**how))
@@ -155,7 +155,7 @@ class Capture(Observation):
 
     def _repr_html_(self) -> str:
         """The first heads in the terminal's columns, and the overview where maps were kept."""
-        from attnscope.drawing import overview_picture
+        from attnscope.export.drawing import overview_picture
 
         picture = overview_picture(self)._repr_html_() if self.maps else ""
         return f"<div><pre>{html.escape(repr(self))}</pre>{heads_html(self)}{picture}</div>"

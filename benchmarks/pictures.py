@@ -38,7 +38,7 @@ DRAW = """
 import sys
 from pathlib import Path
 import numpy as np
-from attnscope.drawing import Drawing
+from attnscope.export.drawing import Drawing
 from attnscope.figures import Maps, Panel
 rng, layers, heads, tokens = np.random.default_rng(0), 28, tuple(range(24)), tuple(f"t{i}" for i in range(9))
 logits = np.where(np.tri(9, dtype=bool), 3 * rng.normal(size=(28, 24, 9, 9)), -np.inf)

@@ -8,9 +8,9 @@ import torch
 from transformers.models.blt import modeling_blt
 
 import attnscope
-from attnscope.drawing import about
 from attnscope.errors import ModelError
 from attnscope.explain.traced import explain_head
+from attnscope.export.drawing import about
 from attnscope.inputs.answers import of_patches
 from attnscope.inputs.prompt import from_text
 from attnscope.model.geometry import geometry_of

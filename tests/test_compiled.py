@@ -29,7 +29,7 @@ from attnscope.attention.questions import Entropy, Features, GroupMass, Holding,
 from attnscope.attention.spec import AttentionSpec, Visibility
 from attnscope.attention.tiling import TiledAttention
 from attnscope.errors import UsageError
-from attnscope.export import manifest
+from attnscope.export.export import manifest
 from attnscope.hooks.engines import ENGINES, engine_named
 from helpers.dispatched import thread_count
 

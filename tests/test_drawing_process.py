@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnscope import drawing
+from attnscope.export import drawing
 from attnscope.figures import processes as drawing_process
 from attnscope.figures.pool import cores
 from attnscope.model import loading
@@ -31,7 +31,7 @@ def test_it_draws_the_same_and_ends_as_it_should(tmp_path: Path, part: str) -> N
 
 def test_none_is_begun_where_pytorch_is_loaded() -> None:
     assert torch.__name__ in sys.modules
-    drawing_process.begin("attnscope.drawing")
+    drawing_process.begin("attnscope.export.drawing")
     assert drawing_process.begun() is None
 
 
@@ -49,7 +49,7 @@ def test_heads_begins_a_process_and_has_it_draw(demo, tmp_path: Path, monkeypatc
     monkeypatch.setattr(drawing, "begun", Here)
     run = ("heads", "the bank", "--out", str(tmp_path / "run"), "--figures")
     call(*run, "overview,metrics").ok()
-    assert events == ["attnscope.drawing", "loaded", "2 works"]
+    assert events == ["attnscope.export.drawing", "loaded", "2 works"]
     assert {path.name for path in (tmp_path / "run").glob("*.png")} == {"overview.png", "metrics.png"}
 
 

@@ -11,8 +11,9 @@ from PIL import Image
 
 import attnscope
 from attnscope.cli.figure_options import FIGURES as OFFERED
-from attnscope.drawing import ASKED_FOR, FIGURES, Drawing, head_sheet, layer_maps
 from attnscope.errors import UsageError
+from attnscope.export.drawing import ASKED_FOR, FIGURES, Drawing, head_sheet, layer_maps, mass_panels
+from attnscope.export.manifest import OURS
 from attnscope.figures import Maps, Panel, Style, save_metrics, save_overview
 from attnscope.figures.colours import DARK_INK, LIGHT_INK
 from attnscope.figures.fonts import Fonts
@@ -21,11 +22,9 @@ from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.overview import grid_columns, overview_figure
 from attnscope.figures.style import ROLE_COLOURS
 from attnscope.figures.writer import drawing
-from attnscope.folder.manifest import OURS
 from attnscope.metrics.roles import ROLES
 from attnscope.observe.layers import View
 from attnscope.observe.request import Request
-from attnscope.panels import mass_panels
 from attnscope.studies.atlas import RULES
 from helpers.command_line import SENTENCE, call
 from helpers.figures import BANK, bank_maps, causal, layer_figure, pixels, places, plain_drawing, words

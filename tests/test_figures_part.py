@@ -11,7 +11,7 @@ import pytest
 import attnscope
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.tiling import TiledAttention
-from attnscope.drawing import layer_maps
+from attnscope.export.drawing import layer_maps
 from attnscope.figures import Maps, Part, Style, save_head_maps, save_layer, save_overview
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.overview import overview_figure

@@ -17,6 +17,7 @@ from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import parameters
 from attnscope.errors import UsageError
+from attnscope.export.study_figures import costs_of, minus, save_probes, shown_of
 from attnscope.figures import About, Maps, Panel, Patches, PatchSheet, SetCost, Style
 from attnscope.figures.colours import find_cmap, greys_of
 from attnscope.figures.curves import BudgetLine, Course, budget_lines_figure, courses_figure, sets_figure
@@ -28,9 +29,6 @@ from attnscope.figures.overview import overview_figure
 from attnscope.figures.pictures import patches_figure
 from attnscope.figures.style import DPI, Axis, ordinal
 from attnscope.figures.writer import drawing
-from attnscope.show.ablation import costs_of, shown_of
-from attnscope.show.atlas import save_probes
-from attnscope.show.comparison import minus
 from attnscope.studies.atlas import Finding
 from attnscope.utils.display import model_name
 from helpers.atlases import made_atlas

@@ -15,8 +15,8 @@ from matplotlib.text import Text
 from PIL import Image
 
 import attnscope
-from attnscope.drawing import layer_maps, score_panels
 from attnscope.errors import UsageError
+from attnscope.export.drawing import layer_maps, score_panels
 from attnscope.figures import (
     About,
     Maps,
@@ -117,7 +117,7 @@ def test_a_long_text_and_a_long_name_are_shortened() -> None:
 
 
 def score_about(seen) -> str:
-    from attnscope.drawing import about
+    from attnscope.export.drawing import about
 
     return about(seen).line
 

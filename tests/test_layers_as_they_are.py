@@ -14,9 +14,9 @@ import transformers
 
 import attnscope
 from attnscope.cli.heads_legend import without_attention
-from attnscope.drawing import Drawing, layer_maps, rows_of
 from attnscope.errors import UsageError
-from attnscope.export import manifest
+from attnscope.export.drawing import Drawing, layer_maps, rows_of
+from attnscope.export.export import manifest
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.heads import HeadFigure
 from attnscope.figures.metrics import metrics_figure

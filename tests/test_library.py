@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import pipeline
 
 import attnscope
-from attnscope.export import Export, Ways
+from attnscope.export.export import Export
+from attnscope.export.export import ExportOptions as Ways
 from attnscope.figures.style import Style, StyleFields
 from attnscope.observe.layers import View
 from attnscope.observe.request import CaptureOptions as How

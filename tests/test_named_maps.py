@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.drawing import drawings
-from attnscope.export import manifest
+from attnscope.export.drawing import drawings
+from attnscope.export.export import manifest
 from attnscope.hooks.projections import strength
 from attnscope.inputs.answers import with_summaries
 from attnscope.model.loading import wrap

@@ -14,8 +14,8 @@ from torch.testing import assert_close
 
 from attnscope.attention.operator import UniformAttention
 from attnscope.attention.spec import Visibility
-from attnscope.drawing import layer_maps
 from attnscope.errors import InputError
+from attnscope.export.drawing import layer_maps
 from attnscope.figures import Style
 from attnscope.figures.mosaic import prepare_heads
 from attnscope.hooks.engines import engine_named

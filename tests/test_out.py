@@ -13,8 +13,8 @@ from attnscope.cli.groups import DRAWN, parameters
 from attnscope.cli.options import Writing
 from attnscope.cli.place import check_writable, settle_figures
 from attnscope.errors import UsageError
+from attnscope.export import manifest
 from attnscope.figures.style import ImageFormat
-from attnscope.folder import manifest
 from attnscope.model.selection import may_be_one_head
 from attnscope.studies import atlas
 from attnscope.studies import comparison as differences

@@ -14,14 +14,14 @@ import torch
 from transformers import AutoModel, BertTokenizer, FunnelTokenizer, RobertaTokenizer
 
 import attnscope
-from attnscope.drawing import layer_maps
 from attnscope.errors import AttnscopeError, InputError, UsageError
+from attnscope.export.drawing import layer_maps
+from attnscope.export.manifest import PROMPT, prompt_of, tokens_of
+from attnscope.export.redraw import load_run as kept_run
 from attnscope.figures.mosaic import foot
 from attnscope.figures.style import Style
-from attnscope.folder.manifest import PROMPT, prompt_of, tokens_of
 from attnscope.hooks.forward import known_types
 from attnscope.inputs.prompt import from_ids, from_pair, from_text
-from attnscope.redraw import kept_run
 from helpers.command_line import call
 from helpers.made_tokenizers import SlowWords, byte_level, llama, wordpiece
 from helpers.stack_families import SEQ2SEQ, TYPES, ids, own, tiny

@@ -485,7 +485,7 @@ def test_bad_inputs(
 
 
 def test_weights_over_a_picture_are_those_of_the_queries(models: dict[str, LoadedModel], field: str) -> None:
-    from attnscope.panels import patch_sheets
+    from attnscope.export.drawing import patch_sheets
 
     seen = attnscope.capture(models["llava"], TEXT, picture=field, query="bank,last", engine="eager")
     assert seen.chosen.query is not None

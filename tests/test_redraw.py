@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from attnscope.errors import InputError
+from attnscope.export.redraw import redraw_study
 from attnscope.model import loading
-from attnscope.show.again import redraw_study
 from helpers.command_line import SENTENCE, call
 
 

@@ -15,9 +15,9 @@ import pytest
 
 import attnscope
 from attnscope.errors import UsageError
+from attnscope.export.manifest import OURS, ask_of, prompt_of
 from attnscope.face import Capture
 from attnscope.figures.style import ImageFormat
-from attnscope.folder.manifest import OURS, ask_of, prompt_of
 from attnscope.inputs.prompt import Prompt
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.observe.run import prepare, read

@@ -14,7 +14,7 @@ from rich.color import Color, ColorSystem
 from rich.console import Console
 from rich.text import Text
 
-from attnscope.drawing import coarser, layer_maps, terminal_maps
+from attnscope.export.drawing import coarser, layer_maps, terminal_maps
 from attnscope.figures import Maps, Style
 from attnscope.figures.mosaic import prepare_heads
 from attnscope.figures.terminal import HeadMaps

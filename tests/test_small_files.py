@@ -16,7 +16,7 @@ import pytest
 from attnscope.batch.folder import check_ours
 from attnscope.batch.journal import Journal
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
-from attnscope.folder.manifest import read_manifest
+from attnscope.export.manifest import read_manifest
 from attnscope.inputs.sound import extractor_of
 from attnscope.model.checkpoint import read_json
 from attnscope.model.loading import DEMO_FOLDER, load, load_tokenizer

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForSpeechSeq2Seq, WhisperFeatureExtractor, WhisperTokenizer
 
 import attnscope
-from attnscope.drawing import layer_maps
 from attnscope.errors import InputError, ModelError, UsageError
-from attnscope.folder.manifest import prompt_of, read_manifest
+from attnscope.export.drawing import layer_maps
+from attnscope.export.manifest import prompt_of, read_manifest
 from attnscope.hooks.generation import POSITIONS
 from attnscope.inputs import sound as sounds
 from attnscope.inputs.sound import Sound, read_sound, sound_of

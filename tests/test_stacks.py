@@ -9,9 +9,9 @@ import torch
 import transformers
 
 import attnscope
-from attnscope.drawing import drawings
 from attnscope.errors import InputError, ModelError, UsageError
-from attnscope.export import manifest
+from attnscope.export.drawing import drawings
+from attnscope.export.export import manifest
 from attnscope.hooks import generation
 from attnscope.hooks.listen import listen
 from attnscope.metrics.metrics import KNOWN

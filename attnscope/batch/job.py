@@ -13,7 +13,7 @@ from attnscope.model.options import LoadOptions
 from attnscope.observe.request import Request
 
 if TYPE_CHECKING:
-    from attnscope.drawing import Pictures
+    from attnscope.export.drawing import Pictures
     from attnscope.observe.atlas import HeadNames
 
 TABLES = ("heads", "relations")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from attnscope.calls.ablate_other import Answered, question_of
 from attnscope.calls.records import StudyResult, run_study
 from attnscope.errors import InputError, UsageError, hints_of
+from attnscope.export.study_figures import save_ablation
 from attnscope.figures import Style
 from attnscope.interventions.passes import check_model
 from attnscope.model.loaded import check_loaded
@@ -18,7 +19,6 @@ from attnscope.model.selection import everything, pairs, select
 from attnscope.observe.atlas import atlas_of
 from attnscope.observe.progress import NO_PROGRESS as SILENT
 from attnscope.observe.progress import Progress as Teller
-from attnscope.show.ablation import save_ablation
 from attnscope.studies import ablation as tasks
 from attnscope.studies.ablation import Ablation, AblationStudy, HeadSets, direct_means
 from attnscope.studies.ablation_search import HeadStudy, head_set, of_roles, parts, read_sets, selected

@@ -14,7 +14,7 @@ from attnscope.studies.ablation_search import HeadRecord, HeadStudy, PairsStudy,
 from attnscope.utils.display import head_name, model_name
 
 if TYPE_CHECKING:
-    from attnscope.drawing import Picture
+    from attnscope.export.drawing import Picture
 
 QUESTIONS: Mapping[str, type[HeadStudy[Any]]] = {study.kind: study for study in (PairsStudy, PruneStudy, ScreenStudy)}
 

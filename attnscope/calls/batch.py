@@ -40,7 +40,7 @@ from attnscope.utils.tables import read_delimited
 if TYPE_CHECKING:
     from attnscope.batch.dataset import CorpusHeads, Dataset
     from attnscope.batch.pipeline import Tally
-    from attnscope.drawing import Picture, Pictures
+    from attnscope.export.drawing import Picture, Pictures
     from attnscope.inputs.prompt import Side
     from attnscope.model.loaded import LoadedModel
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnscope.calls.records import Record, picture_of
 from attnscope.errors import InputError, UsageError, hints_of
+from attnscope.export.study_figures import comparison_save as save
+from attnscope.export.study_figures import panels
 from attnscope.figures import Style, save_metrics
 from attnscope.inputs.sound import Sound
 from attnscope.model.loaded import check_loaded
@@ -19,7 +21,6 @@ from attnscope.observe.progress import NO_PROGRESS as SILENT
 from attnscope.observe.progress import Progress as Teller
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.observe.run import prepare
-from attnscope.show.comparison import panels, save
 from attnscope.studies.comparison import (
     OneSide,
     check_alike,
@@ -36,7 +37,7 @@ from attnscope.utils.schema import takes_fields
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from attnscope.drawing import Picture
+    from attnscope.export.drawing import Picture
     from attnscope.inputs.prompt import Side
     from attnscope.inputs.spans import Align
     from attnscope.model.loaded import LoadedModel

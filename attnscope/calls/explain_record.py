@@ -19,8 +19,8 @@ from attnscope.utils.tables import as_table, words
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from attnscope.drawing import Picture
     from attnscope.explain import Explanation
+    from attnscope.export.drawing import Picture
 
 
 def draw_scaling(explanation: Explanation, place: Path, style: Style = Style()) -> Path:

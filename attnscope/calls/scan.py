@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.calls.records import StudyResult, run_study
 from attnscope.errors import hints_of
+from attnscope.export.study_figures import HEAD_JS, save_head_js, save_probes
 from attnscope.figures import Style
 from attnscope.model.loaded import check_loaded
 from attnscope.model.options import LoadOptions
 from attnscope.observe.progress import NO_PROGRESS as SILENT
 from attnscope.observe.progress import Progress as Teller
-from attnscope.show.atlas import HEAD_JS, save_head_js, save_probes
 from attnscope.studies.atlas import Atlas, ScanStudy, plan
 from attnscope.studies.head_distances import DIVERGENCES, LOOKS, on_texts, prompts_of
 from attnscope.studies.probes import SEQUENCES

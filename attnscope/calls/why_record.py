@@ -23,7 +23,7 @@ from attnscope.utils.folders import check, document, refuse_other_kind
 from attnscope.utils.tables import as_table, integers, numbers, save, words
 
 if TYPE_CHECKING:
-    from attnscope.drawing import Picture
+    from attnscope.export.drawing import Picture
     from attnscope.inputs.prompt import Prompt
     from attnscope.observe.request import TextInputs as Asked
 

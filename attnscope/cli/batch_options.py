@@ -295,7 +295,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
         about = {key: value for key, value in self.held().items() if key != "sources"} | {"atlas": named_heads(atlas)}
         pictures = None
         if self.figure_kinds:
-            from attnscope.drawing import Pictures
+            from attnscope.export.drawing import Pictures
 
             pictures = Pictures(self.figure_kinds, self.style(command_line("batch", self)))
         asked = fill(

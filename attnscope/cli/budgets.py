@@ -50,7 +50,7 @@ def measure_budgets(
     style = look.style(command_line("knockout", answered, edges, budgets, look))
 
     def draw(record: BudgetCosts, folder: Path) -> list[Path]:
-        from attnscope.show.budgets import save_budgets
+        from attnscope.export.study_figures import save_budgets
 
         return save_budgets(record, folder, style)
 

@@ -92,7 +92,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     """
     format = output.wanted_format(printing.format)
 
-    from attnscope.folder.manifest import AROUND
+    from attnscope.export.manifest import AROUND
 
     texts, loaded = texts_of(asked, printing), load_models(asked, printing)
 
@@ -160,7 +160,7 @@ def load_models(asked: Sides, printing: Differences) -> tuple[LoadedModel, Loade
 
 def write_comparison(held: Compared, style: Style, printing: Differences) -> None:
     """Tables and pictures into --out, with a bar while they are drawn."""
-    from attnscope.show.comparison import save
+    from attnscope.export.study_figures import comparison_save as save
 
     comparison = held.found
     assert printing.out is not None

@@ -194,7 +194,7 @@ class Drawing(Kinds, Map):
 
 def place_of_pictures(folder: Path, out: Path | None) -> Path:
     """The folder to draw into. Raises UsageError where that is none, or holds what was finished itself."""
-    from attnscope.folder.manifest import inner_folders
+    from attnscope.export.manifest import inner_folders
     from attnscope.utils.files import refuse_links
     from attnscope.utils.folders import kinds_in
 

@@ -176,7 +176,7 @@ def recorded(*groups: Any) -> dict[str, Any]:
 
 def command_line(command: str, *groups: Any) -> str:
     """What a picture says of itself: the command without defaults, text, and where the run came from and went."""
-    from attnscope.folder.manifest import AROUND
+    from attnscope.export.manifest import AROUND
 
     words = ["attnscope", command]
     for group in groups:

@@ -75,7 +75,7 @@ def knockout(
     style = look.style(said)
 
     def draw(record: Knocked, folder: Path) -> list[Path | None]:
-        from attnscope.show.knockout import save_knockout
+        from attnscope.export.study_figures import save_knockout
 
         return [save_knockout(record, folder, style)]
 

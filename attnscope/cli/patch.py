@@ -62,7 +62,7 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTa
     style = look.style(command_line("patch", paired, patches, beside, look))
 
     def draw(record: PatchedPairs, folder: Path) -> list[Path | None]:
-        from attnscope.show.patching import save_patching
+        from attnscope.export.study_figures import save_patching
 
         return [save_patching(record, folder, style)]
 

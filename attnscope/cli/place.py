@@ -75,7 +75,7 @@ def write_file(
     spreadsheet: bool = False,
 ) -> None:
     """Write the table to the file that --out names, or the picture that is drawn into a folder, and say so."""
-    from attnscope.export import write_alone
+    from attnscope.export.export import write_alone
 
     with unwinding(), output.progress("drawing", None, quiet):
         write_alone(file, table, draw, hint, spreadsheet)

@@ -17,8 +17,8 @@ from attnscope.utils.signals import unwinding
 if TYPE_CHECKING:
     import typer
 
+    from attnscope.export.redraw import Redrawn
     from attnscope.figures import Style
-    from attnscope.show.again import Redrawn
 
 MAPS = ("overview", "layers", "heads")  # pictures of whole weights
 
@@ -45,8 +45,8 @@ def redraw(
     into = pictures.file or place_of_pictures(folder, pictures.out)
     style = looks.style(command_line("heatmap", pictures, looks))
 
-    from attnscope.drawing import draw_alone
-    from attnscope.show.again import STUDIES, Redrawn, redraw_study
+    from attnscope.export.drawing import draw_alone
+    from attnscope.export.redraw import STUDIES, Redrawn, redraw_study
 
     output.complain_through_talk(pictures.quiet)
     study = any((folder / name).exists() for name in STUDIES)
@@ -85,12 +85,12 @@ def _run(
 
     over: the metrics that are drawn over the layers, without them what heads are sorted by.
     """
-    from attnscope.drawing import drawings
-    from attnscope.folder.manifest import NAME
+    from attnscope.export.drawing import drawings
+    from attnscope.export.manifest import NAME
+    from attnscope.export.redraw import AGAIN, Redrawn
+    from attnscope.export.redraw import load_run as kept_run
     from attnscope.model.selection import pairs
     from attnscope.model.selection import select as selected
-    from attnscope.redraw import AGAIN, kept_run
-    from attnscope.show.again import Redrawn
 
     if not (folder / NAME).exists():
         raise UsageError(

@@ -24,7 +24,7 @@ def named_run(context: typer.Context) -> dict[str, Any]:
 
     Raises UsageError for a folder as TEXT that holds no run.
     """
-    from attnscope.folder.manifest import NAME
+    from attnscope.export.manifest import NAME
 
     given, path = context.params["given"], context.params["from_"]
     named: dict[str, Any] = {}
@@ -51,7 +51,7 @@ def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping
     Where the run came from and went to, and what it was allowed to do, is not repeated. Raises UsageError for a value
     that the option does not take.
     """
-    from attnscope.folder.manifest import AROUND, read_manifest
+    from attnscope.export.manifest import AROUND, read_manifest
 
     path = context.params["from_"]
     said = _options(read_manifest(path), path)
@@ -88,7 +88,7 @@ def tokens_of(path: Path) -> Prompt | Sound:
 
     Raises UsageError where that file holds another now, and where there were pictures with the tokens.
     """
-    from attnscope.folder.manifest import prompt_of, read_manifest
+    from attnscope.export.manifest import prompt_of, read_manifest
 
     said = read_manifest(path)
     prompt, file = prompt_of(said, path), said.get("options", {}).get("audio")

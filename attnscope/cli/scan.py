@@ -192,7 +192,7 @@ def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kep
 
 def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept, style: Style) -> int:
     """One scan per revision, each model gone before the next is loaded; then all of them side by side."""
-    from attnscope.show.checkpoints import TABLE, folder_of, save_checkpoints, stacked
+    from attnscope.export.study_figures import TABLE, folder_of, save_checkpoints, stacked
     from attnscope.utils.folders import refuse_other_kind
 
     if kept.out is not None:

@@ -152,7 +152,7 @@ def looked(found: OnTexts, head: tuple[int, int]) -> str:
 
 def effects_at(atlases: Mapping[str, Atlas], probe: str, heads: Sequence[HeadIndex]) -> Sheet:
     """The effect of one probe at every checkpoint, a row per head."""
-    from attnscope.show.checkpoints import courses
+    from attnscope.export.study_figures import courses
 
     last = list(atlases.values())[-1]
     [course] = [one for one in courses(atlases, list(last.heads)) if one.name == probe]

@@ -36,7 +36,7 @@ class Show:
 
 def draw(seen: Observation, heads: Sequence[Head], style: Style, to: TextIO) -> None:
     """Draw heads on a stream, as large as it has room for."""
-    from attnscope.drawing import terminal_maps
+    from attnscope.export.drawing import terminal_maps
 
     output.show(terminal_maps(seen, [head.name for head in heads], style, _side(style, to)), to)
 

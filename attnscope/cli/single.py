@@ -28,7 +28,7 @@ from attnscope.utils import display as cells
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
-    from attnscope.export import Ways
+    from attnscope.export.export import ExportOptions as Ways
     from attnscope.inputs.sound import Sound
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.observation import Observation
@@ -56,7 +56,7 @@ def observe_text(
     if writing.draws and keep.maps:
         from attnscope.figures.processes import begin
 
-        begin("attnscope.drawing")
+        begin("attnscope.export.drawing")
     found: Observation = answer(
         asked,
         ask,
@@ -125,7 +125,7 @@ def served(
 def check_out(found: Prepared, writing: Exporting, options: Mapping[str, Any]) -> None:
     """Refuse a folder with another run in it, before the forward pass."""
     if writing.folder is not None:
-        from attnscope.folder.manifest import check, run_facts
+        from attnscope.export.manifest import check, run_facts
 
         model = {"name": found.name, "revision": found.revision}
         facts = {"model": model, "device": found.device, "dtype": found.dtype}
@@ -203,8 +203,8 @@ def say(lines: Iterable[str], quiet: bool) -> None:
 
 def export_text(seen: Observation, writing: Exporting, **how: Unpack[Ways]) -> list[Path]:
     """Write what was seen into --out, with a bar while pictures are drawn; says what was written."""
-    from attnscope.drawing import drawings
-    from attnscope.export import Export, export, export_file
+    from attnscope.export.drawing import drawings
+    from attnscope.export.export import Export, export, export_file
 
     assert writing.out is not None
     asked = replace(Export(**how), force=writing.force, workers=None)

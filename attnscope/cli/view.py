@@ -140,7 +140,7 @@ def groups_of(seen: Observation, question: Question) -> dict[str, Sequence[int]]
 
 def page_of_tables(asked: TextRun, pages: Pages, command: str) -> int:
     """A page of a run's folder, as it lies there."""
-    from attnscope.redraw import run_of_folder
+    from attnscope.export.redraw import run_of_folder
     from attnscope.viewer.page import Plan, about, page_of
     from attnscope.viewer.side import Side, StackedSide, kept_columns, stacked
 

@@ -26,8 +26,8 @@ from attnscope.batch.table_files import TableFile
 from attnscope.batch.worker import Worker
 from attnscope.batch.writers import MOST_WAITING, ShardWriter
 from attnscope.cli.batch_report import graceful_stop
-from attnscope.drawing import Pictures
 from attnscope.errors import AttnscopeError, UsageError
+from attnscope.export.drawing import Pictures
 from attnscope.figures.pool import drawing_pool
 from attnscope.model.options import LoadOptions
 from attnscope.utils.folders import locked

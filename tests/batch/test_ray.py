@@ -26,8 +26,8 @@ from attnscope.batch.journal import Journal, Record, digest
 from attnscope.batch.pipeline import Run
 from attnscope.batch.run import run_folder
 from attnscope.batch.summary import write_summary
-from attnscope.drawing import Pictures
 from attnscope.errors import AttnscopeError, InputError, UsageError
+from attnscope.export.drawing import Pictures
 from attnscope.model.options import LoadOptions
 from attnscope.observe.request import Request
 from helpers.corpora import content, jsonl, rows, some_texts

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from attnscope import figures
-from attnscope.drawing import Drawing
 from attnscope.errors import UsageError
+from attnscope.export.drawing import Drawing
 from attnscope.figures import Maps, Panel, Style
 from attnscope.figures import processes as drawing_process
 
@@ -34,7 +34,7 @@ def a_drawing() -> Drawing:
 
 
 def begun() -> drawing_process.DrawingProcess:
-    drawing_process.begin("attnscope.drawing")
+    drawing_process.begin("attnscope.export.drawing")
     process = drawing_process.begun()
     assert process is not None
     assert drawing_process.begun() is None, "one piece of work each"
@@ -88,7 +88,7 @@ def raised(call: Callable[[], object]) -> Exception:
 
 def draws(folder: Path) -> None:
     drawing, told = a_drawing(), list[int]()
-    drawing_process.begin("attnscope.drawing")  # which loads what draws
+    drawing_process.begin("attnscope.export.drawing")  # which loads what draws
     written = drawing.draw(folder, workers=None, advance=told.append)
     assert "matplotlib.figure" not in sys.modules, "drawn here"
     assert len(told) == len(written) == drawing.pictures() == 4

@@ -15,10 +15,10 @@ import attnscope
 from attnscope.cli import output
 from attnscope.cli.ablate_tables import sets_sheet
 from attnscope.errors import UsageError
+from attnscope.export.study_figures import costs_of
 from attnscope.interventions.passes import Passes, measured
 from attnscope.interventions.spec import HeadSet
 from attnscope.model.loading import DEMO_FOLDER
-from attnscope.show.ablation import costs_of
 from attnscope.studies.ablation import AblationStudy, HeadSets, copy, direct_means
 from attnscope.studies.statistics import effect_columns
 from attnscope.utils import display as cells

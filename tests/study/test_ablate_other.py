@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from attnscope.export.study_figures import costs_of, shown_of
 from attnscope.interventions.passes import measured, prepared
 from attnscope.interventions.spec import HeadSet
-from attnscope.show.ablation import costs_of, shown_of
 from attnscope.studies.ablation import AblationStudy, Direct, HeadSets, copy, direct_means
 from helpers.command_line import call
 

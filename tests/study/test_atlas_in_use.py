@@ -11,14 +11,15 @@ import pytest
 
 import attnscope
 from attnscope.cli.heads_table import ranked
-from attnscope.drawing import head_sheet, layer_maps
 from attnscope.errors import InputError, UsageError
+from attnscope.export.drawing import head_sheet, layer_maps
+from attnscope.export.redraw import load_run as kept_run
+from attnscope.export.redraw import run_of_folder
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.model.selection import CSA, DECODER, HCA, STACKS, resolved, select
 from attnscope.notebook import heads_html
 from attnscope.observe.atlas import atlas_of
-from attnscope.redraw import kept_run, run_of_folder
 from attnscope.utils.display import head_name
 from attnscope.viewer.side import Side
 from helpers.atlases import made_atlas

@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy
 import attnscope
 from attnscope.cli.budgets_table import budget_notes
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.export.study_figures import save_budgets
 from attnscope.interventions.cache import CacheBudget
 from attnscope.model.loading import wrap
 from attnscope.model.selection import select, written_heads
-from attnscope.show.budgets import save_budgets
 from attnscope.studies.budgets import AskedCache, BudgetPlan, BudgetStudy, budget_cases
 from helpers.budgeted import budgeted
 from helpers.families import tiny_model
@@ -330,7 +330,7 @@ def test_pictures_are_drawn(demo, asked, names, tmp_path):
 def test_a_curve_has_a_line_per_kind_over_the_share_that_is_kept(demo, monkeypatch, tmp_path):
     drawn = []
     monkeypatch.setattr(
-        "attnscope.show.budgets.save_budget_lines", lambda path, lines, *more, **how: drawn.append(lines)
+        "attnscope.export.study_figures.save_budget_lines", lambda path, lines, *more, **how: drawn.append(lines)
     )
     found = attnscope.knockout(demo, BANK, keep="stream:1+4,top:3,stream:1+2")
     save_budgets(found, tmp_path)

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import constants
 
+from attnscope.export.study_figures import courses, stacked
 from attnscope.figures import Style
 from attnscope.figures.curves import CHECKPOINTS_COLOURS as COLOURS
 from attnscope.figures.curves import GREY, Course, courses_figure
@@ -17,7 +18,6 @@ from attnscope.figures.writer import drawing
 from attnscope.model import loading
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.loading import Source
-from attnscope.show.checkpoints import courses, stacked
 from attnscope.studies.atlas import Atlas, Finding
 from attnscope.studies.atlas import load_atlas as kept
 from attnscope.studies.statistics import Effects

@@ -17,6 +17,7 @@ import torch
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import Visibility
 from attnscope.errors import InputError, MemoryLimitError, UsageError
+from attnscope.export.study_figures import panels, signed_maps
 from attnscope.figures import Style
 from attnscope.figures.colours import find_limits
 from attnscope.hooks.engines import ENGINES
@@ -26,7 +27,6 @@ from attnscope.metrics.divergence import DivergenceSide, diverge, js_bits
 from attnscope.metrics.metrics import KNOWN
 from attnscope.model.loading import wrap
 from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.show.comparison import panels, signed_maps
 from attnscope.studies import comparison
 from attnscope.studies.comparison import (
     OneSide,

@@ -9,13 +9,13 @@ import torch
 
 import attnscope
 from attnscope.errors import ModelError
+from attnscope.export.study_figures import panels, signed_maps
 from attnscope.hooks import generation
 from attnscope.inputs.prompt import from_ids
 from attnscope.metrics.metrics import METRICS
 from attnscope.model.selection import CROSS, DECODER, ENCODER
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.observe.run import prepare
-from attnscope.show.comparison import panels, signed_maps
 from attnscope.studies.comparison import OneSide, compare_heads, heads_table, kept_bytes, metrics_table, tokens_table
 from helpers.command_line import call
 from helpers.compared import differences

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from attnscope.errors import UsageError
+from attnscope.export.study_figures import Shown, costs_of, effect_panels, save_ablation, save_effects
 from attnscope.figures import About, SetCost, Style, save_sets
 from attnscope.figures.curves import pruning_figure, save_pruning
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.writer import drawing
-from attnscope.show.ablation import Shown, costs_of, effect_panels, save_ablation, save_effects
 from attnscope.studies.ablation import Ablation, HeadSets
 
 HEADS = [(0, 0), (0, 1), (2, 0), (2, 1)]

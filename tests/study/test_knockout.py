@@ -15,10 +15,10 @@ from attnscope.attention.rows import RowsAgain
 from attnscope.cli.knockout_table import AT_ONCE, cautions, cuts_sheet
 from attnscope.cli.rounding import ROUNDING
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.export.study_figures import save_knockout
 from attnscope.interventions.spec import AskedText, Cut, CutPlan, HeadSet
 from attnscope.metrics.roles import SINK_MASS as RESTS
 from attnscope.model.loading import wrap
-from attnscope.show.knockout import save_knockout
 from attnscope.studies.knockout import OWN, SEVERAL, KnockoutStudy, cases_of, cuts_over, heads_null, permuted_null
 from attnscope.studies.knockout_records import Masses, p_of_size, p_of_tails
 from attnscope.studies.study import HALF

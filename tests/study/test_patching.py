@@ -13,7 +13,7 @@ from rich.console import Console
 import attnscope
 from attnscope.cli.patch_table import shown, to_know
 from attnscope.errors import InputError, UsageError
-from attnscope.show.patching import save_patching
+from attnscope.export.study_figures import save_patching
 from attnscope.studies.ablation_search import TRIED
 from attnscope.studies.statistics import rank_correlation, ratios
 from helpers.families import tiny_model

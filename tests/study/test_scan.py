@@ -16,9 +16,9 @@ from attnscope.cli import output
 from attnscope.cli.scan_tables import contrasts, left_out, named_sheet, probe_sheet
 from attnscope.cli.top import Top
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.export.study_figures import probe_panel, probes_note, save_probes
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.observe.atlas import roles_by_head
-from attnscope.show.atlas import probe_panel, probes_note, save_probes
 from attnscope.studies import atlas as scan_room
 from attnscope.studies.atlas import ScanStudy, named_by, plan, read_trial
 from attnscope.studies.atlas import load_atlas as read_back

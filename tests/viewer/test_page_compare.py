@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import attnscope
+from attnscope.export.study_figures import signed_maps
 from attnscope.hooks.engines import ENGINES
 from attnscope.model.loading import wrap
 from attnscope.observe.request import Request
 from attnscope.purposes.page import divergences
-from attnscope.show.comparison import signed_maps
 from attnscope.studies.comparison import OneSide, compare_heads
 from attnscope.viewer.page import About, Plan, page_of
 from attnscope.viewer.side import Side

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope import redraw
+from attnscope.export import redraw
+from attnscope.export.redraw import load_run as kept_run
+from attnscope.export.redraw import run_of_folder
 from attnscope.model.loading import DEMO_FOLDER
 from attnscope.observe.request import Request
-from attnscope.redraw import kept_run, run_of_folder
 from attnscope.viewer.side import Side
 from helpers.atlases import made_atlas
 from helpers.command_line import HANGS, SENTENCE, call, tree

@@ -9,38 +9,49 @@ uniform attention scores, how many rows a metric was measured on) is not drawn.
 
 Tables are what somebody wrote: a cell that is no number, a head, query or key that is not there, is refused.
 
+A finished scan, ablation or comparison drawn again from its folder, with other looks.
+
+    redraw_study(Path("runs/atlas"), Path("pictures"), Style(cmap="magma"))   # probes.png, head_js.png
+
+Folders are what somebody wrote: a table or a fact that is none is refused. No model is loaded.
+
 Shapes: N head, Q query, K key, k kept key.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, groupby
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
-from attnscope.errors import MemoryLimitError, UsageError
-from attnscope.folder.manifest import NAME, TARGET, prompt_of, read_manifest
+from attnscope.errors import InputError, MemoryLimitError, UsageError, visible
+from attnscope.export.manifest import NAME, TARGET, prompt_of, read_manifest
+from attnscope.figures import About, Style
 from attnscope.hooks.report import CaptureReport
 from attnscope.metrics.binned import MAP_SIDE, Cells
 from attnscope.metrics.metrics import KNOWN
 from attnscope.metrics.roles import NONE
 from attnscope.model.selection import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, STACKS, is_causal, is_cross
+from attnscope.observe.atlas import columns_of
 from attnscope.observe.layers import LayerKey, PerLayer, View
 from attnscope.observe.observation import Observation
 from attnscope.observe.records import HeadColumns, KeptKeys, LayerMaps, Matrices, Score
-from attnscope.utils.files import open_native
+from attnscope.studies import ablation as effects
+from attnscope.studies import atlas
+from attnscope.studies.comparison import NAME as COMPARISON
+from attnscope.utils.files import damaged, open_native
 from attnscope.utils.memory import free_memory, human_bytes
 from attnscope.utils.tables import read_delimited
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from attnscope.inputs.prompt import Prompt
 
 Place = tuple[LayerKey, int]  # a layer and a head of it
@@ -72,13 +83,13 @@ def run_of_folder(folder: Path, otherwise: str = "leave out {from_tables}") -> O
     return replace(of_stack.pop(DECODER), other_stacks=of_stack)
 
 
-def kept_run(folder: Path, *, sink_apart: bool = False) -> Observation:
+def load_run(folder: Path, *, sink_apart: bool = False) -> Observation:
     """The run of a folder as it is drawn; its maps are None where relations.csv does not list every weight.
 
     sink_apart: whether key 0 of a long text keeps a column of its own. Raises UsageError as `run_of_folder`, and for a
     run of several stacks.
     """
-    from attnscope.drawing import coarser
+    from attnscope.export.drawing import coarser
 
     again = AGAIN.format(folder)
     seen = run_of_folder(folder, again)
@@ -340,3 +351,94 @@ def _places_of(table: pa.Table) -> list[Place]:
     """The head of each row."""
     layers = map(LayerKey, table["layer"].to_pylist(), table["stack"].to_pylist())
     return list(zip(layers, table["head"].to_pylist(), strict=True))
+
+
+LONGEST_NAME = 80
+
+
+class Redrawn(NamedTuple):
+    """The pictures that were drawn, and in words which of a folder's could not be."""
+
+    paths: list[Path]
+    notes: tuple[str, ...] = ()
+
+
+def redraw_study(folder: Path, into: Path, style: Style = Style()) -> Redrawn | None:
+    """Draw the pictures of a study from its folder into another; None for a folder that holds none.
+
+    Raises InputError for a folder with damaged or missing tables.
+    """
+    draw = next((draw for name, draw in STUDIES.items() if (folder / name).exists()), None)
+    return None if draw is None else draw(folder, into, style)
+
+
+def _scan(folder: Path, into: Path, style: Style) -> Redrawn:
+    from attnscope.export.study_figures import HEAD_JS, save_head_js, save_probes
+    from attnscope.studies.head_distances import kept_texts
+
+    scan = atlas.load_atlas(folder)
+    name = _name(scan.facts)
+    _check(folder, scan.heads)
+    paths = [save_probes(scan, into, name, style)]
+    read = kept_texts(folder)
+    if read is not None:
+        _check(folder, read.heads)
+        paths.append(save_head_js(read, scan, into / f"{HEAD_JS}.{style.image}", style.of_model(name)))
+    return Redrawn(paths)
+
+
+def _checkpoints(folder: Path, into: Path, style: Style) -> Redrawn:
+    from attnscope.export.study_figures import TABLE, draw_checkpoints, folder_of
+
+    with damaged(f"{folder} holds no whole scans", "make them: attnscope scan MODEL --out DIR"):
+        columns = columns_of(folder / TABLE, pa.schema([("revision", pa.string())]))
+        revisions = list(dict.fromkeys(map(str, columns["revision"])))
+    atlases = {visible(name): atlas.load_atlas(folder_of(folder, name)) for name in revisions}
+    for scan in atlases.values():
+        _check(folder, scan.heads)
+    return Redrawn([draw_checkpoints(atlases, into, _name(next(iter(atlases.values())).facts), style)])
+
+
+def _ablation(folder: Path, into: Path, style: Style) -> Redrawn:
+    from attnscope.export.study_figures import costs_of, save_ablation
+
+    ablation = effects.kept_ablation(folder)
+    heads = sorted({head for heads in ablation.effects for head in heads})
+    _check(folder, heads)
+    with damaged(f"{folder} holds no whole ablation", effects.AGAIN):
+        costs = costs_of(columns_of(folder / effects.TABLE, effects.STORED, lists="heads"))
+        if not all(isfinite(cost.value) for cost in costs):
+            raise ValueError("an effect is no number")
+    paths = save_ablation(ablation, into, heads, style=style, costs=costs)
+    return Redrawn(
+        paths, ("heads in no set, and scores of an atlas, are not drawn: they are not in the tables; ablate again",)
+    )
+
+
+def _comparison(folder: Path, into: Path, style: Style) -> Redrawn:
+    from attnscope.export.study_figures import save_differences
+    from attnscope.studies.comparison import kept_comparison
+
+    comparison, texts = kept_comparison(folder)
+    _check(folder, comparison.heads)
+    paths = list(save_differences(comparison, into, style.of(About(line=visible(texts), command=style.about.command))))
+    return Redrawn(paths, ("layers/ is not drawn: no table holds the weights of both sides; compare again",))
+
+
+STUDIES: Mapping[str, Callable[[Path, Path, Style], Redrawn]] = {
+    atlas.NAME: _scan,
+    "checkpoints.parquet": _checkpoints,
+    effects.NAME: _ablation,
+    COMPARISON: _comparison,
+}
+
+
+def _name(facts: Mapping[str, Any]) -> str:
+    """The model's name as a picture says it."""
+    return visible(str(facts["model"]["name"]))[:LONGEST_NAME]
+
+
+def _check(folder: Path, heads: Iterable[tuple[int, int]]) -> None:
+    """Raise InputError for heads that no model has: pictures have a row per layer, and a column per head."""
+    if not all(type(place) is int and 0 <= place < MOST for head in heads for place in head):
+        raise InputError(f"{folder} names heads that no model has", "name the folder of a finished study")

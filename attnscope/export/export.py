@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from attnscope.drawing import FIGURES, Advance, check_kinds, draw_alone, drawings, save_rollout
 from attnscope.errors import UsageError
+from attnscope.export.drawing import FIGURES, Advance, check_kinds, draw_alone, drawings, save_rollout
+from attnscope.export.manifest import NAME, TARGET, check, inner_folders, run_facts, taken, tokens_of
 from attnscope.figures import Style
-from attnscope.folder.manifest import NAME, TARGET, check, inner_folders, run_facts, taken, tokens_of
 from attnscope.model.libraries import versions
 from attnscope.observe.observation import Mean, look_table
 from attnscope.utils.files import jsonable, refuse_links, save_json, sha256_of
@@ -34,7 +34,7 @@ ONE_PICTURE = 'choose a head with heads=["L1H4"], or a figure with figures=["ove
 MOST_HEADS = 20  # how many are drawn one by one where nobody says which
 
 
-class Ways(TypedDict, total=False):
+class ExportOptions(TypedDict, total=False):
     """The fields of `Export`, as keywords."""
 
     figures: Sequence[str]
