@@ -19,16 +19,15 @@ from typing import TYPE_CHECKING, Any
 from attnscope._version import __version__
 
 if TYPE_CHECKING:
-    from attnscope.api import capture, load
-    from attnscope.calls.ablate import ablate
-    from attnscope.calls.batch import batch
-    from attnscope.calls.compare import compare
-    from attnscope.calls.explain import explain
-    from attnscope.calls.knockout import knockout
-    from attnscope.calls.parity import parity
-    from attnscope.calls.patch import patch
-    from attnscope.calls.scan import scan
-    from attnscope.calls.why import why
+    from attnscope.api.ablate import ablate
+    from attnscope.api.batch import batch
+    from attnscope.api.capture import capture, load
+    from attnscope.api.compare import compare
+    from attnscope.api.explain import explain
+    from attnscope.api.knockout import knockout, patch
+    from attnscope.api.parity import parity
+    from attnscope.api.scan import scan
+    from attnscope.api.why import why
     from attnscope.errors import AttnscopeError
     from attnscope.figures import Style
     from attnscope.hooks.listen import listen
@@ -70,19 +69,19 @@ _HOMES = {
     "Request": "attnscope.observe.request",
     "Style": "attnscope.figures",
     "View": "attnscope.observe.layers",
-    "ablate": "attnscope.calls.ablate",
-    "batch": "attnscope",  # a room that is called, see `callable_room`
-    "capture": "attnscope.api",
-    "compare": "attnscope.calls.compare",
+    "ablate": "attnscope.api.ablate",
+    "batch": "attnscope.api.batch",
+    "capture": "attnscope.api.capture",
+    "compare": "attnscope.api.compare",
     "connect": "attnscope.serve.session",
-    "explain": "attnscope",
-    "knockout": "attnscope.calls.knockout",
-    "patch": "attnscope.calls.patch",
+    "explain": "attnscope.api.explain",
+    "knockout": "attnscope.api.knockout",
+    "patch": "attnscope.api.knockout",
     "listen": "attnscope.hooks.listen",
-    "load": "attnscope.api",
-    "parity": "attnscope",
-    "scan": "attnscope.calls.scan",
-    "why": "attnscope.calls.why",
+    "load": "attnscope.api.capture",
+    "parity": "attnscope.api.parity",
+    "scan": "attnscope.api.scan",
+    "why": "attnscope.api.why",
     "wrap": "attnscope.model.loading",
 }
 
@@ -93,10 +92,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'attnscope' has no attribute {name!r}")
     import importlib
 
-    home = _HOMES[name]
-    if home == __name__:
-        return importlib.import_module(f"{home}.{name}")
-    value = getattr(importlib.import_module(home), name)
+    value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

@@ -29,9 +29,9 @@ import pyarrow.parquet as pq
 from batch_loop import loop
 from results import measured_here
 
-from attnscope.batch.corpus import Corpus
-from attnscope.batch.job import Job
-from attnscope.batch.run import run_folder
+from attnscope.corpus.folder import Job
+from attnscope.corpus.records import Corpus
+from attnscope.corpus.run import run_folder
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions

@@ -15,12 +15,12 @@ import torch
 from engines import build
 from results import measured_here
 
+from attnscope.certificate.check import check_parity
 from attnscope.hooks.listen import listen
 from attnscope.model.libraries import silence_libraries
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load, wrap
 from attnscope.model.options import LoadOptions
-from attnscope.parity import check_parity
 
 TARGET = 10.0
 

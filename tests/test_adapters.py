@@ -24,6 +24,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 from transformers.integrations.peft import MIN_PEFT_VERSION, check_peft_version
 
 import attnscope
+from attnscope.certificate.check import certificate, check_parity
 from attnscope.errors import AttnscopeError, ModelError, UsageError
 from attnscope.hooks.projections import output_projections, projection
 from attnscope.model import adapters
@@ -31,8 +32,6 @@ from attnscope.model import sources as hub
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, identify, load, wrap
 from attnscope.model.options import LoadOptions
-from attnscope.parity import check_parity
-from attnscope.parity.certificate import certificate
 from helpers.brought import an_adapter, in_peft
 from helpers.command_line import call
 from helpers.folders import saved, with_tokenizer

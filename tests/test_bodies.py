@@ -10,6 +10,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from transformers.models.auto import modeling_auto
 
+from attnscope.certificate.check import check_parity
 from attnscope.errors import ModelError
 from attnscope.model.fitting import LoadedAs
 from attnscope.model.loaded import LoadedModel
@@ -19,7 +20,6 @@ from attnscope.model.tasks import model_classes, task_of
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.observe.request import Request
 from attnscope.observe.run import read
-from attnscope.parity import check_parity
 from helpers.command_line import call
 from helpers.families import tiny_config, tiny_model
 from helpers.folders import edit_config, saved, with_tokenizer

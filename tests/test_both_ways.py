@@ -14,8 +14,9 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.llama import modeling_llama
 
 import attnscope
+from attnscope.api.scan import scan
 from attnscope.attention.spec import Visibility
-from attnscope.calls.scan import scan
+from attnscope.certificate.check import check_parity, in_words
 from attnscope.errors import ModelError, UsageError
 from attnscope.hooks.generation import check_causal
 from attnscope.model.geometry import geometry_of
@@ -26,8 +27,6 @@ from attnscope.observe.layers import View
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.observe.request import Request
 from attnscope.observe.run import prepare
-from attnscope.parity import check_parity
-from attnscope.parity.certificate import in_words
 from helpers.families import NOT_BUILT, WITHOUT_ATTENTION, tiny_config
 from helpers.parity_models import rouse
 

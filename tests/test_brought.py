@@ -26,6 +26,7 @@ from transformers.quantizers.quantizer_hqq import HqqHfQuantizer
 from transformers.utils.logging import is_progress_bar_enabled
 
 import attnscope
+from attnscope.certificate.check import certificate, check_parity
 from attnscope.errors import AttnscopeError, ModelError, UsageError
 from attnscope.hooks.projections import projection
 from attnscope.model import gguf
@@ -34,8 +35,6 @@ from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, bytes_in_memory, identify, load, load_config, wrap
 from attnscope.model.options import LoadOptions
 from attnscope.model.quantised import Arithmetic, dequantizing, is_quantised
-from attnscope.parity import check_parity
-from attnscope.parity.certificate import certificate
 from helpers.brought import a_gguf, an_adapter, compressed
 from helpers.command_line import call
 from helpers.families import tiny_model

@@ -8,8 +8,8 @@ import torch
 from transformers.models.blt import modeling_blt
 
 import attnscope
+from attnscope.certificate.check import check_parity
 from attnscope.errors import ModelError
-from attnscope.explain.traced import explain_head
 from attnscope.export.drawing import about
 from attnscope.inputs.answers import of_patches
 from attnscope.inputs.prompt import from_text
@@ -17,7 +17,7 @@ from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import wrap
 from attnscope.observe.collect import observe
 from attnscope.observe.request import Request
-from attnscope.parity import check_parity
+from attnscope.steps.traced import explain_head
 from attnscope.studies.comparison import check_alike
 from helpers.command_line import SENTENCE, call
 from helpers.made_tokenizers import single_bytes

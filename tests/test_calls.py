@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.calls.explain_record import Explained
-from attnscope.calls.scan import Scan
+from attnscope.api.records import Explained
+from attnscope.api.scan import Scan
 from attnscope.errors import UsageError
 from attnscope.model.options import LoadOptions
 from attnscope.observe.layers import View
@@ -159,14 +159,14 @@ def test_a_certificate_and_an_explanation(demo, tmp_path: Path) -> None:
 
 
 def test_rooms_are_functions_whatever_is_imported_first(demo) -> None:
-    import attnscope.batch.job
-    import attnscope.explain.steps
-    import attnscope.parity.verdicts
+    import attnscope.certificate.verdicts
+    import attnscope.corpus.folder
+    import attnscope.steps.attention
 
     for room in (attnscope.batch, attnscope.explain, attnscope.parity):
         assert callable(room)
         assert ">>> " in (room.__doc__ or "")
-    assert attnscope.batch.job.Job
+    assert attnscope.corpus.folderlder.Job
     assert attnscope.batch(demo, ["the bank"]).table().num_rows == 24
 
 
@@ -197,7 +197,7 @@ def same(found: pa.Table, expected: pa.Table) -> None:
 
 
 def test_a_list_of_texts_takes_fewer_passes_than_texts(demo, monkeypatch) -> None:
-    from attnscope.calls import texts
+    from attnscope.api import capture as texts
 
     passes, observe = [], texts.observe
     monkeypatch.setattr(

@@ -20,6 +20,7 @@ from attnscope.attention.questions import Entropy, GroupMass, MaxWeight, Stronge
 from attnscope.attention.spec import AttentionSpec, Visibility, by_place, row_blocks
 from attnscope.attention.tiles import Tiling
 from attnscope.attention.tiling import TiledAttention
+from attnscope.certificate.check import check_parity
 from attnscope.hooks.calls import sdpa_kernel
 from attnscope.hooks.engines import ENGINES, full_precision
 from attnscope.hooks.listen import listen
@@ -32,7 +33,6 @@ from attnscope.observe import choice
 from attnscope.observe.choice import FASTER_TOKENS, Case, automatic, kernel_reads
 from attnscope.observe.collectors.heads import TopRelation
 from attnscope.observe.layers import Layer, LayerKey
-from attnscope.parity import check_parity
 from attnscope.utils import memory
 from attnscope.utils.memory import free_memory
 from helpers.parity_models import roused_model

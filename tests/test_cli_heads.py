@@ -174,8 +174,8 @@ def test_metrics_of_length_are_columns_where_they_are_asked_for(demo):
 
 
 def test_parquet_has_the_types_of_a_dataset(tmp_path):
-    from attnscope.batch.job import DatasetOutput
-    from attnscope.batch.schemas import schema_of
+    from attnscope.corpus.folder import DatasetOutput
+    from attnscope.corpus.tables import schema_of
 
     found = pq.read_schema(io.BytesIO(ran("heads", "--text", SENTENCE, "--format", "parquet").out))
     plain = {

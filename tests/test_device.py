@@ -15,11 +15,10 @@ import attnscope
 from attnscope import Request
 from attnscope.attention.spec import Visibility
 from attnscope.attention.tiling import TILE_BYTES
-from attnscope.batch.items import Item
-from attnscope.batch.job import Job
-from attnscope.batch.shards import Shard
-from attnscope.batch.worker import Worker
-from attnscope.explain import explain_head
+from attnscope.certificate.check import check_parity
+from attnscope.corpus.folder import Job, Shard
+from attnscope.corpus.items import Item
+from attnscope.corpus.worker import Worker
 from attnscope.hooks import listen as seam
 from attnscope.hooks.engines import ENGINES
 from attnscope.inputs.prompt import from_ids, from_text
@@ -31,7 +30,7 @@ from attnscope.model.loading import wrap
 from attnscope.observe.collect import observe
 from attnscope.observe.collectors import heads
 from attnscope.observe.layers import View
-from attnscope.parity import check_parity
+from attnscope.steps import explain_head
 from attnscope.studies import ablation as tasks
 from attnscope.studies.ablation import AblationStudy, HeadSets, direct_means
 from attnscope.studies.ablation_search import screened

@@ -21,9 +21,6 @@ from rich.console import Console
 from attnscope.cli.explain import Telling
 from attnscope.cli.explain_tables import steps_sheet
 from attnscope.errors import ModelError, UsageError
-from attnscope.explain import attention, explain_head, explain_toy, steps, toy
-from attnscope.explain.jsonl import json_lines
-from attnscope.explain.scaling import CASES, Entries, measure_scaling
 from attnscope.figures.explain import Curve, curves_figure, effect_figure, scaling_effect
 from attnscope.figures.fonts import fonts_for
 from attnscope.figures.style import Style
@@ -32,6 +29,10 @@ from attnscope.inputs.prompt import from_text
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loaded import LoadedModel
 from attnscope.reference import attention as reference
+from attnscope.steps import attention, explain_head, explain_toy, toy
+from attnscope.steps import attention as steps
+from attnscope.steps.records import json_lines
+from attnscope.steps.toy import CASES, Entries, measure_scaling
 from helpers.command_line import call, on_terminal
 from helpers.families import tiny_model
 from helpers.own import attentions
@@ -262,14 +263,14 @@ def test_a_family_without_a_layout_says_what_it_cannot_show() -> None:
 
 
 def test_quantised_weights_begin_with_what_was_heard(monkeypatch: Any, demo: LoadedModel) -> None:
-    monkeypatch.setattr("attnscope.explain.traced.is_quantised", lambda model: True)
+    monkeypatch.setattr("attnscope.steps.traced.is_quantised", lambda model: True)
     explanation = explain_head(demo, from_text(demo.tokenizer, SENTENCE), 2, 3)
     assert explanation.failures == []
     assert "the weights are quantised" in text_of(explanation, width=240)
 
 
 def test_sinks_are_explained_from_what_was_observed_too(monkeypatch: Any) -> None:
-    monkeypatch.setattr("attnscope.explain.traced.is_quantised", lambda model: True)
+    monkeypatch.setattr("attnscope.steps.traced.is_quantised", lambda model: True)
     explanation = explain_head(tiny("gpt_oss"), Tokens(), 1, 3)  # type: ignore[arg-type]
     assert explanation.failures == []
     softmax = next(step for step in explanation.steps if step.name == "softmax")
@@ -364,7 +365,7 @@ EXAMPLES = ["attention", "jsonl", "records", "scaling", "steps", "toy", "traced"
 
 @pytest.mark.parametrize("module", EXAMPLES)
 def test_examples_are_true(module: str, demo: LoadedModel) -> None:
-    loaded = importlib.import_module(f"attnscope.explain.{module}")
+    loaded = importlib.import_module(f"attnscope.steps.{module}")
     qkv = attention.QKV(torch.randn(2, 9, 4), torch.randn(1, 9, 4), torch.randn(1, 9, 4))
     causal = torch.ones(1, 9, 9).tril().bool()
     names = {
@@ -500,7 +501,7 @@ def test_curves_show_points_lines_and_the_root() -> None:
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A measurement over fewer samples."""
     few = partial(measure_scaling, samples=1000)
-    monkeypatch.setattr("attnscope.explain.scaling.measure_scaling", few)
+    monkeypatch.setattr("attnscope.steps.toy.measure_scaling", few)
 
 
 def test_the_command_explains_in_a_pipe_and_draws(tmp_path: Path) -> None:

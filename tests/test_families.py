@@ -16,7 +16,7 @@ ROOT = Path(attnscope.__file__).parent
 NOT_OF_TRANSFORMERS: dict[str, str] = {}
 # Names of families that are words of another kind elsewhere.
 # A kind of layer, and how such layers' attributes begin; how a comparison pairs tokens.
-OTHER_WORDS = {"model/geometry.py": {"mamba"}, "calls/compare.py": {"align"}}
+OTHER_WORDS = {"model/geometry.py": {"mamba"}, "api/compare.py": {"align"}}
 # What is known of families, and of llama.cpp's architectures, many of which have a family's name.
 TABLES = ("model/families.py", "model/gguf.py")
 

@@ -17,14 +17,13 @@ from packaging.version import Version
 from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
 import attnscope
+from attnscope.certificate.check import certificate, check_parity
 from attnscope.errors import ModelError
 from attnscope.model import gguf
 from attnscope.model.gguf import read_header
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
-from attnscope.parity import check_parity
-from attnscope.parity.certificate import certificate
 from helpers.command_line import call
 from helpers.families import EARLIER
 from helpers.gguf_files import LAYOUTS, tiny, write

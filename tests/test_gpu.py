@@ -13,13 +13,13 @@ import torch
 
 import attnscope
 from attnscope import Request
+from attnscope.certificate.check import check_parity
 from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen
 from attnscope.metrics.metrics import METRICS
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, load, wrap
 from attnscope.model.options import LoadOptions
-from attnscope.parity import check_parity
 from attnscope.serve import place
 from helpers.command_line import SENTENCE, call
 from helpers.parity_models import roused_model

@@ -73,7 +73,7 @@ def test_an_answer_beside_a_picture_is_read_apart() -> None:
 
 @pytest.mark.usefixtures("soon")
 def test_a_batch_goes_on_after_a_target_that_never_ends() -> None:
-    from attnscope.batch.asks import targets
+    from attnscope.corpus.asks import targets
 
     loaded = SimpleNamespace(
         tokenizer=Stuck(), brought=True, geometry=SimpleNamespace(decoder_positions=None), model=SimpleNamespace()

@@ -29,25 +29,22 @@ MAY_IMPORT = {
     "hooks": "errors utils model inputs attention",
     "metrics": "errors model attention",
     "reference": "",
-    "parity": "errors utils model inputs attention hooks reference",
-    "explain": "errors utils model inputs hooks reference parity",
-    "observe": "errors utils model inputs attention hooks metrics parity",
-    "notebook": "errors utils model inputs metrics observe",
+    "certificate": "errors utils model inputs attention hooks reference",
+    "observe": "errors utils model inputs attention hooks metrics certificate",
     "interventions": "errors utils model inputs attention hooks",
-    "studies": "errors utils model inputs attention hooks metrics parity observe interventions",
+    "studies": "errors utils model inputs attention hooks metrics certificate observe interventions",
+    "steps": "errors utils model inputs hooks reference certificate",
     "figures": "errors utils",
-    "viewer": "_version errors utils model inputs metrics explain observe studies",
+    "viewer": "_version errors utils model inputs metrics observe studies steps",
     "live": "_version errors utils model viewer",
     "export": "errors utils model inputs hooks metrics observe studies figures",
-    "batch": "_version errors utils model inputs hooks metrics observe studies figures export",
-    "calls": "errors utils model inputs attention hooks metrics parity explain observe interventions studies"
-    " figures export batch",
-    "purposes": "errors model inputs explain observe interventions studies viewer calls",
-    "face": "errors utils model observe notebook figures viewer export",
-    "api": "errors utils model inputs observe calls face",
-    "serve": "errors utils model inputs observe purposes face api",
+    "corpus": "_version errors utils model inputs hooks metrics observe studies figures export",
+    "api": "errors utils model inputs attention hooks metrics certificate observe interventions studies"
+    " steps figures viewer export corpus",
+    "purposes": "errors model inputs observe interventions studies steps viewer api",
+    "serve": "errors utils model inputs observe api purposes",
     # handed out, imported on first use
-    "": "_version errors model hooks observe figures calls api serve",
+    "": "_version errors model hooks observe figures api serve",
 }
 FREE = {"cli", "__main__"}  # may import whatever they need, and nobody imports them
 

@@ -11,10 +11,10 @@ import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
 
 import attnscope
-from attnscope.batch.corpus import Corpus
-from attnscope.batch.job import Job
-from attnscope.batch.run import run_folder
-from attnscope.explain import explain_head
+from attnscope.certificate.check import check_parity
+from attnscope.corpus.folder import Job
+from attnscope.corpus.records import Corpus
+from attnscope.corpus.run import run_folder
 from attnscope.hooks import modules
 from attnscope.interventions.passes import prepared
 from attnscope.interventions.spec import HeadSet
@@ -23,7 +23,7 @@ from attnscope.model.loading import wrap
 from attnscope.model.modules import weights_of
 from attnscope.observe.layers import View
 from attnscope.observe.logit_path import Way, way_to_logits
-from attnscope.parity import check_parity
+from attnscope.steps import explain_head
 from attnscope.studies import ablation as tasks
 from attnscope.studies.ablation import AblationStudy, HeadSets
 from attnscope.studies.ablation_search import screened

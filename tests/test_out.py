@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 import attnscope
-from attnscope.calls import why_record
-from attnscope.calls.ablate_other import QUESTIONS
+from attnscope.api import why_record
+from attnscope.api.ablate import QUESTIONS
 from attnscope.cli.groups import DRAWN, parameters
 from attnscope.cli.options import Writing
 from attnscope.cli.place import check_writable, settle_figures

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import attnscope
+from attnscope.certificate.check import check_parity, in_words
 from attnscope.errors import UsageError
 from attnscope.hooks.listen import listen
 from attnscope.model.families import FAMILIES
 from attnscope.model.loading import wrap
 from attnscope.observe.layers import View
 from attnscope.observe.request import Request
-from attnscope.parity import check_parity
-from attnscope.parity.certificate import in_words
 from attnscope.studies.copying import copying_of
 from helpers.parity_models import TYPES, as_loaded, ids_for, roused_model
 

@@ -19,6 +19,15 @@ import pytest
 import torch
 
 import attnscope
+from attnscope.certificate.check import (
+    ParityReport,
+    certificate,
+    check_parity,
+    in_words,
+    parity_table,
+    verify,
+    weights_sha256,
+)
 from attnscope.cli import run
 from attnscope.errors import ForwardError, UsageError
 from attnscope.hooks.listen import listen
@@ -27,8 +36,6 @@ from attnscope.inputs.prompt import from_text
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
-from attnscope.parity import ParityReport, check_parity
-from attnscope.parity.certificate import certificate, in_words, parity_table, verify, weights_sha256
 from attnscope.reference.layouts import layout_of
 from attnscope.utils.files import save_json
 from helpers.compiling import compiling  # noqa: F401

@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-import attnscope.parity.comparing
+import attnscope.certificate.compare
+from attnscope.certificate.check import ATOL, check_parity
 from attnscope.model.families import family as family_of_name
-from attnscope.parity import ATOL, check_parity
 from attnscope.reference import reader
 from attnscope.reference.layouts import ALONE, FAMILIES, UNREAD, VARIANTS, Layout, layout_of
 from helpers.families import BYPASS, FEW, WITHOUT_ATTENTION, few, of_all_families, one_per_layout, tiny_config
@@ -194,7 +194,7 @@ def test_an_oracle_that_leaves_something_out_is_caught(family: str, monkeypatch:
     for wrong in wrong_layouts(layout):
         if not in_use(layout, wrong, model):
             continue
-        monkeypatch.setattr(attnscope.parity.comparing, "layout_of", lambda config, wrong=wrong: wrong)
+        monkeypatch.setattr(attnscope.certificate.compare, "layout_of", lambda config, wrong=wrong: wrong)
         assert not check_parity(as_loaded(model), ids_for(family)).holds, wrong
 
 

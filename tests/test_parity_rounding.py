@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnscope.parity import ParityReport, allowed, check_parity
-from attnscope.parity.certificate import certificate, in_words, parity_table, verify
+from attnscope.certificate import verdicts as allowed
+from attnscope.certificate.check import ParityReport, certificate, check_parity, in_words, parity_table, verify
 from helpers.command_line import call
 from helpers.parity_models import as_loaded, attend_otherwise, ids_for, in_half, roused_model
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from attnscope.parity import ParityReport, check_parity
-from attnscope.parity.certificate import certificate, verify
+from attnscope.certificate.check import ParityReport, certificate, check_parity, verify
 from helpers.parity_cases import CASES
 from helpers.parity_models import as_loaded, ids_for, roused_model
 

@@ -13,18 +13,17 @@ from typing import Any
 import pytest
 import torch
 
+from attnscope.certificate.check import ATOL, ParityReport, certificate, check_parity, in_words, parity_table, verify
 from attnscope.errors import UsageError
 from attnscope.hooks.modules import ModuleRun
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.observe.run import read
-from attnscope.parity import ATOL, ParityReport, check_parity
-from attnscope.parity.certificate import certificate, in_words, parity_table, verify
 from attnscope.reference import reader
-from attnscope.reference.given import Given
 from attnscope.reference.layouts import ENCODERS, FAMILIES, UNREAD, UNREAD_ENCODERS, layout_of
-from attnscope.reference.relative import relative_bias
+from attnscope.reference.positions import relative_bias
+from attnscope.reference.projections import Given
 from helpers.command_line import call
 from helpers.families import few
 from helpers.parity_models import as_loaded, in_half

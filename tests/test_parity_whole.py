@@ -24,14 +24,14 @@ from peft import PrefixTuningConfig, PromptTuningConfig
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from attnscope.certificate import alone, whole
+from attnscope.certificate.check import certificate, check_parity
 from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.observe.run import prepare
-from attnscope.parity import alone, check_parity, whole
-from attnscope.parity.certificate import certificate
 from helpers.brought import a_gguf, an_adapter
 from helpers.command_line import call
 from helpers.folders import saved, with_tokenizer

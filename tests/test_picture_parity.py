@@ -16,17 +16,16 @@ import torch
 import transformers as hf
 
 import attnscope
+from attnscope.certificate.check import ATOL, ParityReport, certificate, check_parity
+from attnscope.certificate.oracle import arrangements_of
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import DECODER, VISION
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.observe.run import prepare
-from attnscope.parity import ATOL, ParityReport, check_parity
-from attnscope.parity.arranged import arrangements_of
-from attnscope.parity.certificate import certificate
 from attnscope.reference import reader
-from attnscope.reference.grids import grid_positions, mixed_positions, windows
-from attnscope.reference.rotary import axial_cos_sin
-from attnscope.reference.rules import AXES
+from attnscope.reference.masks import grid_positions, mixed_positions, windows
+from attnscope.reference.positions import axial_cos_sin
+from attnscope.reference.reader import AXES
 from helpers import picture_models
 from helpers.picture_models import TEXT, Models, picture, read_here, saved
 
@@ -123,7 +122,7 @@ def test_an_answer_follows_the_prompt(family: str, models: dict[str, LoadedModel
 
 
 def test_what_is_not_known_is_said(models: dict[str, LoadedModel], field: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.parity.arranged.BLOCKS", {})
+    monkeypatch.setattr("attnscope.certificate.oracle.BLOCKS", {})
     report = parity(models["gemma3"], field)
     assert report.levels == {DECODER: "scores", VISION: "full"}
     assert "see each other" in report.layers[0].why

@@ -13,6 +13,7 @@ import transformers as hf
 from PIL import Image
 
 import attnscope
+from attnscope.certificate.check import check_parity
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.figures import Patches, PatchSheet, Style
 from attnscope.figures.pictures import grid_of, save_patches
@@ -24,7 +25,6 @@ from attnscope.observe.layers import PerLayer
 from attnscope.observe.observation import Observation
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.observe.run import prepare
-from attnscope.parity import check_parity
 from helpers.command_line import Result, call
 from helpers.families import few
 from helpers.picture_models import FAMILIES, Models, need_image_processors, picture, read_here, saved

@@ -8,8 +8,9 @@ import torch
 import transformers as hf
 
 import attnscope
-from attnscope.batch.asks import check_fields
-from attnscope.batch.job import Job
+from attnscope.certificate.check import check_parity
+from attnscope.corpus.asks import check_fields
+from attnscope.corpus.folder import Job
 from attnscope.errors import AttnscopeError, ModelError
 from attnscope.hooks.patch_tokens import patch_tokens
 from attnscope.model.fitting import check_tower
@@ -20,7 +21,6 @@ from attnscope.model.tasks import model_class, task_of
 from attnscope.observe.observation import Observation
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.observe.run import prepare
-from attnscope.parity import check_parity
 from attnscope.reference.layouts import UNREAD_TOWERS
 from helpers.command_line import call
 from helpers.parity_models import rouse

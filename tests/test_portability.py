@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
+from attnscope.certificate import whole
 from attnscope.errors import ModelError, UsageError
-from attnscope.parity import whole
 from attnscope.utils import folders as claim
 from attnscope.utils import folders as journal
 from attnscope.utils import signals

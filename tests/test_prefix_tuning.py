@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaModel
 
 import attnscope
+from attnscope.certificate.check import check_parity
 from attnscope.errors import InputError, ModelError
 from attnscope.model import adapters
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
-from attnscope.parity import check_parity
 from helpers.brought import an_adapter, in_peft
 from helpers.command_line import call
 from helpers.folders import saved

@@ -14,14 +14,14 @@ from typing import get_args
 import pytest
 
 import attnscope
+from attnscope.api.captured import Capture
+from attnscope.certificate.check import check_parity
 from attnscope.errors import UsageError
 from attnscope.export.manifest import OURS, ask_of, prompt_of
-from attnscope.face import Capture
 from attnscope.figures.style import ImageFormat
 from attnscope.inputs.prompt import Prompt
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.observe.run import prepare, read
-from attnscope.parity import check_parity
 from attnscope.studies.comparison import check_folder
 from attnscope.utils.tables import FORMULA_STARTS, as_table, save, tamed, write
 from helpers.command_line import call

@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING
 
 import attnscope
-from attnscope.batch.journal import Journal
 from attnscope.cli import output
+from attnscope.corpus.folder import Journal
 from attnscope.errors import LINE, LINES, MESSAGE, InputError, ModelError, UsageError, brief, in_a_line, visible
 from attnscope.model import sources as hub
 from attnscope.model.checkpoint import check_config, check_counts, check_tokenizer
@@ -505,7 +505,7 @@ def attnscope_read() -> str:
 
 
 def test_a_corpus_from_a_closed_standard_input(monkeypatch) -> None:
-    from attnscope.batch.corpus import Corpus, find_files
+    from attnscope.corpus.records import Corpus, find_files
 
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(InputError, match="standard input is closed"):
@@ -527,7 +527,7 @@ def test_a_journal_of_another_shape_is_damage(tmp_path: Path, changes: dict[str,
 
 
 def test_a_run_json_of_brackets_is_damage(tmp_path: Path) -> None:
-    from attnscope.batch.folder import check_ours
+    from attnscope.corpus.folder import check_ours
 
     (tmp_path / "run.json").write_text("[" * 100_000)
     with pytest.raises(UsageError, match="damaged"):
@@ -540,10 +540,9 @@ def test_weights_that_find_no_room_are_an_error_of_the_disk(tmp_path: Path) -> N
 
     import torch
 
-    from attnscope.batch.items import Item
-    from attnscope.batch.job import DatasetOutput
-    from attnscope.batch.shards import Shard
-    from attnscope.batch.writers import ShardWriter
+    from attnscope.corpus.folder import DatasetOutput, Shard
+    from attnscope.corpus.items import Item
+    from attnscope.corpus.rows import ShardWriter
 
     (tmp_path / ".partial").mkdir()
     writer = ShardWriter(tmp_path, Shard((Item(0, "a", 1, "a", "text"),)), DatasetOutput(weights=True))

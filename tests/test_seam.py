@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import AttentionInterface
 
-from attnscope.api import capture
+from attnscope.api.capture import capture
 from attnscope.attention.questions import Distance, Entropy, Features, Received
 from attnscope.errors import ForwardError, ModelError, UsageError
 from attnscope.hooks.engines import ENGINES, Engine, engine_named

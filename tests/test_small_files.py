@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope.batch.folder import check_ours
-from attnscope.batch.journal import Journal
+from attnscope.corpus.folder import Journal, check_ours
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
 from attnscope.export.manifest import read_manifest
 from attnscope.inputs.sound import extractor_of
@@ -236,7 +235,7 @@ def test_sweeping_removes_nothing_behind_a_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "failures.jsonl"])
 def test_a_journal_is_not_appended_to_through_a_link(tmp_path: Path, name: str) -> None:
-    from attnscope.batch.journal import Record
+    from attnscope.corpus.folder import Record
 
     journal, victim = Journal(tmp_path), tmp_path / "victim"
     victim.write_text("keep")

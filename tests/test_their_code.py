@@ -9,12 +9,13 @@ import torch
 from transformers import AutoModelForCausalLM, dynamic_module_utils
 
 import attnscope
+from attnscope.certificate import alone, whole
+from attnscope.certificate.check import check_parity
 from attnscope.errors import AttnscopeError, ModelError, UsageError
 from attnscope.hooks.listen import calls_interface, listen
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
-from attnscope.parity import alone, check_parity, whole
 from helpers import their_code
 from helpers.command_line import call
 from helpers.folders import TOKENIZER_FILES, edit_config

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from attnscope.api import capture, load
+from attnscope.api.capture import capture, load
 from attnscope.model.loaded import LoadedModel
 from attnscope.observe import collector
 from attnscope.observe.layers import View

@@ -17,6 +17,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import BigBirdConfig, BigBirdModel, PreTrainedTokenizerFast
 
 import attnscope
+from attnscope.certificate.check import ParityReport, check_parity
 from attnscope.cli.parity import verdict
 from attnscope.hooks.engines import ENGINES
 from attnscope.inputs.prompt import Prompt
@@ -27,7 +28,6 @@ from attnscope.observe.collect import observe
 from attnscope.observe.layers import View
 from attnscope.observe.observation import Observation
 from attnscope.observe.request import Request
-from attnscope.parity import ParityReport, check_parity
 from helpers.command_line import Result, call
 from helpers.own import attentions
 from helpers.parity_models import as_loaded, attend_otherwise, ids_for, in_half, rouse, roused_model

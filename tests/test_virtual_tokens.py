@@ -9,6 +9,7 @@ from peft import PromptEncoderConfig, PromptTuningConfig
 from safetensors.torch import load_file, save_file
 
 import attnscope
+from attnscope.certificate.check import check_parity
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.model import adapters
 from attnscope.model.loaded import LoadedModel
@@ -17,7 +18,6 @@ from attnscope.model.modules import put_before
 from attnscope.model.options import LoadOptions
 from attnscope.observe.inputs import reading
 from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.parity import check_parity
 from helpers.brought import an_adapter, in_peft
 from helpers.command_line import call
 from helpers.folders import saved

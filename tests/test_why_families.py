@@ -2,10 +2,10 @@
 
 import pytest
 
-from attnscope.calls.why import VERIFIED
+from attnscope.api.why import VERIFIED
 from attnscope.errors import ModelError
 from attnscope.hooks import families as watching
-from attnscope.reference import rules
+from attnscope.reference import reader as rules
 from attnscope.studies.attribution_records import LogitQuery as AskedLogit
 from helpers.families import BYPASS, few, of_all_families
 from helpers.parity_models import DECODERS, TYPES, ids_for, roused_model

@@ -41,7 +41,7 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measure
     otherwise.check(taken)
     loaded = _loaded(studied, measured)
 
-    from attnscope.calls.ablate import AblateOptions, atlas_named, loss_task, named_sets, run_ablation, study_of
+    from attnscope.api.ablate import AblateOptions, atlas_named, loss_task, named_sets, run_ablation, study_of
 
     asked = fill(AblateOptions, taken, **_of(on), **_of(otherwise), out=measured.out, force=measured.force)
     task, whole = loss_task(loaded, on.read_texts(), asked, on.drawn), otherwise.asks_all and taken.nothing
@@ -84,7 +84,7 @@ def _loaded(studied: Studied, measured: Measured) -> LoadedModel:
 
 def _before_probes(loaded: LoadedModel, task: Task, on: On) -> str:
     """What is known of the cost before the probes name the sets."""
-    from attnscope.calls.ablate import probes_of
+    from attnscope.api.ablate import probes_of
 
     layers = len(loaded.geometry.layers)
     return (

@@ -96,7 +96,7 @@ class On(Sequences, Seed, Top):
         """The texts of --texts; None without it."""
         if self.texts is None:
             return None
-        from attnscope.batch.items import texts_in
+        from attnscope.corpus.items import texts_in
 
         return [item.text for item in texts_in(self.texts, self.sequences)]
 

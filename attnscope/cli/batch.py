@@ -16,9 +16,9 @@ from attnscope.cli.takes import takes
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
-    from attnscope.batch.corpus import Corpus
-    from attnscope.batch.job import Job
     from attnscope.cli.batch_report import Outcome
+    from attnscope.corpus.folder import Job
+    from attnscope.corpus.records import Corpus
     from attnscope.utils.signals import GracefulStop
 
 EXAMPLES = (
@@ -60,7 +60,7 @@ def batch(asked: BatchRun) -> int:
 
 
 def _summarise(asked: BatchRun, job: Job) -> None:
-    from attnscope.batch.summary import summarised, write_summary
+    from attnscope.corpus.tables import summarised, write_summary
 
     assert asked.out is not None
     with unwinding(), output.progress("summary", len(summarised(job.output)), asked.quiet) as advance:
@@ -69,8 +69,8 @@ def _summarise(asked: BatchRun, job: Job) -> None:
 
 
 def _to_folder(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, note: Callable[..., None]) -> Outcome:
-    from attnscope.batch.run import run_folder
     from attnscope.cli.batch_report import Outcome
+    from attnscope.corpus.run import run_folder
     from attnscope.model.loading import identify
 
     assert asked.out is not None
@@ -95,13 +95,13 @@ def _to_folder(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, no
 
 
 def _to_stdout(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, note: Callable[..., None]) -> Outcome:
-    from attnscope.batch.corpus import find_files
-    from attnscope.batch.items import read_items
-    from attnscope.batch.pipeline import run_shards
-    from attnscope.batch.shards import item_cost, shards
-    from attnscope.batch.worker import Worker
-    from attnscope.batch.writers import StreamWriter
     from attnscope.cli.batch_report import Outcome
+    from attnscope.corpus.folder import item_cost, shards
+    from attnscope.corpus.items import read_items
+    from attnscope.corpus.pipeline import run_shards
+    from attnscope.corpus.records import find_files
+    from attnscope.corpus.rows import StreamWriter
+    from attnscope.corpus.worker import Worker
 
     files = find_files(corpus)
     worker = Worker(job)

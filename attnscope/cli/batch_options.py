@@ -19,9 +19,9 @@ from attnscope.errors import UsageError
 from attnscope.utils.folders import CORPORA
 
 if TYPE_CHECKING:
-    from attnscope.batch.cluster import Cluster
-    from attnscope.batch.corpus import Corpus
-    from attnscope.batch.job import Job
+    from attnscope.corpus.folder import Job
+    from attnscope.corpus.records import Corpus
+    from attnscope.corpus.run import Cluster
     from attnscope.observe.atlas import HeadNames
 
 TABLES = ("heads", "relations")
@@ -105,7 +105,7 @@ class Sources(GlobalTokens, Tokens):
 
     def corpus(self) -> Corpus:
         """How the corpus is read."""
-        from attnscope.batch.corpus import Corpus
+        from attnscope.corpus.records import Corpus
 
         return fill(Corpus, self, sources=tuple(self.sources), format=self.input_format)
 
@@ -241,7 +241,7 @@ class Ray:
         where = address(self.ray)
         if where is None:
             return None
-        from attnscope.batch.cluster import Cluster
+        from attnscope.corpus.run import Cluster
 
         return Cluster(where, self.num_actors, self.num_gpus_per_actor)
 
@@ -289,7 +289,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
 
     def job(self, atlas: HeadNames | None = None) -> Job:
         """What a worker needs to know."""
-        from attnscope.calls.batch import BatchOptions, named_heads
+        from attnscope.api.batch import BatchOptions, named_heads
         from attnscope.inputs.tokens import defined
 
         about = {key: value for key, value in self.held().items() if key != "sources"} | {"atlas": named_heads(atlas)}

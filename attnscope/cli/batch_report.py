@@ -17,11 +17,10 @@ from attnscope.utils.signals import GracefulStop
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from attnscope.batch.corpus import Corpus
-    from attnscope.batch.job import DatasetOutput, Job
-    from attnscope.batch.journal import Failure
-    from attnscope.batch.pipeline import Tally
     from attnscope.cli.options import Writing
+    from attnscope.corpus.folder import DatasetOutput, Failure, Job
+    from attnscope.corpus.pipeline import Tally
+    from attnscope.corpus.records import Corpus
 
 A_MINUTE = 60.0
 STDIN = "-"
@@ -42,7 +41,7 @@ class RunProgress:
         self._start = self._said = time.monotonic()
 
     def __enter__(self) -> RunProgress:
-        from attnscope.batch.corpus import find_files
+        from attnscope.corpus.records import find_files
 
         sizes = [file.size for file in find_files(self.corpus)]
         self._size = None if None in sizes else sum(size or 0 for size in sizes)
@@ -172,7 +171,7 @@ def several(number: int, name: str) -> str:
 
 def dry_run(job: Job, corpus: Corpus) -> int:
     """Print what would be done and what it would take; the exit code."""
-    from attnscope.batch.estimate import estimate
+    from attnscope.corpus.run import estimate
 
     found = estimate(job, corpus)
     check_items(found.items, corpus)

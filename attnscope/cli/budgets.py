@@ -39,7 +39,7 @@ def measure_budgets(
     asked = questions(answered, text, AskedCache.FIELDS, partial(AskedCache.of, shared=shared), compared.sequences)
 
     # All that a text makes wrong is said by now: a model takes seconds to load, and torch with it.
-    from attnscope.calls.knockout import chosen_heads
+    from attnscope.api.knockout import chosen_heads
     from attnscope.studies.budgets import BudgetPlan, BudgetStudy
 
     assert budgets.keep is not None

@@ -25,7 +25,7 @@ from attnscope.model.selection import SEQ2SEQ
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
-    from attnscope.calls.compare import Compared, SidesOfText
+    from attnscope.api.compare import Compared, SidesOfText
     from attnscope.figures import Style
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.run import Run
@@ -96,7 +96,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
 
     texts, loaded = texts_of(asked, printing), load_models(asked, printing)
 
-    from attnscope.calls.compare import CompareOptions, compared
+    from attnscope.api.compare import CompareOptions, compared
     from attnscope.cli.compare_table import differences_sheet
 
     # What compare.json says was asked for has no paths and nothing that leaves the numbers as they are.
@@ -135,14 +135,14 @@ def tell_side(run: Run, quiet: bool) -> None:
 
 def texts_of(asked: Sides, printing: Differences) -> list[SidesOfText]:
     """The texts of both sides. Raises UsageError or InputError for what cannot be read."""
-    from attnscope.calls.compare import SidesOfText
+    from attnscope.api.compare import SidesOfText
     from attnscope.cli.single import read_given
 
     if asked.texts is None:
         text = read_given(asked, printing)
         return [SidesOfText("the text", text, text if asked.compare_text is None else asked.compare_text)]
 
-    from attnscope.batch.items import texts_in
+    from attnscope.corpus.items import texts_in
 
     output.complain_through_talk(printing.quiet)
     return [SidesOfText(item.id, item.text, item.text) for item in texts_in(asked.texts, chat=asked.chat, strict=True)]

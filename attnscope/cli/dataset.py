@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     import typer
 
-    from attnscope.batch.dataset import CorpusHeads, Dataset, Pair
+    from attnscope.corpus.dataset import CorpusHeads, Dataset, Pair
     from attnscope.figures import Style
 
 LONGEST_ASKED = 80  # characters
@@ -105,8 +105,8 @@ def draw_dataset(folder: Path, asked: Ranked, into: Path, style: Style, figures:
 
 
 def _read(folder: Path, asked: Ranked, quiet: bool) -> tuple[Dataset, CorpusHeads]:
-    from attnscope.batch.dataset import read_dataset
-    from attnscope.batch.summary import summarised
+    from attnscope.corpus.dataset import read_dataset
+    from attnscope.corpus.tables import summarised
 
     dataset = read_dataset(folder)
     with output.progress("means over the texts", len(summarised(dataset.output)), quiet) as advance:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.table import Table as RichTable
 
-    from attnscope.explain import Explanation
-    from attnscope.explain.scaling import Spread
+    from attnscope.steps import Explanation
+    from attnscope.steps.toy import Spread
 
 EXAMPLES = (
     'attnscope explain --text "the cat sat on the mat" --head L2H3 --query last --out runs/cat.png',
@@ -113,8 +113,8 @@ def explain_model(asked: StepsText, steps: Steps, telling: Telling) -> int:
 
 def run_toy(telling: Telling, steps: Steps) -> int:
     """Explain the toy, every number of it."""
-    from attnscope.calls.explain import one_head
-    from attnscope.explain.toy import HEADS, explain_toy
+    from attnscope.api.explain import one_head
+    from attnscope.steps.toy import HEADS, explain_toy
 
     _, number = one_head(steps.head or "L0H0", {0: HEADS})
     return finish(telling, explain_toy(number, read_query(steps.query)), whole=True)
@@ -122,7 +122,7 @@ def run_toy(telling: Telling, steps: Steps) -> int:
 
 def run_scaling(telling: Telling, seed: int) -> int:
     """Measure std(q . k) against d_k."""
-    from attnscope.explain.scaling import FORMULA, SAMPLES, measure_scaling
+    from attnscope.steps.toy import FORMULA, SAMPLES, measure_scaling
 
     spreads = measure_scaling(seed=seed)
     if place := telling.place("scaling"):
@@ -157,7 +157,7 @@ def finish(telling: Telling, explanation: Explanation, whole: bool = False) -> i
 
         output.show(steps_sheet(explanation, whole))
     else:
-        from attnscope.explain.jsonl import json_lines
+        from attnscope.steps.records import json_lines
 
         stream = output.data_stream("jsonl")
         for line in json_lines(explanation):
@@ -170,7 +170,7 @@ def finish(telling: Telling, explanation: Explanation, whole: bool = False) -> i
 
 def draw(explanation: Explanation, place: Path, telling: Telling) -> Path:
     """The four panels of what scaling does."""
-    from attnscope.calls.explain_record import draw_scaling
+    from attnscope.api.records import draw_scaling
 
     with unwinding():
         return draw_scaling(explanation, place, telling.style(command_line("explain", telling)))

@@ -16,11 +16,11 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from attnscope.explain.records import HIDDEN, SUMMED
+from attnscope.steps.records import HIDDEN, SUMMED
 from attnscope.utils import display as cells
 
 if TYPE_CHECKING:
-    from attnscope.explain import Check, Explanation, Numbers, Step
+    from attnscope.steps import Check, Explanation, Numbers, Step
 
 FIRST = 4  # numbers shown of a vector
 IN_COLUMN = 3  # and of a longer one in a column beside others

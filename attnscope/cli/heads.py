@@ -161,7 +161,7 @@ def over_texts(context: Context, folder: Path, given: dict[str, Any]) -> int:
 
 def is_dataset(folder: Path) -> bool:
     """Whether a folder is one that `attnscope batch` has filled."""
-    from attnscope.batch import folder as kept
+    from attnscope.corpus import folder as kept
 
     return kept.is_dataset(folder)
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.table import Table as RichTable
 
-    from attnscope.parity import ParityReport
-    from attnscope.parity.verdicts import Largest
+    from attnscope.certificate.check import ParityReport
+    from attnscope.certificate.verdicts import Largest
 
 EXAMPLES = (
     "attnscope parity --out certificate.json",
@@ -77,13 +77,13 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
     if asked.has_text or asked.picture:
         text = read_given(asked, printing)
     else:
-        from attnscope.parity import TEXT
+        from attnscope.certificate.check import TEXT
 
         text = TEXT
     output.complain_through_talk(printing.quiet)
     run = prepared(asked, printing, text, selected)
 
-    from attnscope.calls.parity import ParityOptions, checked
+    from attnscope.api.parity import ParityOptions, checked
 
     compared = ParityOptions(select=selected.select, atol=tolerance.atol, whole=tolerance.whole)
     with output.progress("forward pass and oracle", None, printing.quiet):
@@ -101,7 +101,7 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
 
 def conclude(report: ParityReport, quiet: bool) -> int:
     """Say which layers do not hold or were not checked, and last the verdict; the exit code that follows."""
-    from attnscope.parity.certificate import in_words, whole_in_words
+    from attnscope.certificate.check import in_words, whole_in_words
 
     if report.whole and not report.whole.holds:
         output.talk(f"does not hold: {whole_in_words(report.whole)}", quiet=False)
@@ -121,7 +121,7 @@ VERDICTS = {True: "holds", False: "does not hold", None: "is not shown"}
 
 def verdict(report: ParityReport) -> str:
     """One line: level, largest difference, distance of half precision from float32, what the text cannot show."""
-    from attnscope.parity.certificate import whole_in_words
+    from attnscope.certificate.check import whole_in_words
 
     largest, rounding = report.largest(), report.largest("rounding")
     reached = ", ".join(_reached(report, stack) for stack in report.levels)
@@ -153,7 +153,7 @@ def _where(largest: Largest, report: ParityReport) -> str:
 
 def parity_sheet(table: pa.Table) -> RichTable:
     """The rows for a person, without the columns that say nothing."""
-    from attnscope.parity import ATOL
+    from attnscope.certificate.check import ATOL
 
     columns, silent = table.to_pydict(), {"call": 0, "why": "", "weights_allowed": ATOL, "stack": DECODER}
     if len(set(columns["stack"])) > 1:

@@ -54,7 +54,7 @@ def patch(paired: Paired, patches: Patches, beside: BesideOthers, table: PatchTa
     make = partial(AskedPair.of, shared=shared)
     asked = questions(paired, text, AskedPair.FIELDS, make, beside.sequences, stdin="jsonl")
 
-    from attnscope.calls.knockout import chosen_heads
+    from attnscope.api.knockout import chosen_heads
     from attnscope.studies.patching import PatchStudy
 
     loaded = load_studied(paired, table)

@@ -36,7 +36,7 @@ def redraw(
 
     sort, metrics: by which heads are sorted, and what else was named, for the figure of depth.
     """
-    from attnscope.batch.folder import is_dataset
+    from attnscope.corpus.folder import is_dataset
 
     over_layers = {"sort", "metrics"} if is_dataset(folder) or DEPTH in (looks.figures or "") else set()
     drawing = {"given", "select", "set", *over_layers, *parameters(type(pictures), type(looks))}

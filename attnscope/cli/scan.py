@@ -26,7 +26,7 @@ from attnscope.utils import display as cells
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
-    from attnscope.calls.scan import Scan
+    from attnscope.api.scan import Scan
     from attnscope.figures import Style
     from attnscope.model.options import LoadOptions
     from attnscope.studies.atlas import Atlas
@@ -131,7 +131,7 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept, look: Look) -> int:
     if probing.texts is not None and kept.out is None and not probing.dry_run:
         raise UsageError("--texts writes tables and a picture", "name a folder with --out DIR")
 
-    from attnscope.batch.items import texts_in
+    from attnscope.corpus.items import texts_in
     from attnscope.model.libraries import silence_libraries
     from attnscope.utils.files import read_ids
 
@@ -173,7 +173,7 @@ def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kep
     with output.progress(f"loading {cells.model_name(str(options.model))}", None, kept.quiet):
         loaded = load(options)
 
-    from attnscope.calls.scan import ScanOptions, run_scan, study_of
+    from attnscope.api.scan import ScanOptions, run_scan, study_of
 
     asked = fill(ScanOptions, probing, pool=given.pool, texts=given.texts, out=kept.out, force=kept.force)
     study = study_of(loaded, asked, probing.drawn)

@@ -19,12 +19,12 @@ from attnscope.utils.signals import unwinding
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from attnscope.batch.items import Item
     from attnscope.cli.knockout_options import Answered, Compared
     from attnscope.cli.load_options import Checkpoint
     from attnscope.cli.options import Writing
     from attnscope.cli.study_options import StudyTable
     from attnscope.cli.top import Top
+    from attnscope.corpus.items import Item
     from attnscope.model.loaded import LoadedModel
     from attnscope.studies.parts import StudyRecord
     from attnscope.studies.study import Cost, Study
@@ -67,7 +67,7 @@ def questions(
     fields: what a record may say. make: of a text or of records, as the Python call takes them. most: texts that are
     read. stdin: as of `texts_in`. Raises as `texts_in`, and what `make` raises with the place of the record.
     """
-    from attnscope.batch.items import texts_in
+    from attnscope.corpus.items import texts_in
 
     if text is not None:
         return make(text)

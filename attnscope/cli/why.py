@@ -18,7 +18,7 @@ from attnscope.utils.signals import unwinding
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from attnscope.calls.why_record import Why
+    from attnscope.api.why_record import Why
 
 RIVER = '"the bank of the river, the bank of the" --head L3H0 --key river'
 EXAMPLES = (
@@ -47,7 +47,7 @@ def why(asked: LogitText, logit: Logit, top: Top, table: WhyTable, look: Look) -
 
     text = read_given(asked, table)
 
-    from attnscope.calls.why_options import ask_of
+    from attnscope.api.why_record import ask_of
     from attnscope.cli.single import answer
     from attnscope.purposes.take_apart import TakeApart
 

@@ -13,7 +13,7 @@ from attnscope.cli.study_options import StudyTable
 from attnscope.utils.folders import PICTURES, TABLES
 
 if TYPE_CHECKING:
-    from attnscope.calls.why_options import WhyOptions
+    from attnscope.api.why_record import WhyOptions
 
 
 @option_group
@@ -54,7 +54,7 @@ class Logit(OneHead, Question):
         """What the library is asked. Raises UsageError for what no text makes right."""
         groups = self.asks()["define"]
 
-        from attnscope.calls.why_options import WhyOptions
+        from attnscope.api.why_record import WhyOptions
 
         text = {name: getattr(asked, name) for name in ("chat", "truncate", "target", "generate", "pair")}
         options = fill(WhyOptions, self, define=groups, picture=asked.picture or None, **text)

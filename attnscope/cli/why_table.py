@@ -9,7 +9,7 @@ from attnscope.utils import display as cells
 from attnscope.utils.display import Column, Sheet
 
 if TYPE_CHECKING:
-    from attnscope.calls.why_record import Why
+    from attnscope.api.why_record import Why
 
 nats = partial(cells.signed, decimals=3)
 CONTRIBUTION = "contribution: what it gives to the logit, each norm with the scale that it has"

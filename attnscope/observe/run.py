@@ -127,7 +127,7 @@ class Run:
 
     def verified(self) -> Run:
         """The same, after every layer was held against the oracle; its verdict goes into the manifest."""
-        from attnscope.parity.certificate import verify
+        from attnscope.certificate.check import verify
 
         return replace(self, facts={**self.facts, "parity": verify(self.loaded, self.prompt, source=self.source)})
 
@@ -257,7 +257,9 @@ def prepare(
 def _departures(loaded: LoadedModel) -> Iterator[str]:
     """Where transformers' own code for this family is known to err; what is read is what it computes."""
     if family_of(loaded.model).bypasses_interface:
-        from attnscope.parity import known_departure  # of many files: for the few families with attention of their own
+        from attnscope.certificate.check import (
+            known_departure,  # of many files: for the few families with attention of their own
+        )
 
         if said := known_departure(loaded.model.config):
             yield f"read as it is computed, and that is wrong: {said}; attnscope parity shows by how much"

@@ -55,7 +55,7 @@ class CutEdges(Purpose):
 
     def study(self, loaded: LoadedModel, ask: Ask, texts: Sequence[AskedText]) -> KnockoutStudy:
         """The study of some texts, of which the ask names the heads."""
-        from attnscope.calls.knockout import chosen_heads
+        from attnscope.api.knockout import chosen_heads
         from attnscope.studies.knockout import KnockoutStudy
 
         heads = chosen_heads(loaded, ask.select, ask.atlas)

@@ -10,9 +10,9 @@ from attnscope.observe.progress import Progress as Teller
 from attnscope.purposes.purpose import Check, Purpose, unchecked
 
 if TYPE_CHECKING:
-    from attnscope.explain.records import Explanation
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.request import CaptureSpec as Ask
+    from attnscope.steps.records import Explanation
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ExplainHead(Purpose):
 
     def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> Explanation:
         """The steps; raises as `attnscope.explain`."""
-        from attnscope.calls.explain import STACKS, followed
+        from attnscope.api.explain import STACKS, followed
         from attnscope.observe.run import prepare, run_lines
 
         loaded.check_task(*STACKS)

@@ -126,7 +126,7 @@ class ShowPage(Purpose):
 
     def taken_apart(self, run: Run, plan: Plan) -> Sequence[KeyParts]:
         """The logits of `why`."""
-        from attnscope.calls.why import STACKS
+        from attnscope.api.why import STACKS
         from attnscope.model.selection import select
 
         if self.why is None:

@@ -10,8 +10,7 @@ from attnscope.observe.progress import Progress as Teller
 from attnscope.purposes.purpose import Check, Purpose, unchecked
 
 if TYPE_CHECKING:
-    from attnscope.calls.why_options import WhyOptions
-    from attnscope.calls.why_record import Why
+    from attnscope.api.why_record import Why, WhyOptions
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.request import CaptureSpec as Ask
 
@@ -39,8 +38,8 @@ class TakeApart(Purpose):
 
     def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> Why:
         """The logit with its parts; raises as `attnscope.why`."""
-        from attnscope.calls.why import STACKS, taken_apart
-        from attnscope.calls.why_options import WhyOptions
+        from attnscope.api.why import STACKS, taken_apart
+        from attnscope.api.why_record import WhyOptions
         from attnscope.observe.run import asked_lines, prepare, target_lines
 
         loaded.check_task(*STACKS)

@@ -22,8 +22,8 @@ from attnscope.serve.wire import WireError
 TAG = "~"
 RECORDS = {  # by name, where the type is; each is imported without torch
     "attnscope.observe.request": ("Ask", "Asked", "Request"),
-    "attnscope.calls.why_record": ("Why",),
-    "attnscope.explain.records": ("Check", "Explanation", "Numbers", "Step"),
+    "attnscope.api.why_record": ("Why",),
+    "attnscope.steps.records": ("Check", "Explanation", "Numbers", "Step"),
     "attnscope.interventions.spec": ("Cut",),
     "attnscope.observe.atlas": ("HeadNames",),
     "attnscope.observe.records": (

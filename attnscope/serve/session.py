@@ -8,9 +8,9 @@ from typing import Any, Unpack
 
 import torch
 
-from attnscope.api import is_several, kept
+from attnscope.api.capture import is_several, kept
+from attnscope.api.captured import Capture
 from attnscope.errors import ModelError, UsageError, hints_of
-from attnscope.face import Capture
 from attnscope.model.options import LoadOptions
 from attnscope.observe.layers import View
 from attnscope.observe.progress import NO_PROGRESS as SILENT

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from attnscope.certificate.compare import Stack, made_spec
 from attnscope.errors import ModelError
 from attnscope.hooks.calls import same_numbers
 from attnscope.hooks.engines import UNCHECKED
@@ -29,8 +30,6 @@ from attnscope.hooks.listen import calls_interface, listen, listening, running
 from attnscope.hooks.modules import ModuleRun
 from attnscope.hooks.projections import EARLIER, has_earlier, weighted
 from attnscope.model.selection import ENCODER, is_vision
-from attnscope.parity.comparing import Stack
-from attnscope.parity.made import made_spec
 from attnscope.studies.residual import HeadOutputs, Projection, WrittenSides
 from attnscope.studies.residual import ResidualSources as Written
 from attnscope.studies.residual_places import (

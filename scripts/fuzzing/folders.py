@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from attnscope.batch.folder import SCHEMA
+from attnscope.corpus.folder import SCHEMA
 from fuzzing.made import COMMANDS, command, copied, left, other_table
 from fuzzing.trying import Ended, Try, full_disk, kind, outside
 from fuzzing.words import JSONS, NASTY, RAW_JSON, damage, odd_file, spoil

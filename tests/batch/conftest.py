@@ -47,4 +47,4 @@ def drawn_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         yield Here()
 
     if request.node.get_closest_marker("e2e") is None:
-        monkeypatch.setattr("attnscope.batch.run.drawing_pool", pool)
+        monkeypatch.setattr("attnscope.corpus.run.drawing_pool", pool)

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 import attnscope
-from attnscope.batch.asks import ask_for
-from attnscope.batch.items import Item
-from attnscope.batch.job import DatasetOutput, Job
-from attnscope.batch.schemas import schema_of
+from attnscope.corpus.asks import ask_for
+from attnscope.corpus.folder import DatasetOutput, Job
+from attnscope.corpus.items import Item
+from attnscope.corpus.tables import schema_of
 from attnscope.errors import InputError
 from attnscope.metrics.metrics import LOOKBACKS
 from attnscope.model.loaded import LoadedModel

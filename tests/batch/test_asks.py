@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from attnscope import Request
-from attnscope.batch.asks import ask_for
-from attnscope.batch.items import EMPTY, Item
-from attnscope.batch.job import Job
+from attnscope.corpus.asks import ask_for
+from attnscope.corpus.folder import Job
+from attnscope.corpus.items import EMPTY, Item
 from attnscope.errors import InputError
 from attnscope.observe.request import CaptureSpec as Ask
 

@@ -8,9 +8,9 @@ import torch
 from torch.testing import assert_close
 
 import attnscope.observe
-from attnscope.batch.batches import batches
-from attnscope.batch.items import Item
-from attnscope.batch.shards import shards
+from attnscope.corpus.asks import batches
+from attnscope.corpus.folder import shards
+from attnscope.corpus.items import Item
 from attnscope.hooks.listen import listen
 from attnscope.inputs.prompt import Prompt
 from attnscope.model.families import FAMILIES, Family

@@ -14,16 +14,16 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner
 
-from attnscope.batch import cluster as on_ray
-from attnscope.batch.cluster import Cluster
-from attnscope.batch.journal import Record
-from attnscope.batch.pipeline import Run, Tally
 from attnscope.cli import run
 from attnscope.cli.app import app, made
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.batch_ray import with_value
 from attnscope.cli.config import keys_of, read_config
 from attnscope.cli.groups import parameters
+from attnscope.corpus import run as on_ray
+from attnscope.corpus.folder import Record
+from attnscope.corpus.pipeline import Run, Tally
+from attnscope.corpus.run import Cluster
 from attnscope.errors import UsageError
 from attnscope.model.checkpoint import _samples, digest
 from helpers.corpora import jsonl, rows, written

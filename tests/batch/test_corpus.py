@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from attnscope.batch import items as items_module
-from attnscope.batch.corpus import Corpus, find_files
-from attnscope.batch.items import Item, read_items, texts_in
-from attnscope.batch.job import DatasetOutput, Job
-from attnscope.batch.run import run_folder
+from attnscope.corpus import items as items_module
+from attnscope.corpus.folder import DatasetOutput, Job
+from attnscope.corpus.items import Item, read_items, texts_in
+from attnscope.corpus.records import Corpus, find_files
+from attnscope.corpus.run import run_folder
 from attnscope.errors import InputError, UsageError
 from attnscope.model.options import LoadOptions
 from attnscope.observe.request import Request
@@ -310,7 +310,7 @@ def test_a_row_of_a_list_that_repeats_a_long_text_fails_alone(tmp_path: Path) ->
 
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load the model with NaN where % is embedded."""
-    from attnscope.batch import worker
+    from attnscope.corpus import worker
 
     real = worker.load
 

@@ -16,16 +16,16 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 from typer.testing import CliRunner
 
-from attnscope.batch.corpus import Corpus
-from attnscope.batch.dataset import CorpusHeads
-from attnscope.batch.items import Item
-from attnscope.batch.job import DatasetOutput, Job
-from attnscope.batch.rows import Measured, arrow_tables, pieces
-from attnscope.batch.run import run_folder
-from attnscope.batch.schemas import SCHEMA_VERSIONS, SCHEMAS, schema_of
-from attnscope.batch.worker import Worker
 from attnscope.cli import run
 from attnscope.cli.app import app
+from attnscope.corpus.dataset import CorpusHeads
+from attnscope.corpus.folder import DatasetOutput, Job
+from attnscope.corpus.items import Item
+from attnscope.corpus.records import Corpus
+from attnscope.corpus.rows import Measured, arrow_tables, pieces
+from attnscope.corpus.run import run_folder
+from attnscope.corpus.tables import SCHEMA_VERSIONS, SCHEMAS, schema_of
+from attnscope.corpus.worker import Worker
 from attnscope.inputs.prompt import from_text
 from attnscope.model.options import LoadOptions
 from attnscope.model.selection import STACKS
@@ -286,7 +286,7 @@ def test_an_empty_window_has_the_same_schema(tiny: Any) -> None:
 
 
 def test_pieces_are_the_same_rows_in_the_same_order(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnscope.batch.shards import Shard
+    from attnscope.corpus.folder import Shard
 
     texts = ["the bank", "a", "the river bank is the bank", "one two three", "the"]
     worker = Worker(Job(), tiny)
@@ -296,7 +296,7 @@ def test_pieces_are_the_same_rows_in_the_same_order(tiny: Any, monkeypatch: pyte
     whole = arrow_tables(measured, DatasetOutput())
     assert len(list(pieces(measured))) == 1
     most = [one.most_relations for _, one in measured.seen]
-    monkeypatch.setattr("attnscope.batch.rows.ROWS_A_PIECE", most[0] + 1)
+    monkeypatch.setattr("attnscope.corpus.rows.ROWS_A_PIECE", most[0] + 1)
     parts = list(pieces(measured))
     assert 1 < len(parts) < len(texts)
     assert [item.number for part in parts for item, _ in part.seen] == list(range(len(texts)))
@@ -307,7 +307,7 @@ def test_pieces_are_the_same_rows_in_the_same_order(tiny: Any, monkeypatch: pyte
 
 
 def test_a_worker_measures_what_it_tokenised(tiny: Any) -> None:
-    from attnscope.batch.shards import Shard
+    from attnscope.corpus.folder import Shard
 
     shard = Shard((Item(5, "f", 1, "a", "the bank"), Item(6, "f", 2, "b", problem="empty")))
     worker = Worker(Job(), tiny)

@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from attnscope.batch import replicas
-from attnscope.batch import worker as worker_module
-from attnscope.batch.corpus import Corpus
-from attnscope.batch.items import Item
-from attnscope.batch.job import Job
-from attnscope.batch.run import run_folder
-from attnscope.batch.shards import Shard
-from attnscope.batch.worker import Worker
+from attnscope.corpus import worker as replicas
+from attnscope.corpus import worker as worker_module
+from attnscope.corpus.folder import Job, Shard
+from attnscope.corpus.items import Item
+from attnscope.corpus.records import Corpus
+from attnscope.corpus.run import run_folder
+from attnscope.corpus.worker import Worker
 from attnscope.hooks.engines import Engine
 from attnscope.model.options import LoadOptions
 from attnscope.observe import choice

@@ -17,15 +17,14 @@ from typing import Any
 
 import pytest
 
-from attnscope.batch.corpus import Corpus
-from attnscope.batch.items import Item
-from attnscope.batch.job import DatasetOutput, Job
-from attnscope.batch.run import run_folder
-from attnscope.batch.shards import Shard
-from attnscope.batch.table_files import TableFile
-from attnscope.batch.worker import Worker
-from attnscope.batch.writers import MOST_WAITING, ShardWriter
 from attnscope.cli.batch_report import graceful_stop
+from attnscope.corpus.folder import DatasetOutput, Job, Shard
+from attnscope.corpus.items import Item
+from attnscope.corpus.records import Corpus
+from attnscope.corpus.rows import MOST_WAITING, ShardWriter
+from attnscope.corpus.run import run_folder
+from attnscope.corpus.tables import TableFile
+from attnscope.corpus.worker import Worker
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.export.drawing import Pictures
 from attnscope.figures.pool import drawing_pool
@@ -99,7 +98,7 @@ def test_broken_off_the_dataset_is_the_same_byte_for_byte(
     with monkeypatch.context() as patch:
         moved[:], at[0] = [], steps // 2 if where == "rename" else 0
         if where == "journal":
-            patch.setattr("attnscope.batch.journal.append", append)
+            patch.setattr("attnscope.corpus.folder.append", append)
         with pytest.raises(Killed):
             run(tmp_path / "again")
     at[0] = 0
@@ -122,7 +121,7 @@ def test_a_signal_ends_the_command_and_the_same_command_goes_on(
 ) -> None:
     """It comes while the second window is measured."""
     corpus, out, heard = jsonl(tmp_path / "corpus.jsonl", some_texts(9, longest=9)), tmp_path / "out", list[int]()
-    monkeypatch.setattr("attnscope.batch.worker.WINDOW_TEXTS", 3)
+    monkeypatch.setattr("attnscope.corpus.worker.WINDOW_TEXTS", 3)
     measure = Worker.measure
 
     def signalled(self: Worker, *given: Any) -> Any:
@@ -423,7 +422,7 @@ def test_a_folder_on_a_disk_that_is_mounted_read_only_is_refused(tmp_path: Path,
 def test_memory_that_runs_out_halves_the_batch_and_fails_only_the_giant(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attnscope.batch import worker
+    from attnscope.corpus import worker
 
     real, sizes = worker.observe, []
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.batch.folder import begun_sources, check_options, check_ours
-from attnscope.batch.journal import Failure, Journal, Record
+from attnscope.corpus.folder import Failure, Journal, Record, begun_sources, check_options, check_ours
 from attnscope.errors import InputError, UsageError
 
 RECORDS = [
@@ -110,7 +109,7 @@ def test_a_folder_that_is_still_written_to_is_swept_all_the_same(
             (folder / shard).mkdir(parents=True)
 
     monkeypatch.setattr(shutil, "rmtree", amid)
-    monkeypatch.setattr("attnscope.batch.journal.PAUSE_SECONDS", 0)
+    monkeypatch.setattr("attnscope.corpus.folder.PAUSE_SECONDS", 0)
     Journal(tmp_path).sweep()
     assert not partial.exists()
     assert next(begun, None) is None

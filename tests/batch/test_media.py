@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.batch.job import Job
-from attnscope.batch.worker import Worker
+from attnscope.corpus.folder import Job
+from attnscope.corpus.worker import Worker
 from attnscope.errors import ModelError
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.selection import CROSS, DECODER, ENCODER, VISION

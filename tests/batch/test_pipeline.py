@@ -8,12 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from attnscope.batch.items import Item
-from attnscope.batch.job import Job
-from attnscope.batch.pipeline import Writing, _loaded_once, ahead, run_shards
-from attnscope.batch.replicas import Replicas
-from attnscope.batch.shards import Shard
-from attnscope.batch.worker import Worker
+from attnscope.corpus.folder import Job, Shard
+from attnscope.corpus.items import Item
+from attnscope.corpus.pipeline import Writing, _loaded_once, ahead, run_shards
+from attnscope.corpus.worker import Replicas, Worker
 
 SECONDS = 600  # in which a thread gets its turn, however busy the machine is
 

@@ -17,15 +17,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from attnscope.batch import cluster
-from attnscope.batch.cluster import Cluster, _waits_for, check_room, started, waiting_said
-from attnscope.batch.corpus import Corpus
-from attnscope.batch.items import Item
-from attnscope.batch.job import DatasetOutput, Job
-from attnscope.batch.journal import Journal, Record, digest
-from attnscope.batch.pipeline import Run
-from attnscope.batch.run import run_folder
-from attnscope.batch.summary import write_summary
+from attnscope.corpus import run as cluster
+from attnscope.corpus.folder import DatasetOutput, Job, Journal, Record, digest
+from attnscope.corpus.items import Item
+from attnscope.corpus.pipeline import Run
+from attnscope.corpus.records import Corpus
+from attnscope.corpus.run import Cluster, _waits_for, check_room, run_folder, started, waiting_said
+from attnscope.corpus.tables import write_summary
 from attnscope.errors import AttnscopeError, InputError, UsageError
 from attnscope.export.drawing import Pictures
 from attnscope.model.options import LoadOptions
@@ -194,7 +192,7 @@ def test_more_than_a_cluster_has_is_refused(cluster: Cluster, there: dict[str, f
 def test_a_run_that_does_nothing_says_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("attnscope.batch.cluster.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("attnscope.corpus.run.PATIENCE_SECONDS", 0.05)
     done: list[int] = []
 
     def said() -> int:

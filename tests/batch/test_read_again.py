@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv
 
-from attnscope.batch.dataset import read_dataset
-from attnscope.batch.journal import Journal, Record
-from attnscope.batch.summary import write_summary
 from attnscope.cli.dataset import dataset_sheet, open_ends
+from attnscope.corpus.dataset import read_dataset
+from attnscope.corpus.folder import Journal, Record
+from attnscope.corpus.tables import write_summary
 from attnscope.errors import InputError, UsageError
 from attnscope.metrics.metrics import METRICS
 from attnscope.model import loading
@@ -290,8 +290,8 @@ def test_a_damaged_dataset_is_one_line(place: Path, tmp_path: Path, name: str) -
 
 
 def test_rows_that_share_no_head_ask_for_no_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.batch.summary.HELD", 0)
-    monkeypatch.setattr("attnscope.batch.summary.MOST_SPARSE", 0.5)
+    monkeypatch.setattr("attnscope.corpus.tables.HELD", 0)
+    monkeypatch.setattr("attnscope.corpus.tables.MOST_SPARSE", 0.5)
     with pytest.raises(InputError, match="its texts do not have the same heads"):
         read_dataset(place / "asked").heads()
 

@@ -11,11 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope.batch.corpus import Corpus
-from attnscope.batch.items import Item
-from attnscope.batch.job import DatasetOutput, Job
-from attnscope.batch.run import run_folder
-from attnscope.batch.spans import given_spans
+from attnscope.corpus.folder import DatasetOutput, Job
+from attnscope.corpus.items import Item, given_spans
+from attnscope.corpus.records import Corpus
+from attnscope.corpus.run import run_folder
 from attnscope.errors import InputError
 from attnscope.inputs.prompt import from_text
 from attnscope.model.loaded import LoadedModel

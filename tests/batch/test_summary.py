@@ -12,12 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope.batch import summary
-from attnscope.batch.corpus import Corpus
-from attnscope.batch.job import DatasetOutput, Job
-from attnscope.batch.run import run_folder
-from attnscope.batch.schemas import SCHEMAS
-from attnscope.batch.summary import write_summary
+from attnscope.corpus import tables as summary
+from attnscope.corpus.folder import DatasetOutput, Job
+from attnscope.corpus.records import Corpus
+from attnscope.corpus.run import run_folder
+from attnscope.corpus.tables import SCHEMAS, write_summary
 from attnscope.errors import InputError, UsageError
 from attnscope.metrics.metrics import METRICS
 from attnscope.model.loaded import LoadedModel

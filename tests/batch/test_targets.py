@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, WhisperConfig, WhisperForConditionalGeneration
 
 import attnscope
-from attnscope.batch.batches import batches
-from attnscope.batch.job import Job
-from attnscope.batch.worker import Worker
+from attnscope.corpus.asks import batches
+from attnscope.corpus.folder import Job
+from attnscope.corpus.worker import Worker
 from attnscope.errors import ModelError
 from attnscope.model.selection import CROSS, DECODER, ENCODER
 from helpers.command_line import call

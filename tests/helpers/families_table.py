@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from attnscope.parity import ATOL
+from attnscope.certificate.check import ATOL
 from helpers.families import WITHOUT_ATTENTION
 from helpers.parity_cases import CASES
 from helpers.parity_models import NOT_MADE, TOKENS, TYPES, Measured, measure

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from attnscope.batch.corpus import Corpus
-from attnscope.batch.job import DatasetOutput, Job
-from attnscope.batch.run import run_folder
+from attnscope.corpus.folder import DatasetOutput, Job
+from attnscope.corpus.records import Corpus
+from attnscope.corpus.run import run_folder
 from attnscope.model.options import LoadOptions
 from attnscope.observe.request import Request
 

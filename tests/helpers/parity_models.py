@@ -17,11 +17,11 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.llama import modeling_llama
 
+from attnscope.certificate.check import check_parity
+from attnscope.certificate.verdicts import Level
 from attnscope.errors import ModelError
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loaded import LoadedModel
-from attnscope.parity import check_parity
-from attnscope.parity.verdicts import Level
 from attnscope.reference.layouts import layout_of
 from helpers.families import WITHOUT_ATTENTION, tiny_model
 from helpers.families import _shrunk as shrunk

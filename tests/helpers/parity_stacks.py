@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from attnscope.certificate.check import ParityReport, check_parity
 from attnscope.model.tasks import model_class, task_of
-from attnscope.parity import ParityReport, check_parity
 from helpers.families import VOCABULARY, _shrunk, _update, config_class_of
 from helpers.parity_models import as_loaded, rouse
 

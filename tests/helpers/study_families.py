@@ -5,8 +5,8 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 import attnscope
-from attnscope.calls.ablate import ablate
-from attnscope.calls.scan import scan
+from attnscope.api.ablate import ablate
+from attnscope.api.scan import scan
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.hooks.projections import output_projections
 from attnscope.model.loaded import LoadedModel
@@ -73,7 +73,7 @@ def _direct(loaded: LoadedModel) -> str:
 def _copying(loaded: LoadedModel) -> str:
     """`yes`, or in words why `scan` has no probe of copying; of its trials one is read."""
     try:
-        with patch("attnscope.calls.scan.plan", _one_trial):
+        with patch("attnscope.api.scan.plan", _one_trial):
             found = scan(loaded, sequences=2, pool=range(10, 60))
     except ModelError as error:
         return str(error).partition(";")[0]

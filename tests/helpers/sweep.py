@@ -36,12 +36,12 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 
 import attnscope
+from attnscope.certificate.check import check_parity
 from attnscope.errors import AttnscopeError
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER
 from attnscope.model.selection import CROSS, DECODER, DIFFERENCE, ENCODER, SEQ2SEQ, VISION, VISION_ONLY
 from attnscope.model.tasks import looks_back_alone, task_of
-from attnscope.parity import check_parity
 from helpers.families import FAMILIES
 from helpers.parity_models import NESTED, rouse
 from helpers.shrinking import MOST, parameters, shrunk

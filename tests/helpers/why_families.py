@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import attnscope
-from attnscope.calls.why_options import MEAN
+from attnscope.api.why_record import MEAN
 from attnscope.model.loaded import LoadedModel
 from attnscope.studies.attribution_records import LogitParts
 from attnscope.studies.attribution_records import LogitQuery as AskedLogit

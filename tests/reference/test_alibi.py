@@ -8,9 +8,9 @@ from torch.testing import assert_close
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
-from attnscope.reference.alibi import alibi_bias, alibi_slopes
 from attnscope.reference.attention import softmax
 from attnscope.reference.masks import causal_mask, positions
+from attnscope.reference.positions import alibi_bias, alibi_slopes
 
 HEADS = [1, 2, 3, 5, 6, 7, 8, 12, 16, 20, 32, 71, 112]
 

@@ -15,10 +15,8 @@ from transformers import MistralConfig, T5Config, T5Model
 from transformers.models.mistral.modeling_mistral import MistralModel
 
 from attnscope.reference.attention import attention_output, attention_weights
-from attnscope.reference.frequencies import default_frequencies
 from attnscope.reference.masks import causal_mask, positions, sliding_window_mask
-from attnscope.reference.relative import relative_bias
-from attnscope.reference.rotary import apply_rotary, cos_sin
+from attnscope.reference.positions import apply_rotary, cos_sin, default_frequencies, relative_bias
 
 TOKENS, HEADS, KV_HEADS, WIDTH, WINDOW, THETA = 12, 4, 2, 8, 5, 10000.0
 

@@ -8,10 +8,9 @@ import torch
 from torch.testing import assert_close
 
 from attnscope.reference.attention import attention_output, attention_weights
-from attnscope.reference.frequencies import inverse_frequencies, yarn_mscale
-from attnscope.reference.latent import LatentWeights, latent_qkv
 from attnscope.reference.masks import additive_mask, causal_mask, positions
-from attnscope.reference.rotary import cos_sin
+from attnscope.reference.positions import cos_sin, inverse_frequencies, yarn_mscale
+from attnscope.reference.projections import LatentWeights, latent_qkv
 
 SIZES = {
     "hidden_size": 32,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from attnscope.reference.norms import l2_norm, layer_norm, rms_norm
+from attnscope.reference.projections import l2_norm, layer_norm, rms_norm
 
 
 @pytest.fixture(name="q_BTHD")

@@ -14,11 +14,20 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from attnscope.reference import layouts
-from attnscope.reference.given import Given, UnreadableError
 from attnscope.reference.layouts import ENCODERS, FAMILIES, Layout, layout_of
-from attnscope.reference.reader import norm_parameters, queries_keys_values, read, visible
-from attnscope.reference.rules import ALIBI, GATES, NORM_ON, QUERY_FACTORS, ROTARY_ON, SCALES
-from attnscope.reference.splits import SPLITS
+from attnscope.reference.projections import SPLITS, Given, UnreadableError
+from attnscope.reference.reader import (
+    ALIBI,
+    GATES,
+    NORM_ON,
+    QUERY_FACTORS,
+    ROTARY_ON,
+    SCALES,
+    norm_parameters,
+    queries_keys_values,
+    read,
+    visible,
+)
 
 H, G, D, E, T = 4, 2, 6, 10, 5
 

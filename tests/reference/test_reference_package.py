@@ -13,14 +13,12 @@ import pytest
 import torch
 
 import attnscope.reference
-from attnscope.reference.frequencies import default_frequencies
-from attnscope.reference.given import Given
-from attnscope.reference.latent import LatentWeights
 from attnscope.reference.layouts import layout_of
 from attnscope.reference.masks import causal_mask, positions
 from attnscope.reference.multihead import MultiHeadAttention
+from attnscope.reference.positions import cos_sin, default_frequencies
+from attnscope.reference.projections import Given, LatentWeights
 from attnscope.reference.reader import read
-from attnscope.reference.rotary import cos_sin
 
 FOLDER = Path(attnscope.reference.__file__).parent
 MODULES = sorted(path.stem for path in FOLDER.glob("*.py"))

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from attnscope.reference.masks import positions
-from attnscope.reference.relative import buckets, relative_bias
+from attnscope.reference.positions import buckets, relative_bias
 
 DISTANCES = torch.arange(-600, 601)
 

@@ -7,8 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from attnscope.reference.attention import attention_logits
-from attnscope.reference.frequencies import default_frequencies
-from attnscope.reference.rotary import apply_rotary, cos_sin
+from attnscope.reference.positions import apply_rotary, cos_sin, default_frequencies
 
 POSITIONS_BT = torch.tensor([[0, 1, 2, 3, 4], [7, 8, 9, 300, 1000]])
 

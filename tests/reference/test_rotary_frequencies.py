@@ -9,8 +9,7 @@ from transformers import LlamaConfig, Phi3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from attnscope.reference.frequencies import inverse_frequencies
-from attnscope.reference.rotary import cos_sin
+from attnscope.reference.positions import cos_sin, inverse_frequencies
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 2048}
 LLAMA3 = {

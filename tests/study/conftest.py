@@ -16,5 +16,5 @@ def short_scan(monkeypatch: pytest.MonkeyPatch) -> None:
         planned = plan(*given, **how)
         return replace(planned, trials=[one for one in planned.trials if one.name in ("offsets", "sink")])
 
-    monkeypatch.setattr("attnscope.calls.scan.plan", short)
-    monkeypatch.setattr("attnscope.calls.scan.save_probes", lambda *given: None)
+    monkeypatch.setattr("attnscope.api.scan.plan", short)
+    monkeypatch.setattr("attnscope.api.scan.save_probes", lambda *given: None)

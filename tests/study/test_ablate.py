@@ -103,7 +103,7 @@ def test_the_folder_holds_the_table_and_what_it_is_of(studied):
 
 def test_a_run_that_was_stopped_goes_on_and_ends_the_same(demo, tmp_path, monkeypatch):
     monkeypatch.setattr("attnscope.interventions.passes.CPU_TOKENS", 4 * 101)
-    monkeypatch.setattr("attnscope.calls.ablate.save_ablation", lambda *given: None)  # test_ablate_other draws
+    monkeypatch.setattr("attnscope.api.ablate.save_ablation", lambda *given: None)  # test_ablate_other draws
     asked = {"sequences": 2, "random": 3, "out": tmp_path}
     whole = attnscope.ablate(demo, named(SETS), **asked)
     readings = sorted((tmp_path / "ablation").glob("*.npz"))
@@ -195,7 +195,7 @@ def test_a_set_of_one_head_has_one_row(demo):
 def test_random_sets_say_how_many_they_are_and_of_which_heads(tmp_path, monkeypatch):
     """Layer 3 has C(6, 2) pairs: without the set's own heads C(4, 2), of all heads all but the set itself."""
     monkeypatch.setattr("attnscope.studies.ablation.PERIOD", 10)
-    monkeypatch.setattr("attnscope.calls.ablate.save_ablation", lambda *given: None)  # test_ablate_other draws
+    monkeypatch.setattr("attnscope.api.ablate.save_ablation", lambda *given: None)  # test_ablate_other draws
     asked = ("ablate", "demo", "--select", "3.0-1", "--sequences", "2", "--format", "table")
     unnamed = call(*asked, "--out", str(tmp_path), columns=140)
     assert random_sets(unnamed) == "6"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import attnscope
+from attnscope.api.captured import heads_html
 from attnscope.cli.heads_table import ranked
 from attnscope.errors import InputError, UsageError
 from attnscope.export.drawing import head_sheet, layer_maps
@@ -18,7 +19,6 @@ from attnscope.export.redraw import run_of_folder
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.model.selection import CSA, DECODER, HCA, STACKS, resolved, select
-from attnscope.notebook import heads_html
 from attnscope.observe.atlas import atlas_of
 from attnscope.utils.display import head_name
 from attnscope.viewer.side import Side

@@ -6,7 +6,7 @@ Shapes: B text, T token, H head, G kv head, Q query, K key, V width of v, E mode
 import pytest
 import torch
 
-from attnscope.batch.job import Job
+from attnscope.corpus.folder import Job
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.loading import wrap
 from attnscope.observe.layers import View

@@ -362,7 +362,7 @@ def two(tmp_path_factory):
 
 def test_few_sequences_have_no_interval_and_no_role(two, monkeypatch):
     """A pipe has every probe, of the readings that lie there."""
-    monkeypatch.setattr("attnscope.calls.scan.save_probes", lambda *given: None)  # `two` has drawn them
+    monkeypatch.setattr("attnscope.api.scan.save_probes", lambda *given: None)  # `two` has drawn them
     rows = call("scan", "demo", "--sequences", "2", "--out", str(two[1]), "-q", "--format", "jsonl").silent().records
     assert {row["low_all"] for row in rows} == {None}
     table = pq.read_table(two[1] / "atlas.parquet").to_pylist()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from attnscope.api.why import VERIFIED
 from attnscope.attention.spec import AttentionSpec, Visibility
-from attnscope.calls.why import VERIFIED
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.hooks.generation import start_token
 from attnscope.hooks.listen import listen

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.explain import explain_head
 from attnscope.model.loading import wrap
+from attnscope.steps import explain_head
 from helpers.atlases import made_atlas
 from helpers.browsing import DESKTOP, PAUSE, PHONE, VIEWS, visiting
 from helpers.pages import read

@@ -1,7 +1,7 @@
 /**
  * From q, k and v to the weights and the output of one query, in float64: equation 1 of Vaswani et al. 2017, with
  * scale, soft-cap, bias, mask and sink in the order of attnscope/reference/attention.py. Numbers have the keys that
- * attnscope/explain/records.py gives them.
+ * attnscope/steps/records.py gives them.
  *
  * @typedef {import("../types.js").StepsHead} StepsHead
  * @typedef {import("../data.js").Side} Side

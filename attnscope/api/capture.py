@@ -1,0 +1,224 @@
+"""The library in three lines: load a model, capture a text, read the numbers.
+
+Several texts through one model, in padded passes: an observation each, as if each were read alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Unpack, overload
+
+from attnscope.api.captured import Capture
+from attnscope.corpus.asks import batch_limit, batches
+from attnscope.errors import UnknownOptionError, UsageError, hints_of, nearest
+from attnscope.hooks.engines import engine_named
+from attnscope.inputs.sound import sound_of
+from attnscope.model.libraries import without_bars
+from attnscope.model.loaded import LoadedModel, check_loaded, pads
+from attnscope.model.loading import load as load_model
+from attnscope.model.options import LoadOptions
+from attnscope.model.selection import SEQ2SEQ
+from attnscope.observe.choice import FASTER_SCORES, kernel_reads
+from attnscope.observe.collect import observe
+from attnscope.observe.collectors.maps import drawn_whole
+from attnscope.observe.layers import View
+from attnscope.observe.observation import Observation
+from attnscope.observe.request import CaptureOptions as How
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.request import Request
+from attnscope.observe.request import TextInputs as Asked
+from attnscope.observe.run import Run, prepare, read
+from attnscope.utils.schema import takes_fields
+
+if TYPE_CHECKING:
+    from attnscope.inputs.prompt import Prompt
+    from attnscope.observe.request import Text
+
+KERNEL = "numba"
+
+
+def read_texts(loaded: LoadedModel, asks: Sequence[Ask]) -> list[Observation]:
+    """What is asked of each text, in order; texts of like length are read in one pass, within what memory allows.
+
+    The asks differ in their text alone. Raises as `run.read`, which reads those that need a pass of their own.
+
+        >>> read_texts(load(), [Ask("the bank"), Ask("the river bank")])
+    """
+    first = asks[0]
+    alone = first.verify or first.keep.rollout or first.keep.operands or first.generate
+    if len(asks) == 1 or alone or loaded.geometry.task == SEQ2SEQ or loaded.geometry.over_patches:
+        return [read(loaded, ask) for ask in asks]
+    runs = [prepare(loaded, ask, compared=place == 0) for place, ask in enumerate(asks)]
+    found: dict[int, Observation] = {}
+    apart = [
+        (run.engine.name, len(run.prompt) * (not pads(loaded.model)), _place(run, at)) for at, run in enumerate(runs)
+    ]
+    for group in batches([len(run.prompt) for run in runs], batch_limit(loaded), apart):
+        found |= dict(zip(group, _together([runs[place] for place in group], first), strict=True))
+    return [found[place] for place in range(len(runs))]
+
+
+def _place(run: Run, at: int) -> int:
+    """What keeps a text apart from others: its own place, with binned maps or other inputs; else -1."""
+    medium, request = run.prompt.medium, run.request
+    binned = request.maps is not None and not drawn_whole(Asked(run.prompt, run.chosen), request)
+    return at if binned or medium.inputs or medium.unasked else -1
+
+
+def _together(runs: Sequence[Run], ask: Ask) -> list[Observation]:
+    """One pass over texts that may be read side by side; what does not hold there is read text by text."""
+    if len(runs) == 1:
+        return [runs[0].observe()]
+    one, scores = runs[0], sum(len(run.prompt) ** 2 for run in runs)
+    engine, heads = one.engine, sum(layer.heads for layer in one.loaded.geometry.attention_layers)
+    if ask.engine == "auto" and heads * scores >= FASTER_SCORES and kernel_reads(one.loaded, one.request):
+        engine = engine_named(KERNEL)
+    prompts, chosen = [run.prompt for run in runs], [run.chosen for run in runs]
+    seen = observe(one.loaded, prompts, one.request, engine=engine, chosen=chosen)
+    if seen[0].failures:
+        return [run.observe() for run in runs]
+    pairs = zip(seen, runs, strict=True)
+    return [replace(of.named(run.named_by), facts={**of.facts, **run.facts}, ask=run.ask) for of, run in pairs]
+
+
+@hints_of(LoadOptions)
+@takes_fields(LoadOptions)
+def load(options: LoadOptions) -> LoadedModel:
+    """Load a model with its tokenizer: the embedded `demo`, a folder, an adapter's too, a GGUF file, or a hub id.
+
+    options: the other fields of `attnscope.model.options.LoadOptions` (device, dtype, revision, offline, ...). Raises
+    ModelError when it cannot be found or read, UsageError for an option that does not exist.
+
+        >>> model = attnscope.load("demo", device="cpu")
+    """
+    with without_bars():
+        return load_model(options)
+
+
+@overload
+def capture(  # type: ignore[overload-overlap]  # a str is a sequence of them, and is one text
+    model: LoadedModel,
+    text: Text | None = None,
+    layers: Sequence[int] | None = None,
+    *,
+    request: Request | None = None,
+    query: str | int | None = None,
+    key: str | int | None = None,
+    define: Mapping[str, str] | None = None,
+    audio: Any = None,
+    **how: Unpack[How],
+) -> Capture: ...
+@overload
+def capture(
+    model: LoadedModel,
+    text: Sequence[str] | Sequence[Prompt] | Sequence[Sequence[int]] | Sequence[tuple[str, str]],
+    layers: Sequence[int] | None = None,
+    *,
+    request: Request | None = None,
+    query: str | int | None = None,
+    key: str | int | None = None,
+    define: Mapping[str, str] | None = None,
+    audio: None = None,
+    **how: Unpack[How],
+) -> list[Capture]: ...
+@hints_of(How, Request, View, LoadOptions)
+def capture(
+    model: LoadedModel,
+    text: Any = None,
+    layers: Sequence[int] | None = None,
+    *,
+    request: Request | None = None,
+    query: str | int | None = None,
+    key: str | int | None = None,
+    define: Mapping[str, str] | None = None,
+    audio: Any = None,
+    **how: Unpack[How],
+) -> Capture | list[Capture]:
+    """One forward pass over one text: every head's weights, scores, role, relations and map.
+
+    text: the text, a Prompt, or token ids; or a list of them, which padded passes read side by side: then a list of
+    captures, each as if its text were read alone; ("a text", "its second") in such a list is a pair. layers: of which
+    relations, maps and matrices are kept, None for all. request: what to keep, where that is less or more. query, key:
+    the tokens that are asked about, as "last" or "Mary": metrics are means over the queries, and each head has a `mass`
+    on the keys; define: names for such expressions.
+    audio: instead of a text, for a model of sound: a file, or (samples, rate).
+
+    how: the other fields of `attnscope.observe.request.Ask`: engine, memory, listen, verify, select, atlas, chat, truncate,
+    generate, answer, target, picture, pair. With an answer `prompt`, `answer` and `made` name tokens, and each head has
+    its `lookback`. Of a pair `text` and `pair` name the tokens of each. The tokens of a picture are `img 3,7`, row and
+    column, and `img` names them all; `beside["vision"]` has the vision tower's layers.
+
+    Returns a Capture, which is an Observation with its ways out: `weights[layer]` is (H, Q, K) fp32 on the CPU; `heads`
+    has one entry per head; `prompt` the tokens. Raises InputError for a text that does not fit the model,
+    MemoryLimitError for one that does not fit the memory, UsageError for what cannot be meant.
+
+        >>> seen = attnscope.capture(model, "the financial bank is located on river bank")
+        >>> seen.weights[0].shape
+    """
+    if text is None and audio is None and how.get("picture") is not None:
+        text = ""  # a vision tower reads a picture alone
+    if (text is None) == (audio is None):
+        raise UsageError("expected one text, or one sound", "give a text, or {audio=FILE}")
+    check_loaded(model)
+    heads = None if layers is None else _heads_of(model, layers)
+    keep = kept(heads, request, query, key, define, how)
+    if is_several(text):
+        return [Capture.made_of(one) for one in read_texts(model, [_ask(one, keep, how) for one in text])]
+    return Capture.made_of(read(model, Ask(sound_of(audio) if text is None else text, keep, **how)))
+
+
+def _ask(text: Any, keep: Request, how: How) -> Ask:
+    """What is asked of one of several texts, or of a pair of them."""
+    if isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(one, str) for one in text):
+        return replace(Ask(text[0], keep, **how), pair=text[1])
+    return Ask(text, keep, **how)
+
+
+def kept(
+    heads: Mapping[int, Sequence[int]] | None,
+    request: Request | None,
+    query: str | int | None,
+    key: str | int | None,
+    define: Mapping[str, str] | None,
+    how: How,
+) -> Request:
+    """What `capture` keeps; heads: of the layers that were named. Raises UsageError for what cannot be meant."""
+    unknown = next((name for name in how if name not in How.__annotations__), None)
+    if unknown is not None:
+        raise UnknownOptionError(f"capture has no option {unknown!r}", _instead(unknown, dict(how)[unknown]))
+    if request is None:
+        of_pictures = how.get("picture") is not None
+        request = Request(view=View(heads=heads), relations=True, maps="kept", weights=True, per_token=of_pictures)
+    elif heads is not None:
+        raise UsageError("layers and request were both given", "choose heads with {select=1.*} instead")
+    asked: dict[str, Any] = {name: str(value) for name, value in (("query", query), ("key", key)) if value is not None}
+    return replace(request, **asked | ({} if define is None else {"define": define}))
+
+
+def _instead(name: str, value: object) -> str:
+    """What takes an option that `capture` lacks: one of its records, or `load`; else the options that it has."""
+    own = ("layers", "request", "query", "key", "define", "audio", *How.__annotations__)
+    view, request, loading = ([one.name for one in fields(record)] for record in (View, Request, LoadOptions))
+    given = f'{name}="{value}"' if isinstance(value, str) and value.isidentifier() else f"{name}=..."
+    if name in view and (name not in request or isinstance(value, str)):  # entries to be read, or whole matrices
+        return f"ask for request=Request(view=View({given}), relations=True)"
+    if name in request:
+        return f"ask for request=Request({given})"
+    if name in loading:
+        return f"give it to attnscope.load(MODEL, {given})"
+    alike = nearest(name, [*own, *view, *request, *loading])
+    return f"it has {', '.join(own)}" if alike is None or alike in own else _instead(alike, value)
+
+
+def is_several(text: Any) -> bool:
+    """Whether a list of texts was given, not one as token ids."""
+    return isinstance(text, list | tuple) and bool(text) and not any(isinstance(one, int) for one in text)
+
+
+def _heads_of(model: LoadedModel, layers: Sequence[int]) -> dict[int, range]:
+    there = model.geometry.heads_by_layer
+    for layer in layers:
+        if layer not in there:
+            raise UsageError(f"there is no layer {layer} with attention", f"there are {', '.join(map(str, there))}")
+    return {layer: range(there[layer]) for layer in layers}

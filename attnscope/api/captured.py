@@ -1,0 +1,328 @@
+"""What `attnscope.capture` returns: an observation that draws, exports and shows itself.
+
+What a notebook shows of a capture: its heads in the terminal's columns, and its text, coloured.
+
+Shapes: H head, Q query, K key, T token.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Unpack
+
+import numpy as np
+import pyarrow as pa
+
+from attnscope.errors import UsageError
+from attnscope.inputs.tokens import TokenMatch as Found
+from attnscope.inputs.tokens import choose, described
+from attnscope.metrics.metrics import KEPT_FIRST, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS
+from attnscope.model.selection import STACKS
+from attnscope.observe.layers import LayerKey
+from attnscope.observe.observation import Observation
+from attnscope.utils import display as cells
+from attnscope.utils.schema import check_names
+from attnscope.utils.tables import as_table, texts_at
+
+if TYPE_CHECKING:
+    import torch
+
+    from attnscope.export.drawing import Picture
+    from attnscope.export.export import ExportOptions as Ways
+    from attnscope.figures.style import StyleFields
+    from attnscope.inputs.prompt import Prompt
+    from attnscope.observe.records import Head
+    from attnscope.viewer.page import Page
+
+SHOWN_HEADS = 12  # of the table
+UNIFORM = "uniform"
+COLUMNS = {"top_key_mass": "top key"}
+NAME = re.compile(r"(?:(\w+) )?L?(\d+)[H.](\d+)", re.IGNORECASE)
+INK = "31, 119, 180"  # of the coloured text, as red, green, blue
+
+
+def place_of(seen: Observation, name: str) -> tuple[LayerKey, int]:
+    """The layer and the number of a head that is named as `L1H4`, `1.4` or `cross L1H4`.
+
+    Raises UsageError for what names no head of the model, UnknownLayerError for one of a layer without attention.
+    """
+    found = NAME.fullmatch(name.strip())
+    if found is None:
+        raise UsageError(f"expected the name of a head, got {name!r}", "write it as L1H4 or 1.4")
+    stack = found[1].lower() if found[1] else seen.stack
+    if stack not in STACKS or stack not in seen.stacks:
+        raise UsageError(f"this model has no {found[1]} layers", f"it has {', '.join(seen.stacks)}")
+    key, number = LayerKey(int(found[2]), stack), int(found[3])
+    heads, _ = seen.of(stack).kv_of[key]
+    if number >= heads:
+        raise UsageError(f"there is no head {name}", f"the heads of layer {key.layer} are 0 to {heads - 1}")
+    return key, number
+
+
+def matrix_of(seen: Observation, name: str) -> torch.Tensor:
+    """The weights of one head, (Q, K) fp32. Raises UsageError where they were not kept."""
+    key, number = place_of(seen, name)
+    of_stack = seen.of(key.stack)
+    kept = list(of_stack.weight_heads.get(key, ()))
+    if number not in kept:
+        raise UsageError(f"the matrix of {name} was not kept", "ask for its layer, or for Request(weights=True)")
+    return of_stack.weights[key][kept.index(number)]
+
+
+def heads_html(seen: Observation) -> str:
+    """The first heads in the order of the terminal: head, role, metrics, the strongest relation and its weight."""
+    heads = seen.kept_heads(seen.ranked_by)[:SHOWN_HEADS]
+    names = _metrics(seen)
+    roles = ["roles", "text role"] if seen.atlas else ["role"]
+    kv = any(head.head is not None and head.head != head.kv_head for head in heads)
+    titles = ["head", *["kv"] * kv, *roles, *(COLUMNS.get(name) or _short(name) for name in names)]
+    titles += ["strongest relation", "weight"]
+    rows = []
+    for head in heads:
+        said = [" ".join(head.atlas_roles) or head.role, head.text_role] if seen.atlas else [head.role]
+        relation = head.strongest
+        cells_of = [head.name, *[str(head.kv_head)] * kv, *said, *(_score(seen, head, name) for name in names)]
+        rows.append([*cells_of, _relation(seen, head), cells.number(relation.weight if relation else None)])
+    more = len(seen.kept_heads()) - len(heads)
+    note = f"<p>{more} more heads in table()</p>" if more else ""
+    head_row = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{head_row}</tr>{body}</table>{note}"
+
+
+def _metrics(seen: Observation) -> list[str]:
+    """The columns of numbers, as the terminal orders them."""
+    there = seen.columns.scores
+    named = [MASS.id, UNIFORM] if MASS.id in there else []
+    named += [name for name in (*LENGTHS, *LOOKBACKS) if name in there]
+    return [name for name in dict.fromkeys((*named, *KEPT_FIRST, *METRICS)) if name in (*there, *named, *COLUMNS)]
+
+
+def _short(name: str) -> str:
+    return KNOWN[name].short if name in KNOWN else name
+
+
+def _score(seen: Observation, head: Head, name: str) -> str:
+    if name == UNIFORM:
+        return cells.score(head.uniform)
+    if name in COLUMNS:
+        return f"{_token(seen.of(head.stack).keys, head.top_key)} {cells.number(head.top_key_mass)}"
+    return cells.score(head.score[name])
+
+
+def _relation(seen: Observation, head: Head) -> str:
+    one, stack = head.strongest, seen.of(head.stack)
+    return f"{_token(stack.queries, one.query)} → {_token(stack.keys, one.key)}" if one else cells.MISSING
+
+
+def _token(prompt: Prompt, position: int) -> str:
+    label = prompt.labels[position]
+    return f"{cells.shortened(label.strip('·') or label, 16)}({position})"
+
+
+@dataclass(frozen=True, repr=False)
+class ColouredText:
+    """A text, and how much of the weight of some queries each of its tokens gets, (T,).
+
+    title: whose weight it is, and of which queries. queries: their positions.
+    """
+
+    prompt: Prompt
+    weight_T: np.ndarray
+    title: str
+    queries: tuple[int, ...]
+
+    def table(self) -> pa.Table:
+        """A row per token: position, token, weight."""
+        place = np.arange(len(self.weight_T), dtype=np.int32)
+        return as_table({"position": place, "token": texts_at(self.prompt.tokens, place), "weight": self.weight_T})
+
+    def __repr__(self) -> str:
+        most = np.argsort(-self.weight_T, kind="stable")[:3]
+        said = ", ".join(f"{_token(self.prompt, place)} {self.weight_T[place]:.2f}" for place in most.tolist())
+        return f"ColouredText: {self.title}; most: {said}"
+
+    def _repr_html_(self) -> str:
+        """The text: the stronger a token's ground, the more it gets; darkest is the largest beside token 0."""
+        others = self.weight_T[1:] if len(self.weight_T) > 1 else self.weight_T
+        largest = float(others.max()) or 1.0
+        spans = []
+        for place, (token, weight) in enumerate(zip(self.prompt.plain, self.weight_T.tolist(), strict=True)):
+            line = "; outline: 1px solid" if place in self.queries else ""
+            style = f"background: rgba({INK}, {min(1.0, weight / largest) * 0.75:.2f}){line}"
+            said = html.escape(token).replace("\n", "⏎<br>")
+            spans.append(f'<span title="{weight:.4f}" style="{style}">{said}</span>')
+        note = f"{self.title}; darkest: {largest:.2f}, token 0: {self.weight_T[0]:.2f}"
+        text = "".join(spans)
+        return f'<div><p><small>{html.escape(note)}</small></p><p style="white-space: pre-wrap">{text}</p></div>'
+
+
+def coloured_text(seen: Observation, query: str | int | None, head: str | None) -> ColouredText:
+    """The text that keys are of, by the mean weight that it gets from some queries.
+
+    query: which, those of the capture or the last without it. head: of one head, else the mean of all that were kept.
+    Raises UsageError where no matrices were kept, and for what names no token or head.
+    """
+    found = _queries(seen, query)
+    rows = list(found.positions)
+    if head is not None:
+        matrices, whose = [matrix_of(seen, head)[None]], head
+    else:
+        matrices = [one for one in seen.of(seen.stack).weights.values() if len(one)]
+        if not matrices:
+            raise UsageError("no matrices were kept of this capture", "ask for Request(weights=True)")
+        whose = f"mean of {sum(map(len, matrices))} heads"
+    per_head = [one[:, rows].mean(1) for one in matrices]  # (H, K) each
+    weight_T = np.concatenate([one.double().numpy() for one in per_head]).mean(0)
+    alike = seen.queries is seen.keys
+    title = f"{whose}, query {found.expression}: {described(seen.queries, found)}"
+    return ColouredText(seen.keys, weight_T, title, tuple(rows) if alike else ())
+
+
+def _queries(seen: Observation, query: str | int | None) -> Found:
+    if query is None and seen.chosen.query is not None:
+        return seen.chosen.query
+    found = choose(seen.queries, "last" if query is None else str(query), None, {}, ()).query
+    assert found is not None
+    return found
+
+
+NAMES = (  # that TAB offers
+    *("atlas", "calls", "chosen", "export", "facts", "failures", "head", "heads", "heatmap", "kept_heads", "key_table"),
+    *("keys", "maps", "matrix", "of", "operands", "over_picture", "page", "prompt", "queries", "relations", "rollout"),
+    *("rollout_table", "spans", "stack", "stacks", "table", "text", "token_table", "uniform", "unmeasured", "view"),
+    *("weight_heads", "weights"),
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Capture(Observation):
+    """An observation with its ways out, and those of the other stacks.
+
+    >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
+    >>> seen.export("runs/bank")
+    """
+
+    @classmethod
+    def made_of(cls, seen: Observation) -> Capture:
+        """The same numbers, with their ways out."""
+        parts = {one.name: getattr(seen, one.name) for one in fields(seen)}
+        return cls(**parts | {"other_stacks": {stack: cls.made_of(one) for stack, one in seen.other_stacks.items()}})
+
+    def token_table(self, mean: Literal["none", "layer", "all"] = "none") -> pa.Table:
+        """Every token's weight: a row per head and token, or per token of the heads' mean in a layer, or of all.
+
+        Columns layer, head, kv_head (null where several were averaged), position, token, weight, uniform. The weight is
+        what the chosen queries give the token on average, or, where keys alone were chosen, what it gives to them; null
+        where the mask hides it. Raises UsageError where it was not asked for.
+        """
+        from attnscope.observe.observation import look_table
+
+        return look_table(self, mean)
+
+    def head(self, name: str) -> Head:
+        """One head by its name, `L1H4`, `1.4` or `cross L1H4`: its role, scores, strongest relation.
+
+        Raises UsageError for a head that the model does not have.
+
+            >>> seen.head("L1H4").score["entropy"]
+        """
+        key, number = place_of(self, name)
+        there = (one for one in self.heads if (one.layer, one.stack) == (key.layer, key.stack))
+        found = next((one for one in there if one.head == number), None)
+        if found is None:
+            raise UsageError("heads were averaged over each kv head", "ask for View(by_kv=False)")
+        return found
+
+    def matrix(self, name: str) -> torch.Tensor:
+        """The weights of one head by its name, (Q, K) fp32 on the CPU. Raises UsageError where they were not kept."""
+        return matrix_of(self, name)
+
+    def text(self, query: str | int | None = None, head: str | None = None) -> ColouredText:
+        """The text, coloured by the weight that its tokens get: for a notebook, `.table()` has the numbers.
+
+        query: the tokens that look, as `last` or `Mary`; those of the capture, or the last, without it. head: of one
+        head, as `L1H4`; the mean of all heads whose matrices were kept, without it. Raises UsageError for what names no
+        token or head, and where no matrices were kept.
+
+            >>> seen.text(query="last", head="L2H1")
+        """
+        return coloured_text(self, query, head)
+
+    def heatmap(self, layer: int | str, head: int | None = None, **style: Unpack[StyleFields]) -> Picture:
+        """One head's map as a picture, for a notebook or `.save(path)`; style: the fields of `figures.Style`.
+
+        layer, head: as numbers, or the name of the head alone, as "L1H4". Raises UsageError for a head whose map was
+        not kept.
+        """
+        from attnscope.export.drawing import head_picture
+
+        if isinstance(layer, str):
+            key, number = place_of(self, layer)
+            of_stack = self if key.stack == self.stack else self.of(key.stack)
+            return head_picture(of_stack, key.layer, number, **style)
+        if head is None:
+            raise UsageError(
+                f"layer {layer} has several heads", f'name one, as heatmap({layer}, 0) or heatmap("L{layer}H0")'
+            )
+        return head_picture(self, layer, head, **style)
+
+    def over_picture(self, *heads: str, picture: int = 0, **style: Unpack[StyleFields]) -> Picture:
+        """Where the chosen queries look in a picture, drawn over it, for a notebook or `.save(path)`.
+
+        heads: as `L1H3`, or none for those that look most at it. picture: which, counted from 0. style: the fields of
+        `figures.Style`. Raises UsageError where no weights per token were kept.
+
+            >>> attnscope.capture(model, "What is this?", picture="cat.png", query="last").over_picture("L1H3")
+        """
+        from attnscope.export.drawing import over_picture
+
+        return over_picture(self, heads, picture, **style)
+
+    def page(self, *, select: str | None = None, precision: Literal[8, 16] = 8, max_mb: float = 20.0) -> Page:
+        """What was kept as one HTML file to hover over: shown in a notebook's frame, or `.save(path)`.
+
+        select: heads whose maps stay whole if all do not fit into a page of `max_mb`, as "27.3,last". precision:
+        bits per weight. For an encoder-decoder it has the kept heads of all stacks, over the text and after it the
+        target; for a text with pictures those of decoder and vision tower, over the text and after it the patches.
+        Raises UsageError for logits, and for means over kv heads.
+
+            >>> seen.page().save("bank.html")
+        """
+        from attnscope.model.selection import select as selected
+        from attnscope.viewer.page import Plan, about, page_of
+        from attnscope.viewer.side import Side, StackedSide, stacked
+
+        if stacked(self):
+            of_all = StackedSide(self)
+            return page_of([of_all], Plan(max_mb, precision), about(of_all.seen, {}))
+        side, there = Side(self), {key.layer: heads for key, (heads, _) in self.kv_of.items()}
+        named = self.atlas.by_role() if self.atlas else None
+        whole = selected(select, there, named) if select is not None else {}
+        return page_of([side], Plan(max_mb, precision, whole), about(self, whole))
+
+    def export(self, folder: str | Path, **how: Unpack[Ways]) -> list[Path]:
+        """Write tables, figures and manifest.json into a folder; the paths. how: fields of `attnscope.export.Export`.
+
+        A path that ends in the format of a picture (png, svg, pdf) or of a table (csv, tsv, jsonl, parquet, arrow) is
+        one file: `seen.export("maps.pdf", figures=["overview"])`. Raises UsageError for a folder that holds another run
+        (force=True writes over it), for what does not exist, and for a file of several pictures.
+        """
+        from attnscope.export.export import Export, export
+
+        check_names("export", how, Export)
+        return export(self, folder, Export(**how))
+
+    def __dir__(self) -> list[str]:
+        """What is for users: the parts that the ways out are made of are left out."""
+        return sorted(NAMES)
+
+    def _repr_html_(self) -> str:
+        """The first heads in the terminal's columns, and the overview where maps were kept."""
+        from attnscope.export.drawing import overview_picture
+
+        picture = overview_picture(self)._repr_html_() if self.maps else ""
+        return f"<div><pre>{html.escape(repr(self))}</pre>{heads_html(self)}{picture}</div>"

@@ -1,0 +1,255 @@
+"""`attnscope.compare`, and what the command of that name runs: two texts, or two models, head by head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attnscope.api.records import Record, picture_of
+from attnscope.errors import InputError, UsageError, hints_of
+from attnscope.export.study_figures import comparison_save as save
+from attnscope.export.study_figures import panels
+from attnscope.figures import Style, save_metrics
+from attnscope.inputs.sound import Sound
+from attnscope.model.loaded import check_loaded
+from attnscope.model.options import LoadOptions
+from attnscope.model.selection import everything, select_stacks
+from attnscope.observe.atlas import atlas_of
+from attnscope.observe.progress import NO_PROGRESS as SILENT
+from attnscope.observe.progress import Progress as Teller
+from attnscope.observe.request import CaptureSpec as Ask
+from attnscope.observe.run import prepare
+from attnscope.studies.comparison import (
+    OneSide,
+    check_alike,
+    check_folder,
+    compare_heads,
+    comparison_facts,
+    heads_table,
+    metrics_table,
+    tokens_table,
+)
+from attnscope.studies.comparison import heads_of as counts_of
+from attnscope.utils.schema import takes_fields
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from attnscope.export.drawing import Picture
+    from attnscope.inputs.prompt import Side
+    from attnscope.inputs.spans import Align
+    from attnscope.model.loaded import LoadedModel
+    from attnscope.observe.atlas import HeadNames
+    from attnscope.observe.request import EngineWord, Text
+    from attnscope.observe.run import Run
+    from attnscope.studies.comparison import Comparison
+
+HeadsOfStacks = Mapping[str, Mapping[int, Sequence[int]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """What is compared, and how the texts are read; the last five are fields of `attnscope.observe.request.Ask`.
+
+    compare_text: what the other side reads instead of the same text. align: how tokens are paired, by "position" or by
+    "text"; by position without it where both sides have as many words. select, atlas: the heads that are listed, in
+    the grammar of --select. engine: who computes the attention. memory: what may be kept of the first side.
+    """
+
+    compare_text: str | None = None
+    align: Align | None = None
+    select: str | None = None
+    atlas: HeadNames | Path | str | None = None
+    engine: EngineWord = "auto"
+    memory: str | None = None
+    chat: bool = False
+    truncate: Side | None = None
+    target: str | list[int] | None = None
+    pair: str | None = None
+    global_tokens: str | None = None
+
+
+class SidesOfText(NamedTuple):
+    """What either side reads, and how messages call it."""
+
+    name: str
+    first: Text
+    other: Text
+
+
+@dataclass(frozen=True)
+class CompareCall(CompareOptions):
+    """What `attnscope.compare` is called with."""
+
+    model: LoadedModel
+    other: LoadedModel
+    text: Text | Sequence[str]
+
+
+@hints_of(LoadOptions)
+@takes_fields(CompareCall)
+def compare(call: CompareCall) -> Compared:
+    """Two models on the same texts, or one model on two texts, head by head.
+
+    text: one text, or a list of them, over which differences get intervals from 32 on. options: the fields of
+    `CompareOptions`: compare_text, align, select, atlas, engine, memory, chat, truncate, target, pair, global_tokens.
+    Raises UsageError for models of other layers or heads, InputError for texts that share no word.
+
+        >>> attnscope.compare(model, model, "Mary gave John a book", compare_text="John gave Mary a book").table()
+        >>> attnscope.compare(model, tuned, texts).table().to_pandas()
+    """
+    check_loaded(call.model)
+    check_loaded(call.other)
+    return compared(_sides(call.text, call), (call.model, call.other), call)
+
+
+def _sides(text: Text | Sequence[str], asked: CompareOptions) -> list[SidesOfText]:
+    """The texts of either side. Raises UsageError for several with another text or a target."""
+    if isinstance(text, Sequence) and not isinstance(text, str) and text and all(isinstance(one, str) for one in text):
+        for name in ("compare_text", "target"):
+            if getattr(asked, name) is not None:
+                raise UsageError(f"{name} is of one text, and several were given", "give one text")
+        return [SidesOfText(f"text {number}", str(one), str(one)) for number, one in enumerate(text)]
+    one: Any = text
+    return [SidesOfText("the text", one, one if asked.compare_text is None else asked.compare_text)]
+
+
+def compared(
+    texts: Sequence[SidesOfText],
+    models: tuple[LoadedModel, LoadedModel],
+    asked: CompareOptions,
+    *,
+    options: Mapping[str, Any] | None = None,
+    out: Path | None = None,
+    force: bool = False,
+    maps: bool = True,
+    tell: Teller = SILENT,
+    ready: Any = lambda run: None,
+) -> Compared:
+    """Read both sides of every text.
+
+    options: what compare.json says was asked for; out, force: the folder that it is to be written to, which is refused
+    before the passes where it holds another comparison. maps: keep the maps of one pair, to be drawn. ready: called
+    with either run of a single text.
+    """
+    # What can be refused is refused before the passes: other models, heads that are not there, a folder of another.
+    check_alike(*models)
+    heads = heads_of(models[0], asked)
+    wanted = _said(asked) if options is None else options
+    read = [part for one in texts for part in one[1:]] + [asked.pair] * (asked.pair is not None)
+    said = comparison_facts(models, [getattr(part, "sha256", str(part)) for part in read], wanted)
+    if out is not None:
+        check_folder(out, said, force)
+    steps = 2 * len(texts) * sum(map(len, models[0].geometry.stacks.values()))
+    with tell.stage("forward passes", steps, "layers") as advance:
+        found = compare_heads(
+            readings(texts, models, asked, tell, ready),
+            maps=heads if maps and len(texts) == 1 else None,
+            memory=asked.memory,
+            align=asked.align,
+            advance=advance,
+        )
+    # All heads are compared, since they share their passes; those that were chosen are listed.
+    chosen = {(stack, layer, head) for stack, of in heads.items() for layer, here in of.items() for head in here}
+    places = [place for place in found.order if (found.head_stacks[place], *found.heads[place]) in chosen]
+    return Compared(found, places, said)
+
+
+def heads_of(loaded: LoadedModel, asked: CompareOptions) -> HeadsOfStacks:
+    """The heads that are listed and drawn, by stack: those that `select` names, or all."""
+    heads, atlas = counts_of(loaded), atlas_of(loaded, asked.atlas)
+    if asked.select is None:
+        return {stack: everything(of_stack) for stack, of_stack in heads.items()}
+    return select_stacks(asked.select, heads, loaded.geometry.stack, atlas.by_role() if atlas else None)
+
+
+def readings(
+    texts: Sequence[SidesOfText], loaded: Sequence[LoadedModel], asked: CompareOptions, tell: Teller, ready: Any
+) -> Iterator[tuple[OneSide, OneSide]]:
+    """Both sides of each text, ready to be read; of many, those that do not fit are named and left out."""
+
+    def prepared(model: LoadedModel, text: Text, chat: bool) -> Run:
+        how = {"engine": asked.engine, "memory": asked.memory, "truncate": asked.truncate, "target": asked.target}
+        how |= {"pair": asked.pair, "global_tokens": asked.global_tokens}
+        return prepare(model, Ask(text, chat=chat, **how))  # type: ignore[arg-type]
+
+    for name, first, other in texts:
+        try:
+            runs = [prepared(loaded[0], first, asked.chat)]
+            written = isinstance(other, str | Sound)  # tokens are of one model: the other reads what they say
+            runs.append(prepared(loaded[1], other if written else runs[0].text.text, asked.chat and written))
+        except InputError as error:
+            if len(texts) == 1:
+                raise
+            tell.say(f"left out: {name}: {error.message}")
+            continue
+        for run in runs if len(texts) == 1 else ():
+            ready(run)
+        one, two = (OneSide(run.loaded, run.prompt, run.engine, run.source) for run in runs)
+        yield one, two
+
+
+def _said(asked: CompareOptions) -> dict[str, Any]:
+    """The options that change the numbers, as compare.json holds them."""
+    atlas = asked.atlas if isinstance(asked.atlas, str | Path) else None
+    names = ("align", "select", "engine", "chat", "truncate", "target", "global_tokens")
+    return {"atlas": None if atlas is None else str(atlas), **{name: getattr(asked, name) for name in names}}
+
+
+@dataclass(frozen=True, repr=False)
+class Compared(Record):
+    """Two sides, head by head; places: of the heads that are listed, the largest divergence first.
+
+    asked: what tells this comparison from another.
+    """
+
+    found: Comparison
+    places: Sequence[int]
+    asked: Mapping[str, Any]
+
+    @property
+    def line(self) -> str:
+        one = self.found
+        most = next(iter(self.places), None)
+        said = "" if most is None else f"; most apart: {one.name(most)}, {float(one.js.effect[most]):.3g} bits"
+        return f"{len(self.places)} heads over {one.texts} text{'s' * (one.texts != 1)}{said}"
+
+    @property
+    def failures(self) -> list[str]:
+        """What did not hold in a pass, in words."""
+        return list(self.found.failures)
+
+    def table(self) -> pa.Table:
+        """A row per head: js in bits with its interval, lost mass, and each metric's difference."""
+        return heads_table(self.found, self.places)
+
+    def metrics_table(self) -> pa.Table:
+        """A row per metric and head: the metric on both sides, its difference with an interval."""
+        return metrics_table(self.found, self.places)
+
+    def tokens_table(self) -> pa.Table:
+        """The tokens that two texts share, and those without a partner. Raises UsageError for several texts."""
+        if self.found.pair is None:
+            raise UsageError("tokens are paired text by text, and this is of several", "compare one text")
+        return tokens_table(self.found.pair)
+
+    def figure(self, stack: str | None = None, style: Style = Style()) -> Picture:
+        """The divergence and every metric's difference as layers x heads maps; stack: the first without it."""
+        layers, drawn = panels(self.found, stack)
+        title, style = f"Differences in {len(layers)} layers", replace(style, image="png")
+        return picture_of(
+            title, lambda to: save_metrics(to / "differences.png", drawn, style, layer_labels=layers, title=title)
+        )
+
+    def _picture(self) -> Picture:
+        return self.figure()
+
+    def export(self, folder: str | Path, *, force: bool = False, style: Style = Style()) -> list[Path]:
+        """Write tables, signed maps and compare.json; the paths.
+
+        Raises UsageError for a folder that holds another comparison, unless force says to write over it.
+        """
+        check_folder(Path(folder), self.asked, force)
+        return save(self.found, Path(folder), self.asked, style, places=self.places)

@@ -1,0 +1,504 @@
+"""Observations -> rows: Arrow tables of texts, heads and relations.
+
+Rows go from the observations' arrays to Arrow without a Python object each. Schemas are written down in
+docs/schemas.md.
+
+Shards on disk: tables, weights and pictures under temporary names, renamed together; or rows on standard output.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from attnscope.corpus.folder import PARTIAL, DatasetOutput, Failure, Record, Shard, digest
+from attnscope.corpus.items import Item, printable
+from attnscope.corpus.tables import SCHEMA_VERSIONS, TableFile, schema_of
+from attnscope.errors import AttnscopeError
+from attnscope.hooks.generation import DEFAULT, POSITIONS
+from attnscope.hooks.report import joined_ways
+from attnscope.metrics.metrics import MASS, METRICS
+from attnscope.model.selection import STACKS, is_cross, spelled
+from attnscope.observe.layers import ENTRIES, codes
+from attnscope.utils.files import json_line
+from attnscope.utils.folders import sync, sync_file
+from attnscope.utils.tables import flags, json_rows, numbers, texts_at, words
+
+if TYPE_CHECKING:
+    from attnscope.inputs.tokens import TokenSelection as Chosen
+    from attnscope.observe.observation import Observation
+    from attnscope.observe.records import HeadColumns
+
+ROWS_A_PIECE = 1 << 19  # that are made, and written, at a time
+
+
+@dataclass
+class Measured:
+    """Some consecutive items, measured: observations in order, and what failed. `items` counts both."""
+
+    items: int
+    seen: list[tuple[Item, Observation]]
+    failures: list[Failure]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Measured]) -> Measured:
+        """The parts as one, in the order of the items."""
+        pairs = [pair for part in parts for pair in part.seen]
+        failures = [failure for part in parts for failure in part.failures]
+        pairs.sort(key=lambda pair: pair[0].number)
+        failures.sort(key=lambda failure: failure.item)
+        return cls(sum(part.items for part in parts), pairs, failures)
+
+    @property
+    def texts(self) -> int:
+        """How many were observed."""
+        return len(self.seen)
+
+    @property
+    def tokens(self) -> int:
+        """Of all texts."""
+        return sum(len(obs.prompt) for _, obs in self.seen)
+
+    @property
+    def lacking(self) -> Counter[str]:
+        """How many texts lack a span, by name."""
+        spans = ([of.chosen.spans for stack, of in obs.stacks.items() if not is_cross(stack)] for _, obs in self.seen)
+        return Counter(name for texts in spans for name in texts[0] if all(matches[name] is None for matches in texts))
+
+    @property
+    def targets(self) -> Counter[str]:
+        """How many targets were `given`, how many `generated`, and how many of these a number of tokens `cut`.
+
+        Nothing where texts have none.
+        """
+        facts = [target for _, obs in self.seen if (target := obs.facts.get("target"))]
+        cut = sum(target["stopped_by"] in (DEFAULT, POSITIONS) for target in facts)
+        return Counter("generated" if target["generated"] else "given" for target in facts) + Counter({"cut": cut})
+
+    @property
+    def engines(self) -> Counter[str]:
+        """How many texts each engine read."""
+        return Counter(str(obs.facts["engine"]) for _, obs in self.seen)
+
+    @property
+    def replaced(self) -> dict[str, Any]:
+        """What the model's config states and it was read without, by name."""
+        return dict(self.seen[0][1].facts["model"].get("replaced", {})) if self.seen else {}
+
+    @property
+    def answered_by(self) -> dict[str, list[str]]:
+        """Which of attnscope's own ways read each kind of question."""
+        reports = {id(obs.report): obs.report for _, obs in self.seen}  # one for a batch
+        return joined_ways(report.answered_by for report in reports.values())
+
+
+def pieces(measured: Measured) -> Iterator[Measured]:
+    """The same observations in pieces of about ROWS_A_PIECE relations, at least one: what is small stays in caches."""
+    pairs: list[tuple[Item, Observation]] = []
+    rows = 0
+    for pair in measured.seen:
+        pairs.append(pair)
+        rows += pair[1].most_relations
+        if rows >= ROWS_A_PIECE:
+            yield Measured(len(pairs), pairs, [])
+            pairs, rows = [], 0
+    if pairs or not measured.seen:
+        yield Measured(len(pairs), pairs, [])
+
+
+def arrow_tables(measured: Measured, output: DatasetOutput) -> dict[str, pa.Table]:
+    """The rows of some items, in order: {table: rows}, as `schema_of` says.
+
+    >>> arrow_tables(Measured(1, [(item, observation)], []), DatasetOutput())["relations"]
+    """
+    build = {"texts": _texts, "heads": _heads, "relations": _relations, "spans": _spans}
+    return {name: build[name](measured.seen, output) for name in output.names}
+
+
+def _texts(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
+    rows = [
+        {
+            "item": item.number,
+            "id": item.id,
+            "file": item.file,
+            "line": item.line,
+            "tokens": len(obs.prompt),
+            "removed_tokens": obs.prompt.removed,
+            "sha256": obs.prompt.sha256,
+            "fields": printable(json.dumps(item.fields, ensure_ascii=False, default=str)),
+            **_chosen(obs),
+            "target": "".join(obs.queries.plain).strip() if output.targets else None,
+            "target_tokens": len(obs.queries),  # of an encoder-decoder, whose decoder read them; in no other's schema
+            "answer": obs.prompt.answer,
+        }
+        for item, obs in pairs
+    ]
+    schema = schema_of("texts", output)
+    return _table({field.name: _cells([row.get(field.name) for row in rows], field.type) for field in schema}, schema)
+
+
+def _cells(values: Sequence[Any], dtype: pa.DataType) -> pa.Array:
+    """Texts or whole numbers of Python; None is null."""
+    if dtype == pa.string():
+        return words(values)
+    array = np.array([0 if value is None else value for value in values], dtype.to_pandas_dtype())
+    return numbers(array, np.array([value is None for value in values], bool))
+
+
+def _chosen(obs: Observation) -> dict[str, str | None]:
+    """The tokens that were asked about, as `--query` and `--key` take them, and what a person should know of them.
+
+    Of an encoder-decoder each is a JSON object by stack, null where a stack was not asked.
+    """
+    by_stack = {stack: _positions(stack_read.chosen) for stack, stack_read in obs.stacks.items()}
+    by_name = {name: {stack: of.get(name) for stack, of in by_stack.items()} for of in by_stack.values() for name in of}
+    columns = by_name if obs.other_stacks else by_stack[obs.stack]
+    notes = dict.fromkeys(note for stack_read in obs.stacks.values() for note in stack_read.chosen.notes)
+    cells = {
+        name: json.dumps(cell, ensure_ascii=False) if isinstance(cell, dict) else cell for name, cell in columns.items()
+    }
+    return {**cells, "note": "; ".join(notes) or None}
+
+
+def _positions(chosen: Chosen) -> dict[str, Any]:
+    tokens = {"query": chosen.query, "key": chosen.key}
+    cells: dict[str, Any] = {name: spelled(match.positions) or None for name, match in tokens.items() if match}
+    if chosen.spans:
+        cells["positions"] = {name: match and spelled(match.positions) for name, match in chosen.spans.items()}
+    return cells
+
+
+def _heads(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
+    # Each text has a row for each of its heads, of which a selection keeps some.
+    every = [obs.every for _, obs in pairs]
+    kept = _joined([heads.kept for heads in every], bool)
+
+    def column(of: Callable[[HeadColumns], np.ndarray], dtype: Any) -> np.ndarray:
+        return _joined([of(heads) for heads in every], dtype)[kept]
+
+    # The tokens' texts are one dictionary for all rows, and a null where a head has no top key.
+    head = column(lambda heads: heads.head, np.int32)
+    roles = {name: column(attrgetter(name), object).tolist() for name in ("role", "text_role", "atlas_roles")}
+    stacks = [_stacks(obs) for _, obs in pairs]
+    top_keys = [obs.place("keys", stack, obs.every.top_key) for (_, obs), stack in zip(pairs, stacks, strict=True)]
+    mass = column(lambda heads: heads.top_key_mass, np.float32)
+    unasked, [tokens] = np.isnan(mass), _words([obs.names() for _, obs in pairs], top_keys, keep=kept)
+    columns: dict[str, Any] = {
+        **_about(pairs, [int(np.count_nonzero(heads.kept)) for heads in every]),
+        "layer": column(lambda heads: heads.layer, np.int32),
+        "head": numbers(head, head < 0),
+        "kv_head": column(lambda heads: heads.kv_head, np.int32),
+        **{name: words(of_heads).dictionary_encode() for name, of_heads in roles.items()},
+        "near_uniform": flags(column(lambda heads: heads.near_uniform, object).tolist()),
+        "top_key": numbers(column(lambda heads: heads.top_key, np.int32), unasked),
+        "top_key_token": pa.DictionaryArray.from_arrays(numbers(tokens.indices.to_numpy(), unasked), tokens.dictionary),
+        "top_key_mass": mass,
+    }
+    parts = [(name, name, "value") for name in (*METRICS, *output.metrics)]
+    parts += [("mass", MASS.id, "value"), ("uniform", MASS.id, "null")] if "key" in output.chosen else []
+    for title, name, part in parts:
+        values = column(lambda heads, name=name, part=part: getattr(heads.scores[name], part), np.float64)  # type: ignore[misc]
+        columns[title] = numbers(values.astype(np.float32))  # NaN is null
+    columns["stack"] = texts_at(STACKS, _joined(stacks, np.int8)[kept])
+    return _table(columns, schema_of("heads", output))
+
+
+def _relations(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
+    parts = [obs.relation_numbers(output.min_weight) for _, obs in pairs]
+    columns_read = {name: _joined([part[name] for part in parts], np.int32) for name in parts[0]} if parts else {}
+    if not parts:
+        return schema_of("relations", output).empty_table()
+    head, both = columns_read["head"], list(zip((obs for _, obs in pairs), parts, strict=True))
+    queries = [obs.place("queries", part["stack"], part["query"], obs.group) for obs, part in both]
+    keys = [obs.place("keys", part["stack"], part["key"], obs.group) for obs, part in both]
+    query_token, key_token = _words([obs.names(obs.group) for _, obs in pairs], queries, keys)
+    columns = {
+        **_about(pairs, [len(part["query"]) for part in parts]),
+        **columns_read,
+        "head": numbers(head, head < 0),
+        "query_token": query_token,
+        "key_token": key_token,
+        ENTRIES[output.entries]: columns_read["weight"],
+        "stack": texts_at(STACKS, columns_read["stack"]),
+    }
+    return _table(columns, schema_of("relations", output))
+
+
+def _spans(pairs: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
+    names, count = words(output.spans), len(output.spans)
+    kept = [np.flatnonzero(obs.every.kept) for _, obs in pairs]
+    code = np.indices((count, count), np.int32).reshape(2, -1)  # of every pair: its query span, its key span
+
+    def which(name: str) -> np.ndarray:
+        parts = [getattr(obs.every, name)[places] for (_, obs), places in zip(pairs, kept, strict=True)]
+        return np.repeat(_joined(parts, np.int32), count**2)
+
+    def span(code: np.ndarray) -> pa.DictionaryArray:
+        return pa.DictionaryArray.from_arrays(numbers(np.tile(code, sum(map(len, kept)))), names)
+
+    def mass(name: str) -> pa.Array:
+        of_layers = (layer for _, obs in pairs for stack in obs.stacks.values() for layer in stack.spans.values())
+        parts = [getattr(layer, name).numpy().ravel() for layer in of_layers]
+        return numbers(_joined(parts, np.float64).astype(np.float32))  # NaN is null
+
+    # Each head of each text has a row for every pair, in the order of `code`.
+    head = which("head")
+    stacks = [_stacks(obs)[places] for (_, obs), places in zip(pairs, kept, strict=True)]
+    columns = {
+        **_about(pairs, [len(places) * count**2 for places in kept]),
+        "layer": which("layer"),
+        "head": numbers(head, head < 0),
+        "kv_head": which("kv_head"),
+        "query_span": span(code[0]),
+        "key_span": span(code[1]),
+        "mass": mass("mass"),
+        "uniform": mass("uniform"),
+        "stack": texts_at(STACKS, np.repeat(_joined(stacks, np.int8), count**2)),
+    }
+    return _table(columns, schema_of("spans", output))
+
+
+def _stacks(obs: Observation) -> np.ndarray:
+    """The stacks of all heads, as places in STACKS."""
+    return codes(obs.every.stack.tolist())
+
+
+def _words(
+    units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray], keep: np.ndarray | slice = slice(None)
+) -> list[pa.DictionaryArray]:
+    """The units of each text at the places of its part of each column; one dictionary for all. keep: which rows."""
+    numbers_of: dict[str, int] = {}
+    codes = [np.array([numbers_of.setdefault(name, len(numbers_of)) for name in names], np.int32) for names in units]
+    dictionary = words(list(numbers_of))
+    joined = (_joined([code[at] for code, at in zip(codes, places, strict=True)], np.int32) for places in columns)
+    return [pa.DictionaryArray.from_arrays(numbers(index[keep]), dictionary) for index in joined]
+
+
+def _joined(arrays: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype)
+
+
+def _about(pairs: Sequence[tuple[Item, Observation]], counts: Sequence[int]) -> dict[str, Any]:
+    """Which item each row speaks of."""
+    ids = words([item.id for item, _ in pairs])
+    index = np.repeat(np.arange(len(pairs), dtype=np.int32), counts)
+    item = np.repeat(np.array([item.number for item, _ in pairs], np.int64), counts)
+    return {"item": item, "id": pa.DictionaryArray.from_arrays(numbers(index), ids)}
+
+
+def _table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
+    arrays = [columns[field.name] for field in schema]
+    return pa.table([array if isinstance(array, pa.Array) else numbers(array) for array in arrays], schema=schema)
+
+
+MOST_WAITING = 8  # texts whose maps are kept because they are not drawn yet
+
+
+def _with(record: Record, measured: Measured) -> Record:
+    """The record of a shard of which some more items were written."""
+    return replace(
+        record,
+        items=record.items + measured.items,
+        texts=record.texts + measured.texts,
+        tokens=record.tokens + measured.tokens,
+        failures=(*record.failures, *measured.failures),
+        answered_by=joined_ways([record.answered_by, measured.answered_by]),
+        replaced={**record.replaced, **measured.replaced},
+        lacking=dict(Counter(record.lacking) + measured.lacking),
+        engines=dict(Counter(record.engines) + measured.engines),
+        targets=dict(Counter(record.targets) + measured.targets),
+    )
+
+
+class ShardWriter:
+    """One shard, under temporary names until `commit`; the names of its files come from its first item alone.
+
+    >>> writer = ShardWriter(folder, shard, output, pool)
+    >>> writer.add(measured)
+    >>> record = writer.commit()
+    """
+
+    def __init__(self, folder: Path, shard: Shard, output: DatasetOutput, pool: Executor | None = None) -> None:
+        self.folder, self.shard, self.output, self.pool = folder, shard, output, pool
+        self._record = Record(shard.first, 0, 0, 0)
+        self.partial = folder / PARTIAL / f"{shard.first:09d}-{uuid.uuid4().hex[:8]}"
+        self.partial.mkdir()  # not its parent: what outlives its run, on another machine, finds no place to write
+        self.part = f"part-{shard.first:09d}"
+        self._drawn: list[int] = []
+        self._waiting: deque[Future[None]] = deque()
+        self._weights: dict[str, Any] = {}
+        self._weights_index: list[dict[str, Any]] = []
+        self._tables = {name: TableFile(self.partial / name, name, output) for name in output.names}
+
+    def add(self, measured: Measured) -> None:
+        """Write the rows of some more items; the drawing of their pictures starts."""
+        for piece in pieces(measured):
+            for name, table in arrow_tables(piece, self.output).items():
+                self._tables[name].write(table)
+        for item, obs in measured.seen:
+            self._draw(item, obs)
+            self._keep_weights(item, obs)
+        self._record = _with(self._record, measured)
+
+    def commit(self) -> Record:
+        """Close, sync and rename everything. What is renamed is not yet a part of the dataset: the journal says so."""
+        for table in self._tables.values():
+            table.close()
+        self._wait_for_pictures(0)
+        # Each file gets its name at once; the same names as those of an attempt before, which it replaces.
+        moves = {f"{name}/{self.part}.{self.output.format}": self.partial / name for name in self._tables}
+        if self.output.weights:
+            moves |= self._save_weights()
+        files = {}
+        for name, path in moves.items():
+            files[name] = path.stat().st_size
+            target = self.folder / name
+            target.parent.mkdir(exist_ok=True)
+            os.replace(path, target)
+        # Picture by picture: another attempt at this shard draws the same ones, and none is missing in between.
+        for number in self._drawn:
+            drawn = self.partial / "figures" / f"{number:06d}"
+            for path in sorted(drawn.rglob("*")):
+                target = self.folder / "figures" / f"{number:06d}" / path.relative_to(drawn)
+                if path.is_dir():
+                    target.mkdir(parents=True, exist_ok=True)
+                    continue
+                target.parent.mkdir(parents=True, exist_ok=True)
+                sync_file(path)
+                os.replace(path, target)
+        # On return all of it survives a crash of the machine, so that the journal may name it.
+        for parent in {(self.folder / name).parent for name in files}:
+            sync(parent)
+        shutil.rmtree(self.partial, ignore_errors=True)
+        read = digest(self.shard.items[: self._record.items])
+        return replace(
+            self._record, digest=read, rows={name: table.rows for name, table in self._tables.items()}, files=files
+        )
+
+    def abandon(self) -> None:
+        """Leave nothing."""
+        for table in self._tables.values():
+            table.drop()
+        for drawing in self._waiting:
+            drawing.cancel()
+        shutil.rmtree(self.partial, ignore_errors=True)
+
+    def _draw(self, item: Item, obs: Observation) -> None:
+        if self.output.pictures and self.pool:
+            self._wait_for_pictures(MOST_WAITING - 1)
+            folder = self.partial / "figures" / f"{item.number:06d}"
+            with _pool_in_words():
+                self._waiting.append(self.pool.submit(self.output.pictures.draw, self.output.pictures(obs), folder))
+            self._drawn.append(item.number)
+
+    def _wait_for_pictures(self, most: int) -> None:
+        """Until no more than `most` texts wait for their pictures; a picture that failed is raised here."""
+        while len(self._waiting) > most:
+            with _pool_in_words():
+                self._waiting.popleft().result()
+
+    def _keep_weights(self, item: Item, obs: Observation) -> None:
+        if not self.output.weights or obs.keys is not obs.queries:  # a triangle has no room for summaries
+            return
+        import torch
+
+        count = len(obs.prompt)
+        lower, columns = torch.tril_indices(count, count), obs.columns
+        numbers = np.where(columns.head < 0, columns.kv_head, columns.head)
+        for (layer, _), weights_HQK in obs.weights.items():
+            name = f"{item.number}.{layer}"
+            self._weights[name] = weights_HQK[:, lower[0], lower[1]].half().contiguous()
+            self._weights_index.append(
+                {
+                    "item": item.number,
+                    "id": item.id,
+                    "layer": layer,
+                    "heads": numbers[columns.kept & (columns.layer == layer)].tolist(),
+                    "tokens": count,
+                    "file": f"{self.part}.safetensors",
+                    "tensor": name,
+                }
+            )
+
+    def _save_weights(self) -> dict[str, Path]:
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        path, index = self.partial / "weights", self.partial / "weights_index"
+        try:
+            save_file(self._weights, path, {"attnscope.schema": f"weights/{SCHEMA_VERSIONS['weights']}"})
+        except SafetensorError as error:  # a full disk, in its own words
+            match = re.search(r"os error (\d+)", str(error))
+            number = int(match[1]) if match else errno.EIO
+            raise OSError(number, os.strerror(number), str(path)) from error
+        index.write_bytes(b"".join(map(json_line, self._weights_index)))
+        for file in (path, index):
+            sync_file(file)
+        return {f"weights/{self.part}.safetensors": path, f"weights/{self.part}.index.jsonl": index}
+
+
+class StreamWriter:
+    """Rows to a stream, one JSON object per text, in order: what it is, and a list for each table that was asked for.
+
+    >>> StreamWriter(sys.stdout.buffer, shard, DatasetOutput(tables=("heads",)))
+    """
+
+    def __init__(self, stream: IO[bytes], shard: Shard, output: DatasetOutput) -> None:
+        self.stream, self.output = stream, output
+        self._record = Record(shard.first, 0, 0, 0)
+
+    def add(self, measured: Measured) -> None:
+        """Write some more texts."""
+        tables = arrow_tables(measured, self.output)
+        objects = [name for name in ("fields", "positions") if name in tables["texts"].column_names]
+        texts = json_rows(tables["texts"].drop_columns(objects)).to_pylist()
+        cells = [[f',"{name}":{cell}' for cell in tables["texts"][name].to_pylist()] for name in objects]
+        rows = {name: _by_item(tables[name]) for name in self.output.names if name != "texts"}
+        for (item, _), text, *row in zip(measured.seen, texts, *cells, strict=True):
+            lists = (f',"{name}":[{",".join(rows[name].get(item.number, []))}]' for name in rows)
+            self.stream.write(f"{text[:-1]}{''.join([*row, *lists])}}}\n".encode())
+        self.stream.flush()
+        self._record = _with(self._record, measured)
+
+    def commit(self) -> Record:
+        """What was written; a stream keeps no files."""
+        return self._record
+
+    def abandon(self) -> None:
+        """What is written is written."""
+
+
+@contextmanager
+def _pool_in_words() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise AttnscopeError(
+            "a process that draws pictures was killed",
+            "free memory on this machine; the same command resumes the run",
+        ) from error
+
+
+def _by_item(table: pa.Table) -> dict[int, list[str]]:
+    """The rows of each item as JSON, without the columns that say which item."""
+    by_item: dict[int, list[str]] = {}
+    lines = json_rows(table.drop_columns(["item", "id"])).to_pylist()
+    for number, line in zip(table["item"].to_pylist(), lines, strict=True):
+        by_item.setdefault(number, []).append(line)
+    return by_item

@@ -1,0 +1,322 @@
+"""How projections of the hidden states become heads: one function per layout.
+
+Each takes a `Given` and returns q (B, T, H, D), k (B, T, G, D), v (B, T, G, V), before norms and positions. In
+cross-attention k and v are of the encoder's tokens.
+
+    >>> [part.shape for part in SPLITS["separate"](given)]
+    [torch.Size([1, 9, 2, 4]), torch.Size([1, 9, 1, 4]), torch.Size([1, 9, 1, 4])]
+
+Multi-head latent attention: q, k and v grown from two narrow vectors per token (DeepSeek-AI 2024, "DeepSeek-V2",
+section 2.1.2 and 2.1.3, equations 37 to 47).
+
+    c_q = norm(W_DQ h)             [q_nope ; q_rope] = W_UQ c_q            per head
+    c_kv = norm(W_DKV h)           [k_nope ; v]      = W_UKV c_kv          per head
+                                    k_rope           = W_KR h              one for all heads
+    q = [q_nope ; rotate(q_rope)]   k = [k_nope ; rotate(k_rope)]
+
+What the oracle works from: one layer's parameters and hidden states, its layout, and what the config says.
+
+Norms of q and k before (or after) their positions: they bound the logits (Henry et al. 2020, "Query-Key
+Normalization"; Dehghani et al. 2023, "ViT-22B").
+
+The shape says which kind: x (..., H, D) with a weight (D,) is per head with one weight for all heads (Qwen 3, Gemma 3),
+with (H, D) each head has its own (Cohere, StableLM); x (..., H * D) before the split with (H * D,) is full width
+(OLMo 2). The mean always runs over the last dim.
+
+Shapes: T token, E model width, H head, D width of q and k (nope + rope), V width of v, M pairs that are rotated, B
+text, A axis, S token of the encoder's text, G kv head, D width of k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.functional import linear
+
+from attnscope.reference.layouts import Layout
+from attnscope.reference.positions import apply_rotary
+
+
+def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-6, offset: float = 0.0) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * (offset + weight) (Zhang and Sennrich 2019, equation 4); shape of x.
+
+    offset: 1 for Gemma's (1 + w). Without a weight it is what Llama 4 and nanochat call their q and k norm.
+
+    >>> rms_norm(torch.tensor([3.0, 3.0]), torch.tensor([0.0, 1.0]), offset=1.0)
+    tensor([1.0000, 2.0000])
+    """
+    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return x if weight is None else x * (offset + weight)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias (Ba et al. 2016, equation 4); shape of x.
+
+    >>> layer_norm(torch.tensor([1.0, 3.0]), bias=torch.tensor([5.0, 5.0]))
+    tensor([4.0000, 6.0000])
+    """
+    centred = x - x.mean(-1, keepdim=True)
+    x = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+def l2_norm(x: Tensor, *, eps: float = 1e-6) -> Tensor:
+    """x / sqrt(sum(x^2) + eps), a vector of length 1 (Henry et al. 2020, equation 3); shape of x.
+
+    >>> l2_norm(torch.tensor([3.0, 4.0]))
+    tensor([0.6000, 0.8000])
+    """
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+
+
+@dataclass(frozen=True)
+class LatentWeights:
+    """The matrices of one layer, each (out, in) as `torch.nn.Linear` keeps them.
+
+    Without a low rank for q (DeepSeek-V2-Lite), q_down and q_norm are None and q_up takes the hidden states.
+    kv_down gives the latent and, in its last `d_rope` rows, the shared rotary key (W_DKV and W_KR stacked).
+    """
+
+    n_heads: int
+    d_rope: int
+    d_value: int
+    q_up: Tensor
+    kv_down: Tensor
+    kv_norm: Tensor
+    kv_up: Tensor
+    q_down: Tensor | None = None
+    q_norm: Tensor | None = None
+    q_down_bias: Tensor | None = None
+    kv_down_bias: Tensor | None = None
+    eps: float = 1e-6
+
+
+def latent_qkv(
+    hidden_TE: Tensor, weights: LatentWeights, cos_TM: Tensor, sin_TM: Tensor, *, layout: str = "deinterleaved"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q (..., H, T, D), k (..., H, T, D), v (..., H, T, V) of every head, ready for `attention_weights`.
+
+    hidden_TE: (..., T, E). cos, sin, layout: as in `rotary.apply_rotary`; DeepSeek-V2 and V3 read interleaved pairs,
+    MiniCPM 3 "half". The scale is 1 / sqrt(D), times `rotary.yarn_mscale` squared where DeepSeek stretches its context.
+
+    >>> q_HTD, k_HTD, v_HTV = latent_qkv(hidden_TE, weights, *cos_sin(torch.arange(9), frequencies))
+    >>> weights_HQK = attention_weights(q_HTD, k_HTD, mask=causal_mask(*positions(9)))
+    """
+    q_HTD, k_HTD, v_HTV = latent_heads(hidden_TE, weights)
+    q_HTD, k_HTD = (apply_rotary(x_HTD, cos_TM, sin_TM, layout=layout, part="last") for x_HTD in (q_HTD, k_HTD))
+    return q_HTD, k_HTD, v_HTV
+
+
+def latent_heads(hidden_TE: Tensor, weights: LatentWeights) -> tuple[Tensor, Tensor, Tensor]:
+    """q (..., H, T, D), k (..., H, T, D), v (..., H, T, V) of every head before rotation; k_rope repeated per head.
+
+    >>> [x.shape for x in latent_heads(hidden_TE, weights)]
+    [torch.Size([2, 9, 6]), torch.Size([2, 9, 6]), torch.Size([2, 9, 3])]
+    """
+    latent_TC, k_rope_TD = _split(linear(hidden_TE, weights.kv_down, weights.kv_down_bias), weights.d_rope)
+    kv_HTM = _heads(linear(rms_norm(latent_TC, weights.kv_norm, eps=weights.eps), weights.kv_up), weights.n_heads)
+    k_nope_HTD, v_HTV = _split(kv_HTM, weights.d_value)
+    k_rope_HTD = k_rope_TD.unsqueeze(-3).expand(*k_nope_HTD.shape[:-1], weights.d_rope)
+    query_TE = hidden_TE
+    if weights.q_down is not None:  # else q has no narrow vector, as in DeepSeek-V2-Lite
+        query_TE = rms_norm(linear(hidden_TE, weights.q_down, weights.q_down_bias), weights.q_norm, eps=weights.eps)
+    q_HTD = _heads(linear(query_TE, weights.q_up), weights.n_heads)
+    return q_HTD, torch.cat([k_nope_HTD, k_rope_HTD], -1), v_HTV
+
+
+def _heads(x_TM: Tensor, n_heads: int) -> Tensor:
+    return x_TM.unflatten(-1, (n_heads, -1)).transpose(-3, -2)
+
+
+def _split(x: Tensor, last: int) -> tuple[Tensor, Tensor]:
+    return x[..., :-last], x[..., -last:]
+
+
+class UnreadableError(Exception):
+    """A layer that its layout does not describe: what was expected and what there was.
+
+    >>> raise UnreadableError("its layout expects a parameter q_proj.weight, which the module lacks")
+    Traceback (most recent call last):
+    attnscope.reference.projections.UnreadableError: its layout expects a parameter q_proj.weight, which the module lacks
+    """
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the oracle works from, all of it in one dtype.
+
+    layout: how the family builds its attention. parameters: the attention module's own, by name. config: the model's
+    (the text part). layer: index, heads, kv_heads, type ("sliding" and "chunked" limit the keys to `window`).
+    hidden_BTE: what enters the module. position_T: the tokens' positions. arguments: other tensors that entered it, of
+    which only the layout's residual is read. shared: k (B, G, T, D) and v (B, G, T, V) of an earlier layer, where this
+    one reads those instead of its own (Gemma 3n). model_dtype: what the model runs in, which some families round to.
+    stack: the layer's stack; only a "decoder" looks back alone. source_BSE: in cross-attention what the encoder gave,
+    which keys and values are made of. axes_AT: positions on several axes, where tokens have them. block_T: the block
+    that each token is of, -1 for none: in a decoder the tokens of a block see each other also ahead, in other stacks
+    they see nothing else.
+
+    >>> given.hidden_BTE.shape, given.layer.heads, given.rope["rope_theta"]
+    (torch.Size([1, 9, 8]), 2, 10000.0)
+    """
+
+    layout: Layout
+    parameters: Mapping[str, Tensor]
+    config: Any
+    layer: Any
+    hidden_BTE: Tensor
+    position_T: Tensor
+    arguments: Mapping[str, Tensor] = field(default_factory=dict)
+    shared: tuple[Tensor, Tensor] | None = None
+    model_dtype: torch.dtype = torch.float32
+    stack: str = "decoder"
+    source_BSE: Tensor | None = None
+    axes_AT: Tensor | None = None
+    block_T: Tensor | None = None
+
+    @property
+    def keyed_BSE(self) -> Tensor:
+        """What keys and values are made of: the hidden states, or in cross-attention the encoder's."""
+        return self.hidden_BTE if self.source_BSE is None else self.source_BSE
+
+    @property
+    def rope(self) -> Mapping[str, Any] | None:
+        """The config's rope parameters for this layer, None where it has none."""
+        if self.layout.base is not None:
+            own = setting(self.config, "rope_theta", self.layout.base)
+            theta = setting(self.config, "rope_parameters.rope_theta", own)
+            return {"rope_type": "default", "rope_theta": theta}
+        rope = setting(self.config, "rope_parameters")
+        kinds = setting(self.config, "layer_types")
+        if rope is not None and kinds is not None and kinds[self.layer.index] in rope:
+            return rope[kinds[self.layer.index]]
+        return rope
+
+    @property
+    def eps(self) -> float:
+        """What the layout's norms add under the root."""
+        eps = self.layout.eps
+        return eps if isinstance(eps, float) else setting(self.config, eps)
+
+    def parameter(self, name: str) -> Tensor:
+        """A parameter by name; raises UnreadableError where the module has none of that name."""
+        if name not in self.parameters:
+            raise UnreadableError(f"its layout ({self.layout.name}) expects a parameter {name}, which the module lacks")
+        return self.parameters[name]
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """x through one of the module's projections."""
+        weight = self.parameter(f"{name}.weight")
+        weight = weight.T if self.layout.transposed else weight
+        return functional.linear(x, weight, self.parameters.get(f"{name}.bias"))
+
+
+def setting(config: Any, name: str, default: Any = None) -> Any:
+    """A config's value by name; a dot goes into a nested config. The default where it is missing or None.
+
+    >>> setting(config, "attn_config.clip_qkv", default=8.0)
+    8.0
+    """
+    for part in name.split("."):
+        config = config.get(part) if isinstance(config, Mapping) else getattr(config, part, None)
+    return default if config is None else config
+
+
+QKV = tuple[Tensor, Tensor, Tensor]
+
+
+def _separate(given: Given) -> QKV:
+    """Three projections, each a row of heads."""
+    layout, x, layer = given.layout, given.hidden_BTE, given.layer
+    q = given.linear(layout.q, x)
+    if given.shared is not None:
+        k_BGTD, v_BGTV = given.shared
+        return q.unflatten(-1, (layer.heads, -1)), k_BGTD.transpose(1, 2), v_BGTV.transpose(1, 2)
+    k = given.linear(layout.k, given.keyed_BSE)
+    # Gemma 4's global layers have no values of their own: they are the keys before norm and rotation
+    v = given.linear(layout.v, given.keyed_BSE) if f"{layout.v}.weight" in given.parameters else k
+    return (
+        q.unflatten(-1, (layer.heads, -1)),
+        k.unflatten(-1, (layer.kv_heads, -1)),
+        v.unflatten(-1, (layer.kv_heads, -1)),
+    )
+
+
+def _gated_query(given: Given) -> QKV:
+    """Separate, but each head's query projection brings a gate after the query (the gate is applied at the end)."""
+    q_BTHM, k, v = _separate(given)
+    return q_BTHM.chunk(2, dim=-1)[0], k, v
+
+
+def _concat(given: Given) -> QKV:
+    """[all of q | all of k | all of v]."""
+    fused, layer = given.linear(given.layout.fused, given.hidden_BTE), given.layer
+    heads = fused.unflatten(-1, (layer.heads + 2 * layer.kv_heads, -1))
+    return heads.split([layer.heads, layer.kv_heads, layer.kv_heads], dim=-2)
+
+
+def _per_head(given: Given) -> QKV:
+    """Head by head: its q, its k, its v."""
+    fused = given.linear(given.layout.fused, given.hidden_BTE)
+    return fused.unflatten(-1, (given.layer.heads, 3, -1)).unbind(-2)
+
+
+def _grouped(given: Given) -> QKV:
+    """Kv head by kv head: the queries that share it, its k, its v (Falcon's new decoder)."""
+    fused, layer = given.linear(given.layout.fused, given.hidden_BTE), given.layer
+    groups = fused.unflatten(-1, (layer.kv_heads, layer.heads // layer.kv_heads + 2, -1))
+    return groups[..., :-2, :].flatten(-3, -2), groups[..., -2, :], groups[..., -1, :]
+
+
+def _four_blocks(given: Given) -> QKV:
+    """Four blocks, for four TPU cores, each [q | v | k] of a quarter of the heads (CodeGen)."""
+    fused = given.linear(given.layout.fused, given.hidden_BTE)
+    q, v, k = fused.unflatten(-1, (4, 3, given.layer.heads // 4, -1)).unbind(-3)
+    return q.flatten(-3, -2), k.flatten(-3, -2), v.flatten(-3, -2)
+
+
+def _latent(given: Given) -> QKV:
+    """Multi-head latent attention: q, k and v of every head from narrow vectors."""
+    q_BHTD, k_BHTD, v_BHTV = latent_heads(given.hidden_BTE, _latent_weights(given))
+    return q_BHTD.transpose(1, 2), k_BHTD.transpose(1, 2), v_BHTV.transpose(1, 2)
+
+
+def _latent_weights(given: Given) -> LatentWeights:
+    """The module's matrices by the names that DeepSeek gave them; without q_a_proj (V2-Lite) q has no narrow vector."""
+    config, layout, narrow = given.config, given.layout, "q_proj.weight" not in given.parameters
+    return LatentWeights(
+        n_heads=given.layer.heads,
+        d_rope=config.qk_rope_head_dim,
+        d_value=config.v_head_dim,
+        q_up=given.parameter("q_b_proj.weight" if narrow else "q_proj.weight"),
+        kv_down=given.parameter("kv_a_proj_with_mqa.weight"),
+        kv_norm=_latent_norm(given, "kv_a_layernorm", layout.key_factor),
+        kv_up=given.parameter("kv_b_proj.weight"),
+        q_down=given.parameter("q_a_proj.weight") if narrow else None,
+        q_norm=_latent_norm(given, "q_a_layernorm", layout.query_factor) if narrow else None,
+        q_down_bias=given.parameters.get("q_a_proj.bias"),
+        kv_down_bias=given.parameters.get("kv_a_proj_with_mqa.bias"),
+        eps=given.eps,
+    )
+
+
+def _latent_norm(given: Given, name: str, factor: str) -> Tensor:
+    """The weight of a narrow vector's norm, with what LongCat multiplies: sqrt(model width / width of the vector)."""
+    weight = given.parameter(f"{name}.weight")
+    return weight * (given.config.hidden_size / len(weight)) ** 0.5 if factor == "latent_width" else weight
+
+
+SPLITS: Mapping[str, Callable[[Given], QKV]] = {
+    "separate": _separate,
+    "gated_query": _gated_query,
+    "concat": _concat,
+    "per_head": _per_head,
+    "grouped": _grouped,
+    "four_blocks": _four_blocks,
+    "latent": _latent,
+}
