@@ -13,7 +13,8 @@ from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.options import LoadOptions
 from attnscope.model.sources import DEMO_FOLDER
 from attnscope.observe.atlas import atlas_of
-from attnscope.serve import identity, kept
+from attnscope.serve import wire as identity
+from attnscope.serve import worker as kept
 from helpers.atlases import made_atlas
 from helpers.folders import rewrite
 from helpers.gguf_files import tiny, write

@@ -20,7 +20,7 @@ from attnscope.metrics.metrics import METRICS
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import DEMO_FOLDER, load, wrap
 from attnscope.model.options import LoadOptions
-from attnscope.serve import place
+from attnscope.serve import wire as place
 from helpers.command_line import SENTENCE, call
 from helpers.parity_models import roused_model
 from helpers.serving import serving

@@ -36,13 +36,11 @@ MAY_IMPORT = {
     "steps": "errors utils model inputs hooks reference certificate",
     "figures": "errors utils",
     "viewer": "_version errors utils model inputs metrics observe studies steps",
-    "live": "_version errors utils model viewer",
     "export": "errors utils model inputs hooks metrics observe studies figures",
     "corpus": "_version errors utils model inputs hooks metrics observe studies figures export",
     "api": "errors utils model inputs attention hooks metrics certificate observe interventions studies"
     " steps figures viewer export corpus",
-    "purposes": "errors model inputs observe interventions studies steps viewer api",
-    "serve": "errors utils model inputs observe api purposes",
+    "serve": "_version errors utils model inputs observe interventions studies steps viewer api",
     # handed out, imported on first use
     "": "_version errors model hooks observe figures api serve",
 }

@@ -104,7 +104,7 @@ def explain_model(asked: StepsText, steps: Steps, telling: Telling) -> int:
     from attnscope.cli.single import answer, read_text
     from attnscope.inputs.tokens import check_expression
     from attnscope.observe.request import Request
-    from attnscope.purposes.explain import ExplainHead
+    from attnscope.serve.questions import ExplainHead
 
     check_expression(steps.query)
     ask = asked.ask(read_text(asked, telling), Selected(), Request(query=steps.query))

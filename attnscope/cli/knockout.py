@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from attnscope.model.geometry import Geometry
-    from attnscope.purposes.cut import KnockedModel
+    from attnscope.serve.questions import KnockedModel
     from attnscope.studies.knockout_records import KnockoutResult as Knocked
 
 EXAMPLES = (

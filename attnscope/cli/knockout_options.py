@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from attnscope.observe.request import CaptureSpec as Ask
-    from attnscope.purposes.cut import CutEdges
+    from attnscope.serve.questions import KnockoutQuestion as CutEdges
 
 
 @option_group
@@ -175,7 +175,7 @@ def cut_asked(
 ) -> tuple[Ask, CutEdges]:
     """What is asked of the text, "" of a corpus, and what is cut in it."""
     from attnscope.observe.request import Request
-    from attnscope.purposes.cut import CutEdges
+    from attnscope.serve.questions import KnockoutQuestion as CutEdges
 
     asks = edges.asks()
     keep = Request(query=asks["query"] or "last", key=asks["key"], define=asks["define"])

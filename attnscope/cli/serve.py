@@ -127,7 +127,7 @@ def hold(served: Served, session: Session, quiet: bool) -> int:
     """Load the models and answer until the end."""
     from attnscope.cli.serve_page import live_page
     from attnscope.model.options import LoadOptions
-    from attnscope.serve import place
+    from attnscope.serve import wire as place
 
     idle = session.idle_seconds
     if not place.supported():
@@ -184,7 +184,7 @@ def ask_server(request: str, quiet: bool) -> int:
 def run_lines(name: str) -> int:
     """Run the commands of a file one after the other; the first exit code that is not 0."""
     from attnscope.cli import run, single
-    from attnscope.serve.kept import KeptModels
+    from attnscope.serve.worker import KeptModels
 
     failed = 0
     single.KEPT = KeptModels()

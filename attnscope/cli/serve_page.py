@@ -14,10 +14,10 @@ from attnscope.cli import output
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from attnscope.live.app import LivePage
     from attnscope.model.options import LoadOptions
+    from attnscope.serve.page import LivePage
     from attnscope.serve.server import Server
-    from attnscope.serve.status import Holdings, Status
+    from attnscope.serve.wire import Holdings, Status
 
 EXTRA = "pip install 'attnscope[serve]'"
 
@@ -37,7 +37,7 @@ def live_page(port: int | None) -> Callable[[Server], AbstractContextManager[str
 def page_class() -> type[LivePage]:
     """The class of pages. Raises UsageError where its libraries are not installed."""
     try:
-        from attnscope.live.app import LivePage
+        from attnscope.serve.page import LivePage
     except ImportError as error:
         raise UsageError(f"--page needs {error.name}, which is not installed", EXTRA) from None
     return LivePage

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from attnscope.observe.request import CaptureSpec as Ask
     from attnscope.observe.request import Request, Text
     from attnscope.observe.run import Run
-    from attnscope.purposes.purpose import Purpose
-    from attnscope.serve.kept import KeptModels
+    from attnscope.serve.questions import Purpose
+    from attnscope.serve.worker import KeptModels
 
 
 KEPT: KeptModels | None = None  # of `attnscope serve --run`: the models of the commands before
@@ -50,7 +50,7 @@ def observe_text(
 
     options: what the manifest will say was asked for. keep: what is kept.
     """
-    from attnscope.purposes.observe import Observe
+    from attnscope.serve.questions import Observe
 
     ask = asked.ask(read_run(asked, writing), selected, keep)
     if writing.draws and keep.maps:

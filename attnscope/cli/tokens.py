@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.inputs.prompt import Prompt, Span
-    from attnscope.purposes.tokenise import Tokenised
+    from attnscope.serve.questions import Tokenised
 
 EXAMPLES = (
     'attnscope tokens "the cat sat on the mat"',
@@ -66,7 +66,7 @@ def read_tokens(asked: Listed, text: str | list[int], noise: Noise) -> Tokenised
     """The text as the model reads it; longer than that too, unless it is to be cut."""
     from attnscope.cli.single import served
     from attnscope.observe.request import CaptureSpec as Ask
-    from attnscope.purposes.tokenise import Tokenise, tokenised
+    from attnscope.serve.questions import Tokenise, tokenised
 
     ask = Ask(text, chat=asked.chat, truncate=asked.truncate, pair=asked.pair)
     answer: Tokenised | None = served(asked, ask, Tokenise(), output.Talk(noise.quiet), noise.verbose)

@@ -18,13 +18,13 @@ from attnscope.cli.options import Config, OtherSide, Question, Selected, TextRun
 from attnscope.cli.place import check_file
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
-from attnscope.purposes.page import ShowPage
+from attnscope.serve.questions import ShowPage
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.observe.observation import Observation
     from attnscope.observe.request import CaptureSpec as Ask
-    from attnscope.purposes.page import PageSide
+    from attnscope.serve.questions import PageSide
     from attnscope.viewer.page import Page
 
 EXAMPLES = (
@@ -116,7 +116,7 @@ def model_beside(asked: TextRun, ask: Ask, pages: Pages, purpose: ShowPage) -> P
     """What the page shows of the text by the model, and next to it by another."""
     from attnscope.cli.single import load_model
     from attnscope.inputs.sound import Sound
-    from attnscope.purposes.page import beside
+    from attnscope.serve.questions import beside
 
     assert pages.compare_model is not None
     loaded, tell = load_model(asked, pages), output.Talk(pages.quiet)

@@ -49,7 +49,7 @@ def why(asked: LogitText, logit: Logit, top: Top, table: WhyTable, look: Look) -
 
     from attnscope.api.why_record import ask_of
     from attnscope.cli.single import answer
-    from attnscope.purposes.take_apart import TakeApart
+    from attnscope.serve.questions import AttributeLogit as TakeApart
 
     found: Why = answer(asked, ask_of(text, options), TakeApart.of(head, options), table)
 

@@ -22,10 +22,21 @@ from attnscope.errors import AttnscopeError, ModelError, UsageError
 from attnscope.model.loading import locate
 from attnscope.model.options import DEMO, LoadOptions
 from attnscope.model.sources import Source
-from attnscope.serve import identity, place, wire
-from attnscope.serve.relay import HERE_SECONDS, Asker, Clock, Worker, is_suspended, relay
-from attnscope.serve.status import HeldModel, Holdings, Status
-from attnscope.serve.wire import UnansweredError, WireError, framed, is_readable, receive, send
+from attnscope.serve import wire
+from attnscope.serve import wire as identity
+from attnscope.serve import wire as place
+from attnscope.serve.client import HERE_SECONDS, Asker, Clock, Worker, is_suspended, relay
+from attnscope.serve.wire import (
+    HeldModel,
+    Holdings,
+    Status,
+    UnansweredError,
+    WireError,
+    framed,
+    is_readable,
+    receive,
+    send,
+)
 from attnscope.utils.files import open_regular
 from attnscope.utils.schema import from_json as typed
 from attnscope.utils.schema import to_json as plain

@@ -2,41 +2,118 @@
 
 What comes on the socket is read by a thread; the models run in the main one. A question that was cancelled ends at the
 next layer.
+
+Texts that are read in a process of their own, for a worker that cannot fork: a fork of what used torch may hang.
+
+The reader is forked before any model is loaded. Each text is read in a fork of it, as a command reads one. Between the
+two processes, both of this program, functions are sent by name, and a tokenizer by the options that load it.
+
+Models that stay loaded in one process, for commands that run in it one after the other.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import pickle
 import queue
+import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 from torch import nn
 
-from attnscope.errors import AttnscopeError, InputError, MemoryLimitError
+from attnscope.errors import AttnscopeError, InputError, MemoryLimitError, UsageError
 from attnscope.model.libraries import silence_libraries
 from attnscope.model.loaded import LoadedModel
-from attnscope.model.loading import bytes_in_memory, chosen_device, load, load_config
+from attnscope.model.loading import bytes_in_memory, chosen_device, load, load_config, load_tokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.observe.progress import Progress as Teller
 from attnscope.observe.progress import RunInfo as Prepared
 from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.purposes.named import PURPOSES
-from attnscope.purposes.purpose import Purpose
-from attnscope.serve.reader import Reader
+from attnscope.serve.questions import PURPOSES, Purpose
 from attnscope.serve.records import packed, unpacked
-from attnscope.serve.wire import Frame, UnansweredError, WireError, receive, send
-from attnscope.utils.isolation import call_elsewhere
+from attnscope.serve.wire import Contents, Files, Frame, UnansweredError, WireError, files, receive, send
+from attnscope.utils.isolation import Answer, answer_of, call_elsewhere, forked, seconds, within
+from attnscope.utils.isolation import IsolatedCall as Apart
 from attnscope.utils.memory import free_memory, human_bytes
 from attnscope.utils.schema import from_json as typed
 from attnscope.utils.signals import begin_helper
+
+MORE_SECONDS = 5  # than a text may take: a reader that is not suspended has answered by then
+
+
+class Reader:
+    """The other process: `apart.call_elsewhere(Reader())`."""
+
+    def __init__(self) -> None:
+        self._pipe, self.pid = forked(_serve)
+        self._options: dict[int, LoadOptions] = {}
+
+    def hold(self, tokenizer: Any, options: LoadOptions) -> None:
+        """Remember how a tokenizer, which stays loaded, is loaded."""
+        self._options[id(tokenizer)] = options
+
+    def __call__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Answer[Any]:
+        """What the function gives, or an error of ours. Raises UnansweredError where it cannot be called there."""
+        question = io.BytesIO()
+        try:
+            _Sent(question, self._options).dump((function, arguments))
+            return within(seconds() + MORE_SECONDS, partial(self._answer, question.getvalue()))
+        except TimeoutError as error:  # it or its fork was suspended
+            os.kill(self.pid, signal.SIGKILL)
+            raise UnansweredError("a server cannot read its text") from error
+        except (pickle.PicklingError, AttributeError, TypeError, EOFError, OSError) as error:
+            raise UnansweredError("a server cannot read its text") from error
+
+    def _answer(self, question: bytes) -> Answer[Any]:
+        self._pipe.send_bytes(question)
+        answer: Answer[Any] = pickle.loads(self._pipe.recv_bytes())  # of this program's own process
+        return answer
+
+
+class _Sent(pickle.Pickler):
+    def __init__(self, stream: io.BytesIO, options: dict[int, LoadOptions]) -> None:
+        super().__init__(stream)
+        self._options = options
+
+    def persistent_id(self, value: Any) -> LoadOptions | None:
+        return self._options.get(id(value))
+
+
+class _Received(pickle.Unpickler):
+    def __init__(self, data: bytes, tokenizers: dict[LoadOptions, Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._held = tokenizers
+
+    def persistent_load(self, options: LoadOptions) -> Any:
+        if options not in self._held:
+            self._held[options] = load_tokenizer(replace(options, offline=True)).tokenizer
+        return self._held[options]
+
+
+def _serve(pipe: Connection) -> None:
+    """Answer until no one asks."""
+    tokenizers: dict[LoadOptions, Any] = {}
+    while True:
+        data = pipe.recv_bytes()
+        pipe.send_bytes(pickle.dumps(answer_of(partial(_called, data, tokenizers), ())))
+
+
+def _called(data: bytes, tokenizers: dict[LoadOptions, Any]) -> Any:
+    function, arguments = _Received(data, tokenizers).load()
+    with Apart(function, "process") as call:
+        return call(*arguments)
+
 
 GO_SECONDS = 5.0  # until who asked has seen that what is known before the pass can be used: the others wait as long
 
@@ -209,3 +286,40 @@ def kind_of(error: AttnscopeError) -> str:
 
 if __name__ == "__main__":
     work(int(sys.argv[1]))
+
+
+MOST = 4  # models at once
+
+
+class KeptModels:
+    """The models that were loaded last, each as long as its files hold what they held."""
+
+    def __init__(self) -> None:
+        self._kept: dict[LoadOptions, tuple[LoadedModel, Contents]] = {}
+
+    def load(self, options: LoadOptions) -> LoadedModel:
+        """A model, loaded where it is not there; raises as `attnscope.model.loading.load` does."""
+        from attnscope.model.loading import load
+
+        if options.trust_remote_code or options.allow_pickle:
+            return load(options)
+        entry = self._kept.pop(options, None)
+        if entry is None or not entry[1].same(_files_of(entry[0])):
+            began = time.time_ns()
+            loaded = load(options)
+            states = _files_of(loaded)
+            if not states or any(state.changed_ns >= began for state in states.values()):
+                return loaded  # which of their contents was loaded is not known
+            entry = loaded, Contents(states)
+        self._kept[options] = entry
+        if len(self._kept) > MOST:
+            del self._kept[next(iter(self._kept))]
+        return entry[0]
+
+
+def _files_of(loaded: LoadedModel) -> Files:
+    """The files of a model; none where they cannot be watched."""
+    try:
+        return files(loaded.source_folder, loaded.base_folder)
+    except UsageError:
+        return {}

@@ -15,7 +15,9 @@ from typing import Any, ClassVar
 
 from attnscope.model.options import LoadOptions
 from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.serve import client, place, relay, server, wire
+from attnscope.serve import client, server, wire
+from attnscope.serve import client as relay
+from attnscope.serve import wire as place
 from fuzzing.made import copied, shallow
 from fuzzing.serving import QUESTIONS, framed, listening
 from fuzzing.trying import Ended, Try, kind

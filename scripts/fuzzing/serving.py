@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError
-from attnscope.live.question import LiveQuestion
 from attnscope.model.options import LoadOptions
-from attnscope.purposes.named import PURPOSES
 from attnscope.serve import wire
+from attnscope.serve.page import LiveQuestion
+from attnscope.serve.questions import PURPOSES
 from attnscope.utils.schema import from_json as typed
 from fuzzing.made import shallow
 from fuzzing.trying import Ended, Try, kind
@@ -123,7 +123,8 @@ print(json.dumps(codes))
 
 def _asked_together(questions: int, others: list[str]) -> None:
     """Ask a page in this process, and look at how many were taken. Raises AssertionError for other codes."""
-    from attnscope.live import app, asking
+    from attnscope.serve import page as app
+    from attnscope.serve import page as asking
 
     asking.COMMAND = (sys.executable, "-ISc", "import time; time.sleep(600)")
     with app.LivePage(lambda: [LoadOptions()]) as address:

@@ -16,7 +16,8 @@ import pytest
 from attnscope.model.options import LoadOptions
 from attnscope.observe.progress import NO_PROGRESS as SILENT
 from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.serve import client, relay, wire
+from attnscope.serve import client, wire
+from attnscope.serve import client as relay
 from attnscope.serve.wire import UnansweredError
 from attnscope.utils.schema import to_json as plain
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call

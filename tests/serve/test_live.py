@@ -18,7 +18,7 @@ import yaml
 
 from attnscope.errors import AttnscopeError
 from attnscope.model.options import LoadOptions
-from attnscope.serve import identity
+from attnscope.serve import wire as identity
 from attnscope.utils.schema import from_json as typed
 from helpers.command_line import ATTNSCOPE, SENTENCE, call
 from helpers.folders import with_tokenizer
@@ -28,7 +28,10 @@ from helpers.serving import serving
 from helpers.stack_families import tiny
 
 pytest.importorskip("starlette", reason="pip install 'attnscope[serve]'")
-from attnscope.live import app, asking, guard, question
+from attnscope.serve import page as app
+from attnscope.serve import page as asking
+from attnscope.serve import page as guard
+from attnscope.serve import page as question
 
 QUESTION = {"command": "view", "model": "demo", "text": SENTENCE}
 
@@ -444,7 +447,7 @@ def test_the_command_line_says_what_is_missing(monkeypatch):
     original = builtins.__import__
 
     def without(name, *rest):
-        if name == "attnscope.live.app":
+        if name == "attnscope.serve.page":
             raise ImportError("No module named 'uvicorn'", name="uvicorn")
         return original(name, *rest)
 

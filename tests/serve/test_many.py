@@ -11,7 +11,8 @@ from attnscope.model.options import LoadOptions
 from attnscope.observe.progress import NO_PROGRESS as SILENT
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.observe.request import Request
-from attnscope.serve import client, place
+from attnscope.serve import client
+from attnscope.serve import wire as place
 from attnscope.serve.wire import UnansweredError
 from helpers.command_line import SENTENCE, call
 from helpers.forks import until

@@ -11,11 +11,11 @@ import torch
 import attnscope
 from attnscope.errors import InputError
 from attnscope.inputs.tokens import TokenSelection as Chosen
-from attnscope.live.question import MOST_PICTURE, LiveQuestion
 from attnscope.observe.atlas import HeadNames
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.observe.run import run_and_report as observed
 from attnscope.serve import wire
+from attnscope.serve.page import MOST_PICTURE, LiveQuestion
 from attnscope.serve.records import HOMES, packed, unpacked
 from attnscope.serve.wire import UnansweredError, WireError
 from attnscope.serve.worker import Link

@@ -26,9 +26,12 @@ from attnscope.model.options import LoadOptions
 from attnscope.model.sources import DEMO_FOLDER
 from attnscope.observe.request import CaptureSpec as Ask
 from attnscope.observe.request import Request
-from attnscope.purposes.named import PURPOSES
-from attnscope.serve import client, identity, place, reader, wire
+from attnscope.serve import client, wire
 from attnscope.serve import server as serving_module
+from attnscope.serve import wire as identity
+from attnscope.serve import wire as place
+from attnscope.serve import worker as reader
+from attnscope.serve.questions import PURPOSES
 from attnscope.serve.wire import UnansweredError
 from attnscope.serve.worker import CancelledError, cancellable
 from attnscope.utils.files import state_of
@@ -278,7 +281,7 @@ def test_changed_files_are_not_answered(tmp_path):
 
 
 def test_other_code_is_not_answered(server, monkeypatch):
-    monkeypatch.setattr("attnscope.serve.identity.code", lambda: "other")
+    monkeypatch.setattr("attnscope.serve.wire.code", lambda: "other")
     assert "the server runs other code" in server.call("heads", SENTENCE, "--verbose").ok().err
 
 
@@ -727,7 +730,7 @@ import os
 from functools import partial
 from attnscope.model.loading import load_tokenizer
 from attnscope.model.options import LoadOptions
-from attnscope.serve.reader import Reader
+from attnscope.serve.worker import Reader
 from attnscope.serve.wire import UnansweredError
 from attnscope.inputs.prompt import _read, from_text
 

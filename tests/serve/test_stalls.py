@@ -18,8 +18,11 @@ from attnscope.observe.progress import NO_PROGRESS as SILENT
 from attnscope.observe.progress import Progress as Teller
 from attnscope.observe.progress import RunInfo as Prepared
 from attnscope.observe.request import CaptureSpec as Ask
-from attnscope.serve import client, place, reader, relay, wire, worker
+from attnscope.serve import client, wire, worker
+from attnscope.serve import client as relay
 from attnscope.serve import server as serving_module
+from attnscope.serve import wire as place
+from attnscope.serve import worker as reader
 from attnscope.serve.wire import UnansweredError, WireError
 from helpers.command_line import HANGS, SENTENCE, call
 from helpers.forks import until

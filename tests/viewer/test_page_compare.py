@@ -13,7 +13,7 @@ from attnscope.export.study_figures import signed_maps
 from attnscope.hooks.engines import ENGINES
 from attnscope.model.loading import wrap
 from attnscope.observe.request import Request
-from attnscope.purposes.page import divergences
+from attnscope.serve.questions import divergences
 from attnscope.studies.comparison import OneSide, compare_heads
 from attnscope.viewer.page import About, Plan, page_of
 from attnscope.viewer.side import Side

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 import pytest
 
 from attnscope.model.options import LoadOptions
-from attnscope.serve import place
+from attnscope.serve import wire as place
 from helpers.browsing import PATIENCE
 from helpers.command_line import call
 from helpers.serving import serving
 
 pytest.importorskip("starlette", reason="pip install 'attnscope[serve]'")
-from attnscope.live import app, asking
+from attnscope.serve import page as app
+from attnscope.serve import page as asking
 
 pytestmark = pytest.mark.skipif(not place.supported(), reason="this system has no sockets that say who asks")
 TEXT = "the financial bank is located on river bank"

@@ -10,7 +10,7 @@ import { make } from "./canvas.js";
  * @typedef {import("./types.js").Store} Store
  */
 
-const HELLO = "attnscope/live/1"; // as attnscope/live/page.js says it
+const HELLO = "attnscope/live/1"; // as attnscope/serve/page.js says it
 
 export class Live {
   /** @param {Page} page @param {Store} store */

@@ -4,7 +4,7 @@
  */
 (() => {
   /**
-   * @typedef {Record<string, string|number|boolean>} Question as attnscope/live/question.py has it
+   * @typedef {Record<string, string|number|boolean>} Question as attnscope/serve/page.py has it
    * @typedef {{question: Question, label: string, page: Blob, frame: HTMLIFrameElement}} Entry
    * @typedef {{stage?: unknown, done?: unknown, total?: unknown, unit?: unknown, said?: unknown, failed?: unknown, page?: unknown}} Line
    */

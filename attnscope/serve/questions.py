@@ -1,34 +1,255 @@
-"""To show a text on a page: what the page holds of a pass; drawing and writing are somebody else's.
+"""What a purpose is: a record that JSON can hold, and the way from a loaded model to a record that has no model.
+
+To observe a text: heads, relations, keys, maps, whatever the ask keeps.
+
+To see what a model makes of a text, as tokens; no weights are used.
+
+To explain one head: every step for one query, with its numbers.
+
+To take a logit apart: why a head looks from one query at one key.
+
+To cut edges: what an answer loses where heads may not look from some tokens at others.
+
+Every purpose by its name, as a question says it.
+
+To show a text on a page: what the page holds of a pass; drawing and writing are somebody else's.
 
 Shapes: C component, Q query, K key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from attnscope.errors import UsageError
+from attnscope.inputs.prompt import Prompt, from_ids, place, reading
 from attnscope.inputs.spans import Align
 from attnscope.inputs.tokens import TokenSelection as Chosen
+from attnscope.interventions.spec import DRAWS, AskedText, CutPlan
 from attnscope.model.selection import SEQ2SEQ, is_vision
 from attnscope.observe.progress import NO_PROGRESS as SILENT
 from attnscope.observe.progress import Progress as Teller
-from attnscope.purposes.purpose import Check, Purpose, unchecked
+from attnscope.observe.progress import RunInfo as Prepared
 
 if TYPE_CHECKING:
-    from attnscope.model.geometry import LayerGeometry
-    from attnscope.model.loaded import LoadedModel
+    from attnscope.api.why_record import Why, WhyOptions
+    from attnscope.model.geometry import Geometry, LayerGeometry
+    from attnscope.model.loaded import LoadedModel, LoadedTokenizer
     from attnscope.model.selection import HeadsByLayer
     from attnscope.observe.layers import LayerKey
     from attnscope.observe.observation import Observation
     from attnscope.observe.request import CaptureSpec as Ask
     from attnscope.observe.run import Run
+    from attnscope.steps.records import Explanation
     from attnscope.studies.attribution_records import KeyParts
+    from attnscope.studies.knockout import KnockoutStudy
+    from attnscope.studies.knockout_records import KnockoutResult as Knocked
     from attnscope.viewer.page import Plan
+
+Check = Callable[[Prepared], object]
+
+
+def unchecked(prepared: Prepared) -> None:
+    """Whatever is known before the pass will do."""
+
+
+class Purpose(ABC):
+    """What a text is read for. Its fields are what JSON can hold; it is imported without torch.
+
+    name: how a question says it. record: the type of its answer.
+    """
+
+    name: ClassVar[str]
+    record: ClassVar[str]
+
+    @abstractmethod
+    def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> Any:
+        """The answer. What can be refused is refused before the next costly step.
+
+        tell: hears lines and stages. check: called before a pass whose results may go to a folder; what it raises ends
+        the question.
+        """
+
+
+@dataclass(frozen=True)
+class Observe(Purpose):
+    """An Observation of the text."""
+
+    name = "observe"
+    record = "Observation"
+
+    def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> Observation:
+        """See `attnscope.observe.run.observed`."""
+        from attnscope.observe.run import run_and_report as observed
+
+        return observed(loaded, ask, tell, check)
+
+
+@dataclass(frozen=True)
+class Tokenised:
+    """A text as tokens; name: of the model. max_positions: how many tokens it reads, None where nothing bounds them."""
+
+    prompt: Prompt
+    name: str
+    max_positions: int | None
+
+
+@dataclass(frozen=True)
+class Tokenise(Purpose):
+    """The tokens of a text, which may be longer than the model reads unless the ask says to cut it."""
+
+    name = "tokens"
+    record = "Tokenised"
+
+    def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> Tokenised:
+        """The tokens, by a loaded model's tokenizer."""
+        from attnscope.model.loaded import LoadedTokenizer
+
+        most = loaded.geometry.max_positions
+        return tokenised(LoadedTokenizer(loaded.tokenizer, loaded.name, most, loaded.brought), ask)
+
+
+def tokenised(loaded: LoadedTokenizer, ask: Ask) -> Tokenised:
+    """The tokens of a text or of ids. Raises as `text.prompt.from_text`."""
+    text, most = ask.text, loaded.max_positions if ask.truncate else None
+    ask.check_pair()
+    if isinstance(text, str):
+        with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, ask.chat)) as read:
+            prompt = read(text, ask.chat, most, ask.truncate, None, ask.pair)
+    else:
+        prompt = from_ids(loaded.tokenizer, text, max_tokens=most, truncate=ask.truncate)  # type: ignore[arg-type]
+    return Tokenised(prompt, loaded.name, loaded.max_positions)
+
+
+@dataclass(frozen=True)
+class ExplainHead(Purpose):
+    """The steps of a head for the token that the ask's query names; head: as `L2H3` or `2.3`."""
+
+    head: str
+
+    name = "explain"
+    record = "Explanation"
+
+    def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> Explanation:
+        """The steps; raises as `attnscope.explain`."""
+        from attnscope.api.explain import STACKS, followed
+        from attnscope.observe.run import prepare, run_lines
+
+        loaded.check_task(*STACKS)
+        run = prepare(loaded, ask)
+        for line in (*run_lines(run), *run.chosen.notes):
+            tell.say(line)
+        with tell.stage("forward pass"):
+            return followed(run, self.head).explanation
+
+
+@dataclass(frozen=True)
+class AttributeLogit(Purpose):
+    """What wrote the logit of the ask's query and key in a head; the fields are those of `WhyOptions`.
+
+    >>> TakeApart("L3H0").answer(loaded, Ask("the bank of the river", Request(query="last"))).line
+    """
+
+    head: str
+    against: str | int = "mean"
+    side: Literal["key", "query", "both"] = "key"
+    by: Literal["component", "tokens"] = "component"
+    verify: bool = False
+
+    name = "why"
+    record = "Why"
+
+    @classmethod
+    def of(cls, head: str, options: WhyOptions) -> AttributeLogit:
+        """What the options say beside the text and its tokens, which the ask holds."""
+        return cls(head, options.against, options.side, options.by, options.verify)
+
+    def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> Why:
+        """The logit with its parts; raises as `attnscope.why`."""
+        from attnscope.api.why import STACKS, taken_apart
+        from attnscope.api.why_record import WhyOptions
+        from attnscope.observe.run import asked_lines, prepare, target_lines
+
+        loaded.check_task(*STACKS)
+        run = prepare(loaded, ask, compared=False)
+        model = loaded.name, loaded.device, loaded.precision, loaded.geometry.in_words, f"{len(run.text)} tokens"
+        for line in ("  ".join(model), *target_lines(run), *asked_lines(run)):
+            tell.say(line)
+        options = WhyOptions(
+            query=ask.keep.query or "last",
+            key=ask.keep.key,
+            against=self.against,
+            side=self.side,
+            by=self.by,
+            verify=self.verify,
+            define=ask.keep.define,
+        )
+        with tell.stage("taking the logit apart"):
+            return taken_apart(run, self.head, options)
+
+
+@dataclass(frozen=True)
+class KnockedModel:
+    """What was measured, and the shape of the model that it was measured of."""
+
+    found: Knocked
+    geometry: Geometry
+
+
+@dataclass(frozen=True)
+class KnockoutQuestion(Purpose):
+    """The edges from the ask's query to its key are cut, and what follows the text is its answer.
+
+    foil: what is not to follow. over, how, random, seed: as `CutPlan` has them.
+    """
+
+    foil: str | tuple[int, ...] | None = None
+    over: str = "none"
+    how: Literal["mask", "zero"] = "mask"
+    random: int = DRAWS
+    seed: int = 0
+
+    name = "knockout"
+    record = "KnockedModel"
+
+    def answer(self, loaded: LoadedModel, ask: Ask, tell: Teller = SILENT, check: Check = unchecked) -> KnockedModel:
+        """What was measured; raises as `attnscope.knockout`."""
+        tell.say(loaded.line)
+        study = self.study(loaded, ask, [self.text_of(ask)])
+        for line in study.lines:
+            tell.say(line)
+        with tell.stage(study.stage) as advance:
+            return KnockedModel(study.run(advance=advance), loaded.geometry)
+
+    def study(self, loaded: LoadedModel, ask: Ask, texts: Sequence[AskedText]) -> KnockoutStudy:
+        """The study of some texts, of which the ask names the heads."""
+        from attnscope.api.knockout import chosen_heads
+        from attnscope.studies.knockout import KnockoutStudy
+
+        heads = chosen_heads(loaded, ask.select, ask.atlas)
+        plan = CutPlan(self.over, heads, ask.select or CutPlan.name, self.how, self.random, self.seed)
+        return KnockoutStudy.of(loaded, texts, plan)
+
+    def text_of(self, ask: Ask) -> AskedText:
+        """What is asked of the text."""
+        assert isinstance(ask.text, str | tuple | list)
+        keep = ask.keep
+        return AskedText(
+            ask.text,
+            keep.query or "last",
+            keep.key,
+            ask.answer,
+            self.foil,
+            keep.define,
+            ask.chat,
+            ask.truncate,
+        )
+
 
 REST = 3  # components that are no heads or blocks: embedding, bias, position
 
@@ -262,3 +483,8 @@ def _check_room(heads_by_layer: Mapping[int, int], chosen: HeadsByLayer, queries
             f"expected at most {room / 1e6:.2g} MB of this page",
             "name fewer heads in {why}, or queries with {query}, or take more room with {max_mb}",
         )
+
+
+PURPOSES: dict[str, type[Purpose]] = {
+    one.name: one for one in (Observe, Tokenise, ShowPage, ExplainHead, AttributeLogit, KnockoutQuestion)
+}
