@@ -114,7 +114,7 @@ from __future__ import annotations
 
 from attnscope.cli import output
 from attnscope.cli.options import ModelText, Printing
-from attnscope.cli.takes import takes
+from attnscope.cli.config import takes
 
 EXAMPLES = ('attnscope sentences --text "The bank. The river."',)
 

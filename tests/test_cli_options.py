@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from attnscope.cli.app import made
 from attnscope.cli.batch_options import BatchRun
+from attnscope.cli.config import with_options as takes
 from attnscope.cli.groups import fill, held, parameters, recorded
 from attnscope.cli.info import Named
 from attnscope.cli.load_options import EngineName
 from attnscope.cli.options import PANELS, Printing, Relations, TextRun
 from attnscope.cli.parity import Certified
 from attnscope.cli.scan import Scanned, Studied
-from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from helpers.command_line import call
 from helpers.commands import COMMANDS, context

@@ -7,10 +7,9 @@ import pytest
 
 from attnscope.cli import run
 from attnscope.cli.app import made
-from attnscope.cli.groups import parameters
+from attnscope.cli.groups import SYNONYMS, by_key, parameters
 from attnscope.cli.heads import Ranking
 from attnscope.cli.refusals import meant
-from attnscope.cli.synonyms import SYNONYMS, by_key
 from attnscope.errors import UsageError
 from helpers.command_line import SENTENCE, call
 from helpers.commands import COMMANDS

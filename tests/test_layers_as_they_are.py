@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import attnscope
-from attnscope.cli.heads_legend import without_attention
+from attnscope.cli.head_tables import without_attention
 from attnscope.errors import UsageError
 from attnscope.export.drawing import Drawing, layer_maps, rows_of
 from attnscope.export.export import manifest

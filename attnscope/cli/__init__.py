@@ -147,7 +147,7 @@ def _trace(error: Exception, arguments: Sequence[str]) -> None:
 
 
 def _say(message: str, code: int) -> int:
-    from attnscope.cli.output import talk
+    from attnscope.cli.output import log as talk
 
     talk(f"attnscope: {message}", quiet=False)  # which makes a line of it
     return code

@@ -1,24 +1,205 @@
-"""`attnscope ablate`: what a task costs without some heads, alone, together, and against random sets."""
+"""`attnscope ablate`: what a task costs without some heads, alone, together, and against random sets.
+
+The options of `attnscope ablate`: which heads go, on what, and where the table goes.
+
+What else `ablate` answers of the same heads and task: pairs, a pruning, a screen by gradients.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.ablate_options import Measured, On, Taken
-from attnscope.cli.ablate_other import Otherwise, print_answer
-from attnscope.cli.figure_options import Look
-from attnscope.cli.groups import command_line, fill
+from attnscope.cli.config import with_options as takes
+from attnscope.cli.figure_options import MOST_SEQUENCES, MOST_SETS, Look, Sequences
+from attnscope.cli.groups import FIRST, command_line, fill, option_group
 from attnscope.cli.heads import GROUPS
+from attnscope.cli.options import Config, Exporting, Format, Heads, Seed
+from attnscope.cli.output import Top
 from attnscope.cli.scan import Studied
 from attnscope.cli.study import show_cost
-from attnscope.cli.takes import takes
+from attnscope.cli.study_tables import (
+    first_sets,
+    interval_notes,
+    notes,
+    pairs_sheet,
+    prune_sheet,
+    screen_sheet,
+    sets_sheet,
+    trusted,
+)
+from attnscope.errors import UsageError
 from attnscope.utils import display as cells
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.interventions.spec import Task
     from attnscope.model.loaded import LoadedModel
+    from attnscope.utils.display import Sheet
+
+
+@option_group
+class Taken(Heads):
+    """Which heads are taken away, and what replaces them."""
+
+    panel = "Attention"
+    sets: Annotated[
+        Path | None,
+        Option(help='Sets, as {"set": "name", "heads": ["L3H0", "L3H1"]} per line.', metavar="FILE"),
+        FIRST,
+    ] = None
+    atlas: Annotated[
+        Path | None, Option(help="What `scan` wrote: sets are its roles, or what @ROLE selects.", metavar="DIR")
+    ] = None
+    by: Annotated[Literal["kv"] | None, Option(help="Take away whole groups, all heads of a kv head.")] = None
+    each: Annotated[bool, Option(help="Every head of the model alone, too.")] = False
+    replace: Annotated[
+        Literal["mean", "zero", "resample"],
+        Option(help="What replaces a head: its mean over other sequences; zero; another sequence's, which misinforms."),
+        FIRST,
+    ] = "mean"
+    random: Annotated[
+        int, Option(min=0, max=MOST_SETS, help="Random sets of as many heads to hold each against.", metavar="N")
+    ] = 100
+    controls: Annotated[
+        Literal["unnamed", "all"],
+        Option(help="Draw random sets from the heads that no set names, or from all heads."),
+    ] = "unnamed"
+
+    def __post_init__(self) -> None:
+        named = [f"--{name}" for name in ("select", "atlas") if getattr(self, name) is not None]
+        if self.sets is not None and named:
+            raise UsageError(f"{named[0]} and --sets were both given", "give one of them")
+
+    @property
+    def nothing(self) -> bool:
+        """Whether no heads were named."""
+        return self.select is None and self.sets is None and self.atlas is None
+
+
+@option_group
+class On(Sequences, Seed, Top):
+    """What is to be predicted meanwhile."""
+
+    panel = "Corpus"
+    on: Annotated[
+        str | None,
+        Option(
+            help='copy: repeated tokens; texts: of --texts; or {"text": "...", "targets": [[12, 16]]} per line.',
+            metavar="copy|texts|FILE",
+        ),
+        FIRST,
+    ] = None
+    texts: Annotated[str | None, Option(help="A corpus: the loss of every next token.", metavar="FILE")] = None
+    sequences: Annotated[
+        int, Option(min=2, max=MOST_SEQUENCES, help="Sequences or texts at most; intervals need 32.", metavar="N")
+    ] = 64
+    top: Annotated[
+        str | None,
+        Option(
+            help="Sets printed, with the rows of each, or pairs, steps, heads: a number, or all (default: 40 on a "
+            "terminal, all in a pipe). Files in --out have all."
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.texts is not None and self.on not in (None, "texts"):
+            raise UsageError(f"--texts was given, and --on {self.on}", "leave out one of them")
+        if self.texts is None and self.on == "texts":
+            raise UsageError("--on texts needs a corpus", "name it with --texts FILE")
+
+    def of_all(self, count: int, task: Task) -> int:
+        """What all sequences take, where those of the task take so much: a rehearsal draws few of equal length."""
+        drawn = self.texts is None and self.on in (None, "copy")
+        return count * self.sequences // len(task) if drawn else count
+
+    def read_texts(self) -> list[str] | None:
+        """The texts of --texts; None without it."""
+        if self.texts is None:
+            return None
+        from attnscope.corpus.items import texts_in
+
+        return [item.text for item in texts_in(self.texts, self.sequences)]
+
+
+@option_group
+class Measured(Config, Format, Exporting):
+    """A table to stdout, table and facts to --out."""
+
+    out: Annotated[Path | None, Option(help="Write table and facts here; a stopped run resumes.", metavar="DIR")] = None
+
+
+@option_group
+class VariantOptions:
+    """Another question than what sets cost."""
+
+    panel = "Question"
+
+    pairs: Annotated[bool, Option(help="Instead: what any two of the heads cost beyond what both cost alone.")] = False
+    prune: Annotated[bool, Option(help="Instead: remove heads one by one, the least costly first.")] = False
+    method: Annotated[
+        Literal["replace", "gradient"],
+        Option(help="gradient: screen all heads to first order, and print how well that orders them."),
+    ] = "replace"
+
+    def __post_init__(self) -> None:
+        wanted = [name for name, asked in self._wishes.items() if asked]
+        if len(wanted) > 1:
+            raise UsageError(f"{wanted[0]} and {wanted[1]} were both given", "ask one question at a time")
+
+    @property
+    def _wishes(self) -> Mapping[str, bool]:
+        return {"--pairs": self.pairs, "--prune": self.prune, "--method gradient": self.method == "gradient"}
+
+    @property
+    def asks_all(self) -> bool:
+        """Whether a question is asked of all heads where none are named."""
+        return any(self._wishes.values()) and not self.pairs
+
+    def check(self, taken: Taken) -> None:
+        """Raises UsageError for what only sets can have."""
+        wanted = [f"--by {taken.by}"] * (taken.by == "kv") + ["--each"] * taken.each
+        wanted += [f"--controls {taken.controls}"] * (taken.controls == "all")
+        asked = next((name for name, asked in self._wishes.items() if asked), None)
+        if asked is not None and wanted:
+            raise UsageError(f"{wanted[0]} is for sets, and {asked} was given", "leave out one of them")
+
+
+PRUNED = "each step is chosen and measured on the same sequences: on average its loss is too low"
+
+
+def print_answer(record: Any, on: On, measured: Measured) -> int:
+    """The table on stdout, of sets a number of sets and not of rows; on stderr what a reader has to know."""
+    format = output.wanted_format(measured.format)
+    kind, table = record.stem, record.table()
+    if kind == "ablation":
+        output.emit(first_sets(table, on.limit(format)), format, lambda: sets_sheet(record, on.shown))
+        sets = table["set"].unique()
+        rest = on.rest(len(sets.slice(0, on.shown)), len(sets), "sets") if format == "table" else []
+        lines = [*rest, *notes(record)]
+    else:
+        sheet, told = ANSWERS[kind]
+        output.emit_first(table, on, format, lambda: sheet(record, on.shown), measured.quiet)
+        lines = told(record)
+    for line in lines:
+        output.log(line, measured.quiet)
+    return 0
+
+
+# Of each question what a terminal shows of the first rows, and the lines below.
+ANSWERS: Mapping[str, tuple[Callable[[Any, int | None], Sheet], Callable[[Any], list[str]]]] = {
+    "pairs": (pairs_sheet, lambda record: interval_notes(record.statistics, "sequences")),
+    "prune": (
+        lambda record, top: prune_sheet(record.steps, record.intact, top),
+        lambda record: [f"intact {record.intact:.3f} {record.unit}", PRUNED],
+    ),
+    "gradient": (screen_sheet, lambda record: [trusted(record)]),
+}
+
 
 EXAMPLES = (
     "attnscope ablate demo --select @previous-token --sequences 32 --out runs/ablate",
@@ -28,8 +209,8 @@ EXAMPLES = (
 )
 
 
-@takes(Studied, Taken, On, Otherwise, Measured, Look, file=GROUPS)
-def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measured: Measured, look: Look) -> int:
+@takes(Studied, Taken, On, VariantOptions, Measured, Look, file=GROUPS)
+def ablate(studied: Studied, taken: Taken, on: On, otherwise: VariantOptions, measured: Measured, look: Look) -> int:
     """What is lost without some heads, alone and together.
 
     A head's output is replaced before the output projection while the model predicts, and the loss compared with that
@@ -58,13 +239,13 @@ def ablate(studied: Studied, taken: Taken, on: On, otherwise: Otherwise, measure
     if on.dry_run:
         show_cost(cost, measured.quiet)
         return 0
-    output.talk(cost.line, measured.quiet)
+    output.log(cost.line, measured.quiet)
     with unwinding():
         result = run_ablation(study, asked, atlas, tell, cost.steps, style)
     return print_answer(result.found, on, measured)
 
 
-def _of(group: On | Otherwise) -> dict[str, Any]:
+def _of(group: On | VariantOptions) -> dict[str, Any]:
     """The options of a group that the library has under the same name."""
     names = ("on", "sequences", "seed", "pairs", "prune", "method")
     return {name: getattr(group, name) for name in names if hasattr(group, name)}
@@ -78,7 +259,7 @@ def _loaded(studied: Studied, measured: Measured) -> LoadedModel:
     silence_libraries(measured.verbose)
     with output.progress(f"loading {cells.model_name(studied.asked)}", None, measured.quiet):
         loaded = load(studied.load_options())
-    output.talk(loaded.line, measured.quiet)
+    output.log(loaded.line, measured.quiet)
     return loaded
 
 

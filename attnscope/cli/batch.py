@@ -1,25 +1,34 @@
-"""`attnscope batch`: a corpus in, a dataset out."""
+"""`attnscope batch`: a corpus in, a dataset out.
+
+What `attnscope batch` says while it runs, before (`--dry-run`), and at the end; and how it is stopped.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
+import sys
+import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
-from attnscope.cli.batch_options import BatchRun
-from attnscope.cli.batch_ray import BatchCommand
+from attnscope.cli.batch_options import BatchCommand, BatchRun
+from attnscope.cli.config import with_options as takes
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.takes import takes
-from attnscope.utils.signals import unwinding
+from attnscope.errors import InputError, visible
+from attnscope.utils.signals import GracefulStop, unwinding
 
 if TYPE_CHECKING:
-    from attnscope.cli.batch_report import Outcome
-    from attnscope.corpus.folder import Job
+    from rich.progress import Progress
+
+    from attnscope.cli.options import Writing
+    from attnscope.corpus.folder import DatasetOutput, Failure, Job
+    from attnscope.corpus.pipeline import Tally
     from attnscope.corpus.records import Corpus
-    from attnscope.utils.signals import GracefulStop
 
 EXAMPLES = (
     "attnscope batch corpus.jsonl --text-field body --out runs/corpus",
@@ -38,7 +47,6 @@ def batch(asked: BatchRun) -> int:
     The same command resumes a run where it ended, however it ended. What cannot be read or measured goes to
     failures.jsonl, and the exit code is 1.
     """
-    from attnscope.cli import batch_report
     from attnscope.model.libraries import silence_libraries
 
     silence_libraries(asked.verbose)
@@ -47,15 +55,15 @@ def batch(asked: BatchRun) -> int:
     asked = asked.resolved(atlas)
     corpus, job = asked.corpus(), asked.job(atlas)
     if asked.dry_run:
-        return batch_report.dry_run(job, corpus)
-    with batch_report.graceful_stop() as stop, batch_report.RunProgress(corpus, asked.quiet) as progress:
+        return dry_run(job, corpus)
+    with graceful_stop() as stop, RunProgress(corpus, asked.quiet) as progress:
         go = _to_stdout if asked.to_stdout else _to_folder
         outcome = go(asked, job, corpus, stop, progress.note)
-    code = batch_report.ending(outcome, corpus, stop, asked)
+    code = ending(outcome, corpus, stop, asked)
     if asked.summary and not outcome.tally.stopped:
         _summarise(asked, job)
-    after = batch_report.next_command(asked.out, job.output) if asked.out and outcome.measured else ""
-    output.talk(after, asked.quiet or not after or outcome.tally.stopped)
+    after = next_command(asked.out, job.output) if asked.out and outcome.measured else ""
+    output.log(after, asked.quiet or not after or outcome.tally.stopped)
     return code
 
 
@@ -65,11 +73,10 @@ def _summarise(asked: BatchRun, job: Job) -> None:
     assert asked.out is not None
     with unwinding(), output.progress("summary", len(summarised(job.output)), asked.quiet) as advance:
         path = write_summary(asked.out, job.output, advance)
-    output.talk(f"means over the texts in {path}", asked.quiet)
+    output.log(f"means over the texts in {path}", asked.quiet)
 
 
 def _to_folder(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, note: Callable[..., None]) -> Outcome:
-    from attnscope.cli.batch_report import Outcome
     from attnscope.corpus.run import run_folder
     from attnscope.model.loading import identify
 
@@ -95,7 +102,6 @@ def _to_folder(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, no
 
 
 def _to_stdout(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, note: Callable[..., None]) -> Outcome:
-    from attnscope.cli.batch_report import Outcome
     from attnscope.corpus.folder import item_cost, shards
     from attnscope.corpus.items import read_items
     from attnscope.corpus.pipeline import run_shards
@@ -116,3 +122,172 @@ def _to_stdout(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, no
 def drawing_processes() -> int:
     """Processes that draw, while one core or more runs the model."""
     return max(1, (os.cpu_count() or 2) // 2)
+
+
+A_MINUTE = 60.0
+STDIN = "-"
+
+
+def graceful_stop() -> GracefulStop:
+    """A stop after the batch at hand, which is announced on stderr."""
+    return GracefulStop(lambda: output.log("stopping after this batch; interrupt again to stop at once", False))
+
+
+class RunProgress:
+    """How far a run is, on stderr: a bar on a terminal, elsewhere a plain line per minute."""
+
+    def __init__(self, corpus: Corpus, quiet: bool) -> None:
+        self.corpus, self.quiet = corpus, quiet
+        self._size: int | None = None
+        self._bar: Progress | None = None
+        self._start = self._said = time.monotonic()
+
+    def __enter__(self) -> RunProgress:
+        from attnscope.corpus.records import find_files
+
+        sizes = [file.size for file in find_files(self.corpus)]
+        self._size = None if None in sizes else sum(size or 0 for size in sizes)
+        if sys.stderr.isatty() and not self.quiet:
+            self._bar = _bar(self._size)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def note(self, tally: Tally) -> None:
+        """Say how far it is: on a terminal always, elsewhere if a minute has passed."""
+        now = time.monotonic()
+        if self._bar:
+            size = self._size if tally.read else None  # a cluster does not say how much it has read
+            said = _rates(tally, now - self._start)
+            self._bar.update(self._bar.task_ids[0], total=size, completed=tally.read, description=said)
+        elif not self.quiet and now - self._said >= A_MINUTE:
+            self._said = now
+            output.log(progress_line(tally, now - self._start, self._size), False)
+
+
+def _bar(size: int | None) -> Progress:
+    """Rich's progress over the bytes of the corpus; without a size it only says what was done."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns: list[Any] = [TextColumn("{task.description}"), *([BarColumn(), TimeRemainingColumn()] if size else [])]
+    bar = Progress(*columns, console=output.console(sys.stderr), transient=True, redirect_stdout=False)
+    bar.add_task("loading the model, then measuring the first texts", total=None)
+    return bar
+
+
+def progress_line(tally: Tally, seconds: float, size: int | None) -> str:
+    """`1,200 texts  85 texts/s  8,300 tokens/s  3 failed  0:02:10 left`."""
+    left = f"  {output.clock(seconds * max(0.0, size / tally.read - 1))} left" if size and tally.read else ""
+    return _rates(tally, seconds) + left
+
+
+def _rates(tally: Tally, seconds: float) -> str:
+    failed = f"  {tally.failed:,} failed" if tally.failed else ""
+    return (
+        f"{tally.texts:,} texts  {tally.texts / seconds:,.0f} texts/s  {tally.tokens / seconds:,.0f} tokens/s{failed}"
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it went: what this run did, and, of a folder over all its runs, how many items failed, and the first.
+
+    before: how many texts earlier runs had measured. lacking: of each span, how many texts have nothing of it. targets:
+    as a Record's.
+    """
+
+    tally: Tally
+    items: int
+    failed: int
+    first: Sequence[Failure]
+    before: int = 0
+    lacking: Mapping[str, int] = field(default_factory=dict)
+    targets: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> bool:
+        """Whether any text was, now or before."""
+        return bool(self.before + self.tally.texts)
+
+
+def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writing) -> int:
+    """Say how it went; the exit code. Raises InputError where there was nothing to read."""
+    tally = outcome.tally
+    if not tally.stopped:
+        check_items(outcome.items, corpus)
+    output.log(_done(outcome, f" in {writing.out}" if writing.out else ""), writing.quiet)
+    for name, texts in sorted(outcome.lacking.items()):  # a run that goes on counts them in another order
+        output.log(
+            f"span {name!r} is not in {texts:,} of {several(outcome.before + tally.texts, 'text')}", writing.quiet
+        )
+    if cut := outcome.targets.get("cut"):
+        from attnscope.hooks.generation import MOST_MADE
+
+        made = several(outcome.targets["generated"], "generated target")
+        output.log(f"{cut:,} of {made} cut at {MOST_MADE} tokens, or at as many as the decoder reads", writing.quiet)
+    reasons = [f"{one.file}{f', line {one.line}' * (one.line is not None)}: {one.reason}" for one in outcome.first]
+    if outcome.failed and writing.out:
+        listed = f"the first {reasons[0]}; all in {writing.out}/failures.jsonl"
+        output.log(f"{several(outcome.failed, 'item')} failed, {listed}", False)
+    elif outcome.failed:
+        output.log(f"{several(outcome.failed, 'item')} failed", False)
+        for reason in reasons:
+            output.log(f"failed: {reason}", False)
+    if tally.stopped:
+        output.log("stopped; the same command resumes from here", writing.quiet)
+        return stop.code
+    return 1 if outcome.failed else 0
+
+
+def _done(outcome: Outcome, where: str) -> str:
+    """What this run measured, and what was there before it."""
+    tally, before = outcome.tally, outcome.before
+    if not tally.items and before:
+        return f"all {before:,} are there already{where}"
+    there = f"; {several(before, 'text')} {'were' if before > 1 else 'was'} there already" * bool(before)
+    return f"{several(tally.texts, 'text')}, {several(tally.tokens, 'token')} measured{where}{there}"
+
+
+def next_command(folder: Path, written: DatasetOutput) -> str:
+    """What ranks the heads of a dataset over its texts; empty where nothing of heads is written."""
+    if "heads" not in written.tables and not written.spans:
+        return ""
+    spans = "" if "heads" in written.tables else f" --query {written.spans[-1]} --key {written.spans[0]}"
+    return f"heads ranked over these texts: attnscope heads {shlex.quote(str(folder))}{spans}"
+
+
+def check_items(items: int, corpus: Corpus) -> None:
+    """Raise InputError where a corpus has no item: a pipe that broke before us, or the wrong file."""
+    if not items:
+        names = ", ".join("standard input" if name == STDIN else name for name in corpus.sources)
+        raise InputError(f"there is no text in {names}", "give a corpus with at least one line")
+
+
+def several(number: int, name: str) -> str:
+    """`1 text`, `1,200 texts`."""
+    return f"{number:,} {name}{'s' * (number != 1)}"
+
+
+def dry_run(job: Job, corpus: Corpus) -> int:
+    """Print what would be done and what it would take; the exit code."""
+    from attnscope.corpus.run import estimate
+
+    found = estimate(job, corpus)
+    check_items(found.items, corpus)
+    counts = ("items", "texts", "tokens", "failed", "shards")
+    lines = {
+        "model": found.model,
+        "device": f"{found.device} {found.dtype}",
+        "files": found.files,
+        **{name: getattr(found, name) for name in counts},
+        "tables": ", ".join(job.output.names),
+        "tokens per batch": found.batch_tokens,
+        "output, about": f"{found.output_bytes / 2**20:,.0f} MiB",
+        "time, about": output.clock(found.seconds),
+    }
+    for name, value in lines.items():
+        print(visible(f"{name:18}{value:,}" if isinstance(value, int) else f"{name:18}{value}"))  # noqa: T201
+    return 1 if found.failed else 0

@@ -1,28 +1,80 @@
-"""The options of `attnscope batch` that no other command has, and what the library makes of them all."""
+"""The options of `attnscope batch` that no other command has, and what the library makes of them all.
+
+`--ray [ADDRESS]`: an option whose value may be left out, which Typer has no word for.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from attnscope.cli.batch_ray import address
-from attnscope.cli.figure_options import FIGURES, Drawing, names
+from attnscope.cli.figure_options import FIGURES, Drawing, Rehearsal, names
 from attnscope.cli.groups import FIRST, HELD, SETTING, command_line, default_of, fill, held, option_group, parameters
 from attnscope.cli.heads import MeasuredEntries
+from attnscope.cli.help import PanelCommand
 from attnscope.cli.load_options import MOST_TOKENS, EngineName, Loading
 from attnscope.cli.options import GlobalTokens, Printing, Question, Relations, Spreadsheet, Tokens
-from attnscope.cli.study_options import Rehearsal
 from attnscope.errors import UsageError
 from attnscope.utils.folders import CORPORA
 
 if TYPE_CHECKING:
+    import typer
+
     from attnscope.corpus.folder import Job
     from attnscope.corpus.records import Corpus
     from attnscope.corpus.run import Cluster
     from attnscope.observe.atlas import HeadNames
+
+# What is no address is the next argument, so that `--ray corpus.jsonl` reads the corpus.
+ADDRESS = re.compile(r"auto|local|ray://\S+|([\w.-]+|\[[0-9A-Fa-f:]+\]):\d{1,5}")
+
+
+class BatchCommand(PanelCommand):
+    """A command that reads a plain `--ray` as one with an empty address."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        return super().parse_args(ctx, list(with_value(args)))
+
+
+def with_value(arguments: Sequence[str]) -> Iterator[str]:
+    """The arguments, `--ray` with its address as `--ray=ADDRESS`, without one as `--ray=`.
+
+    >>> list(with_value(["--ray", "corpus.jsonl", "--ray", "auto"]))
+    ['--ray=', 'corpus.jsonl', '--ray=auto']
+    """
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            yield argument
+            yield from rest
+        elif argument != "--ray":
+            yield argument
+        else:
+            following = next(rest, None)
+            address = following if following is not None and ADDRESS.fullmatch(following) else ""
+            yield f"--ray={address}"
+            if following is not None and not address:
+                yield from with_value([following, *rest])
+
+
+def address(given: str | None) -> str | None:
+    """The address behind --ray: None without it, "" for Ray's own default. Raises UsageError for what is none.
+
+    A file of options says `ray: true` for the default, and `ray: false` for none.
+    """
+    if given is None or given == "false":
+        return None
+    if given in ("", "true"):
+        return ""
+    if not ADDRESS.fullmatch(given):
+        raise UsageError(f"--ray: expected auto, local, ray://HOST:PORT or HOST:PORT, got {given!r}", "see --help")
+    return given
+
 
 TABLES = ("heads", "relations")
 

@@ -11,15 +11,14 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import models
-from attnscope.cli.figure_options import Look
+from attnscope.cli.config import with_options as takes
+from attnscope.cli.figure_options import Look, ManyTexts
 from attnscope.cli.groups import FIRST, UNRECORDED, command_line, fill, option_group, recorded
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.intervals import open_line
 from attnscope.cli.load_options import Memory
 from attnscope.cli.options import ModelTexts, OtherSide, Results, Selected
-from attnscope.cli.study_options import ManyTexts
-from attnscope.cli.takes import takes
-from attnscope.cli.top import Top
+from attnscope.cli.output import Top
+from attnscope.cli.study_tables import open_line
 from attnscope.errors import UsageError
 from attnscope.model.selection import SEQ2SEQ
 from attnscope.utils.signals import unwinding
@@ -97,13 +96,13 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     texts, loaded = texts_of(asked, printing), load_models(asked, printing)
 
     from attnscope.api.compare import CompareOptions, compared
-    from attnscope.cli.compare_table import differences_sheet
+    from attnscope.cli.study_tables import differences_sheet
 
     # What compare.json says was asked for has no paths and nothing that leaves the numbers as they are.
     groups = (asked, room, selected, look)
     options = {name: value for name, value in recorded(*groups).items() if name not in AROUND}
     if len(texts) > 1 and loaded[0].geometry.task == SEQ2SEQ:
-        output.talk("the targets are generated greedily, each by the model that reads it", printing.quiet)
+        output.log("the targets are generated greedily, each by the model that reads it", printing.quiet)
     how = {"engine": room.engine, "memory": room.memory, "select": selected.select, "atlas": selected.atlas}
     held = compared(
         texts,
@@ -171,10 +170,10 @@ def write_comparison(held: Compared, style: Style, printing: Differences) -> Non
         written = save(
             comparison, printing.out, held.asked, style, places=held.places, spreadsheet=spreadsheet, advance=advance
         )
-    output.talk(f"wrote {len(written)} files to {printing.out}", printing.quiet)
+    output.log(f"wrote {len(written)} files to {printing.out}", printing.quiet)
     opened, intervals = comparison.open_ends()
     if opened:
-        output.talk(open_line(opened, f"{intervals} differences of metrics"), printing.quiet)
+        output.log(open_line(opened, f"{intervals} differences of metrics"), printing.quiet)
 
 
 def report(comparison: Comparison, quiet: bool) -> int:
@@ -185,13 +184,13 @@ def report(comparison: Comparison, quiet: bool) -> int:
     else:
         from attnscope.studies.statistics import FEWEST
 
-        output.talk(f"{comparison.texts} texts" + ", too few for intervals" * (comparison.texts < FEWEST), quiet)
+        output.log(f"{comparison.texts} texts" + ", too few for intervals" * (comparison.texts < FEWEST), quiet)
     if not (comparison.js.effect > 0).any():
-        output.talk("no head differs", quiet)
+        output.log("no head differs", quiet)
     else:
         tell_first(comparison, quiet)
     for line in comparison.failures:
-        output.talk(f"does not hold: {line}", quiet=False)
+        output.log(f"does not hold: {line}", quiet=False)
     return 1 if comparison.failures else 0
 
 
@@ -202,11 +201,11 @@ def tell_shared(text: Shared, quiet: bool) -> None:
     from attnscope.inputs.tokens import described
 
     moved = f", {text.moved} of them at another position" if text.moved else ""
-    output.talk(f"{text.name + ': ' * bool(text.name)}{text.units.size} shared tokens, {WORDS[text.by]}{moved}", quiet)
+    output.log(f"{text.name + ': ' * bool(text.name)}{text.units.size} shared tokens, {WORDS[text.by]}{moved}", quiet)
     sides = zip((f"the first {text.name or 'text'}", "the other"), text[2:4], text.units.alone, strict=True)
     for name, prompt, alone in sides:
         if alone:
-            output.talk(f"only in {name}: {described(prompt, Found('', tuple(alone)))}", quiet)
+            output.log(f"only in {name}: {described(prompt, Found('', tuple(alone)))}", quiet)
 
 
 def tell_first(comparison: Comparison, quiet: bool) -> None:
@@ -216,6 +215,6 @@ def tell_first(comparison: Comparison, quiet: bool) -> None:
         layers = [comparison.heads[place][0] for place in places]
         differing = [layer for layer, bits in zip(layers, js, strict=True) if bits > 0]
         if not differing:
-            output.talk(f"no {name}head differs", quiet)
+            output.log(f"no {name}head differs", quiet)
         elif min(differing) > min(layers):
-            output.talk(f"no {name}head differs before layer {min(differing)}", quiet)
+            output.log(f"no {name}head differs before layer {min(differing)}", quiet)

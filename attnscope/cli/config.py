@@ -2,23 +2,44 @@
 
 A value is read as if it had been typed there: the option itself says what it takes. How pictures look may be in a
 section of its own, `figures: {dpi: 200, cmap: magma}`.
+
+`--from MANIFEST`, or a run's folder as TEXT: the options and the text of a run that was written down.
+
+A command gets its options from groups, and is called with one object of each.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
+from attnscope.cli import output
 from attnscope.cli.figure_options import Drawing
-from attnscope.cli.groups import parameters
-from attnscope.cli.settings import AS_OPTIONS, converters, settings_of
-from attnscope.cli.synonyms import by_key, suggestion, synonyms_of
+from attnscope.cli.groups import (
+    AS_OPTIONS,
+    Mark,
+    Settings,
+    build,
+    by_key,
+    converters,
+    for_typer,
+    parameters,
+    settings_of,
+    signed,
+    suggestion,
+    synonyms_of,
+)
+from attnscope.cli.output import settle_figures
 from attnscope.errors import UsageError, brief, nearest
 
 if TYPE_CHECKING:
-    import typer
+    from attnscope.inputs.prompt import Prompt
+    from attnscope.inputs.sound import Sound
 
 TEXTS = ("text", "file", "ids", "given", "audio")  # a flag of one leaves out the others of the file
 OWN = ("config", "from_")  # which name files themselves
@@ -228,3 +249,147 @@ def _check_key(path: Path | str, name: object, keys: Mapping[str, str]) -> None:
         near = next((key for key, _ in synonyms_of(word) if key in keys), nearest(word, keys))
         hint = f"did you mean {near!r}?" if near else f"the keys are {', '.join(keys)}"
         raise UsageError(f"{path}: unknown key {brief(name)}", hint)
+
+
+def named_run(context: typer.Context) -> dict[str, Any]:
+    """The options, by field, that a folder stands for, as TEXT or in --from: the manifest of the run in it.
+
+    Raises UsageError for a folder as TEXT that holds no run.
+    """
+    from attnscope.export.manifest import NAME
+
+    given, path = context.params["given"], context.params["from_"]
+    named: dict[str, Any] = {}
+    if given and os.path.isdir(given):
+        named = {"given": None, "from_": Path(given, NAME)}
+        if path is not None:
+            raise UsageError(f"two runs were named, {given} and {path}", "name one of them")
+        if not named["from_"].exists():
+            what = "a run, or of a dataset of attnscope batch" if context.info_name == "heads" else "a run"
+            raise UsageError(
+                f"TEXT is the name of a folder without {NAME}: {given}",
+                f"name the folder of {what}, or --text {given} reads the name",
+            )
+    elif path is not None and path.is_dir():
+        named = {"from_": path / NAME}
+    context.params.update(named)
+    return named
+
+
+def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, by field, that the manifest of --from gives and no flag does; what flags change is said.
+
+    settings: the values of --set, by field.
+    Where the run came from and went to, and what it was allowed to do, is not repeated. Raises UsageError for a value
+    that the option does not take.
+    """
+    from attnscope.export.manifest import AROUND, read_manifest
+
+    path = context.params["from_"]
+    said = _options(read_manifest(path), path)
+    found = {
+        name: option
+        for name, option in parameters(*groups).items()
+        if name in said and name not in AROUND and Mark.UNRECORDED not in option.extra
+    }
+    values = {
+        name: None if said[name] is None else typed(context, groups, f"{path}: {name}", name, said[name])
+        for name in found
+    }
+    now = {**context.params, **settings}
+    given = [name for name in found if flagged(context, name) or name in settings]
+    replaced = [name for name in TEXTS if flagged(context, name) and context.params[name] is not None]
+    texts = ["TEXT" if name == "given" else f"--{name}" for name in replaced]
+    changes = [f"--{found[name].spelled}" for name in given if now[name] != values[name]]
+    changed = f"; changed here: {', '.join([*texts, *changes])}"
+    output.log(f"settings from {path}{changed if texts or changes else ''}", context.params["quiet"])
+    return {name: value for name, value in values.items() if name not in given}
+
+
+def _options(said: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The options of a manifest, and the model itself, of which the hub may have moved on."""
+    model, options = said.get("model"), said.get("options")
+    if not isinstance(model, Mapping) or not isinstance(options, Mapping):
+        raise UsageError(f"{path} lacks the model or the options of a run", "name another manifest")
+    commit = {"revision": model["revision"]} if model.get("revision") else {}
+    return {"model": model.get("name"), **options, **commit}
+
+
+def tokens_of(path: Path) -> Prompt | Sound:
+    """The tokens that the run of a manifest read, or its sound.
+
+    Raises UsageError where that file holds another now, and where there were pictures with the tokens.
+    """
+    from attnscope.export.manifest import prompt_of, read_manifest
+
+    said = read_manifest(path)
+    prompt, file = prompt_of(said, path), said.get("options", {}).get("audio")
+    if file is None and prompt.medium.sha256 is not None:
+        raise UsageError(
+            f"the run of {path} read pictures or a sound too, which its tokens do not hold",
+            "add --text TEXT, and --picture FILE as then",
+        )
+    if file is None:
+        return prompt
+    from attnscope.inputs.sound import read_sound
+
+    sound = read_sound(str(file))
+    if sound.sha256 != prompt.medium.sha256:
+        raise UsageError(f"{file} is not the sound that the run of {path} read", "name that with --audio")
+    return sound
+
+
+CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+
+
+def check_place() -> None:
+    """Raise UsageError where the folder that a command runs in was removed: no path can be read from there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        hint = "change to another, for example: cd ~"
+        raise UsageError("the folder that this shell is in was removed", hint) from None
+
+
+def with_options(
+    *groups: type,
+    file: tuple[type, ...] = (),
+    of_folder: Callable[..., int] | None = None,
+    folders: Callable[[Path], bool] = lambda folder: True,
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a command the options of these groups; it is called with one object of each, in this order.
+
+    file: groups whose options may be in the file of --config too, where this command ignores them. of_folder: what
+    is done with a folder as TEXT, called with the context, the folder, and the options by field; without it the run in
+    the folder is repeated, and so it is of a folder that is none of `folders`.
+
+        @takes(Loading, Top)
+        def command(loading: Loading, top: Top) -> int: ...
+    """
+    options = for_typer(*groups, *[Settings] * bool(settings_of(groups)))
+    keys = keys_of(*file, *groups)
+
+    def give(run: Callable[..., int]) -> Callable[..., int]:
+        def command(context: typer.Context, **given: Any) -> int:
+            check_place()
+            settings = typed_settings(context, groups, given.pop("set", None))
+            folder = given.get("given") if of_folder else None
+            folder = Path(folder) if folder and os.path.isdir(folder) and folders(Path(folder)) else None
+            if "from_" in given and folder is None:
+                given |= named_run(context)
+                given |= repeated(context, groups, settings) if given["from_"] is not None else {}
+            if given.get("config") is not None:
+                given |= configured(context, groups, keys)
+            given |= settings
+            typed = settings.keys() | {name for name in given if flagged(context, name)}
+            given |= settle_figures(groups, given, typed)
+            if of_folder and folder:
+                return of_folder(context, folder, given | {"given": None})
+            return run(*(build(group, given) for group in groups))
+
+        command.__name__, command.__doc__ = run.__name__, run.__doc__
+        command.groups = groups  # type: ignore[attr-defined]
+        made: Callable[..., int] = signed(command, [CONTEXT, *options])
+        return made
+
+    return give

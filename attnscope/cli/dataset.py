@@ -12,11 +12,10 @@ from attnscope.cli import output
 from attnscope.cli.config import refuse_others
 from attnscope.cli.figure_options import DEPTH, Drawing, Look, place_of_pictures
 from attnscope.cli.groups import command_line, parameters
-from attnscope.cli.heads_table import UNIFORM
-from attnscope.cli.intervals import open_line
+from attnscope.cli.head_tables import UNIFORM
 from attnscope.cli.options import Results
-from attnscope.cli.place import write_file
-from attnscope.cli.top import Top
+from attnscope.cli.output import Top, write_file
+from attnscope.cli.study_tables import open_line
 from attnscope.errors import UsageError
 from attnscope.metrics.metrics import KEPT_FIRST
 from attnscope.utils import display as cells
@@ -85,8 +84,8 @@ def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing:
         else:
             with unwinding():
                 paths = draw(place_of_pictures(folder, printing.out))
-            output.talk(f"wrote {', '.join(map(str, paths))}", printing.quiet)
-    output.talk(_header(dataset, found, places), printing.quiet)
+            output.log(f"wrote {', '.join(map(str, paths))}", printing.quiet)
+    output.log(_header(dataset, found, places), printing.quiet)
     # A terminal gets the first rows, a file all of them.
     shown = order[: asked.top.shown]
     sheet = dataset_sheet(found, shown, sort, output.width())
@@ -94,7 +93,7 @@ def dataset_heads(context: typer.Context, folder: Path, asked: Ranked, printing:
     output.emit_first(*emitted)
     if format == "table":
         for line in [*open_ends(found, shown, sort), *dataset_legend(dataset, sheet.columns)]:
-            output.talk(line, printing.quiet)
+            output.log(line, printing.quiet)
     return 0
 
 
@@ -256,7 +255,7 @@ def _rest(found: CorpusHeads, sort: str) -> list[str]:
 
 def dataset_legend(dataset: Dataset, columns: Sequence[Column]) -> list[str]:
     """What the columns are, what has no interval, and where all of them are."""
-    from attnscope.cli.heads_legend import MASS_WORDS, column_words
+    from attnscope.cli.head_tables import MASS_WORDS, column_words
     from attnscope.metrics.metrics import MASS
     from attnscope.studies.statistics import FEWEST
 

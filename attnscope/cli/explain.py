@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli import output
+from attnscope.cli.config import with_options as takes
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import FIRST, command_line, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Config, Format, MayAsk, OneHead, PairedText, Query, Seed, Selected, Writing
-from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.utils.folders import PICTURES
 from attnscope.utils.signals import unwinding
@@ -141,17 +141,17 @@ def run_scaling(telling: Telling, seed: int) -> int:
         with unwinding():
             style = telling.style(command_line("explain", telling))
             save_scaling_curves(place, curves, note=note, style=style)
-        output.talk(f"wrote {place}", telling.quiet)
+        output.log(f"wrote {place}", telling.quiet)
     output.emit(spread_table(spreads), telling.on_stdout, lambda: spread_picture(spreads))
     if telling.on_stdout == "table":
-        output.talk(f"{SAMPLES} random pairs of q and k for each number, seed {seed}; {FORMULA}", telling.quiet)
+        output.log(f"{SAMPLES} random pairs of q and k for each number, seed {seed}; {FORMULA}", telling.quiet)
     return 0
 
 
 def finish(telling: Telling, explanation: Explanation, whole: bool = False) -> int:
     """Draw the figure, print the steps, say which checks do not hold; returns the exit code."""
     if place := telling.place(f"{'toy' if whole else 'explain'}-{explanation.head}"):
-        output.talk(f"wrote {draw(explanation, place, telling)}", telling.quiet)
+        output.log(f"wrote {draw(explanation, place, telling)}", telling.quiet)
     if telling.on_stdout == "table":
         from attnscope.cli.explain_tables import steps_sheet
 
@@ -164,7 +164,7 @@ def finish(telling: Telling, explanation: Explanation, whole: bool = False) -> i
             stream.write(f"{line}\n".encode(errors="backslashreplace"))
         stream.flush()
     for line in explanation.failures:
-        output.talk(f"does not hold: {line}", quiet=False)
+        output.log(f"does not hold: {line}", quiet=False)
     return 1 if explanation.failures else 0
 
 

@@ -1,4 +1,7 @@
-"""Options of pictures: which are drawn, of what kind of file, and how they look."""
+"""Options of pictures: which are drawn, of what kind of file, and how they look.
+
+The options of commands that read many texts or sequences.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli.groups import DRAWN, FIRST, HELD, SETTING, fill, option_group
-from attnscope.cli.options import Question
+from attnscope.cli.options import Config, Exporting, Format, Question
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -204,3 +207,48 @@ def place_of_pictures(folder: Path, out: Path | None) -> Path:
         raise UsageError(f"{out} holds {kinds[0]}", f"name another folder for the pictures of {folder}")
     refuse_links(inner_folders(out))
     return out
+
+
+FEW = 2  # sequences of a rehearsal: as many as a mean over others takes
+MOST_SEQUENCES = 1_000_000
+MOST_SETS = 100_000  # that are drawn to compare with
+
+
+@option_group
+class ManyTexts:
+    """A file of texts, for statistics over them."""
+
+    panel = "Corpus"
+    texts: Annotated[str | None, Option(help="Texts, one per line or record.", metavar="FILE"), FIRST] = None
+
+
+@option_group
+class Sampled:
+    """How many sequences a number is of."""
+
+    panel = "Corpus"
+    sequences: Annotated[
+        int, Option(min=2, max=MOST_SEQUENCES, help="Sequences per probe; intervals need 32.", metavar="N"), FIRST
+    ] = 64
+
+
+@option_group
+class Rehearsal:
+    """Whether anything is done."""
+
+    dry_run: Annotated[bool, Option(help="Print what would be done, and its cost."), FIRST] = False
+
+
+@option_group
+class Sequences(Rehearsal, Sampled, ManyTexts):
+    """Sequences that are drawn, or counted alone."""
+
+    @property
+    def drawn(self) -> int:
+        """How many are drawn: a rehearsal counts all, and draws few."""
+        return min(self.sequences, FEW) if self.dry_run else self.sequences
+
+
+@option_group
+class StudyTable(Config, Format, Exporting):
+    """A table to stdout, and files to --out."""

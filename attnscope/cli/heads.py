@@ -12,12 +12,12 @@ from typer import Context, Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import metrics as metric_names
+from attnscope.cli.config import with_options as takes
 from attnscope.cli.figure_options import FIGURES, Drawing, kinds_of_file
 from attnscope.cli.groups import SETTING, build, command_line, of_run, option_group
 from attnscope.cli.options import Entries, Question, Relations, Results, TextRun
-from attnscope.cli.show import FEW, Show, draw, stream
-from attnscope.cli.takes import takes
-from attnscope.cli.top import Top
+from attnscope.cli.output import Top
+from attnscope.cli.single import FEW, Show, draw, stream
 from attnscope.errors import UsageError
 from attnscope.utils.folders import PICTURES, TABLES
 
@@ -233,7 +233,7 @@ def heads(
         )
         if printing.folder and "heads" in (kinds or FIGURES) and len(drawn) < len(seen.heads):
             said = f"{len(drawn)} of {len(seen.heads)} heads drawn one by one; --top or --select draws others"
-            output.talk(said, printing.quiet)
+            output.log(said, printing.quiet)
     _print(seen, shown, order, ranking, printing, format)
     if showing.show:
         draw(seen, shown if entries.select else shown[:FEW], style(), stream(only=False))
@@ -257,8 +257,7 @@ def _print(
 
     shown: the heads that a person sees.
     """
-    from attnscope.cli.heads_legend import legend, missing_support, without_attention
-    from attnscope.cli.heads_table import ranked
+    from attnscope.cli.head_tables import legend, missing_support, ranked, without_attention
 
     lines = missing_support(seen)
     if format != "table":
@@ -267,11 +266,11 @@ def _print(
         table = ranked(seen, shown, order, output.width())
         output.show(table.sheet)
         for line in legend(table, shown):
-            output.talk(line, printing.quiet)
+            output.log(line, printing.quiet)
         rest = ranking.rest(len(shown), len(seen.kept_heads()), "heads shown")
         lines = [*rest, *without_attention(seen), *lines]
     for line in lines:
-        output.talk(line, printing.quiet)
+        output.log(line, printing.quiet)
 
 
 def over_picture(asked: TextRun, entries: MeasuredEntries, question: Question, drawing: Drawing) -> bool:

@@ -11,8 +11,8 @@ from typer.core import TyperCommand
 
 from attnscope.cli.completion import as_typed
 from attnscope.cli.config import take_out_settings
+from attnscope.cli.groups import as_options, records
 from attnscope.cli.options import PANELS
-from attnscope.cli.settings import as_options, records
 
 NARROW, WIDE = 29, 60  # columns of the names, at most: where a help text is to stand beside them
 SHORT = "    "  # the room of `-t, `

@@ -13,10 +13,10 @@ from typer import Argument, Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import models
+from attnscope.cli.config import with_options as takes
 from attnscope.cli.groups import option_group
 from attnscope.cli.load_options import Checkpoint
 from attnscope.cli.options import Facts, Noise
-from attnscope.cli.takes import takes
 from attnscope.errors import UsageError, brief
 from attnscope.model.selection import DECODER, STACKS, spelled
 from attnscope.utils import display as cells

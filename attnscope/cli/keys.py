@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from attnscope.cli import output
+from attnscope.cli.config import with_options as takes
 from attnscope.cli.groups import of_run, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Results, TextRun
+from attnscope.cli.output import Top
 from attnscope.cli.relations import relations_sheet
-from attnscope.cli.takes import takes
-from attnscope.cli.top import Top
 from attnscope.metrics.roles import SINK_MASS as RESTS
 from attnscope.utils.folders import TABLES
 
@@ -76,5 +76,5 @@ def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
     sheet = partial(keys_sheet, table, top.shown)
     output.emit_first(table, top, format, sheet, printing.quiet, printing.spreadsheet)
     for line in LEGEND if format == "table" else ():
-        output.talk(line, printing.quiet)
+        output.log(line, printing.quiet)
     return report_checks(seen, printing.quiet)

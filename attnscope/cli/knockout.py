@@ -1,19 +1,23 @@
-"""`attnscope knockout`: what an answer loses where chosen heads may not look from some tokens at others."""
+"""`attnscope knockout --keep`: what a text or its answer loses where heads keep the keys of a cache budget alone.
+
+`attnscope knockout`: what an answer loses where chosen heads may not look from some tokens at others.
+"""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
+from attnscope.cli.config import with_options as takes
 from attnscope.cli.copied import knockout_command, knockout_python
 from attnscope.cli.figure_options import Look
 from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.knockout_options import Answered, CacheBudgets, Compared, Edges, Table, cut_asked
-from attnscope.cli.knockout_table import cautions, notes, shown
 from attnscope.cli.study import Printed, load_studied, print_study, questions, read_one, run_study
-from attnscope.cli.takes import takes
+from attnscope.cli.study_tables import budget_notes, budgets_sheet, cautions, shown
+from attnscope.cli.study_tables import knockout_table_notes as notes
 from attnscope.errors import UsageError
 from attnscope.utils.signals import unwinding
 
@@ -22,7 +26,49 @@ if TYPE_CHECKING:
 
     from attnscope.model.geometry import Geometry
     from attnscope.serve.questions import KnockedModel
+    from attnscope.studies.budgets import BudgetCosts
     from attnscope.studies.knockout_records import KnockoutResult as Knocked
+
+
+def measure_budgets(
+    answered: Answered, edges: Edges, budgets: CacheBudgets, compared: Compared, table: Table, look: Look
+) -> int:
+    """The command with --keep."""
+    output.wanted_format(table.format)  # what it refuses is refused before the work
+    text = read_one(answered, table)
+
+    from attnscope.studies.budgets import AskedCache
+
+    shared: dict[str, Any] = {
+        "at": budgets.at,
+        "answer": answered.answer,
+        "foil": answered.foil,
+        "generate": budgets.generate,
+        "define": edges.asks()["define"],
+        "chat": answered.chat,
+        "truncate": answered.truncate,
+    }
+    asked = questions(answered, text, AskedCache.FIELDS, partial(AskedCache.of, shared=shared), compared.sequences)
+
+    # All that a text makes wrong is said by now: a model takes seconds to load, and torch with it.
+    from attnscope.api.knockout import chosen_heads
+    from attnscope.studies.budgets import BudgetPlan, BudgetStudy
+
+    assert budgets.keep is not None
+    loaded = load_studied(answered, table)
+    name = BudgetPlan.name if edges.select is None else edges.select
+    plan = BudgetPlan(budgets.keep, edges.over, chosen_heads(loaded, edges.select, edges.atlas), name, budgets.below)
+    # Pictures are drawn from a folder alone, and matplotlib is imported for them alone.
+    style = look.style(command_line("knockout", answered, edges, budgets, look))
+
+    def draw(record: BudgetCosts, folder: Path) -> list[Path]:
+        from attnscope.export.study_figures import save_budgets
+
+        return save_budgets(record, folder, style)
+
+    printed = Printed(budgets_sheet, lambda record: budget_notes(record, loaded.geometry), draw, hint="name a folder")
+    return run_study(BudgetStudy.of(loaded, asked, plan), compared, table, printed)
+
 
 EXAMPLES = (
     'attnscope knockout "the bank of the river, the bank of the" --key river --answer " river" --over heads',
@@ -49,8 +95,6 @@ def knockout(
     """
     budgets.check(answered, edges)
     if budgets.keep is not None:
-        from attnscope.cli.budgets import measure_budgets
-
         if table.html is not None:
             raise UsageError("there is no page of cache budgets", "leave out --html")
         return measure_budgets(answered, edges, budgets, compared, table, look)
@@ -87,7 +131,7 @@ def knockout(
             if table.html is not None:
                 with unwinding():
                     write_page(record, table.html)
-                output.talk(f"wrote {table.html}", table.quiet)
+                output.log(f"wrote {table.html}", table.quiet)
 
         return Printed(
             shown,

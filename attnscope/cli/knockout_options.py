@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
+from attnscope.cli.figure_options import MOST_SEQUENCES, MOST_SETS, ManyTexts, Rehearsal, Sampled, StudyTable
 from attnscope.cli.groups import FIRST, option_group
 from attnscope.cli.options import Generated, MayAsk, ModelText, Question, Seed, Selected
-from attnscope.cli.place import check_file
-from attnscope.cli.study_options import MOST_SEQUENCES, MOST_SETS, ManyTexts, Rehearsal, Sampled, StudyTable
-from attnscope.cli.top import Top
+from attnscope.cli.output import Top, check_file
 from attnscope.errors import UsageError
 from attnscope.interventions.spec import DRAWS
 from attnscope.utils.folders import PICTURES, TABLES

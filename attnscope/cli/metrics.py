@@ -8,9 +8,9 @@ from typer import Argument
 
 from attnscope.cli import output
 from attnscope.cli.completion import metrics as metric_names
+from attnscope.cli.config import with_options as takes
 from attnscope.cli.groups import option_group
 from attnscope.cli.options import Format
-from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -20,8 +20,7 @@ from typer import Argument, Option
 from attnscope.cli.completion import models
 from attnscope.cli.groups import FIRST, HELD, SETTING, UNRECORDED, option_group
 from attnscope.cli.load_options import MOST_TOKENS, Checkpoint, EngineChoice, Loading
-from attnscope.cli.place import check_out
-from attnscope.cli.top import count_of, count_or_all
+from attnscope.cli.output import check_out, count_of, count_or_all
 from attnscope.errors import UsageError
 from attnscope.model.options import DEMO
 from attnscope.utils.folders import TABLES, suffix_of

@@ -1,21 +1,35 @@
-"""Where things go: data to stdout, talk to stderr, colour and progress only where a person looks."""
+"""Where things go: data to stdout, talk to stderr, colour and progress only where a person looks.
+
+What a line says of half precision beside a table of effects.
+
+How many rows a command prints: `--top`.
+
+What --out names: a folder, or, where a command makes one table or one picture, a file of that format.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import re
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
-from typing import IO, TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
+from typer import Option
+
+from attnscope.cli.groups import DRAWN, option_group, parameters
 from attnscope.errors import LINES, UsageError, in_a_line, numbered, visible
 from attnscope.observe.progress import Progress as Teller
 from attnscope.utils import signals
+from attnscope.utils.folders import PICTURES, TABLES, suffix_of
+from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,14 +39,12 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    from attnscope.cli.top import Top
-
 DATA_LINES = {**LINES, "\t": "\t"}
 STAGES, STAGE_SECONDS = "ATTNSCOPE_STAGES", 0.1  # json: stages are lines on stderr, at most so often
 PIPE_WIDTH = 240  # a table written to a file is cut at no screen's edge
 
 
-def talk(message: str, quiet: bool) -> None:
+def log(message: str, quiet: bool) -> None:
     """One line to the person, on stderr, unless they want quiet."""
     if not quiet:
         with suppress(OSError):  # whoever listened has gone: the data is still wanted
@@ -52,7 +64,7 @@ def wrapped(message: str) -> str:
 
 class _Complaints(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        talk(f"attnscope: {record.getMessage()}", False)  # to stderr of the moment: a progress bar makes room for it
+        log(f"attnscope: {record.getMessage()}", False)  # to stderr of the moment: a progress bar makes room for it
 
 
 def complain_through_talk(quiet: bool) -> None:
@@ -96,7 +108,7 @@ def emit_first(
     """
     emit(table.slice(0, top.limit(format)), format, picture, spreadsheet)
     for line in top.rest(len(table.slice(0, top.shown)), len(table)) if format == "table" else ():
-        talk(line, quiet)
+        log(line, quiet)
 
 
 def emit_data(table: pa.Table, format: str, spreadsheet: bool = False) -> None:
@@ -202,7 +214,7 @@ def _stage_lines(title: str, total: int | None, unit: str) -> Iterator[Callable[
         done, now = done + steps, time.monotonic()
         if now - said >= STAGE_SECONDS or done == total:
             said = now
-            talk(json.dumps({"stage": title, "done": done, "total": total, "unit": unit}), quiet=False)
+            log(json.dumps({"stage": title, "done": done, "total": total, "unit": unit}), quiet=False)
 
     advance(0)
     yield advance
@@ -249,7 +261,7 @@ class Talk(Teller):
             return
         self._repeated.clear()
         self._said.append(line)
-        talk(line, self.quiet)
+        log(line, self.quiet)
 
     def again(self) -> None:
         """What was said so far is about to be said once more, by who begins again: once is enough."""
@@ -282,3 +294,153 @@ def estimated(seconds: float) -> str:
 def clock(seconds: float) -> str:
     """Seconds as 0:02:10."""
     return str(timedelta(seconds=round(seconds)))
+
+
+ROUNDING = {"bfloat16": "0.4 %", "float16": "0.05 %"}  # of a number, at most: half of torch.finfo's eps
+FLOAT32 = "--dtype float32 shows what it is worth"
+
+
+def rounding_notes(facts: Mapping[str, Any], effects: Iterable[float]) -> list[str]:
+    """In half precision a line: how many effects are smaller than what two intact rows of one pass differ by.
+
+    Both go through the same sums, so that they may be equal while an effect is not what float32 gives. facts: of a
+    knockout, an ablation or budgets; effects: those of its table, NaN where there is none.
+    """
+    spread, dtype = facts["spread"], facts["dtype"]
+    if spread is None:
+        return []
+    rounded = f"rounding to {dtype} is up to {ROUNDING[dtype]} of each number: {FLOAT32}"
+    if spread == 0:
+        return [f"two intact rows of one pass are equal, but {rounded}"]
+    unit = facts["measure"]["unit"].partition(" per ")[0]
+    known = [abs(effect) for effect in effects if effect == effect]
+    below = f"{sum(effect < spread for effect in known)} of {len(known)} effects are smaller"
+    return [f"two intact rows of one pass differ by up to {spread:.1g} {unit}, and {below}; {rounded}"]
+
+
+def count_or_all(text: str | int) -> str:
+    """What was given to an option `N|all`. Raises ValueError for what is neither."""
+    if text != "all" and not re.fullmatch(r"0*[1-9][0-9]{0,8}", str(text)):
+        raise ValueError(f"expected a number from 1, or all, got {str(text)[:20]!r}")
+    return str(text)
+
+
+def count_of(text: str) -> int | None:
+    """The number that `count_or_all` has checked, None for all."""
+    return None if text == "all" else int(text)
+
+
+@option_group
+class Top:
+    """How much of a table is printed."""
+
+    FEW = 40  # rows of a terminal's table by default
+
+    top: Annotated[
+        str | None,
+        Option(
+            help="Rows printed, the first ones: a number, or all (default: 40 on a terminal, all in a pipe). Files in "
+            "--out have all.",
+            metavar="N|all",
+            parser=count_or_all,
+        ),
+    ] = None
+
+    @property
+    def shown(self) -> int | None:
+        """How many a person sees, None for all: as many as were asked for, else FEW."""
+        return self.FEW if self.top is None else count_of(self.top)
+
+    def limit(self, format: str) -> int | None:
+        """How many are printed in a format, None for all: a terminal's table has FEW by default."""
+        return None if self.top is None and format != "table" else self.shown
+
+    def rest(self, count: int, of: int, what: str = "rows") -> list[str]:
+        """A line of how many are printed, where that is not all of them."""
+        more = "; --top N shows more, a pipe gets all" if self.top is None else "; --top all shows all"
+        return [f"{count:,} of {of:,} {what}{more}"] * (count < of)
+
+
+MOST_MADE = 3  # folders, one in the other, that --out makes
+
+# Of what one picture is: of a text, and of a study.
+ONE_PICTURE = "choose a head with {select=L1H4}, or a figure with {figures=overview}"
+ONE_BY_ONE = "take heads or layers one by one with {over=heads}"
+
+
+def check_out(out: Path, suffix: str, files: Sequence[str]) -> None:
+    """Raise UsageError for a path that cannot be written, before a model is loaded; make nothing yet.
+
+    suffix: see `suffix_of`. files: the suffixes of files that may be given for a folder.
+    """
+    if suffix and suffix not in files:
+        others = f", or a file in {', '.join(files)}" * bool(files)
+        more = f" --image {suffix[1:]}" * (suffix in PICTURES and not files)
+        if files and suffix in (*PICTURES, *TABLES):
+            kind, command = ("picture", "heatmap") if suffix in PICTURES else ("table", "heads")
+            more += f", or make a {kind}: attnscope {command} TEXT --out {out}"
+        more += f", or send the table there: --format {suffix[1:]} > {out}" * (suffix in TABLES and not files)
+        raise UsageError(f"--out {out}: expected a folder{others}", f"write --out {out.with_suffix('')}{more}")
+    check_writable(out.parent if suffix else out)
+
+
+def check_file(path: Path, example: str) -> None:
+    """Raise UsageError for a path that cannot be a file such as the example, `page.html`, before a model is loaded."""
+    expected = Path(example).suffix
+    suffixes = (expected, ".htm") if expected == ".html" else (expected,)
+    if path.is_dir() or not path.suffix:
+        raise UsageError(f"{path} is not the name of a file", f"name one: {path / example}")
+    if suffix_of(path) not in ("", *suffixes):
+        raise UsageError(f"{path}: expected a file in {expected}", f"name one: {path.with_suffix(expected)}")
+    check_writable(path.parent)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise UsageError for a folder that cannot be made or written, before a model is loaded; make nothing yet.
+
+    A mistyped path is no place: at most three levels are made, and none at the root.
+    """
+    levels = (folder, *folder.absolute().parents)
+    missing, there = next((count, path) for count, path in enumerate(levels) if os.path.lexists(path))
+    if not there.is_dir():
+        raise UsageError(f"cannot write to {folder}: {there} is no folder", "name another folder with --out")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write to {folder}: {there} is not writable", "name another folder with --out")
+    if missing > MOST_MADE or (missing and there == Path(there.anchor)):
+        above = folder if missing == 1 else folder.parent
+        raise UsageError(f"there is no folder {above}", f"check the path, or make it: mkdir -p {above}")
+
+
+def write_file(
+    file: Path,
+    table: Callable[[], pa.Table],
+    draw: Callable[[Path], Sequence[Path | None]],
+    quiet: bool,
+    hint: str = "name a folder",
+    spreadsheet: bool = False,
+) -> None:
+    """Write the table to the file that --out names, or the picture that is drawn into a folder, and say so."""
+    from attnscope.export.export import write_alone
+
+    with unwinding(), progress("drawing", None, quiet):
+        write_alone(file, table, draw, hint, spreadsheet)
+    log(f"wrote {file}", quiet)
+
+
+def settle_figures(groups: tuple[type, ...], given: Mapping[str, Any], typed: Collection[str]) -> dict[str, str]:
+    """The format of pictures, by field, where --out names a picture.
+
+    given: the options, by field; typed: those that the command line gives. Raises UsageError for another --image, and
+    for options of pictures where none is written.
+    """
+    out, options = given.get("out"), parameters(*groups)
+    of_folders = next((group.of_folders for group in groups if hasattr(group, "of_folders")), ())
+    suffix = suffix_of(out, of_folders)
+    idle = [one for name, one in options.items() if DRAWN in one.extra and name in typed]
+    if idle and "out" in options and (out is None or suffix in TABLES):
+        raise UsageError(f"--{idle[0].spelled} is about pictures, and none is written", "name a folder with --out DIR")
+    if suffix not in PICTURES or "image" not in options:
+        return {}
+    if "image" in typed and f".{given['image']}" != suffix:
+        raise UsageError(f"--out {out} and --image {given['image']} name two formats", "leave out --image")
+    return {"image": suffix[1:]}

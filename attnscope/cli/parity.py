@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from attnscope.cli import output
+from attnscope.cli.config import with_options as takes
 from attnscope.cli.groups import option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import ModelTexts, Printing, Selected
-from attnscope.cli.place import check_file
-from attnscope.cli.takes import takes
+from attnscope.cli.output import check_file
 from attnscope.model.selection import DECODER, prefix
 from attnscope.utils.signals import unwinding
 
@@ -94,7 +94,7 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
 
         with unwinding():
             written = save_json(result.certificate(), printing.out)
-        output.talk(f"wrote {written}", printing.quiet)
+        output.log(f"wrote {written}", printing.quiet)
     output.emit(table, format, lambda: parity_sheet(table))
     return conclude(result.report, printing.quiet)
 
@@ -104,15 +104,15 @@ def conclude(report: ParityReport, quiet: bool) -> int:
     from attnscope.certificate.check import in_words, whole_in_words
 
     if report.whole and not report.whole.holds:
-        output.talk(f"does not hold: {whole_in_words(report.whole)}", quiet=False)
+        output.log(f"does not hold: {whole_in_words(report.whole)}", quiet=False)
     for layer in report.failures:
-        output.talk(f"does not hold: {in_words(layer, report)}", quiet=False)
+        output.log(f"does not hold: {in_words(layer, report)}", quiet=False)
     for layer in report.unchecked:
-        output.talk(f"not shown: {in_words(layer, report)}", quiet=False)
+        output.log(f"not shown: {in_words(layer, report)}", quiet=False)
     if report.quantised:
-        output.talk("the weights are quantised: rounding is reported, nothing is judged", quiet)
-    output.talk(f"taken on trust: {report.on_trust}", quiet)
-    output.talk(verdict(report), quiet)
+        output.log("the weights are quantised: rounding is reported, nothing is judged", quiet)
+    output.log(f"taken on trust: {report.on_trust}", quiet)
+    output.log(verdict(report), quiet)
     return 0 if report.holds else 1
 
 

@@ -1,23 +1,131 @@
-"""`attnscope patch`: what an answer loses where heads have what they have in another text, and what that gives back."""
+"""`attnscope patch`: what an answer loses where heads have what they have in another text, and what that gives back.
+
+The options of `attnscope patch`: the two texts, what is patched where, how it is measured, and where it goes.
+"""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.figure_options import Look
-from attnscope.cli.groups import command_line
+from attnscope.cli.config import with_options as takes
+from attnscope.cli.figure_options import MOST_SEQUENCES, MOST_SETS, Look, StudyTable
+from attnscope.cli.groups import FIRST, UNRECORDED, command_line, option_group
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.patch_options import BesideOthers, Paired, Patches, PatchTable, patch_plan
-from attnscope.cli.patch_table import shown, to_know
+from attnscope.cli.knockout_options import Answered, Compared
+from attnscope.cli.options import Named, Selected
 from attnscope.cli.study import Printed, load_studied, questions, read_one, run_study
-from attnscope.cli.takes import takes
+from attnscope.cli.study_tables import patch_table_shown as shown
+from attnscope.cli.study_tables import to_know
+from attnscope.interventions.spec import Method, Over
+from attnscope.interventions.spec import PatchTarget as What
+from attnscope.utils.folders import PICTURES, TABLES
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
 
-    from attnscope.studies.patching import PatchedPairs
+    from attnscope.interventions.spec import Selection
+    from attnscope.studies.patching import PatchedPairs, PatchPlan
+
+
+@option_group
+class Paired(Answered):
+    """A clean and a corrupted text, or many pairs, and what follows each."""
+
+    corrupted: Annotated[
+        str | None,
+        Option(help="The other text, in which something was exchanged.", metavar="TEXT"),
+        FIRST,
+        UNRECORDED,
+    ] = None
+    texts: Annotated[
+        str | None,
+        Option(
+            help="Records of pairs instead; fields corrupted, at, answer and foil win over options.", metavar="FILE"
+        ),
+    ] = None
+
+
+@option_group
+class Patches(Named, Selected):
+    """What is patched, and in what portions."""
+
+    panel = "Question"
+    what: Annotated[
+        What,
+        Option(help="A head's output, the pattern of its rows, or its group's keys or values."),
+        FIRST,
+    ] = "output"
+    at: Annotated[
+        str | None,
+        Option(help="Tokens of TEXT that are patched (default: all that the other text has, too).", metavar="TOKENS"),
+        FIRST,
+    ] = None
+    over: Annotated[
+        Over,
+        Option(help="What is patched at a time; none: everything at once."),
+        FIRST,
+    ] = "none"
+    method: Annotated[
+        Method,
+        Option(help="Run every patch, or estimate all from one backward pass and run a few."),
+    ] = "measure"
+
+    def __post_init__(self) -> None:
+        self.names()
+
+    def names(self) -> Mapping[str, str]:
+        """What names mean. Raises UsageError for tokens that no text makes right."""
+        from attnscope.inputs.tokens import check_expression, defined
+
+        groups = defined(self.meanings)
+        if self.at is not None:
+            check_expression(self.at, groups)
+        return groups
+
+
+@option_group
+class BesideOthers(Compared):
+    """What is compared with it, and how many pairs are read."""
+
+    panel = "Corpus"
+    random: Annotated[
+        int,
+        Option(min=0, max=MOST_SETS, help="Sets of as many other heads to compare with, of --over none.", metavar="N"),
+    ] = 100
+    seed: Annotated[int, Option(help="Seed of the sets.", rich_help_panel=panel)] = 0
+    dry_run: Annotated[bool, Option(rich_help_panel=panel)] = False
+    sequences: Annotated[
+        int,
+        Option(min=1, max=MOST_SEQUENCES, help="Pairs at most; intervals need 32.", metavar="N", rich_help_panel=panel),
+    ] = 64
+
+
+@option_group
+class PatchTable(StudyTable):
+    """A table to stdout, table, facts and a figure to --out."""
+
+    files = (*PICTURES, *TABLES)
+    out: Annotated[
+        Path | None,
+        Option(
+            help="Write table, facts and a figure here; a stopped run resumes. Or one of them to a file.",
+            metavar="DIR|FILE",
+        ),
+    ] = None
+
+
+def patch_plan(patches: Patches, beside: BesideOthers, selection: Selection | None) -> PatchPlan:
+    """What is patched, and how that is measured."""
+    from attnscope.studies.patching import PatchPlan
+
+    name = PatchPlan.name if patches.select is None else patches.select
+    return PatchPlan(patches.what, patches.over, selection, name, patches.method, beside.random, beside.seed)
+
 
 RIVER = '"the bank of the river, the bank of the" --corrupted "the bank of the field, the bank of the"'
 EXAMPLES = (

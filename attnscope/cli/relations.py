@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 from typer import Option
 
 from attnscope.cli import output
+from attnscope.cli.config import with_options as takes
 from attnscope.cli.groups import FIRST, HELD, of_run, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Question, Relations, Results, TextRun
-from attnscope.cli.takes import takes
-from attnscope.cli.top import Top
+from attnscope.cli.output import Top
 from attnscope.utils import display as cells
 from attnscope.utils.folders import TABLES
 
@@ -139,11 +139,11 @@ def relations(asked: TextRun, entries: Related, question: Question, top: Top, pr
     output.emit_first(table, top, format, sheet, printing.quiet, printing.spreadsheet)
     if format == "table" and listed.over is None:
         said = "strongest first over all heads; a pipe without --top, and --over none, get them head by head"
-        output.talk(said, printing.quiet)
+        output.log(said, printing.quiet)
     if how["other_keys"]:
         left_out = len(seen.relation_numbers(listed.min_weight)["weight"]) - len(table)
         said = f"{left_out} rows hidden (key 0, and each token's own key); --all-keys shows them"
-        output.talk(said, printing.quiet or not left_out)
+        output.log(said, printing.quiet or not left_out)
     return report_checks(seen, printing.quiet)
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli import output
+from attnscope.cli.config import with_options as takes
 from attnscope.cli.figure_options import Map
 from attnscope.cli.groups import FIRST, command_line, of_run, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Relations, Results, Selected, TextRun
+from attnscope.cli.output import Top
 from attnscope.cli.relations import relations_sheet
-from attnscope.cli.takes import takes
-from attnscope.cli.top import Top
 from attnscope.utils.folders import PICTURES, TABLES
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ def report_rollout(seen: Observation, quiet: bool) -> int:
     if rolled is None:
         return 0
     if rolled.group == "bins" and rolled.longest > 1:
-        output.talk(f"a row is a run of {rolled.longest} tokens; --group tokens keeps them apart", quiet)
+        output.log(f"a row is a run of {rolled.longest} tokens; --group tokens keeps them apart", quiet)
     if passed_over := seen.facts["rollout"]["passed_over"]:
-        output.talk(f"layers {passed_over} do not attend to tokens: the rollout passes them unchanged", quiet)
+        output.log(f"layers {passed_over} do not attend to tokens: the rollout passes them unchanged", quiet)
     if rolled.row_sum_error <= SUM_TOLERANCE:
         return 0
-    output.talk(f"does not hold: rollout rows sum to 1 only within {rolled.row_sum_error:.2g}", quiet=False)
+    output.log(f"does not hold: rollout rows sum to 1 only within {rolled.row_sum_error:.2g}", quiet=False)
     return 1

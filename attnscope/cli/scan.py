@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.figure_options import Look
+from attnscope.cli.config import with_options as takes
+from attnscope.cli.figure_options import Look, Sequences
 from attnscope.cli.groups import FIRST, command_line, fill, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.info import Named
 from attnscope.cli.load_options import Loading
 from attnscope.cli.options import Config, Exporting, Format, Seed
-from attnscope.cli.scan_tables import contrasts, effects_at, left_out, probe_names, scanned_sheet
+from attnscope.cli.output import Top
 from attnscope.cli.study import show_cost
-from attnscope.cli.study_options import Sequences
-from attnscope.cli.takes import takes
-from attnscope.cli.top import Top
+from attnscope.cli.study_tables import contrasts, effects_at, left_out, probe_names, scanned_sheet
 from attnscope.errors import UsageError
 from attnscope.utils import display as cells
 from attnscope.utils.signals import unwinding
@@ -151,11 +150,11 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept, look: Look) -> int:
     output.emit(table, format, lambda: scanned_sheet(atlas, probing.probe, probing.shown, found.texts, output.width()))
     # Under the table what it leaves out, and by which rule each role that it names was given.
     for what, why in atlas.facts["not_measured"].items():
-        output.talk(f"not measured: {what}: {why}", kept.quiet)
+        output.log(f"not measured: {what}: {why}", kept.quiet)
     for rule in atlas.rules():
-        output.talk(f"{rule.role}: {rule.condition}{f' ({rule.source})' * bool(rule.source)}", kept.quiet)
+        output.log(f"{rule.role}: {rule.condition}{f' ({rule.source})' * bool(rule.source)}", kept.quiet)
     for line in left_out(atlas, probing.probe, probing, output.width()) if format == "table" else ():
-        output.talk(line, kept.quiet)
+        output.log(line, kept.quiet)
     return 0
 
 
@@ -180,12 +179,12 @@ def scan_one(options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kep
     if probing.probe not in (None, *study.planned.probes):
         known = probe_names(study.planned.probes)
         raise UsageError(f"there is no probe {probing.probe!r}", f"the probes are {known}")
-    output.talk(loaded.line, kept.quiet)
+    output.log(loaded.line, kept.quiet)
     cost = study.cost()
     if probing.dry_run:
         show_cost(cost, kept.quiet)
         return None
-    output.talk(cost.line, kept.quiet)
+    output.log(cost.line, kept.quiet)
     with unwinding():
         return run_scan(study, asked, output.Talk(kept.quiet), style)
 
@@ -199,7 +198,7 @@ def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept, 
         refuse_other_kind(kept.out, TABLE, kept.force)
     atlases: dict[str, Atlas] = {}
     for number, revision in enumerate(scanned.revisions, start=1):
-        output.talk(f"revision {revision}, {number} of {len(scanned.revisions)}", kept.quiet)
+        output.log(f"revision {revision}, {number} of {len(scanned.revisions)}", kept.quiet)
         options = replace(scanned.load_options(), revision=revision)
         here = replace(kept, out=kept.out and folder_of(kept.out, revision))
         found = scan_one(options, given, probing, here, style)

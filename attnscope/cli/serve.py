@@ -1,11 +1,18 @@
-"""`attnscope serve`: models that stay loaded, for commands that ask them in place of a pass of their own."""
+"""`attnscope serve`: models that stay loaded, for commands that ask them in place of a pass of their own.
+
+`attnscope serve --page`: the page of this server, or of one that runs already.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import nullcontext
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,15 +20,18 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import models
+from attnscope.cli.config import with_options as takes
 from attnscope.cli.groups import FIRST, fill, option_group
 from attnscope.cli.load_options import Loading
 from attnscope.cli.options import Quiet
-from attnscope.cli.takes import takes
 from attnscope.errors import InputError, UsageError, in_a_line
 from attnscope.utils import display as cells
 
 if TYPE_CHECKING:
     from attnscope.model.options import LoadOptions
+    from attnscope.serve.page import LivePage
+    from attnscope.serve.server import Server
+    from attnscope.serve.wire import Holdings, Status
 
 EXAMPLES = (
     "attnscope serve -m demo --idle 30m & until attnscope serve --status; do sleep 1; done; attnscope serve --stop",
@@ -105,8 +115,6 @@ def serve(served: Served, session: Session, noise: Quiet) -> int:
     if session.run is not None:
         return run_lines(session.run)
     if session.page:
-        from attnscope.cli.serve_page import join, running_server
-
         status = running_server()
         if status is not None:
             if session.idle is not None:
@@ -125,7 +133,6 @@ def _wanted(served: Served) -> list[LoadOptions]:
 
 def hold(served: Served, session: Session, quiet: bool) -> int:
     """Load the models and answer until the end."""
-    from attnscope.cli.serve_page import live_page
     from attnscope.model.options import LoadOptions
     from attnscope.serve import wire as place
 
@@ -136,18 +143,18 @@ def hold(served: Served, session: Session, quiet: bool) -> int:
     from attnscope.utils.signals import GracefulStop
 
     page = live_page(session.port) if session.page else lambda server: nullcontext("")
-    with Server(idle, lambda line: output.talk(line, quiet)) as server, GracefulStop(lambda: server.stop()) as stopped:
+    with Server(idle, lambda line: output.log(line, quiet)) as server, GracefulStop(lambda: server.stop()) as stopped:
         for name in dict.fromkeys(served.model or ["demo"]):
             with output.progress(f"loading {cells.model_name(name)}", None, quiet):
                 if not server.hold(fill(LoadOptions, served, model=name)):
                     return 0
-        output.talk(f"answering for {', '.join(server.names)}; attnscope serve --stop ends it", quiet)
+        output.log(f"answering for {', '.join(server.names)}; attnscope serve --stop ends it", quiet)
         stopped()
         with page(server) as address:
             if address:
                 print(address, flush=True)  # noqa: T201  # for a browser
             server.serve()
-    output.talk(f"answered {server.answered} questions", quiet)
+    output.log(f"answered {server.answered} questions", quiet)
     return 0
 
 
@@ -161,10 +168,10 @@ def ask_server(request: str, quiet: bool) -> int:
         status = asked(request)
     except SilentServerError as why:
         step = f"kill -CONT {why.process} continues one that was stopped, kill -KILL {why.process} ends it"
-        output.talk(f"attnscope: {why}" + f"; {step}" * bool(why.process), quiet=False)
+        output.log(f"attnscope: {why}" + f"; {step}" * bool(why.process), quiet=False)
         return 1
     except UnansweredError as why:
-        output.talk(f"attnscope: {why}; start one: attnscope serve", quiet=False)
+        output.log(f"attnscope: {why}; start one: attnscope serve", quiet=False)
         return 1
     # Data to stdout, a line per model; what is of the server itself to stderr.
     for model in status.models:
@@ -173,11 +180,11 @@ def ask_server(request: str, quiet: bool) -> int:
     memory = "" if status.memory_bytes is None else f", {human_bytes(status.memory_bytes)} of memory"
     age, busy = output.clock(status.seconds), ", busy" * (status.busy and not status.loading)
     pages = f", {status.pages} {'page' if status.pages == 1 else 'pages'}" if status.pages else ""
-    output.talk(f"process {status.pid}, {age} old, {status.answered} answered{busy}{pages}{memory}", quiet)
+    output.log(f"process {status.pid}, {age} old, {status.answered} answered{busy}{pages}{memory}", quiet)
     if status.ready:
         return 0
     if status.loading:
-        output.talk(f"loading {status.loading}, {output.clock(status.loading_seconds)} so far", quiet)
+        output.log(f"loading {status.loading}, {output.clock(status.loading_seconds)} so far", quiet)
     return int(request == "status")
 
 
@@ -250,3 +257,92 @@ def words_of(line: str) -> list[str]:
             word = word or []
             word.append(re.sub(r'\\([\\"])', r"\1", text) if kind == "double" else text)
     return words if word is None else [*words, "".join(word)]
+
+
+EXTRA = "pip install 'attnscope[serve]'"
+
+
+def live_page(port: int | None) -> Callable[[Server], AbstractContextManager[str]]:
+    """What makes the page of a server and yields its address. Raises UsageError where its libraries are missing."""
+    Page = page_class()
+
+    @contextmanager
+    def opened(server: Server) -> Iterator[str]:
+        with server.page(), Page(lambda: server.options, port or 0) as address:
+            yield address
+
+    return opened
+
+
+def page_class() -> type[LivePage]:
+    """The class of pages. Raises UsageError where its libraries are not installed."""
+    try:
+        from attnscope.serve.page import LivePage
+    except ImportError as error:
+        raise UsageError(f"--page needs {error.name}, which is not installed", EXTRA) from None
+    return LivePage
+
+
+def running_server() -> Status | None:
+    """What the server of this user says of itself; None where there is none."""
+    from attnscope.serve.client import asked
+    from attnscope.serve.wire import UnansweredError
+
+    try:
+        return asked("status")
+    except UnansweredError:
+        return None
+
+
+def join(wanted: Sequence[LoadOptions], port: int | None, status: Status, quiet: bool) -> int:
+    """A page that asks a server which runs already, in a process of its own; it ends with that server.
+
+    wanted: models that it has to hold. Raises UsageError where it does not, or runs other code or in another
+    environment.
+    """
+    from attnscope.serve import client
+    from attnscope.serve.wire import UnansweredError, is_readable
+    from attnscope.utils.signals import GracefulStop
+
+    Page = page_class()
+    try:
+        with output.progress("waiting until the server has loaded its models", None, quiet):
+            while not status.ready:
+                time.sleep(client.WORD_SECONDS / 4)
+                status = client.asked("status")
+        link, holdings = client.joined()
+    except UnansweredError as why:
+        raise UsageError(f"a page cannot join the server that runs: {why}", "end it: attnscope serve --stop") from None
+    # The link is held open: when it closes, the server has ended, and its page with it.
+    stop = threading.Event()
+    with link, GracefulStop(stop.set) as stopped:
+        check_held(wanted, holdings)
+        stopped()
+        with Page(lambda: holdings.options, port or 0, holdings.folder) as address:
+            names = ", ".join(options.model for options in holdings.options)
+            output.log(
+                f"joined process {status.pid}, which answers for {names}; attnscope serve --stop ends both", quiet
+            )
+            print(address, flush=True)  # noqa: T201  # for a browser
+            while not stop.is_set() and not is_readable(link, client.WORD_SECONDS / 4):
+                pass
+    if not stop.is_set():
+        output.log("the server has ended, and the page with it", quiet)
+    return 0
+
+
+def check_held(wanted: Sequence[LoadOptions], held: Holdings) -> None:
+    """Raise UsageError for a model that a server does not hold, or not with these options."""
+    loaded = {_from(held.folder, options) for options in held.options}
+    for options in wanted:
+        if _from(os.getcwd(), options) not in loaded:
+            raise UsageError(
+                f"the server that runs does not hold {options.model} as it is asked for",
+                "leave out the model's options, or end it: attnscope serve --stop",
+            )
+
+
+def _from(folder: str, options: LoadOptions) -> LoadOptions:
+    """The options with the path of a model from the root, so that those of two folders can be compared."""
+    path = os.path.join(folder, os.path.expanduser(options.model))
+    return replace(options, model=os.path.realpath(path)) if os.path.exists(path) else options

@@ -1,14 +1,21 @@
-"""One text through one model, with what a person is told on the way."""
+"""One text through one model, with what a person is told on the way.
+
+`--show`: heads drawn in the terminal, beside what a command gives otherwise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, Unpack
+
+from typer import Option
 
 from attnscope.cli import output
+from attnscope.cli.groups import Mark, option_group
 from attnscope.cli.load_options import Checkpoint
 from attnscope.cli.options import (
     Config,
@@ -22,23 +29,24 @@ from attnscope.cli.options import (
     TextRun,
     Writing,
 )
-from attnscope.cli.place import ONE_PICTURE
+from attnscope.cli.output import ONE_PICTURE
 from attnscope.errors import UsageError
 from attnscope.utils import display as cells
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.export.export import ExportOptions as Ways
+    from attnscope.figures import Style
     from attnscope.inputs.sound import Sound
     from attnscope.model.loaded import LoadedModel
     from attnscope.observe.observation import Observation
     from attnscope.observe.progress import RunInfo as Prepared
+    from attnscope.observe.records import Head
     from attnscope.observe.request import CaptureSpec as Ask
-    from attnscope.observe.request import Request, Text
+    from attnscope.observe.request import MapFields, Request, Text
     from attnscope.observe.run import Run
     from attnscope.serve.questions import Purpose
     from attnscope.serve.worker import KeptModels
-
 
 KEPT: KeptModels | None = None  # of `attnscope serve --run`: the models of the commands before
 
@@ -117,7 +125,7 @@ def served(
     try:
         return answered(asked.load_options(), ask, tell, check, purpose=purpose)
     except UnansweredError as why:
-        output.talk(f"not asked of a server: {why}", quiet=not verbose)
+        output.log(f"not asked of a server: {why}", quiet=not verbose)
         tell.again()
         return None
 
@@ -140,7 +148,7 @@ def read_run(asked: TextRun, writing: Writing) -> Text:
         raise UsageError("a picture needs a text, and the run has token ids", "add --text TEXT")
     if asked.pair is not None:
         raise UsageError("a pair needs two texts, and the run has token ids", "add --text TEXT")
-    from attnscope.cli.repeat import tokens_of
+    from attnscope.cli.config import tokens_of
 
     output.complain_through_talk(writing.quiet)
     return tokens_of(asked.from_)
@@ -198,7 +206,7 @@ def prepared(asked: ModelText, writing: Writing, text: Text, selected: Selected 
 def say(lines: Iterable[str], quiet: bool) -> None:
     """Lines for the person, one after the other."""
     for line in lines:
-        output.talk(line, quiet)
+        output.log(line, quiet)
 
 
 def export_text(seen: Observation, writing: Exporting, **how: Unpack[Ways]) -> list[Path]:
@@ -211,23 +219,64 @@ def export_text(seen: Observation, writing: Exporting, **how: Unpack[Ways]) -> l
     if writing.file is not None:
         with unwinding(), output.progress("drawing", None, writing.quiet):
             export_file(seen, writing.file, asked, ONE_PICTURE)
-        output.talk(f"wrote {writing.file}", writing.quiet)
+        output.log(f"wrote {writing.file}", writing.quiet)
         return [writing.file]
     steps = sum(one.pictures(asked.figures) for one in drawings(seen, asked.heads or ()).values())
     with unwinding(), output.progress("drawing", steps or None, writing.quiet, "pictures") as advance:
         written = export(seen, writing.out, replace(asked, advance=advance))
-    output.talk(f"wrote {len(written)} files to {writing.out}", writing.quiet)
+    output.log(f"wrote {len(written)} files to {writing.out}", writing.quiet)
     return written
 
 
 def report_checks(seen: Observation, quiet: bool) -> int:
     """Say what did not hold or could not be measured; the exit code that follows."""
     for line in seen.unmeasured:
-        output.talk(f"not measured: {line}", quiet)
+        output.log(f"not measured: {line}", quiet)
     parity = seen.facts.get("parity", {})
     broken, unchecked = seen.failures + parity.get("failures", []), parity.get("unchecked", [])
     for line in broken:
-        output.talk(f"does not hold: {line}", quiet=False)
+        output.log(f"does not hold: {line}", quiet=False)
     for line in unchecked:
-        output.talk(f"not shown: {line}", quiet=False)
+        output.log(f"not shown: {line}", quiet=False)
     return 1 if broken or unchecked else 0
+
+
+FEW = 4  # heads that are drawn where nobody names them
+
+
+@option_group
+class Show:
+    """Whether heads are drawn in the terminal."""
+
+    panel = "Figures"
+    show: Annotated[
+        bool, Option(help=f"Draw the heads of --select, else the first {FEW}, in the terminal."), Mark.UNRECORDED
+    ] = False
+
+    def maps(self, style: Style, to: TextIO) -> MapFields:
+        """The fields of `Request` that keep maps as fine as the stream has room for; none where nobody asked."""
+        return {"maps": "kept", "map_side": _side(style, to)} if self.show else {}
+
+
+def draw(seen: Observation, heads: Sequence[Head], style: Style, to: TextIO) -> None:
+    """Draw heads on a stream, as large as it has room for."""
+    from attnscope.export.drawing import terminal_maps
+
+    output.show(terminal_maps(seen, [head.name for head in heads], style, _side(style, to)), to)
+
+
+def first_heads(seen: Observation) -> list[Head]:
+    """The first of all heads, by focus where it was measured."""
+    return seen.kept_heads("focus" if "focus" in seen.columns.scores else None)[:FEW]
+
+
+def stream(only: bool) -> TextIO:
+    """Where maps go: to stdout, if nothing else does or a person looks there, else to stderr."""
+    return sys.stdout if only or sys.stdout.isatty() else sys.stderr
+
+
+def _side(style: Style, to: TextIO) -> int:
+    from attnscope.figures.terminal import COLOURFUL, side
+
+    console = output.console(to)
+    return side(console.width, console.color_system in COLOURFUL, style)

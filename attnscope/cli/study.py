@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from attnscope.cli import output
-from attnscope.cli.place import ONE_BY_ONE, write_file
+from attnscope.cli.output import ONE_BY_ONE, write_file
 from attnscope.errors import InputError, UsageError, brief
 from attnscope.utils.signals import unwinding
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from attnscope.cli.figure_options import StudyTable
     from attnscope.cli.knockout_options import Answered, Compared
     from attnscope.cli.load_options import Checkpoint
     from attnscope.cli.options import Writing
-    from attnscope.cli.study_options import StudyTable
-    from attnscope.cli.top import Top
+    from attnscope.cli.output import Top
     from attnscope.corpus.items import Item
     from attnscope.model.loaded import LoadedModel
     from attnscope.studies.parts import StudyRecord
@@ -99,7 +99,7 @@ def load_studied(asked: Checkpoint, writing: Writing) -> LoadedModel:
     from attnscope.cli.single import load_model
 
     loaded = load_model(asked, writing)
-    output.talk(loaded.line, writing.quiet)
+    output.log(loaded.line, writing.quiet)
     return loaded
 
 
@@ -122,7 +122,7 @@ class Printed(Generic[Tabled]):
 def run_study(study: Study[Record], top: Compared, table: StudyTable, printed: Printed[Record]) -> int:
     """Say what is asked, and do it: run, draw and print; with --dry-run say what it would take."""
     for line in study.lines:
-        output.talk(line, table.quiet)
+        output.log(line, table.quiet)
     if top.dry_run:
         show_cost(study.cost(), table.quiet)
         return 0
@@ -151,5 +151,5 @@ def print_study(record: Tabled, top: Top, table: StudyTable, printed: Printed[Ta
     format = output.wanted_format(table.format)
     output.emit_first(record.table(), top, format, lambda: printed.sheet(record, top.shown), table.quiet)
     for line in printed.notes(record):
-        output.talk(line, table.quiet)
+        output.log(line, table.quiet)
     return 0

@@ -9,11 +9,11 @@ import numpy as np
 from typer import Option
 
 from attnscope.cli import output
+from attnscope.cli.config import with_options as takes
 from attnscope.cli.figure_options import Scale
 from attnscope.cli.groups import FIRST, fill, of_run, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Question, Results, TextRun
-from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.utils.folders import TABLES
 

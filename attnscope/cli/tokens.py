@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
+from attnscope.cli.config import with_options as takes
 from attnscope.cli.groups import option_group
 from attnscope.cli.options import Format, MayAsk, Noise, OneText, Pair, Question
 from attnscope.cli.relations import relations_sheet
-from attnscope.cli.takes import takes
 from attnscope.inputs.tokens import GRAMMAR, PRECEDENCE
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) ->
 
     prompt = read.prompt
     chosen = choose(prompt, asks["query"], asks["key"], asks["define"])
-    output.talk(header(read), noise.quiet)
+    output.log(header(read), noise.quiet)
     say(chosen_lines(prompt, prompt, chosen), noise.quiet)
     named = sorted({at for match in (chosen.query, chosen.key) if match for at in match.positions})
     table = token_table(prompt)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from attnscope.cli import output
+from attnscope.cli.config import with_options as takes
 from attnscope.cli.copied import copied
 from attnscope.cli.groups import FIRST, command_line, option_group
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Config, OtherSide, Question, Selected, TextRun, Writing
-from attnscope.cli.place import check_file
-from attnscope.cli.takes import takes
+from attnscope.cli.output import check_file
 from attnscope.errors import UsageError
 from attnscope.serve.questions import ShowPage
 from attnscope.utils.signals import unwinding
@@ -166,6 +166,6 @@ def write_page(page: Page, pages: Pages) -> None:
     else:
         with unwinding():
             page.save(pages.out)
-        output.talk(f"wrote {pages.out}, {len(page.html) / 1e6:.1f} MB", pages.quiet)
+        output.log(f"wrote {pages.out}, {len(page.html) / 1e6:.1f} MB", pages.quiet)
     for sentence in page.left_out:
-        output.talk(sentence, pages.quiet)
+        output.log(sentence, pages.quiet)

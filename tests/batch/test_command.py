@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from attnscope.cli import run
 from attnscope.cli.app import app, made
-from attnscope.cli.batch_options import BatchRun
-from attnscope.cli.batch_ray import with_value
+from attnscope.cli.batch_options import BatchRun, with_value
 from attnscope.cli.config import keys_of, read_config
 from attnscope.cli.groups import parameters
 from attnscope.corpus import run as on_ray

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from attnscope.cli.batch_report import graceful_stop
+from attnscope.cli.batch import graceful_stop
 from attnscope.corpus.folder import DatasetOutput, Job, Shard
 from attnscope.corpus.items import Item
 from attnscope.corpus.records import Corpus

@@ -13,7 +13,7 @@ import pytest
 
 import attnscope
 from attnscope.cli import output
-from attnscope.cli.ablate_tables import sets_sheet
+from attnscope.cli.study_tables import sets_sheet
 from attnscope.errors import UsageError
 from attnscope.export.study_figures import costs_of
 from attnscope.interventions.passes import Passes, measured

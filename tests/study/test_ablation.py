@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.cli.ablate_tables import notes
+from attnscope.cli.study_tables import notes
 from attnscope.errors import InputError, ModelError
 from attnscope.hooks.engines import ENGINES
 from attnscope.hooks.listen import listen

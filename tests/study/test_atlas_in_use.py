@@ -11,7 +11,7 @@ import pytest
 
 import attnscope
 from attnscope.api.captured import heads_html
-from attnscope.cli.heads_table import ranked
+from attnscope.cli.head_tables import ranked
 from attnscope.errors import InputError, UsageError
 from attnscope.export.drawing import head_sheet, layer_maps
 from attnscope.export.redraw import load_run as kept_run

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import attnscope
-from attnscope.cli.budgets_table import budget_notes
+from attnscope.cli.study_tables import budget_notes
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.export.study_figures import save_budgets
 from attnscope.interventions.cache import CacheBudget

@@ -11,7 +11,8 @@ import torch
 from rich.console import Console
 
 import attnscope
-from attnscope.cli.patch_table import shown, to_know
+from attnscope.cli.study_tables import patch_table_shown as shown
+from attnscope.cli.study_tables import to_know
 from attnscope.errors import InputError, UsageError
 from attnscope.export.study_figures import save_patching
 from attnscope.studies.ablation_search import TRIED

@@ -13,8 +13,8 @@ import pytest
 
 import attnscope
 from attnscope.cli import output
-from attnscope.cli.scan_tables import contrasts, left_out, named_sheet, probe_sheet
-from attnscope.cli.top import Top
+from attnscope.cli.output import Top
+from attnscope.cli.study_tables import contrasts, left_out, named_sheet, probe_sheet
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.export.study_figures import probe_panel, probes_note, save_probes
 from attnscope.model.loading import DEMO_FOLDER, wrap

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnscope.cli.intervals import interval_notes
+from attnscope.cli.study_tables import interval_notes
 from attnscope.inputs.prompt import from_text
 from attnscope.observe.collect import observe
 from attnscope.observe.request import Request
